@@ -2,9 +2,9 @@
  * fixture: small models and adapters for tests, with weights large enough that attention and
  * adapters have an effect.
  *
- * All values come from seeds. The models are model_new's, with norms spread around 1, matrices
- * amplified and, if requested, converted to another weight type; the caller closes and releases
- * them.
+ * All values come from seeds. The models are model_new_random's, with norms spread around 1,
+ * matrices amplified and, if requested, converted to another weight type; the caller closes and
+ * releases them.
  */
 #ifndef SHOAL_TEST_FIXTURE_H
 #define SHOAL_TEST_FIXTURE_H
@@ -31,7 +31,7 @@ static inline struct model_config fixture_shape(int layers, int d, int heads, in
 }
 
 static inline void fixture_norm(const float *norm, int64_t n, struct rng *rng) {
-    float *g = (float *)(uintptr_t)norm; // model_new's weights are writable
+    float *g = (float *)(uintptr_t)norm; // model_new_random's weights are writable
     for (int64_t i = 0; g && i < n; i++) g[i] = 0.5f + rng_uniform(rng);
 }
 
@@ -54,7 +54,7 @@ static inline void fixture_matrix(struct model *m, struct matrix *w, enum tensor
 static inline struct model *fixture_model_of(struct model_config c, bool tied,
                                              enum tensor_type type, enum numeric_class cls) {
     c.tied = tied;
-    struct model *m = model_new(&c, 11, cls);
+    struct model *m = model_new_random(&c, 11, cls);
     struct rng rng = rng_make(5, RNG_TEST, 0, 0);
     for (int32_t l = 0; l < c.n_layers; l++) {
         for (int p = 0; p < N_PROJ; p++) fixture_matrix(m, &m->layers[l].proj[p], type, cls);

@@ -1125,7 +1125,7 @@ static void large_make(void) {
     c.n_layers = 1;
     c.vocab_size = MANY;
     c.tied = true;
-    struct model *m = model_new(&c, 3, NUMERIC_EXACT);
+    struct model *m = model_new_random(&c, 3, NUMERIC_EXACT);
     char *gguf = path_in("large.gguf"), *hf = path_in("large");
     must(model_write_gguf(m, gguf, TENSOR_F16, &err), &err);
     must(model_write_hf(m, hf, TENSOR_F16, &err), &err);
@@ -1184,7 +1184,7 @@ static void adapters_make(void) {
          *gguf = path_in("wide.gguf");
     struct adapter_config high = {.r = 256, .alpha = 512, .target = {[PROJ_UP] = true}};
     must(model_preset_find("fry", &wide, &err), &err);
-    wide_model = model_new(&wide, 1, NUMERIC_EXACT);
+    wide_model = model_new_random(&wide, 1, NUMERIC_EXACT);
     wide_adapter = fixture_adapter(&wide, 32, "all-linear", 0.1f, 1);
     must(adapter_save(wide_adapter, path, "base", &err), &err);
     small_adapter = fixture_adapter(&small->config, 2, "q_proj,v_proj", 0.1f, 1);

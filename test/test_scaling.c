@@ -921,7 +921,7 @@ static void calls_run(const struct buf *b) {
     struct generation g = {.s = server_small(), .spec = {.tool_choice = TOOL_CHOICE_REQUIRED}};
     struct completion a = {0};
     int32_t n = (int32_t)b->len, *out = xcalloc(b->len, sizeof *out);
-    for (int32_t i = 0; i < n; i++) out[i] = g.s->m->tok->byte_ids[(uint8_t)b->data[i]];
+    for (int32_t i = 0; i < n; i++) out[i] = g.s->model->tok->byte_ids[(uint8_t)b->data[i]];
     a.batch_request.request.out = out;
     for (int32_t seen = 0; !a.done;) {
         seen = MIN(seen + 32, n);

@@ -291,7 +291,7 @@ static struct vocab_override table_set_pointers(const struct adapter *a,
  * PEFT. */
 static void tables_set_pointers(struct adapter *a, const float *cursor) {
     if (!tables_are_used(&a->config)) return;
-    struct vocab_overrides *o = a->overlay = xcalloc(1, sizeof *o);
+    struct vocab_overrides *o = a->vocab_overrides = xcalloc(1, sizeof *o);
     o->embed = table_set_pointers(a, &a->config.embed, false, &cursor);
     o->head = table_set_pointers(a, &a->config.head, true, &cursor);
     if (a->shape.tied && o->head.n == 0 && !o->head.full) {
@@ -452,11 +452,11 @@ struct lora_segment adapter_lora_segment(const struct adapter *a, int32_t begin,
                                  .end = end,
                                  .parts = part,
                                  .n_parts = a != NULL,
-                                 .vocab = a ? a->overlay : NULL};
+                                 .vocab = a ? a->vocab_overrides : NULL};
 }
 
 const struct lora_pack *adapter_pack_only(struct adapter *a, enum dtype elem) {
-    CHECK(!a->overlay && a->refs == 1);
+    CHECK(!a->vocab_overrides && a->refs == 1);
     const struct lora_pack *p = adapter_pack(a, elem);
     free(a->data);
     free(a->loras);
@@ -472,7 +472,7 @@ size_t adapter_bytes(const struct adapter *a) {
     n += (a->loras ? modules * sizeof *a->loras : 0) + (a->data ? a->n_data * sizeof *a->data : 0);
     if (a->config.modules) n += modules * sizeof *a->config.modules;
     if (a->magnitude) n += modules * sizeof *a->magnitude;
-    if (a->overlay) n += sizeof *a->overlay;
+    if (a->vocab_overrides) n += sizeof *a->vocab_overrides;
     for (int e = 0; e < N_DTYPE; e++) {
         const struct lora_pack *p = __atomic_load_n(&a->packs[e], __ATOMIC_ACQUIRE);
         n += p ? p->bytes : 0;
@@ -492,7 +492,7 @@ void adapter_release(struct adapter *a) {
     free((void *)a->config.embed.ids);
     free((void *)a->config.head.ids);
     free(a->magnitude);
-    free(a->overlay);
+    free(a->vocab_overrides);
     arena_release(&a->bind_arena);
     free(a->loras);
     free(a->data);

@@ -56,7 +56,8 @@ struct adapter {
     float *data;
     size_t n_data;           /* floats */
     const float **magnitude; /* DoRA: [L·N_PROJ + 1], each [out] or NULL; the last is the head's */
-    struct vocab_overrides *overlay; /* NULL: the base's embedding and head are used unchanged */
+    struct vocab_overrides
+        *vocab_overrides;    /* NULL: the base's embedding and head are used unchanged */
     struct arena bind_arena; /* allocated by adapter_bind; loras and overlay point into it */
     struct lora_pack *packs[N_DTYPE]; /* created on the first use; see adapter_pack */
     char *base;      /* base_model_name_or_path in the file it was loaded from, or NULL */

@@ -212,7 +212,7 @@ static float *data_copy(const struct adapter *a) {
 
 struct adapter *adapter_mutate(const struct adapter *a, float p, float std, bool absolute,
                                uint64_t seed) {
-    CHECK(isfinite(p) && isfinite(std) && std >= 0 && !a->magnitude && !a->overlay);
+    CHECK(isfinite(p) && isfinite(std) && std >= 0 && !a->magnitude && !a->vocab_overrides);
     float *data = data_copy(a);
     for (int32_t i = 0; i < module_count(a); i++) {
         const struct lora *lo = lora_at(a, i);
@@ -236,7 +236,7 @@ struct adapter *adapter_mutate(const struct adapter *a, float p, float std, bool
 /* Scales B and leaves alpha at the value set by training: a zero adapter can then be trained like a
  * fresh one. */
 struct adapter *adapter_scale(const struct adapter *a, float s) {
-    CHECK(isfinite(s) && !a->magnitude && !a->overlay);
+    CHECK(isfinite(s) && !a->magnitude && !a->vocab_overrides);
     float *data = data_copy(a);
     for (int32_t i = 0; i < module_count(a); i++) {
         const struct lora *lo = lora_at(a, i);

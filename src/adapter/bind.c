@@ -112,7 +112,7 @@ static int dora_compute_multipliers(struct adapter *a, const struct model *m, st
                                                 err);
         a->loras[i].dora_scale = mult;
     }
-    struct vocab_override *head = a->overlay ? &a->overlay->head : NULL;
+    struct vocab_override *head = a->vocab_overrides ? &a->vocab_overrides->head : NULL;
     if (rc == OK && head && head->lora.r > 0) {
         float *mult = arena_try_alloc(&a->bind_arena, sizeof *mult * (size_t)m->head.n, err);
         rc = !mult ? err->code
@@ -160,9 +160,10 @@ static int table_reduce_to_rows(struct vocab_override *t, const struct matrix *b
 int adapter_bind(struct adapter *a, const struct model *m, struct error *err) {
     CHECK(adapter_fits(a, &m->config) && !a->bind_arena.head);
     if (a->config.dora && dora_compute_multipliers(a, m, err) != OK) return err->code;
-    if (!a->overlay) return OK;
-    int rc = table_reduce_to_rows(&a->overlay->embed, &m->embed, &a->bind_arena, err);
-    return rc == OK ? table_reduce_to_rows(&a->overlay->head, &m->head, &a->bind_arena, err) : rc;
+    if (!a->vocab_overrides) return OK;
+    int rc = table_reduce_to_rows(&a->vocab_overrides->embed, &m->embed, &a->bind_arena, err);
+    return rc == OK ? table_reduce_to_rows(&a->vocab_overrides->head, &m->head, &a->bind_arena, err)
+                    : rc;
 }
 
 bool adapter_path_is_gguf(const char *path) {

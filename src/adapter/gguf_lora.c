@@ -86,11 +86,11 @@ static int save_check_supported(const struct adapter *a, struct error *err) {
     const struct adapter_config *c = &a->config;
     if (arch_check(a->shape.arch, err)) return err->code;
     const char *what =
-        c->dora                           ? "DoRA's magnitudes (use_dora)"
-        : c->embed.full || c->head.full   ? "a whole embedding or head (modules_to_save)"
-        : c->embed.n_ids || c->head.n_ids ? "trained token rows (trainable_token_indices)"
-        : a->overlay && a->shape.tied     ? "low-rank parts of a tied embedding or head"
-                                          : NULL;
+        c->dora                               ? "DoRA's magnitudes (use_dora)"
+        : c->embed.full || c->head.full       ? "a whole embedding or head (modules_to_save)"
+        : c->embed.n_ids || c->head.n_ids     ? "trained token rows (trainable_token_indices)"
+        : a->vocab_overrides && a->shape.tied ? "low-rank parts of a tied embedding or head"
+                                              : NULL;
     if (!what) return OK;
     return error_set(
         err, ERR_MISMATCH,
@@ -121,8 +121,10 @@ static struct adapter *adapter_fold_scales(const struct adapter *a, struct error
         modules[i] = (struct adapter_module){a->loras[i].r, alpha};
         lora_b_rescale(a, &a->loras[i], proj_out(s, i % N_PROJ), alpha, data);
     }
-    if (a->overlay) lora_b_rescale(a, &a->overlay->embed.lora, s->d_model, alpha, data);
-    if (a->overlay) lora_b_rescale(a, &a->overlay->head.lora, s->vocab_size, alpha, data);
+    if (a->vocab_overrides)
+        lora_b_rescale(a, &a->vocab_overrides->embed.lora, s->d_model, alpha, data);
+    if (a->vocab_overrides)
+        lora_b_rescale(a, &a->vocab_overrides->head.lora, s->vocab_size, alpha, data);
     c.embed.lora.alpha = c.head.lora.alpha = c.alpha = alpha;
     c.rslora = false;
     c.modules = modules;

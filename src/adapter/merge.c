@@ -165,7 +165,7 @@ struct model *adapter_merge(const struct model *m, const struct adapter *a, stru
         if (a->loras[i].r > 0)
             rc = matrix_merge(&out->layers[i / N_PROJ].proj[i % N_PROJ], &a->loras[i], NULL, false,
                               &out->arena, err);
-    if (rc == OK && a->overlay) rc = tables_merge(out, a->overlay, err);
+    if (rc == OK && a->vocab_overrides) rc = tables_merge(out, a->vocab_overrides, err);
     out->type = TENSOR_F32;
     if (rc == OK) return out;
     adapter_merged_close(out);

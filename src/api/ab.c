@@ -102,7 +102,7 @@ static void start_handle(void *ctx, struct exchange *x) {
     struct error err;
     json_t *body = request_memory_json(s, x, &err), *out = NULL;
     int rc = body ? OK : err.code;
-    if (rc == OK && !s->o->feedback)
+    if (rc == OK && !s->options->feedback)
         rc = error_set(&err, ERR_STATE,
                        "an experiment needs ratings: start the server without "
                        "--no-feedback");

@@ -164,7 +164,7 @@ static int board_open(struct ask_task *a, struct error *err) {
     const struct blackboard_options board = {.name = "ask", .clock = now};
     if (!(a->options.board = blackboard_open(&board, err))) return err->code;
     if (!a->conversation) return OK;
-    char *path = path_join(a->s->o->state_dir, "conversations.db");
+    char *path = path_join(a->s->options->state_dir, "conversations.db");
     a->store = store_open(path, err);
     if (a->store && conversation_register(a, err) == OK)
         a->options.memory = conversation_open(a->store, a->conversation, err);
@@ -177,8 +177,8 @@ static json_t *answer(struct async_reply *l, void *ctx, struct error *err) {
     struct pipeline_answer out = {0};
     json_t *v = NULL;
     a->reply = l;
-    a->engine_client =
-        (struct engine_client){.engine = a->s->e, .model = a->s->m, .run = batch_run, .run_ctx = a};
+    a->engine_client = (struct engine_client){
+        .engine = a->s->engine, .model = a->s->model, .run = batch_run, .run_ctx = a};
     a->base_client = engine_client_as_llm(&a->engine_client);
     for (int i = 0; i < PIPELINE_N_STAGES; i++)
         a->options.stage[i].llm_client = (struct llm_client){a, ask};
@@ -317,7 +317,7 @@ static int ask_task_read(struct ask_task *a, const struct exchange *x, const jso
  * streamed and kept for the reply. */
 static int board_reserve(const struct ask_task *a, struct exchange *x, struct error *err) {
     size_t turns = (size_t)(a->options.agents + 3) * (size_t)(a->options.iterations + 1),
-           message_bytes = (size_t)engine_max_len(a->s->e) * a->s->piece_bytes;
+           message_bytes = (size_t)engine_max_len(a->s->engine) * a->s->piece_bytes;
     return request_memory_reserve(a->s, x, turns * (4 * message_bytes + 4096), err);
 }
 
@@ -326,7 +326,7 @@ static bool conversations_file_is_full(const struct ask_task *a) {
     int64_t bytes = 0;
     for (size_t i = 0; a->conversation && i < ARRAY_LEN(ends); i++) {
         struct stat st;
-        char *path = xasprintf("%s/conversations.db%s", a->s->o->state_dir, ends[i]);
+        char *path = xasprintf("%s/conversations.db%s", a->s->options->state_dir, ends[i]);
         if (stat(path, &st) == 0) bytes += (int64_t)st.st_size;
         free(path);
     }

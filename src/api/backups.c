@@ -36,9 +36,10 @@ static struct backup_options backup_options_init(struct server *s,
                                .edit_staged = keys_restore,
                                .on_progress = progress_store,
                                .ctx = s};
-    roots[p.n_roots++] = (struct backup_root){"state", s->o->state_dir};
-    roots[p.n_roots++] = (struct backup_root){"runs", s->o->runs};
-    if (s->o->adapter_dir) roots[p.n_roots++] = (struct backup_root){"adapters", s->o->adapter_dir};
+    roots[p.n_roots++] = (struct backup_root){"state", s->options->state_dir};
+    roots[p.n_roots++] = (struct backup_root){"runs", s->options->runs};
+    if (s->options->adapter_dir)
+        roots[p.n_roots++] = (struct backup_root){"adapters", s->options->adapter_dir};
     return p;
 }
 
@@ -194,8 +195,9 @@ static void restore_log(const json_t *v) {
 /* Applies a scheduled restore. Called before any file of the state is opened. */
 static int backups_restore(struct server *s, struct error *err) {
     struct backup_root roots[N_ROOTS];
-    const char *state = s->o->state_dir;
-    s->backups = s->o->backups ? xstrdup(s->o->backups) : path_relative_to(state, "backups");
+    const char *state = s->options->state_dir;
+    s->backups =
+        s->options->backups ? xstrdup(s->options->backups) : path_relative_to(state, "backups");
     struct backup_options p = backup_options_init(s, roots);
     json_t *v = backup_restore_run_scheduled(&p, err);
     if (!v && err->code != OK) return err->code;

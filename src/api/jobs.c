@@ -92,7 +92,7 @@ static void event_stream_start(struct server *s, struct exchange *x, const char 
 /* publication of results */
 
 static char *results_folder(const struct server *s) {
-    return path_join(s->o->state_dir, "out");
+    return path_join(s->options->state_dir, "out");
 }
 
 /* Checks that an adapter from this path may be served under the name: the name is free, or belongs
@@ -327,7 +327,7 @@ static char *input_resolve(void *ctx, const char *path, bool database, struct er
         error_set(err, ERR_USAGE, "a path is empty");
         return NULL;
     }
-    char *found = s->o->find && *path != '/' ? s->o->find(path) : xstrdup(path);
+    char *found = s->options->find && *path != '/' ? s->options->find(path) : xstrdup(path);
     char *real = job_paths_resolve(s->job_paths, found, database, err);
     free(found);
     return real;
@@ -348,7 +348,7 @@ static bool is_working_folder(const char *dir) {
 static void adapters_allow(struct server *s) {
     int n;
     struct adapter_entry *v = server_adapters(s, &n);
-    char *state = realpath(s->o->state_dir, NULL);
+    char *state = realpath(s->options->state_dir, NULL);
     size_t len = state ? strlen(state) : 0;
     for (int i = 0; i < n; i++) {
         char *real = v[i].path && !hub_is_name(v[i].path) ? realpath(v[i].path, NULL) : NULL;
@@ -364,7 +364,7 @@ static void adapters_allow(struct server *s) {
  * from a checkout. */
 static char *checkout_find(const struct server *s) {
     static const char known[] = "examples/demo.yaml";
-    char *path = s->o->find ? s->o->find(known) : NULL;
+    char *path = s->options->find ? s->options->find(known) : NULL;
     size_t n = path ? strlen(path) : 0, m = strlen(known);
     bool found = n > m && path_exists(path);
     if (found) path[n - m - 1] = 0;
@@ -380,10 +380,11 @@ static void inputs_allow(struct server *s) {
     if (working_dir && is_working_folder(working_dir)) job_paths_add(p, working_dir, PATH_READ);
     job_paths_add(p, checkout, PATH_READ);
     if (!hub_is_name(s->path)) job_paths_add(p, model_dir ? model_dir : s->path, PATH_READ);
-    job_paths_add(p, s->o->adapter_dir, PATH_READ);
+    job_paths_add(p, s->options->adapter_dir, PATH_READ);
     job_paths_add(p, cache, PATH_READ);
     adapters_allow(s);
-    for (int i = 0; i < s->o->jobs_read.n; i++) job_paths_add(p, s->o->jobs_read.v[i], PATH_READ);
+    for (int i = 0; i < s->options->jobs_read.n; i++)
+        job_paths_add(p, s->options->jobs_read.v[i], PATH_READ);
     free(model_dir);
     free(cache);
     free(checkout);
@@ -395,12 +396,12 @@ static void inputs_allow(struct server *s) {
 static void state_deny(struct server *s) {
     struct job_paths *p = s->job_paths;
     char *out = results_folder(s);
-    job_paths_add(p, s->o->runs, PATH_WRITE);
-    job_paths_add(p, s->o->state_dir, PATH_DENIED);
+    job_paths_add(p, s->options->runs, PATH_WRITE);
+    job_paths_add(p, s->options->state_dir, PATH_DENIED);
     job_paths_add(p, s->backups, PATH_DENIED);
-    job_paths_add(p, s->o->http.tls_key, PATH_DENIED);
-    for (int i = 0; i < s->o->jobs_closed.n; i++)
-        job_paths_add(p, s->o->jobs_closed.v[i], PATH_DENIED);
+    job_paths_add(p, s->options->http.tls_key, PATH_DENIED);
+    for (int i = 0; i < s->options->jobs_closed.n; i++)
+        job_paths_add(p, s->options->jobs_closed.v[i], PATH_DENIED);
     job_paths_add(p, out, PATH_WRITE);
     free(out);
 }
@@ -408,14 +409,14 @@ static void state_deny(struct server *s) {
 /* Sets the value of SHOAL_JOB, the permissions of jobs, which cli/job_confine.c reads. */
 static void permissions_set(struct server *s) {
     json_t *v = json_pack("{s:o,s:b}", "paths", job_paths_json(s->job_paths), "commands",
-                          (int)s->o->jobs_run_commands);
+                          (int)s->options->jobs_run_commands);
     s->job_env = json_dumps(v, JSON_COMPACT);
     CHECK(s->job_env != NULL);
     json_decref(v);
 }
 
 static void confinement_log(const struct server *s) {
-    if (s->o->jobs_run_commands)
+    if (s->options->jobs_run_commands)
         log_info("jobs may run commands (--jobs-run-commands): the kernel does not confine jobs "
                  "themselves");
     else if (!sandbox_landlock_abi())
@@ -425,16 +426,16 @@ static void confinement_log(const struct server *s) {
 
 static int paths_open(struct server *s, struct error *err) {
     s->job_paths = xcalloc(1, sizeof *s->job_paths);
-    s->jobs_folder = path_join(s->o->state_dir, "jobs");
+    s->jobs_folder = path_join(s->options->state_dir, "jobs");
     s->jobs_out = results_folder(s);
     int rc = dir_make(s->jobs_folder, err);
     if (rc == OK) rc = dir_make(s->jobs_out, err);
-    if (rc == OK) rc = dir_make(s->o->runs, err);
+    if (rc == OK) rc = dir_make(s->options->runs, err);
     if (rc != OK) return rc;
-    for (int i = 0; i < s->o->jobs_read.n; i++)
-        if (!path_exists(s->o->jobs_read.v[i]))
+    for (int i = 0; i < s->options->jobs_read.n; i++)
+        if (!path_exists(s->options->jobs_read.v[i]))
             return error_set(err, ERR_MISSING, "--jobs-read: there is no '%s'",
-                             s->o->jobs_read.v[i]);
+                             s->options->jobs_read.v[i]);
     inputs_allow(s);
     state_deny(s);
     permissions_set(s);
@@ -451,31 +452,32 @@ static int64_t memory_for_jobs(const struct server *s) {
     return 0;
 #else
     int64_t machine = (int64_t)sysconf(_SC_PHYS_PAGES) * sysconf(_SC_PAGESIZE),
-            server = (int64_t)(s->o->max_memory ? s->o->max_memory : process_memory("VmRSS"));
+            server = (int64_t)(s->options->max_memory ? s->options->max_memory
+                                                      : process_memory("VmRSS"));
     return MAX(machine - server, machine / 4);
 #endif
 }
 
 static int module_open(struct server *s, struct error *err) {
     int rc = paths_open(s, err);
-    struct jobs_options o = {.rules = {.kinds = s->o->job_kinds,
+    struct jobs_options o = {.rules = {.kinds = s->options->job_kinds,
                                        .results_dir = s->jobs_out,
-                                       .allow_commands = s->o->jobs_run_commands,
+                                       .allow_commands = s->options->jobs_run_commands,
                                        .max_threads = (int)sysconf(_SC_NPROCESSORS_CONF),
                                        .ctx = s,
                                        .resolve_input = input_resolve},
                              .permissions = s->job_env,
-                             .max_running = (int)s->o->max_jobs,
-                             .runs = s->o->runs,
-                             .max_kept = s->o->jobs_bytes,
-                             .max_file = s->o->jobs_bytes,
+                             .max_running = (int)s->options->max_jobs,
+                             .runs = s->options->runs,
+                             .max_kept = s->options->jobs_bytes,
+                             .max_file = s->options->jobs_bytes,
                              .max_data = memory_for_jobs(s),
-                             .max_seconds = s->o->job_seconds,
-                             .same_priority = !s->o->jobs_idle,
+                             .max_seconds = s->options->job_seconds,
+                             .same_priority = !s->options->jobs_idle,
                              .ctx = s,
                              .ended = job_ended,
                              .changed = jobs_changed};
-    s->jobs_store = path_join(s->o->state_dir, "jobs.db");
+    s->jobs_store = path_join(s->options->state_dir, "jobs.db");
     s->published = json_object();
     if (rc == OK) s->jobs = jobs_open(s->jobs_store, s->jobs_folder, &o, err);
     if (s->jobs || rc != OK) return rc;
@@ -483,7 +485,7 @@ static int module_open(struct server *s, struct error *err) {
                ? error_set(
                      err, ERR_STATE,
                      "another server uses the state folder '%s'; start this one with --state DIR",
-                     s->o->state_dir)
+                     s->options->state_dir)
                : err->code;
 }
 
@@ -503,7 +505,7 @@ static void module_close(struct server *s) {
 static void state_metrics_set(struct server *s, const json_t *list) {
     static const char *const states[] = {"queued", "running",   "paused",
                                          "done",   "cancelled", "failed"};
-    for (const struct job_kind *k = s->o->job_kinds; k && k->name; k++) {
+    for (const struct job_kind *k = s->options->job_kinds; k && k->name; k++) {
         int count[ARRAY_LEN(states)] = {0};
         const json_t *job;
         size_t i;

@@ -51,7 +51,7 @@ static void scale_handle(void *ctx, struct exchange *x) {
  * token. */
 static int prompt_add(const struct server *s, const json_t *v, int flags, struct token_ids *out,
                       struct error *err) {
-    const struct tokenizer *tok = s->m->tok;
+    const struct tokenizer *tok = s->model->tok;
     const json_t *item;
     size_t i;
     if (json_is_object(v)) {
@@ -127,7 +127,8 @@ static int logit_bias_add(const struct server *s, const json_t *pair, json_t *ou
         snprintf(key, sizeof key, "%lld", (long long)json_integer_value(token));
         json_object_set(out, key, bias);
     } else if (json_is_string(token)) {
-        tokenizer_encode(s->m->tok, json_string_value(token), json_string_length(token), 0, &ids);
+        tokenizer_encode(s->model->tok, json_string_value(token), json_string_length(token), 0,
+                         &ids);
     }
     for (int i = 0; i < ids.n; i++) {
         snprintf(key, sizeof key, "%d", ids.v[i]);
@@ -225,12 +226,12 @@ static int sampling_read(const struct server *s, const json_t *body, struct gene
 /* Reads the limits of a reply and the fields that it contains. spec->extra: {tokens, lora}. */
 static int limits_read(const struct server *s, const json_t *body, struct generation_spec *spec,
                        struct error *err) {
-    int64_t predict = s->o->max_tokens, n = 1, probs = 0, slot = -1;
+    int64_t predict = s->options->max_tokens, n = 1, probs = 0, slot = -1;
     bool tokens = false, cache = true;
     if (json_read_int(body, "n_predict", -2, INT32_MAX, &predict, err) != OK ||
         json_read_int(body, "n_cmpl", 1, MAX_ANSWERS, &n, err) != OK ||
         json_read_int(body, "n_probs", 0, ENGINE_TOP_MAX, &probs, err) != OK ||
-        json_read_int(body, "id_slot", -1, engine_max_seqs(s->e) - 1, &slot, err) != OK ||
+        json_read_int(body, "id_slot", -1, engine_max_seqs(s->engine) - 1, &slot, err) != OK ||
         json_read_bool(body, "stream", &spec->stream, err) != OK ||
         json_read_bool(body, "cache_prompt", &cache, err) != OK ||
         json_read_bool(body, "return_tokens", &tokens, err) != OK)
@@ -261,10 +262,11 @@ static json_t *settings_json(const struct server *s, const struct generation_spe
     bool eos = false;
     for (int i = 0; i < spec->stop_texts.n; i++)
         json_array_append_new(stops, json_string(spec->stop_texts.v[i]));
-    for (int i = 0; i < spec->n_stop_ids; i++) eos |= spec->stop_ids[i] == tokenizer_eos(s->m->tok);
+    for (int i = 0; i < spec->n_stop_ids; i++)
+        eos |= spec->stop_ids[i] == tokenizer_eos(s->model->tok);
     int predict = spec->max_tokens == INT32_MAX ? -1 : spec->max_tokens;
     json_t *v = json_pack(
-        "{s:i,s:i,s:i,s:I,s:f,s:i,s:f,s:f,s:f,s:f,s:f,s:f,s:i}", "n_ctx", engine_max_len(s->e),
+        "{s:i,s:i,s:i,s:I,s:f,s:i,s:f,s:f,s:f,s:f,s:f,s:f,s:i}", "n_ctx", engine_max_len(s->engine),
         "n_predict", predict, "max_tokens", predict, "seed", (json_int_t)p->seed, "temperature",
         (double)p->temperature, "top_k", p->top_k, "top_p", (double)p->top_p, "min_p",
         (double)p->min_p, "typical_p", (double)p->typical_p, "repeat_penalty",
@@ -365,7 +367,7 @@ static void final_fields_add(const struct generation *g, const struct completion
                                                        : "eos";
     bool context_full = r->finish == FINISH_LENGTH && r->n_generated < g->spec.max_tokens;
     struct buf text = {0};
-    tokenizer_decode(g->s->m->tok, prompt->v, prompt->n, true, &text);
+    tokenizer_decode(g->s->model->tok, prompt->v, prompt->n, true, &text);
     json_t *more = json_pack(
         "{s:s,s:o,s:o,s:b,s:b,s:s,s:s,s:i,s:o}", "model", g->target.name, "generation_settings",
         settings_json(g->s, &g->spec), "prompt", json_string_lossy(text.data, text.len),
@@ -428,7 +430,7 @@ static void completion_handle(void *ctx, struct exchange *x) {
 
 static json_t *slot_json(const struct server *s, int id, bool busy) {
     return json_pack("{s:i,s:i,s:i,s:b,s:b}", "id", id, "id_task", -1, "n_ctx",
-                     engine_max_len(s->e), "speculative", 0, "is_processing", busy);
+                     engine_max_len(s->engine), "speculative", 0, "is_processing", busy);
 }
 
 /* The slot of a running request. The server's lock must be held, so that g stays valid. */
@@ -450,7 +452,7 @@ static json_t *busy_slot_json(const struct generation *g, const struct completio
 
 static json_t *slots_json(struct server *s) {
     json_t *list = json_array();
-    int n = 0, n_slots = engine_max_seqs(s->e);
+    int n = 0, n_slots = engine_max_seqs(s->engine);
     pthread_mutex_lock(&s->lock);
     for (const struct generation *g = s->generations; g; g = g->next)
         for (int i = 0; i < g->n_completions && n < n_slots; i++) {
@@ -493,20 +495,21 @@ static json_t *default_settings(struct server *s) {
 }
 
 static json_t *special_token_json(const struct server *s, int32_t id) {
-    return json_string(id < 0 ? "" : tokenizer_id_to_piece(s->m->tok, id, NULL));
+    return json_string(id < 0 ? "" : tokenizer_id_to_piece(s->model->tok, id, NULL));
 }
 
 static void props_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
-    const struct tokenizer *t = s->m->tok;
+    const struct tokenizer *t = s->model->tok;
     json_t *path = json_from_path(s->path);
     exchange_reply_json(
         x, 200,
         json_pack("{s:o,s:i,s:s,s:o,s:s,s:o,s:o,s:{s:b,s:b},s:s,s:b}",
                   "default_generation_settings", default_settings(s), "total_slots",
-                  engine_max_seqs(s->e), "model_alias", s->name, "model_path", path,
-                  "chat_template", s->m->chat_template ? s->m->chat_template : chatml_template,
-                  "bos_token", special_token_json(s, tokenizer_bos(t)), "eos_token",
+                  engine_max_seqs(s->engine), "model_alias", s->name, "model_path", path,
+                  "chat_template",
+                  s->model->chat_template ? s->model->chat_template : chatml_template, "bos_token",
+                  special_token_json(s, tokenizer_bos(t)), "eos_token",
                   special_token_json(s, tokenizer_eos(t)), "modalities", "vision", 0, "audio", 0,
                   "build_info", "shoal " SHOAL_VERSION, "is_sleeping", 0));
 }
@@ -516,7 +519,7 @@ static void props_handle(void *ctx, struct exchange *x) {
 /* A token as text, or as bytes if they are not valid UTF-8. */
 static json_t *piece_json(const struct server *s, int32_t id) {
     struct buf b = {0};
-    tokenizer_decode_token(s->m->tok, id, true, &b);
+    tokenizer_decode_token(s->model->tok, id, true, &b);
     json_t *v = json_array();
     if (b.len == 0 || !u8_check((const uint8_t *)b.data, b.len)) {
         json_decref(v);
@@ -540,7 +543,7 @@ void llamacpp_tokenize(struct server *s, struct exchange *x, const json_t *body)
         api_fail_error(x, &err, NULL);
         return;
     }
-    tokenizer_encode(s->m->tok, text, strlen(text),
+    tokenizer_encode(s->model->tok, text, strlen(text),
                      (add ? TOKENIZER_ADD_BOS : 0) | (parse ? TOKENIZER_PARSE_SPECIAL : 0), &ids);
     if (token_ids_check_memory(&ids, &err) != OK ||
         request_memory_reserve_list(s, x, ids.n,

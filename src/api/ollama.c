@@ -59,7 +59,7 @@ int ollama_target(struct server *s, const char *name, struct model_ref *t, struc
 
 char *ollama_template_to_jinja(const struct server *s, const char *template, struct error *err) {
     struct buf b = {0};
-    if (go_template_jinja(template, tokenizer_add_bos(s->m->tok), &b, err) == OK) return b.data;
+    if (go_template_jinja(template, tokenizer_add_bos(s->model->tok), &b, err) == OK) return b.data;
     buf_release(&b);
     return NULL;
 }
@@ -100,7 +100,7 @@ int ollama_options_read(const struct server *s, const json_t *o, struct generati
                         struct error *err) {
     static const struct llamacpp_sampling defaults = {
         .min_temperature = 0, .top_p = 0.9, .min_p = 0, .min_seed = INT64_MIN};
-    int64_t predict = s->o->max_tokens, ctx = 0;
+    int64_t predict = s->options->max_tokens, ctx = 0;
     if (llamacpp_sampling_read(o, &defaults, &spec->sampling, err) != OK ||
         json_read_int(o, "num_ctx", 0, INT32_MAX, &ctx, err) != OK ||
         json_read_int(o, "num_predict", -2, INT32_MAX, &predict, err) != OK)
@@ -250,7 +250,7 @@ static void context_add(const struct generation *g, const struct completion *a, 
         json_array_append_new(context, json_integer(r->prompt[i]));
     for (int32_t i = 0; i < r->n_out; i++) json_array_append_new(context, json_integer(r->out[i]));
     if (r->n_generated > r->n_out)
-        json_array_append_new(context, json_integer(tokenizer_eot(g->s->m->tok)));
+        json_array_append_new(context, json_integer(tokenizer_eot(g->s->model->tok)));
     json_object_set_new(v, "context", context);
 }
 
@@ -394,7 +394,7 @@ static void tokens_after_turn(const struct tokenizer *t, struct token_ids *out) 
 /* Prepends the tokens of `context`, from earlier turns, to the prompt. */
 static int context_prepend(const struct server *s, struct ollama_request *q, struct error *err) {
     const json_t *context = json_get_nonnull(q->body, "context");
-    const struct tokenizer *t = s->m->tok;
+    const struct tokenizer *t = s->model->tok;
     struct token_ids *earlier, *prompt = q->spec.prompts;
     int n;
     if (!context || (json_is_array(context) && json_array_size(context) == 0)) return OK;
@@ -588,7 +588,7 @@ static int texts_read(const struct server *s, const char *key, struct ollama_emb
                       struct error *err) {
     const json_t *v = json_get_nonnull(e->body, key);
     bool truncate = true;
-    int32_t max_len = engine_max_len(s->e);
+    int32_t max_len = engine_max_len(s->engine);
     if (json_read_bool(e->body, "truncate", &truncate, err) != OK) return err->code;
     if (v && !json_is_string(v) && !json_is_string_array(v))
         return error_set(err, ERR_USAGE, "'%s' must be a string or a list of strings", key);
@@ -607,12 +607,12 @@ static int embedding_read(struct server *s, struct exchange *x, const char *key,
                           struct ollama_embedding *e, struct error *err) {
     const char *name;
     bool unload;
-    int64_t dims = s->m->config.d_model;
+    int64_t dims = s->model->config.d_model;
     e->body = request_memory_json(s, x, err);
     if (!e->body || ollama_name(e->body, &name, err) != OK ||
         ollama_target(s, name, &e->target, err) != OK ||
         keep_alive_read(e->body, &unload, err) != OK ||
-        json_read_int(e->body, "dimensions", 1, s->m->config.d_model, &dims, err) != OK ||
+        json_read_int(e->body, "dimensions", 1, s->model->config.d_model, &dims, err) != OK ||
         texts_read(s, key, e, err) != OK)
         return err->code;
     e->dims = (int)dims;
@@ -630,7 +630,7 @@ static void embed_handle(void *ctx, struct exchange *x) {
         json_t *list = json_array();
         json_int_t tokens = 0;
         for (int i = 0; i < e.n; i++) {
-            float *v = e.v + (int64_t)i * s->m->config.d_model;
+            float *v = e.v + (int64_t)i * s->model->config.d_model;
             embedding_truncate(v, e.dims);
             json_array_append_new(list, vector_json(v, e.dims));
             tokens += e.texts[i].n;
@@ -656,7 +656,7 @@ static void embeddings_handle(void *ctx, struct exchange *x) {
     if (rc == OK)
         exchange_reply_json(
             x, 200,
-            json_pack("{s:o}", "embedding", vector_json(e.v, e.n ? s->m->config.d_model : 0)));
+            json_pack("{s:o}", "embedding", vector_json(e.v, e.n ? s->model->config.d_model : 0)));
     else
         api_fail_error(x, &err, NULL);
     embedding_release(&e);
@@ -681,15 +681,15 @@ static json_t *count_json(int64_t n) {
 }
 
 static json_t *details_json(const struct server *s, const char *parent) {
-    const struct arch *arch = s->m->config.arch;
+    const struct arch *arch = s->model->config.arch;
     const char *family = arch->gguf ? arch->gguf : arch->name;
     char type[32];
-    snprintf(type, sizeof type, "%s", tensor_type_name(s->m->type));
+    snprintf(type, sizeof type, "%s", tensor_type_name(s->model->type));
     for (char *c = type; *c; c++) *c = (char)toupper((unsigned char)*c);
     return json_pack("{s:s,s:s,s:s,s:[s],s:o,s:s}", "parent_model", parent, "format",
-                     path_is_dir(s->m->path) ? "safetensors" : "gguf", "family", family, "families",
-                     family, "parameter_size", count_json(model_param_count(&s->m->config)),
-                     "quantization_level", type);
+                     path_is_dir(s->model->path) ? "safetensors" : "gguf", "family", family,
+                     "families", family, "parameter_size",
+                     count_json(model_param_count(&s->model->config)), "quantization_level", type);
 }
 
 /* The fields of a model that all lists have. l NULL: the base model. Returns NULL if the adapter
@@ -713,9 +713,10 @@ static json_t *model_card_json(struct server *s, const struct adapter_entry *l) 
         bytes = (json_int_t)(a->n_data * sizeof *a->data);
         adapter_release(a);
     } else {
-        const char *hash = model_hash(s->m, &err);
+        const char *hash = model_hash(s->model, &err);
         strcpy(digest, hash ? hash : "");
-        if (model_measure(s->m->path, s->m->cls, &size, &err) == OK) bytes = (json_int_t)size.file;
+        if (model_measure(s->model->path, s->model->cls, &size, &err) == OK)
+            bytes = (json_int_t)size.file;
     }
     json_t *v = json_pack("{s:s,s:s,s:I,s:s,s:o}", "name", name, "model", name, "size", bytes,
                           "digest", digest, "details", details_json(s, l ? s->name : ""));
@@ -754,7 +755,7 @@ static void ps_add(struct server *s, const struct adapter_entry *l, json_t *mode
     if (!v) return;
     json_object_set_new(v, "expires_at", json_string("2318-01-01T00:00:00Z")); // never
     json_object_set_new(v, "size_vram", json_integer(0));
-    json_object_set_new(v, "context_length", json_integer(engine_max_len(s->e)));
+    json_object_set_new(v, "context_length", json_integer(engine_max_len(s->engine)));
     json_array_append_new(models, v);
 }
 
@@ -777,7 +778,7 @@ static void ps_handle(void *ctx, struct exchange *x) {
 /* one model */
 
 static json_t *info_json(const struct server *s) {
-    const struct model_config *c = &s->m->config;
+    const struct model_config *c = &s->model->config;
     const char *arch = c->arch->gguf ? c->arch->gguf : c->arch->name;
     const struct {
         const char *key;
@@ -842,7 +843,7 @@ static void modelfile_write(const struct server *s, const json_t *derived, const
 
 static json_t *capabilities_json(const struct server *s) {
     json_t *v = json_pack("[s,s]", "completion", "embedding");
-    if (s->m->chat_template && strstr(s->m->chat_template, "tools"))
+    if (s->model->chat_template && strstr(s->model->chat_template, "tools"))
         json_array_append_new(v, json_string("tools"));
     return v;
 }
@@ -864,7 +865,7 @@ static json_t *show_json(struct server *s, const struct model_ref *t) {
     const char *template = json_get_string(derived, "template");
     modelfile_write(s, derived, row ? row->path : NULL, &file);
     parameters_write(derived, "", &parameters);
-    if (!*template) template = s->m->chat_template ? s->m->chat_template : chatml_template;
+    if (!*template) template = s->model->chat_template ? s->model->chat_template : chatml_template;
     json_t *v = json_pack(
         "{s:o,s:o,s:s,s:o,s:o,s:o,s:s}", "modelfile", json_string_lossy(file.data, file.len),
         "parameters", json_string_lossy(parameters.data ? parameters.data : "", parameters.len),

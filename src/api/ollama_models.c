@@ -25,11 +25,11 @@ enum { MAX_ADAPTERS = 16, MODELFILE_BYTES = 1 << 20 };
 static const uint64_t BLOB_BYTES = (uint64_t)64 << 30;
 
 static char *state_path(const struct server *s, const char *folder, const char *name) {
-    return xasprintf("%s/%s/%s", s->o->state_dir, folder, name);
+    return xasprintf("%s/%s/%s", s->options->state_dir, folder, name);
 }
 
 static int state_folder(const struct server *s, const char *folder, struct error *err) {
-    char *path = path_join(s->o->state_dir, folder);
+    char *path = path_join(s->options->state_dir, folder);
     int rc = dir_make(path, err);
     free(path);
     return rc;
@@ -183,7 +183,7 @@ static int adapters_open(struct server *s, const json_t *derived, struct adapter
         return error_set(err, ERR_USAGE, "a model has at most %d adapters", MAX_ADAPTERS);
     json_array_foreach (list, i, v) {
         char *path = adapter_source_path(s, v, err);
-        struct adapter *a = path ? adapter_open(path, s->m, err) : NULL;
+        struct adapter *a = path ? adapter_open(path, s->model, err) : NULL;
         free(path);
         if (!a) {
             rc = err->code;
@@ -253,7 +253,7 @@ static void derived_load(struct server *s, const char *path) {
 }
 
 void ollama_models_load(struct server *s) {
-    char *folder = path_join(s->o->state_dir, "models");
+    char *folder = path_join(s->options->state_dir, "models");
     DIR *d = opendir(folder);
     const struct dirent *e;
     while (d && (e = readdir(d))) {

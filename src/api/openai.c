@@ -67,7 +67,7 @@ int logit_bias_read(const struct server *s, const json_t *body, struct generatio
         char *end;
         long id = strtol(key, &end, 10);
         double x = json_number_value(v);
-        if (*end || end == key || id < 0 || id >= tokenizer_vocab_size(s->m->tok) ||
+        if (*end || end == key || id < 0 || id >= tokenizer_vocab_size(s->model->tok) ||
             !json_is_number(v) || !(x >= -100 && x <= 100))
             return error_set(
                 err, ERR_USAGE,
@@ -81,7 +81,7 @@ int logit_bias_read(const struct server *s, const json_t *body, struct generatio
 
 int stop_conditions_read(const struct server *s, const json_t *body, struct generation_spec *spec,
                          struct error *err) {
-    const struct tokenizer *tok = s->m->tok;
+    const struct tokenizer *tok = s->model->tok;
     bool ignore_eos = false;
     json_t *ids = json_get_nonnull(body, "stop_token_ids"), *v;
     size_t i;
@@ -267,7 +267,7 @@ static int tools_check(const json_t *tools, struct error *err) {
 }
 
 static bool template_has_tools(const struct server *s) {
-    return s->m->chat_template && strstr(s->m->chat_template, "tools");
+    return s->model->chat_template && strstr(s->model->chat_template, "tools");
 }
 
 int tool_choice_read(struct server *s, const json_t *body, struct generation_spec *spec,
@@ -384,7 +384,7 @@ int chat_template_check(const struct server *s, const json_t *body, struct gener
     const char *template = NULL;
     spec->bad_field = "chat_template";
     if (json_read_string(body, "chat_template", &template, err) != OK) return err->code;
-    if (template && !s->o->trust_template)
+    if (template && !s->options->trust_template)
         return error_set(err, ERR_USAGE,
                          "'chat_template' in a request is refused by this server; start it with "
                          "--trust-request-chat-template to allow it");
@@ -439,7 +439,7 @@ static void prompt_cut_to_final_message(const struct server *s, const json_t *me
     const char *text =
         json_get_string(json_array_get(messages, json_array_size(messages) - 1), "content");
     struct token_ids tokens = {0};
-    tokenizer_encode(s->m->tok, text, strlen(text), 0, &tokens);
+    tokenizer_encode(s->model->tok, text, strlen(text), 0, &tokens);
     prompt->n = find_last_end(prompt, &tokens);
     token_ids_release(&tokens);
 }
@@ -471,7 +471,7 @@ int chat_prompt_render(const struct server *s, json_t *body, struct generation_s
                                        .generation_prompt = generation && !continue_final,
                                        .stop = render_should_stop,
                                        .stop_ctx = spec};
-    int rc = chat_template_encode(s->m->tok, &chat, spec->prompts, NULL, err);
+    int rc = chat_template_encode(s->model->tok, &chat, spec->prompts, NULL, err);
     json_decref(extra);
     if (rc == OK) rc = token_ids_check_memory(spec->prompts, err);
     if (rc != OK) return error_wrap(err, "'messages'");
@@ -496,7 +496,7 @@ static int prompt_tops_read(const json_t *body, struct generation_spec *spec, st
 /* Reads the fields for log-probabilities and the maximal length of a reply. */
 static int chat_limits_read(const struct server *s, const json_t *body,
                             struct generation_spec *spec, struct error *err) {
-    int64_t max = s->o->max_tokens, top = 0;
+    int64_t max = s->options->max_tokens, top = 0;
     if (json_read_bool(body, "logprobs", &spec->logprobs, err) != OK ||
         json_read_int(body, "top_logprobs", 0, ENGINE_TOP_MAX, &top, err) != OK ||
         json_read_int(body, "max_tokens", 1, INT32_MAX, &max, err) != OK ||
@@ -513,7 +513,7 @@ static int chat_limits_read(const struct server *s, const json_t *body,
 static json_t *token_logprob_json(const struct server *s, int32_t id, float logprob) {
     struct buf b = {0};
     json_t *bytes = json_array();
-    tokenizer_decode_token(s->m->tok, id, true, &b);
+    tokenizer_decode_token(s->model->tok, id, true, &b);
     for (size_t i = 0; i < b.len; i++)
         json_array_append_new(bytes, json_integer((uint8_t)b.data[i]));
     buf_release(&b);
@@ -918,11 +918,11 @@ static int ids_read(const struct server *s, const json_t *list, struct token_ids
     size_t i;
     json_array_foreach (list, i, v) {
         json_int_t id = json_integer_value(v);
-        if (!json_is_integer(v) || id < 0 || id >= tokenizer_vocab_size(s->m->tok))
+        if (!json_is_integer(v) || id < 0 || id >= tokenizer_vocab_size(s->model->tok))
             return error_set(
                 err, ERR_USAGE,
                 "a prompt of token ids has at %zu a value that is not one of this model's %d", i,
-                tokenizer_vocab_size(s->m->tok));
+                tokenizer_vocab_size(s->model->tok));
         token_ids_add(out, (int32_t)id);
     }
     return OK;
@@ -933,7 +933,7 @@ static int prompt_read(const struct server *s, const json_t *v, struct token_ids
     if (json_is_array(v)) return ids_read(s, v, out, err);
     if (!json_is_string(v))
         return error_set(err, ERR_USAGE, "a prompt must be a string or a list of token ids");
-    tokenizer_encode(s->m->tok, json_string_value(v), json_string_length(v),
+    tokenizer_encode(s->model->tok, json_string_value(v), json_string_length(v),
                      TOKENIZER_PARSE_SPECIAL | TOKENIZER_ADD_BOS, out);
     return OK;
 }
@@ -1040,7 +1040,7 @@ static json_t *scored_token_tops(const struct generation *g, const struct scored
 static json_int_t token_characters(const struct server *s, int32_t id) {
     struct buf text = {0};
     json_int_t n = 0;
-    tokenizer_decode_token(s->m->tok, id, false, &text);
+    tokenizer_decode_token(s->model->tok, id, false, &text);
     for (size_t i = 0; i < text.len; i++) n += ((uint8_t)text.data[i] & 0xC0) != 0x80;
     buf_release(&text);
     return n;
@@ -1100,13 +1100,13 @@ static json_t *completion_logprobs(const struct generation *g, const struct comp
 /* Appends the text of the prompt, if it is echoed. */
 static void echo_add(const struct generation *g, const struct completion *a, struct buf *out) {
     const struct token_ids *p = &g->spec.prompts[a->prompt];
-    if (g->spec.echo) tokenizer_decode(g->s->m->tok, p->v, p->n, false, out);
+    if (g->spec.echo) tokenizer_decode(g->s->model->tok, p->v, p->n, false, out);
 }
 
 /* The finish reason; also "stop" for a completion that ends with the end-of-text token. */
 static const char *completion_reason(const struct generation *g, const struct completion *a) {
     const struct engine_request *r = &a->batch_request.request;
-    bool eos = a->done && r->n_out > 0 && r->out[r->n_out - 1] == tokenizer_eos(g->s->m->tok);
+    bool eos = a->done && r->n_out > 0 && r->out[r->n_out - 1] == tokenizer_eos(g->s->model->tok);
     return eos ? "stop" : completion_finish_reason(a);
 }
 
@@ -1232,9 +1232,9 @@ struct openai_embedding {
 static int embedding_read(const struct server *s, const json_t *body, struct openai_embedding *e,
                           struct error *err) {
     const char *format = "float";
-    int64_t dims = s->m->config.d_model;
+    int64_t dims = s->model->config.d_model;
     if (json_read_string(body, "encoding_format", &format, err) != OK ||
-        json_read_int(body, "dimensions", 1, s->m->config.d_model, &dims, err) != OK)
+        json_read_int(body, "dimensions", 1, s->model->config.d_model, &dims, err) != OK)
         return err->code;
     e->base64 = strcmp(format, "base64") == 0;
     e->dims = (int)dims;
@@ -1255,7 +1255,7 @@ static int embed_batch_size(const struct token_seq *seqs, int n) {
 int embed_texts(struct server *s, struct exchange *x, const struct model_ref *t,
                 const struct token_ids *texts, int n, float **out, struct error *err) {
     struct token_seq *seqs = xcalloc((size_t)n, sizeof *seqs);
-    size_t d = (size_t)s->m->config.d_model;
+    size_t d = (size_t)s->model->config.d_model;
     if (t->n > 1) {
         free(seqs);
         return error_set(err, ERR_USAGE, "embeddings use one adapter, not a mix");
@@ -1309,7 +1309,7 @@ static json_t *embedding_reply(const struct server *s, const struct model_ref *t
     json_t *data = json_array();
     int64_t tokens = 0;
     for (int i = 0; i < e->n; i++) {
-        float *v = e->v + (int64_t)i * s->m->config.d_model;
+        float *v = e->v + (int64_t)i * s->model->config.d_model;
         embedding_truncate(v, e->dims);
         tokens += e->texts[i].n;
         json_array_append_new(data, json_pack("{s:s,s:i,s:o}", "object", "embedding", "index", i,
@@ -1361,7 +1361,7 @@ static json_t *model_card(const struct server *s, const char *id, const char *ro
     json_t *path = json_from_path(root);
     return json_pack("{s:s,s:s,s:I,s:s,s:o,s:s?,s:i,s:[o]}", "id", id, "object", "model", "created",
                      (json_int_t)created, "owned_by", "vllm", "root", path, "parent", parent,
-                     "max_model_len", engine_max_len(s->e), "permission",
+                     "max_model_len", engine_max_len(s->engine), "permission",
                      permission_json(id, created));
 }
 
@@ -1370,9 +1370,10 @@ static void models_handle(void *ctx, struct exchange *x) {
     int n;
     struct adapter_entry *v = server_adapters(s, &n);
     json_t *data = json_pack("[o]", model_card(s, s->name, s->path, NULL, s->started));
-    for (int i = 0; i < s->o->names.n; i++)
-        if (strcmp(s->o->names.v[i], s->name) != 0)
-            json_array_append_new(data, model_card(s, s->o->names.v[i], s->path, NULL, s->started));
+    for (int i = 0; i < s->options->names.n; i++)
+        if (strcmp(s->options->names.v[i], s->name) != 0)
+            json_array_append_new(data,
+                                  model_card(s, s->options->names.v[i], s->path, NULL, s->started));
     for (int i = 0; i < n; i++)
         json_array_append_new(data, model_card(s, v[i].name, v[i].path, s->name, v[i].created));
     server_adapters_free(v, n);

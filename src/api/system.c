@@ -15,12 +15,12 @@
 /* server */
 
 static json_t *model_json(const struct server *s) {
-    const struct model_config *c = &s->m->config;
+    const struct model_config *c = &s->model->config;
     return json_pack("{s:s,s:o,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:i}", "id", s->name, "path",
-                     json_from_path(s->path), "hash", s->m->hash, "quantization",
-                     tensor_type_name(s->m->type), "layers", c->n_layers, "width", c->d_model,
+                     json_from_path(s->path), "hash", s->model->hash, "quantization",
+                     tensor_type_name(s->model->type), "layers", c->n_layers, "width", c->d_model,
                      "heads", c->n_heads, "kv_heads", c->n_kv_heads, "vocabulary", c->vocab_size,
-                     "context", engine_max_len(s->e));
+                     "context", engine_max_len(s->engine));
 }
 
 static json_t *batch_json(struct server *s) {
@@ -36,16 +36,17 @@ static json_t *memory_json(const struct server *s) {
     struct adapter_pool_stats p = adapter_pool_stats(s->pool);
     return json_pack("{s:I,s:I,s:I,s:I,s:o}", "resident", (json_int_t)process_memory("VmRSS"),
                      "peak", (json_int_t)process_memory("VmHWM"), "budget",
-                     (json_int_t)s->o->max_memory, "adapters", (json_int_t)p.bytes, "plan",
-                     memory_plan_json(s->o->plan));
+                     (json_int_t)s->options->max_memory, "adapters", (json_int_t)p.bytes, "plan",
+                     memory_plan_json(s->options->plan));
 }
 
 /* The instruction set of the kernels, and the types of their operands. */
 static json_t *kernels_json(const struct server *s) {
     return json_pack("{s:s,s:s,s:s,s:s,s:s,s:i}", "level", cpu_level_name(kernels_get()->level),
-                     "class", s->m->cls == NUMERIC_EXACT ? "exact" : "fast", "weights",
-                     tensor_type_name(s->m->type), "kv", dtype_name(s->o->plan->engine.kv_elem),
-                     "lora", dtype_name(s->o->plan->engine.lora_elem), "threads", s->threads);
+                     "class", s->model->cls == NUMERIC_EXACT ? "exact" : "fast", "weights",
+                     tensor_type_name(s->model->type), "kv",
+                     dtype_name(s->options->plan->engine.kv_elem), "lora",
+                     dtype_name(s->options->plan->engine.lora_elem), "threads", s->threads);
 }
 
 static void system_handle(void *ctx, struct exchange *x) {
@@ -56,9 +57,9 @@ static void system_handle(void *ctx, struct exchange *x) {
     exchange_reply_json(x, 200,
                         json_pack("{s:s,s:I,s:I,s:b,s:o,s:o,s:o,s:o,s:o}", "version", SHOAL_VERSION,
                                   "started", (json_int_t)s->started, "now", (json_int_t)time(NULL),
-                                  "feedback", s->o->feedback, "kernels", kernels_json(s), "model",
-                                  model_json(s), "batch", batch_json(s), "memory", memory_json(s),
-                                  "http", http));
+                                  "feedback", s->options->feedback, "kernels", kernels_json(s),
+                                  "model", model_json(s), "batch", batch_json(s), "memory",
+                                  memory_json(s), "http", http));
 }
 
 /* adapters */
@@ -130,7 +131,7 @@ static void rollback_handle(void *ctx, struct exchange *x) {
     if (rc == OK && !path)
         rc = error_set(&err, ERR_MISSING, "there is no adapter '%.140s'",
                        name ? name : exchange_wildcard(x));
-    if (rc == OK) rc = adapter_rollback(path, &s->m->config, to, hash, &err);
+    if (rc == OK) rc = adapter_rollback(path, &s->model->config, to, hash, &err);
     if (rc == OK) rc = server_adapter_load(s, name, path, true, &err);
     if (rc == OK)
         exchange_reply_json(x, 200, json_pack("{s:s,s:s}", "name", name, "hash", hash));
@@ -144,12 +145,12 @@ static void rollback_handle(void *ctx, struct exchange *x) {
 /* runs */
 
 static struct store *runs_store(const struct server *s, struct error *err) {
-    char *path = path_join(s->o->runs, "shoal.db");
+    char *path = path_join(s->options->runs, "shoal.db");
     struct store *store = NULL;
     if (path_exists(path))
         store = store_open(path, err);
     else
-        error_set(err, ERR_MISSING, "'%s' contains no runs yet", s->o->runs);
+        error_set(err, ERR_MISSING, "'%s' contains no runs yet", s->options->runs);
     free(path);
     return store;
 }
@@ -163,7 +164,7 @@ static char *run_result_name(const struct server *s, struct store *store, const 
     const char *out_path = json_get_string(recipe, "out"),
                *out = *out_path ? out_path : json_get_string(json_array_get(jobs, 0), "dir"),
                *slash = strrchr(out, '/');
-    char *path = slash ? xasprintf("%s/out%s", s->o->state_dir, slash) : NULL, *name = NULL;
+    char *path = slash ? xasprintf("%s/out%s", s->options->state_dir, slash) : NULL, *name = NULL;
     if (path && strcmp(path, out) == 0 && slash[1] != '.') name = xstrdup(slash + 1);
     free(path);
     json_decref(run);
@@ -181,12 +182,12 @@ static char *path_if_exists(char *path) {
 static char *run_folder(const struct server *s, const char *id) {
     struct error ignored;
     if (!*id || *id == '.' || strchr(id, '/')) return NULL;
-    char *folder = path_if_exists(path_join(s->o->runs, id));
-    if (!folder) folder = path_if_exists(xasprintf("%s/out/%s", s->o->state_dir, id));
+    char *folder = path_if_exists(path_join(s->options->runs, id));
+    if (!folder) folder = path_if_exists(xasprintf("%s/out/%s", s->options->state_dir, id));
     if (folder) return folder;
     struct store *store = runs_store(s, &ignored);
     char *out = store ? run_result_name(s, store, id) : NULL;
-    if (out) folder = path_if_exists(xasprintf("%s/out/%s", s->o->state_dir, out));
+    if (out) folder = path_if_exists(xasprintf("%s/out/%s", s->options->state_dir, out));
     store_close(store);
     free(out);
     return folder;

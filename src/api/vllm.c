@@ -20,7 +20,8 @@ static bool is_for_base(const struct server *s, const char *config) {
     const char *base = json_get_string(v, "base_model_name_or_path"), *slash = strrchr(base, '/');
     bool matches =
         *base && (strcmp(base, s->path) == 0 || strcmp(slash ? slash + 1 : base, s->name) == 0);
-    for (int i = 0; i < s->o->names.n; i++) matches |= strcmp(base, s->o->names.v[i]) == 0;
+    for (int i = 0; i < s->options->names.n; i++)
+        matches |= strcmp(base, s->options->names.v[i]) == 0;
     json_decref(v);
     return matches;
 }
@@ -148,7 +149,7 @@ int vllm_tokenize_read(const struct server *s, struct exchange *x, json_t *body,
         return err->code;
     if (!prompt) return error_set(err, ERR_USAGE, "'prompt' or 'messages' must be given");
     out->may_fail = true;
-    tokenizer_encode(s->m->tok, prompt, strlen(prompt),
+    tokenizer_encode(s->model->tok, prompt, strlen(prompt),
                      TOKENIZER_PARSE_SPECIAL | (specials ? TOKENIZER_ADD_BOS : 0), out);
     return token_ids_check_memory(out, err);
 }
@@ -177,11 +178,12 @@ static void tokenize_handle(void *ctx, struct exchange *x) {
             json_array_append_new(list, json_integer(ids.v[i]));
             if (names)
                 json_array_append_new(
-                    strs, json_string(tokenizer_id_to_piece(s->m->tok, ids.v[i], NULL)));
+                    strs, json_string(tokenizer_id_to_piece(s->model->tok, ids.v[i], NULL)));
         }
         exchange_reply_json(x, 200,
                             json_pack("{s:i,s:i,s:o,s:o}", "count", ids.n, "max_model_len",
-                                      engine_max_len(s->e), "tokens", list, "token_strs", strs));
+                                      engine_max_len(s->engine), "tokens", list, "token_strs",
+                                      strs));
     } else {
         api_fail_error(x, &err, NULL);
     }
@@ -208,7 +210,7 @@ static void detokenize_handle(void *ctx, struct exchange *x) {
                                          "tokens", &err);
     if (rc == OK && json_array_size(list) > 0) rc = prompts_tokenize(s, list, 1, &ids, &n, &err);
     if (rc == OK) {
-        if (n) tokenizer_decode(s->m->tok, ids[0].v, ids[0].n, true, &text);
+        if (n) tokenizer_decode(s->model->tok, ids[0].v, ids[0].n, true, &text);
         buf_add_sanitized(&clean, text.data ? text.data : "", text.len);
         const char *detokenized = clean.data ? clean.data : "";
         exchange_reply_json(x, 200,
@@ -225,20 +227,21 @@ static void detokenize_handle(void *ctx, struct exchange *x) {
 }
 
 static json_t *special_token_json(const struct server *s, int32_t id) {
-    return id < 0 ? json_null() : json_string(tokenizer_id_to_piece(s->m->tok, id, NULL));
+    return id < 0 ? json_null() : json_string(tokenizer_id_to_piece(s->model->tok, id, NULL));
 }
 
 /* The reply contains the source of the chat template, because clients render it themselves. */
 static void tokenizer_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
-    const struct tokenizer *t = s->m->tok;
+    const struct tokenizer *t = s->model->tok;
     exchange_reply_json(
         x, 200,
         json_pack("{s:s,s:i,s:o,s:o,s:o,s:b,s:s}", "tokenizer_class", "shoal", "model_max_length",
-                  engine_max_len(s->e), "bos_token", special_token_json(s, tokenizer_bos(t)),
+                  engine_max_len(s->engine), "bos_token", special_token_json(s, tokenizer_bos(t)),
                   "eos_token", special_token_json(s, tokenizer_eos(t)), "pad_token",
                   special_token_json(s, tokenizer_eos(t)), "add_bos_token", tokenizer_add_bos(t),
-                  "chat_template", s->m->chat_template ? s->m->chat_template : chatml_template));
+                  "chat_template",
+                  s->model->chat_template ? s->model->chat_template : chatml_template));
 }
 
 /* health */

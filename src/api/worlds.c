@@ -58,10 +58,10 @@ static char *trace_path(const struct server *s, const char *run, const char *gen
     if (!run || !*run || *run == '.' || strchr(run, '/') || !generation || !*generation ||
         strspn(generation, digits) != strlen(generation) || strlen(generation) > 6)
         return NULL;
-    char *path = xasprintf("%s/%s/trace-%s.jsonl", s->o->runs, run, generation);
+    char *path = xasprintf("%s/%s/trace-%s.jsonl", s->options->runs, run, generation);
     if (path_exists(path)) return path;
     free(path);
-    path = xasprintf("%s/out/%s/trace-%s.jsonl", s->o->state_dir, run, generation);
+    path = xasprintf("%s/out/%s/trace-%s.jsonl", s->options->state_dir, run, generation);
     if (path_exists(path)) return path;
     free(path);
     return NULL;
@@ -129,7 +129,7 @@ static void frames_handle(void *ctx, struct exchange *x) {
 static json_t *action_probabilities(struct server *s, const struct model_ref *t,
                                     const struct buf *prompt, double temperature,
                                     struct error *err) {
-    const struct tokenizer *tok = s->m->tok;
+    const struct tokenizer *tok = s->model->tok;
     struct token_ids words[WORLD_N_ACTIONS] = {{0}}, ids = {0};
     struct token_seq choices[WORLD_N_ACTIONS];
     tokenizer_encode(tok, prompt->data, prompt->len, TOKENIZER_ADD_BOS, &ids);

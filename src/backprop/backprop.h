@@ -60,7 +60,7 @@ struct trainer;
 struct trainer *trainer_new_lora(const struct model *m, struct adapter *const *adapters, int n,
                                  const struct train_options *o, struct pool *pool,
                                  struct error *err);
-/* Full: trains the weights of a model made by model_new, in place. */
+/* Full: trains the weights of a model made by model_new_random, in place. */
 struct trainer *trainer_new_full(struct model *m, const struct train_options *o, struct pool *pool,
                                  struct error *err);
 void trainer_free(struct trainer *t);

@@ -255,7 +255,7 @@ struct trainer *trainer_new_full(struct model *m, const struct train_options *o,
 
 /* Training can change only low-rank parts of layers and their magnitudes. */
 static int adapter_check(const struct adapter *a, struct error *err) {
-    if (a->overlay)
+    if (a->vocab_overrides)
         return error_set(
             err, ERR_MISMATCH,
             "adapter '%.12s' has a separate embedding or head (modules_to_save, "

@@ -294,7 +294,7 @@ static struct adapter *operator_child(const struct options *o, struct model *m, 
     if (weighted_open(&w, o, o->parents.v, o->parents.n, m, err) == OK) {
         struct operands x = {.parents = w.v,
                              .weights = o->weights.n ? w.weights : NULL,
-                             .n = w.n,
+                             .n_parents = w.n,
                              .rank = (int32_t)o->rank,
                              .step = step,
                              .seed = (uint64_t)o->seed};

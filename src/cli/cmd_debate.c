@@ -123,7 +123,7 @@ static int questions_load(const struct options *o, struct debate_questions *q, s
         return error_set(err, ERR_USAGE, "--%s is for --topic; tasks have their own",
                          o->grader ? "grader" : "choices");
     int rc = eval_tasks_open(o->tasks, &bo, &q->tasks, &q->n_tasks, err);
-    for (int i = 0; i < q->n_tasks; i++) q->n += q->tasks[i].n;
+    for (int i = 0; i < q->n_tasks; i++) q->n += q->tasks[i].n_questions;
     return rc;
 }
 
@@ -187,9 +187,9 @@ static int task_run(struct debate_session *s, const struct eval_task *b, struct 
                                                 .credit_none = strcmp(s->o->credit, "none") == 0,
                                                 .n_transcripts = MAX_SHOWN};
     struct task_item *items = eval_task_items(b);
-    json_t *r =
-        debate_report_run(&s->llm_client, t->v, t->n, items, (int)b->n, &o, &needs, &s->bar, err);
-    task_items_release(items, b->n);
+    json_t *r = debate_report_run(&s->llm_client, t->v, t->n, items, (int)b->n_questions, &o,
+                                  &needs, &s->bar, err);
+    task_items_release(items, b->n_questions);
     if (!r) return err->code;
     if (s->c->json)
         cli_print_json(json_incref(r));
@@ -205,7 +205,7 @@ static int tasks_run(struct debate_session *s, const struct debate_questions *q,
     int rc = OK;
     for (int i = 0; rc == OK && i < q->n_tasks; i++) {
         const struct eval_task *b = &q->tasks[i];
-        progress_start(&s->bar, b->name, b->n * s->team->n * s->team->options.rounds);
+        progress_start(&s->bar, b->name, b->n_questions * s->team->n * s->team->options.rounds);
         rc = task_run(s, b, page, err);
         progress_finish(&s->bar, NULL);
     }

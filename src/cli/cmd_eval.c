@@ -117,7 +117,7 @@ static void engine_fit(struct eval_command *r) {
     bool files = false;
     for (int i = 0; i < r->n_tasks; i++) {
         if (r->tasks[i].family >= 0) continue;
-        need = MAX(need, eval_task_max_request(&r->tasks[i], r->s.m->tok));
+        need = MAX(need, eval_task_max_request_tokens(&r->tasks[i], r->s.m->tok));
         files = true;
     }
     e->max_len = MIN(MIN(e->max_len, need), r->s.m->config.max_seq_len);
@@ -223,16 +223,16 @@ static int candidates_open(struct eval_command *r, struct error *err) {
 static void power_print(const struct eval_command *r) {
     for (int i = 0; i < r->n_tasks; i++) {
         const struct eval_task *b = &r->tasks[i];
-        struct stats_interval half = stats_wilson(b->n / 2, b->n);
+        struct stats_interval half = stats_wilson(b->n_questions / 2, b->n_questions);
         if (r->n_candidates == 1)
             log_info("%s: %lld questions, an interval of up to ± %.1f points", b->name,
-                     (long long)b->n, 50 * (half.hi - half.lo));
+                     (long long)b->n_questions, 50 * (half.hi - half.lo));
         else
             log_info(
                 "%s: %lld questions; a difference of %.1f points is found four times in five if "
                 "%.0f %% of the answers differ",
-                b->name, (long long)b->n, 100 * stats_min_detectable_effect(b->n, DISCORDANT),
-                100 * DISCORDANT);
+                b->name, (long long)b->n_questions,
+                100 * stats_min_detectable_effect(b->n_questions, DISCORDANT), 100 * DISCORDANT);
     }
 }
 
@@ -242,17 +242,17 @@ static int candidates_run(struct eval_command *r, struct error *err) {
     struct progress p;
     int64_t total = 0, done = 0;
     int rc = OK;
-    for (int i = 0; i < r->n_tasks; i++) total += r->tasks[i].n * r->n_candidates;
+    for (int i = 0; i < r->n_tasks; i++) total += r->tasks[i].n_questions * r->n_candidates;
     progress_start(&p, "questions", total);
     for (int i = 0; rc == OK && i < r->n_tasks; i++)
         for (int k = 0; rc == OK && k < r->n_candidates; k++) {
             const struct eval_task *b = &r->tasks[i];
             int slot = i * r->n_candidates + k;
-            r->out[slot] = try_calloc((size_t)b->n, sizeof **r->out, err);
+            r->out[slot] = try_calloc((size_t)b->n_questions, sizeof **r->out, err);
             if (!r->out[slot]) return err->code;
             rc = r->candidates[k].answer(r->candidates[k].ctx, b, r->out[slot],
                                          &r->summaries[slot].cost, &p, done, err);
-            done += b->n;
+            done += b->n_questions;
         }
     if (rc == OK) progress_finish(&p, NULL);
     return rc;
@@ -260,13 +260,13 @@ static int candidates_run(struct eval_command *r, struct error *err) {
 
 static void leaderboard_compute(struct eval_command *r, int task_index) {
     const struct eval_task *b = &r->tasks[task_index];
-    int32_t *clusters = xcalloc((size_t)b->n, sizeof *clusters),
+    int32_t *clusters = xcalloc((size_t)b->n_questions, sizeof *clusters),
             n = eval_task_clusters(b, clusters);
     for (int k = 0; k < r->n_candidates; k++) {
         int first = task_index * r->n_candidates, slot = first + k;
         struct eval_cost cost = r->summaries[slot].cost;
-        r->summaries[slot] =
-            eval_summarize(r->out[slot], r->out[first], b->n, clusters, n, (uint64_t)r->o->seed);
+        r->summaries[slot] = eval_summarize(r->out[slot], r->out[first], b->n_questions, clusters,
+                                            n, (uint64_t)r->o->seed);
         r->summaries[slot].cost = cost;
     }
     free(clusters);
@@ -422,7 +422,7 @@ static int samples_write(const struct eval_command *r, struct error *err) {
     if (rc != OK) return rc;
     for (int i = 0; rc == OK && i < r->n_tasks * r->n_candidates; i++) {
         const struct eval_task *b = &r->tasks[i / r->n_candidates];
-        for (int64_t q = 0; rc == OK && q < b->n; q++)
+        for (int64_t q = 0; rc == OK && q < b->n_questions; q++)
             rc =
                 sample_write(&w, b, r->candidates[i % r->n_candidates].name, q, &r->out[i][q], err);
     }
@@ -473,7 +473,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
                                 .adapters = &r.adapter_paths,
                                 .work = QUESTIONS_WORK};
         for (int i = 0; o->teams.n && i < r.n_tasks; i++)
-            w.work += (size_t)r.tasks[i].n * ITEM_WORK;
+            w.work += (size_t)r.tasks[i].n_questions * ITEM_WORK;
         rc = setup_open(&r.s, c, &o->setup, args->v[0], &w, err);
         if (rc == OK && r.s.m) rc = eval_all(&r, err);
         rc = setup_close(&r.s, rc, err);

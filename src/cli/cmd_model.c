@@ -58,7 +58,7 @@ static int model_create(const struct options *o, const char *out, struct error *
     if (tensor_type_parse(o->quant, &type) != OK)
         return error_set(err, ERR_USAGE, "no weight type '%s'; there are %s", o->quant,
                          tensor_type_list());
-    struct model *m = model_new(&config, (uint64_t)o->seed, NUMERIC_EXACT);
+    struct model *m = model_new_random(&config, (uint64_t)o->seed, NUMERIC_EXACT);
     m->name = arena_strdup(&m->arena, o->shape);
     int rc = write_model(m, out, type, err);
     model_close(m);

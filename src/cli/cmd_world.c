@@ -44,7 +44,7 @@ static const struct option_row command_rows[] = {
         JOB_ARG_FORBIDDEN),
     ROW("timeout", OPT_FLOAT, timeout, "10", 0.01, 1e6, "S",
         "seconds that such a program may take for an answer"),
-    ROW("agents", OPT_INT, agents, NULL, 0, WORLD_AGENTS, "N", "number of agents; default 20"),
+    ROW("agents", OPT_INT, agents, NULL, 0, WORLD_AGENTS_MAX, "N", "number of agents; default 20"),
     ROW("steps", OPT_INT, steps, NULL, 0, TRACE_TICKS, "N",
         "maximum ticks of an episode; default 500"),
     ROW("maps", OPT_INT, maps, NULL, 0, 100000, "N",
@@ -183,7 +183,7 @@ static void map_measure(const struct world *w, struct episode_metrics *l, int64_
 
 static int episode_run(const struct options *o, const struct world_player *p, uint64_t seed,
                        struct world *w, int64_t *ticks, struct error *err) {
-    int16_t actions[WORLD_AGENTS] = {0};
+    int16_t actions[WORLD_AGENTS_MAX] = {0};
     world_reset(w, &o->rules, (int)o->agents, seed);
     while (!world_terminated(w) && w->tick < o->steps) {
         if (player_act(p, w, &o->rules, seed, actions, err) != OK) return err->code;
@@ -312,7 +312,7 @@ struct live_world {
 /* Appends one tick to the trace. */
 static int live_world_step(void *ctx, struct error *err) {
     struct live_world *l = ctx;
-    int16_t actions[WORLD_AGENTS] = {0};
+    int16_t actions[WORLD_AGENTS_MAX] = {0};
     if (world_terminated(&l->w) || l->w.tick >= l->t.steps) return 0;
     int rc = player_act(l->player, &l->w, &l->t.rules, l->seed, actions, err);
     if (rc == OK) rc = trace_append(&l->t, &l->w, actions, err);
@@ -348,8 +348,8 @@ static json_t *agent_json(const struct live_world *l, int i) {
     world_observe(&l->w, &l->t.rules, i, &see);
     world_prompt(&l->w, &l->t.rules, i, &prompt);
     for (int k = 0; k < 2; k++)
-        if (a->last[k] >= 0)
-            json_array_append_new(last, json_string(world_action_names[a->last[k]]));
+        if (a->last_actions[k] >= 0)
+            json_array_append_new(last, json_string(world_action_names[a->last_actions[k]]));
     return json_pack(
         "{s:i,s:b,s:[i,i],s:i,s:s,s:i,s:o,s:o,s:i,s:i,s:i,s:i,s:i,s:i,s:f,s:f,s:f,s:o,"
         "s:o}",

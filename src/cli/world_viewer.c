@@ -135,7 +135,8 @@ static void add_selected(const struct world_viewer *v, struct buf *out) {
     buf_puts(out, "\nprompt: ");
     world_prompt(v->w, &v->t->rules, v->agent, out);
     buf_printf(out, "\ndid:    %s, reward %.1f\n",
-               a->last[1] >= 0 ? world_action_names[a->last[1]] : "nothing yet", a->reward);
+               a->last_actions[1] >= 0 ? world_action_names[a->last_actions[1]] : "nothing yet",
+               a->reward);
     if (v->describe && v->w->tick == v->t->n_ticks && v->w->tick > 0)
         v->describe(v->ctx, v->agent, out);
 }

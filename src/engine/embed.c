@@ -46,8 +46,9 @@ int engine_embed(struct engine *e, const struct token_seq *texts, int32_t n,
     if (texts_check(e, texts, n, adapter, err) != OK) return err->code;
     struct lora_part part = {.pack = adapter ? adapter_pack(adapter, e->o.lora_elem) : NULL,
                              .weight = 1};
-    struct lora_segment adapter_seg = {
-        .parts = &part, .n_parts = adapter != NULL, .vocab = adapter ? adapter->overlay : NULL};
+    struct lora_segment adapter_seg = {.parts = &part,
+                                       .n_parts = adapter != NULL,
+                                       .vocab = adapter ? adapter->vocab_overrides : NULL};
     int32_t slot = slot_find_lru(e, false), rc = OK;
     if (slot < 0) return error_set(err, ERR_STATE, "every slot of the engine is busy");
     e->slots[slot].n = e->slots[slot].n_known = 0;

@@ -441,7 +441,7 @@ static void request_state_set_adapters(const struct engine *e, const struct engi
     struct request_state *s = r->state;
     engine_adapters_key(r, s->key);
     s->n_parts = r->adapter ? 1 : r->n_mix;
-    s->overlay = r->adapter ? r->adapter->overlay : NULL;
+    s->overlay = r->adapter ? r->adapter->vocab_overrides : NULL;
     s->parts = xcalloc((size_t)MAX(s->n_parts, 1), sizeof *s->parts);
     for (int32_t i = 0; i < s->n_parts; i++) {
         struct weighted_adapter term =

@@ -219,13 +219,13 @@ struct eval_subject {
 struct eval_task {
     char *name;
     enum eval_output_type output_type;
-    int64_t n;
+    int64_t n_questions;
     bool reports_acc_norm;         /* acc_norm is its usual metric */
     char *delimiter;               /* text between a context and an option */
     struct strings files;          /* files that were read */
     struct eval_subject *subjects; /* [n_subjects] */
     int n_subjects;
-    struct eval_question *v; /* [n]; NULL if questions are generated */
+    struct eval_question *questions; /* [n]; NULL if questions are generated */
     int family; /* generated questions: index in fry_families, or in split_evidence.c; -1: questions
                    of files */
     bool is_split_evidence;
@@ -337,7 +337,7 @@ int eval_solver_answer(void *solver, const struct eval_task *task, struct eval_r
 struct grader;
 int eval_task_grader(const struct eval_task *task, const struct grader **out, struct error *err);
 /* Approximate length of the longest request of a task from files, in tokens. */
-int32_t eval_task_max_request(const struct eval_task *task, const struct tokenizer *tok);
+int32_t eval_task_max_request_tokens(const struct eval_task *task, const struct tokenizer *tok);
 /* Encodes like lm-evaluation-harness: white space at the end of the context moves to the
  * continuation, both are encoded as one text, which is cut at the length of the encoded context.
  * Appends to both outputs. If no token is left for the continuation, it is encoded separately. */

@@ -291,7 +291,7 @@ static void job_finish(struct eval_window *w, struct eval_job *j) {
     job_release(j);
 }
 
-int32_t eval_task_max_request(const struct eval_task *task, const struct tokenizer *tok) {
+int32_t eval_task_max_request_tokens(const struct eval_task *task, const struct tokenizer *tok) {
     int32_t max_tokens = 0,
             *preamble_tokens = xcalloc((size_t)MAX(task->n_subjects, 1), sizeof *preamble_tokens);
     struct token_ids ids = {0};
@@ -300,8 +300,8 @@ int32_t eval_task_max_request(const struct eval_task *task, const struct tokeniz
                          TOKENIZER_ADD_BOS, &ids);
         preamble_tokens[i] = ids.n;
     }
-    for (int64_t i = 0; task->family < 0 && i < task->n; i++) {
-        const struct eval_question *q = &task->v[i];
+    for (int64_t i = 0; task->family < 0 && i < task->n_questions; i++) {
+        const struct eval_question *q = &task->questions[i];
         for (int k = 0; k < MAX(q->n, 1); k++, ids.n = 0) {
             const char *context = q->contexts[k] ? q->contexts[k] : q->context;
             tokenizer_encode(tok, context, strlen(context), 0, &ids);
@@ -321,7 +321,8 @@ static int window_refill(struct eval_window *w, struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < WINDOW_JOBS; i++) {
         if (job_is_done(&w->jobs[i])) job_finish(w, &w->jobs[i]);
-        if (w->jobs[i].n == 0 && w->next < w->task->n) rc = job_begin(w, &w->jobs[i], err);
+        if (w->jobs[i].n == 0 && w->next < w->task->n_questions)
+            rc = job_begin(w, &w->jobs[i], err);
     }
     return rc;
 }
@@ -338,9 +339,9 @@ int eval_task_grader(const struct eval_task *task, const struct grader **out, st
     *out = NULL;
     if (task->output_type != EVAL_GENERATE) return OK;
     if (!(*out = grader_find(task->grader, err))) return err->code;
-    for (int64_t i = 0; i < task->n; i++)
-        if (grader_check(*out, task->v[i].answer, err) != OK)
-            return question_error_wrap(task, &task->v[i], i, err);
+    for (int64_t i = 0; i < task->n_questions; i++)
+        if (grader_check(*out, task->questions[i].answer, err) != OK)
+            return question_error_wrap(task, &task->questions[i], i, err);
     return OK;
 }
 
@@ -351,9 +352,9 @@ int eval_solver_answer(void *solver, const struct eval_task *task, struct eval_r
     double start = clock_now();
     int rc = eval_task_grader(task, &w.grader, err);
     w.jobs = xcalloc(WINDOW_JOBS, sizeof *w.jobs);
-    while (rc == OK && w.done < task->n) {
+    while (rc == OK && w.done < task->n_questions) {
         rc = window_refill(&w, err);
-        if (rc == OK && w.done < task->n) engine_step(w.s->e);
+        if (rc == OK && w.done < task->n_questions) engine_step(w.s->e);
         if (p) progress_update(p, done + w.done, task->name);
     }
     window_drain(&w);
@@ -368,7 +369,7 @@ int eval_run_family(struct engine *e, const struct tokenizer *tok, int family,
                     struct progress *p, struct error *err) {
     struct eval_task task = {.name = (char *)(uintptr_t)fry_families[family].name,
                              .output_type = EVAL_CHAT_CHOICE,
-                             .n = n,
+                             .n_questions = n,
                              .family = family,
                              .split = split,
                              .seed = seed};
@@ -404,17 +405,17 @@ static int by_hash(const void *a, const void *b) {
 }
 
 int32_t eval_task_clusters(const struct eval_task *task, int32_t *cluster_of) {
-    struct cluster_key *v = xcalloc((size_t)MAX(task->n, 1), sizeof *v);
-    for (int64_t i = 0; i < task->n; i++) {
+    struct cluster_key *v = xcalloc((size_t)MAX(task->n_questions, 1), sizeof *v);
+    for (int64_t i = 0; i < task->n_questions; i++) {
         struct eval_question scratch;
         const struct eval_question *q = eval_task_question(task, i, &scratch);
         const void *key = q->cluster ? (const void *)q->cluster : &i;
         v[i] = (struct cluster_key){hash_fnv1a(key, q->cluster ? strlen(q->cluster) : sizeof i), i};
         if (q == &scratch) eval_question_release(&scratch);
     }
-    qsort(v, (size_t)task->n, sizeof *v, by_hash);
+    qsort(v, (size_t)task->n_questions, sizeof *v, by_hash);
     int32_t n = 0;
-    for (int64_t i = 0; i < task->n; i++) {
+    for (int64_t i = 0; i < task->n_questions; i++) {
         n += i == 0 || v[i].hash != v[i - 1].hash;
         cluster_of[v[i].index] = n - 1;
     }

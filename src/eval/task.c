@@ -528,8 +528,8 @@ static int task_read_files(struct eval_task *b, const struct task_config *config
                                    err);
     for (int64_t i = 0; rc == OK && i < questions.n; i++)
         b->longest = MAX(b->longest, question_bytes(b, &questions.v[i]));
-    b->v = questions.v;
-    b->n = questions.n;
+    b->questions = questions.v;
+    b->n_questions = questions.n;
     questions_release(&examples);
     return rc;
 }
@@ -583,7 +583,7 @@ static int family_open(struct eval_task *b, int family, const struct eval_task_o
         return error_set(err, ERR_USAGE, "'%s' takes no examples; leave out --shots", b->name);
     b->family = family;
     b->output_type = EVAL_CHAT_CHOICE;
-    b->n = o->n ? o->n : FAMILY_N;
+    b->n_questions = o->n ? o->n : FAMILY_N;
     b->split = o->split;
     b->seed = o->seed;
     return OK;
@@ -611,7 +611,8 @@ int eval_task_open(struct eval_task *b, const char *name, const struct eval_task
 }
 
 void eval_task_release(struct eval_task *b) {
-    for (int64_t i = 0; b->v && i < b->n; i++) eval_question_release(&b->v[i]);
+    for (int64_t i = 0; b->questions && i < b->n_questions; i++)
+        eval_question_release(&b->questions[i]);
     for (int i = 0; i < b->n_subjects; i++) {
         free(b->subjects[i].name);
         free(b->subjects[i].preamble);
@@ -619,7 +620,7 @@ void eval_task_release(struct eval_task *b) {
     strings_release(&b->files);
     strings_release(&b->stops);
     free(b->subjects);
-    free(b->v);
+    free(b->questions);
     free(b->name);
     free(b->delimiter);
     free(b->grader);
@@ -636,7 +637,7 @@ static void item_generate(const struct eval_task *b, int64_t i, struct task_item
 const struct eval_question *eval_task_question(const struct eval_task *b, int64_t i,
                                                struct eval_question *scratch) {
     *scratch = (struct eval_question){0};
-    if (b->family < 0) return &b->v[i];
+    if (b->family < 0) return &b->questions[i];
     struct task_item it;
     item_generate(b, i, &it);
     *scratch = (struct eval_question){
@@ -696,10 +697,10 @@ static void question_to_item(const struct eval_task *b, const struct eval_questi
 }
 
 struct task_item *eval_task_items(const struct eval_task *b) {
-    struct task_item *v = xcalloc((size_t)MAX(b->n, 1), sizeof *v);
-    for (int64_t i = 0; i < b->n; i++) {
+    struct task_item *v = xcalloc((size_t)MAX(b->n_questions, 1), sizeof *v);
+    for (int64_t i = 0; i < b->n_questions; i++) {
         if (b->family < 0)
-            question_to_item(b, &b->v[i], &v[i]);
+            question_to_item(b, &b->questions[i], &v[i]);
         else
             item_generate(b, i, &v[i]);
     }

@@ -17,7 +17,7 @@ static bool has_module(const struct adapter *a, int32_t i) {
 }
 
 static double *coefs_alloc(const struct operands *x) {
-    return xcalloc((size_t)operand_modules(x) * (size_t)x->n, sizeof(double));
+    return xcalloc((size_t)operand_modules(x) * (size_t)x->n_parents, sizeof(double));
 }
 
 /* operator_weighted_sum; takes ownership of `coef`. */
@@ -33,7 +33,7 @@ static struct adapter *weighted_sum_uniform(const struct operands *x, const doub
                                             json_t *lineage, struct error *err) {
     double *coef = coefs_alloc(x);
     for (int32_t i = 0; i < operand_modules(x); i++)
-        memcpy(coef + (size_t)i * (size_t)x->n, w, (size_t)x->n * sizeof *w);
+        memcpy(coef + (size_t)i * (size_t)x->n_parents, w, (size_t)x->n_parents * sizeof *w);
     return weighted_sum_free_coefs(x, coef, lineage, err);
 }
 
@@ -47,7 +47,7 @@ static struct adapter *make_factor_blend(const struct operands *x, json_t *linea
 
 static struct adapter *make_delta(const struct operands *x, json_t *lineage, struct error *err) {
     double w[OPERATOR_PARENTS_MAX];
-    for (int p = 0; p < x->n; p++) w[p] = operand_weight(x, p);
+    for (int p = 0; p < x->n_parents; p++) w[p] = operand_weight(x, p);
     return weighted_sum_uniform(x, w, lineage, err);
 }
 
@@ -55,9 +55,9 @@ static struct adapter *make_delta(const struct operands *x, json_t *lineage, str
  * parent never has a larger share; equal weights give equal shares. */
 static struct adapter *make_ratio(const struct operands *x, json_t *lineage, struct error *err) {
     double w[OPERATOR_PARENTS_MAX], low = 0, sum = 0;
-    for (int p = 0; p < x->n; p++) low = MIN(low, operand_weight(x, p));
-    for (int p = 0; p < x->n; p++) sum += w[p] = operand_weight(x, p) - low;
-    for (int p = 0; p < x->n; p++) w[p] = sum > 0 ? w[p] / sum : 1.0 / x->n;
+    for (int p = 0; p < x->n_parents; p++) low = MIN(low, operand_weight(x, p));
+    for (int p = 0; p < x->n_parents; p++) sum += w[p] = operand_weight(x, p) - low;
+    for (int p = 0; p < x->n_parents; p++) w[p] = sum > 0 ? w[p] / sum : 1.0 / x->n_parents;
     return weighted_sum_uniform(x, w, lineage, err);
 }
 
@@ -102,9 +102,9 @@ static void slerp_coefs(double aa, double bb, double ab, double t, double w[2]) 
 static void module_gram(const struct operands *x, int32_t i, double *g) {
     const struct model_config *shape = &x->parents[0]->shape;
     int64_t in = proj_in(shape, i % N_PROJ), out = proj_out(shape, i % N_PROJ);
-    for (int a = 0; a < x->n; a++)
+    for (int a = 0; a < x->n_parents; a++)
         for (int b = 0; b <= a; b++)
-            g[a * x->n + b] = g[b * x->n + a] =
+            g[a * x->n_parents + b] = g[b * x->n_parents + a] =
                 lora_dot(&x->parents[b]->loras[i], &x->parents[a]->loras[i], out, in);
 }
 
@@ -201,34 +201,35 @@ static int module_karcher(const struct operands *x, int32_t i, const double *sha
     double g[OPERATOR_PARENTS_MAX * OPERATOR_PARENTS_MAX], norm[OPERATOR_PARENTS_MAX];
     double direction_share[OPERATOR_PARENTS_MAX], sum = 0, size = 0;
     module_gram(x, i, g);
-    gram_normalise(g, x->n, norm);
-    for (int p = 0; p < x->n; p++) {
+    gram_normalise(g, x->n_parents, norm);
+    for (int p = 0; p < x->n_parents; p++) {
         direction_share[p] = norm[p] > 0 ? share[p] : 0;
         sum += direction_share[p];
         size += share[p] * norm[p];
     }
     if (sum == 0) return OK; /* no parent has a direction, or the shares cancel */
-    vector_scale(direction_share, x->n, 1 / sum);
-    if (!karcher_mean(g, direction_share, x->n, coef))
+    vector_scale(direction_share, x->n_parents, 1 / sum);
+    if (!karcher_mean(g, direction_share, x->n_parents, coef))
         return error_set(err, ERR_NUMERIC,
                          "the spherical mean of '%s' does not converge; use weights that differ "
                          "less, none below 0",
                          proj_names[i % N_PROJ]);
-    for (int p = 0; p < x->n; p++) coef[p] = norm[p] > 0 ? coef[p] * size / norm[p] : 0;
+    for (int p = 0; p < x->n_parents; p++) coef[p] = norm[p] > 0 ? coef[p] * size / norm[p] : 0;
     return OK;
 }
 
 static struct adapter *make_karcher(const struct operands *x, json_t *lineage, struct error *err) {
     double share[OPERATOR_PARENTS_MAX], sum = 0;
-    for (int p = 0; p < x->n; p++) sum += share[p] = operand_weight(x, p);
+    for (int p = 0; p < x->n_parents; p++) sum += share[p] = operand_weight(x, p);
     if (sum == 0) {
         error_set(err, ERR_USAGE, "the weights cancel");
         return NULL;
     }
-    vector_scale(share, x->n, 1 / sum);
+    vector_scale(share, x->n_parents, 1 / sum);
     double *coef = coefs_alloc(x);
     for (int32_t i = 0; i < operand_modules(x); i++) {
-        if (module_karcher(x, i, share, coef + (size_t)i * (size_t)x->n, err) == OK) continue;
+        if (module_karcher(x, i, share, coef + (size_t)i * (size_t)x->n_parents, err) == OK)
+            continue;
         free(coef);
         return NULL;
     }
@@ -242,7 +243,7 @@ static struct adapter *make_karcher(const struct operands *x, json_t *lineage, s
  */
 static void module_stock(const struct operands *x, int32_t i, double *coef) {
     double g[OPERATOR_PARENTS_MAX * OPERATOR_PARENTS_MAX], norm[OPERATOR_PARENTS_MAX], c = 0;
-    int n = x->n;
+    int n = x->n_parents;
     module_gram(x, i, g);
     gram_normalise(g, n, norm);
     for (int a = 0; a < n; a++)
@@ -255,7 +256,7 @@ static void module_stock(const struct operands *x, int32_t i, double *coef) {
 static struct adapter *make_stock(const struct operands *x, json_t *lineage, struct error *err) {
     double *coef = coefs_alloc(x);
     for (int32_t i = 0; i < operand_modules(x); i++)
-        module_stock(x, i, coef + (size_t)i * (size_t)x->n);
+        module_stock(x, i, coef + (size_t)i * (size_t)x->n_parents);
     return weighted_sum_free_coefs(x, coef, lineage, err);
 }
 
@@ -263,20 +264,21 @@ static struct adapter *make_stock(const struct operands *x, json_t *lineage, str
  * if all are 0, uniformly. */
 static int sample_parent(const struct operands *x, const bool *eligible, struct rng *rng) {
     double w[OPERATOR_PARENTS_MAX], sum = 0;
-    for (int p = 0; p < x->n; p++) sum += w[p] = eligible[p] ? MAX(0, operand_weight(x, p)) : 0;
+    for (int p = 0; p < x->n_parents; p++)
+        sum += w[p] = eligible[p] ? MAX(0, operand_weight(x, p)) : 0;
     bool uniform = sum == 0;
-    for (int p = 0; uniform && p < x->n; p++) sum += w[p] = eligible[p];
-    return select_roulette_wheel(w, sum, x->n, rng);
+    for (int p = 0; uniform && p < x->n_parents; p++) sum += w[p] = eligible[p];
+    return select_roulette_wheel(w, sum, x->n_parents, rng);
 }
 
 /* Copies modules [begin, begin + n) from one parent, sampled among those that have any of them. */
 static void choose_group_parent(const struct operands *x, int32_t begin, int32_t n, double *coef) {
     struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)begin, 1);
     bool eligible[OPERATOR_PARENTS_MAX] = {false};
-    for (int p = 0; p < x->n; p++)
+    for (int p = 0; p < x->n_parents; p++)
         for (int32_t i = begin; i < begin + n; i++) eligible[p] |= has_module(x->parents[p], i);
     int parent = sample_parent(x, eligible, &rng);
-    for (int32_t i = begin; i < begin + n; i++) coef[i * x->n + parent] = 1;
+    for (int32_t i = begin; i < begin + n; i++) coef[i * x->n_parents + parent] = 1;
 }
 
 static struct adapter *uniform_crossover(const struct operands *x, int32_t n, json_t *lineage,
@@ -338,12 +340,12 @@ static void choose_triplets(const struct operands *x, const struct svd *sv, int3
                             struct adapter_builder *d) {
     struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)i, 3);
     int max_rank = 0;
-    for (int p = 0; p < x->n; p++) max_rank = MAX(max_rank, sv[p].n);
+    for (int p = 0; p < x->n_parents; p++) max_rank = MAX(max_rank, sv[p].n);
     int32_t r = operand_rank(x, i, max_rank);
     float *a = adapter_builder_add(d, i, r), *b = adapter_builder_b(d, i, a);
     for (int32_t c = 0; c < r; c++) {
         bool eligible[OPERATOR_PARENTS_MAX] = {false};
-        for (int p = 0; p < x->n; p++) eligible[p] = c < sv[p].n;
+        for (int p = 0; p < x->n_parents; p++) eligible[p] = c < sv[p].n;
         svd_write_triplet(&sv[sample_parent(x, eligible, &rng)], c, r, a, b);
     }
 }
@@ -355,7 +357,7 @@ static struct adapter *make_svd(const struct operands *x, json_t *lineage, struc
         struct svd sv[OPERATOR_PARENTS_MAX];
         struct arena ar = {0};
         int in = proj_in(shape, i % N_PROJ), out = proj_out(shape, i % N_PROJ), is_adapted = 0;
-        for (int p = 0; p < x->n; p++) {
+        for (int p = 0; p < x->n_parents; p++) {
             const struct lora *lo = &x->parents[p]->loras[i];
             sv[p] = (struct svd){.out = out, .in = in};
             if (lo->r == 0) continue;

@@ -260,7 +260,7 @@ int lineage_print(const json_t *generations, const char *name, FILE *f, struct e
 struct operands {
     struct adapter *const *parents; /* [n]; a crossover of two calls them a and b */
     const float *weights;           /* [n], or NULL: 1 / n each */
-    int n;
+    int n_parents;
     /* Rank of every module of a child made from ΔW, limited by the module's dimensions; 0: the
      * largest parent's in that module. Mutations except `rank`, and PEFT's rows on A and B, keep
      * the parents' ranks. */

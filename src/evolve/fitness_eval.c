@@ -66,8 +66,8 @@ static bool is_test_item(const struct task_item *it) {
 
 static int source_split(struct task_source *s, uint64_t seed, struct error *err) {
     for (int k = 0; k < 2; k++)
-        s->indices[k] = xcalloc((size_t)s->bank.n + 1, sizeof *s->indices[k]);
-    for (int64_t i = 0; i < s->bank.n; i++) {
+        s->indices[k] = xcalloc((size_t)s->bank.n_questions + 1, sizeof *s->indices[k]);
+    for (int64_t i = 0; i < s->bank.n_questions; i++) {
         int k = is_test_item(&s->items[i]);
         if (s->items[i].n_choices < 2)
             return error_set(
@@ -118,7 +118,7 @@ int evolve_run_open_tasks(struct evolve_run *r, const struct strings *tasks, str
 void evolve_run_close_tasks(struct evolve_run *r) {
     for (struct task_source *s; (s = r->sources);) {
         r->sources = s->next;
-        task_items_release(s->items, s->bank.n);
+        task_items_release(s->items, s->bank.n_questions);
         eval_task_release(&s->bank);
         for (int k = 0; k < 2; k++) free(s->indices[k]);
         free(s->name);

@@ -248,7 +248,7 @@ static void tensors_release(struct tensors *t) {
  * leaves it out. */
 static int deltas_fill(struct tensors *t, const struct operands *x, int32_t i, bool peft,
                        struct error *err) {
-    for (int p = 0; p < x->n; p++) {
+    for (int p = 0; p < x->n_parents; p++) {
         const struct lora *lo = &x->parents[p]->loras[i];
         if (lo->r == 0 && peft) continue;
         if (!(t->x[t->n] = try_calloc(t->rows * t->cols, sizeof *t->x[0], err))) return err->code;
@@ -281,7 +281,7 @@ static int module_merge(const struct operands *x, int32_t i, struct merge_rule r
 
 static bool any_parent_has_module(const struct operands *x, int32_t i) {
     bool any = false;
-    for (int p = 0; p < x->n; p++) any |= x->parents[p]->loras[i].r > 0;
+    for (int p = 0; p < x->n_parents; p++) any |= x->parents[p]->loras[i].r > 0;
     return any;
 }
 
@@ -301,7 +301,7 @@ static struct adapter *merge_delta(const struct operands *x, struct merge_rule r
  * no parent has the module. */
 static int ranks_check(const struct operands *x, int32_t i, int32_t *r, struct error *err) {
     *r = 0;
-    for (int p = 0; p < x->n; p++) {
+    for (int p = 0; p < x->n_parents; p++) {
         int32_t parent_rank = x->parents[p]->loras[i].r;
         if (*r && parent_rank && parent_rank != *r)
             return error_set(err, ERR_MISMATCH,
@@ -321,7 +321,7 @@ static int ranks_check(const struct operands *x, int32_t i, int32_t *r, struct e
 static void factor_merge(const struct operands *x, int32_t i, bool is_b, struct merge_rule rule,
                          size_t size, float *to) {
     struct tensors t = {.rows = 1, .cols = size};
-    for (int p = 0; p < x->n; p++) {
+    for (int p = 0; p < x->n_parents; p++) {
         const struct lora *lo = &x->parents[p]->loras[i];
         if (lo->r == 0) continue;
         double weight = operand_weight(x, p) * (double)lo->scale;
@@ -354,17 +354,18 @@ static struct adapter *merge_factors(const struct operands *x, struct merge_rule
 
 static struct adapter *make_cat(const struct operands *x, json_t *lineage, struct error *err) {
     float w[OPERATOR_PARENTS_MAX];
-    for (int p = 0; p < x->n; p++) w[p] = (float)operand_weight(x, p);
-    return operator_set_lineage(adapter_concat(x->parents, w, x->n, err), lineage);
+    for (int p = 0; p < x->n_parents; p++) w[p] = (float)operand_weight(x, p);
+    return operator_set_lineage(adapter_concat(x->parents, w, x->n_parents, err), lineage);
 }
 
 /* PEFT's svd: a weighted sum of ΔW, which needs no dense matrix. */
 static struct adapter *make_svd(const struct operands *x, json_t *lineage, struct error *err) {
     int32_t modules = operand_modules(x);
-    double *coef = xcalloc((size_t)modules * (size_t)x->n, sizeof *coef);
+    double *coef = xcalloc((size_t)modules * (size_t)x->n_parents, sizeof *coef);
     for (int32_t i = 0; i < modules; i++)
-        for (int p = 0; p < x->n; p++)
-            coef[i * x->n + p] = operand_weight(x, p) * (double)x->parents[p]->loras[i].scale;
+        for (int p = 0; p < x->n_parents; p++)
+            coef[i * x->n_parents + p] =
+                operand_weight(x, p) * (double)x->parents[p]->loras[i].scale;
     struct adapter *child = operator_weighted_sum(x, coef, lineage, err);
     free(coef);
     return child;

@@ -47,12 +47,12 @@ int32_t operand_modules(const struct operands *x) {
 }
 
 double operand_weight(const struct operands *x, int p) {
-    return x->weights ? (double)x->weights[p] : 1.0 / x->n;
+    return x->weights ? (double)x->weights[p] : 1.0 / x->n_parents;
 }
 
 int32_t operand_rank(const struct operands *x, int32_t i, int32_t max_rank) {
     int32_t r = x->rank;
-    for (int p = 0; x->rank == 0 && p < x->n; p++) r = MAX(r, x->parents[p]->loras[i].r);
+    for (int p = 0; x->rank == 0 && p < x->n_parents; p++) r = MAX(r, x->parents[p]->loras[i].r);
     const struct model_config *shape = &x->parents[0]->shape;
     r = MIN(r, MIN(proj_in(shape, i % N_PROJ), proj_out(shape, i % N_PROJ)));
     return MIN(r, max_rank);
@@ -91,7 +91,7 @@ static int contributing_parents(const struct operands *x, const double *coef, in
                                 int *rank_sum) {
     int n = 0;
     *rank_sum = 0;
-    for (int p = 0; p < x->n; p++) {
+    for (int p = 0; p < x->n_parents; p++) {
         if (coef[p] == 0 || x->parents[p]->loras[i].r == 0) continue;
         *last = p;
         *rank_sum += x->parents[p]->loras[i].r;
@@ -113,7 +113,7 @@ static void module_sum(const struct operands *x, const double *coef, int32_t i,
     struct arena ar = {0};
     struct lowrank_sum s =
         lowrank_sum_new(&ar, proj_out(shape, i % N_PROJ), proj_in(shape, i % N_PROJ), rank_sum);
-    for (int p = 0, column = 0; p < x->n; p++) {
+    for (int p = 0, column = 0; p < x->n_parents; p++) {
         const struct lora *lo = &x->parents[p]->loras[i];
         if (coef[p] == 0) continue;
         lowrank_sum_add(&s, lo, coef[p], column);
@@ -131,17 +131,17 @@ struct adapter *operator_weighted_sum(const struct operands *x, const double *co
     const struct adapter *a = x->parents[0];
     struct adapter_builder d = adapter_builder_init(&a->shape, a->config.dropout);
     for (int32_t i = 0; i < operand_modules(x); i++)
-        module_sum(x, coef + (size_t)i * (size_t)x->n, i, &d);
+        module_sum(x, coef + (size_t)i * (size_t)x->n_parents, i, &d);
     return operator_finish(&d, lineage, err);
 }
 
 static int parents_check(const struct adapter_operator *op, const struct operands *x,
                          struct error *err) {
-    if (x->n < op->min_parents || x->n > op->max_parents)
+    if (x->n_parents < op->min_parents || x->n_parents > op->max_parents)
         return error_set(err, ERR_USAGE, "operator '%s' takes %d%s parent%s, not %d", op->name,
                          op->min_parents, op->max_parents > op->min_parents ? " or more" : "",
-                         op->max_parents > 1 ? "s" : "", x->n);
-    for (int p = 0; p < x->n; p++) {
+                         op->max_parents > 1 ? "s" : "", x->n_parents);
+    for (int p = 0; p < x->n_parents; p++) {
         const struct adapter *a = x->parents[p];
         CHECK(a->data); /* NULL if only the packed copy was kept */
         if (adapter_require_plain(a, op->name, err) != OK) return err->code;
@@ -179,14 +179,14 @@ static void add_float(struct buf *b, float f) {
 
 static json_t *operator_lineage_json(const struct adapter_operator *op, const struct operands *x) {
     struct buf parents = {0}, weights = {0}, step = {0};
-    for (int p = 0; p < x->n; p++) {
+    for (int p = 0; p < x->n_parents; p++) {
         buf_printf(&parents, "%s%s", p ? " " : "", x->parents[p]->hash);
         if (p) buf_add(&weights, " ", 1);
         add_float(&weights, (float)operand_weight(x, p));
     }
     json_t *o =
         json_pack("{s:s, s:s}", "operator", operator_stored_name(op), "parents", parents.data);
-    if (x->n > 1) json_object_set_new(o, "weights", json_string(weights.data));
+    if (x->n_parents > 1) json_object_set_new(o, "weights", json_string(weights.data));
     add_float(&step, x->step);
     if (op->unit) json_object_set_new(o, "step", json_string(step.data));
     if (x->rank) json_object_set_new(o, "rank", json_sprintf("%d", (int)x->rank));

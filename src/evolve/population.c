@@ -484,7 +484,7 @@ static int make_crossover(const struct population *p, const struct adapter_opera
     struct adapter *parents[2] = {a->adapter, b->adapter};
     struct operands x = {.parents = parents,
                          .weights = weights_for(op, a, b, t, w),
-                         .n = 2,
+                         .n_parents = 2,
                          .rank = op->weighting == WEIGHTING_FACTORS ? 0 : (int32_t)p->o->rank,
                          .step = (float)out->step,
                          .seed = rng_u64(rng)};
@@ -499,7 +499,7 @@ static int make_crossover(const struct population *p, const struct adapter_opera
 static int make_mutant(const struct operator_set *s, int which, const struct candidate *a,
                        struct candidate *out, struct rng *rng, struct error *err) {
     struct operands x = {.parents = (struct adapter *[]){a->adapter},
-                         .n = 1,
+                         .n_parents = 1,
                          .step = (float)s->step[which],
                          .seed = rng_u64(rng)};
     out->role = a->role;

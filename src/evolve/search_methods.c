@@ -313,10 +313,11 @@ struct coef_search {
 static struct adapter *coef_search_merge_layers(const struct operands *x, const double *v,
                                                 struct error *err) {
     int modules = operand_modules(x);
-    double *coef = xcalloc((size_t)modules * (size_t)x->n, sizeof *coef);
+    double *coef = xcalloc((size_t)modules * (size_t)x->n_parents, sizeof *coef);
     json_t *lineage = json_pack("{s:s}", "operator", "delta, layer by layer");
     for (int i = 0; i < modules; i++)
-        memcpy(coef + (size_t)i * (size_t)x->n, v + i / N_PROJ * x->n, (size_t)x->n * sizeof *coef);
+        memcpy(coef + (size_t)i * (size_t)x->n_parents, v + i / N_PROJ * x->n_parents,
+               (size_t)x->n_parents * sizeof *coef);
     struct adapter *a = operator_weighted_sum(x, coef, lineage, err);
     json_decref(lineage);
     free(coef);
@@ -330,7 +331,7 @@ static struct adapter *coef_search_merge(const struct coef_search *h, const doub
     for (int i = 0; i < r->n_founders; i++) w[i] = (float)v[i];
     struct operands x = {.parents = r->founders,
                          .weights = w,
-                         .n = r->n_founders,
+                         .n_parents = r->n_founders,
                          .rank = (int32_t)r->o->evolve.rank,
                          .step = NAN,
                          .seed = (uint64_t)r->o->seed};
@@ -482,7 +483,7 @@ static int method_merge(struct evolve_run *r, struct error *err) {
     const struct adapter_operator *op =
         rc == OK ? operator_find(r->o->evolve.merge_operator, err) : NULL;
     struct operands x = {.parents = r->founders,
-                         .n = r->n_founders,
+                         .n_parents = r->n_founders,
                          .rank = (int32_t)r->o->evolve.rank,
                          .step = NAN,
                          .seed = (uint64_t)r->o->seed};

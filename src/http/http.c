@@ -339,7 +339,7 @@ const char *exchange_query(const struct exchange *x, const char *name) {
 const char *exchange_peer(const struct exchange *x) {
     return x->peer;
 }
-const char *exchange_client_key(const struct exchange *x) {
+const char *exchange_limits_name(const struct exchange *x) {
     return x->client;
 }
 bool exchange_is_local(const struct exchange *x) {

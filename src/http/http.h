@@ -115,7 +115,7 @@ struct http_stats {
 struct http_stats http_stats(struct http *h);
 struct client_limits;
 struct client_limits *
-http_limits(struct http *h); /* names: exchange_client_key, and others chosen by the caller */
+http_limits(struct http *h); /* names: exchange_limits_name, and others chosen by the caller */
 
 /* a request */
 
@@ -128,9 +128,9 @@ exchange_wildcard(const struct exchange *x); /* the part of the path that "*" ma
 const char *exchange_header(const struct exchange *x, const char *name); /* NULL: no such header */
 const char *exchange_query(const struct exchange *x, const char *name);
 /* The client's address as text: the address of the socket, or the one that a trusted proxy reports.
- * exchange_client_key is the name under which the client's limits are kept. */
+ * exchange_limits_name is the name under which the client's limits are kept. */
 const char *exchange_peer(const struct exchange *x);
-const char *exchange_client_key(const struct exchange *x);
+const char *exchange_limits_name(const struct exchange *x);
 /* Whether the request comes from this machine: the socket's address is a loopback address, and no
  * proxy has forwarded the request, except a trusted proxy that reports a loopback address. */
 bool exchange_is_local(const struct exchange *x);

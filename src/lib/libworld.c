@@ -32,10 +32,10 @@ struct shoal_world *shoal_world_new(const char *rules, int agents, unsigned long
     struct error inner = {0};
     struct world_rules r = {0};
     struct shoal_world *w = xcalloc(1, sizeof *w);
-    int rc =
-        agents >= 1 && agents <= WORLD_AGENTS
-            ? seed_check(seed, &inner)
-            : error_set(&inner, ERR_USAGE, "%d agents; 1 to %d are possible", agents, WORLD_AGENTS);
+    int rc = agents >= 1 && agents <= WORLD_AGENTS_MAX
+                 ? seed_check(seed, &inner)
+                 : error_set(&inner, ERR_USAGE, "%d agents; 1 to %d are possible", agents,
+                             WORLD_AGENTS_MAX);
     if (rc == OK) rc = world_rules_load(&r, rules ? rules : "repaired", &inner);
     if (rc == OK) rc = trace_init(&w->t, &r, agents, seed, TRACE_TICKS, "library", &inner);
     world_rules_release(&r);
@@ -69,7 +69,7 @@ int shoal_world_reset(struct shoal_world *w, unsigned long long seed, struct sho
 
 int shoal_world_step(struct shoal_world *w, const int *actions, struct shoal_error *err) {
     struct error inner = {0};
-    int16_t action_codes[WORLD_AGENTS] = {0};
+    int16_t action_codes[WORLD_AGENTS_MAX] = {0};
     int64_t n = WORLD_N_ACTIONS * (w->t.rules.vocabulary + 1);
     int rc = OK;
     for (int i = 0; rc == OK && i < w->t.n_agents; i++) {

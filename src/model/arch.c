@@ -8,8 +8,8 @@
  * config.json and GGUF.
  *
  * Invariant: weight_at(0 … weight_count - 1) visits every tensor of a model exactly once, in the
- * same order for every format; model_new numbers its random streams by that order, so it must not
- * change.
+ * same order for every format; model_new_random numbers its random streams by that order, so it
+ * must not change.
  */
 #include "model/internal.h"
 

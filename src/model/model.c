@@ -327,7 +327,8 @@ static void weight_init(struct model *m, const struct weight_info *w, int32_t in
     matrix_init_random(m, matrix, quant_weight_type(&q, &m->config, w), w, std, &rng);
 }
 
-struct model *model_new(const struct model_config *c, uint64_t seed, enum numeric_class cls) {
+struct model *model_new_random(const struct model_config *c, uint64_t seed,
+                               enum numeric_class cls) {
     return model_new_quantized(c, seed, TENSOR_F32, cls);
 }
 

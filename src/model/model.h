@@ -159,9 +159,9 @@ int model_quantize_gguf(const struct model *m, const char *path, const struct qu
                         struct pool *pool, struct progress *p, struct error *err);
 /* A model in memory with every weight f32 and writable (pretraining, tests, `model new`): norms 1,
  * biases 0, matrices N(0, 0.02²) with o and down scaled by 1/sqrt(2L), from the seed. */
-struct model *model_new(const struct model_config *c, uint64_t seed, enum numeric_class cls);
-/* The result of model_new, model_write_gguf with `type`, and model_open, but without a file: only
- * one row is in memory as f32 at a time. */
+struct model *model_new_random(const struct model_config *c, uint64_t seed, enum numeric_class cls);
+/* The result of model_new_random, model_write_gguf with `type`, and model_open, but without a file:
+ * only one row is in memory as f32 at a time. */
 struct model *model_new_quantized(const struct model_config *c, uint64_t seed,
                                   enum tensor_type type, enum numeric_class cls);
 /* The shapes of `model new` and `bench`: some published models, fry, and tiny ones for tests. */

@@ -295,7 +295,7 @@ static void *alerts_thread(void *ctx) {
     pthread_mutex_lock(&a->lock);
     while (!a->quit) {
         if (clock_now() >= due) {
-            due = clock_now() + a->o.seconds;
+            due = clock_now() + a->o.interval_seconds;
             pthread_mutex_unlock(&a->lock);
             alerts_evaluate(a, clock_now());
             pthread_mutex_lock(&a->lock);
@@ -331,7 +331,7 @@ struct alerts *alerts_new(struct metrics *m, const struct alerts_options *o, str
         a->states[i].firing = metric_get(m, METRIC_ALERTS, alert_rules[i].name);
         a->states[i].value = NAN;
     }
-    a->running = o->seconds > 0;
+    a->running = o->interval_seconds > 0;
     if (a->running) CHECK(pthread_create(&a->thread, NULL, alerts_thread, a) == 0);
     return a;
 }

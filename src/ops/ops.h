@@ -179,7 +179,7 @@ int nvml_read(struct nvml *g, struct gpu_stats out[GPUS_MAX]); /* number of GPUs
  */
 
 struct alerts_options {
-    double seconds; /* interval between evaluations; 0: no thread evaluates or sends */
+    double interval_seconds; /* interval between evaluations; 0: no thread evaluates or sends */
     const struct strings *webhooks, *slack_urls; /* URLs; a Slack URL is itself the secret */
     const char *source;                          /* URL of the server, for the messages */
     void (*refresh)(void *ctx); /* updates the caller's metrics before an evaluation; may be NULL */

@@ -25,7 +25,7 @@ struct sandbox_limits sandbox_limits_with_defaults(const struct sandbox_limits *
     if (limits.tmp_size == 0) limits.tmp_size = (size_t)256 << 20;
     if (limits.output == 0) limits.output = (size_t)1 << 20;
     if (limits.processes == 0) limits.processes = 64;
-    if (limits.files == 0) limits.files = 256;
+    if (limits.open_files == 0) limits.open_files = 256;
     return limits;
 }
 

@@ -148,7 +148,7 @@ static bool limits_set(const struct sandbox_limits *l) {
            limit_set(RLIMIT_CPU, l->cpu_seconds, l->cpu_seconds + 1) &&
            limit_set(RLIMIT_AS, (double)l->memory, (double)l->memory) &&
            limit_set(RLIMIT_FSIZE, (double)l->file_size, (double)l->file_size) &&
-           limit_set(RLIMIT_NOFILE, l->files, l->files) &&
+           limit_set(RLIMIT_NOFILE, l->open_files, l->open_files) &&
            limit_set(RLIMIT_NPROC, l->processes, l->processes);
 }
 
@@ -538,7 +538,8 @@ int sandbox_wait(struct sandbox *s, double seconds, struct sandbox_result *out, 
     if (ended && out) {
         *out = (struct sandbox_result){
             .exit_reason = s->exit_reason, .status = s->status, .seconds = s->seconds};
-        buf_add(&out->errs, s->stderr_text.data ? s->stderr_text.data : "", s->stderr_text.len);
+        buf_add(&out->error_output, s->stderr_text.data ? s->stderr_text.data : "",
+                s->stderr_text.len);
     }
     pthread_mutex_unlock(&s->lock);
     return ended ? OK : error_set(err, ERR_STATE, "it has not ended in %.3g seconds", seconds);
@@ -590,7 +591,7 @@ int sandbox_run(const struct sandbox_spec *spec, struct sandbox_result *out, str
 
 void sandbox_result_release(struct sandbox_result *r) {
     buf_release(&r->out);
-    buf_release(&r->errs);
+    buf_release(&r->error_output);
     *r = (struct sandbox_result){0};
 }
 

@@ -51,7 +51,7 @@ struct sandbox_limits {
     size_t tmp_size;    /* 256 MiB for all files in /tmp, and again for those in /dev/shm */
     size_t output;      /* 1 MiB for standard output, and again for standard error */
     int processes;      /* 64 processes and threads, two of which are bwrap's */
-    int files;          /* 256 open descriptors per process */
+    int open_files;     /* 256 open descriptors per process */
 };
 
 struct sandbox_spec {
@@ -82,9 +82,9 @@ enum sandbox_exit_reason {
 
 struct sandbox_result {
     enum sandbox_exit_reason exit_reason;
-    int status;           /* exit status if SANDBOX_EXITED, else -1 */
-    double seconds;       /* duration, including the sandbox's own time */
-    struct buf out, errs; /* stdout and stderr; control characters are not removed */
+    int status;                   /* exit status if SANDBOX_EXITED, else -1 */
+    double seconds;               /* duration, including the sandbox's own time */
+    struct buf out, error_output; /* stdout and stderr; control characters are not removed */
 };
 
 /* Whether commands can be run in a sandbox here, tested by running one: OK, or ERR_STATE or

@@ -64,14 +64,14 @@ static void concurrency_release(struct server *s, const struct exchange *x,
                                 const struct auth_caller *c) {
     char key[KEY_ID_LEN + 4];
     key_client_name(c->key, key);
-    client_limits_release(http_limits(s->http), exchange_client_key(x), LIMIT_REQUESTS, 1);
+    client_limits_release(http_limits(s->http), exchange_limits_name(x), LIMIT_REQUESTS, 1);
     if (*c->key) client_limits_release(http_limits(s->http), key, LIMIT_REQUESTS, 1);
 }
 
 /* Requests from this machine are not limited. */
 static int concurrency_acquire(struct server *s, struct exchange *x, const char *id) {
     struct client_limits *l = http_limits(s->http);
-    int64_t limit = s->o->max_concurrent;
+    int64_t limit = s->options->max_concurrent;
     struct auth_caller *c = xcalloc(1, sizeof *c);
     char key[KEY_ID_LEN + 4];
     snprintf(c->key, sizeof c->key, "%s", id);
@@ -80,7 +80,7 @@ static int concurrency_acquire(struct server *s, struct exchange *x, const char 
     key_client_name(id, key);
     bool by_key = !*id || client_limits_acquire(l, key, LIMIT_REQUESTS, 1, limit);
     c->counted =
-        by_key && client_limits_acquire(l, exchange_client_key(x), LIMIT_REQUESTS, 1, limit);
+        by_key && client_limits_acquire(l, exchange_limits_name(x), LIMIT_REQUESTS, 1, limit);
     if (c->counted) return OK;
     if (by_key && *id) client_limits_release(l, key, LIMIT_REQUESTS, 1);
     retry_after_add(x, 1);
@@ -105,12 +105,13 @@ static bool is_exempt_from_backoff(struct server *s, const struct exchange *x, c
     if (!keys_lookup(s->keys, secret, id)) return false;
     if (strncmp(id, "cli-", 4) != 0) return true;
     int bit = fixed_key_bit(id);
-    return bit >= 0 && client_limits_was_auth_ok(http_limits(s->http), exchange_client_key(x), bit);
+    return bit >= 0 &&
+           client_limits_was_auth_ok(http_limits(s->http), exchange_limits_name(x), bit);
 }
 
 static int backoff_check(struct server *s, struct exchange *x, const char *secret) {
     double wait =
-        client_limits_auth_backoff(http_limits(s->http), exchange_client_key(x), clock_now());
+        client_limits_auth_backoff(http_limits(s->http), exchange_limits_name(x), clock_now());
     if (!secret || wait <= 0 || is_exempt_from_backoff(s, x, secret)) return OK;
     retry_after_add(x, wait);
     api_fail(x, 429, NULL, NULL, "too_many_wrong_keys",
@@ -164,10 +165,10 @@ static int key_admit(struct server *s, struct exchange *x, int scope, char id[KE
                    (double)now.tv_sec + (double)now.tv_nsec * 1e-9, &a);
     memcpy(id, a.id, KEY_ID_LEN);
     if (secret && a.verdict == KEY_UNKNOWN)
-        client_limits_auth_failed(http_limits(s->http), exchange_client_key(x), secret,
+        client_limits_auth_failed(http_limits(s->http), exchange_limits_name(x), secret,
                                   clock_now());
     else if (fixed_key_bit(a.id) >= 0)
-        client_limits_auth_ok(http_limits(s->http), exchange_client_key(x), fixed_key_bit(a.id));
+        client_limits_auth_ok(http_limits(s->http), exchange_limits_name(x), fixed_key_bit(a.id));
     return a.verdict == KEY_ADMITTED ? OK : key_refuse(s, x, &a);
 }
 
@@ -181,8 +182,8 @@ static bool has_token(struct server *s, const struct exchange *x) {
 
 /* Without keys, chat is open to this machine, and by --no-auth to others. */
 static bool is_open_without_key(struct server *s, const struct exchange *x, int scope) {
-    return scope == SCOPE_CHAT && !keys_exist(s->keys) && (exchange_is_local(x) || !s->o->auth) &&
-           !has_token(s, x);
+    return scope == SCOPE_CHAT && !keys_exist(s->keys) &&
+           (exchange_is_local(x) || !s->options->auth) && !has_token(s, x);
 }
 
 /* Refuses new requests while the emergency memory reserve is used up and cannot be allocated again.
@@ -268,27 +269,27 @@ static int key_file_read(struct server *s, const char *path, struct error *err) 
 
 static int keys_load(struct server *s, struct error *err) {
     const char *env_key = getenv("SHOAL_API_KEY");
-    char *path = path_join(s->o->state_dir, "serve.db");
+    char *path = path_join(s->options->state_dir, "serve.db");
     s->keys = keys_open(path, err);
     free(path);
     if (!s->keys) return err->code;
-    for (int i = 0; i < s->o->api_keys.n; i++)
-        if (fixed_key_add(s, s->o->api_keys.v[i], err) != OK) return err->code;
-    if (s->o->api_key_file && key_file_read(s, s->o->api_key_file, err) != OK)
+    for (int i = 0; i < s->options->api_keys.n; i++)
+        if (fixed_key_add(s, s->options->api_keys.v[i], err) != OK) return err->code;
+    if (s->options->api_key_file && key_file_read(s, s->options->api_key_file, err) != OK)
         return error_wrap(err, "--api-key-file");
     return env_key && *env_key ? fixed_key_add(s, env_key, err) : OK;
 }
 
 /* Refuses options that would open a server without keys to other machines or to all web pages. */
 static int address_check(struct server *s, struct error *err) {
-    const struct http_options *o = &s->o->http;
+    const struct http_options *o = &s->options->http;
     if (keys_exist(s->keys)) return OK;
     for (int i = 0; i < o->cors.n; i++)
         if (strcmp(o->cors.v[i], "*") == 0)
             return error_set(err, ERR_USAGE,
                              "--cors '*' without keys would let every web page use this server: "
                              "name the origins, or make a key with 'shoal key add NAME'");
-    if (http_is_loopback(o) || !s->o->auth) return OK;
+    if (http_is_loopback(o) || !s->options->auth) return OK;
     return error_set(err, ERR_USAGE,
                      "'%s' is open to other machines, and there are no keys: make one with 'shoal "
                      "key add NAME', or use --no-auth to let every client chat",
@@ -322,8 +323,8 @@ int auth_open(struct server *s, struct error *err) {
 }
 
 int auth_token_create(struct server *s, struct error *err) {
-    char *folder = realpath(s->o->state_dir, NULL),
-         *path = path_join(folder ? folder : s->o->state_dir, "token");
+    char *folder = realpath(s->options->state_dir, NULL),
+         *path = path_join(folder ? folder : s->options->state_dir, "token");
     free(folder);
     keys_add_startup_token(s->keys, s->token);
     int rc = token_write(path, s->token, err);

@@ -22,7 +22,7 @@ static const char TOOL_CALL_OPEN[] = "<tool_call>", TOOL_CALL_CLOSE[] = "</tool_
 
 json_t *json_token_text(const struct server *s, int32_t id) {
     struct buf b = {0}, hex = {0};
-    tokenizer_decode_token(s->m->tok, id, true, &b);
+    tokenizer_decode_token(s->model->tok, id, true, &b);
     bool text = b.len == 0 || !u8_check((const uint8_t *)b.data, b.len);
     buf_puts(&hex, "bytes:");
     for (size_t i = 0; !text && i < b.len; i++) buf_printf(&hex, "\\x%02x", (uint8_t)b.data[i]);
@@ -140,7 +140,7 @@ static void tokens_decode(const struct generation *g, struct completion *a, int3
         a->ends = xrealloc(a->ends, sizeof *a->ends * (size_t)a->ends_cap);
     }
     for (; a->n_decoded < seen; a->n_decoded++) {
-        tokenizer_decode_token(g->s->m->tok, out[a->n_decoded], false, &a->text);
+        tokenizer_decode_token(g->s->model->tok, out[a->n_decoded], false, &a->text);
         a->ends[a->n_decoded] = a->text.len;
     }
 }
@@ -534,7 +534,7 @@ static void request_progress(struct batcher_request *c, bool done) {
 /* start of a generation */
 
 static int32_t context_length(const struct server *s, const struct generation_spec *spec) {
-    int32_t most = engine_max_len(s->e);
+    int32_t most = engine_max_len(s->engine);
     return spec->context ? MIN(spec->context, most) : most;
 }
 
@@ -599,11 +599,11 @@ static struct generation *generation_new(struct server *s, struct exchange *x,
 static int reply_count_check(const struct server *s, const struct generation_spec *spec,
                              struct error *err) {
     int64_t n = (int64_t)spec->n_prompts * spec->n;
-    if (n <= s->o->max_waiting) return OK;
+    if (n <= s->options->max_waiting) return OK;
     return error_set(err, ERR_USAGE,
                      "%d prompts with 'n' = %d are %lld replies, and this server takes %lld at "
                      "once; send fewer in a request",
-                     spec->n_prompts, spec->n, (long long)n, (long long)s->o->max_waiting);
+                     spec->n_prompts, spec->n, (long long)n, (long long)s->options->max_waiting);
 }
 
 static int prompts_check(const struct server *s, const struct generation_spec *spec,

@@ -29,8 +29,9 @@ enum {
 };
 
 void request_memory_open(struct server *s) {
-    const struct tokenizer *tok = s->m->tok;
-    size_t all = 0, n = (size_t)tokenizer_vocab_size(tok), most = (size_t)s->o->request_memory;
+    const struct tokenizer *tok = s->model->tok;
+    size_t all = 0, n = (size_t)tokenizer_vocab_size(tok),
+           most = (size_t)s->options->request_memory;
     for (size_t i = 0; i < n; i++) all += strlen(tokenizer_id_to_piece(tok, (int32_t)i, NULL));
     s->piece_bytes = all / MAX(n, (size_t)1) + 2;
     if (most == 0) most = BUDGET_DEFAULT;
@@ -105,7 +106,7 @@ static struct memory_need completion_need(const struct server *s,
                                    ANSWER_BYTES + n_prompt * (6 * piece + 2 * sizeof(int32_t)),
                                .tokens = n * (sizeof(size_t) + 12 * piece + 3 * VALUE_BYTES / 2),
                                .scores = n * results};
-    if (spec->grammar) need.tokens += (size_t)tokenizer_vocab_size(s->m->tok) / 8 + 64 * 1024;
+    if (spec->grammar) need.tokens += (size_t)tokenizer_vocab_size(s->model->tok) / 8 + 64 * 1024;
     if (spec->logprobs) need.scores += scores_text_bytes(s, n, spec->n_top, SCORE_BYTES);
     if (spec->prompt_logprobs) need.prompt_scores = n_prompt * results;
     if (spec->logprobs && spec->echo)

@@ -72,7 +72,7 @@ static void request_trace_add(struct server *s, const struct generation *g) {
     json_decref(s->traces[s->n_traces % REQUEST_TRACES_MAX]);
     s->traces[s->n_traces++ % REQUEST_TRACES_MAX] = v;
     pthread_mutex_unlock(&s->lock);
-    if (now - g->started_at >= s->o->slow_seconds && !g->cancelled)
+    if (now - g->started_at >= s->options->slow_seconds && !g->cancelled)
         log_info("slow: %s %s took %.1f s (queue %.2f, prefill %.2f, decode %.2f)", g->target.name,
                  g->id, now - g->started_at, json_get_number(v, "queue"),
                  json_get_number(v, "prefill"), json_get_number(v, "decode"));
@@ -239,10 +239,10 @@ void request_metrics_open(struct server *s) {
     s->step_seconds = metric_get(s->metrics, METRIC_STEP);
     s->step_tokens = model_metric(s, METRIC_VLLM_ITERATION_TOKENS);
     snprintf(size, sizeof size, "%d", KV_PAGE_SIZE);
-    snprintf(pages, sizeof pages, "%d", (int)engine_stats(s->e).pages);
+    snprintf(pages, sizeof pages, "%d", (int)engine_stats(s->engine).pages);
     metric_set(metric_get(s->metrics, METRIC_VLLM_CACHE_CONFIG, size, pages), 1);
-    if (s->o->max_memory)
-        metric_set(metric_get(s->metrics, METRIC_MEMORY_BUDGET), (double)s->o->max_memory);
+    if (s->options->max_memory)
+        metric_set(metric_get(s->metrics, METRIC_MEMORY_BUDGET), (double)s->options->max_memory);
     batcher_on_step(s->batcher, step_observe, s);
 }
 

@@ -268,13 +268,13 @@ static bool model_name_is_base(const struct server *s, const char *model) {
     size_t n = strlen(s->name);
     if (!model || !*model || strcmp(model, s->name) == 0 || strcmp(model, s->path) == 0)
         return true;
-    for (int i = 0; i < s->o->names.n; i++)
-        if (strcmp(model, s->o->names.v[i]) == 0) return true;
+    for (int i = 0; i < s->options->names.n; i++)
+        if (strcmp(model, s->options->names.v[i]) == 0) return true;
     return strncmp(model, s->name, n) == 0 && strcmp(model + n, ":latest") == 0;
 }
 
 const struct server_module *server_module_at(const struct server *s, int i) {
-    return s->o->modules ? s->o->modules[i] : NULL;
+    return s->options->modules ? s->options->modules[i] : NULL;
 }
 
 /* Asks each module to load an adapter of that name; false: no module has it. */
@@ -425,13 +425,13 @@ static const char *grammar_caller(void) {
     const struct exchange *x = exchange_current();
     if (!x) return "";
     const char *key = exchange_key_id(x);
-    return key ? key : exchange_client_key(x);
+    return key ? key : exchange_limits_name(x);
 }
 
 struct grammar *server_grammar(struct server *s, const char *kind, const char *text, size_t len,
                                struct error *err) {
     struct grammar *g = grammar_cache_get(s->grammars, grammar_caller(), kind, text, len, err);
-    if (g && s->e) engine_prepare_grammars(s->e);
+    if (g && s->engine) engine_prepare_grammars(s->engine);
     return g;
 }
 
@@ -536,9 +536,9 @@ static int adapter_load_spec(struct server *s, const char *spec, struct error *e
 }
 
 static int adapters_load(struct server *s, struct error *err) {
-    for (int i = 0; i < s->o->adapters.n; i++)
-        if (adapter_load_spec(s, s->o->adapters.v[i], err) != OK)
-            return error_wrap(err, "--adapter %s", s->o->adapters.v[i]);
+    for (int i = 0; i < s->options->adapters.n; i++)
+        if (adapter_load_spec(s, s->options->adapters.v[i], err) != OK)
+            return error_wrap(err, "--adapter %s", s->options->adapters.v[i]);
     return OK;
 }
 
@@ -546,8 +546,8 @@ static int adapters_load(struct server *s, struct error *err) {
 static int adapters_scan(struct server *s, struct error *err) {
     struct arena mem = {0};
     int n = 0;
-    if (!s->o->adapter_dir) return OK;
-    if (adapter_pool_scan(s->pool, s->o->adapter_dir, err) < 0) return err->code;
+    if (!s->options->adapter_dir) return OK;
+    if (adapter_pool_scan(s->pool, s->options->adapter_dir, err) < 0) return err->code;
     const struct adapter_pool_item *v = adapter_pool_list(s->pool, &mem, &n);
     for (int i = 0; i < n; i++)
         if (v[i].path && name_check(s, v[i].name, err) == OK)
@@ -611,14 +611,14 @@ static void alerts_refresh_metrics(void *ctx) {
  * command line. */
 static int alerts_start(struct server *s, struct error *err) {
     const char *slack = getenv("SHOAL_ALERT_SLACK");
-    struct alerts_options o = {.seconds = s->o->alert_seconds,
-                               .webhooks = &s->o->alert_webhooks,
+    struct alerts_options o = {.interval_seconds = s->options->alert_seconds,
+                               .webhooks = &s->options->alert_webhooks,
                                .slack_urls = &s->slack_urls,
                                .source = s->name,
                                .refresh = alerts_refresh_metrics,
                                .ctx = s};
-    for (int i = 0; i < s->o->alert_slacks.n; i++)
-        strings_add(&s->slack_urls, s->o->alert_slacks.v[i]);
+    for (int i = 0; i < s->options->alert_slacks.n; i++)
+        strings_add(&s->slack_urls, s->options->alert_slacks.v[i]);
     if (slack && *slack) strings_add(&s->slack_urls, slack);
     s->alerts = alerts_new(s->metrics, &o, err);
     return s->alerts ? OK : err->code;
@@ -627,10 +627,10 @@ static int alerts_start(struct server *s, struct error *err) {
 /* The byte limit of the adapter pool under --max-memory: the plan's shares for adapters of the
  * command line and for adapters that are loaded later, and the unplanned rest. 0: no limit. */
 static size_t adapter_pool_limit(const struct server *s) {
-    const struct memory_plan *p = s->o->plan;
-    if (!s->o->max_memory || !p) return 0;
+    const struct memory_plan *p = s->options->plan;
+    if (!s->options->max_memory || !p) return 0;
     size_t spare = p->limit > p->total ? p->limit - p->total : 0;
-    return p->adapters + spare + s->o->adapter_memory;
+    return p->adapters + spare + s->options->adapter_memory;
 }
 
 /* Publishes the winner of an A/B test under a name. path: the files of an adapter with that
@@ -645,15 +645,15 @@ static int promotion_publish(void *ctx, const char *name, struct adapter *a, con
 }
 
 static int experiments_open(struct server *s, struct error *err) {
-    char *path = path_join(s->o->state_dir, "ab.db");
+    char *path = path_join(s->options->state_dir, "ab.db");
     struct ab_options o = {.path = path,
-                           .model = s->m,
+                           .model = s->model,
                            .pool = s->pool,
                            .metrics = s->metrics,
                            .started = s->started,
-                           .feedback = s->o->feedback,
+                           .feedback = s->options->feedback,
                            .reply_bytes = s->reply_log_bytes,
-                           .max_bytes = s->o->max_feedback,
+                           .max_bytes = s->options->max_feedback,
                            .publish = promotion_publish,
                            .ctx = s};
     s->ab = ab_open(&o, err);
@@ -672,17 +672,17 @@ static int experiments_open(struct server *s, struct error *err) {
 static int server_open(struct server *s, const struct engine_options *eo, struct error *err) {
     struct adapter_pool_options po = {
         .elem = eo->lora_elem, .serve_only = false, .max_bytes = adapter_pool_limit(s)};
-    const char *hash = model_hash(s->m, err);
+    const char *hash = model_hash(s->model, err);
     if (!hash || modules_restore(s, err) != OK) return err->code;
     snprintf(s->fingerprint, sizeof s->fingerprint, "fp_%.12s", hash);
-    s->pool = adapter_pool_new(s->m, &po);
+    s->pool = adapter_pool_new(s->model, &po);
     if (adapters_load(s, err) != OK || adapters_scan(s, err) != OK || teams_open(s, err) != OK)
         return err->code;
     modules_load(s);
     s->grammars =
         grammar_cache_new(&(struct grammar_cache_options){.bytes = s->grammar_cache_bytes});
-    engine_set_grammar_memory(s->e, s->grammar_cache_bytes);
-    s->batcher = batcher_new(s->e, (int)s->o->max_waiting);
+    engine_set_grammar_memory(s->engine, s->grammar_cache_bytes);
+    s->batcher = batcher_new(s->engine, (int)s->options->max_waiting);
     request_metrics_open(s);
     if (auth_open(s, err) != OK || experiments_open(s, err) != OK) return err->code;
     struct http_callbacks calls = {.ctx = s,
@@ -700,7 +700,7 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
             OK) // the lock of the jobs is held, so no other server uses the state folder
         return err->code;
     file_set_regular_only(true); /* from here on, paths come from requests */
-    return http_new(&s->o->http, &calls, err) ? OK : err->code;
+    return http_new(&s->options->http, &calls, err) ? OK : err->code;
 }
 
 /* Shutdown has two phases. Running replies have --drain-seconds to finish; then they are cut off,
@@ -727,7 +727,7 @@ static _Noreturn void shutdown_force(struct server *s, const char *why, double j
 
 static void *shutdown_thread(void *ctx) {
     struct shutdown_state *shutdown = ctx;
-    double end = clock_now() + shutdown->s->o->http.drain_seconds + CANCEL_SECONDS;
+    double end = clock_now() + shutdown->s->options->http.drain_seconds + CANCEL_SECONDS;
     const struct timespec interval = {.tv_nsec = 50000000};
     while (!__atomic_load_n(&shutdown->done, __ATOMIC_ACQUIRE)) {
         if (sigtimedwait(&shutdown->set, NULL, &interval) > 0)
@@ -743,7 +743,7 @@ static void *shutdown_thread(void *ctx) {
 /* url: the address of the server; page: its address for a browser on this machine, which cannot
  * open the addresses 0.0.0.0 and "::". */
 static void urls_format(const struct server *s, char url[512], char page[512]) {
-    const struct http_options *o = &s->o->http;
+    const struct http_options *o = &s->options->http;
     bool v6 = strchr(o->host, ':') != NULL;
     const char *scheme = o->tls_cert ? "https" : "http",
                *browser_host = strcmp(o->host, "0.0.0.0") == 0 ? "127.0.0.1"
@@ -758,7 +758,7 @@ static void serve_until_signal(struct server *s, struct shutdown_state *shutdown
     char url[512], page[512];
     int got;
     urls_format(s, url, page);
-    s->o->ready(s->o->ready_ctx, url, page, s->token, s->token_path);
+    s->options->ready(s->options->ready_ctx, url, page, s->token, s->token_path);
     sigwait(&shutdown->set, &got);
     log_info("finishing running requests; a second signal ends the server at once");
     CHECK(pthread_create(&shutdown->thread, NULL, shutdown_thread, shutdown) == 0);
@@ -780,9 +780,9 @@ static int state_protect(const char *dir, struct error *err) {
 
 int serve_run(struct model *m, struct engine *e, const struct engine_options *eo, const char *path,
               const struct serve_options *o, struct error *err) {
-    struct server s = {.o = o,
-                       .m = m,
-                       .e = e,
+    struct server s = {.options = o,
+                       .model = m,
+                       .engine = e,
                        .name = xstrdup(m->name),
                        .path = xstrdup(path),
                        .started = (int64_t)time(NULL),

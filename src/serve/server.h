@@ -48,11 +48,11 @@ struct team_entry {
 
 enum { REQUEST_TRACES_MAX = 256 };
 struct server {
-    const struct serve_options *o;
-    struct model *m;
+    const struct serve_options *options;
+    struct model *model;
     char *name, *path; /* the base's id, and the path it was opened with */
     char fingerprint[32];
-    struct engine *e;
+    struct engine *engine;
     struct batcher *batcher;
     struct adapter_pool *pool;
     struct http *http;

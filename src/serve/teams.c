@@ -21,7 +21,7 @@ static const char PREFIX[] = "team:";
 
 static struct adapter *team_adapter(void *ctx, const char *path, struct error *err) {
     struct server *s = ctx;
-    struct adapter *a = adapter_open(path, s->m, err);
+    struct adapter *a = adapter_open(path, s->model, err);
     if (!a) return NULL;
     s->team_adapters =
         xrealloc(s->team_adapters, sizeof *s->team_adapters * (size_t)(s->n_team_adapters + 1));
@@ -38,15 +38,15 @@ static char *team_name(const char *spec, const char **path) {
 }
 
 int teams_open(struct server *s, struct error *err) {
-    int n = s->o->teams.n;
+    int n = s->options->teams.n;
     s->teams = xcalloc((size_t)n + 1, sizeof *s->teams);
     for (int i = 0; i < n; i++) {
         struct team_entry *t = &s->teams[s->n_teams++];
         const char *path;
-        t->name = team_name(s->o->teams.v[i], &path);
+        t->name = team_name(s->options->teams.v[i], &path);
         if (team_read(&t->team, path, err) != OK ||
             team_load_adapters(&t->team, team_adapter, s, err) != OK)
-            return error_wrap(err, "--team %s", s->o->teams.v[i]);
+            return error_wrap(err, "--team %s", s->options->teams.v[i]);
     }
     return OK;
 }
@@ -139,7 +139,7 @@ static int session_ask(void *ctx, struct llm_call *calls, int n, struct error *e
 /* The caller releases the item's texts and the result of debate_run. */
 static int session_run(struct team_session *d, struct debate *out, struct error *err) {
     d->engine_client = (struct engine_client){
-        .engine = d->s->e, .model = d->s->m, .run = session_batch_run, .run_ctx = d};
+        .engine = d->s->engine, .model = d->s->model, .run = session_batch_run, .run_ctx = d};
     d->base_client = engine_client_as_llm(&d->engine_client);
     struct llm_client client = {d, session_ask};
     return debate_run(&client, d->t->team.v, d->t->team.n, &d->item, 1, &d->o, out, NULL, err);

@@ -52,13 +52,14 @@ int team_solver_answer(void *ctx, const struct eval_task *b, struct eval_result 
     struct debate_options o;
     struct debate d = {0};
     double start = clock_now();
-    if (b->n > INT32_MAX / TEAM_MAX)
-        return error_set(err, ERR_MEMORY, "a team takes no %lld questions", (long long)b->n);
+    if (b->n_questions > INT32_MAX / TEAM_MAX)
+        return error_set(err, ERR_MEMORY, "a team takes no %lld questions",
+                         (long long)b->n_questions);
     int rc = debate_options_for_task(b, &t->options, &o, err);
     if (rc != OK) return rc;
     struct task_item *items = eval_task_items(b);
     o.seed = solver->seed;
-    rc = debate_run(solver->llm_client, t->v, t->n, items, (int)b->n, &o, &d, NULL, err);
+    rc = debate_run(solver->llm_client, t->v, t->n, items, (int)b->n_questions, &o, &d, NULL, err);
     for (int i = 0; rc == OK && i < d.n_items; i++) out[i] = debate_result(&d, i);
     if (rc == OK && d.failed)
         log_info("%s, %s: %lld of %lld calls failed: the context has no room for them", t->name,
@@ -67,8 +68,8 @@ int team_solver_answer(void *ctx, const struct eval_task *b, struct eval_result 
     cost->prefilled += d.prefilled;
     cost->generated += d.generated;
     cost->seconds += clock_now() - start;
-    if (p) progress_update(p, done + b->n, b->name);
+    if (p) progress_update(p, done + b->n_questions, b->name);
     debate_release(&d);
-    task_items_release(items, b->n);
+    task_items_release(items, b->n_questions);
     return rc;
 }

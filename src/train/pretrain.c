@@ -291,7 +291,7 @@ static int pretrain_open(struct pretrain *p, struct error *err) {
     struct tokenizer *tok = train_tokenizer(p, err);
     if (!tok) return err->code;
     c.vocab_size = tokenizer_vocab_size(tok);
-    p->model = model_new(&c, (uint64_t)p->o.seed, p->cls);
+    p->model = model_new_random(&c, (uint64_t)p->o.seed, p->cls);
     tokenizer_free(p->model->tok);
     p->model->tok = tok;
     struct train_options to;

@@ -205,13 +205,13 @@ static int run_sandboxed(const struct reward_command *c, const struct buf *input
                    .tmp_size = (size_t)1 << 30,
                    .output = MAX(limit + 1, (size_t)MAX_OUTPUT_BYTES),
                    .processes = MAX_PROCESSES,
-                   .files = MAX_FILES},
+                   .open_files = MAX_FILES},
     };
     struct sandbox_result r;
     int rc = sandbox_run(&spec, &r, err);
     if (rc) return rc;
     const char *why = sandbox_failure(&r, &spec.limits);
-    print_stderr(&r.errs);
+    print_stderr(&r.error_output);
     if (r.out.len > limit)
         rc = error_set(err, ERR_FORMAT, "it prints more than its numbers");
     else if (why)

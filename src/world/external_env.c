@@ -62,9 +62,9 @@ static char *quote(const char *text) {
 
 static int name_check(const char *name, const char *field, struct error *err) {
     size_t n = strlen(name);
-    if (n == 0 || n > ENV_NAME)
+    if (n == 0 || n > ENV_NAME_MAX_BYTES)
         return error_set(err, ERR_FORMAT, "a name in '%s' has %zu bytes, not 1 to %d", field, n,
-                         ENV_NAME);
+                         ENV_NAME_MAX_BYTES);
     for (size_t i = 0; i < n; i++)
         if ((uint8_t)name[i] < ' ' || name[i] == 127)
             return error_set(err, ERR_FORMAT, "a name in '%s' has control characters", field);
@@ -126,7 +126,7 @@ static int action_find(const struct external_envs *c, const char *name) {
 /* Sets the error "'NAME'PROBLEMFIELD". The name comes from the program, so it is sanitized. */
 static int name_error(struct error *err, const char *problem, const char *name, const char *field) {
     struct buf clean = {0};
-    buf_add_sanitized(&clean, name, MIN(strlen(name), ENV_NAME));
+    buf_add_sanitized(&clean, name, MIN(strlen(name), ENV_NAME_MAX_BYTES));
     char *text = xasprintf("'%s'%s", clean.data ? clean.data : "", problem);
     error_set(err, ERR_FORMAT, "%s%s", text, field);
     free(text);
@@ -165,9 +165,9 @@ static int prompt_read(const char *name, const json_t *observation, const json_t
                          "the observation of '%s' is not text, and its info has no 'prompt'", name);
     size_t n = json_string_length(text);
     if (n == 0) return error_set(err, ERR_FORMAT, "the text for '%s' is empty", name);
-    if (n > ENV_PROMPT)
+    if (n > ENV_PROMPT_MAX_BYTES)
         return error_set(err, ERR_MEMORY, "the text for '%s' has %zu bytes, more than %d", name, n,
-                         ENV_PROMPT);
+                         ENV_PROMPT_MAX_BYTES);
     out->len = 0;
     buf_add(out, json_string_value(text), n);
     if (!prompt) buf_puts(out, " Action:");
@@ -455,7 +455,7 @@ static int spaces_read(struct external_envs *c, const json_t *v, struct error *e
     const json_t *steps = json_object_get(v, "max_steps");
     if (!json_is_object(v)) return error_set(err, ERR_FORMAT, "its answer is not an object");
     if (reported_error(v, err) != OK) return err->code;
-    if (names_read(v, "possible_agents", ENV_AGENTS, &c->agents, &c->n_agents, err) != OK ||
+    if (names_read(v, "possible_agents", ENV_MAX_AGENTS, &c->agents, &c->n_agents, err) != OK ||
         names_read(v, "actions", ENV_MAX_ACTIONS, &c->actions, &c->n_actions, err) != OK ||
         names_read(v, json_object_get(v, "said") ? "said" : "actions", ENV_MAX_ACTIONS,
                    &c->action_texts, &c->n_actions, err) != OK)

@@ -18,9 +18,10 @@
 #include <stdlib.h>
 #include <string.h>
 
-_Static_assert(sizeof(struct world_agent) == 56 + 16 + WORLD_CELLS / 8, "padding in world_agent");
+_Static_assert(sizeof(struct world_agent) == 56 + 16 + WORLD_CELLS_MAX / 8,
+               "padding in world_agent");
 _Static_assert(offsetof(struct world, agents) ==
-                   32 + WORLD_CELLS + 2 * WORLD_HOMES + 2 * WORLD_PREDATORS + 64,
+                   32 + WORLD_CELLS_MAX + 2 * WORLD_HOMES_MAX + 2 * WORLD_PREDATORS_MAX + 64,
                "padding in world");
 
 /* Values of rng_make's argument `id`; the comments give those of its argument `step`. */
@@ -90,8 +91,8 @@ static void random_walls_place(struct world *w, int64_t attempts, int map_attemp
 /* Turns all cells that cannot be reached from a home into walls; returns the number of free
  * cells. */
 static int unreachable_cells_fill(struct world *w) {
-    int16_t queue[WORLD_CELLS];
-    bool reached[WORLD_CELLS] = {false};
+    int16_t queue[WORLD_CELLS_MAX];
+    bool reached[WORLD_CELLS_MAX] = {false};
     int n_reached = 0;
     for (int i = 0; i < w->n_homes; i++) reached[queue[n_reached++] = w->homes[i]] = true;
     for (int i_queue = 0; i_queue < n_reached; i_queue++) {
@@ -170,8 +171,8 @@ static void tick_grow(struct world *w, const struct world_rules *r) {
 /* Sets the entry that becomes unused to 0, which is never a cell with food: cell 0 is a wall. */
 static void remembered_cell_remove(struct world_agent *a, int index) {
     a->n_remembered--;
-    for (int i = index; i < WORLD_REMEMBERED - 1; i++) a->remembered[i] = a->remembered[i + 1];
-    a->remembered[WORLD_REMEMBERED - 1] = 0;
+    for (int i = index; i < WORLD_REMEMBERED_MAX - 1; i++) a->remembered[i] = a->remembered[i + 1];
+    a->remembered[WORLD_REMEMBERED_MAX - 1] = 0;
 }
 
 static int remembered_cell_find(const struct world_agent *a, int cell) {
@@ -184,9 +185,9 @@ static int remembered_cell_find(const struct world_agent *a, int cell) {
  * the first match. */
 static void agent_remember(struct world_agent *a, int cell) {
     bool found = false;
-    for (int i = 0; i < WORLD_REMEMBERED; i++) found |= a->remembered[i] == cell;
+    for (int i = 0; i < WORLD_REMEMBERED_MAX; i++) found |= a->remembered[i] == cell;
     if (found) return;
-    if (a->n_remembered == WORLD_REMEMBERED) remembered_cell_remove(a, 0);
+    if (a->n_remembered == WORLD_REMEMBERED_MAX) remembered_cell_remove(a, 0);
     a->remembered[a->n_remembered++] = (int16_t)cell;
 }
 
@@ -212,7 +213,7 @@ static bool agent_visit(struct world_agent *a, int cell) {
 static void agent_start(struct world *w, const struct world_rules *r, int cell) {
     struct world_agent *a = &w->agents[w->n_living++];
     *a = (struct world_agent){
-        .cell = (int16_t)cell, .energy = (int16_t)r->energy, .alive = 1, .last = {-1, -1}};
+        .cell = (int16_t)cell, .energy = (int16_t)r->energy, .alive = 1, .last_actions = {-1, -1}};
     agent_visit(a, cell);
     w->energy_given += r->energy;
 }
@@ -222,9 +223,9 @@ static int drawn_map_size(const struct strings *map) {
 }
 
 void world_reset(struct world *w, const struct world_rules *r, int n_agents, uint64_t seed) {
-    int16_t starts[WORLD_CELLS];
+    int16_t starts[WORLD_CELLS_MAX];
     int n_starts = 0;
-    CHECK(n_agents > 0 && n_agents <= WORLD_AGENTS);
+    CHECK(n_agents > 0 && n_agents <= WORLD_AGENTS_MAX);
     memset(w, 0, sizeof *w);
     w->seed = seed;
     w->size = r->map.n ? drawn_map_size(&r->map) : (int32_t)r->size;
@@ -313,8 +314,8 @@ static void agent_act(struct world *w, const struct world_rules *r, struct world
     CHECK(action >= 0 && action < WORLD_N_ACTIONS * (r->vocabulary + 1));
     int base_action = action % WORLD_N_ACTIONS;
     a->word = (uint8_t)(action / WORLD_N_ACTIONS);
-    a->last[0] = a->last[1];
-    a->last[1] = (int16_t)base_action;
+    a->last_actions[0] = a->last_actions[1];
+    a->last_actions[1] = (int16_t)base_action;
     a->reward = base_action == PICK_FOOD   ? agent_pick(w, &r->rewards, a)
                 : base_action == DROP_FOOD ? agent_drop(w, r, a)
                                            : agent_move(w, &r->rewards, a, base_action);

@@ -150,7 +150,7 @@ void world_observe(const struct world *w, const struct world_rules *r, int agent
 }
 
 void world_prompt(const struct world *w, const struct world_rules *r, int agent, struct buf *out) {
-    const int16_t *last = w->agents[agent].last;
+    const int16_t *last = w->agents[agent].last_actions;
     if (r->compact_observations) {
         world_observe(w, r, agent, out);
         for (int k = 0; k < 2; k++) buf_printf(out, " %c", last[k] < 0 ? '-' : "nsewpd"[last[k]]);

@@ -18,10 +18,11 @@
 const struct option_row world_rule_rows[] = {
     ROW("rules", OPT_STRING, rules, "legacy", 0, 0, "NAME",
         "rule set that provides the values not given: legacy or repaired", JOB_ARG_TEXT),
-    ROW("size", OPT_INT, size, "20", 4, WORLD_SIDE, "N", "cells per side, including the border"),
-    ROW("walls", OPT_INT, walls, "-1", -1, WORLD_CELLS, "N",
+    ROW("size", OPT_INT, size, "20", 4, WORLD_SIDE_MAX, "N",
+        "cells per side, including the border"),
+    ROW("walls", OPT_INT, walls, "-1", -1, WORLD_CELLS_MAX, "N",
         "attempts to place an inner wall; -1: as many as size"),
-    ROW("food", OPT_INT, food, "5", 0, WORLD_CELLS, "N",
+    ROW("food", OPT_INT, food, "5", 0, WORLD_CELLS_MAX, "N",
         "attempts to place food each time it grows"),
     ROW("food-every", OPT_INT, food_every, "50", 1, 1e6, "N", "ticks between these times"),
     ROW("energy", OPT_INT, energy, "200", 1, 30000, "N",
@@ -33,19 +34,19 @@ const struct option_row world_rule_rows[] = {
     ROW("compact-observations", OPT_BOOL, compact_observations, NULL, 0, 0, NULL,
         "observations are a dozen letters instead of words"),
     ROW("reachable", OPT_BOOL, reachable, NULL, 0, 0, NULL, "every free cell has a path to a home"),
-    ROW("homes", OPT_INT, homes, "1", 1, WORLD_HOMES, "N",
+    ROW("homes", OPT_INT, homes, "1", 1, WORLD_HOMES_MAX, "N",
         "number of homes; the first is in the middle"),
-    ROW("predators", OPT_INT, predators, "0", 0, WORLD_PREDATORS, "N", "number of predators"),
-    ROW("predator-vision", OPT_INT, predator_vision, "5", 0, 2 * WORLD_SIDE, "N",
+    ROW("predators", OPT_INT, predators, "0", 0, WORLD_PREDATORS_MAX, "N", "number of predators"),
+    ROW("predator-vision", OPT_INT, predator_vision, "5", 0, 2 * WORLD_SIDE_MAX, "N",
         "distance in steps at which predators see agents"),
     ROW("predator-damage", OPT_INT, predator_damage, "20", 0, 30000, "N",
         "energy that an attack takes"),
-    ROW("material", OPT_INT, material, "0", 0, WORLD_CELLS, "N",
+    ROW("material", OPT_INT, material, "0", 0, WORLD_CELLS_MAX, "N",
         "attempts to place building material each time"),
     ROW("material-every", OPT_INT, material_every, "50", 1, 1e6, "N", "ticks between these times"),
     ROW("vocabulary", OPT_INT, vocabulary, "0", 0, WORLD_WORDS - 1, "N",
         "number of words that agents can say, besides silence"),
-    ROW("hearing-range", OPT_INT, hearing_range, "5", 0, 2 * WORLD_SIDE, "N",
+    ROW("hearing-range", OPT_INT, hearing_range, "5", 0, 2 * WORLD_SIDE_MAX, "N",
         "distance in steps at which words are heard"),
     ROW("map", OPT_LIST, map, NULL, 0, 0, "ROW",
         "a drawn world, rows from north to south: # wall, H home, F food, M material, A start of "
@@ -142,15 +143,15 @@ static int map_row_check(const struct strings *map, int row, int width, int *hom
 }
 
 static int map_check(const struct strings *map, struct error *err) {
-    int width = (int)MIN(strlen(map->v[0]), WORLD_SIDE + 1), homes = 0, rc = OK;
-    if (width > WORLD_SIDE || map->n > WORLD_SIDE)
-        return error_set(err, ERR_FORMAT, "the map is larger than %d by %d cells", WORLD_SIDE,
-                         WORLD_SIDE);
+    int width = (int)MIN(strlen(map->v[0]), WORLD_SIDE_MAX + 1), homes = 0, rc = OK;
+    if (width > WORLD_SIDE_MAX || map->n > WORLD_SIDE_MAX)
+        return error_set(err, ERR_FORMAT, "the map is larger than %d by %d cells", WORLD_SIDE_MAX,
+                         WORLD_SIDE_MAX);
     for (int row = 0; rc == OK && row < map->n; row++)
         rc = map_row_check(map, row, width, &homes, err);
-    if (rc == OK && (homes < 1 || homes > WORLD_HOMES))
+    if (rc == OK && (homes < 1 || homes > WORLD_HOMES_MAX))
         rc = error_set(err, ERR_FORMAT, "the map has %d homes ('H'); it needs 1 to %d", homes,
-                       WORLD_HOMES);
+                       WORLD_HOMES_MAX);
     return rc;
 }
 

@@ -207,7 +207,7 @@ static bool random_actions_sample(const struct environment *e, uint64_t seed, in
 static int random_rollout(struct run *r, uint64_t seed, struct episode_stats *out,
                           struct error *err) {
     const struct environment *e = r->active_envs[0];
-    int16_t actions[ENV_AGENTS];
+    int16_t actions[ENV_MAX_AGENTS];
     double *rewards = xcalloc(2 * (size_t)e->n_agents, sizeof *rewards), sum = 0,
            *totals = rewards + e->n_agents;
     struct buf scratch = {0};
@@ -234,7 +234,7 @@ static int random_baseline_evaluate(struct run *r, struct error *err) {
 
 static void baseline_evaluate(struct run *r, const char *name) {
     const struct world_policy *policy = world_policy_find(name);
-    int16_t actions[WORLD_AGENTS];
+    int16_t actions[WORLD_AGENTS_MAX];
     struct world *w = xcalloc(1, sizeof *w);
     for (int64_t map = 0; map < r->o->eval_maps; map++) {
         uint64_t seed = simulation_held_out_seed((int)map);

@@ -14,7 +14,7 @@ struct agent_knowledge {
     const struct world *w;
     const struct world_agent *a;
     bool hungry; /* has less than half of its energy, so that it looks for food only */
-    bool observed[WORLD_CELLS]; /* visited, or next to a visited cell */
+    bool observed[WORLD_CELLS_MAX]; /* visited, or next to a visited cell */
 };
 /* Kinds of goals: a home, something to pick up, an unobserved cell. */
 enum policy_goal { GOAL_HOME, GOAL_LOAD, GOAL_UNSEEN };
@@ -67,8 +67,8 @@ static bool is_goal(const struct agent_knowledge *k, enum policy_goal goal, int 
 /* The first move of a shortest path to a goal, through cells that may be free; -1: there is no
  * path. Breadth-first search. */
 static int bfs_first_move(const struct agent_knowledge *k, enum policy_goal goal, struct rng *r) {
-    int16_t queue[WORLD_CELLS];
-    int8_t first[WORLD_CELLS];
+    int16_t queue[WORLD_CELLS_MAX];
+    int8_t first[WORLD_CELLS_MAX];
     int n = 1,
         rotation = (int)rng_below(
             r, 4); /* of the order of moves: random, so that agents on the same cell separate */
@@ -89,7 +89,7 @@ static int bfs_first_move(const struct agent_knowledge *k, enum policy_goal goal
 
 /* A random walk: mostly straight on, and back only if no other move is possible. */
 static int random_walk_move(const struct agent_knowledge *k, struct rng *r) {
-    int last = k->a->last[1], back = last ^ 1, rotation = (int)rng_below(r, 4);
+    int last = k->a->last_actions[1], back = last ^ 1, rotation = (int)rng_below(r, 4);
     bool has_moved = last >= 0 && last < 4;
     if (has_moved && rng_below(r, 8) && can_enter(k, world_neighbour(k->w, k->a->cell, last)))
         return last;
@@ -107,7 +107,7 @@ static bool load_is_here(const struct agent_knowledge *k, bool observes_cell) {
     const struct world_agent *a = k->a;
     if (observes_cell) return is_load(k, a->cell);
     for (int i = 0; i < a->n_remembered; i++)
-        if (a->remembered[i] == a->cell) return a->last[1] != PICK_FOOD;
+        if (a->remembered[i] == a->cell) return a->last_actions[1] != PICK_FOOD;
     return false;
 }
 
@@ -143,7 +143,7 @@ static bool is_open(const struct world *w, const struct world_agent *a, int move
  * a cell with a predator. An agent between four walls attempts a pick-up rather than walk into a
  * wall. */
 static int least_bad_move(const struct world *w, const struct world_agent *a, int first) {
-    int last = a->last[1], back = last >= 0 && last < 4 ? last ^ 1 : -1, best = PICK_FOOD,
+    int last = a->last_actions[1], back = last >= 0 && last < 4 ? last ^ 1 : -1, best = PICK_FOOD,
         best_rank = 0;
     for (int i = 0; i < 4; i++) {
         int move = (first + i) % 4, cell = world_neighbour(w, a->cell, move);
@@ -168,7 +168,7 @@ static bool is_unvisited(const struct world *w, const struct world_agent *a, int
 static int move_toward(const struct world *w, const struct world_agent *a, int goal,
                        struct rng *r) {
     int dx = goal % w->size - a->cell % w->size, dy = goal / w->size - a->cell / w->size;
-    int moves[2], n = 0, last = a->last[1], rotation = (int)rng_below(r, 4);
+    int moves[2], n = 0, last = a->last_actions[1], rotation = (int)rng_below(r, 4);
     if (dy) moves[n++] = dy > 0 ? MOVE_NORTH : MOVE_SOUTH;
     if (dx) moves[n++] = dx > 0 ? MOVE_EAST : MOVE_WEST;
     for (int i = 0; i < n; i++) {
@@ -182,7 +182,7 @@ static int move_toward(const struct world *w, const struct world_agent *a, int g
 static int reflex_act(const struct world *w, const struct world_rules *rules, int agent,
                       struct rng *r) {
     const struct world_agent *a = &w->agents[agent];
-    int content = w->cells[a->cell], goal = world_goal(w, agent), last = a->last[1];
+    int content = w->cells[a->cell], goal = world_goal(w, agent), last = a->last_actions[1];
     int rotation = (int)rng_below(r, 4), first_move = last >= 0 && last < 4 ? last : rotation;
     int goal_content = a->holds ? CELL_HOME : CELL_FOOD | CELL_MATERIAL;
     if (a->holds && content & CELL_HOME) return DROP_FOOD;

@@ -356,7 +356,7 @@ static struct adapter *crossover(const struct simulation *l, const struct policy
     struct adapter *parents[2] = {adapter_to_f32(a->adapter), adapter_to_f32(b->adapter)};
     struct operands x = {.parents = parents,
                          .weights = op->weighting == WEIGHTING_NONE ? NULL : w,
-                         .n = 2,
+                         .n_parents = 2,
                          .rank =
                              op->weighting == WEIGHTING_FACTORS ? 0 : (int32_t)l->o->learn.train.r,
                          .step = NAN,
@@ -373,7 +373,7 @@ static struct adapter *crossover(const struct simulation *l, const struct policy
 static struct adapter *mutate(const struct simulation *l, struct adapter *a, uint64_t seed,
                               struct error *err) {
     const struct adapter_operator *op = operator_find(l->o->mutation, err);
-    struct operands x = {.parents = &a, .n = 1, .step = NAN, .seed = seed};
+    struct operands x = {.parents = &a, .n_parents = 1, .step = NAN, .seed = seed};
     struct adapter *child = op ? operator_apply(op, &x, err) : NULL;
     adapter_release(a);
     return child;

@@ -205,7 +205,7 @@ static int header_read(struct trace *t, const json_t *v, const char *const *know
         return error_set(err, ERR_FORMAT, "no trace of a world: 'shoal_world' is missing");
     if (integer_read(v, "shoal_world", VERSION, VERSION, &version, err) != OK ||
         keys_check(v, known_keys, err) != OK ||
-        integer_read(v, "agents", 1, WORLD_AGENTS, &agents, err) != OK ||
+        integer_read(v, "agents", 1, WORLD_AGENTS_MAX, &agents, err) != OK ||
         integer_read(v, "seed", 0, INT64_MAX, &seed, err) != OK ||
         integer_read(v, "steps", 1, TRACE_TICKS, &t->steps, err) != OK ||
         (json_object_get(v, "fork") &&
@@ -220,7 +220,7 @@ static int header_read(struct trace *t, const json_t *v, const char *const *know
 
 /* Reads one tick's actions, checks that the world `w` accepts them, and steps `w`. */
 static int actions_read(struct trace *t, struct world *w, const json_t *v, struct error *err) {
-    int16_t actions[WORLD_AGENTS];
+    int16_t actions[WORLD_AGENTS_MAX];
     int64_t n_actions = WORLD_N_ACTIONS * (t->rules.vocabulary + 1);
     if (!json_is_array(v) || json_array_size(v) != (size_t)t->n_agents)
         return error_set(err, ERR_FORMAT, "'actions' must be a list of %d", t->n_agents);

@@ -27,13 +27,13 @@
 #include "world/environment.h"
 
 enum {
-    WORLD_SIDE = 64,
-    WORLD_CELLS = WORLD_SIDE * WORLD_SIDE,
-    WORLD_AGENTS = 64,
-    WORLD_HOMES = 8,
-    WORLD_PREDATORS = 16,
-    WORLD_WORDS = 16,      /* words that an agent can say, and silence, which is word 0 */
-    WORLD_REMEMBERED = 10, /* number of cells with food that an agent remembers */
+    WORLD_SIDE_MAX = 64,
+    WORLD_CELLS_MAX = WORLD_SIDE_MAX * WORLD_SIDE_MAX,
+    WORLD_AGENTS_MAX = 64,
+    WORLD_HOMES_MAX = 8,
+    WORLD_PREDATORS_MAX = 16,
+    WORLD_WORDS = 16,          /* words that an agent can say, and silence, which is word 0 */
+    WORLD_REMEMBERED_MAX = 10, /* number of cells with food that an agent remembers */
 };
 
 /* rules */
@@ -118,23 +118,23 @@ struct world_agent {
     uint8_t n_remembered;
     /* Cells on which the agent has seen food from an adjacent cell, until it picks the food up. The
      * oldest is first and is replaced when the list is full; unused entries are 0. */
-    int16_t remembered[WORLD_REMEMBERED];
-    int16_t last[2]; /* the last two actions, the latest one second; -1: no action yet */
+    int16_t remembered[WORLD_REMEMBERED_MAX];
+    int16_t last_actions[2]; /* the last two actions, the latest one second; -1: no action yet */
     int32_t steps, collected, delivered, built, blocked, bites;
-    double reward, episode_reward;      /* reward of the last step; sum over the episode */
-    uint64_t visited[WORLD_CELLS / 64]; /* bit set of the cells that the agent has visited */
+    double reward, episode_reward;          /* reward of the last step; sum over the episode */
+    uint64_t visited[WORLD_CELLS_MAX / 64]; /* bit set of the cells that the agent has visited */
 };
 struct world {
     uint64_t seed;
     int32_t size, tick, n_agents, n_living, n_homes, n_predators;
-    uint8_t cells[WORLD_CELLS];
-    int16_t homes[WORLD_HOMES], predators[WORLD_PREDATORS];
+    uint8_t cells[WORLD_CELLS_MAX];
+    int16_t homes[WORLD_HOMES_MAX], predators[WORLD_PREDATORS_MAX];
     /* Numbers of items: grown = on cells + carried by living agents + eaten or built + lost with
      * dead agents. */
     int64_t food_grown, food_eaten, food_lost;
     int64_t material_grown, material_built, material_lost;
     int64_t energy_given, energy_spent; /* the sum of all agents' energy is given - spent */
-    struct world_agent agents[WORLD_AGENTS];
+    struct world_agent agents[WORLD_AGENTS_MAX];
 };
 
 /* Sets the world to tick 0 with n agents and all statistics at zero. The world does not keep
@@ -582,9 +582,9 @@ const struct policy_record *simulation_policy(const struct simulation *l, int ra
  */
 
 enum {
-    ENV_AGENTS = 1024, /* maximal agents per world */
-    ENV_NAME = 64,     /* bytes of an agent's or an action's name */
-    ENV_PROMPT = 4096, /* bytes of a prompt */
+    ENV_MAX_AGENTS = 1024,       /* maximal agents per world */
+    ENV_NAME_MAX_BYTES = 64,     /* bytes of an agent's or an action's name */
+    ENV_PROMPT_MAX_BYTES = 4096, /* bytes of a prompt */
 };
 
 /* Sends a line, with its newline, and returns the answer, valid until the next call. */

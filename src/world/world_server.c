@@ -23,7 +23,7 @@ uint64_t world_living_mask(const struct world *w) {
 void agent_json_each(const char *name, uint64_t agents, agent_json_fn add, const void *ctx,
                      struct buf *out) {
     buf_printf(out, "\"%s\":{", name);
-    for (int i = 0, n = 0; i < WORLD_AGENTS; i++) {
+    for (int i = 0, n = 0; i < WORLD_AGENTS_MAX; i++) {
         if (!(agents >> i & 1)) continue;
         buf_printf(out, "%s\"agent_%d\":", n++ ? "," : "", i);
         add(ctx, i, out);
@@ -51,7 +51,7 @@ void agent_json_info(const void *view, int agent, struct buf *out) {
     buf_printf(out, "\",\"cell\":[%d,%d],\"energy\":%d", a->cell % v->w->size, a->cell / v->w->size,
                a->energy);
     if (!v->at_start)
-        buf_printf(out, ",\"action\":\"%s\",\"parsed\":%s", world_action_names[a->last[1]],
+        buf_printf(out, ",\"action\":\"%s\",\"parsed\":%s", world_action_names[a->last_actions[1]],
                    v->invalid_actions >> agent & 1 ? "false" : "true");
     buf_puts(out, "}");
 }
@@ -107,7 +107,7 @@ static int agent_index_parse(const char *name) {
     if (strncmp(name, "agent_", 6) != 0 || name[6] < '0' || name[6] > '9') return -1;
     if (name[6] == '0' && name[7]) return -1;
     long n = strtol(name + 6, &end, 10);
-    return *end || n >= WORLD_AGENTS ? -1 : (int)n;
+    return *end || n >= WORLD_AGENTS_MAX ? -1 : (int)n;
 }
 
 int world_actions_read(const struct world_view *v, uint64_t agents, const json_t *object,
@@ -129,7 +129,7 @@ int world_actions_read(const struct world_view *v, uint64_t agents, const json_t
         given |= (uint64_t)1 << i;
         *invalid |= (uint64_t)!parsed << i;
     }
-    for (int i = 0; i < WORLD_AGENTS; i++)
+    for (int i = 0; i < WORLD_AGENTS_MAX; i++)
         if ((agents & ~given) >> i & 1)
             return error_set(err, ERR_FORMAT, "'agent_%d' has no action", i);
     return OK;
@@ -236,7 +236,7 @@ static int reset_options_read(const struct world_server *s, json_t *flat, uint64
                               struct trace *out, struct error *err) {
     int64_t agents = s->defaults.n_agents, steps = s->defaults.steps;
     struct world_rules r = {0};
-    int rc = count_take(flat, "agents", WORLD_AGENTS, &agents, err);
+    int rc = count_take(flat, "agents", WORLD_AGENTS_MAX, &agents, err);
     if (rc == OK) rc = count_take(flat, "steps", TRACE_TICKS, &steps, err);
     if (rc == OK) rc = reset_rules_read(s, flat, &r, err);
     if (rc == OK) rc = trace_init(out, &r, (int)agents, seed, steps, "pipe", err);
@@ -308,7 +308,7 @@ static int world_require_reset(const struct server_world *p, struct error *err) 
 static int do_step(struct world_server *s, int index, const json_t *arg, struct buf *out,
                    struct error *err) {
     struct server_world *p = s->worlds[index];
-    int16_t actions[WORLD_AGENTS] = {0};
+    int16_t actions[WORLD_AGENTS_MAX] = {0};
     uint64_t agents = server_world_agents(p), invalid_actions;
     if (world_require_reset(p, err) != OK) return err->code;
     if (!agents) return error_set(err, ERR_STATE, "no agent is left to act: reset the world");
@@ -335,7 +335,7 @@ static int do_agents(struct world_server *s, int index, const json_t *arg, struc
     (void)arg, (void)err;
     uint64_t agents = server_world_agents(s->worlds[index]);
     buf_puts(out, "\"agents\":[");
-    for (int i = 0, n = 0; i < WORLD_AGENTS; i++)
+    for (int i = 0, n = 0; i < WORLD_AGENTS_MAX; i++)
         if (agents >> i & 1) buf_printf(out, "%s\"agent_%d\"", n++ ? "," : "", i);
     buf_puts(out, "]");
     return OK;

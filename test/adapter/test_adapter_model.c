@@ -183,7 +183,7 @@ static const char *gguf_refusal(const struct adapter *a) {
     if (a->config.dora) return "use_dora";
     if (a->config.embed.full || a->config.head.full) return "modules_to_save";
     if (a->config.embed.n_ids || a->config.head.n_ids) return "trainable_token_indices";
-    return a->shape.tied && a->overlay ? "tied embedding or head" : NULL;
+    return a->shape.tied && a->vocab_overrides ? "tied embedding or head" : NULL;
 }
 
 /* PEFT → GGUF → PEFT gives the same bytes; adapters that GGUF cannot represent are refused with the
@@ -416,7 +416,7 @@ static void plain_adapters_required(void **state) {
     for (int i = 0; i < n_golden; i++) {
         struct model *m = base_open(golden[i].base);
         struct adapter *a = case_open(&golden[i], m), *list[2] = {a, a};
-        bool plain = !a->config.dora && !a->overlay;
+        bool plain = !a->config.dora && !a->vocab_overrides;
         assert_int_equal(adapter_require_plain(a, "testing", &err) == OK, plain);
         struct adapter *sum = adapter_concat(list, (float[]){1, 1}, 2, &err);
         struct adapter *child = adapter_blend(a, a, 0.5f, 0, BLEND_DELTA, &err);
@@ -754,7 +754,8 @@ static void replacement_tables_reduced_to_rows(void **state) {
     struct error err;
     assert_int_equal(adapter_bind(a, m, &err), OK);
     assert_int_equal(adapter_bind(b, m, &err), OK);
-    assert_true(!a->overlay->head.full && a->overlay->head.n == 3 && a->overlay->embed.n == 3);
+    assert_true(!a->vocab_overrides->head.full && a->vocab_overrides->head.n == 3 &&
+                a->vocab_overrides->embed.n == 3);
     float *x = logits_run(m, a, tokens, 5), *y = logits_run(m, b, tokens, 5),
           *base = logits_run(m, NULL, tokens, 5);
     assert_memory_equal(x, y, (size_t)(5 * vocab) * sizeof *x);

@@ -224,7 +224,7 @@ static struct train_options options(void) {
 /* Weights far larger than at initialisation, so that gradients exceed rounding errors. */
 static struct model *model_of(const struct model_config *c, enum numeric_class cls,
                               struct pool *pool) {
-    struct model *m = model_new(c, 1, cls);
+    struct model *m = model_new_random(c, 1, cls);
     struct train_options o = options();
     struct trainer *t = trainer_new_full(m, &o, pool, &err);
     struct rng r = rng_make(3, RNG_TEST, 0, 0);
@@ -733,7 +733,7 @@ static void test_overfit(void **state) {
     double by_lora = train_overfit(lora, 1e-2f, 300);
     trainer_free(lora);
     model_close(m);
-    m = model_new(&c, 4, NUMERIC_EXACT);
+    m = model_new_random(&c, 4, NUMERIC_EXACT);
     struct trainer *full = trainer_new_full(m, &o, pool, &err);
     double by_all = train_overfit(full, 1e-2f, 150);
     trainer_free(full);
@@ -811,7 +811,7 @@ static void test_refusals(void **state) {
     assert_non_null(strstr(err.text, "model.layers.1"));
     trainer_free(t);
     c.d_ff += 8;
-    struct model *other = model_new(&c, 1, NUMERIC_EXACT);
+    struct model *other = model_new_random(&c, 1, NUMERIC_EXACT);
     struct adapter *ad = adapter_make(&m->config, 2, "q_proj", 1);
     assert_null(trainer_new_lora(other, &ad, 1, &o, NULL, &err));
     assert_int_equal(err.code, ERR_MISMATCH);

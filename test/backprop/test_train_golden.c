@@ -97,7 +97,7 @@ static float *weight_data(struct model *m, const struct weight_info *w) {
 static void model_make(struct golden *g) {
     struct error err;
     if (hf_config_read(field(g->arch, "config"), &g->config, &err) != OK) fail_msg("%s", err.text);
-    g->m = model_new(&g->config, 1, NUMERIC_EXACT);
+    g->m = model_new_random(&g->config, 1, NUMERIC_EXACT);
     for (int32_t i = 0; i < weight_count(&g->config); i++) {
         struct weight_info w;
         weight_at(&g->config, i, NAMING_HF, &w);

@@ -102,7 +102,7 @@ static void case_check(const struct expected *x) {
             fail_msg("line %d: '%s'", x->line, err.text);
     } else {
         if (rc != OK) fail_msg("line %d: %s", x->line, err.text);
-        const struct eval_question *q = &b.v[0];
+        const struct eval_question *q = &b.questions[0];
         char *shown =
             xasprintf("%s%s", b.subjects[q->subject].preamble, q->context ? q->context : "");
         const char *shows = x->shows ? x->shows : "", *tail = shown;
@@ -226,10 +226,10 @@ static void test_shots(void **state) {
     free(file_put("mmlu/dev/a_dev.csv", "d0,w,x,y,z,C\nd1,w,x,y,z,C\n"));
     free(file_put("mmlu/dev/b_law_dev.csv", " d2,w,x,y,z,B\n"));
     check_ok(eval_task_open(&b, "mmlu", &o, &err));
-    assert_int_equal(b.n, 3);
+    assert_int_equal(b.n_questions, 3);
     assert_int_equal(b.n_subjects, 2);
-    assert_string_equal(b.v[0].context, "t0\nA. w\nB. x\nC. y\nD. z\nAnswer:");
-    assert_string_equal(b.subjects[b.v[2].subject].preamble,
+    assert_string_equal(b.questions[0].context, "t0\nA. w\nB. x\nC. y\nD. z\nAnswer:");
+    assert_string_equal(b.subjects[b.questions[2].subject].preamble,
                         "The following are multiple choice questions (with answers) about b law."
                         "\n\nd2\nA. w\nB. x\nC. y\nD. z\nAnswer: B\n\n");
     int32_t clusters[3];
@@ -274,11 +274,11 @@ static void test_recipe(void **state) {
                                   "letters: true\ndelimiter: ''\n");
     check_ok(eval_task_open(&b, path, &o, &err));
     assert_string_equal(b.name, "own");
-    assert_string_equal(b.v[0].context, "1 + 1 {} { b:\nA. 2\nB. 3\n");
+    assert_string_equal(b.questions[0].context, "1 + 1 {} { b:\nA. 2\nB. 3\n");
     assert_string_equal(b.subjects[0].preamble, "1 + 1 {} { b:\nA. 2\nB. 3\nB\n\n");
-    assert_string_equal(b.v[0].options[1], "B");
-    assert_string_equal(b.v[0].cluster, "4");
-    assert_int_equal(b.v[0].correct, 1);
+    assert_string_equal(b.questions[0].options[1], "B");
+    assert_string_equal(b.questions[0].cluster, "4");
+    assert_int_equal(b.questions[0].correct, 1);
     eval_task_release(&b);
     free(path);
     path = file_put("r/own.yaml", "file: items.jsonl\nquestion: frage\nanswer: right\n"
@@ -288,7 +288,7 @@ static void test_recipe(void **state) {
     assert_int_equal(b.output_type, EVAL_GENERATE);
     assert_int_equal(b.max_tokens, 7);
     assert_int_equal(b.stops.n, 2);
-    assert_string_equal(b.v[0].answer, "3");
+    assert_string_equal(b.questions[0].answer, "3");
     eval_task_release(&b);
     free(path);
     path = file_put("r/own.yaml", "file: items.jsonl\nquestoin: frage\n");
@@ -372,14 +372,14 @@ static void task_check(const char *task, int32_t rows, int threads) {
     struct pool *pool;
     struct engine *e = engine_make(rows, LEN, threads, &pool);
     check_ok(eval_task_open(&b, task, &(struct eval_task_options){.dir = dir}, &err));
-    struct eval_result *out = xcalloc((size_t)b.n, sizeof *out);
+    struct eval_result *out = xcalloc((size_t)b.n_questions, sizeof *out);
     struct eval_cost cost = {0};
     struct eval_solver s = {.e = e, .tok = model->tok, .max_len = LEN};
     check_ok(eval_solver_answer(&s, &b, out, &cost, NULL, 0, &err));
-    assert_int_equal(cost.calls, b.v[0].contexts[0] ? 2 * b.n : b.n);
+    assert_int_equal(cost.calls, b.questions[0].contexts[0] ? 2 * b.n_questions : b.n_questions);
     assert_int_equal(cost.generated, 0);
-    for (int64_t i = 0; i < b.n; i++) {
-        struct eval_result want = result_of(e, &b, &b.v[i]);
+    for (int64_t i = 0; i < b.n_questions; i++) {
+        struct eval_result want = result_of(e, &b, &b.questions[i]);
         assert_int_equal(out[i].choice, want.choice);
         assert_int_equal(out[i].right, want.right);
         assert_int_equal(out[i].right_norm, want.right_norm);
@@ -410,7 +410,7 @@ static void test_norm_differs(void **state) {
     struct engine *e = engine_make(64, LEN, 1, &pool);
     free(file_put("arc_easy.jsonl", arc_lines));
     check_ok(eval_task_open(&b, "arc_easy", &(struct eval_task_options){.dir = dir}, &err));
-    struct eval_result o = result_of(e, &b, &b.v[2]);
+    struct eval_result o = result_of(e, &b, &b.questions[2]);
     assert_int_equal(o.choice, 1);
     assert_true(o.right_norm && !o.right);
     eval_task_release(&b);
@@ -431,12 +431,13 @@ static void test_truncated_prompts(void **state) {
     check_ok(eval_task_open(&b, "arc_easy", &(struct eval_task_options){.dir = dir}, &err));
     check_ok(eval_solver_answer(&s, &b, out, &cost, NULL, 0, &err));
     assert_true(out[0].prompt_truncated && !out[2].prompt_truncated && !out[3].prompt_truncated);
-    char *context = b.v[0].context; // the last 40 tokens, each a byte, minus the longest option
+    char *context =
+        b.questions[0].context; // the last 40 tokens, each a byte, minus the longest option
     size_t room = 40 - strlen(" the steam of a pot");
     char *kept = context + strlen(context) - room;
-    b.v[0].context = kept;
-    struct eval_result want = result_of(e, &b, &b.v[0]);
-    b.v[0].context = context;
+    b.questions[0].context = kept;
+    struct eval_result want = result_of(e, &b, &b.questions[0]);
+    b.questions[0].context = context;
     assert_int_equal(out[0].choice, want.choice);
     close_to((double)out[0].prob, (double)want.prob, 1e-5);
     engine_free(e);
@@ -465,12 +466,12 @@ static void test_shared_examples(void **state) {
     file_remove("mmlu/test/a_test.csv");
     file_remove("mmlu/test/b_law_test.csv");
     check_ok(eval_task_open(&b, "mmlu", &(struct eval_task_options){.dir = dir, .shots = 2}, &err));
-    assert_int_equal(b.n, 6);
+    assert_int_equal(b.n_questions, 6);
     check_ok(eval_solver_answer(&s, &b, out, &cost, NULL, 0, &err));
-    int64_t shared = (int64_t)strlen(b.subjects[b.v[0].subject].preamble);
+    int64_t shared = (int64_t)strlen(b.subjects[b.questions[0].subject].preamble);
     assert_true((int64_t)engine_stats(e).prefilled <= cost.prefilled - 5 * shared);
     for (int i = 0; i < 6; i++) {
-        struct eval_result want = result_of(e, &b, &b.v[i]);
+        struct eval_result want = result_of(e, &b, &b.questions[i]);
         assert_int_equal(out[i].choice, want.choice);
         close_to((double)out[i].prob, (double)want.prob, 1e-5);
     }
@@ -500,8 +501,8 @@ static void test_generation(void **state) {
         struct token_ids ids = {0};
         struct buf text = {0};
         int32_t eos = tokenizer_eos(model->tok);
-        tokenizer_encode(model->tok, b.v[i].context, strlen(b.v[i].context), TOKENIZER_ADD_BOS,
-                         &ids);
+        tokenizer_encode(model->tok, b.questions[i].context, strlen(b.questions[i].context),
+                         TOKENIZER_ADD_BOS, &ids);
         struct engine_request r = {.prompt = ids.v,
                                    .n_prompt = ids.n,
                                    .max_tokens = 9,
@@ -511,7 +512,8 @@ static void test_generation(void **state) {
         check_ok(engine_run(e, &r, 1, NULL, &err));
         buf_puts(&text, "");
         tokenizer_decode(model->tok, r.out, r.n_out, false, &text);
-        struct grade want = grader_grade(g, text.data, (const char *const *)&b.v[i].answer, 1);
+        struct grade want =
+            grader_grade(g, text.data, (const char *const *)&b.questions[i].answer, 1);
         assert_int_equal(out[i].no_answer, !want.found);
         assert_int_equal(out[i].truncated, r.n_out == 9);
         assert_int_equal(out[i].right, want.score >= 0.5);
@@ -579,12 +581,12 @@ static void test_sampling(void **state) {
         check_ok(eval_task_open(&a, path, &o, &err));
         o.seed += (uint64_t)k;
         check_ok(eval_task_open(&b, path, &o, &err));
-        assert_int_equal(a.n, 20);
+        assert_int_equal(a.n_questions, 20);
         for (int i = 0; i < 20; i++) {
-            bool same = strcmp(a.v[i].context, b.v[i].context) == 0;
+            bool same = strcmp(a.questions[i].context, b.questions[i].context) == 0;
             differ += !same;
             if (k == 0) assert_true(same);
-            if (i) assert_true(strcmp(b.v[i - 1].context, b.v[i].context) < 0);
+            if (i) assert_true(strcmp(b.questions[i - 1].context, b.questions[i].context) < 0);
         }
         eval_task_release(&a);
         eval_task_release(&b);
@@ -634,7 +636,8 @@ static void test_known_sets(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(known); i++) {
         struct eval_task b;
         check_ok(eval_task_open(&b, known[i].task, &(struct eval_task_options){.dir = root}, &err));
-        if (b.n != known[i].n) fail_msg("%s: %d questions", known[i].task, (int)b.n);
+        if (b.n_questions != known[i].n)
+            fail_msg("%s: %d questions", known[i].task, (int)b.n_questions);
         eval_task_release(&b);
     }
     struct eval_task b;

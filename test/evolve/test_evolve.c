@@ -561,7 +561,7 @@ static void make_model(void) {
     if (!tok) fail_msg("%s", err.text);
     c.vocab_size = tokenizer_vocab_size(tok);
     c.max_seq_len = 256;
-    struct model *m = model_new(&c, 1, NUMERIC_EXACT);
+    struct model *m = model_new_random(&c, 1, NUMERIC_EXACT);
     tokenizer_free(m->tok);
     m->tok = tok;
     char *path = path_join(dir, "tiny");

@@ -1186,7 +1186,7 @@ static void test_random_adapters(void **state) {
                                  (int32_t)(rng_below(&rng, 2) * rng_below(&rng, 30)),
                                  op->step_min + (op->step_max - op->step_min) * rng_uniform(&rng),
                                  rng_u64(&rng)};
-            x.n = MAX(x.n, op->min_parents);
+            x.n_parents = MAX(x.n_parents, op->min_parents);
             struct adapter *c = operator_apply(op, &x, &err);
             if (!c) {
                 refused++;
@@ -1199,7 +1199,8 @@ static void test_random_adapters(void **state) {
             assert_true(adapter_fits(c, &s));
             for (int k = 0; k < n_modules(c); k++)
                 assert_true(c->loras[k].r <= 40 && isfinite(c->loras[k].scale));
-            for (int k = 0; k < x.n; k++) assert_false(isnan(operator_relative_change(c, p[k])));
+            for (int k = 0; k < x.n_parents; k++)
+                assert_false(isnan(operator_relative_change(c, p[k])));
             adapter_release(c);
         }
         for (int k = 0; k < 3; k++) adapter_release(p[k]);

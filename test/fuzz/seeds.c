@@ -84,7 +84,7 @@ static struct model *model_small(const char *arch, bool tied, int32_t width,
         c.local[0] = 1;
     }
     c.vocab_size = tok ? tokenizer_vocab_size(tok) : 4;
-    struct model *m = model_new(&c, 1, NUMERIC_EXACT);
+    struct model *m = model_new_random(&c, 1, NUMERIC_EXACT);
     tokenizer_free(m->tok);
     m->tok = tok;
     return m;
@@ -108,7 +108,7 @@ static void seeds_quantised(void) {
     c.n_layers = c.n_heads = c.n_kv_heads = 1;
     c.d_model = 1;
     c.d_ff = 256;
-    struct model *m = model_new(&c, 1, NUMERIC_EXACT);
+    struct model *m = model_new_random(&c, 1, NUMERIC_EXACT);
     for (int type = 0; type < 64; type++) {
         struct quant_scheme q = quant_pure((enum tensor_type)(type < 63 ? type : TENSOR_NF4));
         if (!tensor_type_is_known(q.type) || tensor_type_block_size(q.type) == 1) continue;

@@ -265,19 +265,19 @@ static void fuzz_json(const uint8_t *data, size_t size) {
 
 /* An accepted question has a correct choice, or a text for a grader. */
 static void bank_use(struct eval_task *b) {
-    for (int64_t i = 0; i < b->n; i++) {
-        const struct eval_question *q = &b->v[i];
+    for (int64_t i = 0; i < b->n_questions; i++) {
+        const struct eval_question *q = &b->questions[i];
         MUST(q->n ? q->n >= 2 && q->correct >= 0 && q->correct < q->n : q->answer != NULL);
         MUST(q->contexts[0] || q->context);
         MUST(b->subjects[q->subject].preamble != NULL);
     }
     struct task_item *items = eval_task_items(b);
-    for (int64_t i = 0; i < b->n; i++) {
-        MUST(*items[i].question && items[i].n_choices == b->v[i].n);
+    for (int64_t i = 0; i < b->n_questions; i++) {
+        MUST(*items[i].question && items[i].n_choices == b->questions[i].n);
         MUST(items[i].n_choices ? items[i].choices[items[i].correct] != NULL
                                 : items[i].gold != NULL);
     }
-    task_items_release(items, b->n);
+    task_items_release(items, b->n_questions);
 }
 
 /* Every task is tried with every file. */
@@ -441,7 +441,7 @@ static struct trainer *trainer_small(void) {
     struct model_config shape = shape_small();
     struct adapter_config c = {.r = 1, .alpha = 2, .target = {[PROJ_Q] = true}};
     options_default(train_option_rows, &o);
-    struct model *m = model_new(&shape, 1, NUMERIC_EXACT); /* never freed */
+    struct model *m = model_new_random(&shape, 1, NUMERIC_EXACT); /* never freed */
     struct adapter *a = adapter_new(&shape, &c, 1);
     struct trainer *t = trainer_new_lora(m, &a, 1, &o, NULL, &err);
     MUST(t != NULL);
@@ -494,7 +494,7 @@ static void fuzz_gguf_lora(const uint8_t *data, size_t size) {
     struct adapter *a = adapter_load_gguf(path, &shape, &err);
     if (a) gguf_lora_again(a, &shape);
     adapter_release(a);
-    if (!m) m = model_new(&shape, 1, NUMERIC_EXACT); /* never freed */
+    if (!m) m = model_new_random(&shape, 1, NUMERIC_EXACT); /* never freed */
     a = adapter_open(path, m, &err);
     if (a) MUST(adapter_is_ready(a) && adapter_pack(a, DTYPE_F32));
     adapter_release(a);
@@ -780,7 +780,7 @@ static struct engine *engine_small(enum dtype kv) {
     struct error err;
     struct model_config shape = shape_small();
     struct engine_options o = {.max_rows = 4, .max_seqs = 2, .max_len = 8, .kv_elem = kv};
-    if (!m) m = model_new(&shape, 1, NUMERIC_EXACT); /* never freed */
+    if (!m) m = model_new_random(&shape, 1, NUMERIC_EXACT); /* never freed */
     struct engine *e = engine_new(m, &o, &err);
     MUST(e != NULL);
     return e;
@@ -1221,8 +1221,8 @@ static int env_exchange(void *ctx, const struct buf *line, const char **answer, 
 
 /* For any answers of the program, every living agent has a prompt and a finite reward. */
 static void env_use(struct environment *const *e, int worlds, struct error *err) {
-    static int16_t actions[ENV_AGENTS];
-    static double rewards[ENV_AGENTS];
+    static int16_t actions[ENV_MAX_AGENTS];
+    static double rewards[ENV_MAX_AGENTS];
     struct buf text = {0};
     int rc = OK;
     for (int k = 0; k < worlds; k++) e[k]->will_reset(e[k]->ctx, (uint64_t)k);
@@ -1275,7 +1275,7 @@ static struct simulation *life_founded(const char *dir) {
     env = grid_env_as_environment(&place);
     MUST(model_preset_find("tiny-llama", &c, &err) == OK);
     static struct model *m;
-    m = model_new(&c, 1, NUMERIC_EXACT);
+    m = model_new_random(&c, 1, NUMERIC_EXACT);
     struct simulation *l = simulation_new(m, &o, &list, NULL, 0, NULL, &err);
     MUST(l != NULL);
     json_t *extra = json_object();
@@ -1318,16 +1318,16 @@ static void fuzz_life_state(const uint8_t *data, size_t size) {
 /* A server without sockets or threads: a tiny model of bytes, and an adapter, "spare". */
 static struct server *server_small(void) {
     static struct serve_options o = {.max_waiting = 64, .max_tokens = 16};
-    static struct server s = {.o = &o, .name = (char *)(uintptr_t) "small"};
+    static struct server s = {.options = &o, .name = (char *)(uintptr_t) "small"};
     struct adapter_pool_options po = {0};
     struct adapter_config c = {.r = 1, .alpha = 2, .target = {[PROJ_Q] = true}};
     struct model_config shape = shape_small();
     struct error err;
-    if (s.m) return &s;
+    if (s.model) return &s;
     shape.vocab_size = 259;
-    s.m = model_new(&shape, 1, NUMERIC_EXACT);
+    s.model = model_new_random(&shape, 1, NUMERIC_EXACT);
     s.path = s.name;
-    s.pool = adapter_pool_new(s.m, &po);
+    s.pool = adapter_pool_new(s.model, &po);
     s.adapters = xcalloc(1, sizeof *s.adapters);
     s.adapters[s.n_adapters++] =
         (struct adapter_entry){.name = xstrdup("spare"), .path = xstrdup("x")};
@@ -1355,7 +1355,7 @@ static void spec_use(struct server *s, struct model_ref *t, struct generation_sp
         MUST(spec->n_stop_ids <= (int)ARRAY_LEN(spec->stop_ids) && t->n <= ENGINE_MIX_MAX);
         MUST(spec->n_top <= ENGINE_TOP_MAX && t->name && t->label);
         for (int i = 0; i < spec->stop_texts.n; i++) MUST(*spec->stop_texts.v[i]);
-        prompts_use(spec->prompts, spec->n_prompts, tokenizer_vocab_size(s->m->tok));
+        prompts_use(spec->prompts, spec->n_prompts, tokenizer_vocab_size(s->model->tok));
     }
     if (spec->grammar) server_grammar_release(s, spec->grammar);
     generation_spec_release(spec);
@@ -1526,7 +1526,7 @@ static void fuzz_tool_call(const uint8_t *data, size_t size) {
                  .stop_texts = {stops, how & 4 ? 1 : 0}}};
     struct completion a = {0};
     int32_t n = (int32_t)size - 2, *out = xcalloc((size_t)n + 1, sizeof *out);
-    for (int32_t i = 0; i < n; i++) out[i] = s->m->tok->byte_ids[data[i + 2]];
+    for (int32_t i = 0; i < n; i++) out[i] = s->model->tok->byte_ids[data[i + 2]];
     a.batch_request.request.out = out;
     for (int32_t seen = 0; !a.done;) {
         seen = MIN(seen + step, n);

@@ -189,7 +189,7 @@ static void peer_handle(void *ctx, struct exchange *x) {
     char text[256];
     (void)ctx;
     int n = snprintf(text, sizeof text, "<%s %s %s>", exchange_is_local(x) ? "local" : "remote",
-                     exchange_peer(x), exchange_client_key(x));
+                     exchange_peer(x), exchange_limits_name(x));
     exchange_reply(x, 200, "text/plain", text, (size_t)n);
 }
 

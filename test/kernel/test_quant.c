@@ -453,7 +453,7 @@ static struct model_config small_config(bool tied) {
 /* Weights large enough for distinct predictions. */
 static struct model *small_model(bool tied) {
     const struct model_config c = small_config(tied);
-    struct model *m = model_new(&c, 9, NUMERIC_EXACT);
+    struct model *m = model_new_random(&c, 9, NUMERIC_EXACT);
     for (int32_t i = 0; i < weight_count(&c); i++) {
         struct weight_info w;
         weight_at(&c, i, NAMING_HF, &w);
@@ -607,7 +607,7 @@ static void test_divergence(void **state) {
  * blocks of 32 the same file. */
 static void check_typed(const struct model_config *c, enum tensor_type t) {
     struct error err;
-    struct model *plain = model_new(c, 4, NUMERIC_EXACT);
+    struct model *plain = model_new_random(c, 4, NUMERIC_EXACT);
     struct model *typed = model_new_quantized(c, 4, t, NUMERIC_EXACT);
     assert_int_equal(model_write_gguf(plain, tmp_path("t.gguf"), t, &err), OK);
     struct model *opened = open_ok(tmp_path("t.gguf"), NUMERIC_EXACT);
@@ -625,7 +625,7 @@ static void check_typed(const struct model_config *c, enum tensor_type t) {
 
 /* Without a file: every row of a matrix is converted to its type once, vectors never. */
 static void check_typed_rows(const struct model_config *c, enum tensor_type t) {
-    struct model *plain = model_new(c, 4, NUMERIC_EXACT);
+    struct model *plain = model_new_random(c, 4, NUMERIC_EXACT);
     struct model *typed = model_new_quantized(c, 4, t, NUMERIC_EXACT);
     const struct quant_scheme q = quant_pure(t);
     float want[256], got[256], scratch[256], bytes[260];

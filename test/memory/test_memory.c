@@ -947,7 +947,7 @@ static void test_engine_embedder(void **state) {
     (void)state;
     struct model_config shape;
     assert_int_equal(model_preset_find("tiny-llama", &shape, &err), OK);
-    struct model *m = model_new(&shape, 3, NUMERIC_EXACT);
+    struct model *m = model_new_random(&shape, 3, NUMERIC_EXACT);
     struct engine_options o = {.max_rows = 64, .max_seqs = 2, .max_len = 48};
     struct engine *e = engine_new(m, &o, &err);
     struct engine_embedder x = {.engine = e, .model = m, .max_len = 48};

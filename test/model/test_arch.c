@@ -383,7 +383,7 @@ static void assert_window_is_exact(const char *shape) {
     assert_int_equal(model_preset_find(shape, &c, &err), OK);
     c.n_layers = 1;
     c.sliding_layers[0] = 1;
-    struct model *m = model_new(&c, 5, NUMERIC_EXACT);
+    struct model *m = model_new_random(&c, 5, NUMERIC_EXACT);
     struct forward_options o = {.max_rows = N, .n_slots = 2, .slot_len = N};
     struct forward *f = forward_new(m, &o);
     size_t size = (size_t)(N * c.vocab_size);

@@ -117,7 +117,7 @@ static struct model_config smallest_config(const char *arch, bool tied) {
 }
 
 static struct model *model_create(const struct model_config *c, const char *name) {
-    struct model *m = model_new(c, 7, NUMERIC_EXACT);
+    struct model *m = model_new_random(c, 7, NUMERIC_EXACT);
     m->name = arena_strdup(&m->arena, name);
     for (int32_t i = 0; i < weight_count(c); i++) {
         struct weight_info w;
@@ -329,8 +329,9 @@ static void mean_and_std(const struct matrix *w, double *mean, double *std) {
 static void test_model_new(void **state) {
     (void)state;
     struct model_config c = preset_config("fry");
-    struct model *a = model_new(&c, 1, NUMERIC_EXACT), *b = model_new(&c, 1, NUMERIC_EXACT);
-    struct model *other = model_new(&c, 2, NUMERIC_EXACT);
+    struct model *a = model_new_random(&c, 1, NUMERIC_EXACT),
+                 *b = model_new_random(&c, 1, NUMERIC_EXACT);
+    struct model *other = model_new_random(&c, 2, NUMERIC_EXACT);
     struct error err;
     double mean, std;
     assert_weights_equal(a, b, TENSOR_F32);

@@ -240,7 +240,7 @@ static void test_messages(void **state) {
     snprintf(url, sizeof url, "http://127.0.0.1:%d/slack", http_port(receiver));
     strings_add(&slacks, url);
     struct alerts_options o = {
-        .seconds = 0.05, .webhooks = &hooks, .slack_urls = &slacks, .source = "fry 雑魚"};
+        .interval_seconds = 0.05, .webhooks = &hooks, .slack_urls = &slacks, .source = "fry 雑魚"};
     struct metric *loss = metric_get(m, METRIC_TRAIN_LOSS, "job-1");
     struct alerts *busy = alerts_new(m, &o, &err);
     assert_non_null(busy);

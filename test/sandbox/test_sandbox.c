@@ -437,8 +437,8 @@ static void test_environment(void **state) {
     /* the loader prints one error: for the command, not for bwrap outside */
     own.n = 2;
     assert_int_equal(run(&s, &r, env, 1), OK);
-    buf_add(&r.errs, "", 1);
-    const char *first = strstr(r.errs.data, "/no/such/library.so");
+    buf_add(&r.error_output, "", 1);
+    const char *first = strstr(r.error_output.data, "/no/such/library.so");
     assert_non_null(first);
     assert_null(strstr(first + 1, "/no/such/library.so"));
     sandbox_result_release(&r);
@@ -541,7 +541,7 @@ static void test_limits(void **state) {
     assert_int_equal(r.exit_reason, SANDBOX_EXITED);
     assert_in_range(r.status, 128 + SIGKILL, 128 + SIGXCPU);
     sandbox_result_release(&r);
-    s = (struct sandbox_spec){.limits = {.files = 16}};
+    s = (struct sandbox_spec){.limits = {.open_files = 16}};
     assert_int_not_equal(shell_status_with(s, "exec 20</dev/null"), 0);
     assert_int_equal(shell_status("ulimit -c | grep -qx 0"), 0);
 }
@@ -555,14 +555,14 @@ static void test_output_flood(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(lines); i++) {
         run_shell(s, &r, lines[i]);
         assert_int_equal(r.exit_reason, SANDBOX_OUTPUT_LIMIT);
-        assert_true(r.out.len <= 100000 && r.errs.len <= 100000);
-        assert_true(r.out.len == 100000 || r.errs.len == 100000);
+        assert_true(r.out.len <= 100000 && r.error_output.len <= 100000);
+        assert_true(r.out.len == 100000 || r.error_output.len == 100000);
         assert_non_null(strstr(sandbox_failure(&r, &s.limits), "100000 bytes"));
         sandbox_result_release(&r);
     }
     run_shell(s, &r, "head -c 100000 /dev/zero; head -c 100000 /dev/zero >&2");
     assert_int_equal(r.exit_reason, SANDBOX_EXITED);
-    assert_true(r.out.len == 100000 && r.errs.len == 100000);
+    assert_true(r.out.len == 100000 && r.error_output.len == 100000);
     sandbox_result_release(&r);
 }
 
@@ -642,7 +642,7 @@ static void test_input_output(void **state) {
     assert_int_equal(r.status, 7);
     assert_int_equal(r.out.len, b.len);
     assert_memory_equal(r.out.data, b.data, b.len);
-    assert_memory_equal(r.errs.data, "/usr\n", 5);
+    assert_memory_equal(r.error_output.data, "/usr\n", 5);
     assert_string_equal(sandbox_failure(&r, &s.limits), "it failed with status 7");
     sandbox_result_release(&r);
     buf_release(&b);
@@ -802,7 +802,7 @@ static void test_streaming_end(void **state) {
     assert_int_equal(sandbox_read(s, large_input, 4, 30, &err), 4);
     assert_int_equal(sandbox_wait(s, 30, &r, &err), OK);
     assert_int_equal(r.exit_reason, SANDBOX_EXITED);
-    assert_int_equal(r.errs.len, 1000);
+    assert_int_equal(r.error_output.len, 1000);
     sandbox_result_release(&r);
     sandbox_free(s);
 }
@@ -818,7 +818,7 @@ static void *run_repeatedly(void *failed) {
         bool good = r.status == 0 && r.out.len == sizeof i && !memcmp(r.out.data, &i, sizeof i);
         if (!good)
             print_error("end %d, status %d, %zu bytes, '%.*s'\n", r.exit_reason, r.status,
-                        r.out.len, (int)r.errs.len, r.errs.data);
+                        r.out.len, (int)r.error_output.len, r.error_output.data);
         sandbox_result_release(&r);
         if (!good) return failed;
     }

@@ -725,7 +725,7 @@ static void setup_open(struct engine_setup *s, bool stored) {
     struct model_config c;
     assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
     c.max_seq_len = 512;
-    s->model = model_new(&c, 3, NUMERIC_EXACT);
+    s->model = model_new_random(&c, 3, NUMERIC_EXACT);
     if (!s->model->tok) s->model->tok = tokenizer_new_bytes(c.vocab_size);
     s->adapter = fixture_adapter(&c, 4, "all-linear", 0.3f, 8);
     struct engine_options eo = {.max_rows = 128, .max_seqs = 16, .max_len = 512};

@@ -235,19 +235,19 @@ static void test_items_of_task_files(void **state) {
     assert_string_equal(v->question, "Question: 空は？\nAnswer:");
     assert_true(v->n_choices == 2 && v->correct == 0 && !v->gold && strcmp(v->lang, "ja") == 0);
     assert_string_equal(v->choices[1], "赤");
-    task_items_release(v, b.n);
+    task_items_release(v, b.n_questions);
     eval_task_release(&b);
     b = task_generated();
     v = eval_task_items(&b);
     assert_string_equal(v[1].question, "Question: 八割る二は？\nAnswer:");
     assert_true(v[1].n_choices == 0 && strcmp(v[1].gold, "4") == 0);
-    task_items_release(v, b.n);
+    task_items_release(v, b.n_questions);
     eval_task_release(&b);
     struct eval_question q = {.n = 2, .correct = 1};
     static char *const contexts[] = {"Ann met Bo so Ann", "Ann met Bo so Bo"}, *const apart[] = {
                                                                                    "Ann", "Bo"};
     struct eval_subject subject = {.preamble = (char *)(uintptr_t) ""};
-    b = (struct eval_task){.n = 1, .family = -1, .v = &q, .subjects = &subject};
+    b = (struct eval_task){.n_questions = 1, .family = -1, .questions = &q, .subjects = &subject};
     b.delimiter = (char *)(uintptr_t) " ";
     q.options[0] = q.options[1] = (char *)(uintptr_t) "left.";
     memcpy(q.contexts, contexts, sizeof contexts);
@@ -261,7 +261,7 @@ static void test_items_of_task_files(void **state) {
     assert_string_equal(v->question, "Which is right?");
     assert_string_equal(v->choices[1], "Bo left.");
     task_items_release(v, 1);
-    b = (struct eval_task){.n = 2,
+    b = (struct eval_task){.n_questions = 2,
                            .family = split_evidence_find("largest"),
                            .is_split_evidence = true,
                            .split = SPLIT_DEV};

@@ -1524,7 +1524,7 @@ static void assert_gguf_round_trip(struct tokenizer *t) {
     struct error err;
     assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
     c.vocab_size = tokenizer_vocab_size(t);
-    struct model *m = model_new(&c, 1, NUMERIC_EXACT);
+    struct model *m = model_new_random(&c, 1, NUMERIC_EXACT);
     char *path = temp_path("t.gguf");
     tokenizer_free(m->tok);
     m->tok = t;

@@ -391,7 +391,7 @@ static void test_log(void **state) {
     (void)state;
     struct model_config c;
     assert_ok(model_preset_find("tiny-llama", &c, &err));
-    struct model *m = model_new(&c, 1, NUMERIC_EXACT);
+    struct model *m = model_new_random(&c, 1, NUMERIC_EXACT);
     struct train_options o;
     options_default(train_option_rows, &o);
     o.r = 2, o.grad_accum = 2, o.max_steps = 9, o.save_steps = 3, o.lr = 1e-2;
@@ -479,7 +479,7 @@ static void test_log_of_methods(void **state) {
     };
     struct model_config c;
     assert_ok(model_preset_find("tiny-llama", &c, &err));
-    struct model *m = model_new(&c, 1, NUMERIC_EXACT);
+    struct model *m = model_new_random(&c, 1, NUMERIC_EXACT);
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         char *dir = path_in_root(cases[i].name), *page = path_join(dir, "report.html");
         struct buf text = {0};

@@ -74,7 +74,7 @@ static void test_kill_and_resume(void **state) {
     (void)state;
     struct model_config c;
     assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
-    struct model *m = model_new(&c, 1, NUMERIC_EXACT);
+    struct model *m = model_new_random(&c, 1, NUMERIC_EXACT);
     struct train_options o = options();
     char *a = write_samples("a", "yes", 5), *b = write_samples("b", "no", 4), *log_text = NULL;
     char *saved = xasprintf("/tmp/shoal-test-sft-%d.state", (int)getpid());
@@ -121,7 +121,7 @@ static void test_kill_and_resume(void **state) {
 static struct model *tiny_model(void) {
     struct model_config c;
     assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
-    return model_new(&c, 1, NUMERIC_EXACT);
+    return model_new_random(&c, 1, NUMERIC_EXACT);
 }
 
 /* The plan's counts are those of the run's log. */
@@ -321,7 +321,7 @@ static void test_options(void **state) {
     struct train_job job = {.name = "x", .data = "none.jsonl"};
     struct model_config c;
     assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
-    struct model *m = model_new(&c, 1, NUMERIC_EXACT);
+    struct model *m = model_new_random(&c, 1, NUMERIC_EXACT);
     free(o.lr_scheduler);
     o.lr_scheduler = xstrdup("zigzag");
     assert_int_equal(sft_run(m, &job, 1, &o, NULL, NULL, NULL, &err), ERR_USAGE);

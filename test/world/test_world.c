@@ -26,8 +26,8 @@ static const struct world_rules *rules_from_text(const char *text) {
 
 /* A tick in which all agents take the same action. */
 static void step_all(struct world *w, const struct world_rules *r, int action) {
-    int16_t actions[WORLD_AGENTS];
-    for (int i = 0; i < WORLD_AGENTS; i++) actions[i] = (int16_t)action;
+    int16_t actions[WORLD_AGENTS_MAX];
+    for (int i = 0; i < WORLD_AGENTS_MAX; i++) actions[i] = (int16_t)action;
     world_step(w, r, actions);
 }
 
@@ -143,7 +143,7 @@ static void test_refusals(void **state) {
 
 /* Number of cells that can be reached from homes, by repeated passes over all cells. */
 static int reachable_cells(const struct world *w) {
-    static bool reached[WORLD_CELLS];
+    static bool reached[WORLD_CELLS_MAX];
     int n = 0, before = -1;
     for (int i = 0; i < w->size * w->size; i++) reached[i] = w->cells[i] & CELL_HOME;
     while (n != before) {
@@ -198,11 +198,12 @@ static void test_agent_starts(void **state) {
     (void)state;
     struct world w;
     for (uint64_t seed = 0; seed < 20; seed++) {
-        world_reset(&w, rules_from_text("rules: repaired\npredators: 16"), WORLD_AGENTS, seed);
-        assert_true(w.tick == 0 && w.n_living == WORLD_AGENTS && w.n_agents == WORLD_AGENTS);
-        for (int i = 0; i < WORLD_AGENTS; i++) {
+        world_reset(&w, rules_from_text("rules: repaired\npredators: 16"), WORLD_AGENTS_MAX, seed);
+        assert_true(w.tick == 0 && w.n_living == WORLD_AGENTS_MAX &&
+                    w.n_agents == WORLD_AGENTS_MAX);
+        for (int i = 0; i < WORLD_AGENTS_MAX; i++) {
             const struct world_agent *a = &w.agents[i];
-            assert_true(a->alive && a->energy == 200 && !a->holds && a->last[1] == -1);
+            assert_true(a->alive && a->energy == 200 && !a->holds && a->last_actions[1] == -1);
             assert_true(!(w.cells[a->cell] & CELL_WALL) && world_agent_visited(a, a->cell));
         }
         for (int p = 0; p < 16; p++)
@@ -282,8 +283,8 @@ static void test_moves(void **state) {
         total += steps[i].reward;
         assert_int_equal(a->cell, cell_at(&w, steps[i].x, steps[i].y));
         assert_true(a->reward == steps[i].reward && a->episode_reward == total);
-        assert_true(a->last[1] == steps[i].action && a->steps == (int)i + 1);
-        assert_int_equal(a->last[0], i ? steps[i - 1].action : -1);
+        assert_true(a->last_actions[1] == steps[i].action && a->steps == (int)i + 1);
+        assert_int_equal(a->last_actions[0], i ? steps[i - 1].action : -1);
         assert_int_equal(a->energy, 199 - (int)i);
     }
     assert_true(a->blocked == 2 && a->collected == 1 && a->delivered == 1 && a->built == 0);
@@ -686,7 +687,8 @@ static void test_words(void **state) {
     world_reset(&w, r, 3, 1);
     assert_observation(&w, r, 0, "At (1,2), E200, unexplored area. See: wall↑ wall←");
     world_step(&w, r, (int16_t[]){PICK_FOOD + 6 * 4, PICK_FOOD + 6 * 9, DROP_FOOD});
-    assert_true(w.agents[0].last[1] == PICK_FOOD && w.agents[1].word == 9 && !w.agents[2].word);
+    assert_true(w.agents[0].last_actions[1] == PICK_FOOD && w.agents[1].word == 9 &&
+                !w.agents[2].word);
     assert_observation(&w, r, 0, "At (1,2), E199, unexplored area. See: wall↑ wall←. Heard: 9");
     assert_observation(&w, r, 2, "At (2,1), E199, unexplored area. See: wall↓. Heard: 4 9");
     world_step(&w, r, (int16_t[]){DROP_FOOD, MOVE_EAST + 6, PICK_FOOD + 6 * 2});
@@ -750,7 +752,7 @@ static void test_parser(void **state) {
 
 static void run_policy(struct world *w, const struct world_rules *r, const char *policy,
                        int ticks) {
-    int16_t actions[WORLD_AGENTS];
+    int16_t actions[WORLD_AGENTS_MAX];
     for (int t = 0; t < ticks; t++) {
         world_policy_act(world_policy_find(policy), w, r, 3, actions);
         world_step(w, r, actions);
@@ -789,7 +791,7 @@ static void test_determinism(void **state) {
 /* invariants */
 
 /* Cells that may be in an agent's memory although their item was taken by another agent since. */
-static bool taken[WORLD_AGENTS][WORLD_CELLS];
+static bool taken[WORLD_AGENTS_MAX][WORLD_CELLS_MAX];
 
 static void check_memory(const struct world *before, const struct world *w, int i) {
     const struct world_agent *a = &w->agents[i];
@@ -802,10 +804,11 @@ static void check_memory(const struct world *before, const struct world *w, int 
         assert_true(w->cells[a->remembered[k]] & CELL_FOOD || taken[i][a->remembered[k]]);
         for (int m = 0; m < k; m++) assert_true(a->remembered[m] != a->remembered[k]);
     }
-    for (int k = a->n_remembered; k < WORLD_REMEMBERED; k++) assert_int_equal(a->remembered[k], 0);
+    for (int k = a->n_remembered; k < WORLD_REMEMBERED_MAX; k++)
+        assert_int_equal(a->remembered[k], 0);
     for (int move = 0; a->alive && move < 4; move++) {
         int cell = world_neighbour(w, a->cell, move);
-        bool known = !(w->cells[cell] & CELL_FOOD) || a->n_remembered == WORLD_REMEMBERED;
+        bool known = !(w->cells[cell] & CELL_FOOD) || a->n_remembered == WORLD_REMEMBERED_MAX;
         for (int k = 0; k < a->n_remembered; k++) known |= a->remembered[k] == cell;
         assert_true(known);
     }
@@ -881,7 +884,7 @@ static int64_t check_rules(const char *name, int64_t agent_ticks) {
     static struct world w, before;
     struct world_rules r;
     struct rng rng = rng_make(1, RNG_TEST, 0, 0);
-    int16_t actions[WORLD_AGENTS];
+    int16_t actions[WORLD_AGENTS_MAX];
     int64_t done = 0;
     if (world_rules_load(&r, name, &err) != OK) fail_msg("%s", err.text);
     for (uint64_t seed = 0; agent_ticks > 0; seed++) {
@@ -969,7 +972,7 @@ static void test_rule_uses_only_observed_cells(void **state) {
     for (int t = 0; t < 150; t++) {
         run_policy(&w, r, "rule", 1);
         int i = t % 8;
-        bool observed[WORLD_CELLS] = {false};
+        bool observed[WORLD_CELLS_MAX] = {false};
         for (int cell = w.size; cell < w.size * (w.size - 1); cell++)
             for (int move = 0; move < 4; move++)
                 observed[cell] |=
@@ -1033,7 +1036,7 @@ static int64_t reflex_run(const struct world_rules *r, uint64_t seed, struct ref
     int64_t known = 0;
     world_reset(&w, r, 12, seed);
     while (!world_terminated(&w) && w.tick < 200) {
-        int16_t actions[WORLD_AGENTS];
+        int16_t actions[WORLD_AGENTS_MAX];
         for (int i = 0; i < w.n_agents; i++) {
             struct rng rng = rng_make(seed, RNG_TEST, (uint32_t)i, (uint32_t)w.tick);
             const char *policy = rng_below(&rng, 8) < (uint32_t)i % 8 ? "reflex" : "random";
@@ -1126,7 +1129,7 @@ static void test_reflex_acts(void **state) {
         const struct world_rules *r = rules_from_text(text);
         world_reset(&w, r, 1, 1);
         w.agents[0].holds = (uint8_t)cases[i].holds;
-        w.agents[0].last[1] = (int16_t)cases[i].last;
+        w.agents[0].last_actions[1] = (int16_t)cases[i].last;
         w.n_predators = cases[i].predator > 0;
         w.predators[0] = (int16_t)cell_at(&w, cases[i].predator, w.agents[0].cell / w.size);
         for (uint32_t k = 0; k < 20; k++) {

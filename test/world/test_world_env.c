@@ -427,8 +427,8 @@ static void test_refusals(void **state) {
 
 static void test_excessive_input_is_refused(void **state) {
     (void)state;
-    char *text = xcalloc(1, ENV_PROMPT + 2);
-    memset(text, 'x', ENV_PROMPT + 1);
+    char *text = xcalloc(1, ENV_PROMPT_MAX_BYTES + 2);
+    memset(text, 'x', ENV_PROMPT_MAX_BYTES + 1);
     char *reset = xasprintf("{\"observations\":{\"a\":\"%s\"}}", text);
     char *name = xasprintf("{\"possible_agents\":[\"%.65s\"],\"actions\":[\"x\"]}", text);
     assert_refused(&(struct refusal){TWO_AGENTS, reset, NULL,

@@ -82,7 +82,7 @@ static void map_check(const struct replay *p, const json_t *rows) {
     if (json_array_size(rows) != (size_t)size)
         fail_msg("%s.jsonl: the world has %d rows, not %zu", p->name, size, json_array_size(rows));
     for (int i = 0; i < size; i++) {
-        char row[WORLD_SIDE + 1] = "", what[32];
+        char row[WORLD_SIDE_MAX + 1] = "", what[32];
         for (int x = 0; x < size; x++) row[x] = cell_letter(p->w.cells[(size - 1 - i) * size + x]);
         snprintf(what, sizeof what, "row %d from north", i);
         assert_text(p, -1, what, row, json_array_get(rows, (size_t)i));
@@ -158,7 +158,7 @@ static void agent_check(struct replay *p, int i, const json_t *want) {
 static void tick_replay(struct replay *p, const json_t *line) {
     const json_t *actions = json_object_get(line, "do"),
                  *predators = json_object_get(line, "predators");
-    int16_t chosen[WORLD_AGENTS] = {0};
+    int16_t chosen[WORLD_AGENTS_MAX] = {0};
     assert_true(p->started);
     for (size_t i = 0; i < json_array_size(actions); i++)
         chosen[i] = (int16_t)json_integer_value(json_array_get(actions, i));

@@ -76,7 +76,7 @@ static void simulate_random(struct trace *t, struct world *w, const char *rules,
     trace_seek(t, w, 0);
     if (path) assert_non_null(f = trace_create(t, path, &err));
     while (w->tick < TICKS && !world_terminated(w)) {
-        int16_t actions[WORLD_AGENTS];
+        int16_t actions[WORLD_AGENTS_MAX];
         random_actions(w, &r, actions);
         assert_int_equal(trace_append(t, w, actions, &err), OK);
         world_step(w, &r, actions);
@@ -291,7 +291,7 @@ static void test_pipe_equals_the_world(void **state) {
     json_t *v = request_ok(s, "{\"reset\":{\"seed\":9,\"options\":{\"agents\":2,\"food\":30,"
                               "\"rewards\":{\"move\":0.25}}}}");
     for (int tick = 0; tick < 50; tick++) {
-        int16_t actions[WORLD_AGENTS];
+        int16_t actions[WORLD_AGENTS_MAX];
         assert_int_equal(json_object_size(json_object_get(v, "observations")), 2);
         for (int i = 0; i < 2; i++) {
             struct buf see = {0}, prompt = {0};
@@ -606,7 +606,7 @@ static void test_programs(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(table); i++) {
         struct world w;
         struct error err;
-        int16_t actions[WORLD_AGENTS] = {5};
+        int16_t actions[WORLD_AGENTS_MAX] = {5};
         struct subprocess *o = subprocess_open(table[i].command, table[i].timeout, &err);
         assert_non_null(o);
         world_reset(&w, &r, 1, 1);
@@ -687,8 +687,8 @@ static void test_library(void **state) {
     assert_non_null(s);
     world_reset(&w, &r, AGENTS, 7);
     for (int tick = 0; tick < 60; tick++) {
-        int16_t actions[WORLD_AGENTS];
-        int public[WORLD_AGENTS];
+        int16_t actions[WORLD_AGENTS_MAX];
+        int public[WORLD_AGENTS_MAX];
         struct buf see = {0};
         random_actions(&w, &r, actions);
         for (int i = 0; i < AGENTS; i++) public[i] = actions[i];

@@ -3,7 +3,7 @@
  *
  * One block of floats holds every A [R, in] and B [out, R], layer by layer, projection by
  * projection, A before B, then DoRA's magnitudes and the adapter's parts of embedding and head;
- * `loras` and `overlay` point into this block. File formats and algebra are in other files. After a
+ * `loras` and `vocab_overrides` point into this block. File formats and algebra are in other files. After a
  * constructor has returned an adapter, only adapter_bind (bind.c) changes it; adapter_pack fills
  * its cache of packs, and adapter_pack_only frees its f32 factors.
  *

@@ -1,14 +1,15 @@
 /*
- * base: errors, memory, files, hashes, random numbers, threads, logging, options and JSON, used by
- * every other folder.
+ * base: errors, memory, files, hashes, random numbers, threads, logging, options, configuration
+ * files, YAML, JSON and HTML. Every other folder uses it.
  *
- * Errors. A function that depends on the outside world takes a `struct error *` (never NULL) as its
- * last argument and returns a negative `enum error_code` or NULL. The message is lower case, begins
- * with the problem, quotes the subject, and gains context on its way up through error_wrap(). A
- * broken contract aborts (CHECK).
+ * Errors. A function that can fail because of the outside world takes a `struct error *` as its
+ * last argument, which is NULL only where a comment allows it. On failure the function sets the
+ * error and returns a negative `enum error_code` or NULL. A message begins in lower case and quotes
+ * its subject. Callers put context before it with error_wrap(). A broken contract (an error in the
+ * program itself) aborts: CHECK.
  *
- * Threads. Everything here may be used from any thread on distinct objects; one thread drives a
- * `struct pool`.
+ * Threads. Any thread may call these functions. Two threads must not use one object at the same
+ * time, unless its comment allows it.
  */
 #ifndef SHOAL_BASE_H
 #define SHOAL_BASE_H
@@ -39,15 +40,18 @@ struct error {
     char text[2048];
 };
 
-/* Sets `err` and returns `code`. */
+/* Sets `err` and returns `code`, which is negative. */
 int error_set(struct error *err, int code, const char *fmt, ...)
     __attribute__((format(printf, 3, 4)));
 /* Puts "context: " before the message in `err`; returns err->code. */
 int error_wrap(struct error *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
-/* error_set(ERR_IO or ERR_MISSING) with the system's text for errno after the message. */
+/* As error_set, with the system's text for errno after the message. The code is ERR_MISSING for
+ * ENOENT and ENOTDIR, else ERR_IO. Returns the code. */
 int error_errno(struct error *err, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+/* "usage" for ERR_USAGE, "ok" for OK; "unknown" for a number that is not a code. */
 const char *error_name(int code);
 
+/* Prints the condition and aborts if the condition is false. It is checked in every build. */
 #define CHECK(cond)                                                                                \
     do {                                                                                           \
         if (!(cond)) check_failed(__FILE__, __LINE__, #cond);                                      \
@@ -60,13 +64,13 @@ _Noreturn void check_failed(const char *file, int line, const char *what);
 
 /* memory */
 
-/* For sizes that a file, a model or an option determines. If the system has no memory, they return
- * NULL and set ERR_MEMORY with the requested bytes. With err = NULL they behave like the functions
- * below. */
+/* For sizes that a file, a model or an option determines. If the system has no memory, these two
+ * functions return NULL and set ERR_MEMORY with the requested bytes. With err = NULL they behave
+ * like xcalloc and xrealloc. */
 void *try_calloc(size_t n, size_t size, struct error *err);
 void *try_realloc(void *p, size_t size, struct error *err); /* on failure `p` is unchanged */
-/* For small sizes: never return NULL. If memory is exhausted and the reserve is spent, they print a
- * message and exit with 1. */
+/* For small sizes: these functions never return NULL. If memory is exhausted and the reserve
+ * (memory_reserve_set) is used up, they print a message and exit with 1. */
 void *xmalloc(size_t size);
 void *xcalloc(size_t n, size_t size);
 void *xrealloc(void *p, size_t size);
@@ -74,41 +78,46 @@ char *xstrdup(const char *s);
 char *xstrndup(const char *s, size_t n);
 char *xasprintf(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 char *xvasprintf(const char *fmt, va_list ap) __attribute__((format(printf, 1, 0)));
-/* Sets the size of an emergency reserve for the functions above; initially 0, no reserve. When an
- * allocation fails, the reserve is freed and the allocation is tried again. Until the reserve is
- * allocated again, a failing allocation waits some seconds for other threads to free memory.
- * memory_is_low tries to allocate the reserve again and returns true if that fails. A program with
- * a reserve calls it before it accepts new work. Any thread may call. */
+/* memory_reserve_set allocates an emergency reserve of this size for xmalloc and the functions
+ * after it; 0 (initially): no reserve. When an allocation fails, the reserve is freed and the
+ * allocation is tried again. While the reserve is missing, a failing allocation waits up to 5
+ * seconds for other threads to free memory. memory_is_low tries to allocate a missing reserve again
+ * and returns true if that fails. A program with a reserve calls memory_is_low before it accepts
+ * new work. */
 void memory_reserve_set(size_t size);
 bool memory_is_low(void);
 
-/* An arena hands out 64-byte-aligned zeroed memory and frees all of it at once. */
+/* An arena returns zeroed memory, aligned to 64 bytes, and frees all of it at once (arena_release).
+ * Zero-initialise it. */
 struct arena {
     struct arena_block *head;
-    size_t used;
+    size_t used; /* bytes returned so far */
 };
 void *arena_try_alloc(struct arena *a, size_t size, struct error *err);
 void *arena_alloc(struct arena *a, size_t size); /* never NULL */
-/* The next allocations of `size` bytes in all, each rounded up to 64, cannot fail. */
+/* Reserves memory: the next allocations cannot fail if their sizes, each rounded up to a multiple
+ * of 64, add up to at most `size`. */
 int arena_reserve(struct arena *a, size_t size, struct error *err);
 char *arena_strdup(struct arena *a, const char *s);
 void arena_release(struct arena *a);
-/* Bump allocation: returns the next `size` bytes of the block `base`, which several arrays share,
- * and adds `size`, rounded up to 64, to `used`. With base = NULL it returns NULL and only adds, so
- * that the same code first computes the block's size. `base` is 64-byte aligned. */
+/* Bump allocation, for a block `base` that several arrays share: returns base + *used and adds
+ * `size`, rounded up to a multiple of 64, to *used. With base = NULL it returns NULL and only adds,
+ * so that the same code can first compute the block's size. `base` is aligned to 64 bytes. */
 void *bump_alloc(uint8_t *base, size_t *used, size_t size);
 
-/* A growing byte string; `data` is always NUL-terminated once anything was added. Zero-initialise.
- */
+/* A growing byte string. `data` is NULL until something is added, then it ends with a NUL that
+ * `len` does not count. Zero-initialise it. */
 struct buf {
     char *data;
     size_t len, cap;
 };
-/* Reserves room for n more bytes, so that adding them cannot fail; err as for try_realloc. */
+/* Reserves room for n more bytes, so that adding them cannot fail. With err = NULL it exits with 1
+ * if memory is exhausted, as buf_add does. */
 int buf_reserve(struct buf *b, size_t n, struct error *err);
 void buf_add(struct buf *b, const void *p, size_t n);
 void buf_puts(struct buf *b, const char *s);
-/* For display: control characters except newline and tab, and invalid UTF-8, become U+FFFD. */
+/* Appends a text for display: control characters except newline and tab, and invalid UTF-8, become
+ * U+FFFD. */
 void buf_add_sanitized(struct buf *b, const char *text, size_t len);
 /* The length in bytes of a text without an incomplete UTF-8 character at its end. */
 size_t utf8_complete_len(const char *text, size_t n);
@@ -117,9 +126,9 @@ void buf_release(struct buf *b);
 
 /* files */
 
-/* Called before the functions below open, create or replace a file, and before a file is shown to a
- * command. Returns OK, or the reason of the refusal. NULL: no check. A process that works for a
- * client (a job) sets it once, while it has one thread. */
+/* The functions below call it before they open, create or replace a file. PATH_USE_EXEC: a command
+ * in a sandbox gets access to the file. Returns OK, or an error that says why the path is refused.
+ * NULL: no check. A process that works for a client (a job) sets it before it starts threads. */
 enum path_use { PATH_USE_READ, PATH_USE_WRITE, PATH_USE_EXEC };
 extern int (*path_access_hook)(const char *path, enum path_use use, struct error *err);
 
@@ -134,77 +143,82 @@ struct file_map {
     size_t size;
     void *copy; /* the memory of file_map_open_copy */
 };
+/* Maps a regular file read-only. `data` of an empty file is not NULL. On an error *m is zero. */
 int file_map_open(struct file_map *m, const char *path, struct error *err);
-/* As file_map_open, with a copy of the bytes, for files that may be rewritten meanwhile: reading a
- * mapping beyond a file's new end ends the process. */
+/* As file_map_open, with a copy of the bytes, for files that another process may shorten: reading a
+ * mapping beyond its file's new end ends the process. */
 int file_map_open_copy(struct file_map *m, const char *path, struct error *err);
 void file_map_close(struct file_map *m);
-/* Releases the pages inside these bytes of a mapping; they are read from the file again when
- * touched. */
+/* Releases the whole pages inside these bytes of a mapping. They are read from the file again when
+ * they are used. */
 void file_map_evict(const void *p, size_t size);
-/* A program calls it once, before it starts threads. Reading a mapping beyond the file's new end
- * then prints a message with the file's name and exits with 1. Other bus errors keep their
- * action. */
+/* Installs a handler of SIGBUS: reading a mapping beyond its file's new end then prints a message
+ * with the file's name and exits with 1. Other bus errors keep their previous action. A program
+ * calls it once, before it starts threads. */
 void file_map_catch_sigbus(void);
-/* ERR_STATE with the name of a mapped file whose size or time has changed since it was mapped.
- * Costs one system call per mapping. */
+/* OK, or ERR_STATE with the name of a mapped file whose size or modification time has changed since
+ * it was mapped. Costs one system call per mapping. */
 int file_map_check_unchanged(struct error *err);
 
-/* Opens a regular file for reading, never a pipe, a device or a folder; does not block. Returns the
- * descriptor, or a negative error. file_map_open, file_map_open_copy and file_read_head open files
- * in this way. */
+/* Opens a regular file for reading; a pipe, a device or a folder is an error, and opening never
+ * blocks. Fills *st. Returns the descriptor, or a negative error. file_map_open, file_map_open_copy
+ * and file_read_head open files in this way. */
 struct stat;
 int file_open_regular(const char *path, struct stat *st, struct error *err);
 /* Reads the first bytes of a regular file; returns the number read, 0 after any error. */
 size_t file_read_head(const char *path, void *out, size_t size);
-/* The functions below also read pipes, terminals and /dev/null, which a command line may name.
- * After file_set_regular_only(true) they do not: a server's paths come from requests, and a pipe
- * without a writer would block its thread. */
+/* file_read, sha256_file and the functions that use them also read pipes, terminals and /dev/null,
+ * which a command line may name. After file_set_regular_only(true) they read regular files only: a
+ * server's paths come from requests, and a pipe without a writer would block its thread. */
 void file_set_regular_only(bool only);
 
-/* Appends a whole file to `out`. Refuses files above `limit` bytes. */
+/* Appends a whole file to `out`. A file of more than `limit` bytes is ERR_MEMORY. On an error `out`
+ * keeps its old content. */
 int file_read(const char *path, size_t limit, struct buf *out, struct error *err);
-/* Replaces a file atomically: writes PATH.tmp-PID[-N], fsyncs file and directory, renames. On any
- * failure the old file is unchanged and the temporary is removed. Keeps the old file's mode,
- * follows a symbolic link, and replaces regular files only. Removes temporaries of PATH that a
- * killed process left. */
+/* Replaces a file atomically: writes PATH.tmp-PID[-N], flushes it to the disk, renames it to PATH
+ * and flushes the directory. On an error the old file is unchanged and the temporary is removed;
+ * only if the last step fails, PATH is the new file already. Keeps the old file's mode, follows a
+ * symbolic link, and replaces regular files only. Removes temporaries of PATH that a killed process
+ * left. */
 int file_write(const char *path, const void *data, size_t size, struct error *err);
 /* As file_write, with mode 0600 whatever the umask and the old file's mode: for conversations and
  * secrets. */
 int file_write_private(const char *path, const void *data, size_t size, struct error *err);
-/* Copies one file from a folder into another one, like file_write. */
+/* Copies from_dir/name to to_dir/name, which is replaced as by file_write. The source is a regular
+ * file. */
 int file_copy(const char *from_dir, const char *to_dir, const char *name, struct error *err);
-/* Like file_write, for files too large for memory: atomic_file_open, atomic_file_write ..., then
- * atomic_file_commit or atomic_file_abort. */
+/* Like file_write, for files too large for memory: atomic_file_open, then any number of
+ * atomic_file_write, then atomic_file_commit or atomic_file_abort. */
 struct atomic_file {
     FILE *f;
     char *path, *tmp;
-    uint64_t pos;
+    uint64_t pos; /* bytes written so far */
 };
 int atomic_file_open(struct atomic_file *w, const char *path, struct error *err);
 int atomic_file_write(struct atomic_file *w, const void *p, size_t n, struct error *err);
 int atomic_file_commit(struct atomic_file *w, struct error *err); /* closes in every case */
 void atomic_file_abort(struct atomic_file *w);                    /* harmless after commit */
-/* Renames and fsyncs both directories; both paths are in one file system. */
+/* Renames a file or folder and flushes both directories to the disk. Both paths must be in one file
+ * system. */
 int path_rename(const char *from, const char *to, struct error *err);
 bool path_exists(const char *path);
 bool path_is_dir(const char *path);
 char *path_join(const char *dir, const char *name); /* malloc'ed */
-/* Resolves a path named in a file, relative to that file's folder. malloc'ed. */
+/* The path that a file names: a relative `path` is relative to the folder of `file`. malloc'ed. */
 char *path_relative_to(const char *file, const char *path);
 int dir_make(const char *path, struct error *err); /* mkdir -p */
-/* As dir_make, with mode 0700 for the last folder. An existing folder loses the permissions of
- * group and others, with a log message. A folder that all may write in, such as /tmp, is
- * refused. */
+/* As dir_make, with mode 0700 for the last folder. An existing folder of this user loses the
+ * permissions of group and others, with a log message; a folder of another user is not changed,
+ * with a warning. A folder with the sticky bit, such as /tmp, is refused (ERR_STATE). */
 int dir_make_private(const char *path, struct error *err);
 /* Creates an empty file of mode 0600, or removes the permissions of group and others from an
- * existing one. Used for a database before SQLite opens it; SQLite's other files inherit the
- * mode. */
+ * existing one. Called for a database before SQLite opens it; SQLite's companion files get the mode
+ * of the database. */
 int file_make_private(const char *path, struct error *err);
 /* Removes the permissions of group and others from a folder, from its entries whose names begin
- * with one of `names` (ends with NULL; NULL: any name) and from everything below those, if we own
- * it and it is in the same file system. Removes leftovers of killed writers there. Returns the
- * number of entries changed. */
+ * with one of `names` (ends with NULL; NULL: any name) and from everything below these entries.
+ * Skips files of other users and other file systems. Also removes temporaries that killed processes
+ * left there. Returns the number of changed files and folders. */
 int dir_restrict_permissions(const char *path, const char *const *names);
 /* Locks a lock file until this process releases it or dies. Returns the descriptor, or ERR_STATE if
  * another process holds the lock: "SUBJECT is in use by another process (PID)". */
@@ -213,10 +227,11 @@ void lockfile_release(int fd, const char *path); /* removes the file; harmless f
 /* Locks a folder by DIR/lock; `what` is its kind for the message: "run" in "run 'runs/x'". */
 int dir_lock(const char *dir, const char *what, struct error *err);
 void dir_unlock(int fd, const char *dir);
-void dir_delete(const char *path); /* deletes the folder and its files; hidden files keep it */
+void dir_delete(const char *path); /* deletes a folder's files except hidden ones, then the folder
+                                      if it is empty */
 /* Deletes a file, or a folder with its content; links are removed and not followed. */
 void tree_delete(const char *path);
-int64_t tree_disk_usage(const char *path); /* disk usage of its files; 0 if missing */
+int64_t tree_disk_usage(const char *path); /* bytes on the disk; 0 if it is missing */
 
 /* hashes */
 
@@ -230,18 +245,18 @@ void sha256_update(struct sha256 *h, const void *p, size_t n);
 void sha256_final(struct sha256 *h, char out[HASH_LEN]);
 void sha256_bytes(const void *p, size_t n, char out[HASH_LEN]);
 int sha256_file(const char *path, char out[HASH_LEN], struct error *err);
-bool hash_is_valid(const char *text);         /* whether it is such a hash in lower-case hex */
-uint64_t hash_fnv1a(const void *p, size_t n); /* mixed FNV-1a; for tables and splits only */
-/* SipHash-2-4 under a key that the process chooses at random once: for tables whose keys a caller
- * controls. It differs between runs, so only the speed of a table may depend on it. */
+bool hash_is_valid(const char *text);         /* whether it is 64 lower-case hex digits */
+uint64_t hash_fnv1a(const void *p, size_t n); /* FNV-1a, then mixed: for tables and splits only */
+/* SipHash-2-4 under a random key that the process chooses once, for hash tables whose keys a client
+ * controls. The value differs between runs, so only the speed of a table may depend on it. */
 uint64_t hash_siphash(const void *p, size_t n);
 
 /* randomness */
 
 /*
- * The only random source: Philox4x32-10 (Salmon et al. 2011), keyed by (seed, purpose) with counter
- * (id, step, n). Equal arguments give equal streams on every machine and in every order of use.
- * There is no hidden state.
+ * The random source of all results: Philox4x32-10 (Salmon et al. 2011). Its key is the seed; its
+ * counter is (purpose, id, step, n), where n counts blocks of four values. Equal arguments of
+ * rng_make give equal streams on every machine and in every order of use. There is no hidden state.
  */
 enum rng_purpose {
     RNG_INIT = 1,
@@ -259,7 +274,7 @@ enum rng_purpose {
 };
 struct rng {
     uint32_t key[2], ctr[4], out[4];
-    int have;
+    int have; /* values of `out` that are not used yet; they are at its end */
 };
 struct rng rng_make(uint64_t seed, enum rng_purpose purpose, uint32_t id, uint32_t step);
 uint32_t rng_u32(struct rng *r);
@@ -268,7 +283,7 @@ uint64_t rng_u64(struct rng *r);
 uint32_t rng_below(struct rng *r, uint32_t n); /* uniform in 0..n-1, unbiased */
 float rng_uniform(struct rng *r);              /* [0, 1), 24 bits */
 float rng_normal(struct rng *r);               /* N(0, 1), Box-Muller on the functions below */
-void rng_shuffle(struct rng *r, uint32_t *v, size_t n);
+void rng_shuffle(struct rng *r, uint32_t *v, size_t n); /* Fisher-Yates, in place */
 
 /* Elementary functions in double that give the same bits on every machine. Relative errors are
  * below 1e-14 on the documented ranges. */
@@ -281,19 +296,20 @@ double math_pow(double x, double y); /* x > 0, else NaN; y log x is clamped as f
 /* threads */
 
 /*
- * A fixed pool. pool_run splits 0..n-1 into contiguous chunks (multiples of `grain`, except the
- * last) and calls fn once on each; n <= grain is one call. The caller is thread 0 and takes chunks
- * like the workers. Waiting spins for a while, then sleeps on a futex. The split must not change
- * results: fn's work items are independent. `thread` is the index of the executing thread, for
- * scratch memory. Running a pool inside its own run breaks the contract.
+ * A thread pool of fixed size. pool_run splits 0..n-1 into contiguous chunks (multiples of `grain`,
+ * except the last), calls fn once on each, and returns when all are done. It makes a single call if
+ * n <= grain or if `p` is NULL. The calling thread is thread 0 and takes chunks like the workers. A
+ * waiting thread spins for a while, then sleeps on a futex. The split must not change results: the
+ * work items of fn are independent. `thread` is the index of the executing thread, for scratch
+ * memory. A pool must not be run inside its own run, or by two threads at once.
  */
 struct pool;
 typedef void (*pool_fn)(void *ctx, int64_t begin, int64_t end, int thread);
-struct pool *pool_new(int n_threads); /* 0: the CPUs that sched_getaffinity allows; at most 1024 */
+struct pool *pool_new(int n_threads); /* threads with the caller, at most 1024; 0: cpu_count() */
 void pool_free(struct pool *p);
 int pool_size(const struct pool *p); /* NULL counts as a pool of one */
 void pool_run(struct pool *p, pool_fn fn, void *ctx, int64_t n, int64_t grain);
-int cpu_count(void);
+int cpu_count(void); /* the processors that this process may use */
 /* Lowers the calling thread's priority by `nice` and requests short time slices for it, so that
  * another thread that wakes up does not wait for the end of a long slice. Kernels before Linux 6.12
  * ignore the requested slice. */
@@ -305,25 +321,26 @@ double clock_now(void);        /* seconds, monotonic */
 char *clock_utc(char out[32]); /* "2026-11-21T09:30:00Z" */
 /* A field of /proc/self/status in bytes: "VmRSS", "VmHWM"; 0 if it is not available. */
 size_t process_memory(const char *name);
-/* Total and available memory in bytes, -1 if unknown; at most the limits of the control groups that
- * this process is in. huge_pages: the kernel's setting of transparent huge pages, "always",
- * "madvise" or "never"; "unknown" if it has none. `root` is "/", or a test's folder. */
+/* Total and available memory in bytes; -1: unknown. The limits of the control groups of this
+ * process are taken into account. huge_pages: the kernel's setting of transparent huge pages,
+ * "always", "madvise" or "never"; "unknown" if the kernel has no such setting. `root` is "/", or a
+ * test's folder. */
 struct memory_info {
     int64_t total, available;
     char huge_pages[16];
 };
 struct memory_info memory_info(const char *root);
 /* Advises the kernel (madvise) to use huge pages of 2 MiB for this memory, so that reading a large
- * array from end to end has fewer TLB misses. Does nothing below 4 MiB, or if the system has no
- * huge pages. Memory then becomes resident in steps of 2 MiB. */
+ * array from end to end has fewer TLB misses. With huge pages, memory becomes resident in steps of
+ * 2 MiB. Does nothing for less than 4 MiB, or if the system has no huge pages. */
 void memory_prefer_huge(void *p, size_t size);
 
-/* A program calls it once, before it prints. If stdout is a terminal, each control character except
- * newline and tab, C1 control, character that reorders text, and invalid UTF-8 sequence is then
- * printed as U+FFFD. Files and pipes get every byte. */
+/* A program calls it once, before it prints. If stdout is a terminal, it then gets U+FFFD for each
+ * control character (C1 included) except newline and tab, for each character that reorders text,
+ * and for each invalid UTF-8 sequence. If stdout is a file or a pipe, it gets every byte. */
 void terminal_sanitize_stdout(void);
-/* Writes the program's own control sequences, such as cursor movements, unfiltered; in order with
- * stdout. */
+/* Writes control sequences of the program itself, such as cursor movements, to stdout without this
+ * filter, in order with printed text. */
 void terminal_write_raw(const char *bytes);
 /* Appends a text as terminal_sanitize_stdout would print it. */
 void buf_add_terminal(struct buf *b, const char *text, size_t len);
@@ -334,7 +351,7 @@ bool stdout_is_closed(void);
  * lines after a newline inside a message are indented. `log_quiet` (set by --quiet) silences
  * log_info() and progress, never log_warn(). */
 extern bool log_quiet;
-/* Printed under --quiet too, without a prefix. */
+/* A message without a prefix, printed under --quiet too. */
 void log_message(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void log_info(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void log_warn(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
@@ -344,28 +361,30 @@ void log_warn(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 int utf8_field_width(const char *text, int columns);
 
 /*
- * On a terminal: one line redrawn at most 10 times a second with bar, rate and remaining time.
- * Elsewhere: a line every 15 seconds. `detail` (may be NULL) is shown after the bar.
+ * Progress on stderr. On a terminal: one line with bar, rate and remaining time, redrawn at most 10
+ * times a second. Elsewhere: a line every 15 seconds. In both cases progress_finish prints a last
+ * line. `detail` (may be NULL) is shown at the end of the line. `title` is borrowed.
  *
  * If SHOAL_PROGRESS is the number of a pipe that was open when the program began, the pipe also
  * gets lines of {"title", "done", "total", "seconds", "left"}, even under --quiet: at most 5 a
- * second for all bars together, and the end of each bar of which it got a line. "total" 0: not
- * known; "left", the remaining seconds, is missing until something is done.
+ * second for all bars together, and the last line of each bar whose previous line was written.
+ * "total" 0: not known. "left", the remaining seconds, is missing while nothing is done or the
+ * total is not known.
  */
 struct progress {
     const char *title;
-    double start, last;
+    double start, last; /* clock_now() at the start and when the line was last drawn */
     int64_t total, done;
-    bool last_report_written;
+    bool last_report_written; /* the last line for the pipe was written */
 };
 void progress_start(struct progress *p, const char *title, int64_t total);
 void progress_update(struct progress *p, int64_t done, const char *detail);
 void progress_finish(struct progress *p, const char *detail);
 
-/* Writes metrics of this process to the same pipe, as a line of {"figures": {name: value}}; NaN and
- * infinities are null. The line is lost if the pipe is full. Names are those of job metrics without
- * their prefix: "train_loss" is shoal_train_loss of metrics.inc. The reader ignores names that are
- * missing there. */
+/* Writes metrics of this process to the pipe of SHOAL_PROGRESS, as a line of {"figures": {name:
+ * value}}; NaN and infinities are null. The line is lost if the pipe is full. Names are those of
+ * job metrics without their prefix: "train_loss" is shoal_train_loss of metrics.inc. The reader
+ * ignores names that are missing there. */
 struct process_metric {
     const char *name;
     double value;
@@ -375,9 +394,10 @@ void process_metrics_report(const struct process_metric *v, int n);
 /* options */
 
 /*
- * A table of rows, one per option. Command-line flags, recipe keys, defaults, ranges and help texts
- * all come from it. A row describes a member of the caller's options struct, at `offset`. Strings
- * are malloc'ed copies. In names in recipes '-' and '_' are equivalent.
+ * A table of rows, one per option. Command-line flags, variables, keys of recipes and configuration
+ * files, defaults, ranges and help texts all come from it. A row describes a member of the caller's
+ * options struct, at `offset`. String values are malloc'ed copies, which options_release frees. In
+ * names '-' and '_' are equal.
  */
 enum option_type {
     OPT_BOOL,
@@ -446,6 +466,7 @@ struct strings {
 void strings_add(struct strings *s, const char *text);
 void strings_release(struct strings *s);
 
+/* Sets every member to its default. Old values are overwritten and not freed. */
 void options_default(const struct option_row *rows, void *out);
 /* Parses argv[0..argc-1] (no program name): flags ("--name value", "--name=value", "--bool",
  * "--no-bool", "--list a b c" up to the next flag) in any place. Other arguments, and all after
@@ -465,7 +486,7 @@ struct option_origin {
     enum option_source source;
     int line; /* line of the configuration file */
 };
-/* As options_parse; sets origin[i] for each row i that was given. */
+/* As options_parse; also sets origin[i] (unless origin is NULL) for each row i that was given. */
 int options_parse_with_origin(const struct option_row *rows, void *out, int argc, char **argv,
                               struct strings *positional, struct option_origin *origin,
                               struct error *err);
@@ -478,9 +499,9 @@ int options_from_env(const struct option_row *rows, void *out, const char *prefi
  * alias or an old name; returns false if none does. */
 bool option_env_source(const struct option_row *rows, const struct option_row *row,
                        const char *prefix, char *const *environment, struct buf *b);
-/* Sets rows from one section of a configuration file; an absent section changes nothing. A list's
- * items are the lines with that key. Errors begin "FILE:LINE: "; `owner` names the owner of the
- * section in them. */
+/* Sets rows from one section of a configuration file; an absent section changes nothing. Each line
+ * with a list's key is one item of the list. Errors begin with "FILE:LINE: ". `owner` is the
+ * subject of the error about an unknown key: "OWNER has no option". */
 struct config_file;
 int options_from_config(const struct option_row *rows, void *out, const struct config_file *c,
                         const char *section, const char *owner, struct option_origin *origin,
@@ -508,14 +529,15 @@ const char *option_suggest(const struct option_row *rows, const char *name);
 const char *name_suggest(const char *const *names, int n, const char *name);
 /* Sets rows from a YAML mapping (see yaml_load); an unknown key is an error with its file and line.
  * `section` may be NULL or a dotted path inside the document ("train.lora"); an absent section
- * leaves the defaults. A mapping under a key that names no row continues the name: "lora: {rank:
- * 8}" is lora_rank. null is the row's default. */
+ * changes nothing. A mapping under a key that names no row continues the name: "lora: {rank: 8}" is
+ * lora_rank. null sets the row's default. */
 struct yaml;
 int options_from_yaml(const struct option_row *rows, void *out, const struct yaml *doc,
                       const char *section, struct error *err);
-/* An option's value; NULL for an alias, and for secrets. */
+/* An option's value, a new reference; NULL for an alias and for secrets. */
 json_t *option_json(const struct option_row *row, const void *options);
-/* The options of a table as an object, in the table's order, under their stored names. */
+/* The options of a table as an object, in the table's order, under their stored names, without
+ * aliases and secrets. */
 json_t *options_json(const struct option_row *rows, const void *options);
 void options_help(const struct option_row *rows, FILE *f);
 void options_release(const struct option_row *rows, void *out); /* frees strings and lists */
@@ -561,7 +583,7 @@ void yaml_release(struct yaml *y);
 
 /* JSON */
 
-/* Parses one document strictly (duplicate keys rejected); `what` names the source in the error,
+/* Parses one document strictly: duplicate keys are an error. `what` names the source in the error,
  * which has line and column. */
 json_t *json_parse(const char *text, size_t len, const char *what, struct error *err);
 json_t *json_parse_file(const char *path, struct error *err);
@@ -572,9 +594,9 @@ json_t *json_parse_file(const char *path, struct error *err);
  */
 enum { JSON_PARSE_MEMORY_FACTOR = 128 };
 size_t json_parse_memory(const char *text, size_t len);
-/* For untrusted texts, also those inside a document that is parsed already. Before it allocates
- * memory, refuses a text that is nested too deep or may cost too much (ERR_MISMATCH), and subtracts
- * the cost from `left`. */
+/* json_parse_limited is for untrusted texts, also for JSON in a string of a document that is parsed
+ * already. Before it allocates memory, it refuses a text that is nested too deep or may take too
+ * much memory (ERR_MISMATCH). Then it subtracts the text's cost from `left`. */
 struct json_limits {
     int depth;                 /* limit of nested lists and objects */
     size_t cost;               /* limit of memory, as of json_parse_memory */
@@ -594,9 +616,9 @@ json_t *json_from_path(const char *path);
 /* Canonical text: sorted keys, compact. malloc'ed. */
 char *json_canonical(const json_t *v);
 /*
- * Walks a file of JSON values: one per line, pretty-printed one after another, or one array of
- * them. Calls fn(ctx, value, line) for each (line: where it begins); stops at the first non-zero
- * return and returns it.
+ * Reads a file of JSON values: one per line, pretty-printed one after another, or one array of
+ * them. Calls fn for each value, with the line where the value begins; the value is freed after the
+ * call. Stops at the first non-zero return of fn and returns it.
  */
 typedef int (*json_file_each_fn)(void *ctx, const json_t *value, int line, struct error *err);
 int json_file_each(const char *path, json_file_each_fn fn, void *ctx, struct error *err);
@@ -605,10 +627,9 @@ int json_file_each(const char *path, json_file_each_fn fn, void *ctx, struct err
  * html: self-contained HTML pages and line charts, with light and dark colours and without scripts,
  * fonts and external addresses. All text from outside is escaped.
  *
- * Every function appends to a buf, which the caller writes to a file (file_write is atomic). A
- * chart is made in this order: plot_open fits the axes to the range; plot_line adds lines, and the
- * caller may add SVG at plot_x, plot_y; plot_close ends it. The functions have no state; any thread
- * may call.
+ * Every function appends to a buf, which the caller writes to a file. A chart is made in this
+ * order: plot_open fits the axes to the range; plot_line adds lines, and the caller may add SVG at
+ * plot_x, plot_y; plot_close ends it. The functions keep no state.
  */
 
 void html_page_open(struct buf *b, const char *title); /* up to and including the heading */
@@ -620,7 +641,7 @@ void html_escape(struct buf *b, const char *s);
 void html_table(struct buf *b, const json_t *v);
 
 struct plot {
-    const char *label, *x_title; /* title, and title of the x axis */
+    const char *label, *x_title; /* description for screen readers, and title of the x axis */
     double x0, x1, y0, y1;       /* the range of the data; plot_open widens it to round numbers */
 };
 void plot_open(struct buf *b, struct plot *p);
@@ -632,18 +653,20 @@ void plot_line(struct buf *b, const struct plot *p, int series, const double *x,
 void plot_close(struct buf *b);
 void plot_legend(struct buf *b, int series, const char *name);
 
-/* A series of any length, reduced to at most CURVE_POINTS means of equal numbers of points. */
+/* A series of any length, reduced to at most CURVE_POINTS points. Each point is the mean of the
+ * same number of values. */
 #define CURVE_POINTS 512
 struct curve {
     double x[CURVE_POINTS], y[CURVE_POINTS], sum_x, sum_y;
     int n;
-    int64_t points_per_mean, n_summed; /* points per mean; points in the sums so far */
+    int64_t points_per_mean, n_summed; /* values per point; values in the sums so far */
 };
-void curve_add(struct curve *c, double x, double y); /* ignores a point that is not finite */
+void curve_add(struct curve *c, double x, double y); /* ignores NaN and infinities */
 /* n lines in one chart; names may be NULL: no legend. */
 void plot_curves(struct buf *b, const char *label, const char *x_title, const struct curve *c,
                  const char *const *names, int n);
-/* The chart of plot_bands as a complete SVG document, with its style sheet and the names below. */
+/* The chart of plot_bands as a complete SVG document, with its style sheet, the label above and the
+ * names below. */
 void plot_svg(struct buf *b, const char *label, const char *x_title, const struct curve *c,
               const struct curve *spread, const char *const *names, int n);
 /* As plot_curves, with a band of ±`spread` [n] (may be NULL) around each line. A curve of spreads

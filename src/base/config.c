@@ -9,8 +9,8 @@
  *
  * It knows no command and no option: options_from_config interprets the keys. A value is the rest
  * of its line without the blanks around it, or the text between double quotes; there are no
- * escapes. Ambiguous input (a section twice, a remark after a value) is refused, so that no reader
- * has to know which part wins.
+ * escapes. Ambiguous input (a section twice, a comment after a value) is refused, so that it is
+ * never unclear which part is used.
  *
  * Invariant: accepted text is UTF-8 and has no control characters except the tab.
  */
@@ -50,6 +50,7 @@ static char *text_copy(struct config_file *c, const char *begin, const char *end
     return text;
 }
 
+/* Whether it can be the name of a section or a key: 1 to NAME_LIMIT of the letters below. */
 static bool is_name(const char *begin, const char *end) {
     static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789-_";
     if (begin == end || end - begin > NAME_LIMIT) return false;
@@ -80,8 +81,8 @@ static int section_begin(struct config_reader *r, const char *begin, const char 
     return OK;
 }
 
-/* Trims a value and removes its quotes. Many readers take a '#' after a blank for a remark, so it
- * is refused outside of quotes. */
+/* Trims a value and removes its quotes. Outside of quotes a '#' after a blank is refused, because
+ * many people expect that it begins a comment. */
 static int value_trim(const struct config_reader *r, const char **begin, const char **end) {
     trim(begin, end);
     if (*begin < *end && **begin == '"') {
@@ -140,7 +141,8 @@ int config_parse(struct config_file *c, const char *path, const char *text, size
     *c = (struct config_file){0};
     c->path = arena_strdup(&c->arena, path);
     c->sections = xcalloc(1, sizeof *c->sections);
-    c->sections[c->n_sections++] = (struct config_section){"", 0, 0, 0}; /* before any other */
+    c->sections[c->n_sections++] =
+        (struct config_section){"", 0, 0, 0}; /* for the entries before the first header */
     struct config_reader r = {.c = c, .cap_sections = 1, .err = err};
     int rc = OK;
     if (len > FILE_LIMIT)

@@ -7,7 +7,7 @@
  * writers of other containers and machines, whose process ids mean nothing here. If the file system
  * has no locks, nothing is removed.
  *
- * It never follows a symbolic link below a folder that it changes.
+ * No function here follows a symbolic link inside a folder that it changes.
  */
 #define _GNU_SOURCE
 #include "base/internal.h"
@@ -53,8 +53,8 @@ int dir_make(const char *path, struct error *err) {
     return dir_make_with_mode(path, 0777, err);
 }
 
-/* Removes the permissions of group and others from a path that we own; OK if another user owns it
- * or the file system is read-only. */
+/* Removes the permissions of group and others from a path. Also returns OK, without a change, if
+ * another user owns the path or the file system is read-only. */
 static int restrict_to_owner(const char *path, const struct stat *st, struct error *err) {
     if (!(st->st_mode & 077) || st->st_uid != geteuid()) return OK;
     if (chmod(path, st->st_mode & 07700) == 0) return OK;
@@ -90,8 +90,8 @@ int file_make_private(const char *path, struct error *err) {
     return restrict_to_owner(path, &st, err);
 }
 
-/* The process id in a leftover's name; 0 if the name is not a leftover's. `base` (may be NULL) is
- * the name of the file that it must be a temporary of. */
+/* The process id in a leftover's name; 0 if the name is not a leftover's. If `base` is set, only
+ * leftovers of the file `base` count. */
 static pid_t leftover_pid(const char *name, const char *base) {
     const char *suffix = NULL, *next = name;
     while ((next = strstr(next, ".tmp-"))) suffix = next++;
@@ -140,8 +140,8 @@ static bool leftovers_remove(const char *dir, const char *base) {
     return any;
 }
 
-/* Reads a folder once for all files that this process writes in it, unless it holds leftovers.
- * Leftovers of a process that dies later are left to the next process. */
+/* Remembers folders without leftovers and does not read them again. So what another process leaves
+ * there later is removed by the next process that writes there. */
 void tempfile_remove_stale(const char *path) {
     static _Atomic uint64_t clean_dirs[256];
     const char *slash = strrchr(path, '/'), *base = slash ? slash + 1 : path;
@@ -161,8 +161,8 @@ static bool name_has_prefix(const char *name, const char *const *prefixes) {
     return found;
 }
 
-/* Makes the entries of a folder private and removes leftovers; skips entries that cannot be
- * changed. */
+/* Removes the permissions of group and others from the entries of a folder, down to `depth` further
+ * levels, and removes leftovers. Skips entries that cannot be changed. Closes `dir`. */
 static int entries_restrict_permissions(int dir, dev_t dev, int depth, const char *const *names) {
     int changed = 0;
     DIR *d = fdopendir(dir);
@@ -222,7 +222,8 @@ static bool path_names_fd(int fd, const char *path) {
            named.st_dev == locked.st_dev;
 }
 
-/* Returns the locked descriptor, or ERR_MISSING if the file was removed meanwhile. */
+/* Returns the locked descriptor, or a negative error: ERR_MISSING if the previous holder has
+ * removed the file meanwhile, ERR_STATE if another process holds the lock. */
 static int lockfile_try_acquire(const char *path, const char *subject, struct error *err) {
     char text[32];
     int n = snprintf(text, sizeof text, "%ld\n", (long)getpid()), rc = OK;

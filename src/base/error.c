@@ -1,11 +1,11 @@
 /*
  * error: error messages, checked memory, arenas and growing byte strings.
  *
- * It does not log and does not localise: a message is made here and shown by the code that handles
- * the error. Memory comes in two kinds. Sizes that a file, a model or an option determines are
- * allocated with the try_ functions, which return an error. If a small allocation fails, the
- * process ends, because no caller could continue without it. A server keeps an emergency reserve
- * for that case: it is freed when the system refuses memory, and the allocation is tried again.
+ * It does not log or translate: it makes a message, and the code that handles the error shows it.
+ * Memory comes in two kinds. Sizes that a file, a model or an option determines are allocated with
+ * the try_ functions, which return an error. If a small allocation fails, the process ends, because
+ * no caller could continue without it. A server keeps an emergency reserve for that case: the
+ * reserve is freed when the system refuses memory, and the allocation is tried again.
  *
  * Invariant: err->text is always NUL-terminated UTF-8 (if its inputs were), never cut inside a
  * character, and may be a %s argument of error_set on the same err.
@@ -61,7 +61,7 @@ bool memory_is_low(void) {
     return false;
 }
 
-/* Frees the reserve; returns false if it was free already. */
+/* Frees the reserve; returns false if it was missing. */
 static bool reserve_free(void) {
     void *block = atomic_exchange(&reserve.block, NULL);
     free(block);
@@ -73,8 +73,8 @@ static void *alloc_try(void *p, size_t n, size_t size, bool zeroed) {
 }
 
 /* realloc (calloc if `zeroed`). If it fails and there is a reserve, the reserve is freed. While the
- * reserve is free, the allocation waits for other threads to free memory: they finish their work
- * and get no new work. */
+ * reserve is missing, the allocation is repeated for up to TRIES pauses. Meanwhile other threads
+ * finish their work, free its memory and get no new work. */
 static void *alloc_with_reserve(void *p, size_t n, size_t size, bool zeroed) {
     enum { TRIES = 100, PAUSE = 50000 /* microseconds */ };
     void *q = alloc_try(p, n, size, zeroed);
@@ -207,8 +207,8 @@ char *xvasprintf(const char *fmt, va_list ap) {
     return text_format(fmt, ap);
 }
 
-/* A block is this header, then `size` bytes from `base` (64-byte aligned), of which `used` are
- * handed out. */
+/* A block is this header, then `size` bytes from `base` (aligned to 64 bytes). The first `used` of
+ * them are allocated. */
 struct arena_block {
     struct arena_block *next;
     uint8_t *base;

@@ -1,8 +1,8 @@
 /*
- * file: reads whole files, replaces files atomically, and has paths and hashes.
+ * file: reads whole files and replaces files atomically. Also here: paths, hashes and descriptors.
  *
- * It does not cache, and two writers of one path do not wait for each other: both files are
- * complete and the later rename wins.
+ * Nothing is cached. Two writers of one path do not wait for each other: each writes a complete
+ * file, and the later rename decides.
  *
  * Invariant of a writer: until atomic_file_commit has renamed the temporary, PATH is untouched;
  * after any failure the temporary is removed. Only regular files are ever replaced, so "-o
@@ -44,8 +44,8 @@ static int not_regular_error(const char *path, mode_t mode, struct error *err) {
     return error_set(err, ERR_IO, "cannot read '%s': it is a %s, not a regular file", path, kind);
 }
 
-/* Whether it is a non-regular file that commands may read: a pipe, a terminal or /dev/null. Other
- * devices may have no end. */
+/* Whether `fd` is a file that is not regular but may be read: a pipe, a terminal or /dev/null.
+ * Other devices may have no end. */
 static bool is_stream(int fd, const struct stat *st) {
     struct stat dev_null;
     return S_ISFIFO(st->st_mode) || (S_ISCHR(st->st_mode) && isatty(fd)) ||
@@ -92,8 +92,8 @@ size_t file_read_head(const char *path, void *out, size_t size) {
     return n_read;
 }
 
-/* Calls add(ctx, bytes, n) for the content of the whole file, which may be a pipe; a negative
- * return of add stops it. */
+/* Calls fn(ctx, bytes, n) for each part of the file, which may be a pipe. Stops at the first result
+ * of fn other than OK and returns it. */
 static int file_read_chunks(const char *path, int (*fn)(void *ctx, const void *p, size_t n),
                             void *ctx, struct error *err) {
     struct stat st;
@@ -141,7 +141,8 @@ int file_read(const char *path, size_t limit, struct buf *out, struct error *err
     return rc;
 }
 
-/* The path to replace: `path` itself, or the target of a link. NULL if it must not be replaced. */
+/* The path to replace, malloc'ed: `path` itself, or the target if it is a link. NULL if it must not
+ * be replaced. *mode: the mode of the old file; 0 if `path` does not exist. */
 static char *atomic_file_target(const char *path, mode_t *mode, struct error *err) {
     struct stat st;
     *mode = 0;
@@ -161,9 +162,9 @@ static char *atomic_file_target(const char *path, mode_t *mode, struct error *er
     return target;
 }
 
-/* Creates a temporary that did not exist before; the counter distinguishes threads and leftovers of
- * a dead process. The temporary is locked until it is renamed or removed: dir.c removes unlocked
- * ones. */
+/* Creates a temporary that did not exist before. The counter gives each thread, and each try after
+ * a leftover, another name. Returns the descriptor, or -1 with errno. The temporary is locked until
+ * it is renamed or removed: dir.c removes unlocked ones. */
 static int atomic_file_create(struct atomic_file *w, mode_t mode) {
     static atomic_uint counter;
     for (int tries = 0; tries < 1000; tries++) {
@@ -182,7 +183,7 @@ static int atomic_file_create(struct atomic_file *w, mode_t mode) {
     return -1;
 }
 
-/* Mode 0: the mode of the replaced file, or the default. */
+/* `mode` 0: the mode of the replaced file, or the default of a new file. */
 static int atomic_file_begin(struct atomic_file *w, const char *path, mode_t mode,
                              struct error *err) {
     *w = (struct atomic_file){0};
@@ -202,7 +203,7 @@ static int atomic_file_begin(struct atomic_file *w, const char *path, mode_t mod
         atomic_file_abort(w);
         return err->code;
     }
-    if (mode && fchmod(fd, mode) < 0) mode = 0; /* it cannot be set here */
+    if (mode && fchmod(fd, mode) < 0) mode = 0; /* this file system cannot set it: not an error */
     w->f = fdopen(fd, "wb");
     if (!w->f) {
         error_errno(err, "cannot open '%s'", w->tmp);
@@ -225,8 +226,8 @@ int atomic_file_write(struct atomic_file *w, const void *p, size_t n, struct err
     return OK;
 }
 
-/* A rename is durable only when its directory is; file systems that cannot sync a directory return
- * EINVAL. */
+/* Flushes the directory of `file`: only then does a rename in it survive a power failure. File
+ * systems that cannot flush a directory return EINVAL. */
 static int dir_sync(const char *file, struct error *err) {
     const char *slash = strrchr(file, '/');
     char *dir = !slash          ? xstrdup(".")
@@ -398,7 +399,8 @@ void fd_close(int *fd) {
     *fd = -1;
 }
 
-/* Moves all descriptors up first: one may have the number of another's target. */
+/* Duplicates all descriptors to numbers from n on first, because one of them may have a number
+ * below n that another one is to get. */
 bool fds_remap(const int *from, int n) {
     int high[8];
     for (int i = 0; i < n; i++)

@@ -7,9 +7,9 @@
  * ready, and only a ready one is read. Faults at other addresses are passed to the previous SIGBUS
  * action.
  *
- * It does not notice writes of another process within the file's old size.
- * file_map_check_unchanged() compares sizes and times, for callers that need to know before a
- * fault.
+ * The handler does not notice that another process writes within the file's old size.
+ * file_map_check_unchanged() compares sizes and modification times, so that a caller can notice a
+ * change before a fault.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -38,7 +38,8 @@ static struct mapped_range {
 
 static struct sigaction previous_action;
 
-/* Mappings beyond the table's size are not registered. */
+/* When the table is full, the mapping is not registered: a fault in it keeps the previous action,
+ * and changes of its file are not noticed. */
 static void file_map_register(const void *p, const struct stat *st, const char *path) {
     for (size_t i = 0; i < ARRAY_LEN(slots); i++) {
         struct mapped_range *s = &slots[i];
@@ -81,7 +82,7 @@ static void sigbus_handler(int sig, siginfo_t *info, void *context) {
     const struct mapped_range *s =
         info->si_code == BUS_ADRERR ? slot_find((uintptr_t)info->si_addr) : NULL;
     (void)context;
-    if (!s) { /* the access is repeated and triggers the previous action */
+    if (!s) { /* after the return the access is repeated, and the previous action handles it */
         sigaction(SIGBUS, &previous_action, NULL);
         if (info->si_code <= 0) raise(sig); /* a sent signal: no access will repeat it */
         return;
@@ -124,7 +125,7 @@ int file_map_open(struct file_map *m, const char *path, struct error *err) {
     int fd = file_open_regular(path, &st, err);
     if (fd < 0) return fd;
     int rc = OK;
-    const void *p = ""; /* an empty file has nothing to map, is valid, and has an address */
+    const void *p = ""; /* the address of an empty file, which cannot be mapped */
     if (st.st_size > 0) {
         p = mmap(NULL, (size_t)st.st_size, PROT_READ, MAP_PRIVATE, fd, 0);
         if (p == MAP_FAILED)

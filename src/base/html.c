@@ -1,6 +1,6 @@
 /*
- * html: HTML and SVG as text. One style sheet defines the look, with colours as variables that dark
- * mode replaces; charts refer to the variables, so they follow.
+ * html: HTML and SVG as text. One style sheet defines the colours as variables, which have other
+ * values in dark mode. Charts use these variables too.
  *
  * Invariant: every element that is opened here is closed here, so a page is well-formed if the
  * caller's parts are.
@@ -137,7 +137,8 @@ enum {
     MARGIN_BOTTOM = 34
 };
 
-/* 1, 2 or 5 times a power of ten, such that a range has four to ten ticks. */
+/* The distance of two ticks: 1, 2 or 5 times a power of ten, such that the range has four to ten
+ * such distances. */
 static double tick_spacing(double range) {
     double unit = 1;
     while (unit < range / 10) unit *= 10;
@@ -145,7 +146,8 @@ static double tick_spacing(double range) {
     return unit * 10 <= range / 4 ? unit * 10 : unit * 5 <= range / 4 ? unit * 5 : unit * 2;
 }
 
-/* Widens [lo, hi] to a range of finite, positive width whose ends are ticks. Returns the tick. */
+/* Widens [lo, hi] to a range of finite, positive width whose ends are ticks. Returns the distance
+ * of two ticks. */
 static double axis_fit(double *lo, double *hi) {
     if (!isfinite(*lo) || !isfinite(*hi) || *lo > *hi) *lo = 0, *hi = 1;
     if (*hi - *lo < 1e-9 * fmax(1e-20, fmax(fabs(*lo), fabs(*hi)))) {
@@ -226,6 +228,7 @@ void plot_legend(struct buf *b, int series, const char *name) {
     buf_puts(b, "</span>\n");
 }
 
+/* Makes room in a full curve: each pair of points becomes its mean. */
 static void curve_downsample(struct curve *c) {
     for (int i = 0; i < CURVE_POINTS / 2; i++) {
         c->x[i] = (c->x[2 * i] + c->x[2 * i + 1]) / 2;
@@ -264,7 +267,8 @@ static struct plot curves_range(const char *label, const char *x_title, const st
     return p;
 }
 
-/* Draws the upper edge, then the lower one backwards. */
+/* Draws the area within ±spread of a line: its upper edge from left to right, then its lower edge
+ * from right to left. */
 static void plot_band(struct buf *b, const struct plot *p, int series, const struct curve *c,
                       const struct curve *spread) {
     if (!spread->n) return;

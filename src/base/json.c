@@ -2,9 +2,9 @@
  * json: strict parsing with positions in the messages, canonical output, and iteration over files
  * of many values.
  *
- * jansson parses, with memory from here. This file adds the source's name, line and column, accepts
- * a byte-order mark, and finds where one value ends and the next begins. It never repairs: a
- * duplicate key, a trailing comma or a stray byte is an error.
+ * jansson parses, with the allocator of this file. This file adds the source's name, line and
+ * column, accepts a byte-order mark, and finds where one value ends and the next begins. It never
+ * repairs: a duplicate key, a trailing comma or a stray byte is an error.
  *
  * Invariant of a cursor: `line` and `column` (in characters, from 1) are those of text[pos].
  */
@@ -17,8 +17,8 @@
 #include <sys/stat.h>
 #include <unistr.h>
 
-/* Larger than every known file of one value (tokenizer.json is 10 to 40 MB), small enough to be
- * harmless. */
+/* Limit of a file that is read whole: far above the largest known one (tokenizer.json has 10 to 40
+ * MB). */
 static const size_t JSON_FILE_LIMIT = (size_t)1 << 30;
 
 struct json_cursor {
@@ -54,15 +54,16 @@ static int cursor_peek(struct json_cursor *c) {
 
 /*
  * jansson's allocator. A document too large for the machine is an error, but the parser does not
- * survive a failed allocation: it loses characters and then its position. So while it runs, its
- * blocks are listed, and a failed allocation frees all of them and leaves the parser by longjmp.
- * Outside of parsing, jansson's values are small and their callers do not check.
- * Most blocks that the parser frees are among the last that it allocated: keys, buffers. They are
- * freed at once. Any other block stays listed and is freed when the parse ends, so that each free
- * takes constant time; searching the whole list would make the clean-up after a syntax error
- * quadratic. The deferred memory is bounded by the memory of the values: it consists of outgrown
- * tables (together smaller than the tables that replaced them) and the keys of lists and objects.
- * Blocks of LARGE_BLOCK bytes have a separate list, which is short enough to be searched.
+ * survive a failed allocation: it loses characters and then its position. So while the parser runs,
+ * its blocks are listed, and a failed allocation frees all of them and leaves the parser by
+ * longjmp. Outside of parsing, values are small and callers do not check for NULL, so xmalloc
+ * allocates them. Most blocks that the parser frees are among the last that it allocated: keys,
+ * buffers. They are freed at once. Any other block stays listed and is freed when the parse ends,
+ * so that each free takes constant time; searching the whole list would make the clean-up after a
+ * syntax error quadratic. The deferred memory is bounded by the memory of the values: it consists
+ * of outgrown tables (together smaller than the tables that replaced them) and the keys of lists
+ * and objects. Blocks of LARGE_BLOCK bytes have a separate list, which is short enough to be
+ * searched.
  *
  * Invariant: `small` and `large` list every block of the parse that is not freed yet; `deferred`
  * lists those of `small` that the parser has asked to free. A running parser frees its own blocks
@@ -230,10 +231,11 @@ json_t *json_parse(const char *text, size_t len, const char *what, struct error 
 }
 
 /*
- * The memory cost of a value during parsing: malloc's block for each of jansson's (list 48 + 80 for
- * its first 8 items, object 80 + 144 for its first 8 buckets, member 64, number 32, text 48 + 32),
- * the slots in lists that double (up to 32 bytes per item, 64 per member), and 24 bytes of `parse`
- * per block. A string's bytes are in the value, in the key's copy and in the lexer's buffer.
+ * The memory cost of a value during parsing: malloc's block for each struct of jansson (list 48 +
+ * 80 for its first 8 items, object 80 + 144 for its first 8 buckets, member 64, number 32, text 48
+ * + 32), the slots in lists that double (up to 32 bytes per item, 64 per member), and 24 bytes of
+ * `parse` per block. A string's bytes are in the value, in the key's copy and in the lexer's
+ * buffer.
  */
 enum {
     COST_FIXED = 32 << 10,
@@ -344,8 +346,8 @@ static int value_visit(struct json_cursor *c, json_file_each_fn fn, void *ctx, s
 }
 
 /* Whether the array at the cursor is the file's only value: only white space follows its closing
- * bracket. An unclosed array counts as one too, so that its error is reported where it is. Strings
- * may hold brackets. */
+ * bracket. An array that is not closed counts as the only value too, so that array_walk reports the
+ * error at its position. Strings may hold brackets. */
 static bool array_is_whole(struct json_cursor c) {
     int depth = 0;
     bool in_string = false;

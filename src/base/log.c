@@ -1,10 +1,10 @@
 /*
- * log: clocks, messages on stderr, and progress reports: a line for the user, and lines for the
+ * log: clocks, messages on stderr, and progress: a line for the user, and lines of JSON for the
  * program that started this one.
  *
- * It writes nothing to stdout, which belongs to results; but terminal_sanitize_stdout filters
- * characters that could harm a terminal out of stdout. It uses no colour, and draws nothing when
- * stderr is not a terminal.
+ * Messages and progress never go to stdout, which is for results; terminal_sanitize_stdout keeps
+ * characters that could harm a terminal out of stdout. There is no colour, and no bar if stderr is
+ * not a terminal.
  *
  * Invariant: every message is one write of whole lines. While a progress line is on the terminal, a
  * message first erases it; the next update draws it again.
@@ -73,6 +73,7 @@ static bool is_printable(ucs4_t c) {
            !(c >= 0x2066 && c <= 0x2069);
 }
 
+/* U+FFFD */
 static const char replacement[] = "\xef\xbf\xbd";
 
 void buf_add_terminal(struct buf *b, const char *text, size_t len) {
@@ -142,8 +143,8 @@ bool stdout_is_closed(void) {
     return poll(&p, 1, 0) == 1 && (p.revents & (POLLERR | POLLHUP));
 }
 
-/* Appends a message that quotes untrusted text. Lines after the first are indented, so that a
- * quoted name cannot pass for a message. */
+/* Appends a message that may quote untrusted text; changes `text`. Lines after the first are
+ * indented, so that a line break in a quoted name cannot begin a false message. */
 static void log_append_sanitized(struct buf *b, char *text) {
     bool terminal = stderr_is_terminal();
     for (char *line, *rest = text; (line = strsep(&rest, "\n"));) {
@@ -276,8 +277,9 @@ static void progress_draw(struct progress *p, double now, const char *detail, bo
 static int progress_pipe_fd = -1; /* the pipe that SHOAL_PROGRESS names */
 static _Atomic double progress_reported_at;
 
-/* Runs before main, while all open files were inherited, so that the number cannot refer to a file
- * of this process. Programs that we start must not write to the pipe. */
+/* Runs before main, when this process has opened no file itself, so the number can only be that of
+ * an inherited descriptor. Programs that this process starts get neither the descriptor nor the
+ * variable. */
 __attribute__((constructor)) static void progress_pipe_init(void) {
     const char *text = getenv("SHOAL_PROGRESS");
     if (!text) return;
@@ -306,7 +308,8 @@ static char *progress_json(const struct progress *p, double seconds) {
     return text;
 }
 
-/* If the pipe is full, the line is lost; writing never blocks. */
+/* Returns whether the line was written. If the pipe is full, the line is lost; writing never
+ * blocks. */
 static bool progress_pipe_write(const char *text) {
     struct pollfd pipe = {.fd = progress_pipe_fd, .events = POLLOUT};
     char *line = xasprintf("%s\n", text);

@@ -35,7 +35,8 @@ static int64_t dir_read_number(const char *folder, const char *name, const char 
     return v;
 }
 
-/* Cached pages of files that are not in use count as free: the kernel drops them first. */
+/* Lowers `m` to the limit of one group; ignores a limit that is not below m->total. Cached pages of
+ * files that are not in use count as free: the kernel drops them first. */
 static void cgroup_apply_limit(const char *folder, bool v2, struct memory_info *m) {
     int64_t limit = dir_read_number(folder, v2 ? "memory.max" : "memory.limit_in_bytes", NULL),
             used = dir_read_number(folder, v2 ? "memory.current" : "memory.usage_in_bytes", NULL),
@@ -48,8 +49,8 @@ static void cgroup_apply_limit(const char *folder, bool v2, struct memory_info *
     m->available = m->available < 0 ? free_bytes : MIN(m->available, free_bytes);
 }
 
-/* A group's limit holds for the groups below it, so all ancestors count. A path that does not exist
- * is the host's name of a group that this process sees as the root. */
+/* Applies the limits of the group `path` and of all groups above it, which hold for it too. Changes
+ * `path`. In a container the path may be one of the host; then only the root exists here. */
 static void cgroup_apply_ancestors(const char *top, char *path, bool v2, struct memory_info *m) {
     path[strcspn(path, "\n")] = '\0';
     for (;;) {
@@ -61,6 +62,7 @@ static void cgroup_apply_ancestors(const char *top, char *path, bool v2, struct 
     }
 }
 
+/* Whether the text from `list` to `end`, such as "cpu,memory", contains the controller "memory". */
 static bool has_controller(const char *list, const char *end) {
     for (const char *p = list; p < end; p += strcspn(p, ",:") + 1)
         if (strcspn(p, ",:") == 6 && strncmp(p, "memory", 6) == 0) return true;

@@ -1,15 +1,15 @@
 /*
- * option: one table row per option; the command line, recipe keys, defaults, ranges and help all
- * come from it.
+ * option: one table row per option; the command line, variables, configuration files, recipes,
+ * defaults, ranges and help all come from it.
  *
  * It knows no command and no option by name. value_set sets values from the text of flags,
- * variables and configuration files, value_from_json sets those of recipes; both check ranges, so a
- * range holds for every source. The table's own defaults are set in the same way, and an invalid
- * default is a broken contract.
+ * variables and configuration files; value_from_json sets those of recipes. Both functions check
+ * ranges, so a range holds for every source. The table's own defaults are set in the same way, and
+ * an invalid default is a broken contract.
  *
  * Invariant: a string or list field always owns its memory, so options_release is safe at any
- * moment after options_default. A list given again by a later source replaces the earlier source's
- * list; within one command line repeats add up.
+ * moment after options_default. A list in a later source replaces the list of an earlier source;
+ * within one source its items add up.
  */
 #define _GNU_SOURCE
 #include "base/internal.h"
@@ -146,7 +146,7 @@ static int value_set(const struct option_row *row, void *out, const char *text, 
     case OPT_SECRETS:
         strings_add(row_field(row, out), text);
         return OK;
-    case OPT_ALIAS: /* row_find returns the row that it stands for */
+    case OPT_ALIAS: /* row_find never returns an alias, but the row that it stands for */
         break;
     }
     CHECK(!"option type");
@@ -164,7 +164,7 @@ static const size_t field_sizes[] = {
     [OPT_FLOAT] = sizeof(double),        [OPT_STRING] = sizeof(char *),
     [OPT_LIST] = sizeof(struct strings), [OPT_SECRETS] = sizeof(struct strings)};
 
-/* The field must be zero or own its memory. */
+/* Sets one row to its default and frees the old value. The field must be zero or own its memory. */
 static void row_default(const struct option_row *row, void *out) {
     struct error err = {0};
     if (row_is_list(row)) {
@@ -218,8 +218,8 @@ static const struct option_row *row_find(const struct option_row *rows, const ch
 
 enum { NAME_MAX_LEN = 63 };
 
-/* Edit distance with neighbouring letters swapped as one edit (optimal string alignment); names up
- * to NAME_MAX_LEN. */
+/* Edit distance in which swapping two neighbouring letters is one edit (optimal string alignment).
+ * Both names have at most NAME_MAX_LEN letters. */
 static int edit_distance(const char *a, size_t na, const char *b, size_t nb) {
     int d[3][NAME_MAX_LEN + 1];
     for (size_t j = 0; j <= nb; j++) d[0][j] = (int)j;
@@ -237,7 +237,8 @@ static int edit_distance(const char *a, size_t na, const char *b, size_t nb) {
     return d[na % 3][nb];
 }
 
-/* The row closest to `name`, or NULL if none is within a third of its letters (at least 2). */
+/* The row whose name has the smallest edit distance to `name`; NULL if every distance is above a
+ * third of the letters of `name` (or above 2, for a short name). */
 static const struct option_row *row_nearest(const struct option_row *rows, const char *name,
                                             size_t len) {
     const struct option_row *nearest = NULL;
@@ -265,7 +266,7 @@ struct command_line {
     struct error *err;
 };
 
-/* "-" and negative numbers are operands. */
+/* "-" and negative numbers are positional arguments. */
 static bool is_flag(const char *arg) {
     return arg[0] == '-' && arg[1] != '\0' && !strchr("0123456789.", arg[1]);
 }
@@ -298,8 +299,8 @@ static void list_add(struct command_line *c, const struct option_row *row, const
     strings_add(list, text);
 }
 
-/* Sets the value of a flag that needs one: `value`, the text after '=', or the next argument. A
- * list takes all arguments up to the next flag. */
+/* Sets the value of a flag that needs one: `value`, which is the text after '=', or, if it is NULL,
+ * the next argument. In the second case a list takes all arguments up to the next flag. */
 static int flag_value(struct command_line *c, const struct option_row *row, const char *label,
                       const char *value) {
     bool attached = value != NULL;
@@ -425,7 +426,7 @@ void option_env_name(const char *prefix, const char *name, struct buf *b) {
     for (; *name; name++) buf_add(b, (const char[]){upper(*name)}, 1);
 }
 
-/* Sets a row as if given again on a command line; blanks separate a list's items. */
+/* Sets a row from a variable. A list replaces the earlier list; blanks separate its items. */
 static int variable_set(const struct option_row *row, void *out, const char *text,
                         const char *label, struct error *err) {
     if (!row_is_list(row)) return value_set(row, out, text, label, err);
@@ -669,7 +670,7 @@ static int unknown_key_error(const struct option_recipe *r, const char *name, in
     return r->err->code;
 }
 
-/* Applies one key: it has a row's value, or a mapping whose keys continue the name, so that "lora:
+/* Applies one key. It names a row, or it has a mapping whose keys continue the name, so that "lora:
  * {rank: 8}" is lora_rank. */
 static int key_apply(const struct option_recipe *r, const char *path, const char *name,
                      const json_t *v) {
@@ -781,7 +782,7 @@ json_t *options_json(const struct option_row *rows, const void *options) {
     return all;
 }
 
-/* Prints `text` word by word from column `next_arg`, continuing lines at HELP_INDENT. */
+/* Prints `text` word by word from column `column`, and further lines from column HELP_INDENT. */
 static void help_wrap(FILE *f, const char *text, size_t column) {
     for (bool first = true;; first = false) {
         text += strspn(text, " ");

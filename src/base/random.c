@@ -1,11 +1,12 @@
 /*
- * random: the only random source, and elementary functions whose bits must not depend on the C
- * library.
+ * random: the random source of all results, and elementary functions whose bits must not depend on
+ * the C library.
  *
  * Philox4x32-10 (Salmon, Moraes, Dror, Shaw, "Parallel random numbers: as easy as 1, 2, 3", SC
- * 2011) with the published constants. The functions follow the textbook: reduce the argument with a
- * constant split in parts whose products are exact, then evaluate a Taylor polynomial on the small
- * rest. They are not the fastest; src/kernel has its own versions for vector loops.
+ * 2011) with the published constants. The elementary functions follow the textbook: they reduce the
+ * argument with a constant that is split in parts whose products are exact, then evaluate a Taylor
+ * polynomial on the small rest. They are not the fastest: src/kernel has its own versions for
+ * vector loops.
  *
  * Invariant: only +, -, *, /, sqrt, floor and fma on doubles, which IEEE 754 defines to the last
  * bit, and no contraction by the compiler (-ffp-contract=off). So equal arguments give equal bits
@@ -31,8 +32,9 @@ static void philox(const uint32_t key[2], const uint32_t ctr[4], uint32_t out[4]
     out[0] = a, out[1] = b, out[2] = c, out[3] = d;
 }
 
-/* Key: the seed. Counter: (n, step, id, purpose + 256 * carry of n). Distinct arguments are
- * distinct inputs of a bijection per seed, so streams never overlap. */
+/* Key: the seed. Counter: (n, step, id, purpose + 256 * carry of n). For one seed Philox is a
+ * bijection of the counter, and different arguments give different counters, so streams never
+ * overlap. */
 struct rng rng_make(uint64_t seed, enum rng_purpose purpose, uint32_t id, uint32_t step) {
     CHECK((unsigned)purpose < 256);
     return (struct rng){
@@ -50,7 +52,8 @@ uint32_t rng_u32(struct rng *r) {
     return r->out[4 - r->have--];
 }
 
-/* Four blocks interleaved: a single block waits for its own multiplications. */
+/* Computes four blocks at once, which is faster than one after another: a single block has to wait
+ * for its own multiplications. */
 static void philox_four(const uint32_t key[2], const uint32_t ctr[4], uint32_t out[16]) {
     uint32_t k0 = key[0], k1 = key[1], a[4], b[4], c[4], d[4];
     for (uint32_t i = 0; i < 4; i++) a[i] = ctr[0] + i, b[i] = ctr[1], c[i] = ctr[2], d[i] = ctr[3];
@@ -103,8 +106,8 @@ float rng_uniform(struct rng *r) {
     return (float)(rng_u32(r) >> 8) * 0x1p-24f;
 }
 
-/* Uses two numbers per value and does not keep the second one: a stream's position depends only on
- * the number of values taken. */
+/* Takes two numbers per value and does not keep Box-Muller's second result, so a stream's position
+ * depends only on the number of values taken. */
 float rng_normal(struct rng *r) {
     double u = ((double)rng_u32(r) + 1.0) * 0x1p-32; /* (0, 1] */
     double v = (double)rng_u32(r) * 0x1p-32;
@@ -154,7 +157,7 @@ static double exp_sum(double x, double low) {
     double k = floor(x * 1.4426950408889634 + 0.5);
     double hi = x - k * LN2_HI, lo = low - k * LN2_LO;
     double r = hi + lo; /* |r| <= ln2 / 2 */
-    lo = (hi - r) + lo; /* the rounding error of that sum */
+    lo = (hi - r) + lo; /* plus the rounding error of hi + lo */
     double y = 1.0 + (r + (lo + r * r * horner(c, ARRAY_LEN(c), r)));
     return y * double_from_bits((uint64_t)(1023 + (int64_t)k) << 52);
 }
@@ -164,9 +167,9 @@ double math_exp(double x) {
 }
 
 /*
- * log x = hi + lo for x > 0 and finite, good to about 2^-60. With x = 2^k m, m in [1/√2, √2), and
- * s = (m-1)/(m+1), |s| < 0.172: log m = 2 atanh s = 2s + 2s (s²/3 + s⁴/5 + ...). The division's
- * remainder makes 2s a sum of two.
+ * log x = hi + lo for x > 0 and finite, good to about 2^-60. With x = 2^k m, m in [1/√2, √2), and s
+ * = (m-1)/(m+1), |s| < 0.172: log m = 2 atanh s = 2s + 2s (s²/3 + s⁴/5 + ...). 2s is a sum of two
+ * doubles; the second comes from the division's remainder.
  */
 static double log_sum(double x, double *lo) {
     static const double c[] = {1.0 / 3,  1.0 / 5,  1.0 / 7,  1.0 / 9,  1.0 / 11, 1.0 / 13,
@@ -209,8 +212,8 @@ double math_pow(double x, double y) {
 }
 
 /*
- * x = k π/2 + (r + lo), |r| <= π/4. π/2 is split in 33-bit parts: for |k| < 2^20 the products are
- * exact, and the remainder of the last one is below 2^-120. Returns k mod 4.
+ * x = k π/2 + (r + lo), |r| <= π/4. π/2 is the sum of part[0..2] up to 2^-120. The first two parts
+ * have 33 bits, so their products with |k| < 2^20 are exact. Returns k mod 4.
  */
 static int quarter_reduce(double x, double *r, double *lo) {
     static const double part[3] = {0x1.921fb544p+0, 0x1.0b4611a6p-34, 0x1.3198a2e037073p-69};
@@ -242,8 +245,8 @@ static double cos_small(double r, double lo) {
     return w + (((1.0 - w) - h) + (z * z * horner(c, ARRAY_LEN(c), z) - r * lo));
 }
 
-/* quadrant 0: sin, 1: cos, 2: -sin, 3: -cos of the reduced argument. NaN above 2^40, where no digit
- * would be left. */
+/* sin(x + shift π/2). Quadrant 0: sin, 1: cos, 2: -sin, 3: -cos of the reduced argument. NaN from
+ * |x| = 2^40 on, where no digit would be left. */
 static double sin_quadrant(double x, int shift) {
     if (!(fabs(x) < 0x1p40)) return NAN;
     double r, lo;

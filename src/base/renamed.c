@@ -4,13 +4,13 @@
  * An old name is accepted wherever its option is: on the command line, in variables, configuration
  * files, recipes and requests of jobs. An old name that a user writes causes a note, once per
  * process. Results that are stored or hashed (options of runs, rules in traces) keep the old name,
- * so that runs keep their ids and files of 0.1 and of today are read by each other.
+ * so that runs keep their ids, and version 0.1 and this one can read each other's files.
  *
- * Several options may have had the same old name; the one in the command's table is used. A current
- * name occurs once.
+ * Several options may have had the same old name; the one in the command's table is used. Each
+ * current name occurs in one row.
  *
- * A row of a renamed value also has the value's kind. Values are not validated here: a name without
- * a row is returned unchanged.
+ * A renamed value also has a kind (`what`), because the same word may be a value of several
+ * options. Values are not validated here: a name without a row is returned unchanged.
  */
 #include "base/internal.h"
 

@@ -1,6 +1,7 @@
 /*
- * sha256: SHA-256 (FIPS 180-4). libsodium computes it; on processors with the SHA extensions their
- * instructions compress whole blocks, about six times as fast.
+ * sha256: SHA-256 (FIPS 180-4). libsodium computes it, except that on processors with the SHA
+ * extensions the code here compresses whole blocks with these instructions, about six times as
+ * fast.
  *
  * Invariant: the state is libsodium's own struct, so that libsodium and the code here can take
  * turns in one message. The code here compresses blocks only when libsodium's buffer is empty.
@@ -42,8 +43,8 @@ static bool has_sha_extensions(void) {
     return v == 2;
 }
 
-/* The instructions keep the eight words of the state as (a, b, e, f) and (c, d, g, h), highest
- * first. `w` holds the last 16 words of the message schedule. */
+/* Compresses n blocks of 64 bytes. The instructions keep the eight words of the state as (a, b, e,
+ * f) and (c, d, g, h), highest first. `w` holds the last 16 words of the message schedule. */
 __attribute__((target("sha,sse4.1"))) static void blocks_compress(uint32_t state[8],
                                                                   const uint8_t *p, size_t n) {
     const __m128i bytes = _mm_set_epi64x(0x0c0d0e0f08090a0b, 0x0405060700010203);

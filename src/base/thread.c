@@ -1,11 +1,12 @@
 /*
- * thread: the fixed thread pool used by every parallel loop.
+ * thread: the thread pool of fixed size that every parallel loop uses.
  *
- * Workers and caller take chunks of 0..n-1 in order, lowest first. A chunk is the remaining units
- * divided by the number of threads (guided self-scheduling): the first chunks are large, because
- * each chunk has a fixed cost; the last are small, so that all threads end at about the same time,
- * even if the host or an expensive item slows one down. `thread` is the index of the executing
- * thread, so scratch memory indexed by it is never shared.
+ * A unit is `grain` items. Workers and caller take chunks of units in order, lowest first. The size
+ * of a chunk is the number of remaining units divided by the number of threads (guided
+ * self-scheduling): the first chunks are large, because each chunk has a fixed cost; the last are
+ * small, so that all threads end at about the same time, even if the host or an expensive item
+ * slows one down. `thread` is the index of the executing thread, so scratch memory indexed by it is
+ * never shared.
  *
  * Protocol. The caller writes the job, then `left`, the number of unclaimed units, then publishes a
  * new `epoch`. A thread claims a chunk by subtracting units from `left`. It may read the job's
@@ -29,7 +30,7 @@
 /*
  * A waiting thread spins this long before it sleeps: longer than the gaps inside a forward pass and
  * between two passes. Waking a sleeping thread costs 50 microseconds or more on a virtual machine,
- * half the time of a matrix product. After SPINS_PER_YIELD checks the thread yields the processor.
+ * half the time of a matrix product. After every SPINS_PER_YIELD checks it yields the processor.
  */
 #define SPIN_SECONDS 200e-6
 enum { SPINS_PER_YIELD = 64, UNITS_MAX = 1 << 20, POOL_MAX = 1024 };
@@ -50,7 +51,7 @@ struct pool {
     int64_t n, grain; /* a unit is `grain` items, the last one may be less */
     atomic_bool stop;
     atomic_bool running;
-    struct worker *workers; /* [size], the first unused */
+    struct worker *workers; /* [size]; workers[0] is unused, because the caller is thread 0 */
     _Alignas(64) futex_word left;
     _Alignas(64) futex_word epoch;
     _Atomic uint32_t sleepers;
@@ -215,13 +216,14 @@ int cpu_count(void) {
     return n > 0 ? (int)MIN(n, POOL_MAX) : 1;
 }
 
-/* As in linux/sched/types.h, version 0. */
+/* struct sched_attr of linux/sched/types.h, version 0. */
 struct schedule {
     uint32_t size, policy;
     uint64_t flags;
     int32_t nice;
     uint32_t priority;
-    uint64_t runtime, deadline, period; /* ns; runtime: the slice */
+    uint64_t runtime, deadline,
+        period; /* in ns; for normal threads `runtime` is the requested slice */
 };
 
 void thread_lower_priority(int nice) {

@@ -3,12 +3,12 @@
  *
  * libyaml splits the file into events; this file builds the values. It reads one document of the
  * YAML 1.2 core schema: plain null, true, false, integers and floats are typed; everything else and
- * everything quoted is a string (so 'yes' and 'on' are strings). Anchors, aliases, tags and
- * merge keys are refused: a recipe should contain what it means at the place where it is used, and
- * expanding aliases turns small files into large ones.
+ * everything quoted is a string (so 'yes' and 'on' are strings). Anchors, aliases (and so merges of
+ * a mapping by '<<: *name') and tags are refused: a recipe should show each value at the place
+ * where it is used, and expanding aliases can turn a small file into a large one.
  *
- * Invariant: `path` is the dotted key path of the node being read; between siblings it is that of
- * their parent.
+ * Invariant: yaml_reader.path is the dotted key path of the node that is being read; between two
+ * children it is the path of their parent.
  */
 #include "base/base.h"
 
@@ -20,8 +20,9 @@
 
 static const size_t YAML_FILE_LIMIT = (size_t)16 << 20;
 
-/* A value takes some 250 bytes with its line. The path of each key is stored whole, so without a
- * limit a long key over many short values would take many times the document's size. */
+/* A value with its line takes some 250 bytes. The whole path of each value is stored with its line,
+ * so without YAML_PATHS_LIMIT a long key above many short values would take many times the
+ * document's size. */
 enum { YAML_DEPTH_LIMIT = 64, YAML_VALUES_LIMIT = 1 << 20, YAML_PATHS_LIMIT = 64 << 20 };
 
 struct yaml_reader {
@@ -218,7 +219,8 @@ static int sequence_add_item(struct yaml_reader *r, const yaml_event_t *e, json_
     return v ? OK : r->err->code;
 }
 
-/* Reads children into `collection` (an object or an array, which it owns) up to the event `end`. */
+/* Reads children into `collection` (an object or an array) up to the event `end` and returns it. On
+ * an error it releases `collection` and returns NULL. */
 static json_t *collection_read(struct yaml_reader *r, json_t *collection, yaml_event_type_t end) {
     for (;;) {
         yaml_event_t e;

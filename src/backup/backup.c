@@ -1,12 +1,12 @@
 /*
- * backup: creates, lists and prunes backups.
+ * backup: creates, lists, deletes and prunes backups.
  *
  *     lock TO ─> databases ─> the other files ─> manifest
  *
  * Invariants.
- *   1. A blob appears by one rename, complete and flushed to the disk; a manifest is written
- *      after all of its blobs. So a kill leaves only temporary files and unreferenced blobs. The
- *      next call removes or uses them.
+ *   1. A blob appears by one rename, complete and flushed to the disk; a manifest is written after
+ *      all of its blobs. So a kill leaves only temporary files and unreferenced blobs. The next
+ *      call removes the temporary files, and uses or removes these blobs.
  *   2. Databases are copied before the folders are read, so any file that a database refers to
  *      was written before the folders are read.
  *   3. Blobs are deleted only after every remaining manifest has been read.
@@ -185,7 +185,7 @@ static bool path_is_valid(const char *path) {
     }
 }
 
-/* The order of a manifest's entries, which are unique. */
+/* The order of a manifest's entries: by root, then by path. No two entries are equal. */
 static int entry_names_compare(const char *root_a, const char *a, const char *root_b,
                                const char *b) {
     int roots = strcmp(root_a, root_b);
@@ -241,7 +241,7 @@ static int manifest_check(const json_t *v, const char *id, struct error *err) {
     return OK;
 }
 
-/* Hash of a manifest without its "hash" field. */
+/* The hash of a manifest without its member "hash". */
 static void manifest_hash(const json_t *v, char hash[HASH_LEN]) {
     json_t *unhashed = json_copy((json_t *)(uintptr_t)v);
     json_object_del(unhashed, "hash");
@@ -306,7 +306,7 @@ int backup_find_newest(const char *to, char id[BACKUP_ID_LEN], struct error *err
     return rc;
 }
 
-/* A manifest's head, with the number of files instead of their list. */
+/* A manifest without hash, format and roots, and with the number of files instead of their list. */
 static json_t *manifest_summary(const json_t *v) {
     json_t *summary = json_copy((json_t *)(uintptr_t)v);
     json_object_set_new(summary, "files",
@@ -351,7 +351,8 @@ struct backup_run {
     struct stat *separate_roots; /* [n_separate_roots] TO and the roots; a walk of another root
                                   * skips them */
     int n_separate_roots;
-    bool databases; /* the current round copies databases; else all other files */
+    bool databases; /* true in the first round, which copies databases; false in the second, which
+                       copies all other files */
     json_t *skipped, *roots;
     int64_t new_bytes, new_blobs;
 };
@@ -446,7 +447,8 @@ static int blob_write(struct backup_run *run, int fd, const struct backup_entry 
     return rc;
 }
 
-/* Copies the file at its current size; bytes appended meanwhile are left to the next backup. */
+/* Backs up a file at its current size, without bytes that are appended meanwhile. ERR_STATE: the
+ * file has changed while it was read. */
 static int file_try_back_up(struct backup_run *run, int fd, struct backup_entry *e,
                             const char *path, struct error *err) {
     struct stat st;
@@ -492,7 +494,7 @@ static int database_copy(const char *from, const char *to, struct error *err) {
     return rc == SQLITE_OK ? OK : err->code;
 }
 
-/* Moves the copy to its place as a blob, unless the blob exists. */
+/* Hashes the copy of a database and moves it to its place as a blob, unless the blob exists. */
 static int database_store_blob(struct backup_run *run, const char *copy, struct backup_entry *e,
                                struct error *err) {
     struct stat st;
@@ -593,7 +595,7 @@ static int path_back_up(struct backup_run *run, const struct backup_root *r, con
     int rc = OK;
     json_t *path_json = json_from_path(path);
     bool is_text = json_is_string(path_json),
-         second_round = run->databases; // reported in the other round
+         first_round = run->databases; // the second round reports skipped files
     json_decref(path_json);
     if ((*path ? lstat(full, &st) : stat(full, &st)) != 0) {
         if (errno != ENOENT) rc = error_errno(err, "cannot examine '%s'", full);
@@ -602,9 +604,9 @@ static int path_back_up(struct backup_run *run, const struct backup_root *r, con
                    : is_transient(name) || is_token(path, &st) || backup_is_restore_temp(name)) {
         rc = OK;
     } else if (!is_text || strlen(path) > PATH_BYTES) {
-        if (!second_round) skipped_add(run, r->name, path, "has a name that cannot be stored");
+        if (!first_round) skipped_add(run, r->name, path, "has a name that cannot be stored");
     } else if (S_ISLNK(st.st_mode)) {
-        if (!second_round) skipped_add(run, r->name, path, "is a link");
+        if (!first_round) skipped_add(run, r->name, path, "is a link");
     } else if (S_ISDIR(st.st_mode)) {
         if (*path && !run->databases) rc = entry_add(run, r->name, path, &st, &e, err);
         if (rc == OK) rc = dir_back_up(run, r, path, full, depth, err);
@@ -617,7 +619,8 @@ static int path_back_up(struct backup_run *run, const struct backup_root *r, con
 
 /* creating */
 
-/* Estimates the amount of work; files that change meanwhile are counted at their actual size. */
+/* Estimates the bytes to back up in a file or folder, for the progress report. `root`: it is a
+ * root, which may be a link. */
 static int64_t estimate_bytes(const struct backup_run *run, const char *full, bool root,
                               int depth) {
     struct strings names = {0};
@@ -839,7 +842,8 @@ static int manifests_remove(const char *to, const struct strings *ids, const cha
     return rc;
 }
 
-/* Reads every remaining manifest before it deletes anything. */
+/* Deletes the backups whose keep[i] is 0, and the blobs that no other backup names. Reads every
+ * remaining manifest before it deletes anything. */
 static json_t *backups_remove(const char *to, const struct strings *ids, const char *keep,
                               struct error *err) {
     struct prune_state k = {0};

@@ -7,21 +7,22 @@
  *     TO/lock             held by the process that works on the folder
  *
  * A backup exists once its manifest does; the manifest is written last. SQLite copies its
- * databases, so concurrent writers do no harm. Any other file that is written in place may be
- * copied with an end that is newer than its beginning.
+ * databases, so concurrent writers do no harm. A file that is not a database and is written in
+ * place during the backup may be copied with an old beginning and a new end.
  *
- * Threads. Any thread may call. One call at a time works on a folder, across all processes; a
- * second call fails with ERR_STATE. Every argument is borrowed.
+ * Threads. Any thread may call. Over all processes, one call at a time works on a folder TO; a
+ * second call fails with ERR_STATE. Only backup_list, backup_restore_scheduled and
+ * backup_is_unfinished do not lock it. Every argument is borrowed.
  */
 #ifndef SHOAL_BACKUP_H
 #define SHOAL_BACKUP_H
 
 #include "base/base.h"
 
-enum { BACKUP_ID_LEN = 20, BACKUP_ROOTS_MAX = 64 }; /* "20261122-202530-123", and NUL */
+enum { BACKUP_ID_LEN = 20, BACKUP_ROOTS_MAX = 64 }; /* id: "20261122-202530-123" (UTC), and NUL */
 
-/* A folder or file that is backed up under a name: letters, digits, '.', '_' and '-'. A root may
- * contain another root, and TO; each file is backed up once. */
+/* A folder or file that is backed up under a name of letters, digits, '.', '_' and '-'. A root may
+ * contain another root or TO; each file is backed up once, and TO is not. */
 struct backup_root {
     const char *name, *path;
 };
@@ -40,15 +41,16 @@ struct backup_options {
 };
 
 /*
- * {id, created, shoal, files, bytes, new_bytes, new_blobs, left_out: [text]}. `left_out` lists
- * missing roots, links, names that are not UTF-8, and files that vanish or keep changing. Sockets,
- * locks, temporary files and SQLite's companion files are skipped without an entry.
+ * Creates a backup: {id, created, shoal, files, bytes, new_bytes, new_blobs, left_out: [text]}.
+ * `left_out` lists missing roots, links, names that are not UTF-8, and files that vanish or keep
+ * changing. Sockets, locks, temporary files, SQLite's companion files and the token of a running
+ * server are skipped without an entry.
  */
 json_t *backup_create(const struct backup_options *p, struct error *err);
-/* An array of {id, created, shoal, files, bytes, new_bytes, left_out}, newest first; {id, problem}
- * for a backup that cannot be read. A folder that does not exist holds no backups. */
+/* An array of the backups, newest first, each as backup_create returns it; {id, problem} for a
+ * backup that cannot be read. The array is empty if the folder does not exist. */
 json_t *backup_list(const char *to, struct error *err);
-/* Reads and hashes everything in a backup again (id NULL: in all backups): {backups, blobs, bytes,
+/* Reads and hashes all blobs of a backup (id NULL: of all backups): {backups, blobs, bytes,
  * problems: [text]}. Does not read the roots. */
 json_t *backup_verify(const struct backup_options *p, const char *id, struct error *err);
 /* Deletes one backup, or all except the newest `keep`, and the blobs that no remaining manifest
@@ -59,25 +61,27 @@ json_t *backup_prune(const char *to, int64_t keep, struct error *err);
 /*
  * Restores a backup (id NULL: the newest) to those of the roots that it holds. It verifies all
  * contents, writes them next to the roots, then renames them into place. The old content is kept as
- * PATH.before-ID', which the result names. Fails with ERR_STATE if a root is not empty and
- * `replace` is false, and always while a server uses a root. If a call is killed, the next call
- * finishes it. {id, files, bytes, roots: {name: {path, before or null}}, left_out: [names without a
- * root]}.
+ * PATH.before-TIME, where TIME has the form of an id. Fails with ERR_STATE while a server uses a
+ * root, and, if `replace` is false, if a root is not empty. If a call is killed during the renames,
+ * the next call finishes them first. Returns {id, files, bytes, roots: {name: {path, before or
+ * null}}, left_out: [names without a root]}.
  */
 json_t *backup_restore(const struct backup_options *p, const char *id, bool replace,
                        struct error *err);
-/* Whether a killed restore has left a root half in place; if so, err is set. */
+/* Whether a killed restore has moved only a part of the content into the root `path`. If so, err is
+ * set. */
 bool backup_is_unfinished(const char *path, struct error *err);
 
-/* Verifies a backup and schedules its restore to these roots, to be run by
- * backup_restore_run_scheduled. */
+/* Verifies a backup (id is not NULL) and schedules its restore to these roots, which
+ * backup_restore_run_scheduled runs later. */
 int backup_restore_schedule(const struct backup_options *p, const char *id, struct error *err);
-/* {id, asked, and failed: the reason, if a restore was tried}; NULL if no restore is scheduled. */
+/* {id, asked: the time of the request, failed: the reason, if the restore was tried and failed};
+ * NULL if no restore is scheduled. */
 json_t *backup_restore_scheduled(const char *to);
 int backup_restore_cancel(const char *to, const char *id, struct error *err);
 /* Runs the scheduled restore and returns the result of backup_restore. Returns NULL with err->code
- * OK if no restore is scheduled for these roots, or if it failed with the roots unchanged; such a
- * failure is logged and recorded in restore.json. */
+ * OK if no restore is scheduled for these roots, or if it has failed with the roots unchanged. Such
+ * a failure is logged and recorded in restore.json, and the restore is not tried again. */
 json_t *backup_restore_run_scheduled(const struct backup_options *p, struct error *err);
 
 #endif

@@ -7,9 +7,9 @@
  * Invariants.
  *   1. Until restore.json has a `stamp`, the roots are unchanged. A failure before that leaves
  *      only PATH.restoring, which the next call rewrites.
- *   2. From then on the names next to a root record its state, so the renames can be resumed
- *      after a kill. PATH.swapping holds the entries that still have to be moved in. Once
- *      PATH.before-STAMP exists, the old content of PATH has been moved out.
+ *   2. From then on the names of the files next to a root record how far its renames are, so they
+ *      can be continued after a kill. PATH.swapping holds the entries that still have to be moved
+ *      in. Once PATH.before-STAMP exists, the old content of PATH has been moved out.
  *   3. A folder inside a root that is backed up separately (the backups, another root) stays in
  *      place: the entries of the root are moved, not the root.
  *
@@ -89,7 +89,8 @@ static int blob_verify(struct backup_progress *w, const struct wanted_blob *want
     return rc;
 }
 
-/* Results per blob so far; each blob is read once, however many backups name it. */
+/* The results of the blobs that were read so far. Each blob is read once, even if several backups
+ * name it. */
 struct blob_verify_cache {
     struct backup_progress *work;
     json_t *seen; /* {hash: description of the problem, or ""} */
@@ -144,8 +145,8 @@ json_t *backup_verify(const struct backup_options *p, const char *id, struct err
     struct strings ids = {0};
     json_t *out = NULL;
     int lock = path_is_dir(p->to) ? backup_dir_lock(p->to, err) : OK;
-    int rc =
-        lock == ERR_STATE ? lock : OK; // a backup folder without write access can still be verified
+    int rc = lock == ERR_STATE ? lock : OK; // other failures of the lock are ignored: a folder
+                                            // without write access can be verified too
     if (id)
         strings_add(&ids, id);
     else if (rc == OK)
@@ -169,7 +170,7 @@ json_t *backup_verify(const struct backup_options *p, const char *id, struct err
 struct target {
     const char *name;
     char *path;   /* with links resolved, even if it does not exist */
-    char *prefix; /* prefix of the companions' names */
+    char *prefix; /* prefix of its companion paths, see companion_prefix */
     bool file;
 };
 struct restore_state {
@@ -325,8 +326,9 @@ static int check_collisions(struct restore_state *r, struct error *err) {
     return OK;
 }
 
-static int target_is_empty(const struct restore_state *r, const struct target *t,
-                           struct error *err) {
+/* OK if the target holds nothing that a restore would move out; else ERR_STATE. */
+static int target_check_empty(const struct restore_state *r, const struct target *t,
+                              struct error *err) {
     struct strings names = {0};
     int rc = OK, n = !path_is_dir(t->path) && path_exists(t->path);
     if (path_is_dir(t->path)) rc = dir_list_names(t->path, &names, err);
@@ -340,7 +342,9 @@ static int target_is_empty(const struct restore_state *r, const struct target *t
     return rc;
 }
 
-/* A running server holds the lock of its jobs. */
+/* Takes the lock that a running server of this root would hold: that of its jobs. ERR_STATE: a
+ * server runs. *fd: the descriptor that holds the lock, or -1 if the root has no such file; the
+ * caller closes it. */
 static int target_lock(const struct target *t, int *fd, struct error *err) {
     char *path = path_join(t->path, "jobs/lock");
     int rc = OK;
@@ -440,7 +444,8 @@ static int entries_move(const struct restore_state *r, const struct target *skip
     return rc;
 }
 
-/* Moves the old content out; continues if a killed call has begun this. */
+/* Moves the old content of a target to the path `before`; continues if a killed call has begun
+ * this. */
 static int old_content_move(const struct restore_state *r, const struct target *t,
                             const char *before, struct error *err) {
     if (path_exists(before)) return OK;
@@ -470,18 +475,19 @@ static int target_swap(const struct restore_state *r, const struct target *t, st
         rc = old_content_move(r, t, before, err);
         if (rc == OK) rc = new_content_move(r, t, swapping, err);
     }
-    if (rc == OK) rmdir(before); // fails unless the folder is empty, as intended
+    if (rc == OK) rmdir(before); // removes the folder only if it is empty
     free(restoring);
     free(swapping);
     free(before);
     return rc;
 }
 
+/* The journal, restore.json, describes a scheduled restore or one whose renames have begun. */
 static char *journal_path(const char *to) {
     return path_join(to, "restore.json");
 }
 
-/* {name: path} of this call's roots. */
+/* {name: path} of the roots that this call restores. */
 static json_t *roots_json(const struct restore_state *r) {
     json_t *v = json_object();
     for (int i = 0; i < r->n; i++)
@@ -603,7 +609,7 @@ static json_t *restore_run(const struct backup_options *p, const char *id, bool 
     for (int i = 0; rc == OK && i < r.n; i++) {
         rc = target_lock(&r.v[i], &lock, err);
         if (lock >= 0) close(lock);
-        if (rc == OK && !replace) rc = target_is_empty(&r, &r.v[i], err);
+        if (rc == OK && !replace) rc = target_check_empty(&r, &r.v[i], err);
     }
     if (rc == OK) rc = restore_state_verify(&r, err);
     if (rc == OK) rc = targets_stage(&r, err);
@@ -616,7 +622,7 @@ static json_t *restore_run(const struct backup_options *p, const char *id, bool 
     return out;
 }
 
-/* Finishes the renames of a call that was killed during them. */
+/* Finishes the renames of an earlier call that was killed before they were complete. */
 static json_t *restore_finish(const struct backup_options *p, const json_t *journal,
                               struct error *err) {
     struct restore_state r;
@@ -711,7 +717,8 @@ static void failure_record(const struct backup_options *p, json_t *journal, cons
     free(path);
 }
 
-/* Whether the journal is for these roots, and not for those of a folder copied from elsewhere. */
+/* Whether the journal (restore.json) is for exactly these roots. It is not if TO was copied from
+ * another machine. */
 static bool journal_is_for_roots(const struct backup_options *p, const json_t *journal) {
     const json_t *roots = json_object_get(journal, "roots");
     size_t found = 0;

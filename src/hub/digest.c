@@ -3,8 +3,8 @@
  * ones, which is the SHA-1 of "blob SIZE", a zero byte and the content (FIPS 180-4; git's object
  * format).
  *
- * SHA-1 detects damage in small files, which git addresses by it. It does not protect against
- * forgery; the verified TLS connection does.
+ * SHA-1, by which git identifies small files, detects damage in them. Against forgery it does not
+ * protect; the verified TLS connection does.
  *
  * Invariant: sha1.len counts all bytes added; the last len % 64 of them are in sha1.block.
  */

@@ -1,5 +1,6 @@
 /*
- * fetch: sends one request at a time to the hub, and retries until it succeeds or fails for good.
+ * fetch: sends one request at a time to the hub, and repeats a request that failed for a temporary
+ * reason.
  *
  * It knows the hub's routes and responses, not the meaning of the files. It does not download in
  * parallel: one connection, kept between files, saturates the links of small machines. libcurl
@@ -35,7 +36,7 @@ enum {
     DISCARD_LIMIT = 1 << 20, /* bytes of an error response */
     LISTING_SPEED = 128,     /* bytes per second; a slower listing is aborted */
     MAX_RETRY_AFTER = 600,   /* seconds; a longer Retry-After fails the request */
-    RETRY = 1, /* besides OK and error codes: this attempt failed, the next may succeed */
+    RETRY = 1,               /* a result of an attempt: it failed, but the next one may succeed */
 };
 
 struct hub_client {
@@ -43,7 +44,7 @@ struct hub_client {
     CURL *curl;
     char *endpoint, *token; /* endpoint without a trailing slash; token NULL if unset */
     double backoff;
-    bool reached; /* a server has responded, so a failed connection may be temporary */
+    bool reached; /* a connection has succeeded before, so a failed one may be temporary */
     char message[CURL_ERROR_SIZE];
 };
 
@@ -213,7 +214,8 @@ static int partial_restart(struct partial_file *p, struct error *err) {
     return OK;
 }
 
-/* Hashes the bytes already in the file, so that the rest can be hashed as it arrives. */
+/* Hashes the bytes that the partial file has already, so that the rest can be hashed when it
+ * arrives. */
 static int partial_resume(struct partial_file *p, struct error *err) {
     enum { CHUNK = 256 * 1024 };
     uint8_t *chunk = xmalloc(CHUNK);
@@ -237,8 +239,9 @@ static int partial_open(struct partial_file *p, struct error *err) {
     return partial_resume(p, err);
 }
 
-/* Handles the beginning of a response's body. The status and Content-Range give its position in the
- * file. */
+/* Called at the beginning of a response's body. The status and Content-Range give the body's
+ * position in the file. If this is not the end of the partial file, the partial file is emptied.
+ * RETRY: the body cannot be used. */
 static int partial_begin(struct partial_file *p, struct hub_request *r, long status) {
     if (status == 206 && r->range_start != p->pos) {
         int rc = partial_restart(p, r->err);
@@ -283,7 +286,7 @@ static void header_copy(const char *value, size_t n, char *out, size_t size) {
     out[n] = '\0';
 }
 
-/* Every status line begins a new response; redirects have one too. */
+/* Called for each header line. A status line begins a new response, also after a redirect. */
 static size_t on_header(char *line, size_t size, size_t n, void *ctx) {
     struct hub_request *r = ctx;
     (void)size; /* always 1 */
@@ -334,7 +337,8 @@ static struct curl_slist *header_add(struct curl_slist *list, const char *name, 
     return extended;
 }
 
-/* A weak ETag ("W/...") does not identify exact bytes and may not be in If-Range. */
+/* The headers of the next attempt. A weak ETag ("W/...") does not identify exact bytes and may not
+ * be in If-Range. */
 static struct curl_slist *request_headers(const struct hub_request *r) {
     struct curl_slist *list = NULL;
     if (r->client->token) {
@@ -351,7 +355,8 @@ static struct curl_slist *request_headers(const struct hub_request *r) {
     return list;
 }
 
-/* Reports a connection failure. It may be temporary, unless no server was ever reached. */
+/* Sets r->err to a connection failure. Returns RETRY if the failure may be temporary and an earlier
+ * connection has succeeded; otherwise an error. */
 static int curl_error(struct hub_request *r, CURLcode code) {
     struct hub_client *c = r->client;
     static const CURLcode temporary[] = {
@@ -374,7 +379,8 @@ static int curl_error(struct hub_request *r, CURLcode code) {
     return is_temporary && c->reached ? RETRY : r->err->code;
 }
 
-/* The hub also answers 401 for a missing repository, so as not to reveal private names. */
+/* The hub also answers 401 for a missing repository, so that the answer does not reveal which
+ * private names exist. */
 static int access_denied_error(struct hub_request *r, long status) {
     const struct hub_client *c = r->client;
     const char *repo = c->name->repo;
@@ -448,7 +454,7 @@ static CURLcode request_send(struct hub_request *r, long *status) {
     return code;
 }
 
-/* Returns OK, AGAIN or an error; r->err holds the reason of the latter two. */
+/* Makes one attempt. Returns OK, RETRY or an error, with the reason in r->err unless OK. */
 static int request_try(struct hub_request *r) {
     long status = 0;
     r->started = false;
@@ -475,7 +481,7 @@ static void sleep_for(double seconds) {
 }
 
 /* Waits before the next attempt: exponential backoff, or the server's Retry-After if that is
- * longer. */
+ * longer. An error if Retry-After is above MAX_RETRY_AFTER. */
 static int request_wait(struct hub_request *r, int tries) {
     curl_off_t retry_after = 0;
     lib->curl_easy_getinfo(r->client->curl, CURLINFO_RETRY_AFTER, &retry_after);

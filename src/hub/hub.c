@@ -2,8 +2,8 @@
  * hub: pulls models and adapters from a hub: parses names, chooses the files of a repository, and
  * makes a folder hold exactly one commit of it.
  *
- * It does not talk to the server (fetch.c) and does not inspect files: the folder is opened like
- * any other. Pickles are never downloaded, even if requested by name.
+ * It does not send requests (fetch.c does) and does not look into the files: a pulled folder is
+ * opened like any other folder. Pickles are never downloaded, even if requested by name.
  *
  *    find missing       download              publish
  *   hash local files -> NAME.partial, each -> record "complete": false -> rename all, remove files
@@ -11,7 +11,7 @@
  *
  * Invariants, at every moment, also after a kill:
  *   1. NAME is a complete, verified file or absent; only publishing changes it.
- *   2. A record with "complete": true describes the folder; hub_cached_path trusts no other.
+ *   2. A record with "complete": true describes the folder; hub_cached_path uses no other record.
  *   3. Only files that a record lists, or that have the expected hash, are replaced or removed.
  *   4. One process works in a folder at a time: it holds .hub.lock, which the system releases
  *      when the process dies.
@@ -129,8 +129,8 @@ static bool hex_copy(const char *text, size_t len, char *out) {
     return true;
 }
 
-/* Files that git stores elsewhere have "lfs" with their SHA-256; their blobId is the hash of the
- * pointer. */
+/* Adds a file of the listing to `r`. A large file, which git does not store itself (git LFS), has
+ * "lfs" with its SHA-256; its blobId is the hash of git's pointer file. */
 static int file_parse(const json_t *v, struct hub_repo *r, struct error *err) {
     struct hub_file *f = &r->files[r->n];
     const char *path = json_string_value(json_object_get(v, "rfilename"));
@@ -224,7 +224,7 @@ static struct hub_file *repo_file(const struct hub_repo *r, const char *path) {
     return NULL;
 }
 
-/* "a.gguf (531.1 MB), ..." for the files that `is` accepts. */
+/* "a.gguf (531.1 MB), ..." for the files that `matches` accepts, malloc'ed; NULL: none. */
 static char *files_describe(const struct hub_repo *r, bool (*matches)(const char *path)) {
     enum { SHOWN = 12 };
     struct buf b = {0};
@@ -238,7 +238,8 @@ static char *files_describe(const struct hub_repo *r, bool (*matches)(const char
     return b.data; /* NULL if no file matches */
 }
 
-/* The error for a repository without any default file; it names the files that exist. */
+/* The error for a repository without default weights and without a single GGUF file. It names the
+ * GGUF files or pickles that exist. */
 static int no_default_files_error(const struct hub_repo *r, const struct hub_ref *name,
                                   struct error *err) {
     char *ggufs = files_describe(r, is_gguf), *pickles = files_describe(r, is_pickle);
@@ -306,7 +307,7 @@ int hub_repo_select(struct hub_repo *r, const struct hub_ref *name, const struct
                                      : select_default(r, name, err);
 }
 
-/* A listed file has at most 2^50 bytes; sums of sizes are clamped to this. */
+/* Sums of file sizes are clamped to MAX_BYTES; one file has at most 2^50 bytes (file_parse). */
 static const int64_t MAX_BYTES = (int64_t)1 << 60;
 
 /* the record */
@@ -363,7 +364,7 @@ struct hub_pull {
     json_t *record;                   /* record of the folder's current content, or NULL */
     struct progress bar;              /* in MB */
     int n_missing;                    /* number of wanted files that are missing locally */
-    int64_t to_transfer, transferred; /* bytes: to transfer, transferred */
+    int64_t to_transfer, transferred; /* bytes to transfer in all; bytes transferred so far */
     struct error *err;
 };
 
@@ -430,7 +431,8 @@ static bool file_matches(const char *path, const struct hub_file *f) {
     return matches;
 }
 
-/* Finds the files that are present already, and checks the free space for the rest. */
+/* Finds the files that are present already, and checks the free space for the rest. Refuses to
+ * replace a file that no pull has created. */
 static int pull_find_missing(struct hub_pull *p) {
     struct statvfs fs;
     for (int i = 0; i < p->repo.n; i++) {
@@ -487,7 +489,8 @@ static int pull_download(struct hub_pull *p) {
     return rc;
 }
 
-/* Lists the files of this pull, and those of earlier pulls that the commit has unchanged. */
+/* The new record: the files of this pull, and the files of earlier pulls that have the same hash in
+ * the new commit. */
 static json_t *record_new(const struct hub_pull *p) {
     json_t *files = json_array();
     for (int i = 0; i < p->repo.n; i++) {
@@ -501,8 +504,8 @@ static json_t *record_new(const struct hub_pull *p) {
                      "commit", p->repo.commit, "complete", 1, "files", files);
 }
 
-/* Lists files of an older commit that the new one does not have. They are removed, because a reader
- * would take them for a part of the new commit. */
+/* The files of the old record that the new one does not have. They are removed, so that no reader
+ * takes them for files of the new commit. */
 static json_t *stale_files(const struct hub_pull *p, const json_t *record) {
     json_t *stale = json_array(), *v;
     size_t i;
@@ -572,7 +575,8 @@ json_t *hub_pull(const char *name, const struct hub_options *o, struct error *er
     return record;
 }
 
-/* Lists the files that are not present, like pull_find_missing but without its checks. */
+/* The result of hub_plan. Finds the files that are not present as pull_find_missing does, but
+ * without its checks. */
 static json_t *plan_json(const struct hub_pull *p) {
     json_t *files = json_array();
     int64_t bytes = 0;
@@ -602,8 +606,8 @@ json_t *hub_plan(const char *name, const struct hub_options *o, struct error *er
 
 /* the cache */
 
-/* A folder with a configuration is opened as a folder; otherwise its only GGUF file is the
- * target. */
+/* The path to open for a pulled folder, malloc'ed: the folder if it has a configuration; otherwise
+ * its only GGUF file. NULL with an error if it has several GGUF files. */
 static char *record_target(const json_t *record, const char *dir, const char *name,
                            struct error *err) {
     const json_t *v;

@@ -2,7 +2,7 @@
  * libcurl: the library used for all outgoing HTTP.
  *
  * It is loaded with dlopen at its first use. If it were linked, its thirty dependencies would cost
- * every other command 6 MB of memory; twenty agents are to fit in 100 MB.
+ * every command 6 MB of memory, and a goal is that twenty agents run in 100 MB.
  */
 #ifndef SHOAL_HUB_LIBCURL_H
 #define SHOAL_HUB_LIBCURL_H

@@ -179,7 +179,7 @@ void store_rollback(struct store *s) {
     sqlite3_exec(s->db, "ROLLBACK", NULL, NULL, NULL);
 }
 
-/* A prepared statement, reset and ready to be bound; NULL sets err. */
+/* A prepared statement, reset and ready to be bound; NULL with `err` set on failure. */
 static sqlite3_stmt *statement_get(struct store *s, enum store_statement which, struct error *err) {
     sqlite3_stmt **q = &s->stmts[which];
     if (!*q && sqlite3_prepare_v3(s->db, sql[which], -1, SQLITE_PREPARE_PERSISTENT, q, NULL) !=
@@ -192,8 +192,8 @@ static sqlite3_stmt *statement_get(struct store *s, enum store_statement which, 
     return *q;
 }
 
-/* SQLite gets copies from our allocator to free: its own allocation could fail and leave a NULL in
- * the row. */
+/* Binds a copy made by xstrdup, which SQLite frees: a copy by SQLite could fail for lack of memory
+ * and leave NULL in the row. bind_json and bind_blob do the same. */
 static void bind_text(sqlite3_stmt *q, int index, const char *text) {
     sqlite3_bind_text(q, index, text ? xstrdup(text) : NULL, -1, free);
 }
@@ -266,7 +266,8 @@ json_t *store_run_get(struct store *s, const char *id, struct error *err) {
     return v;
 }
 
-/* Returns the list if the last step reported that it is complete, else NULL. */
+/* Returns `list` if `rc`, the result of the last step, says that all rows are read. Otherwise sets
+ * `err`, releases `list` and returns NULL. */
 static json_t *list_finish(struct store *s, sqlite3_stmt *q, int rc, json_t *list,
                            struct error *err) {
     if (rc != SQLITE_DONE) {
@@ -334,6 +335,7 @@ static int hex_digit(char c) {
     return c <= '9' ? c - '0' : c - 'a' + 10;
 }
 
+/* Binds a key of 64 hex digits as 32 bytes to parameter 1. */
 static void bind_key(sqlite3_stmt *q, const char *hex) {
     uint8_t raw[32];
     for (int i = 0; i < 32; i++)
@@ -437,7 +439,8 @@ int store_result_put(struct store *s, const char *run, const char *name, const j
     return statement_run(s, q, err);
 }
 
-/* Columns of `recorded` after key and created; the columns from the eighth on hold JSON. */
+/* Columns of the table `recorded` after `key` and `created`. The first N_TEXT_COLUMNS of them hold
+ * text, the others JSON. */
 static const char *const record_columns[] = {"model",  "model_hash", "class",   "level",
                                              "kv",     "lora",       "version", "adapters",
                                              "inputs", "outputs"};

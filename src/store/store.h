@@ -1,12 +1,13 @@
 /*
- * store: one SQLite file that records a run — runs, events, calls, adapters, scores — and holds the
- * logs and documents of other modules.
+ * store: one SQLite file that records runs (their events, metrics, calls, adapters, scores) and
+ * holds the logs and documents of other modules.
  *
- * WAL mode: a kill at any moment leaves the last committed state. Events are append-only. Calls are
- * keyed by the identity of a generation (engine_request_key), so a call is never computed twice,
- * and a resumed run replays the calls it already has.
+ * WAL mode: after a kill at any moment the file holds the last committed state. Events are
+ * append-only. A call is one generation, and its key is the generation's identity
+ * (engine_request_key). A resumed run takes the calls that are stored already from here instead of
+ * computing them again.
  *
- * Threads. One thread uses one handle; several processes may share a file.
+ * Threads. One thread at a time uses a handle; several handles and processes may use one file.
  */
 #ifndef SHOAL_STORE_H
 #define SHOAL_STORE_H
@@ -14,20 +15,21 @@
 #include "base/base.h"
 
 struct store;
+/* Opens the file, or creates it with mode 0600; ":memory:" is a database without a file.
+ * ERR_MISMATCH: a newer version has made the file. */
 struct store *store_open(const char *path, struct error *err);
 void store_close(struct store *s);
-/* `full`: a commit returns only when it is on the disk, so that it survives a power failure. The
- * default of a new handle is false: after a power failure the last commits may be lost, and the
- * file is consistent. Applies from the next transaction on. Must not be called within a
- * transaction. */
+/* With `full`, a commit returns only when it is on the disk, so that it survives a power failure.
+ * Without it (the default of a new handle), a power failure may lose the last commits, but the file
+ * stays consistent. Must not be called within a transaction. */
 int store_set_synchronous(struct store *s, bool full, struct error *err);
-/* A transaction: all of its writes are stored, or none. Not nested. */
+/* A transaction: all of its writes are stored, or none. Transactions are not nested. */
 int store_begin(struct store *s, struct error *err);
 int store_commit(struct store *s, struct error *err);
 void store_rollback(struct store *s);
 
-/* A run: its id, its kind ("demo", "evolve"), its recipe as JSON, and its status "running", "done"
- * or "failed". */
+/* Adds a run: its id, its kind ("demo", "evolve") and its recipe as JSON. Its status is "running"
+ * until store_run_status sets "done" or "failed" (ERR_MISSING: no such run). */
 int store_run_add(struct store *s, const char *id, const char *kind, const json_t *recipe,
                   struct error *err);
 int store_run_status(struct store *s, const char *id, const char *status, struct error *err);
@@ -36,14 +38,15 @@ json_t *store_run_get(struct store *s, const char *id, struct error *err);
 /* An array of {id, kind, status, created}, newest first. */
 json_t *store_run_list(struct store *s, struct error *err);
 
-/* Appends to the event log. */
+/* Appends an event, with the current time, to the events of a run. */
 int store_event_add(struct store *s, const char *run, const char *kind, const json_t *detail,
                     struct error *err);
 
-/* The metrics of a run at a step, such as a line of a training log. Replaced when put again. */
+/* Stores the metrics of a run at a step, such as a line of a training log, and replaces those
+ * stored before. */
 int store_metric_put(struct store *s, const char *run, int64_t step, const json_t *row,
                      struct error *err);
-/* Deletes the metrics of all steps after this one, from which the run continues. */
+/* Deletes the metrics of all steps after `step`, when a run continues from that step. */
 int store_metric_truncate(struct store *s, const char *run, int64_t step, struct error *err);
 /* An array of the rows, ordered by step. */
 json_t *store_metric_list(struct store *s, const char *run, struct error *err);
@@ -51,19 +54,21 @@ json_t *store_metric_list(struct store *s, const char *run, struct error *err);
 /* One generation and its result. */
 struct store_call {
     char key[HASH_LEN];
-    int32_t choice, n_choices;
-    float *prob; /* [n_choices] */
-    int32_t n_prefilled, n_generated;
-    uint8_t finish;
-    char *text; /* the free-form part of the output; may be NULL */
-    /* Token offsets, if kept: the byte of `text` before which each token ends, and the token's
-     * log-probability. */
+    int32_t choice, n_choices;        /* index of the most probable choice; number of choices */
+    float *prob;                      /* [n_choices] probabilities of the choices */
+    int32_t n_prefilled, n_generated; /* tokens */
+    uint8_t finish;                   /* enum finish_reason */
+    char *text;                       /* the free-form part of the output; may be NULL */
+    /* The tokens of `text`, if they are kept: each token ends before byte ends[i] of `text` and has
+     * the log-probability logprobs[i]. Both arrays have n_tokens elements. */
     int32_t *ends, n_tokens;
     float *logprobs;
 };
-/* Ignored if the key exists already, except that tokens are added to a call without tokens. */
+/* Stores a call. If its key exists already, the stored call stays as it was, except that tokens are
+ * added to a call without tokens. */
 int store_call_put(struct store *s, const struct store_call *c, struct error *err);
-/* The pointers in `out` are malloc'ed; store_call_release frees them. */
+/* Returns false if there is no such call, or after an error. store_call_release frees the pointers
+ * in `out`. */
 bool store_call_get(struct store *s, const char *key, struct store_call *out);
 void store_call_release(struct store_call *c);
 
@@ -79,13 +84,15 @@ json_t *store_record_get(struct store *s, const char *prefix, struct error *err)
 /* An array of all recorded calls without inputs and outputs, newest first. */
 json_t *store_record_list(struct store *s, struct error *err);
 
-/* An adapter of a run: its lineage and its scores. Replaced when put again. */
+/* Stores an adapter of a run with its lineage and scores, or replaces the adapter of this
+ * generation and name. */
 int store_adapter_put(struct store *s, const char *run, int generation, const char *name,
                       const char *hash, const json_t *lineage, const json_t *scores,
                       struct error *err);
 /* An array of {generation, name, hash, lineage, scores}, in order of insertion. */
 json_t *store_adapter_list(struct store *s, const char *run, struct error *err);
-/* A row of a run's results table: {name, n, acc, lo, hi, …}. Replaced when put again. */
+/* Stores a row of a run's results table, {name, n, acc, lo, hi, …}, and replaces the row of this
+ * name. */
 int store_result_put(struct store *s, const char *run, const char *name, const json_t *row,
                      struct error *err);
 
@@ -94,16 +101,16 @@ int store_result_put(struct store *s, const char *run, const char *name, const j
  *
  * A log is a sequence of events numbered from 1 without a gap; events never change.
  * store_log_append stores the events of the array as seq, seq + 1, …, all or none, also inside a
- * transaction. It fails with ERR_STATE if one of these numbers exists already, because another
- * process has appended.
+ * transaction. If one of these numbers exists already, because another process has appended, it
+ * fails with ERR_STATE.
  */
 int store_log_append(struct store *s, const char *log, int64_t seq, const json_t *events,
                      struct error *err);
-/* An array of the events after `seq`, in order, at most `limit`. */
+/* An array of at most `limit` events, in order, whose numbers are above `seq`. */
 json_t *store_log_list(struct store *s, const char *log, int64_t seq, int64_t limit,
                        struct error *err);
-/* Replaced when put again. store_document_get returns NULL with ERR_MISSING if the document does
- * not exist. */
+/* store_document_put replaces a document with the same kind and id. store_document_get returns NULL
+ * with ERR_MISSING if the document does not exist. */
 int store_document_put(struct store *s, const char *kind, const char *id, const json_t *value,
                        struct error *err);
 json_t *store_document_get(struct store *s, const char *kind, const char *id, struct error *err);

@@ -3,8 +3,8 @@
  * last use.
  *
  * Invariants. 1. An entry is in the list exactly when it holds nothing; an entry that holds nothing
- * and has nothing to remember is freed. 2. The hash is keyed with random bytes: clients choose
- * their addresses, and must not choose their bucket.
+ * and has nothing to remember is freed. 2. The hash has a random key, because clients choose their
+ * addresses and could otherwise all choose one bucket.
  */
 #define _GNU_SOURCE
 #include "http/http.h"
@@ -24,9 +24,9 @@ struct client {
     bool idle;
     int64_t held[N_LIMITS];
     int n_failures;
-    double backoff_until, last_failure;     /* no guessed key is compared before `backoff_until`;
-                                             * last_failure: time of the last wrong key */
-    uint64_t known_keys;                    /* keys that the client has sent, one bit per key */
+    double backoff_until, last_failure; /* no guessable key is compared before `backoff_until`;
+                                           last_failure: time of the last wrong key */
+    uint64_t known_keys;                /* right keys that the client has sent, one bit per key */
     uint64_t failed_hashes[WRONG_KEYS_MAX]; /* ring buffer: hashes of its last wrong keys; the next
                                             index is n_failures % WRONG_KEYS_MAX */
 };

@@ -1,18 +1,18 @@
 /*
- * http: libmicrohttpd's callbacks with control inverted. The library calls the access callback
- * repeatedly while bytes arrive; this file turns that into one call of a handler in a thread that
- * may block, and one answer from any thread.
+ * http: a server on libmicrohttpd. The library calls on_access repeatedly while bytes of a request
+ * arrive; this file turns these calls into one call of a handler in a thread that may block, and
+ * one answer from any thread.
  *
  *   reading ── body complete ──> handed over ── answer ──> sending ── all sent, or closed ──> ended
  *      │ refused by admit         (suspended)       (a stream: suspended while it waits)
  *      └─────────────────────────────────────────────^
  *
- * Invariants. 1. Only the library's threads use the library's objects of a connection, except
- * MHD_resume_connection. It is called exactly once per suspension, under the exchange's lock, and
- * never before the answer: the library would call on_access again and then wait for ever. 2. A
- * suspended connection cannot end, so an exchange that was handed over lives until it is answered.
- * 3. `close` and `ended` are called once, in that order. 4. Lock order: the exchange's
- * lock, locks of the code that answers, http's lock.
+ * Invariants. 1. Only the library's threads use the library's objects of a connection, except that
+ * any thread may look up headers and call MHD_resume_connection. The latter is called exactly once
+ * per suspension, under the exchange's lock, and never before the answer: the library would call
+ * on_access again and then wait for ever. 2. A suspended connection cannot end, so an exchange that
+ * was handed over lives until it is answered. 3. `close` (of a stream) and `ended` are called once,
+ * in this order. 4. Lock order: the exchange's lock, locks of the code that answers, http's lock.
  *
  * The body of a refused request is read to its end before the answer is sent: many clients do not
  * read before they have sent everything, and closing the connection earlier looks to them like a
@@ -42,7 +42,8 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
-/* The library is loaded when a server starts, so other commands load neither it nor TLS. */
+/* libmicrohttpd is loaded when a server starts, so other commands load neither this library nor
+ * TLS. */
 #define MHD_FUNCTIONS(F)                                                                           \
     F(MHD_add_response_header)                                                                     \
     F(MHD_create_response_from_buffer)                                                             \
@@ -88,13 +89,13 @@ enum {
     LARGE_NICE = 10,
     DISCARD_FACTOR = 4, /* a refused body is read up to this multiple of the limit */
     BODIES_FACTOR = 8,  /* all bodies in memory: at most this multiple of the limit */
-    /* bodies of one client: at most this multiple, except on this machine */
+    /* bodies of one client in memory: at most this multiple, except for clients on this machine */
     BODIES_FACTOR_PER_CLIENT = 2,
     MAX_PROXIES = 64,
     PING_SECONDS = 15,
-    /* A client has body_seconds to read a reply, and again for each of these numbers of bytes. Of a
-     * stream it must read this number of blocks per body_seconds; each block gets at least
-     * MIN_BLOCK_SECONDS. */
+    /* A client has body_seconds to read a reply, and as much again for each REPLY_BYTES_PER_PERIOD
+     * of the reply. Of a stream it must read STREAM_BLOCKS_PER_PERIOD blocks in body_seconds, but
+     * it has at least MIN_BLOCK_SECONDS for each block. */
     REPLY_BYTES_PER_PERIOD = 4 << 20,
     STREAM_BLOCKS_PER_PERIOD = 8,
     MIN_BLOCK_SECONDS = 5,
@@ -111,13 +112,14 @@ struct exchange {
     struct exchange *next, *prev; /* neighbours in http's list, under its lock */
     struct MHD_Connection *connection;
     struct http_connection *conn;
+    /* rest: the text that "*" matched, or NULL; client: the name under which limits are kept */
     char *method, *path, *rest, peer[IP_ADDRESS_TEXT_LEN], client[IP_ADDRESS_TEXT_LEN];
     bool local, head, handed_over;
     const struct http_route *route;
     struct buf body;
-    int64_t charged_bytes;           /* bytes of the body that count towards its client's limit */
-    int64_t discarded;               /* bytes discarded from the body of a refused request */
-    struct body_sink *sink;          /* receives the body instead, or NULL */
+    int64_t charged_bytes;  /* bytes of the body that are counted for the client (LIMIT_BYTES) */
+    int64_t discarded;      /* bytes discarded from the body of a refused request */
+    struct body_sink *sink; /* receives the body in place of `body`; NULL: none */
     double started_at, last_read_at; /* last_read_at: when the sink received its last part */
     double deadline;    /* deadline for the client to read the current output; atomic; 0: no
                          * deadline */
@@ -141,14 +143,14 @@ struct exchange {
     void *on_disconnect_ctx;
 };
 
-/* A client connection, from when it was accepted. */
+/* A client connection, from its acceptance to its end. */
 struct http_connection {
     struct http_connection *next, *prev;
     int fd;
-    double since;                     /* when it was accepted, or its last request ended */
-    bool first;                       /* no request has arrived yet */
+    double since; /* time when it was accepted, or when its last request ended */
+    bool first;   /* no request has arrived yet */
     char client[IP_ADDRESS_TEXT_LEN]; /* name under which it is counted; "": it is not counted */
-    struct exchange *x;
+    struct exchange *x;               /* the current request, or NULL */
 };
 
 struct http_work {
@@ -226,8 +228,9 @@ static struct http_work *work_dequeue(struct work_queue *from) {
     return w;
 }
 
-/* Slow requests use at most half of the workers, so that the others can always answer health
- * checks. At shutdown they may use all: workers must not exit before the queue is empty. */
+/* Slow requests use at most half of the workers, so that the other workers can always answer health
+ * checks. At shutdown slow requests may use all workers, because no worker may exit before the
+ * queue is empty. */
 static struct http_work *work_next(struct http *h, bool *slow) {
     bool room = h->finished || h->n_slow < MAX(h->c.workers / 2, 1);
     struct http_work *w = room ? work_dequeue(&h->slow_queue) : NULL;
@@ -421,7 +424,8 @@ static bool cors_allows(const struct http *h, const char *origin) {
     return false;
 }
 
-/* A page of another origin may read only the headers that are listed. */
+/* Lists the handler's headers for the browser: a page of another origin may read only listed
+ * headers. */
 static void headers_expose(struct exchange *x) {
     struct buf names = {0};
     for (int i = 0; i < x->n_headers; i++)
@@ -634,8 +638,9 @@ bool exchange_host_is_own(const struct exchange *x) {
     return own;
 }
 
-/* A page of another origin can make a browser send requests to any address that the browser
- * reaches; Origin shows that. Or it can resolve its own domain to this address; Host shows that. */
+/* A web page of another origin can make a browser send requests to this server: directly, which the
+ * Origin header shows (origin_is_ok), or with a domain name that resolves to this server's address,
+ * which the Host header shows (host_is_ok). */
 static bool host_is_ok(struct exchange *x) {
     return (x->h->c.any_host && x->h->c.any_host(x->h->c.ctx)) || exchange_host_is_own(x);
 }
@@ -738,7 +743,8 @@ static struct exchange *exchange_new(struct http *h, struct MHD_Connection *c, c
     return x;
 }
 
-/* Called when a request matches a route: chooses where its body goes. */
+/* Called when a request matches a route: asks whether it is admitted, and chooses where its body
+ * goes. */
 static void body_destination_choose(struct exchange *x) {
     struct http *h = x->h;
     const char *length = exchange_header(x, "Content-Length");
@@ -748,8 +754,8 @@ static void body_destination_choose(struct exchange *x) {
         refuse(x, 413, "too_large", "the body is larger than --max-body");
 }
 
-/* Makes every check that does not need the body. An answer here means that the request is
- * refused. */
+/* Makes every check that does not need the body. If it answers, the request was refused or is a
+ * preflight, and no handler runs. */
 static void on_headers_complete(struct exchange *x, const char *version) {
     struct http *h = x->h;
     const char *rest;
@@ -807,7 +813,8 @@ static void handler_run(void *ctx) {
 
 static enum MHD_Result response_queue(struct exchange *x);
 
-/* Sends the answer at once, without suspending the connection. */
+/* Runs the handler in the library's thread and sends its answer at once, without suspending the
+ * connection. */
 static enum MHD_Result handler_run_inline(struct exchange *x) {
     x->route->handle(x->h->c.ctx, x);
     CHECK(exchange_status(x));
@@ -837,8 +844,9 @@ static enum MHD_Result on_body_complete(struct exchange *x) {
     return MHD_YES;
 }
 
-/* A request whose client disconnects while it is suspended is answered nevertheless: the answer is
- * discarded, but the library ends the request only after it. */
+/* Gives the answer to the library. A request whose client disconnects while it is suspended is
+ * answered too: the client does not get the answer, but the library ends the request only after an
+ * answer. */
 static enum MHD_Result response_queue(struct exchange *x) {
     __atomic_store_n(&x->phase, PHASE_SENDING, __ATOMIC_RELEASE);
     enum MHD_Result queued =
@@ -956,8 +964,8 @@ static void on_completed(void *ctx, struct MHD_Connection *c, void **con_cls,
     exchange_release(x);
 }
 
-/* The address limit does not apply to connections of this machine or of proxies, which carry many
- * clients. */
+/* The limit per address does not apply to this machine and to trusted proxies, because one proxy
+ * connects for many clients. */
 static bool is_limited(const struct http *h, const struct ip_address *a) {
     return !ip_address_is_loopback(a) && !ip_address_in_cidrs(a, h->proxies, h->n_proxies);
 }
@@ -1037,8 +1045,8 @@ static bool client_is_gone(int fd) {
     return poll(&p, 1, 0) > 0 && (p.revents & (POLLRDHUP | POLLHUP | POLLERR)) != 0;
 }
 
-/* Handles a client that has disconnected: calls on_disconnect, and wakes a stream so that it ends.
- */
+/* Called when the client has disconnected, or at shutdown: calls on_disconnect, and wakes a stream
+ * so that it ends. */
 static void exchange_abandon(struct exchange *x) {
     pthread_mutex_lock(&x->lock);
     bool is_first = !x->disconnected;
@@ -1067,8 +1075,8 @@ struct watched_exchange {
 };
 
 /* Checks every connection. Writes to `out`, which has room for all exchanges, those that the caller
- * must handle after it releases the lock. A shutdown of the socket does not end a connection; the
- * library ends it when it notices. */
+ * must handle after it releases the lock. Shutting a socket down does not end its connection here;
+ * the library ends the connection when it notices. */
 static int watchdog_scan(struct http *h, double now, struct watched_exchange *out) {
     int n = 0;
     for (struct http_connection *p = h->connections; p; p = p->next) {
@@ -1173,8 +1181,8 @@ static void mhd_log_discard(void *ctx, const char *fmt, va_list ap) {
 
 static const char TLS_VERSIONS[] = "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2";
 
-/* The library reports whether key and certificate match only when a daemon starts. So this starts
- * one that does not listen. */
+/* The library reports whether key and certificate match only when a daemon starts. So this function
+ * starts a daemon that does not listen. */
 static int tls_pair_check(const struct http *h, struct error *err) {
     struct MHD_Daemon *d = mhd.MHD_start_daemon(
         MHD_USE_EPOLL_INTERNAL_THREAD | MHD_USE_ERROR_LOG | MHD_USE_TLS | MHD_USE_NO_LISTEN_SOCKET,
@@ -1302,8 +1310,8 @@ void http_drain(struct http *h) {
     pthread_mutex_unlock(&h->lock);
 }
 
-/* Workers are joined last: they answer requests in progress, including those that are cancelled
- * now. */
+/* Workers are joined last, because they answer all requests in progress, also those whose clients
+ * are disconnected here. */
 void http_free(struct http *h) {
     if (!h) return;
     pthread_mutex_lock(&h->lock);

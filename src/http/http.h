@@ -1,14 +1,14 @@
 /*
- * http: requests, replies and streams over libmicrohttpd. It knows routes and limits, and nothing
- * about models.
+ * http: requests, replies and streams over libmicrohttpd. It has routes and limits; it knows
+ * nothing about models.
  *
  * Threads. The library's threads read and write sockets and never wait for anything else. When the
  * body of a request is complete, its route's handler is called in one of `workers` threads, where
  * it may block (enum http_dispatch lists the exceptions). The handler answers once, immediately or
  * later, from any thread: exchange_reply or exchange_stream. A stream is pulled: when the socket
  * has room, a thread of the library calls `pull`, which appends bytes and returns whether more will
- * follow. A producer that has more later calls exchange_wake. So a slow client is served slowly and
- * costs one buffer.
+ * follow. A producer that has more bytes later calls exchange_wake. So a slow client slows down
+ * only its own stream and costs one buffer.
  *
  * Lifetime. An exchange has a reference count. The connection holds one reference and drops it when
  * the reply is sent or the client disconnects. Code that answers later, or wakes a stream, holds
@@ -23,8 +23,8 @@
 struct exchange;
 struct http;
 
-/* Paths are matched part by part. A "*" as the last part matches the rest of the path, slashes
- * included; exchange_wildcard returns it. Parts are split first and percent-decoded afterwards. */
+/* A path is compared before it is percent-decoded. A "*" at the end of `path` matches the rest,
+ * slashes included, if it is not empty; exchange_wildcard returns this rest, decoded. */
 struct http_route {
     const char *method, *path;
     int scope; /* required scope; only the `admit` callback interprets it */
@@ -43,16 +43,17 @@ struct http_options {         /* filled from option rows */
     struct strings hosts;    /* accepted values of Host in addition to the server's default names */
     struct strings proxies;  /* addresses of proxies whose X-Forwarded-For header is trusted */
     double header_seconds;   /* 20: time for a request's line and headers */
-    double body_seconds;     /* 120: time for a whole body; with a body_sink, for each part */
-    double idle_seconds;     /* 75: idle time of a connection between requests */
-    double drain_seconds;    /* 30: time for unfinished replies at shutdown */
+    double body_seconds;  /* 120: time for a whole body; with a body_sink, for each part. Also the
+                             base of the time for reading a reply */
+    double idle_seconds;  /* 75: idle time of a connection between requests */
+    double drain_seconds; /* 30: time for unfinished replies at shutdown */
 };
 extern const struct option_row http_option_rows[];
-/* Checks the options that need no network (addresses of proxies), so that a caller can check them
- * before it loads a model and calls http_new. */
+/* Checks the addresses of proxies, so that a caller finds errors before it loads a model and calls
+ * http_new. */
 int http_options_check(const struct http_options *o, struct error *err);
-/* Whether the server can use the certificate and its key, if both are set, so that a caller can
- * check this before a long load. Warns if other users can read the key. */
+/* OK if the server can use the certificate and its key, or if neither is set, so that a caller
+ * finds errors before it loads a model. Warns if other users can read the key. */
 int http_tls_check(const struct http_options *o, struct error *err);
 
 /* Receives a body part by part in the library's threads, instead of buffering it in memory.
@@ -81,22 +82,23 @@ struct http_callbacks {
     /* Called before the body is read. Returns OK if the request is admitted; otherwise the callback
      * has answered it. */
     int (*admit)(void *ctx, struct exchange *x, const struct http_route *r);
-    /* Called after admit. Returns where the body goes; NULL: into memory, or the callback has
-     * answered the request. May be NULL. */
+    /* Called after `admit` for an admitted request. Returns the sink for the body; NULL: the body
+     * goes into memory, or the callback has answered the request. `sink` itself may be NULL. */
     struct body_sink *(*sink)(void *ctx, struct exchange *x, const struct http_route *r);
     /* Answers with an error in the format of this API. */
     void (*refuse)(void *ctx, struct exchange *x, int status, const char *code,
                    const char *message);
     /* Where the route's handler runs. NULL: all routes use HTTP_DISPATCH_WORKER. */
     enum http_dispatch (*dispatch)(void *ctx, const struct http_route *r);
-    /* Whether requests may have any Host, because admission requires a key. NULL: they may not; see
-     * exchange_host_is_own. */
+    /* Whether requests may have any Host header, because admission requires a key. NULL or false:
+     * see exchange_host_is_own. */
     bool (*any_host)(void *ctx);
-    /* The reply was sent, or the exchange was aborted. */
+    /* Called once, when the reply was sent or the exchange was aborted. */
     void (*ended)(void *ctx, const struct exchange *x);
 };
-/* Fails with ERR_USAGE if the address is in use or the certificate cannot be read. All pointers in
- * the options and callbacks are borrowed. */
+/* ERR_USAGE: it cannot listen on the address, or certificate and key do not fit. ERR_MISSING or
+ * ERR_IO: libmicrohttpd, the certificate or the key cannot be loaded. The options, and all pointers
+ * in options and callbacks, are borrowed until http_free. */
 struct http *http_new(const struct http_options *o, const struct http_callbacks *c,
                       struct error *err);
 int http_port(const struct http *h);
@@ -114,8 +116,7 @@ struct http_stats {
 };
 struct http_stats http_stats(struct http *h);
 struct client_limits;
-struct client_limits *
-http_limits(struct http *h); /* names: exchange_limits_name, and others chosen by the caller */
+struct client_limits *http_limits(struct http *h); /* the limits of clients; owned by the server */
 
 /* a request */
 
@@ -124,28 +125,30 @@ struct exchange *exchange_current(void);
 const char *exchange_method(const struct exchange *x);
 const char *exchange_path(const struct exchange *x); /* decoded, without the query */
 const char *
-exchange_wildcard(const struct exchange *x); /* the part of the path that "*" matched; or "" */
+exchange_wildcard(const struct exchange *x); /* the part of the path that "*" matched, else "" */
 const char *exchange_header(const struct exchange *x, const char *name); /* NULL: no such header */
-const char *exchange_query(const struct exchange *x, const char *name);
-/* The client's address as text: the address of the socket, or the one that a trusted proxy reports.
- * exchange_limits_name is the name under which the client's limits are kept. */
+const char *exchange_query(const struct exchange *x, const char *name); /* NULL: no such argument */
+/* exchange_peer is the client's address as text: the address of the socket, or the address that a
+ * trusted proxy reports. exchange_limits_name is the name under which the client's limits are kept
+ * (ip_address_client_key). */
 const char *exchange_peer(const struct exchange *x);
 const char *exchange_limits_name(const struct exchange *x);
 /* Whether the request comes from this machine: the socket's address is a loopback address, and no
  * proxy has forwarded the request, except a trusted proxy that reports a loopback address. */
 bool exchange_is_local(const struct exchange *x);
-/* Whether Host names this server: an IP address, localhost, the machine's name, --host or
- * --allowed-host. True without a Host header. A page that resolves its domain to this server's
- * address (DNS rebinding) sends another Host. */
+/* Whether the Host header names this server: an IP address, localhost, the machine's name, --host
+ * or --allowed-host. True without a Host header. A web page whose domain resolves to this server's
+ * address (DNS rebinding) sends its domain as Host, so the result is false. */
 bool exchange_host_is_own(const struct exchange *x);
 /* The body, valid until the handler returns. JSON is parsed strictly and nested at most 100 deep.
  */
 const struct buf *exchange_body(const struct exchange *x);
 json_t *exchange_json(const struct exchange *x, struct error *err);
 struct body_sink *exchange_sink(const struct exchange *x);
-json_t *json_parse_body(const struct buf *body, struct error *err); /* the same for any bytes */
+json_t *json_parse_body(const struct buf *body,
+                        struct error *err); /* as exchange_json, for a body from elsewhere */
 double exchange_start_time(const struct exchange *x); /* clock_now() when the headers had arrived */
-/* One pointer that the caller owns, from `admit` to `ended`. */
+/* A pointer of the caller, kept from `admit` to `ended`. */
 void exchange_set_user(struct exchange *x, void *user);
 void *exchange_user(const struct exchange *x);
 int exchange_status(const struct exchange *x); /* 0: not answered yet */
@@ -163,29 +166,29 @@ void exchange_reply_json(struct exchange *x, int status, json_t *v); /* takes ow
 
 enum stream_status { STREAM_MORE, STREAM_WAIT, STREAM_END };
 struct stream_source {
-    /* Appends the available bytes. STREAM_MORE: call again when they are sent. STREAM_WAIT: call
-     * again after exchange_wake. STREAM_END: these bytes are the last. Must not block; calls do not
-     * overlap. */
+    /* Appends the available bytes. The result says when it is called again: STREAM_MORE: when these
+     * bytes are sent. STREAM_WAIT: after exchange_wake. STREAM_END: never; these bytes are the
+     * last. It must not block. Its calls do not overlap. */
     enum stream_status (*pull)(void *ctx, struct buf *out);
     /* Called once when the stream has ended, or when its client has disconnected (`finished`
      * false). */
     void (*close)(void *ctx, bool finished);
     void *ctx;
-    const char *idle; /* sent after 15 seconds without output, or NULL */
+    const char *idle; /* text that is sent after 15 seconds without output, or NULL */
 };
 void exchange_stream(struct exchange *x, int status, const char *type,
                      const struct stream_source *s);
 void exchange_wake(struct exchange *x); /* any thread, any number of times */
-/* Calls `gone` once if the client disconnects before the answer: in http's watch thread, or at once
- * in the calling thread if the client has already disconnected. `gone` may not use this exchange.
- */
+/* Calls `gone` once if the client disconnects before the answer: in the watchdog thread, or at once
+ * in the calling thread if the client has disconnected already. `gone` must not use the exchange.
+ * */
 void exchange_on_disconnect(struct exchange *x, void (*gone)(void *ctx), void *ctx);
 struct exchange *exchange_retain(struct exchange *x);
 void exchange_release(struct exchange *x);
 
 /*
- * address: the address of a client, also if a proxy forwards its requests. Addresses are 16 bytes;
- * IPv4 is mapped into IPv6 (::ffff:a.b.c.d), so one comparison serves both.
+ * address: the address of a client, also if a proxy forwards the client's requests. An address has
+ * 16 bytes; IPv4 is mapped into IPv6 (::ffff:a.b.c.d), so one comparison serves both.
  */
 
 struct sockaddr;
@@ -206,7 +209,7 @@ void ip_address_client_key(const struct ip_address *a, char out[IP_ADDRESS_TEXT_
 /* A block of addresses with a common prefix: "10.0.0.0/8", or one address. */
 struct ip_cidr {
     struct ip_address first;
-    int bits; /* prefix length, 0 to 128 */
+    int bits; /* length of the prefix, 0 to 128; for IPv4 it includes the 96 bits of ::ffff: */
 };
 int ip_cidr_parse(const char *text, struct ip_cidr *out, struct error *err);
 bool ip_address_in_cidrs(const struct ip_address *a, const struct ip_cidr *blocks, int n);
@@ -228,25 +231,27 @@ bool host_header_is(const char *host, const char *name);
  * id.
  *
  * Any thread may call. The table is bounded: a client that holds something has an entry, so there
- * are at most as many of these entries as connections and requests. Of the other clients, the table
- * remembers the wrong keys of the CLIENT_LIMITS_IDLE_MAX most recent ones.
+ * are at most as many of these entries as connections and requests. Of the clients that hold
+ * nothing, the table remembers which keys they sent for the CLIENT_LIMITS_IDLE_MAX most recent
+ * ones.
  *
- * Clock: `now` is clock_now(), which never jumps.
+ * `now` is clock_now(), which is monotonic.
  */
 
 enum client_limit { LIMIT_CONNECTIONS, LIMIT_REQUESTS, LIMIT_BYTES, N_LIMITS };
 enum {
-    AUTH_FREE_FAILURES = 10,       /* number of wrong keys after which the client must wait */
-    AUTH_BACKOFF_MAX = 60,         /* seconds: the longest wait; the first is 1 second, and each
-                                    * doubles */
-    AUTH_FAILURE_TTL = 600,        /* seconds without a wrong key after which all are forgotten */
+    AUTH_FREE_FAILURES = 10, /* after this number of wrong keys the client must wait */
+    AUTH_BACKOFF_MAX = 60,   /* the longest wait in seconds; the first is 1 second, and each further
+                                wrong key doubles it */
+    AUTH_FAILURE_TTL = 600,  /* seconds without a wrong key after which they are forgotten */
     CLIENT_LIMITS_IDLE_MAX = 4096, /* remembered clients that hold nothing */
 };
 
 struct client_limits;
 struct client_limits *client_limits_new(void);
 void client_limits_free(struct client_limits *l); /* may be NULL */
-/* Adds n if the client then holds at most `most` (0: any number); otherwise returns false. */
+/* Adds n and returns true if the client then holds at most `most` (0: any number); otherwise
+ * returns false. */
 bool client_limits_acquire(struct client_limits *l, const char *client, enum client_limit what,
                            int64_t n, int64_t most);
 void client_limits_release(struct client_limits *l, const char *client, enum client_limit what,
@@ -255,10 +260,11 @@ void client_limits_release(struct client_limits *l, const char *client, enum cli
 bool client_limits_has_room(struct client_limits *l, const char *client, enum client_limit what,
                             int64_t most);
 
-/* Seconds for which the server still refuses to compare guessable keys of this client; 0: none. */
+/* Seconds for which the server still refuses to compare guessable keys of this client; 0: it does
+ * not refuse. */
 double client_limits_auth_backoff(struct client_limits *l, const char *client, double now);
-/* Records a wrong key. Repeating the same wrong key does not count, so that a client with an
- * outdated key does not make its address wait. */
+/* Records a wrong key. A wrong key that is among the last few of this client does not count again,
+ * so that a client with an outdated key does not make its address wait. */
 void client_limits_auth_failed(struct client_limits *l, const char *client, const char *key,
                                double now);
 /* client_limits_auth_ok records that the client sent the right key with this index (of the first 64

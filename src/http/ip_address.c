@@ -1,4 +1,5 @@
-/* ip_address: converts text to bytes and back. Text is an address only if all of it parses. */
+/* ip_address: converts addresses from text to bytes and back. A text is an address only if the
+ * whole text can be parsed. */
 #define _GNU_SOURCE
 #include "http/http.h"
 

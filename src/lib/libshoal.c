@@ -1,7 +1,7 @@
 /*
- * libshoal: the public library, include/shoal.h: chat requests in, texts or choices out, over one
- * engine. It only translates; the engine makes every decision. Its structs are opaque wrappers, so
- * that the internals may change.
+ * libshoal: the public library, include/shoal.h. It translates chat requests into requests of one
+ * engine, and their results into texts or choices; the engine makes every decision. Its structs are
+ * opaque, so that the internals may change.
  */
 #define _GNU_SOURCE
 #include "shoal.h"
@@ -77,7 +77,7 @@ const char *shoal_adapter_hash(const struct shoal_adapter *a) {
     return adapter_unwrap(a)->hash;
 }
 
-/* The engine request of a public request borrows these tokens. */
+/* The tokens of one public request, which its engine request borrows. */
 struct request_tokens {
     struct token_ids prompt, choices[MAX_PUBLIC_CHOICES];
     struct token_seq seq[MAX_PUBLIC_CHOICES];

@@ -1,6 +1,7 @@
 /*
- * libworld: the public interface to worlds: the plain C functions of include/shoal.h over a trace
- * and the world at its end. It checks arguments and translates; src/world contains every rule.
+ * libworld: the functions for worlds of include/shoal.h. A struct shoal_world is a trace (all
+ * actions so far) and the world at its end. This file checks arguments and translates; src/world
+ * contains every rule.
  */
 #include "shoal.h"
 
@@ -11,8 +12,9 @@
 
 struct shoal_world {
     struct trace t;
-    struct world w;                      /* at the trace's last tick */
-    struct buf observation, prompt, map; /* results that the caller borrows until its next call */
+    struct world w; /* at the trace's last tick */
+    struct buf observation, prompt,
+        map; /* texts that the caller borrows until the next call of the same function */
 };
 
 static int error_copy(struct shoal_error *out, const struct error *err) {

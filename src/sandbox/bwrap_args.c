@@ -87,7 +87,7 @@ static void add_namespaces(struct buf *b, bool network, bool mapped) {
     if (!network) add_arg(b, "--unshare-net");
     add_option(b, "--hostname", "sandbox");
     add_option(b, "--cap-drop", "ALL");
-    if (mapped) // a separate user, who can access root's files as root can
+    if (mapped) // the command's user id is not root's, but may access the shown files as root can
         add_option(b, "--cap-add", "CAP_DAC_OVERRIDE");
     else
         add_arg(b, "--unshare-user");
@@ -103,7 +103,7 @@ static void add_tmpfs(struct buf *b, size_t size, const char *path) {
 /* named folders */
 
 struct bind {
-    char *from, *to;
+    char *from, *to; /* the real path; the mount point */
     bool write;
 };
 
@@ -147,7 +147,8 @@ static bool is_normalized(const char *path) {
     return true;
 }
 
-/* Mounts each path at its real path and, if it is reached through links, at the given path too. */
+/* Adds a mount of each path at its real path and, if the given path leads through links, at the
+ * given path too. */
 static int binds_add(struct binds *b, const struct strings *paths, bool write, struct error *err) {
     for (int i = 0; paths && i < paths->n; i++) {
         const char *named = paths->v[i];
@@ -163,6 +164,7 @@ static int binds_add(struct binds *b, const struct strings *paths, bool write, s
     return OK;
 }
 
+/* Sorts mount points by length. Of equal ones the writable one comes last and so decides. */
 static int compare_depth(const void *a, const void *b) {
     const struct bind *x = a, *y = b;
     size_t m = strlen(x->to), n = strlen(y->to);
@@ -181,7 +183,8 @@ static int add_named_mounts(struct buf *b, const struct sandbox_spec *s, struct 
     return rc;
 }
 
-/* bwrap's own environment takes nothing from the caller: LD_PRELOAD would take effect outside. */
+/* Passes the variables by options and not in bwrap's own environment, where LD_PRELOAD would take
+ * effect outside of the sandbox. */
 static int add_environment(struct buf *b, const struct strings *env, struct error *err) {
     for (int i = 0; env && i < env->n; i++) {
         size_t n = strcspn(env->v[i], "=");

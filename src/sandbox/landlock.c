@@ -1,8 +1,9 @@
 /*
- * landlock: confines this process. It uses raw system calls, since C libraries have no wrappers.
+ * landlock: confines this process. It uses raw system calls, because C libraries have no functions
+ * for them.
  *
- * Access rights that the kernel does not know are left out of the rules; a known right is denied
- * unless a rule allows it. A rule for a file has only the rights that apply to files.
+ * Access rights that the kernel does not know are left out of the rules. A right that it knows is
+ * denied unless a rule allows it. A rule for a file has only the rights that apply to files.
  */
 #define _GNU_SOURCE
 #include "sandbox/internal.h"
@@ -58,7 +59,7 @@ int sandbox_landlock_abi(void) {
     return abi > 0 ? (int)abi : 0;
 }
 
-/* The rights that this ABI can deny. *size: the size of the struct in this ABI. */
+/* The rights that this ABI of landlock can deny. *size: the size of the struct in this ABI. */
 static struct ruleset_attr handled_rights(int abi, size_t *size) {
     struct ruleset_attr a = {.fs = FS_ABI_1};
     if (abi >= 2) a.fs |= FS_REFER;
@@ -136,8 +137,9 @@ static bool is_single_threaded(void) {
     return n == 1;
 }
 
-/* Keeps root's capabilities about files, whose access landlock controls. The others would allow
- * loading modules, reading other processes' memory or rebooting. */
+/* Keeps those of root's capabilities that concern files, because landlock controls the access to
+ * files. The other capabilities would allow loading modules, reading other processes' memory or
+ * rebooting. */
 static bool capabilities_restrict(void) {
     const uint32_t kept = 1u << CAP_CHOWN | 1u << CAP_DAC_OVERRIDE | 1u << CAP_DAC_READ_SEARCH |
                           1u << CAP_FOWNER | 1u << CAP_FSETID;

@@ -1,26 +1,28 @@
 /*
  * process: runs a sandboxed command, from its start to the end of the last process of its tree.
  *
- * bwrap is started as the init of a PID namespace (bwrap makes a second one inside for the
- * command). When it ends for any reason, everything that it started ends too: the kernel kills and
- * reaps the rest of the namespace before it reports the end of the init. bwrap's process asks to be
- * killed when the thread that started it ends, and then checks whether that has happened already.
- * So at no moment would the death of this process leave anything running.
+ * bwrap is started as the init (process 1) of a PID namespace; inside, it makes a second PID
+ * namespace for the command. When bwrap ends for any reason, everything that it started ends too:
+ * the kernel kills and reaps the rest of the namespace before it reports the end of its init.
+ * Before it executes bwrap, the child asks the kernel to kill it when the thread that started it
+ * ends, and then checks whether that thread has ended already. So if this process dies, nothing is
+ * left running, whatever the moment.
  *
  * Every command has a supervisor, a thread that starts bwrap, waits for it and reads standard
  * error. bwrap must be started by a thread that lives exactly as long as the command: a thread of
  * the caller may end earlier.
  *
  * A PID namespace needs a user namespace, which the child creates too. RLIMIT_NPROC is set inside
- * it and so counts the processes of this namespace; set outside, it would count those of the user.
- * For root it would have no effect: the kernel exempts user id 0 of the initial namespace, however
- * it is mapped. So under root the command gets an unused user id of the machine, and all other ids
- * are mapped too, so that CAP_DAC_OVERRIDE works on the files shown to it. Only a process outside
- * can write such a map, so under root the child is forked. Otherwise it shares our memory until
- * exec, as after vfork, and copies no page tables.
+ * the user namespace, so it counts the processes of this namespace; set outside, it would count all
+ * processes of the user. For root the limit would have no effect: the kernel exempts user id 0 of
+ * the initial namespace, however it is mapped. So under root the command gets an unused user id of
+ * the machine, and all other ids are mapped too, so that CAP_DAC_OVERRIDE works on the files shown
+ * to it. Only a process outside can write such a map, so under root the child is forked. Without
+ * root the child shares the memory of this process until exec, as after vfork, which is faster
+ * because no page tables are copied.
  *
- * The pipe of the seccomp filter is a gate: bwrap reads it to its end when everything else is set
- * up.
+ * The pipe of the seccomp filter, called the gate, shows when the command starts: bwrap reads it to
+ * its end when everything else is set up (seccomp_filter_send).
  */
 #define _GNU_SOURCE
 #include "sandbox/internal.h"
@@ -47,22 +49,23 @@ struct sandbox {
     /* set before the supervisor starts */
     char *bwrap, **argv;
     struct sandbox_limits limits;
-    bool strict; /* too much output on stderr kills the command */
-    bool mapped;
+    bool strict;    /* too much output on stderr kills the command; set by sandbox_run */
+    bool mapped;    /* this process is root and maps the user ids of the child */
     int fds[N_FDS]; /* descriptors for bwrap; closed once it has them */
     int in, out;    /* the caller's ends of the pipes; -1: none */
-    int errs, gate; /* the supervisor's ends */
+    int errs, gate; /* the supervisor's ends of the pipes of stderr and of the filter */
     double start_time, deadline;
-    /* used by the supervisor only */
+    /* used by the caller's thread only */
     pthread_t supervisor;
     bool has_supervisor;
-    pid_t pid;
+    /* used by the supervisor only */
+    pid_t pid; /* bwrap */
     /* protected by `lock` */
     pthread_mutex_t lock;
     pthread_cond_t changed;
     bool started, ended;
     int pidfd;            /* pidfd of bwrap; -1: not started */
-    int init;             /* pidfd of pid 1 inside; -1: not started */
+    int init;             /* not used */
     struct error failure; /* valid if `ended`; a code other than OK: the command was never run */
     enum sandbox_exit_reason exit_reason;
     int status;
@@ -72,7 +75,7 @@ struct sandbox {
 
 /* descriptors */
 
-/* Milliseconds until the deadline, for poll(); -1: no limit. */
+/* Milliseconds until the deadline, for poll(); -1 (no limit) if that is more than 1e6 seconds. */
 static int poll_timeout(double deadline) {
     double left = deadline - clock_now();
     return left > 1e6 ? -1 : left > 0 ? (int)(left * 1000) + 1 : 0;
@@ -82,7 +85,8 @@ static int pidfd_open(pid_t pid) {
     return (int)syscall(SYS_pidfd_open, pid, 0);
 }
 
-/* Makes a pipe; our end does not block. */
+/* Makes a pipe. *ours is the end of this process, which does not block: the reading end if
+ * `we_read`. *theirs is the end for the command. */
 static int pipe_make(int *theirs, int *ours, bool we_read, struct error *err) {
     int ends[2];
     if (pipe2(ends, O_CLOEXEC) != 0) return error_errno(err, "cannot make a pipe");
@@ -99,8 +103,8 @@ enum { CHILD_STACK = 64 << 10 };
 /* Arguments of the child. Between clone and exec it may only make system calls. */
 struct sandbox_launch {
     const struct sandbox *s;
-    const char *uid_map, *gid_map; /* maps that the child writes itself; NULL: the parent does */
-    int map_done;                  /* pipe that gets a byte when the parent has written them */
+    const char *uid_map, *gid_map; /* id maps that the child writes; NULL: the parent writes them */
+    int map_done; /* pipe from which the child reads a byte when the parent has written the maps */
     volatile int error;
 };
 
@@ -111,8 +115,8 @@ static bool text_write(const char *path, const char *text) {
     return written;
 }
 
-/* Switches to the user id of the new user namespace: the same user as before, or user 0 of root's
- * map. */
+/* Gives the child its user id in the new user namespace: the same id as before or, under root, id
+ * 0, which the parent maps to an unused id. */
 static bool user_switch(const struct sandbox_launch *l) {
     char c;
     ssize_t n;
@@ -126,7 +130,7 @@ static bool user_switch(const struct sandbox_launch *l) {
 }
 
 /* Makes the child die with the thread that started it. If that thread is dead already, the gate has
- * no other end, because this process closes its own copy of it. */
+ * no writing end any more, because the child closes its own copy, and poll reports POLLHUP. */
 static bool die_with_parent(const struct sandbox *s) {
     struct pollfd p = {.fd = s->fds[BWRAP_FD_SECCOMP]};
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return false;
@@ -201,7 +205,8 @@ static int map_write(pid_t pid, const char *name, unsigned id, struct error *err
     return error_set(err, ERR_STATE, "root cannot map user ids: %s", strerror(errno));
 }
 
-/* An id near the end of this process's own namespace, where no account has one. */
+/* A user or group id that exists in this process's own user namespace and that no account is likely
+ * to have; 0: there are too few ids. `map` is the namespace's uid_map or gid_map. */
 static unsigned unused_id(const char *map, pid_t pid) {
     unsigned inside = 0, outside = 0, n = 0;
     FILE *f = fopen(map, "re");
@@ -231,7 +236,8 @@ static int launch_as_root(struct sandbox *s, struct error *err) {
     }
     close(start_pipe[0]);
     int rc = s->pid > 0 ? maps_write(s->pid, err) : namespace_error(errno, err);
-    /* A byte and not end of file: children of other threads hold this end too, until their exec. */
+    /* The child waits for a byte and not for the end of the file, because children of other threads
+     * hold this end of the pipe too, until their exec. */
     if (!rc && write(start_pipe[1], "", 1) != 1)
         rc = error_errno(err, "cannot start the new process");
     if (rc && s->pid > 0) {
@@ -270,8 +276,8 @@ void sandbox_kill(struct sandbox *s) {
     kill_with_reason(s, SANDBOX_KILLED);
 }
 
-/* Sends the filter and waits until bwrap has read it: a one-page pipe has room again only then.
- * Returns whether the command is running now. */
+/* Sends the filter and waits until bwrap has read it: the pipe holds one page, so it has room again
+ * only then. Returns whether the command is running now. */
 static bool seccomp_filter_send(struct sandbox *s) {
     uint8_t filter[SECCOMP_FILTER_MAX];
     size_t n = seccomp_filter(filter);
@@ -285,7 +291,7 @@ static bool seccomp_filter_send(struct sandbox *s) {
 
 /* waiting */
 
-/* Reads the available standard error; false at its end. */
+/* Reads the standard error that is available; returns false at its end. */
 static bool errs_read(struct sandbox *s) {
     char bytes[4096];
     ssize_t n;
@@ -315,7 +321,8 @@ static void watch_until_end(struct sandbox *s) {
     }
 }
 
-/* Reaps bwrap. No process is left then: the others of the namespace were reaped before. */
+/* Waits for the end of bwrap. No process of the tree is left then: the kernel has reaped the others
+ * of the namespace before. */
 static void reap(struct sandbox *s) {
     siginfo_t info = {0};
     errs_read(s);
@@ -474,7 +481,7 @@ void sandbox_close_input(struct sandbox *s) {
     fd_close(&s->in);
 }
 
-/* write() without SIGPIPE, however the process handles it. */
+/* write() that never raises SIGPIPE, however the process handles this signal. */
 static ssize_t write_quietly(int fd, const void *p, size_t n) {
     const struct timespec now = {0};
     sigset_t set, old, pending;
@@ -564,7 +571,7 @@ void sandbox_free(struct sandbox *s) {
 
 /* running to the end */
 
-/* Reads standard output to its end, which comes when no process of the tree holds it any more. */
+/* Reads standard output to its end, that is until no process of the tree has it open. */
 static int output_read(struct sandbox *s, struct buf *out, struct error *err) {
     char bytes[16 << 10];
     ssize_t n;

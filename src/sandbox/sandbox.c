@@ -1,5 +1,5 @@
 /*
- * sandbox: whether commands may run here, whether they can, and the error messages if not.
+ * sandbox: checks whether commands may run in this process and whether they can, and says why not.
  */
 #define _GNU_SOURCE
 #include "sandbox/internal.h"
@@ -15,7 +15,7 @@
 /* forbidding commands */
 
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-static char *forbidden_reason, *isolation_reason; /* the reasons; never freed */
+static char *forbidden_reason, *isolation_reason; /* NULL: not forbidden; never freed */
 
 static void reason_set(char **reason, const char *why) {
     pthread_mutex_lock(&lock);
@@ -134,7 +134,7 @@ int memfd_from_bytes(const void *p, size_t size, struct error *err) {
 
 /* queries */
 
-/* Runs bwrap --version in a sandbox too, so that there is one way to start programs. */
+/* bwrap --version runs in a sandbox too, so that there is only one way to start programs. */
 char *sandbox_version(struct error *err) {
     char *path = bwrap_find(err), *option = "--version", *text = NULL;
     if (!path) return NULL;

@@ -1,5 +1,5 @@
 /*
- * sandbox: runs untrusted commands, confines this process, and forbids commands.
+ * sandbox: runs untrusted commands, forbids commands in this process, and confines this process.
  *
  * bubblewrap (`bwrap`, looked up in PATH) runs a command in new namespaces (user, PID, mount, IPC,
  * UTS, cgroup, network); the command and everything that it starts are killed together. The command
@@ -13,15 +13,15 @@
  *
  * The command and everything that it starts are one process tree. The tree is killed when the
  * command ends, when its time is over, when sandbox_kill is called, and when this process dies in
- * any way (also by kill -9, at any moment). No process of the tree is left
- * after sandbox_run, sandbox_free, or a sandbox_wait that returned OK.
+ * any way (also by kill -9, at any moment). After sandbox_run, sandbox_free, or a sandbox_wait that
+ * returned OK, no process of the tree is left.
  *
  * Under root a command runs with a user id that belongs to no account of the machine, since root's
- * id has no process limit. It can access the files shown to it as root can; files that it creates
- * in folders of `write` belong to that id.
+ * id has no process limit. It can access the files that are shown to it as root can. Files that it
+ * creates in folders of `write` belong to the command's user id.
  *
- * Not bounded by the limits: `memory` is per process, so a tree may use `processes` times as much,
- * and an in-memory file (memfd) counts for `file_size` only. CPU time is per process too. The
+ * The limits leave this open: `memory` is per process, so a tree may use `processes` times as much,
+ * and an in-memory file (memfd) counts for `file_size` only. `cpu_seconds` is per process too. The
  * number of files in /tmp is bounded by the machine's memory only. With several processes or many
  * files a command can put the machine under memory pressure until `seconds` are over.
  *
@@ -63,10 +63,10 @@ struct sandbox_spec {
     const struct strings *read, *write;
     const struct strings *env; /* "NAME=VALUE"; may replace PATH, LANG and HOME. NULL: none */
     const char *dir;           /* working directory, visible to the command; NULL: /tmp */
-    /* Gives access to the network of this machine, including abstract sockets and 127.0.0.1. */
+    /* The command may use the network of this machine, including abstract sockets and 127.0.0.1. */
     bool network;
-    /* Standard input: these bytes, which are copied; or with input = NULL the descriptor
-     * `input_fd`. If both are 0, input is empty, or in sandbox_start a pipe. */
+    /* Standard input: the bytes of `input`, which are copied. If `input` is NULL: the descriptor
+     * `input_fd`. If both are 0: nothing in sandbox_run, a pipe in sandbox_start. */
     const void *input;
     size_t input_len;
     int input_fd;
@@ -74,32 +74,35 @@ struct sandbox_spec {
 };
 
 enum sandbox_exit_reason {
-    SANDBOX_EXITED,       /* `status` is its exit code, or 128 + the signal that killed it */
+    SANDBOX_EXITED, /* the command ended; `status` is its exit code, or 128 + the signal that killed
+                       it */
     SANDBOX_TIMED_OUT,    /* killed: limits.seconds passed */
-    SANDBOX_OUTPUT_LIMIT, /* killed: it wrote more than limits.output */
+    SANDBOX_OUTPUT_LIMIT, /* killed: it wrote more than limits.output to stdout or stderr
+                             (sandbox_run only) */
     SANDBOX_KILLED,       /* killed by sandbox_kill or sandbox_free */
 };
 
 struct sandbox_result {
     enum sandbox_exit_reason exit_reason;
     int status;                   /* exit status if SANDBOX_EXITED, else -1 */
-    double seconds;               /* duration, including the sandbox's own time */
+    double seconds;               /* duration, including the start of the sandbox */
     struct buf out, error_output; /* stdout and stderr; control characters are not removed */
 };
 
-/* Whether commands can be run in a sandbox here, tested by running one: OK, or ERR_STATE or
- * ERR_MISSING with the reason and the remedy. Costs as much as a run. */
+/* Runs a command to find out whether commands can be run in a sandbox here: OK, or ERR_STATE or
+ * ERR_MISSING with the reason and the remedy. */
 int sandbox_available(struct error *err);
 /* "bubblewrap 0.8.0", malloc'ed; NULL and `err` if it is not installed or cannot run. */
 char *sandbox_version(struct error *err);
 
-/* The first executable file of this name in a list of absolute folders like PATH ("A:B"; NULL:
- * none). malloc'ed, or NULL. */
+/* The path of the first executable file of this name in the absolute folders of a list like PATH
+ * ("A:B"), malloc'ed. NULL: there is no such file, or `folders` is NULL. */
 char *sandbox_program_find(const char *folders, const char *name);
 
-/* Runs a command until it ends; OK for any kind of end (`out->exit_reason`). Otherwise nothing of
- * the command was run, and `out` is empty: ERR_STATE (commands are forbidden; bwrap cannot make a
- * sandbox), ERR_MISSING (no bwrap; a program or folder that does not exist), ERR_USAGE, ERR_IO. */
+/* Runs a command until it ends, and returns OK for any kind of end (`out->exit_reason`). Otherwise
+ * nothing of the command was run, and `out` is empty: ERR_STATE (commands are forbidden; bwrap
+ * cannot make a sandbox), ERR_MISSING (no bwrap; a program or folder that does not exist),
+ * ERR_USAGE, ERR_IO. */
 int sandbox_run(const struct sandbox_spec *spec, struct sandbox_result *out, struct error *err);
 void sandbox_result_release(struct sandbox_result *r);
 /* The failure of a run, for an error message: "it failed with status 3", "it did not end in time
@@ -118,10 +121,11 @@ struct sandbox *sandbox_start(const struct sandbox_spec *spec, struct error *err
  * input. */
 int sandbox_write(struct sandbox *s, const void *p, size_t n, double seconds, struct error *err);
 void sandbox_close_input(struct sandbox *s); /* the command then reads end of file */
-/* Returns up to `n` bytes as soon as any are available, 0 at the end, or ERR_STATE if no output
- * arrives within `seconds`. */
+/* Reads up to `n` bytes of standard output as soon as any are available. Returns their number, 0 at
+ * the end of the output, or ERR_STATE if none arrive within `seconds`. */
 ssize_t sandbox_read(struct sandbox *s, void *p, size_t n, double seconds, struct error *err);
-/* Our non-blocking ends of the pipes, for poll(); -1: not open. */
+/* The caller's ends of the pipes of standard input and output, for poll(). They do not block. -1:
+ * not open. */
 int sandbox_input_fd(const struct sandbox *s);
 int sandbox_output_fd(const struct sandbox *s);
 /* OK: the command has ended; *out (may be NULL) gets the result, whose member `out` is empty
@@ -143,29 +147,30 @@ void sandbox_forbid_commands(const char *why);
  * sandbox_bypass_check, and sandbox_run and sandbox_start with `network`, fail with ERR_STATE and
  * `why`. Cannot be undone; the first reason is kept. */
 void sandbox_require_isolation(const char *why);
-/* To be called before a program is started outside of the sandbox, in place of
- * sandbox_command_check. */
+/* To be called, in place of sandbox_command_check, before a program is started outside of the
+ * sandbox. ERR_STATE if commands are forbidden or must be isolated. */
 int sandbox_bypass_check(struct error *err);
-/* To be called before starting any program or loading any plugin that a user, a file or a request
- * names. */
+/* To be called before a program is started or a plugin is loaded that a user, a file or a request
+ * names. ERR_STATE if commands are forbidden. */
 int sandbox_command_check(struct error *err);
 
 /*
  * Confines this process, and everything that it starts, with landlock. Files below `read` may be
- * read and executed; below `write` everything is allowed. Both may name files. The files that the
- * system's libraries need are readable without being named (/usr, /lib*, /bin, parts of /etc,
- * /proc, /sys/devices/system/cpu; /dev/null, zero, full, random and urandom are also writable). If
- * the kernel's landlock supports it: no truncation elsewhere (ABI 3), no TCP connect or bind (4),
- * no ioctl of devices (5), no signals to processes and no connections to abstract sockets outside
- * (6). Open descriptors stay usable. A name that does not exist is an error (ERR_MISSING).
+ * read and executed. Below `write` everything is allowed except ioctl of devices. Both lists may
+ * name files and folders. The files that the system's libraries need are readable without being
+ * named (/usr, /lib*, /bin, /sbin, parts of /etc, /proc, /sys/devices/system/cpu, /sys/fs/cgroup;
+ * /dev/null, zero, full, random and urandom are also writable). The kernel's version of landlock
+ * decides which of these are denied: truncation of other files (from ABI 3), TCP connect and bind
+ * (4), ioctl of devices (5), signals to processes outside and connections to abstract sockets
+ * outside (6). Open descriptors stay usable. A name that does not exist is an error (ERR_MISSING).
  *
  * Landlock does not control stat, chdir, chmod, chown, utime, extended attributes and connections
  * to Unix sockets in the file system: only the permissions of the process's user limit these.
  *
- * Cannot be undone. It sets no_new_privs, and of root's capabilities keeps only those about files.
- * ERR_STATE: the kernel has no landlock, or the process has several threads; nothing has changed
- * then. A confined process cannot mount, so it cannot run commands in a sandbox: those fail with
- * ERR_STATE.
+ * Cannot be undone. It sets no_new_privs, and keeps only those of root's capabilities that concern
+ * files. ERR_STATE, without any change, if the kernel has no landlock or the process has several
+ * threads. A confined process cannot mount, so sandbox_run and sandbox_start fail with ERR_STATE in
+ * it.
  */
 int sandbox_confine(const struct strings *read, const struct strings *write, struct error *err);
 int sandbox_landlock_abi(void); /* 0: the kernel has no landlock */

@@ -3,9 +3,9 @@
  *
  * Programs in a sandbox compute, read and write. The filter denies (EPERM) system calls that they
  * do not need and that kernel exploits have used: tracing, mounting, modules, keys, bpf, io_uring,
- * user namespaces, and typing into a terminal (TIOCSTI). It is a second line of defence: no
- * guarantee of the sandbox depends on it alone. clone3 takes its flags in memory, which a filter
- * cannot see, so it is reported as missing (ENOSYS) and the C library uses clone.
+ * user namespaces, and inserting input into a terminal (TIOCSTI). No guarantee of the sandbox
+ * depends on the filter alone. clone3 takes its flags in memory, which a filter cannot see, so the
+ * filter reports clone3 as missing (ENOSYS), and the C library then uses clone.
  */
 #define _GNU_SOURCE
 #include "sandbox/internal.h"
@@ -40,7 +40,8 @@ size_t seccomp_filter(uint8_t out[SECCOMP_FILTER_MAX]) {
 
 #else
 
-/* Numbers from 424 on are the same on all architectures; older headers lack the newest. */
+/* Numbers of system calls. From 424 on they are the same on all architectures; older headers lack
+ * the newest of them. */
 enum {
     CALL_IO_URING_SETUP = 425,
     CALL_IO_URING_ENTER,
@@ -122,9 +123,11 @@ static const uint32_t denied[] = {
 };
 
 #define LOAD(field) BPF_STMT(BPF_LD | BPF_W | BPF_ABS, offsetof(struct seccomp_data, field))
+/* Skips the next n instructions unless the loaded value equals `value`. */
 #define SKIP_UNLESS(value, n) BPF_JUMP(BPF_JMP | BPF_JEQ | BPF_K, (value), 0, (n))
 #define DENY RETURN(SECCOMP_RET_ERRNO | EPERM)
-/* The low half of an argument: both architectures are little-endian. */
+/* Loads the low 32 bits of argument i, which come first because both architectures are
+ * little-endian. */
 #define ARG(i) LOAD(args[i])
 
 /* System calls of another architecture have other numbers: they kill the program. */

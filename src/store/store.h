@@ -64,8 +64,8 @@ struct store_call {
     int32_t *ends, n_tokens;
     float *logprobs;
 };
-/* Stores a call. If its key exists already, the stored call stays as it was, except that tokens are
- * added to a call without tokens. */
+/* Stores a call. If its key exists already, the stored call is kept; tokens are added to a stored
+ * call without tokens. */
 int store_call_put(struct store *s, const struct store_call *c, struct error *err);
 /* Returns false if there is no such call, or after an error. store_call_release frees the pointers
  * in `out`. */

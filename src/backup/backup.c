@@ -378,6 +378,8 @@ static bool is_transient(const char *name) {
     return false;
 }
 
+/* Whether a file is a SQLite database: its name ends in ".db", and it begins with SQLite's magic.
+ */
 static bool is_database(const char *path) {
     static const char magic[16] = "SQLite format 3";
     char head[sizeof magic];
@@ -702,7 +704,7 @@ static json_t *manifest_build(struct backup_run *run) {
     char id[BACKUP_ID_LEN], now[32], hash[HASH_LEN];
     char *path = NULL;
     int64_t bytes = 0;
-    do { // ids are unique per millisecond
+    do { // repeats until the next millisecond if the id is in use
         backup_id_now(id);
         free(path);
         path = manifest_path(run->to, id);

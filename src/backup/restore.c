@@ -145,8 +145,8 @@ json_t *backup_verify(const struct backup_options *p, const char *id, struct err
     struct strings ids = {0};
     json_t *out = NULL;
     int lock = path_is_dir(p->to) ? backup_dir_lock(p->to, err) : OK;
-    int rc = lock == ERR_STATE ? lock : OK; // other failures of the lock are ignored: a folder
-                                            // without write access can be verified too
+    // Other errors of the lock are ignored, so that a folder without write access can be verified.
+    int rc = lock == ERR_STATE ? lock : OK;
     if (id)
         strings_add(&ids, id);
     else if (rc == OK)

@@ -165,7 +165,8 @@ int file_map_check_unchanged(struct error *err);
  * and file_read_head open files in this way. */
 struct stat;
 int file_open_regular(const char *path, struct stat *st, struct error *err);
-/* Reads the first bytes of a regular file; returns the number read, 0 after any error. */
+/* Reads up to `size` bytes from the beginning of a regular file; returns their number, 0 if the
+ * file cannot be opened. */
 size_t file_read_head(const char *path, void *out, size_t size);
 /* file_read, sha256_file and the functions that use them also read pipes, terminals and /dev/null,
  * which a command line may name. After file_set_regular_only(true) they read regular files only: a
@@ -551,7 +552,7 @@ struct config_entry {
 struct config_section {
     const char *name;
     int line;     /* line where it begins; 0: the first section */
-    int first, n; /* its entries */
+    int first, n; /* index of its first entry in config_file.v; number of its entries */
 };
 struct config_file {
     const char *path; /* NULL: no file */
@@ -589,8 +590,8 @@ json_t *json_parse(const char *text, size_t len, const char *what, struct error 
 json_t *json_parse_file(const char *path, struct error *err);
 /*
  * An upper bound of the memory in bytes that parsing this text may take at its peak, computed by
- * one scan that allocates nothing. It is below 32 KiB + JSON_PARSE_MEMORY_FACTOR times the length
- * for every text, and about 12 times the length for usual ones.
+ * one scan that allocates nothing. For valid JSON it is at most about 32 KiB +
+ * JSON_PARSE_MEMORY_FACTOR times the length; for usual texts about 12 times the length.
  */
 enum { JSON_PARSE_MEMORY_FACTOR = 128 };
 size_t json_parse_memory(const char *text, size_t len);
@@ -609,9 +610,9 @@ json_t *json_parse_limited(const char *text, size_t len, const char *what, struc
 const char *json_get_string(const json_t *v, const char *key);
 double json_get_number(const json_t *v, const char *key);
 bool json_is_string_array(const json_t *v); /* a list that holds only strings */
-/* Bytes of a text as a JSON string; invalid UTF-8 becomes U+FFFD. */
+/* A text of n bytes as a JSON string; invalid UTF-8 becomes U+FFFD. */
 json_t *json_string_lossy(const char *text, size_t n);
-/* A path as a string; null if it is not UTF-8. */
+/* A path as a JSON string; JSON's null if it is not UTF-8. */
 json_t *json_from_path(const char *path);
 /* Canonical text: sorted keys, compact. malloc'ed. */
 char *json_canonical(const json_t *v);
@@ -634,10 +635,11 @@ int json_file_each(const char *path, json_file_each_fn fn, void *ctx, struct err
 
 void html_page_open(struct buf *b, const char *title); /* up to and including the heading */
 void html_page_close(struct buf *b);
-/* As text or inside "quotes": escapes markup; characters not allowed in a page become U+FFFD. */
+/* Appends `s` escaped, for the text of an element or a quoted attribute. Characters that a page
+ * must not contain become U+FFFD. */
 void html_escape(struct buf *b, const char *s);
-/* An object as rows of name and value; an array of objects as rows under the union of their keys.
- * Deeper values are shown as JSON. */
+/* Appends a table. An object: a row of name and value for each member. An array of objects: a row
+ * for each object and a column for each key of any of them. Nested values are shown as JSON. */
 void html_table(struct buf *b, const json_t *v);
 
 struct plot {
@@ -647,7 +649,8 @@ struct plot {
 void plot_open(struct buf *b, struct plot *p);
 double plot_x(const struct plot *p, double x);
 double plot_y(const struct plot *p, double y);
-/* The series decides colour and dashes. Points that are not finite break the line. */
+/* Appends a line of n points. The number of the series decides colour and dashes. The line is
+ * interrupted at points that are not finite. */
 void plot_line(struct buf *b, const struct plot *p, int series, const double *x, const double *y,
                int n);
 void plot_close(struct buf *b);
@@ -662,7 +665,7 @@ struct curve {
     int64_t points_per_mean, n_summed; /* values per point; values in the sums so far */
 };
 void curve_add(struct curve *c, double x, double y); /* ignores NaN and infinities */
-/* n lines in one chart; names may be NULL: no legend. */
+/* A chart of the n curves c, with a legend of `names`; NULL: no legend. */
 void plot_curves(struct buf *b, const char *label, const char *x_title, const struct curve *c,
                  const char *const *names, int n);
 /* The chart of plot_bands as a complete SVG document, with its style sheet, the label above and the

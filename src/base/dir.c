@@ -140,8 +140,9 @@ static bool leftovers_remove(const char *dir, const char *base) {
     return any;
 }
 
-/* Remembers folders without leftovers and does not read them again. So what another process leaves
- * there later is removed by the next process that writes there. */
+/* Removes the leftovers of the file `path`. Remembers folders without leftovers and does not read
+ * them again. So what another process leaves there later is removed by the next process that writes
+ * there. */
 void tempfile_remove_stale(const char *path) {
     static _Atomic uint64_t clean_dirs[256];
     const char *slash = strrchr(path, '/'), *base = slash ? slash + 1 : path;

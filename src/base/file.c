@@ -196,7 +196,7 @@ static int atomic_file_begin(struct atomic_file *w, const char *path, mode_t mod
     }
     if (!mode) mode = old;
     tempfile_remove_stale(w->path);
-    /* The mode is never wider than the final one. */
+    /* Before fchmod the mode grants nothing that the final mode does not grant. */
     int fd = atomic_file_create(w, mode ? mode & 0600 : 0666);
     if (fd < 0) {
         error_errno(err, "cannot create '%s'", path);

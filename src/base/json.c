@@ -62,8 +62,8 @@ static int cursor_peek(struct json_cursor *c) {
  * so that each free takes constant time; searching the whole list would make the clean-up after a
  * syntax error quadratic. The deferred memory is bounded by the memory of the values: it consists
  * of outgrown tables (together smaller than the tables that replaced them) and the keys of lists
- * and objects. Blocks of LARGE_BLOCK bytes have a separate list, which is short enough to be
- * searched.
+ * and objects. Blocks of LARGE_BLOCK bytes or more have a separate list, which is short enough to
+ * be searched.
  *
  * Invariant: `small` and `large` list every block of the parse that is not freed yet; `deferred`
  * lists those of `small` that the parser has asked to free. A running parser frees its own blocks

@@ -217,7 +217,7 @@ static size_t text_fit(const char *text, int columns) {
     return i;
 }
 
-/* "42 s", "3:07", "2:05:00". */
+/* Appends a duration: "42 s", "3:07", "2:05:00". */
 static void add_duration(struct buf *b, double seconds) {
     int64_t s = (int64_t)(MIN(MAX(seconds, 0.0), 1e15) + 0.5);
     if (s < 60) {
@@ -236,7 +236,8 @@ static void add_bar(struct buf *b, double fraction) {
     buf_puts(b, "]");
 }
 
-/* "train [####....] 120/400  3.4/s  1:22 left  loss 2.31"; without a total it has no bar and no
+/* Appends a line of progress, "train [####....] 120/400  3.4/s  1:22 left  loss 2.31". Without a
+ * total it has no bar and no remaining time. The last line has the duration in place of the
  * remaining time. */
 static void add_line(struct buf *b, const struct progress *p, double now, const char *detail,
                      bool bar, bool last) {

@@ -42,7 +42,8 @@ static bool row_has_range(const struct option_row *row) {
     return row->min != 0 || row->max != 0;
 }
 
-/* "1 to 256", "at least 1", "at most 0". A bound beyond 1e15 means no bound. */
+/* Appends a range: "1 to 256", "at least 1", "at most 0". A bound of 1e15 or more, or of -1e15 or
+ * less, means no bound. */
 static void add_range(struct buf *b, const struct option_row *row) {
     if (row->max >= 1e15) {
         buf_printf(b, "at least %.15g", row->min);
@@ -611,7 +612,8 @@ static int list_from_json(struct strings *list, const json_t *v, const char *lab
     return OK;
 }
 
-/* null means the default. An integer may be written as a float without a fraction (1e6). */
+/* Sets a row from a recipe's value; null sets the default. An integer may be written as a float
+ * without a fraction (1e6). */
 static int value_from_json(const struct option_row *row, void *out, const json_t *v,
                            const char *label, struct error *err) {
     if (json_is_null(v)) {
@@ -744,7 +746,7 @@ static void add_flag(struct buf *b, const struct option_row *row) {
     buf_printf(b, " %s%s", metavar, row_is_list(row) ? "..." : "");
 }
 
-/* " (1 to 256; default 8)" */
+/* Appends the range and the default: " (1 to 256; default 8)". */
 static void add_range_and_default(struct buf *b, const struct option_row *row) {
     bool has_range = row_has_range(row);
     bool has_default = row->type != OPT_BOOL && row->default_value && *row->default_value;

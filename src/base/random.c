@@ -135,7 +135,7 @@ static uint64_t double_bits(double x) {
     return bits;
 }
 
-/* c[0] + x (c[1] + x (c[2] + ...)). */
+/* The polynomial c[0] + x (c[1] + x (c[2] + ...)) with n coefficients. */
 static double horner(const double *c, int n, double x) {
     double y = c[n - 1];
     for (int i = n - 2; i >= 0; i--) y = y * x + c[i];
@@ -180,7 +180,7 @@ static double log_sum(double x, double *lo) {
     k += (int64_t)(bits >> 52) - 1023;
     double m = double_from_bits((bits & 0x000fffffffffffffu) | 0x3ff0000000000000u);
     if (m > 1.4142135623730951) m *= 0.5, k++;
-    double num = m - 1.0, den = m + 1.0; /* num is exact; den may lose one bit: */
+    double num = m - 1.0, den = m + 1.0; /* num is exact; den may lose one bit, which den_lo has */
     double den_lo = (m - (den - 1.0)) + (1.0 - (den - (den - 1.0)));
     double s = num / den;
     double s_lo = (fma(-s, den, num) - s * den_lo) / den;

@@ -45,7 +45,7 @@ static bool is_one_of(const char *s, const char *const *words) {
     return false;
 }
 
-/* [-+]? [0-9]+ | 0o [0-7]+ | 0x [0-9a-fA-F]+; sets *base to 10, 8 or 16. */
+/* Whether `s` is [-+]? [0-9]+ | 0o [0-7]+ | 0x [0-9a-fA-F]+; sets *base to 10, 8 or 16. */
 static bool is_integer(const char *s, int *base) {
     *base = 10;
     const char *digits = "0123456789";
@@ -60,7 +60,7 @@ static bool is_integer(const char *s, int *base) {
     return n > 0 && s[n] == '\0';
 }
 
-/* [-+]? ( \.[0-9]+ | [0-9]+ (\.[0-9]*)? ) ([eE] [-+]? [0-9]+)? */
+/* Whether `s` is [-+]? ( \.[0-9]+ | [0-9]+ (\.[0-9]*)? ) ([eE] [-+]? [0-9]+)? */
 static bool is_float(const char *s) {
     if (*s == '-' || *s == '+') s++;
     size_t n_integer = strspn(s, "0123456789"), n_fraction = 0;
@@ -262,7 +262,8 @@ static json_t *node_read(struct yaml_reader *r, const yaml_event_t *e) {
     return v;
 }
 
-/* stream start, document start, node, document end, stream end; an empty file is null. */
+/* Reads the whole document, whose events are: stream start, document start, node, document end,
+ * stream end. An empty file is null. Returns NULL on an error. */
 static json_t *document_read(struct yaml_reader *r) {
     json_t *root = NULL;
     for (;;) {

@@ -87,9 +87,9 @@ enum {
     LARGE_BODY = 256 << 10,
     LARGE_THREADS = 2,
     LARGE_NICE = 10,
-    DISCARD_FACTOR = 4, /* a refused body is read up to this multiple of the limit */
-    BODIES_FACTOR = 8,  /* all bodies in memory: at most this multiple of the limit */
-    /* bodies of one client in memory: at most this multiple, except for clients on this machine */
+    DISCARD_FACTOR = 4, /* a refused body is read up to this multiple of max_body */
+    BODIES_FACTOR = 8,  /* all bodies in memory: at most this multiple of max_body */
+    /* bodies of one client that is not on this machine: at most this multiple of max_body */
     BODIES_FACTOR_PER_CLIENT = 2,
     MAX_PROXIES = 64,
     PING_SECONDS = 15,
@@ -138,7 +138,7 @@ struct exchange {
     struct buf out;              /* bytes of the stream that are not sent yet */
     size_t sent_bytes;
     bool stream_ended; /* the stream ends after `out` */
-    double last_out;
+    double last_out;   /* time of the last output */
     void (*on_disconnect)(void *ctx);
     void *on_disconnect_ctx;
 };
@@ -516,7 +516,7 @@ void exchange_reply_json(struct exchange *x, int status, json_t *v) {
 /* streams */
 
 /* Fills `out`. Returns true when there are bytes to send or the stream has ended. The caller holds
- * the lock; it is released while `pull` runs. */
+ * the lock, which is released while `pull` runs. */
 static bool stream_fill(struct exchange *x) {
     if (x->sent_bytes < x->out.len || x->stream_ended) return true;
     x->out.len = x->sent_bytes = 0;
@@ -572,7 +572,8 @@ void exchange_stream(struct exchange *x, int status, const char *type,
                      const struct stream_source *s) {
     __atomic_add_fetch(&x->h->stats.streams, 1, __ATOMIC_RELAXED);
     exchange_add_header(x, "Cache-Control", "no-store");
-    exchange_add_header(x, "X-Accel-Buffering", "no"); // proxies buffer incomplete replies
+    exchange_add_header(x, "X-Accel-Buffering",
+                        "no"); // otherwise proxies buffer incomplete replies
     x->response =
         mhd.MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK, stream_read, x, NULL);
     answer_publish(x, status, type, s);
@@ -1019,8 +1020,8 @@ static void on_connection(void *ctx, struct MHD_Connection *c, void **place,
     pthread_mutex_unlock(&h->lock);
 }
 
-/* The library's unescape callback; it leaves the path encoded, because paths are split first and
- * decoded afterwards. */
+/* The library's unescape callback; it leaves the path encoded, because paths are compared with the
+ * routes first and decoded afterwards. */
 static size_t unescape_none(void *ctx, struct MHD_Connection *c, char *s) {
     (void)ctx, (void)c;
     return strlen(s);
@@ -1175,8 +1176,8 @@ static int tls_read(struct http *h, struct error *err) {
 }
 
 static void mhd_log_discard(void *ctx, const char *fmt, va_list ap) {
-    (void)ctx, (void)fmt, (void)ap; // mostly clients that vanish; the metrics count important
-                                    // events
+    // The messages are mostly about clients that vanish; the metrics count important events.
+    (void)ctx, (void)fmt, (void)ap;
 }
 
 static const char TLS_VERSIONS[] = "NORMAL:-VERS-ALL:+VERS-TLS1.3:+VERS-TLS1.2";

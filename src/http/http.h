@@ -31,7 +31,7 @@ struct http_route {
     void (*handle)(void *ctx, struct exchange *x);
 };
 
-struct http_options {         /* filled from option rows */
+struct http_options {         /* from http_option_rows; comments begin with the default, if any */
     char *host;               /* 127.0.0.1 */
     int64_t port;             /* 8000; 0: any, see http_port */
     char *tls_cert, *tls_key; /* PEM files; both or neither */
@@ -140,8 +140,8 @@ bool exchange_is_local(const struct exchange *x);
  * or --allowed-host. True without a Host header. A web page whose domain resolves to this server's
  * address (DNS rebinding) sends its domain as Host, so the result is false. */
 bool exchange_host_is_own(const struct exchange *x);
-/* The body, valid until the handler returns. JSON is parsed strictly and nested at most 100 deep.
- */
+/* The body, valid until the handler returns. exchange_json parses it strictly, within
+ * json_request_limits. */
 const struct buf *exchange_body(const struct exchange *x);
 json_t *exchange_json(const struct exchange *x, struct error *err);
 struct body_sink *exchange_sink(const struct exchange *x);
@@ -180,8 +180,7 @@ void exchange_stream(struct exchange *x, int status, const char *type,
                      const struct stream_source *s);
 void exchange_wake(struct exchange *x); /* any thread, any number of times */
 /* Calls `gone` once if the client disconnects before the answer: in the watchdog thread, or at once
- * in the calling thread if the client has disconnected already. `gone` must not use the exchange.
- * */
+ * in the calling thread if the client has disconnected already. `gone` must not use `x`. */
 void exchange_on_disconnect(struct exchange *x, void (*gone)(void *ctx), void *ctx);
 struct exchange *exchange_retain(struct exchange *x);
 void exchange_release(struct exchange *x);
@@ -221,7 +220,8 @@ bool ip_address_in_cidrs(const struct ip_address *a, const struct ip_cidr *block
 bool ip_address_from_forwarded(const char *list, const struct ip_cidr *trusted, int n,
                                struct ip_address *out);
 
-/* Whether the value of a Host header is an IP address, or `name`, with or without a port. */
+/* Whether the value of a Host header, with or without a port, is an IP address (host_header_is_ip)
+ * or `name` (host_header_is). */
 bool host_header_is_ip(const char *host);
 bool host_header_is(const char *host, const char *name);
 
@@ -256,7 +256,7 @@ bool client_limits_acquire(struct client_limits *l, const char *client, enum cli
                            int64_t n, int64_t most);
 void client_limits_release(struct client_limits *l, const char *client, enum client_limit what,
                            int64_t n);
-/* Whether a client holds less than `most` (0: yes). */
+/* Whether a client holds less than `most` (0: any number). */
 bool client_limits_has_room(struct client_limits *l, const char *client, enum client_limit what,
                             int64_t most);
 

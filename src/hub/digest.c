@@ -16,7 +16,8 @@ static uint32_t rotl(uint32_t x, int n) {
     return x << n | x >> (32 - n);
 }
 
-/* One of the four kinds of twenty rounds: its function of b, c, d and its constant. */
+/* SHA-1 has 20 rounds of each of four kinds. Returns the function of b, c and d of this round's
+ * kind, plus its constant. */
 static uint32_t sha1_mix(int round, uint32_t b, uint32_t c, uint32_t d) {
     switch (round / 20) {
     case 0:

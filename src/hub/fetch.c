@@ -69,9 +69,9 @@ struct hub_request {
     /* the current response */
     bool started;
     size_t discarded;
-    int rc; /* result of processing the body */
-    int64_t range_start;
-    char etag[256], code[64];
+    int rc;                   /* result of processing the body */
+    int64_t range_start;      /* where the body begins in the file (Content-Range); -1: unknown */
+    char etag[256], code[64]; /* the headers ETag and X-Error-Code; may be empty */
     struct error *err;
 };
 
@@ -278,6 +278,7 @@ static int partial_write(struct partial_file *p, const uint8_t *data, size_t n, 
 
 /* one attempt */
 
+/* Copies a header's value without the blanks around it; an empty text if it does not fit. */
 static void header_copy(const char *value, size_t n, char *out, size_t size) {
     while (n > 0 && (*value == ' ' || *value == '\t')) value++, n--;
     while (n > 0 && (unsigned char)value[n - 1] <= ' ') n--;

@@ -1,4 +1,4 @@
-/* libcurl: loaded once per process. */
+/* libcurl: loads the library once per process, and sends the messages to webhooks. */
 #define _GNU_SOURCE
 #include "hub/libcurl.h"
 #include "hub/hub.h"

@@ -100,7 +100,7 @@ static int pipe_make(int *theirs, int *ours, bool we_read, struct error *err) {
 
 enum { CHILD_STACK = 64 << 10 };
 
-/* Arguments of the child. Between clone and exec it may only make system calls. */
+/* Arguments of the child. Between clone and exec the child may only make system calls. */
 struct sandbox_launch {
     const struct sandbox *s;
     const char *uid_map, *gid_map; /* id maps that the child writes; NULL: the parent writes them */

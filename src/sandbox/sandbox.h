@@ -55,7 +55,8 @@ struct sandbox_limits {
 };
 
 struct sandbox_spec {
-    const struct strings *argv; /* argv[0]: a path, or a name in /usr/local/bin, /usr/bin, /bin */
+    const struct strings *argv; /* argv[0]: a path, or a name that is found in PATH (of `env`, else
+                                   /usr/local/bin:/usr/bin:/bin) */
     /* Folders or files that the command sees under the same paths, read-only or writable. For a
      * file below several of them the deepest one decides; for a path in both lists `write` does.
      * Sockets in them can be connected to. `/`, `/tmp` and paths in /proc, /sys or /dev are

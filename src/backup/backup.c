@@ -42,7 +42,7 @@ static int backup_progress_step(struct backup_progress *w, int64_t bytes, struct
     w->done += bytes;
     if (w->p->on_progress && !w->p->on_progress(w->p->ctx, w->done, MAX(w->done, w->total)))
         w->stopped = true;
-    return w->stopped ? error_set(err, ERR_STATE, "it was stopped by the caller") : OK;
+    return w->stopped ? error_set(err, ERR_STATE, "the work was stopped by the caller") : OK;
 }
 
 int backup_copy_file(struct backup_progress *w, int fd, int64_t size, struct atomic_file *to,

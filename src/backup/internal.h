@@ -28,7 +28,7 @@ bool backup_id_is_valid(const char *id);
 /* Whether `name` is that of a file or folder that a restore creates next to a root: NAME.restoring,
  * NAME.swapping, NAME.before-ID. */
 bool backup_is_restore_temp(const char *name);
-/* malloc'ed. */
+/* The path of a blob, TO/blobs/xx/HASH; malloc'ed. */
 char *backup_blob_path(const char *to, const char *hash);
 /* Reads a manifest and checks every field; NULL on an error: {…, roots: {name: path}, files:
  * [{root, path, mode, size, sha256 or dir}]}. */

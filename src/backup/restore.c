@@ -640,7 +640,7 @@ static json_t *restore_finish(const struct backup_options *p, const json_t *jour
     }
     snprintf(r.stamp, sizeof r.stamp, "%s", json_get_string(journal, "stamp"));
     if (rc == OK && !backup_id_is_valid(r.stamp))
-        rc = error_set(err, ERR_FORMAT, "its restore.json is damaged");
+        rc = error_set(err, ERR_FORMAT, "restore.json of the backups is damaged");
     if (rc == OK) rc = targets_swap(&r, err);
     if (rc == OK) out = result_json(&r);
     json_decref(roots);

@@ -23,7 +23,7 @@ struct hub_options {
     struct strings include; /* globs of files to pull instead of the default selection */
     double backoff, stall;  /* seconds before the first retry (0: 1), and seconds without data after
                                which a connection counts as lost (0: 60) */
-    bool dry_run;           /* not used by hub_pull; the command then calls hub_plan instead */
+    bool dry_run;           /* for the command, which then calls hub_plan; hub_pull ignores it */
 };
 bool hub_is_name(const char *path); /* begins with "hf:" */
 /* The absolute path with links resolved; a hub name or a missing path is returned unchanged.

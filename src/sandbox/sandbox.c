@@ -144,7 +144,7 @@ char *sandbox_version(struct error *err) {
     if (sandbox_run(&spec, &r, err) == OK) {
         const char *why = sandbox_failure(&r, &spec.limits);
         if (why || !r.out.len)
-            error_set(err, ERR_STATE, "bwrap: %s", why ? why : "it has no version");
+            error_set(err, ERR_STATE, "bwrap: %s", why ? why : "it printed no version");
         else
             text = xasprintf("%.*s", (int)strcspn(r.out.data, "\n"), r.out.data);
         sandbox_result_release(&r);

@@ -1,6 +1,6 @@
 /*
- * store: the store, on SQLite. Every statement is prepared once, at its first use, and reused.
- * Values are bound parameters, never parts of the SQL text.
+ * store: the store of store.h, on SQLite. Every statement is prepared once, at its first use, and
+ * reused. Values are bound parameters, never parts of the SQL text.
  *
  * Invariant: the schema only grows. `user_version` holds its version, and a file with a newer
  * version is refused.

@@ -79,7 +79,7 @@ void store_call_release(struct store_call *c);
  */
 int store_record_put(struct store *s, const char *key, const json_t *call, struct error *err);
 /* The call whose key begins with `prefix`, with "key" and "created" added. NULL with ERR_MISSING if
- * no call matches, and ERR_USAGE if several do. */
+ * no key begins so, and with ERR_USAGE if several keys do. */
 json_t *store_record_get(struct store *s, const char *prefix, struct error *err);
 /* An array of all recorded calls without inputs and outputs, newest first. */
 json_t *store_record_list(struct store *s, struct error *err);

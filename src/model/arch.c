@@ -2,14 +2,14 @@
  * arch: the differences between architectures as table rows: names, shapes, and the canonical list
  * of weights.
  *
- * This file reads no model file and computes no values. A new architecture of this family is one
- * row of `archs` and, if it has tensors that no other architecture has, rows of `weight_table`.
- * forward.c implements a row's flags; hf_config.c and gguf.c have the names of its settings in
- * config.json and GGUF.
+ * This file reads no model file and computes no values. A new architecture that is similar to the
+ * present ones is one row of `archs` and, if it has tensors that no other architecture has, rows of
+ * `weight_table`. forward.c and norm_act.c implement the flags of a row; hf_config.c and gguf.c
+ * have the names of its settings in config.json and GGUF.
  *
  * Invariant: weight_at(0 … weight_count - 1) visits every tensor of a model exactly once, in the
- * same order for every format; model_new_random numbers its random streams by that order, so it
- * must not change.
+ * same order for every format. model_new_random numbers its random streams by that order, so the
+ * order must not change.
  */
 #include "model/internal.h"
 
@@ -220,9 +220,9 @@ enum weight_kind {
     KIND_POST_NORM  /* [D] */
 };
 
-/* The names of a weight in GGUF and in the Hugging Face checkpoints of three families. Tensors of a
- * layer omit the layer's prefix ("blk.N.", "model.layers.N."). proj_hf_path gives the Hugging Face
- * names of projections. */
+/* The names of a weight in GGUF and in the Hugging Face checkpoints of three families. The names of
+ * a layer's tensors are without the layer's prefix ("blk.N.", "model.layers.N."). proj_hf_path
+ * gives the Hugging Face names of projections. */
 static const struct weight_table_row {
     enum weight_kind kind;
     int proj;                               /* enum proj, or -1 */
@@ -430,7 +430,7 @@ static int sliding_window_check(const struct model_config *c, struct error *err)
     if (has_window && (c->sliding_window < 1 || c->sliding_window > 1 << 24))
         return error_set(err, ERR_FORMAT, "a sliding window of %d keys is outside 1..%d",
                          (int)c->sliding_window, 1 << 24);
-    /* Only Gemma requires the values below; in other architectures 0 means that one is not used. */
+    /* Only Gemma requires the values below; in other architectures 0 means "not used". */
     if (c->arch->hf_names != HF_GEMMA) return OK;
     if (!is_positive(c->rope_local_theta))
         return error_set(err, ERR_FORMAT, "local rope theta %g is not a positive number",

@@ -1,15 +1,15 @@
 /*
  * kv_cache: keys and values in pages that sequences share.
  *
- * A page holds KV_PAGE_SIZE positions of every layer and head, so that one table per sequence
- * serves the whole pass:
+ * A page holds KV_PAGE_SIZE positions of every layer and head, so that one table per sequence is
+ * enough for all layers:
  *
  *     page: [L][K heads][keys, values] of rows [KV_PAGE_SIZE][E] elements
  *                                         | scales [KV_PAGE_SIZE] f16 (int8 only)
  *
  * Invariants: (1) a page's reference count is the number of tables that contain it; (2) only pages
- * with reference count 1 are written (kv_cache_reserve copies a shared page first), so the
- * positions that a sequence has read never change; (3) free pages form a list through `next_free`.
+ * with reference count 1 are written (kv_cache_reserve copies a shared page first), so a sequence
+ * never changes the positions of another sequence; (3) free pages form a list through `next_free`.
  * The system allocates the memory of a page when it is first accessed.
  *
  * The engine knows the tokens of a page and decides which sequences share it; forward.c computes
@@ -28,10 +28,10 @@ struct kv_cache {
     int32_t *ref_count;             /* [n_pages] number of tables that contain the page */
     int32_t *next_free;             /* [n_pages] list of free pages */
     int32_t *tables;                /* [n_slots][table_len] page numbers */
-    int32_t *n_slot_pages;          /* [n_slots] pages in use */
+    int32_t *n_slot_pages;          /* [n_slots] number of pages in the slot's table */
 };
 
-static size_t round_up(size_t n) {
+static size_t align_64(size_t n) {
     return (n + 63) & ~(size_t)63;
 }
 
@@ -59,7 +59,7 @@ static struct kv_cache kv_cache_shape(const struct model_config *c,
                           .table_len = kv_cache_pages_for(o->slot_len)};
     if (kv.o.n_pages == 0) kv.o.n_pages = o->n_slots * kv.table_len;
     size_t scales = o->elem == DTYPE_I8 ? KV_PAGE_SIZE * sizeof(uint16_t) : 0;
-    kv.plane_bytes = round_up((size_t)(KV_PAGE_SIZE * c->head_dim) * dtype_size(o->elem) + scales);
+    kv.plane_bytes = align_64((size_t)(KV_PAGE_SIZE * c->head_dim) * dtype_size(o->elem) + scales);
     kv.page_bytes = kv.plane_bytes * 2 * (size_t)c->n_kv_heads * (size_t)c->n_layers;
     return kv;
 }
@@ -175,7 +175,7 @@ struct kv_cache_rows kv_cache_at(const struct kv_cache *kv, int32_t slot, int32_
     return (struct kv_cache_rows){.v = data, .d = (uint16_t *)(void *)(data + rows)};
 }
 
-/* Returns the scale. It is rounded to f16 before the values are quantised with it, so that each
+/* Quantises x to q and returns the scale, which is rounded to f16 before it is used, so that each
  * int8 value is the nearest one under the stored scale. */
 static uint16_t row_quantize(const float *x, int8_t *q, int64_t n) {
     uint16_t d = f32_to_f16(MIN(row_amax(x, n) / 127.0f, 65504.0f));
@@ -193,7 +193,7 @@ void kv_cache_write(struct kv_cache *kv, int32_t slot, int32_t pos, int32_t laye
         dtype_from_f32(kv->o.elem, x, (char *)r.v + row * e * (int64_t)dtype_size(kv->o.elem), e);
 }
 
-/* Bytes of one row, its scale included. */
+/* Bytes of one row without its scale; *scale: bytes of the scale. */
 static size_t row_bytes(const struct kv_cache *kv, size_t *scale) {
     *scale = kv->o.elem == DTYPE_I8 ? sizeof(uint16_t) : 0;
     return (size_t)kv->head_dim * dtype_size(kv->o.elem);

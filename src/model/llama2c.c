@@ -1,6 +1,6 @@
 /*
- * llama2c: the legacy (version 0) checkpoint of llama2.c: seven int32, then f32 tensors with all
- * layers of a kind together.
+ * llama2c: the legacy (version 0) checkpoint of llama2.c: seven int32, then f32 tensors. The
+ * tensors of one kind follow each other for all layers.
  *
  *     dim hidden layers heads kv_heads vocab seq_len
  *     token_embedding | rms_att | wq | wk | wv | wo | rms_ffn | w1 | w2 | w3 | rms_final
@@ -80,8 +80,9 @@ static struct tensor_info tensor_at(const struct weight_info *w, const uint8_t *
     return t;
 }
 
-/* Computes the place of each weight in the file. Returns the number of tensors, and in *size the
- * size that the file must have. The data pointers are valid only if the file has that size. */
+/* Fills `list` with each weight and its place in the file, and sets *size to the size that the file
+ * must have. Returns the number of tensors. The data pointers are valid only if the file has that
+ * size. */
 static int tensors_layout(const struct model_config *c, const uint8_t *file,
                           struct tensor_info *list, uint64_t *size) {
     int n = 0;

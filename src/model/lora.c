@@ -2,10 +2,10 @@
  * lora: low-rank updates in the layout of the forward pass: packs of an adapter's factors, and
  * perturbations that are computed from a counter.
  *
- * A pack keeps A by rows, so that t = A x is one dot product per row, and B by columns, so that y
- * += Σ_r t_r b_r runs along the outputs. In int8 every row has one scale, which is folded into the
- * gain of its rank. Columns are stored in pairs, the last column of an odd rank with zeros, because
- * integer products add pairs.
+ * A pack keeps A by rows, so that t = A x is one dot product per row, and B by columns b_r, so that
+ * y += Σ_r t_r b_r runs along the outputs. In int8 every row of A and every column of B has one
+ * scale, which is a factor of the gain of its rank. Columns of int8 are stored in pairs, because
+ * integer products add pairs; the last column of an odd rank is paired with zeros.
  *
  * Invariant: a pack is a function of the factors and the element type; f32 packs contain the
  * factors unchanged.
@@ -15,21 +15,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-static size_t round_up(size_t n) {
+static size_t align_64(size_t n) {
     return (n + 63) & ~(size_t)63;
 }
 
-/* Reserves `size` bytes of the pack's memory at *used; NULL base: only counts. */
+/* Reserves `size` bytes of the pack's memory at *used and adds them to *used. If `base` is NULL, it
+ * only counts and returns NULL. */
 static void *pack_reserve(uint8_t *base, size_t *used, size_t size) {
     size_t offset = *used;
-    *used = offset + round_up(size);
+    *used = offset + align_64(size);
     return base ? base + offset : NULL;
 }
 
+/* The rank of a module for an adapter's rank r: even in int8. */
 static size_t pack_rank(enum dtype e, int32_t r) {
     return e == DTYPE_I8 ? ((size_t)r + 1) / 2 * 2 : (size_t)r;
 }
 
+/* Fills p->index and p->modules with pointers into `base`; returns the number of bytes. */
 static size_t pack_layout(struct lora_pack *p, const struct model_config *c,
                           const struct lora *loras, uint8_t *base) {
     size_t used = 0, es = dtype_size(p->elem);
@@ -50,7 +53,8 @@ static size_t pack_layout(struct lora_pack *p, const struct model_config *c,
     return used;
 }
 
-/* Writes the factors to the memory to which the module's const pointers refer. */
+/* Writes the factors to the memory to which the module's const pointers refer. `column` and
+ * `column_i8` are scratch [out]. */
 static void module_fill(const struct lora_module *m, const struct lora *lo, enum dtype e,
                         int64_t in, int64_t out, float *column, int8_t *column_i8) {
     int64_t es = (int64_t)dtype_size(e);
@@ -81,7 +85,7 @@ struct lora_pack *lora_pack_new(const struct model_config *c, const struct lora 
     p->data = xcalloc(size + 64, 1);
     p->bytes =
         sizeof *p + (size_t)adapted * sizeof *p->modules + (size_t)n * sizeof *p->index + size + 64;
-    pack_layout(p, c, loras, (uint8_t *)round_up((uintptr_t)p->data));
+    pack_layout(p, c, loras, (uint8_t *)align_64((uintptr_t)p->data));
     size_t widest = (size_t)MAX(MAX(c->d_ff, c->d_model), c->n_heads * c->head_dim);
     float *column = xcalloc(widest, sizeof *column);
     int8_t *column_i8 = xcalloc(widest, 1);

@@ -2,13 +2,13 @@
  * model: opens a model from a path, binds its tensors, creates models from a seed, computes hashes,
  * and closes models.
  *
- * gguf.c, hf.c and llama2c.c read the formats; this file only recognises them. Loading is strict:
+ * gguf.c, hf.c and llama2c.c read the formats. Loading is strict:
  * the tensors of a file must be exactly the canonical list of its configuration. One error counts
  * all offending tensors and names the first TENSOR_ERRORS_SHOWN.
  *
- * Invariants: (1) a struct model that was returned is complete; (2) f32 (and exact-class bf16)
- * matrices whose rows need no reordering point into m->maps, all other weights are copies in
- * m->arena; (3) model_close frees both.
+ * Invariants: (1) a struct model that was returned is complete; (2) in a model from files, f32 (and
+ * exact-class bf16) matrices whose rows need no reordering point into m->maps; all other weights
+ * are in m->arena; (3) model_close frees both.
  */
 #include "hub/hub.h"
 #include "model/internal.h"
@@ -71,7 +71,7 @@ static const char *tensor_shape_text(const int64_t *dims, int n_dims, char out[9
     return out;
 }
 
-/* The last component of the path without its extension, if that is a known one. */
+/* The last component of the path, without its extension if that is a known extension. */
 static char *model_name(struct arena *arena, const char *path) {
     size_t end = strlen(path);
     while (end > 1 && path[end - 1] == '/') end--;
@@ -170,6 +170,7 @@ static bool weight_fits(const struct weight_info *w, const struct tensor_info *t
     return t->n_dims == 2 && t->dims[0] == w->n && t->dims[1] == w->k;
 }
 
+/* Adds a message to `o` if the tensor is missing (t NULL) or does not fit the weight. */
 static void weight_check(const struct weight_info *w, const struct tensor_info *t,
                          struct tensor_errors *o) {
     if (!t) {
@@ -297,7 +298,7 @@ static void matrix_init_random(struct model *m, struct matrix *matrix, enum tens
     struct error err;
     size_t size = sizeof(float) * (size_t)w->k;
     float *row = xmalloc(size);
-    void *bytes = xmalloc(size + sizeof(float)); // no type takes more than f32 and nf4's row scale
+    void *bytes = xmalloc(size + sizeof(float)); // at most the values as f32, or nf4 with its scale
     int rc = matrix_alloc(matrix, type, w->n, w->k, m->cls, &m->arena, &err);
     for (int64_t i = 0; rc == OK && i < w->n; i++) {
         fill_random(row, w->k, std, rng);
@@ -430,9 +431,9 @@ static void weights_hash(struct sha256 *h, const struct model *m) {
 
 /*
  * The hash of a model in a single file is the SHA-256 of the file, as sha256sum prints it. Of
- * several files (config.json first) it is the SHA-256 of each file's length and bytes. Of a model
- * that was never a file it is that of its configuration and its weights as f32. Code that trains
- * such a model clears m->hash[0], so that the hash is computed again.
+ * several files (config.json first) it is the SHA-256 of each file's length and bytes in turn. Of a
+ * model that has no file it is the SHA-256 of its configuration and its weights as f32. Code that
+ * trains such a model sets m->hash[0] to 0, so that the hash is computed again.
  */
 static void hash_compute(struct model *m) {
     struct sha256 h;

@@ -3,10 +3,12 @@
  * The tokenizer and the chat template are in separate folders.
  *
  * A `struct model` is opened once, is immutable afterwards and is shared by all threads. It is
- * opened from a GGUF v3 file or a Hugging Face directory, which is mapped: f32 (and exact-class
- * bf16) weights are used in place, other weights are packed for the kernels and their pages of the
+ * opened from a GGUF file (version 2 or 3), a Hugging Face directory or a checkpoint of llama2.c.
+ * The files are mapped. Matrices in f32 (in the exact class also in bf16) are used in place, unless
+ * their rows need another order. Other matrices are packed for the kernels, and their pages of the
  * file are evicted. In memory, rotary pairs are always (i, i + head_dim/2), as in Hugging Face's
- * files. In GGUF llama files the rows of q and k are permuted: opening and writing convert them.
+ * files. In GGUF files of llama models the rows of q and k are permuted: opening and writing
+ * convert them.
  *
  * Letters: B rows, T tokens, D d_model, H n_heads, K n_kv_heads, E head_dim, F d_ff, V vocab_size,
  * R rank, L n_layers.
@@ -21,18 +23,18 @@
 /* shape */
 
 /* An architecture is one row of the table in arch.c: its names in both formats and its differences
- * from the others. All of it is computed in f32, without the intermediate rounding of other
- * programs (such as Gemma's embedding scale to bf16). */
+ * from the other architectures. Activations are f32, without the intermediate rounding of other
+ * programs (which round, for example, Gemma's embedding scale to bf16). */
 struct arch {
     const char *name;      /* "llama", "gemma3" */
     const char *gguf;      /* GGUF's general.architecture; NULL: no GGUF form exists */
     const char *hf_type;   /* model_type of config.json */
     const char *hf_class;  /* "LlamaForCausalLM" */
-    const char *hf_layers; /* "model.layers" */
+    const char *hf_layers; /* prefix of the names of a layer's tensors: "model.layers" */
     const char *hf_embed;  /* "model.embed_tokens" */
     enum hf_names { HF_LLAMA, HF_GEMMA, HF_NEO } hf_names; /* family of tensor names */
     uint32_t biased;       /* bit p: projection p always has a bias */
-    bool tied;             /* the head is the embedding, if config.json does not set it */
+    bool tied;             /* tie_word_embeddings if config.json does not have it */
     bool qk_norm;          /* RMS norm of each q and k head before RoPE */
     bool gguf_permuted;    /* q/k rows permuted in GGUF relative to Hugging Face */
     bool post_norms;       /* RMS norms of attention's and MLP's outputs, before they are added */
@@ -51,7 +53,7 @@ struct rope_scaling {
     enum rope_kind kind;
     float factor;
     float low_freq_factor, high_freq_factor; /* llama3 */
-    int32_t original_len;                    /* llama3, yarn */
+    int32_t original_len; /* llama3, yarn: context length of the original training */
 };
 
 enum { SLIDING_LAYERS_MAX = 128 };
@@ -61,13 +63,14 @@ struct model_config {
     int32_t n_layers, d_model, n_heads, n_kv_heads, head_dim, d_ff, vocab_size, max_seq_len;
     float rope_theta, rms_norm_eps; /* the epsilon of LayerNorms as well */
     bool tied;                      /* the head is the embedding */
-    /* The rest is 0 if the architecture does not use it. */
-    struct rope_scaling rope_scaling; /* layers with full attention */
-    float rope_local_theta;           /* layers with a window, without scaling; 0: rope_theta */
-    float query_pre_attn_scalar;      /* scores are q·k / sqrt of this; 0: head_dim */
-    uint32_t biased;                  /* bit p: projection p has a bias */
-    int32_t
-        sliding_window; /* keys to which a row attends in a layer with a window, its own included */
+    /* A member below is 0 if the architecture does not use it. */
+    struct rope_scaling rope_scaling;
+    float rope_local_theta; /* > 0: theta of the layers with a sliding window, which then have no
+                               rope_scaling */
+    float query_pre_attn_scalar; /* scores are q·k / sqrt(this value); 0 stands for head_dim */
+    uint32_t biased;             /* bit p: projection p has a bias */
+    int32_t sliding_window; /* keys to which a row attends in a layer with a sliding window, its own
+                               key included */
     uint64_t sliding_layers[SLIDING_LAYERS_MAX / 64]; /* bit l: layer l has a sliding window */
 };
 bool layer_is_sliding(const struct model_config *c, int32_t layer);
@@ -75,9 +78,10 @@ bool layer_is_sliding(const struct model_config *c, int32_t layer);
 /* The seven linear maps of a layer that adapters may change, in this order everywhere. */
 enum proj { PROJ_Q, PROJ_K, PROJ_V, PROJ_O, PROJ_GATE, PROJ_UP, PROJ_DOWN, N_PROJ };
 extern const char *const proj_names[N_PROJ]; /* "q_proj" …: names on the command line */
-/* Hugging Face's names within a layer, "self_attn.q_proj" or "attn.attention.q_proj"; NULL if the
- * architecture has no such projection: its sizes are 0 then. */
+/* Hugging Face's names within a layer, "self_attn.q_proj" or "attn.attention.q_proj". NULL if the
+ * architecture has no such projection; proj_in and proj_out are then 0. */
 const char *proj_hf_path(const struct arch *a, enum proj p);
+/* The matrix of a projection is [proj_out, proj_in]. */
 int32_t proj_in(const struct model_config *c, enum proj p);
 int32_t proj_out(const struct model_config *c, enum proj p);
 
@@ -107,10 +111,11 @@ struct model {
     struct arena arena;    /* packed weights and everything small */
     struct file_map *maps;
     int n_maps;
-    char hash[HASH_LEN]; /* filled by model_hash */
+    char hash[HASH_LEN]; /* SHA-256 as text; empty until model_hash computes it */
 };
 
-/* `path`: a GGUF file, a Hugging Face directory, or the hf: name of a pulled one (store.h). */
+/* `path`: a GGUF file, a Hugging Face directory, or the "hf:" name of a model that was pulled
+ * (hub/hub.h). NULL on an error. */
 struct model *model_open(const char *path, enum numeric_class cls, struct error *err);
 void model_close(struct model *m);
 /* A model's shape and memory, computed from the headers alone. */
@@ -118,17 +123,21 @@ struct model_size {
     struct model_config config;
     enum tensor_type type; /* type of most weights */
     size_t weights;        /* bytes in memory, packed or in place */
-    size_t while_loading;  /* largest tensor in memory twice while it is packed */
+    size_t while_loading;  /* bytes of the largest tensor that is in memory twice while it is packed
+                            */
     size_t file;           /* bytes of the tensors in the file */
     size_t tokenizer;      /* bytes of the tokenizer's files; GGUF: all bytes except the tensors */
 };
 int model_measure(const char *path, enum numeric_class cls, struct model_size *out,
                   struct error *err);
-/* The SHA-256 of a single file's bytes, of config.json and the shards of a directory, or of the
- * configuration and rows of a model in memory. It is computed on first use and kept in m->hash; any
- * thread may call. Code that changes weights in place clears m->hash[0]. */
+/* The SHA-256 as text: of the bytes of a model's single file; of config.json and the shards of a
+ * directory; or of the configuration and weights of a model that has no file. It is computed on
+ * first use and kept in m->hash. Any thread may call model_hash. It cannot fail. Code that changes
+ * weights in place sets m->hash[0] to 0. */
 const char *model_hash(struct model *m, struct error *err);
-/* Write matrices as `type`; norms and biases stay f32. Equal models give equal bytes. */
+/* Both functions write matrices as `type`; norms and biases stay f32. Equal models give equal
+ * bytes. In GGUF, tensor_type_fallback replaces `type` where its blocks do not fit. A Hugging Face
+ * directory can have only f32, f16 and bf16. */
 int model_write_gguf(const struct model *m, const char *path, enum tensor_type type,
                      struct error *err);
 int model_write_hf(const struct model *m, const char *dir, enum tensor_type type,
@@ -142,8 +151,8 @@ struct model_weight {
 };
 int32_t model_weight_count(const struct model_config *c);
 struct model_weight model_weight_at(struct model *m, int32_t i);
-/* The types of matrices in a file: one type where its blocks fit (else tensor_type_fallback), or
- * one of llama.cpp's mixtures, which give the head and some layers more bits. */
+/* The types of the matrices in a file: one type for all (tensor_type_fallback where its blocks do
+ * not fit), or one of llama.cpp's mixtures, which give the head and some layers more bits. */
 struct quant_scheme {
     const char *name; /* "nf4", "q4_k_m" */
     enum tensor_type type;
@@ -153,15 +162,17 @@ int quant_parse(const char *name, struct quant_scheme *out, struct error *err);
 struct quant_scheme quant_pure(enum tensor_type type);
 int64_t quant_bytes(const struct quant_scheme *q,
                     const struct model_config *c); /* bytes of all weights */
-/* model_write_gguf for any of these, rows encoded over `pool`; `p` (may be NULL) counts weights.
- * NaN, or a weight too large for an f16 scale, is ERR_NUMERIC. */
+/* model_write_gguf for any scheme. The threads of `pool` encode the rows; `p` counts weights;
+ * either may be NULL. When the type of a matrix is quantised, a weight that is NaN or too large for
+ * an f16 scale is ERR_NUMERIC. */
 int model_quantize_gguf(const struct model *m, const char *path, const struct quant_scheme *q,
                         struct pool *pool, struct progress *p, struct error *err);
-/* A model in memory with every weight f32 and writable (pretraining, tests, `model new`): norms 1,
- * biases 0, matrices N(0, 0.02²) with o and down scaled by 1/sqrt(2L), from the seed. */
+/* A model in memory with every weight f32 and writable (pretraining, tests, `model new`). Norms are
+ * 1 and biases 0. Matrices are approximately N(0, 0.02²), from the seed; o and down are scaled by
+ * 1/sqrt(2L). */
 struct model *model_new_random(const struct model_config *c, uint64_t seed, enum numeric_class cls);
-/* The result of model_new_random, model_write_gguf with `type`, and model_open, but without a file:
- * only one row is in memory as f32 at a time. */
+/* The model that model_new_random, model_write_gguf with `type` and model_open would give one after
+ * another, but without a file: only one row at a time is in memory as f32. */
 struct model *model_new_quantized(const struct model_config *c, uint64_t seed,
                                   enum tensor_type type, enum numeric_class cls);
 /* The shapes of `model new` and `bench`: some published models, fry, and tiny ones for tests. */
@@ -199,11 +210,12 @@ void safetensors_close(struct safetensors *st);
 int safetensors_write(const char *path, const struct tensor_info *tensors, int n,
                       const json_t *metadata, struct error *err);
 
-/* Opens a GGUF file that is not a model, such as an adapter, as a struct safetensors: `metadata`
- * has its scalars (strings, integers, reals; an array is null). Close it with safetensors_close. */
+/* Opens a GGUF file that is not a model, such as an adapter, as a struct safetensors with a private
+ * copy of the file. `metadata` has its strings, integers, reals and bools; an array is null, and
+ * text that is not UTF-8 is absent. Close it with safetensors_close. */
 int gguf_tensors_open(struct safetensors *st, const char *path, struct error *err);
 /* Equal input gives equal bytes: sorted keys, integers as u32, reals as f32, tensors in the given
- * order. */
+ * order. The values of `metadata` are strings and numbers. */
 int gguf_tensors_write(const char *path, const json_t *metadata, const struct tensor_info *tensors,
                        int n, struct error *err);
 
@@ -215,8 +227,7 @@ struct lora {
     const float *b; /* [out, R] */
     int32_t r;      /* rank; 0: not adapted */
     float scale;
-    const float
-        *dora_scale; /* [out] or NULL. DoRA: y = mult ⊙ (W x + scale · B (A x)), W x included */
+    const float *dora_scale; /* [out] or NULL. DoRA: y = dora_scale ⊙ (W x + scale · B (A x)) */
 };
 /* An adapter's changes of a [V, D] table, the embedding or the head. A row is taken from `rows`,
  * else from `full`, else from the base model; then the low-rank update is added. */
@@ -230,13 +241,14 @@ struct vocab_override {
 struct vocab_overrides {
     struct vocab_override embed, head;
 };
-/* A low-rank update in the layout of the forward pass: B transposed, both factors in f32, bf16, f16
- * or int8 (each row of A and of Bᵀ with its own scale; R is even, an odd rank is padded with
- * zeros). The arrays of a module are contiguous. Immutable. */
+/* A low-rank update in the layout of the forward pass: B is transposed, and both factors are f32,
+ * bf16, f16 or int8. In int8 each row of A and of Bᵀ has its own scale, and R is even: an odd rank
+ * is padded with zeros. The arrays of a module are contiguous. Immutable. */
 struct lora_module {
     const void *a;           /* [R, in] */
     const void *bt;          /* [R, out]; int8: [R / 2, out, 2] */
-    const float *gain;       /* [R] factor of t = A x: scale, times both int8 scales */
+    const float *gain;       /* [R] factors of t = A x: the adapter's scale; in int8 times the
+                                scales of the row of A and of the row of Bᵀ */
     const float *dora_scale; /* [out] or NULL: DoRA, as in struct lora */
     int32_t r;
 };
@@ -244,9 +256,10 @@ struct lora_pack {
     enum dtype elem;
     struct lora_module *modules; /* one for each adapted projection; see lora_module_at */
     int16_t *index;              /* [L][N_PROJ] into modules, -1: not adapted */
-    size_t bytes;                /* all of it */
-    void *data;
+    size_t bytes;                /* memory of the whole pack */
+    void *data;                  /* the arrays of all modules */
 };
+/* Packs loras[layer · N_PROJ + projection], [L][N_PROJ], whose arrays are copied. */
 struct lora_pack *lora_pack_new(const struct model_config *c, const struct lora *loras,
                                 enum dtype elem);
 /* One projection's module; its rank is 0 if the adapter does not change the projection. */
@@ -280,13 +293,14 @@ struct batch_row {
     int32_t token;
     int32_t pos;  /* position in its sequence: the row attends to positions 0..pos of its slot */
     int32_t slot; /* the KV sequence */
-    /* The token was sampled by this model. In the fast class such rows come before all others of a
-     * call and take the products that are faster for few rows (ROWS_EXACT): the numeric path of a
-     * row depends on this flag only. */
+    /* The token was sampled by this model. Sampled rows come before all other rows of a call. In
+     * the fast class they take ROWS_EXACT, whose products are faster for few rows; the path of a
+     * row depends only on this flag. */
     bool sampled;
 };
 /* Rows [begin, end) are computed with the base model plus the sum of the parts, which are added in
- * their order. Segments are ascending and do not overlap. */
+ * their order. Segments are ascending and do not overlap. Rows outside of all segments are computed
+ * with the base model alone. */
 struct lora_segment {
     int32_t begin, end;
     const struct lora_part *parts;
@@ -296,9 +310,9 @@ struct lora_segment {
 
 /*
  * KV cache: pages of KV_PAGE_SIZE positions, all layers and heads of a position together, with
- * reference counts. A slot is a sequence: a table of pages. Sequences share pages; a write into a
- * shared page copies it first. Keys and values are f32, bf16, f16 or int8 (each head's row with its
- * own scale).
+ * reference counts. A slot is a sequence: a table of pages. Sequences share pages; kv_cache_reserve
+ * copies a shared page before it is written. Keys and values are f32, bf16, f16 or int8 (each
+ * head's row with its own scale).
  */
 #define KV_PAGE_SIZE 32
 struct kv_cache;
@@ -317,15 +331,16 @@ struct kv_cache *kv_cache_new(const struct model_config *c,
 void kv_cache_free(struct kv_cache *kv);
 size_t kv_cache_bytes(const struct model_config *c, const struct kv_cache_options *o);
 int32_t kv_cache_pages_for(int32_t positions);
-/* Makes positions [from, to) of a slot writable; [0, from) are unchanged. Returns false when pages
- * run out; no position that was in use has changed then. */
+/* Makes positions [from, to) of a slot writable; positions [0, from) must be in use and keep their
+ * content. Returns false when pages run out; even then no position in use has changed. */
 bool kv_cache_reserve(struct kv_cache *kv, int32_t slot, int32_t from, int32_t to);
 void kv_cache_truncate(struct kv_cache *kv, int32_t slot,
                        int32_t n); /* releases the pages beyond n positions */
 /* Replaces slot `to` by the first n positions of slot `from`: the pages are shared, not copied. */
 void kv_cache_share_prefix(struct kv_cache *kv, int32_t from, int32_t to, int32_t n);
-/* Saves the keys and values of a slot's first n positions as bytes in a fixed order, and loads them
- * into an empty slot. */
+/* kv_cache_save copies the keys and values of a slot's first n positions to `out` [n ·
+ * kv_cache_position_bytes] in a fixed order. kv_cache_load replaces the content of a slot by such
+ * bytes; it returns false when pages run out. */
 size_t kv_cache_position_bytes(const struct kv_cache *kv);
 void kv_cache_save(const struct kv_cache *kv, int32_t slot, int32_t n, void *out);
 bool kv_cache_load(struct kv_cache *kv, int32_t slot, int32_t n, const void *in);
@@ -338,6 +353,7 @@ struct kv_cache_rows {
 /* Stores one head's key or value at a reserved position. */
 void kv_cache_write(struct kv_cache *kv, int32_t slot, int32_t pos, int32_t layer, int32_t head,
                     bool values, const float *x);
+/* `page`: index in the slot's table, position / KV_PAGE_SIZE. */
 struct kv_cache_rows kv_cache_at(const struct kv_cache *kv, int32_t slot, int32_t page,
                                  int32_t layer, int32_t head, bool values);
 
@@ -346,7 +362,8 @@ struct forward_options {
     int32_t n_slots, slot_len;
     int32_t n_pages;    /* pages of the KV cache; 0: enough for all slots */
     enum dtype kv_elem; /* element type of the KV cache */
-    int32_t max_parts;  /* maximum over all segments of a call; 0: max_rows + 15 */
+    int32_t max_parts;  /* maximum number of parts of all segments of a call together; 0: max_rows +
+                           15 */
     struct pool *pool;
 };
 struct forward_stats {
@@ -359,11 +376,11 @@ struct forward *forward_new(const struct model *m, const struct forward_options 
 void forward_free(struct forward *f);
 size_t forward_bytes(const struct model_config *c, const struct forward_options *o);
 struct kv_cache *forward_kv_cache(const struct forward *f);
-/* Runs all rows through the model and writes their keys and values to the KV cache, whose pages for
- * them must be free or reserved. Rows of one slot must be contiguous and ascending in pos. logits:
- * [n_out][V] for rows out_rows[0..n_out), those of sampled rows first, or NULL. The rows of a
- * segment or a slot are either all sampled or all not sampled. The bits of a row depend only on its
- * sequence's tokens, on which of them were sampled, and on its adapters. */
+/* Runs all rows through the model and writes their keys and values to the KV cache, which must have
+ * reserved or free pages for them. Rows of one slot are contiguous and ascending in pos. The rows
+ * of a segment or a slot are either all sampled or all not sampled. logits: [n_out][V] for rows
+ * out_rows[0..n_out), of which sampled rows come first; or NULL. The bits of a row's results depend
+ * only on its sequence's tokens, on which of them were sampled, and on its adapters. */
 void forward_run(struct forward *f, const struct batch_row *rows, int32_t n_rows,
                  const struct lora_segment *segs, int32_t n_segs, const int32_t *out_rows,
                  int32_t n_out, float *logits);
@@ -382,10 +399,12 @@ void forward_upper_layers(struct forward *f, int32_t first, const float *const *
                           const struct lora_segment *segs, int32_t n_segs, const int32_t *out_rows,
                           int32_t n_out, float *logits);
 const struct forward_stats *forward_stats(const struct forward *f);
-/* The hidden states after the final norm of the last call's out_rows, [n_out][D]. */
+/* The hidden states after the final norm of the last call's out_rows, [n_out][D]; valid until the
+ * next call. */
 const float *forward_hidden(const struct forward *f);
-/* Cosine and sine of each position and pair, each [n_pos][E/2]; rope_table_local is for layers
- * with a sliding window if rope_local_theta is set. */
+/* Cosine and sine of each position and pair, each [n_pos][E/2]; for yarn both are multiplied by its
+ * gain (rope.c). rope_table_local is for layers with a sliding window if rope_local_theta is set.
+ */
 void rope_table(const struct model_config *c, int32_t n_pos, float *cos, float *sin);
 void rope_table_local(const struct model_config *c, int32_t n_pos, float *cos, float *sin);
 
@@ -401,7 +420,8 @@ void norm_row(const struct kernels *k, float *y, const float *x, const float *g,
 /* y = act(gate) · up, or act(up) for an ungated MLP; y may be gate. */
 void activation_row(const struct kernels *k, const struct arch *a, float *y, const float *gate,
                     const float *up, int64_t n);
-/* Whether gate, up and activation of a layer can be one product in tiles, followed by another. */
+/* Whether gate, up and activation of a layer can be one product in tiles whose outputs are the
+ * tiles that the down projection reads. */
 bool layer_can_fuse_gated_mlp(const struct model_layer *l, const struct arch *a,
                               enum row_path path);
 

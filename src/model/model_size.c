@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Bytes in memory; a norm becomes f32. */
+/* Bytes in memory; norms and biases become f32. */
 static size_t tensor_memory_bytes(const struct tensor_info *t, enum numeric_class cls) {
     if (t->n_dims > 1) return matrix_bytes_of(t->type, t->dims[0], t->dims[1], cls);
     return (size_t)(t->n_dims ? t->dims[0] : 1) * sizeof(float);
@@ -27,8 +27,10 @@ static bool is_used_in_place(const struct tensor_info *t, enum numeric_class cls
 void tensors_measure(const struct tensor_info *t, int n, enum numeric_class cls, bool interleaved,
                      struct model_size *out) {
     for (int i = 0; i < n; i++) {
+        // only q and k are reordered; their names are not compared, so this is an upper bound
         bool rotary = interleaved && t[i].n_dims > 1 && t[i].dims[0] < out->config.vocab_size;
-        if (out->config.tied && strcmp(t[i].name, "lm_head.weight") == 0) continue; // a copy
+        // a copy of the embedding, which is not loaded
+        if (out->config.tied && strcmp(t[i].name, "lm_head.weight") == 0) continue;
         out->weights += tensor_memory_bytes(&t[i], cls);
         out->file += t[i].size;
         if (!is_used_in_place(&t[i], cls, rotary))

@@ -1,5 +1,5 @@
 /*
- * norm_act: norms and activations of single rows, from the kernel table and elementwise loops.
+ * norm_act: norms and activations of single rows, by the kernel table and by elementwise loops.
  *
  * The loops here use only operations that IEEE 754 rounds exactly (+ - * / sqrt); sums, whose order
  * matters, and exp come from the kernel table.

@@ -1,12 +1,14 @@
 /*
  * quant_mix: the file type of each tensor of a model.
  *
- * A plain type goes to every matrix that its blocks fit (tensor_type_fallback). The named mixtures
- * follow llama.cpp's rule, without an importance matrix: the head gets q6_k; "m" gives more bits to
- * the value and down projections of the first and last eighth of the layers and of every third
- * between, "s" to those of the first few. Norms and biases are f32 always.
+ * A pure scheme gives one type to every matrix; where its blocks do not fit, tensor_type_fallback
+ * replaces it. The mixtures follow llama.cpp's rule without an importance matrix. The head gets
+ * q6_k. "m" gives q6_k to the value and down projections of the first and the last eighth of the
+ * layers and of every third layer between. q4_k_s gives q5_k to the value projections of the first
+ * four layers and to the down projections of the first eighth; q5_k_s has no such rule. Norms and
+ * biases are always f32.
  *
- * Pure: it reads names and shapes, never numbers.
+ * The result depends only on names and shapes, never on the values of weights.
  */
 #include "model/internal.h"
 
@@ -54,7 +56,7 @@ uint32_t quant_file_type(const struct quant_scheme *q) {
     return q->type == TENSOR_F32 ? 0 : (uint32_t)q->type;
 }
 
-/* The first and the last eighth of the layers, and every third between. */
+/* True for the first and the last eighth of the layers, and for every third layer between. */
 static bool layer_gets_more_bits(int32_t layer, int32_t n) {
     return layer < n / 8 || layer >= 7 * n / 8 || (layer - n / 8) % 3 == 2;
 }

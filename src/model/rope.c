@@ -3,16 +3,17 @@
  * order of rows in files that interleave the pairs.
  *
  * Every known scaling keeps a share e of pair i's frequency f and divides the rest by the factor:
- * f' = f (e + (1 - e) / factor). They differ only in e:
+ * f' = f (e + (1 - e) / factor). The kinds differ in e, which is clamped to [0, 1]:
  *
  *     linear  e = 0
  *     llama3  e = (N f / 2π - low) / (high - low); N is the original length, N f / 2π the number of
  *             turns within it
  *     yarn    e falls from 1 to 0 between the pairs that make 32 turns and one turn within N;
- *             and q·k grows by (0.1 ln factor + 1)², which is part of the table
+ *             in addition q·k is multiplied by (0.1 ln factor + 1)²: the table's cosines and sines
+ *             are multiplied by 0.1 ln factor + 1
  *
- * all clamped to [0, 1] (Peng et al. 2023 for yarn, the Llama 3.1 release for llama3). GGUF stores
- * each pair's f / f' instead of llama3 parameters, so they are recovered from those.
+ * Sources: Peng et al. 2023 for yarn, the Llama 3.1 release for llama3. GGUF stores each pair's
+ * divisor f / f' instead of llama3's parameters, so rope_scaling_recover finds the parameters.
  */
 #include "model/internal.h"
 
@@ -78,7 +79,7 @@ float rope_divisor(const struct model_config *c, int32_t i) {
     return (float)(1.0 / (e + (1.0 - e) / (double)c->rope_scaling.factor));
 }
 
-/* Angles p · freq[i] in double, their cosine and sine times `gain` rounded once. */
+/* Angles p · freq[i] in double; their cosine and sine times `gain` are rounded once, to f32. */
 static void table_fill(const double *freq, int32_t half, double gain, int32_t n_pos, float *cos,
                        float *sin) {
     CHECK(n_pos <= 1000000); /* the range on which math_sin and math_cos are exact enough */

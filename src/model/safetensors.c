@@ -4,7 +4,8 @@
  *     u64 N | N bytes of JSON | tensor bytes, end to end, to the end of the file
  *
  * This file is independent of models and adapters. F32, F16 and BF16 are the supported element
- * types; BOOL and U8 pass as masks, for readers that can ignore them; others are refused by name.
+ * types. BOOL and U8 are read as masks, for callers that can ignore them. Any other type is an
+ * error that names it.
  * The format does not guarantee alignment of the data, so readers must not assume any.
  *
  * Invariants after opening: (1) every tensor's bytes are inside the mapping; (2) their sizes follow
@@ -36,6 +37,7 @@ static int dtype_find(const char *name) {
     return -1;
 }
 
+/* Sets t->type, t->mask and *size, the bytes of one element. */
 static int tensor_dtype(struct tensor_info *t, const json_t *spec, size_t *size,
                         struct error *err) {
     const char *dtype = json_string_value(json_object_get(spec, "dtype"));
@@ -69,6 +71,8 @@ static int tensor_shape(struct tensor_info *t, const json_t *spec, size_t size, 
     return OK;
 }
 
+/* Sets t->data from the offsets, which must be within the `available` bytes and agree with t->size.
+ */
 static int tensor_locate(struct tensor_info *t, const json_t *spec, const uint8_t *data,
                          size_t available, struct error *err) {
     const json_t *offsets = json_object_get(spec, "data_offsets");
@@ -103,7 +107,7 @@ static int tensor_read(struct tensor_info *t, const char *name, const json_t *sp
 static int tensor_by_offset(const void *a, const void *b) {
     const struct tensor_info *x = a, *y = b;
     if (x->data != y->data) return (const uint8_t *)x->data < (const uint8_t *)y->data ? -1 : 1;
-    /* Empty tensors come before the one that begins at the same byte. */
+    /* Empty tensors come before the tensor that begins at the same byte. */
     return x->size < y->size ? -1 : x->size > y->size;
 }
 
@@ -175,7 +179,7 @@ static int safetensors_parse(struct safetensors *st, struct error *err) {
     return rc;
 }
 
-/* Parses st->map, which is the file. */
+/* Parses the file in st->map; on an error, closes st and adds the path to the message. */
 static int mapped_parse(struct safetensors *st, const char *path, struct error *err) {
     if (safetensors_parse(st, err) == OK) return OK;
     safetensors_close(st);

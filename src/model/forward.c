@@ -2,25 +2,26 @@
  * forward: the forward pass of a batch of rows (tokens), each with its own sequence and adapters,
  * through one frozen base model.
  *
- * Each layer's base weights are read once for all rows; adapters add their low-rank updates segment
- * by segment. Products that read the same input (q, k, v; gate, up) run in one parallel region. It
- * computes the base products and LoRA's down projections, t = gain · A x. All this work is one list
- * of tasks whose total cost is divided into equal shares, so twenty short segments use the threads
- * as well as one long segment. The next region processes blocks of rows: it adds LoRA's up
- * projections, Σ_r t_r b_r, and runs the epilogue of these rows while they are in the caches. Known
- * rows that are multiplied in tiles differ: their t is computed first, and t B is fused into the
- * base product (segment_is_fused). The o and down projections accumulate into the residual stream.
- * Attention processes one block of rows after another (one row's heads that share keys, or up to
- * MAX_QUERIES rows of a sequence) and within it one page of the cache after another. The other
- * components of an adapter are applied in place: DoRA's multipliers after a product, replaced
- * embedding rows at token look-up, a replaced head at the outputs.
+ * Each layer's base weights are read once for all rows of one numeric path (ROWS_EXACT,
+ * ROWS_KNOWN); adapters add their low-rank updates segment by segment. Products that read the same
+ * input (q, k, v; gate, up) run in one parallel region, which computes the base products and LoRA's
+ * down projections, t = gain · A x. All work of the region is one list of tasks whose total cost is
+ * divided into equal shares, so twenty short segments use the threads as well as one long segment.
+ * The next region processes blocks of rows: it adds LoRA's up projections, Σ_r t_r b_r, and runs
+ * the epilogue of these rows while they are in the caches. Known rows that are multiplied in tiles
+ * differ: their t is computed first, and t Bᵀ is fused into the base product (segment_is_fused).
+ * Without post-norms, the o and down projections accumulate into the residual stream. Attention
+ * processes one block of rows after another (the heads of one row that share keys, or several rows
+ * of a sequence), and within a block one page of the cache after another. The other components of
+ * an adapter are applied in place: DoRA's multipliers after a product, replaced embedding rows at
+ * token look-up, a replaced head at the outputs.
  *
- * Invariant: a row's bits depend only on the tokens of its sequence and on its adapters. The
- * arithmetic of every kernel call is independent of the number of rows, outputs or pages in the
- * call, so work can be divided at any point.
+ * Invariant: a row's bits depend only on the tokens of its sequence, on which of them were sampled,
+ * and on its adapters. The arithmetic of every kernel call is independent of the number of rows,
+ * outputs or pages in the call, so work can be divided at any point.
  *
- * This file does not manage the cache's pages (kv_cache.c), schedule, sample or compute gradients
- * (backprop has its own forward pass, which keeps activations).
+ * This file does not manage the cache's pages (kv_cache.c), does not schedule or sample, and does
+ * not compute gradients (backprop has its own forward pass, which keeps activations).
  */
 #include "model/model.h"
 
@@ -31,11 +32,13 @@
 enum {
     RANK_CHUNK = 64,   /* higher ranks are added in rounds of this size */
     LORA_UP_ROWS = 32, /* rows per block of lora_up_run, whose epilogue runs after each block */
-    LORA_UP_TILE_ROWS = 128, /* the same in tiles, whose weights are packed once per block */
-    OUTPUT_ALIGN = 32, /* shares are cut at multiples of it: two panels of weights, cache lines */
+    LORA_UP_TILE_ROWS = 128, /* rows per block in tiles, where B is packed once per block */
+    OUTPUT_ALIGN = 32, /* shares begin at multiples of it: two panels of weights, whole cache lines
+                          of outputs */
     MIN_PARALLEL = 1 << 15, /* multiply-adds below which waking threads costs more than it saves */
-    MAX_FUSED = 3,
-    LORA_COST = 4,      /* cost of a low-rank multiply-add; one of packed weights is 1 (measured) */
+    MAX_FUSED = 3,          /* most products of one input: q, k, v */
+    LORA_COST = 4, /* cost of a multiply-add of LoRA, relative to one of packed weights (measured)
+                    */
     N_WORK_SHARES = 64, /* number of equal shares that the cost of a task list is divided into */
     MAX_QUERIES = 8,   /* queries on the same keys at once: rows of a sequence, or heads of a row */
     TILE_QUERIES = 64, /* rows of a sequence in a block that attends in tiles */
@@ -47,7 +50,7 @@ enum gemm_task_kind { TASK_BASE, TASK_GATED, TASK_LORA_DOWN };
 struct gemm_task {
     enum gemm_task_kind kind;
     const struct matrix *w;               /* TASK_BASE */
-    struct gemm_gated gated;              /* TASK_GATED: its outputs are the next product's tiles */
+    struct gemm_gated gated;              /* TASK_GATED: its outputs are tiles for `down` */
     const struct gemm_input *in;          /* inputs of all rows */
     const struct gemm_low_rank *low_rank; /* LoRA updates fused into the product, or NULL */
     const struct lora_segment *seg;       /* TASK_LORA_DOWN */
@@ -56,9 +59,10 @@ struct gemm_task {
     enum proj proj;
     float *y, *t; /* t [rows][RANK_CHUNK]: outputs of A, inputs of B */
     int64_t ldy, rows, k, n;
-    int64_t start_cost;           /* cost of the tasks before this one in the list */
-    int64_t first_rank, t_column; /* TASK_LORA_DOWN: its ranks and their first column in t */
-    bool add;
+    int64_t start_cost; /* cost of the tasks before this one in the list */
+    int64_t first_rank,
+        t_column; /* TASK_LORA_DOWN: first rank of the module, and its column in t */
+    bool add;     /* TASK_BASE: adds to y */
 };
 
 /* The inputs of a product: rows [0, n_exact), then the rest. Either may be empty. */
@@ -81,12 +85,12 @@ struct forward {
     float *x;                 /* [B, D] residual stream */
     float *h;                 /* [B, D] after a norm */
     float *q, *attn;          /* [B, H·E] */
-    float *k, *v;             /* [B, K·E] before they enter the cache */
+    float *k, *v;             /* [B, K·E] before they are written to the cache */
     float *gate, *up;         /* [B, F] */
-    float *hidden;            /* [B, D] final-norm rows of out_rows */
+    float *hidden;            /* [B, D] rows out_rows after the final norm */
     float *normed;            /* [threads][D] a normed row before it is packed in tiles */
     float *lora_hidden;       /* [MAX_FUSED][B, RANK_CHUNK] */
-    uint16_t *low_rank_tiles; /* [MAX_FUSED][B, LOW_RANK_MAX] the same in tiles */
+    uint16_t *low_rank_tiles; /* [MAX_FUSED][B, LOW_RANK_MAX] lora_hidden in tiles */
     struct low_rank_rows *low_rank_rows;      /* [MAX_FUSED][B] */
     struct low_rank_part *low_rank_parts;     /* [MAX_FUSED][max_parts] */
     struct gemm_low_rank low_rank[MAX_FUSED]; /* fused updates of the products that run together */
@@ -94,12 +98,12 @@ struct forward {
     uint8_t *attn_scratch;                    /* [threads][attention_scratch of the kernel] */
     int32_t *key_first, *key_end;     /* [B] positions that a known row attends to in this layer */
     float *cos, *sin;                 /* [slot_len, E/2] */
-    float *cos_local, *sin_local;     /* the same for layers with a sliding window */
+    float *cos_local, *sin_local;     /* [slot_len, E/2] for layers with a sliding window */
     float *signs;                     /* [threads][widest matrix]: a factor of a perturbation */
     struct query_block *blocks;       /* [B] */
-    struct batch_row *requested_rows; /* [B] in the last layer: the rows with requested results, */
-    struct lora_segment *requested_segs;    /* [B] their segments, */
-    int32_t *requested_outs;                /* [B] and their indices: 0, 1, … */
+    struct batch_row *requested_rows; /* [B] in the last layer: the rows with requested results */
+    struct lora_segment *requested_segs;    /* [B] segments of the requested rows */
+    int32_t *requested_outs;                /* [B] out_rows for the requested rows: 0, 1, … */
     int64_t *attention_cost;                /* [B + 1] cost of the blocks before block i */
     struct gemm_task *tasks;                /* [MAX_FUSED · (2 + max_parts)] */
     struct prefetch_range *prefetch_ranges; /* [MAX_FUSED · max_parts]: LoRA factors of the tasks */
@@ -112,9 +116,10 @@ struct forward {
     const struct batch_row *rows;
     const struct lora_segment *segs;
     int32_t n_rows, n_segs, n_blocks, layer;
-    struct gemm_input attn_tiles; /* attention of known rows, instead of attn; or no tiles */
-    int32_t n_unfused_act;        /* first rows, whose activation is an epilogue and not fused */
-    int32_t n_exact;              /* first rows, which take ROWS_EXACT; the rest takes ROWS_KNOWN */
+    struct gemm_input attn_tiles; /* attention's outputs of known rows in tiles, instead of in attn;
+                                     or tiles NULL */
+    int32_t n_unfused_act; /* the activation of rows [0, n_unfused_act) is an epilogue, not fused */
+    int32_t n_exact; /* rows [0, n_exact) take ROWS_EXACT, rows [n_exact, n_rows) ROWS_KNOWN */
     int n_tasks;
     int n_prefetch_ranges;
     int64_t tasks_cost, base_tasks_cost; /* cost of all tasks; of the base tasks, which are first */
@@ -281,7 +286,8 @@ static float *signs_buffer(const struct forward *f, int thread) {
     return f->signs + (int64_t)thread * MAX(MAX(c->d_model, c->n_heads * c->head_dim), c->d_ff);
 }
 
-/* Row by row, eight ranks at a time as vectors. */
+/* Multiplies n columns of each row of t by gain · weight. The loop over eight ranks is one that the
+ * compiler turns into vector instructions. */
 static void gains_apply(float *t, int64_t rows, const float *gain, float weight, int64_t n) {
     float factor[RANK_CHUNK];
     for (int64_t r = 0; r < n; r++) factor[r] = gain[r] * weight;
@@ -453,13 +459,13 @@ static struct row_inputs inputs_prepare(const struct forward *f, const struct ma
         .known = gemm_input_for(w, n, x + n_exact * w->k, n_known, ROWS_KNOWN, second, f->o.pool)};
 }
 
-/* The same for all rows of the call. */
+/* inputs_prepare for all rows of the call. */
 static struct row_inputs inputs_prepare_all(const struct forward *f, const struct matrix *w, int n,
                                             const float *x) {
     return inputs_prepare(f, w, n, x, f->n_exact, f->n_rows - f->n_exact);
 }
 
-/* Whether the products of known rows with n matrices read tiles alone; perturbations read f32. */
+/* Whether the products of known rows with n matrices read only tiles. Perturbations read f32. */
 static bool known_rows_use_tiles(const struct forward *f, const struct matrix *w, int n) {
     for (int i = 0; i < n; i++)
         if (!matrix_uses_tiles(&w[i], ROWS_KNOWN)) return false;
@@ -470,14 +476,14 @@ static bool known_rows_use_tiles(const struct forward *f, const struct matrix *w
 }
 
 /* Empty tiles for the known rows, to be packed row by row, if their products with n matrices read
- * tiles alone; else no tiles. */
+ * only tiles; else an input with tiles NULL. */
 static struct gemm_input known_input_tiles(const struct forward *f, const struct matrix *w, int n) {
     if (!known_rows_use_tiles(f, w, n)) return (struct gemm_input){0};
     return gemm_input_tiles(f->n_rows - f->n_exact, w->k, ROWS_KNOWN,
                             known_input_scratch(f, f->n_exact, w->k));
 }
 
-/* The same as inputs_prepare_all, but the known rows may be packed in `tiles` already. */
+/* inputs_prepare_all, except that the known rows may be packed in `tiles` already. */
 static struct row_inputs inputs_with_tiles(const struct forward *f, const struct matrix *w, int n,
                                            const float *x, const struct gemm_input *tiles) {
     if (!tiles->tiles) return inputs_prepare_all(f, w, n, x);
@@ -505,8 +511,8 @@ static const float *dora_mult(const struct forward *f, const struct lora_segment
 }
 
 /* Whether a segment's LoRA update is fused into the base product, which then accumulates it in the
- * same chain of sums (gemm_input.low), instead of being a separate product. This depends only on
- * the rows and their adapters, so that bits do not depend on the rest of the batch. */
+ * same chain of sums (gemm_input.low_rank), instead of being a separate product. The result depends
+ * only on the rows and their adapters, so that bits do not depend on the rest of the batch. */
 static bool segment_is_fused(const struct forward *f, const struct lora_segment *g, enum proj p) {
     const struct model_layer *l = &f->m->layers[f->layer];
     int64_t ranks = 0;
@@ -525,8 +531,9 @@ static void lora_prefetch_add(struct forward *f, const struct lora_module *m) {
 }
 
 /* Adds the tasks of A for ranks [r0, r0 + RANK_CHUNK) of all parts of every segment that is not
- * fused; the ranks of a segment's parts are numbered consecutively. Returns the largest number of
- * ranks from r0 on in any segment; below 1: no ranks are left. */
+ * fused; the ranks of a segment's parts are numbered consecutively. Their outputs go to `low` [B,
+ * RANK_CHUNK]. Returns the largest number of ranks from r0 on in any segment; a value below 1 means
+ * that no ranks are left. */
 static int64_t lora_down_tasks(struct forward *f, enum proj p, const struct row_inputs *in,
                                float *low, int64_t r0) {
     int64_t out = proj_out(&f->m->config, p), max_ranks = 0;
@@ -567,7 +574,7 @@ struct projection {
     bool add; /* accumulate into y, which holds the residual stream */
 };
 
-/* Lists the parts whose updates are fused into product i. */
+/* Lists in f->low_rank[i] the parts whose updates are fused into product i. */
 static void fused_lora_list(struct forward *f, enum proj p, int i) {
     struct low_rank_rows *rows = f->low_rank_rows + (int64_t)i * f->o.max_rows;
     struct low_rank_part *part = f->low_rank_parts + (int64_t)i * f->o.max_parts;
@@ -661,9 +668,9 @@ static const struct lora_segment *segment_of(const struct forward *f, int64_t i)
 
 /*
  * DoRA scales a complete product, including the base part. A product that is added to the residual
- * stream must therefore be computed elsewhere first: in f->h, which is unused at that point. Rows
- * without DoRA add their base product from there in one addition, as in a batch without DoRA rows,
- * so their bits are independent of the other rows of the batch.
+ * stream must therefore first be computed in another buffer: f->h, which is unused at that point.
+ * For rows without DoRA, the base product is then added from f->h in one addition, as in a batch
+ * without DoRA rows, so their bits are independent of the other rows of the batch.
  */
 struct dora_forward_job {
     const struct forward *f;
@@ -741,8 +748,8 @@ static void lora_up_tiles(const struct forward *f, float *y, int64_t width, cons
     f->kern->gemm_tiles_backward(y, width, &in, &b, 0, 0, width, true);
 }
 
-/* y += Σ_r t_r b_r over the parts' ranks of this round, in their order, for rows [begin, end) of a
- * segment. */
+/* y += Σ_r t_r b_r for product i and rows [begin, end) of a segment, over the ranks of this round,
+ * in the order of the parts. */
 static void lora_up_rows(const struct lora_up *b, const struct lora_segment *g, int i,
                          int64_t begin, int64_t end, int thread) {
     const struct forward *f = b->f;
@@ -805,7 +812,8 @@ static void lora_up_run(struct forward *f, struct lora_up *b) {
     f->stats.kernel_seconds += clock_now() - t0;
 }
 
-/* y (+)= x Wᵀ + Σ_parts t Bᵀ for products that share one input, then the epilogue. */
+/* y = x Wᵀ + Σ_parts t Bᵀ, or with `add` y += …, for n products that share one input; then the
+ * epilogue. */
 static void products_run(struct forward *f, const struct row_inputs *in, const struct projection *v,
                          int n, struct epilogue epilogue) {
     const struct model_layer *layer = &f->m->layers[f->layer];
@@ -849,7 +857,8 @@ struct norm_job {
     const float *x, *g, *b;   /* b: LayerNorm's bias, or NULL for an RMS norm */
     const int32_t *row_index; /* rows of x, or NULL: all in order */
     float *y;
-    const struct gemm_input *tiles; /* NULL, or of known rows, instead of y if it has tiles */
+    const struct gemm_input *tiles; /* or NULL; if it has tiles, known rows are packed into them and
+                                       not written to y */
 };
 
 static void norm_rows(void *ctx, int64_t begin, int64_t end, int thread) {
@@ -955,6 +964,8 @@ static void head_scale(void *ctx, int64_t begin, int64_t end, int thread) {
         for (int64_t n = 0; n < vocab; n++) j->logits[i * vocab + n] *= j->t->lora.dora_scale[n];
 }
 
+/* Changes the logits of outputs [begin, begin + rows): whole head, replaced rows, low-rank update,
+ * DoRA's multipliers. */
 static void head_override_apply(struct forward *f, const struct vocab_override *t, int64_t begin,
                                 int64_t rows, float *logits) {
     int64_t d = f->m->config.d_model, vocab = f->m->config.vocab_size;
@@ -993,7 +1004,7 @@ static void head_overrides_run(struct forward *f, const int32_t *out_rows, int32
     }
 }
 
-/* The input of the down projection, in f->gate. */
+/* Computes the input of the down projection in place, in f->gate. */
 static void activation_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct forward *f = ctx;
     const struct model_layer *l = &f->m->layers[f->layer];
@@ -1007,8 +1018,8 @@ static void activation_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-/* The epilogue of a residual branch: its bias, and its norm before it is added to the residual
- * stream. */
+/* The epilogue of a residual branch (attention or MLP): adds the bias to its output, then, if there
+ * is a norm, adds the normed output to the residual stream. */
 struct residual_branch {
     struct forward *f;
     const float *bias, *norm; /* either may be NULL */
@@ -1096,14 +1107,14 @@ static int32_t attention_len(const struct forward *f, const struct batch_row *r)
     return layer_is_sliding(c, f->layer) ? MIN(r->pos + 1, c->sliding_window) : r->pos + 1;
 }
 
-/* True for known rows of the fast class. Like a row's products, its attention depends on the row
- * alone. */
+/* True for known rows if the processor has attention in tiles for this width of heads. The result
+ * depends on the row and not on the rest of the batch. */
 static bool row_attends_in_tiles(const struct forward *f, int32_t row) {
     return f->kern->attention && row >= f->n_exact && f->m->config.head_dim <= ATTENTION_MAX_DIM;
 }
 
-/* Queries that read the same keys: n of them, `ld` floats apart, in q and in att. Query i belongs
- * to rows[i · step]. */
+/* n queries that read the same keys, `ld` floats apart in q and in attn. Query i belongs to
+ * rows[i · step]. */
 struct attention_block {
     const float *q;
     float *attn;
@@ -1148,7 +1159,7 @@ static void attention_scores_dequantize(const struct forward *f, const struct at
     }
 }
 
-/* att_i += Σ_j p_ij v_j over positions [lo, hi) of one page, for n queries from i on. */
+/* attn_i += Σ_j p_ij v_j over positions [lo, hi) of one page, for n queries from i on. */
 static void page_add_values(const struct forward *f, const struct attention_block *v,
                             const float *p, int64_t i, int64_t n, int32_t page, int32_t lo,
                             int32_t hi) {
@@ -1183,6 +1194,7 @@ static float score_scale(const struct model_config *c) {
            sqrtf(c->query_pre_attn_scalar > 0.0f ? c->query_pre_attn_scalar : (float)c->head_dim);
 }
 
+/* Attention of all queries of a block; `scores` [n][slot_len] is scratch. */
 static void attention_queries(const struct forward *f, const struct attention_block *v,
                               float *scores) {
     const struct model_config *c = &f->m->config;
@@ -1247,7 +1259,8 @@ static void attention_run_tiles(const struct forward *f, int32_t head, const str
     f->kern->attention(&job);
 }
 
-/* One kv head of one block: a single row's heads together, or the rows of each head in turn. */
+/* One kv head of one block of rows. The query heads of a single row are processed together; of
+ * several rows, one query head after the other. */
 static void attention_run_item(const struct forward *f, int32_t head, const struct query_block *b,
                                int thread) {
     const struct model_config *c = &f->m->config;
@@ -1274,8 +1287,8 @@ static void attention_run_item(const struct forward *f, int32_t head, const stru
     for (int64_t h = 0; h < group; h++, v.q += e, v.attn += e) attention_queries(f, &v, scores);
 }
 
-/* Items are blocks of rows, for one kv head after the other. Returns the first item before which
- * the summed cost is at least `cost`. */
+/* Items are blocks of rows, for one kv head after the other. Returns the first item for which the
+ * total cost of the items before it is at least `cost`. */
 static int64_t attention_item_at(const struct forward *f, int64_t cost) {
     int64_t per_head = f->attention_cost[f->n_blocks], head = cost / per_head,
             rest = cost % per_head;
@@ -1309,7 +1322,7 @@ static void attention_run_shares(void *ctx, int64_t begin, int64_t end, int thre
     }
 }
 
-/* Returns the inputs of the output projection. */
+/* Runs attention for all rows; returns the inputs of the output projection. */
 static struct row_inputs attention_run(struct forward *f) {
     const struct model_config *c = &f->m->config;
     const struct matrix *o = &f->m->layers[f->layer].proj[PROJ_O];
@@ -1366,7 +1379,7 @@ static void rows_keep_requested(struct forward *f, const int32_t *requested, int
         g.end = next;
         if (next > begin) f->requested_segs[n_segs++] = g;
     }
-    for (int32_t i = 0; i < n; i++) { // wanted[i] >= i, so row i is no longer needed
+    for (int32_t i = 0; i < n; i++) { // requested[i] >= i, so row i is no longer needed
         size_t from = (size_t)requested[i], to = (size_t)i;
         memmove(f->x + to * d, f->x + from * d, d * sizeof *f->x);
         f->requested_rows[i] = f->rows[from];
@@ -1380,7 +1393,7 @@ static void rows_keep_requested(struct forward *f, const int32_t *requested, int
     query_blocks_make(f);
 }
 
-/* Computes queries, and keys and values into the cache. */
+/* Computes the queries of all rows, and writes their keys and values to the cache. */
 static void qkv_run(struct forward *f) {
     const struct model_config *c = &f->m->config;
     const struct model_layer *l = &f->m->layers[f->layer];
@@ -1393,8 +1406,8 @@ static void qkv_run(struct forward *f) {
                           4 * (int64_t)f->n_rows * (c->n_heads + c->n_kv_heads) * c->head_dim});
 }
 
-/* The same when the call continues only with the rows in `requested`: the queries of other rows are
- * not computed. */
+/* qkv_run for a call that continues only with the rows in `requested`: the queries of other rows
+ * are not computed. */
 static void qkv_run_requested(struct forward *f, const int32_t *requested, int32_t n) {
     const struct model_config *c = &f->m->config;
     const struct model_layer *l = &f->m->layers[f->layer];
@@ -1444,7 +1457,7 @@ static const struct gemm_low_rank *fused_lora_gate_up(struct forward *f,
     for (int i = 0, k = 0; i < f->low_rank[0].n || k < f->low_rank[1].n; low->n++) {
         const struct low_rank_rows *gate = i < f->low_rank[0].n ? &f->low_rank[0].rows[i] : NULL,
                                    *up = k < f->low_rank[1].n ? &f->low_rank[1].rows[k] : NULL;
-        if (gate && up && gate->begin != up->begin) // only the earlier one has these rows
+        if (gate && up && gate->begin != up->begin) // only the one that begins first has these rows
             *(gate->begin < up->begin ? &up : &gate) = NULL;
         rows[low->n] = gate ? *gate : *up;
         rows[low->n].n_parts[0] = gate ? gate->n_parts[0] : 0;
@@ -1492,7 +1505,8 @@ static struct row_inputs mlp_up_run(struct forward *f) {
     return down;
 }
 
-/* `requested` [n_requested]: the only rows whose results matter; NULL: all. */
+/* `requested` [n_requested]: the only rows with which the call continues after their keys and
+ * values are stored; NULL: all rows. */
 static void layer_run(struct forward *f, const int32_t *requested, int32_t n_requested) {
     const struct model_layer *l = &f->m->layers[f->layer];
     lora_prefetch(f);

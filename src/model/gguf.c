@@ -1,6 +1,6 @@
 /*
- * gguf: GGUF v3 (v2 reads the same) model files: metadata, tensors in place, tokenizer; and the
- * canonical writer.
+ * gguf: GGUF files of version 3 or 2, which have the same layout: metadata, tensors in place,
+ * tokenizer; and the canonical writer, which writes version 3.
  *
  *     "GGUF" | u32 version | u64 n_tensors | u64 n_kv
  *     n_kv × (key, type, value)
@@ -9,13 +9,13 @@
  *     tensor bytes, each padded to `alignment`
  *
  * All numbers are little-endian; a string is a u64 length and bytes. Dims are written innermost
- * first and reversed on reading. Split files, big-endian files, adapters and types outside the
- * table of kernel.h are refused by name.
+ * first and reversed on reading. Big-endian files and tensor types outside the table of kernel.h
+ * are errors, and so is opening a split file or an adapter as a model.
  *
  * Invariants after gguf_open: (1) every value and tensor is inside the mapping; (2) keys and tensor
- * names are unique and both arrays sorted; (3) tensors are contiguous in file order, so none
- * overlap; (4) a tensor's size follows from its dims and type, and no product of them overflows,
- * because the number of elements is checked against the file first.
+ * names are unique and both arrays sorted; (3) tensors are contiguous in file order except for
+ * padding, so none overlap; (4) a tensor's size follows from its dims and type, and no product of
+ * dims overflows, because the number of elements is first checked against the size of the file.
  */
 #include "model/internal.h"
 
@@ -44,8 +44,9 @@ enum gguf_type {
 };
 static const uint8_t gguf_type_sizes[GGUF_N_TYPES] = {1, 1, 2, 2, 4, 4, 4, 1, 0, 0, 8, 8, 8};
 
-/* For a string, `data` and `n` are its bytes; for an array, its first element (for strings: the
- * length word of the first) and its count. */
+/* For a string, `data` and `n` are its bytes and their number; for an array, its first element and
+ * the number of elements. An element that is a string begins with its length word. `element`: type
+ * of an array's elements. */
 struct gguf_kv {
     const char *key; /* not terminated */
     uint64_t key_len;
@@ -228,7 +229,8 @@ static uint64_t align_up(uint64_t n, uint64_t alignment) {
     return (n + alignment - 1) / alignment * alignment;
 }
 
-/* Checks invariant 3; `offsets` are those of the tensors in file order. */
+/* Checks invariant 3 and sets each tensor's data. `offsets` are those of the tensors in file order,
+ * relative to `start`, where the data section begins. */
 static int tensors_locate(struct gguf *g, const uint64_t *offsets, uint64_t start,
                           struct error *err) {
     uint64_t offset = 0, end = start;
@@ -389,7 +391,8 @@ static int bool_get(const struct gguf *g, const char *key, bool *out, struct err
 
 enum { REQUIRED = -1 };
 
-/* arch.suffix as an int32; `fallback` when absent (REQUIRED: no fallback). */
+/* Reads the key ARCH.SUFFIX as an integer of at least 0. If the key is absent, *out is `fallback`;
+ * REQUIRED makes that an error. */
 static int int_get(const struct gguf *g, const char *arch, const char *suffix, int32_t fallback,
                    int32_t *out, struct error *err) {
     char key[96];
@@ -408,7 +411,8 @@ static int int_get(const struct gguf *g, const char *arch, const char *suffix, i
     return OK;
 }
 
-/* `fallback` 0: required. */
+/* Reads the key ARCH.SUFFIX as a float. If the key is absent, *out is `fallback`; 0 makes that an
+ * error. */
 static int float_get(const struct gguf *g, const char *arch, const char *suffix, float fallback,
                      float *out, struct error *err) {
     char key[96];
@@ -451,8 +455,8 @@ static int unsupported_keys_check(const struct gguf *g, const char *arch, struct
     return OK;
 }
 
-/* "none", "linear" or "yarn"; a factor without a type is linear; an older key has the same
- * meaning. */
+/* Reads the type ("none", "linear" or "yarn") and its factor. A factor without a type is linear.
+ * rope.scale_linear is an older key for the factor. */
 static int rope_scaling_read(const struct gguf *g, struct model_config *c, struct error *err) {
     struct rope_scaling *s = &c->rope_scaling;
     const char *arch = c->arch->gguf;
@@ -478,7 +482,8 @@ static int rope_scaling_read(const struct gguf *g, struct model_config *c, struc
     return OK;
 }
 
-/* One bool per layer, true for a sliding window; or the period, as llama.cpp writes it. */
+/* Reads an array of one bool per layer, true for a sliding window; or, as llama.cpp writes it, the
+ * period p: each p-th layer has full attention. */
 static int sliding_window_pattern_read(const struct gguf *g, struct model_config *c,
                                        struct error *err) {
     static const char suffix[] = "attention.sliding_window_pattern";
@@ -500,14 +505,14 @@ static int sliding_window_pattern_read(const struct gguf *g, struct model_config
 }
 
 /* GGUF has no key for query_pre_attn_scalar. It is the head's width in all of Gemma's sizes except
- * the largest one (62 layers). */
+ * the largest (62 layers), where it is d_model / n_heads. */
 static float gemma_default_query_scalar(const struct model_config *c) {
     return (float)(c->n_layers == 62 && c->n_heads > 0 ? c->d_model / c->n_heads : c->head_dim);
 }
 
-/* Gemma's sliding windows. For keys that older files lack, the constants of the programs that read
- * those files are used: every 6th layer has full attention, and layers with a window use rope theta
- * 10000. */
+/* Reads Gemma's sliding windows; in other architectures a window is an error. For keys that older
+ * files lack, the constants of the programs that read those files are used: every 6th layer has
+ * full attention, and layers with a sliding window use rope theta 10000. */
 static int sliding_window_read(const struct gguf *g, struct model_config *c, struct error *err) {
     if (c->arch->hf_names != HF_GEMMA) {
         int32_t window;
@@ -538,8 +543,8 @@ static const char *bias_name(enum proj p) {
     return names[p];
 }
 
-/* No key lists the projections with biases: they are those of the first layer's tensors, and
- * model_bind requires the same of the other layers. */
+/* No key lists the projections with biases. They are found by the names of the first layer's
+ * tensors, and model_bind requires the same biases in the other layers. */
 static void biases_read(const struct gguf *g, struct model_config *c) {
     c->biased = c->arch->biased;
     for (int p = 0; p < N_PROJ; p++)
@@ -623,7 +628,7 @@ static int config_read(const struct gguf *g, struct model_config *c, struct erro
     return rc;
 }
 
-/* Pre-tokenizers for which llama.cpp looks up whole words before merging, and adds BOS by
+/* True for pre-tokenizers with which llama.cpp looks up whole words before merging and adds BOS by
  * default. */
 static bool pre_ignores_merges(const char *pre) {
     static const char *const names[] = {"llama3", "llama-v3", "llama-bpe", "tekken"};
@@ -656,7 +661,7 @@ static int array_get(const struct gguf *g, const char *key, enum gguf_type type,
 static int strings_copy(const struct gguf_kv *kv, const char **list, int32_t *lens,
                         struct arena *arena, struct error *err) {
     enum { STRING_MAX = 1 << 20 };
-    struct gguf_cursor c = {.data = kv->data, .size = SIZE_MAX / 2}; /* gguf_open has checked it */
+    struct gguf_cursor c = {.data = kv->data, .size = SIZE_MAX / 2}; /* array_read checked bounds */
     uint64_t len, total = 0;
     for (uint64_t i = 0; i < kv->n; i++) {
         cursor_read_string(&c, &len);
@@ -733,7 +738,7 @@ static int merges_read(const struct gguf *g, struct tokenizer_spec *spec, struct
     return OK;
 }
 
-/* *out is -1 when the key is absent, or has all bits set, which some writers use for "none". */
+/* *out is -1 when the key is absent, negative, or UINT32_MAX, which some writers use for "none". */
 static int token_id_read(const struct gguf *g, const char *key, int32_t n, int32_t *out,
                          struct error *err) {
     const struct gguf_kv *kv = gguf_find(g, key);
@@ -746,8 +751,8 @@ static int token_id_read(const struct gguf *g, const char *key, int32_t n, int32
     return OK;
 }
 
-/* For a unigram model's normalisation llama.cpp has a table and a flag; other normalizers are
- * stored under a key of Shoal's. */
+/* For a unigram model's normalisation llama.cpp has a table and a flag. Other normalizers are
+ * stored under Shoal's key shoal.tokenizer.normalizer. */
 static int normalizer_read(const struct gguf *g, struct tokenizer_spec *spec, struct arena *arena,
                            struct error *err) {
     const struct gguf_kv *table = gguf_find(g, "tokenizer.ggml.precompiled_charsmap");
@@ -827,8 +832,8 @@ struct tokenizer *gguf_tokenizer_open(const char *path, struct error *err) {
 }
 
 /* Converts the tensor rope_freqs.weight, by which the rotary frequencies are divided, to
- * c->rope_scaling and removes it from the list. All ones mean no scaling; other values must be a
- * known scaling. */
+ * c->rope_scaling, and removes it from the list. If all values are 1, there is no scaling; other
+ * values must be a scaling that rope_scaling_recover knows. */
 static int rope_freqs_read(struct gguf *g, struct model_config *c, struct error *err) {
     const struct tensor_info *t = tensors_find(g->tensors, g->n_tensors, "rope_freqs.weight");
     if (!t) return OK;
@@ -895,6 +900,8 @@ static void buf_add_string(struct buf *b, const char *bytes, uint64_t len) {
     buf_add(b, bytes, (size_t)len);
 }
 
+/* Adds a key, its type and, for a scalar, its value. The caller appends the value of a string or an
+ * array. */
 static void kv_add(struct kv_writer *o, const char *key, uint32_t type, const void *value) {
     buf_add_string(&o->text, key, strlen(key));
     buf_add(&o->text, &type, sizeof(type));
@@ -1006,7 +1013,7 @@ static void config_write(struct kv_writer *o, const struct model *m, const struc
 }
 
 /* llama.cpp assumes that the number of tokens is the number of embedding rows, so rows beyond the
- * tokenizer get a name. */
+ * tokenizer's vocabulary get unused tokens with placeholder names. */
 static void pieces_write(struct kv_writer *o, const struct tokenizer_spec *s, int32_t vocab) {
     kv_add_array(o, "tokenizer.ggml.tokens", GGUF_TYPE_STRING, (uint64_t)vocab);
     for (int32_t i = 0; i < vocab; i++) {
@@ -1151,12 +1158,12 @@ struct row_encoding {
     const struct model *m;
     const struct weight_info *w;
     enum tensor_type type;
-    const int32_t *order; /* or NULL */
-    int64_t first;
-    size_t max_row_len; /* floats of the longest row of any weight */
-    float *scratch;     /* [threads][longest] */
-    uint8_t *out;       /* [ROWS_PER_WRITE][tensor_row_bytes] */
-    atomic_bool bad;
+    const int32_t *order; /* source row of each output row, or NULL: the same */
+    int64_t first;        /* first output row of this write */
+    size_t max_row_len;   /* floats of the longest row of any weight */
+    float *scratch;       /* [threads][max_row_len] */
+    uint8_t *out;         /* [ROWS_PER_WRITE][tensor_row_bytes] */
+    atomic_bool bad;      /* a row does not pass row_fits */
 };
 
 /* Scales are f16, which cannot represent larger values or NaN. For rows that were copied, the
@@ -1302,7 +1309,7 @@ int model_write_gguf(const struct model *m, const char *path, enum tensor_type t
     return model_quantize_gguf(m, path, &q, NULL, NULL, err);
 }
 
-/* One scalar as JSON, null for an array; NULL for text that is not UTF-8. */
+/* One scalar as JSON; JSON's null for an array. Returns NULL for text that is not UTF-8. */
 static json_t *kv_to_json(const struct gguf_kv *kv) {
     int64_t whole;
     double real;

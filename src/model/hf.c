@@ -1,10 +1,11 @@
 /*
  * hf: Hugging Face model directories: model.safetensors or its shards, tokenizer.json or
- * tokenizer.model, tokenizer_config.json, and config.json through hf_config.c; and the canonical
- * writer of the same. Pickled weights (pytorch_model.bin) are not read.
+ * tokenizer.model, tokenizer_config.json, generation_config.json, chat_template.jinja, and
+ * config.json through hf_config.c; and the canonical writer of such directories. Pickled weights
+ * (pytorch_model.bin) are not read.
  *
- * Writing goes file by file, each all or nothing, config.json last: a directory without config.json
- * is not a model, so a first write that fails leaves none behind.
+ * Each file is written completely or not at all, config.json last. A directory without config.json
+ * is not a model, so a failed write to a new directory leaves no model there.
  */
 #include "model/internal.h"
 
@@ -13,7 +14,8 @@
 
 enum { SMALL_FILE = 64 << 20 };
 
-/* Maps config.json into the model, so that the model's hash covers it; returns it parsed. */
+/* Maps config.json into the model, so that the model's hash covers it, and reads m->config. Returns
+ * the parsed file (a new reference), or NULL on an error. */
 static json_t *config_open(struct model *m, const char *dir, struct error *err) {
     struct file_map map;
     char *path = path_join(dir, "config.json");
@@ -33,8 +35,8 @@ static json_t *config_open(struct model *m, const char *dir, struct error *err) 
     return root;
 }
 
-/* The files of a model and their tensors together, sorted by name (shallow copies: the files own
- * the names). */
+/* The files of a model, and the tensors of all files sorted by name. `tensors` has shallow copies:
+ * the files own the names. */
 struct shards {
     char **names;
     struct safetensors *files;
@@ -227,8 +229,9 @@ static int weights_read(struct model *m, const char *dir, struct error *err) {
     return rc;
 }
 
-/* tokenizer.json, else tokenizer.model. If the kind of the first is not supported, the second is
- * tried. *out stays NULL when neither exists. */
+/* Reads tokenizer.json, or tokenizer.model if tokenizer.json does not exist or cannot be read.
+ * *out is NULL and the result OK when neither exists. If both fail, the error is that of
+ * tokenizer.json. */
 static int tokenizer_files_read(const char *dir, struct tokenizer **out, struct error *err) {
     char *json = path_join(dir, "tokenizer.json"), *model = path_join(dir, "tokenizer.model");
     bool has_json = path_exists(json), has_model = path_exists(model);
@@ -240,14 +243,14 @@ static int tokenizer_files_read(const char *dir, struct tokenizer **out, struct 
     return *out || !(has_json || has_model) ? OK : err->code;
 }
 
-/* A special token is a string or an object with 'content'; returns its id or -1. */
+/* The id of a special token, or -1. `value` is a string or an object with 'content'. */
 static int32_t special_token_id(const struct tokenizer *tok, const json_t *value) {
     if (json_is_object(value)) value = json_object_get(value, "content");
     const char *piece = json_string_value(value);
     return piece ? tokenizer_piece_to_id(tok, piece) : -1;
 }
 
-/* An id, or the first of a list of ids. */
+/* The id that the key has, or the first id of its list; -1 if there is no valid id. */
 static int32_t config_token_id(const struct tokenizer *tok, const json_t *root, const char *key) {
     const json_t *v = json_field(root, key);
     if (json_is_array(v)) v = json_array_get(v, 0);
@@ -255,8 +258,9 @@ static int32_t config_token_id(const struct tokenizer *tok, const json_t *root, 
     return id >= 0 && id < tokenizer_vocab_size(tok) ? (int32_t)id : -1;
 }
 
-/* tokenizer_config.json has priority if it has the key (null: no such token), then
- * generation_config.json, then config.json. `current` is the value of the tokenizer's own file. */
+/* roots: tokenizer_config.json, generation_config.json and config.json in the order of priority.
+ * Null in tokenizer_config.json means that there is no such token. `current`, the value of the
+ * tokenizer's own file, is used if no file has the key. */
 static int32_t special_token_choose(const struct tokenizer *tok, const json_t *const roots[3],
                                     const char *name, int32_t current) {
     char key[32];
@@ -271,8 +275,8 @@ static int32_t special_token_choose(const struct tokenizer *tok, const json_t *c
     return current;
 }
 
-/* The tokenizer's own file does not define which tokens are BOS and EOS. A tokenizer is immutable,
- * so a new one replaces it. */
+/* The tokenizer's own file may not define which tokens are BOS and EOS. A tokenizer is immutable,
+ * so a new tokenizer replaces it if a setting differs. */
 static int specials_apply(struct tokenizer **tok, const json_t *const roots[3], struct error *err) {
     const struct tokenizer_spec *current = tokenizer_get_spec(*tok);
     struct tokenizer_spec spec = *current;
@@ -292,8 +296,8 @@ static int specials_apply(struct tokenizer **tok, const json_t *const roots[3], 
     return OK;
 }
 
-/* A string, or a list of {name, template} of which 'default' is used. chat_template.jinja in the
- * same directory has priority. */
+/* The template is chat_template.jinja, else the key of tokenizer_config.json: a string, or a list
+ * of {name, template} of which 'default' is used. */
 static int chat_template_read(struct model *m, const char *dir, const json_t *config,
                               struct error *err) {
     char *path = path_join(dir, "chat_template.jinja");
@@ -425,8 +429,8 @@ static int tokenizer_write(const struct model *m, const char *dir, struct error 
     return json_write(dir, "tokenizer_config.json", root, err);
 }
 
-/* Norms and biases come first: they are f32 and are thus aligned for any sizes of the 16-bit
- * matrices. */
+/* Fills `list` with all weights, norms and biases first: they are f32 and are thus aligned for any
+ * sizes of the 16-bit matrices. Returns the number of weights. */
 static int32_t weights_list_vectors_first(const struct model_config *c, struct weight_info *list) {
     int32_t n = 0;
     struct weight_info w;

@@ -1,14 +1,15 @@
 /*
- * hf_config: config.json of Hugging Face model directories, both ways.
+ * hf_config: reads and writes config.json of Hugging Face model directories.
  *
- * Reading is strict about everything that would change the arithmetic: a setting that is not
- * implemented is refused by its name, never skipped. Settings that only concern training or other
- * programs are ignored. The default of a missing key is that of the architecture's own
- * configuration class, as far as published models rely on it.
+ * Reading is strict about the known settings that would change the arithmetic: a value that is not
+ * implemented is an error that names the setting. Other unknown settings are ignored. The default
+ * of a missing key is that of the architecture's own configuration class, as far as published
+ * models rely on it.
  *
- * Rotary positions are written in two ways: `rope_theta` and `rope_scaling` at the level of the
- * other keys (older), or everything in `rope_parameters` (newer), which for Gemma holds one object
- * for each kind of layer. This file writes the older way, because both kinds of readers know it.
+ * Files describe rotary positions in two ways: the older one is `rope_theta` and `rope_scaling` at
+ * the level of the other keys; the newer one is the object `rope_parameters`, which for Gemma has
+ * one object for each kind of layer. This file writes the older way, because old and new programs
+ * read it.
  */
 #include "model/internal.h"
 
@@ -21,7 +22,8 @@ const json_t *json_field(const json_t *root, const char *key) {
     return json_is_null(v) ? NULL : v;
 }
 
-/* Key names that differ between Llama-like configurations, Gemma's and GPT-Neo's. */
+/* Names of keys that differ between the configurations of Llama and similar models, Gemma and
+ * GPT-Neo. */
 struct size_keys {
     const char *layers, *heads, *epsilon, *act;
 };
@@ -38,7 +40,7 @@ static const struct size_keys *size_keys_of(const struct arch *a) {
                                      : &default_keys;
 }
 
-/* `fallback` 0: required. */
+/* Reads a positive integer. If the key is missing, *out is `fallback`; 0 makes that an error. */
 static int int_get(const json_t *root, const char *key, int32_t fallback, int32_t *out,
                    struct error *err) {
     const json_t *v = json_field(root, key);
@@ -52,7 +54,7 @@ static int int_get(const json_t *root, const char *key, int32_t fallback, int32_
     return OK;
 }
 
-/* `fallback` 0: required. */
+/* Reads a number. If the key is missing, *out is `fallback`; 0 makes that an error. */
 static int float_get(const json_t *root, const char *key, double fallback, float *out,
                      struct error *err) {
     const json_t *v = json_field(root, key);
@@ -120,11 +122,11 @@ static int unsupported_keys_check(const json_t *root, const struct arch *a, stru
     return act_check(root, a, err);
 }
 
-/* Refuses keys of a rotary description that are not supported, or not with this value. */
+/* ERR_MISMATCH if `rope` has a key that is not supported, or not with this value. */
 static int rope_scaling_keys_check(const char *key, const json_t *rope, struct error *err) {
     static const struct {
         const char *key;
-        double supported; /* the only supported value; NaN: no value is */
+        double supported; /* the only supported value; NaN: no value is supported */
     } keys[] = {{"beta_fast", 32},         {"beta_slow", 1},    {"partial_rotary_factor", 1},
                 {"attention_factor", NAN}, {"mscale", NAN},     {"mscale_all_dim", NAN},
                 {"short_factor", NAN},     {"long_factor", NAN}};
@@ -136,7 +138,8 @@ static int rope_scaling_keys_check(const char *key, const json_t *rope, struct e
     return json_is_false(json_field(rope, "truncate")) ? unsupported_error(key, rope, err) : OK;
 }
 
-/* One object with its kind; the newer form may omit the kind. */
+/* Reads the object `rope` of the key `key`. The kind of scaling may be missing only in
+ * rope_parameters. */
 static int rope_scaling_read(const char *key, const json_t *rope, struct model_config *c,
                              struct error *err) {
     struct rope_scaling *s = &c->rope_scaling;
@@ -186,7 +189,7 @@ static int rope_read(const json_t *root, struct model_config *c, struct error *e
 }
 
 /* Reads a list of one word per layer: `local` stands for a sliding window, `full` for full
- * attention. */
+ * attention. If `local` is NULL, a sliding window is an error. */
 static int layer_types_read(const char *key, const json_t *list, const char *full,
                             const char *local, struct model_config *c, struct error *err) {
     if (json_array_size(list) != (size_t)c->n_layers)
@@ -215,7 +218,8 @@ static int gemma_sliding_window_read(const json_t *root, struct model_config *c,
     return OK;
 }
 
-/* [[["global", "local"], 12]]: patterns and the number of repetitions of each. */
+/* Appends one word per layer to `out` from patterns and the number of repetitions of each, such as
+ * [[["global", "local"], 12]]. */
 static int attention_types_expand(const json_t *types, json_t *out) {
     for (size_t i = 0; i < json_array_size(types); i++) {
         const json_t *pair = json_array_get(types, i), *words = json_array_get(pair, 0);
@@ -294,7 +298,8 @@ static int sizes_read(const json_t *root, struct model_config *c, struct error *
     return rc == OK ? head_dim_read(root, c, err) : rc;
 }
 
-/* query_pre_attn_scalar: scores are divided by its square root; 0: by that of the head's width. */
+/* Scores are divided by the square root of query_pre_attn_scalar. GPT-Neo does not scale scores, so
+ * its value is 1. */
 static int score_scale_read(const json_t *root, struct model_config *c, struct error *err) {
     if (c->arch->hf_names == HF_NEO) c->query_pre_attn_scalar = 1.0f;
     if (c->arch->hf_names != HF_GEMMA) return OK;

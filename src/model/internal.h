@@ -60,9 +60,9 @@ const char *rope_kind_name(enum rope_kind kind);
 int rope_kind_find(const char *name);
 /* The divisor that the scaling applies to the frequency of pair i. */
 float rope_divisor(const struct model_config *c, int32_t i);
-/* Sets c->rope_scaling to the scaling with these divisors [E/2]. It recognises no scaling, and
- * llama3's with frequency factors 1 and 4 and an original length that is a power of two from 16 to
- * 2^20. False when the divisors are of neither; c->rope_scaling is then undefined. */
+/* Sets c->rope_scaling to the scaling with these divisors [E/2]: ROPE_DEFAULT, or ROPE_LLAMA3 with
+ * frequency factors 1 and 4 and an original length that is a power of two from 16 to 2^20. False
+ * when neither has these divisors; c->rope_scaling is then undefined. */
 bool rope_scaling_recover(struct model_config *c, const float *divisors);
 
 /* The smallest p > 0 for which exactly the layers p-1, 2p-1, … have full attention, or 0 if there

@@ -50,7 +50,7 @@ enum gemm_task_kind { TASK_BASE, TASK_GATED, TASK_LORA_DOWN };
 struct gemm_task {
     enum gemm_task_kind kind;
     const struct matrix *w;               /* TASK_BASE */
-    struct gemm_gated gated;              /* TASK_GATED: its outputs are tiles for `down` */
+    struct gemm_gated gated;              /* TASK_GATED: outputs are the down projection's tiles */
     const struct gemm_input *in;          /* inputs of all rows */
     const struct gemm_low_rank *low_rank; /* LoRA updates fused into the product, or NULL */
     const struct lora_segment *seg;       /* TASK_LORA_DOWN */

@@ -2,7 +2,7 @@
  * hf_config: reads and writes config.json of Hugging Face model directories.
  *
  * Reading is strict about the known settings that would change the arithmetic: a value that is not
- * implemented is an error that names the setting. Other unknown settings are ignored. The default
+ * implemented is an error that names the setting. All other settings are ignored. The default
  * of a missing key is that of the architecture's own configuration class, as far as published
  * models rely on it.
  *

@@ -2,11 +2,11 @@
  * bpe: byte-level BPE (the GPT-2 family) and the merge loop that SPM uses too.
  *
  * A PCRE2 pattern splits a fragment into words. Each byte of a word becomes one symbol, and the
- * merge of lowest rank is applied, the leftmost first, until no merge is left. Short words are
- * scanned for it; long words use a heap over a linked list, so that a megabyte without a space
- * still takes O(n log n). The vocabulary writes bytes as GPT-2's printable characters. A byte that
- * the vocabulary lacks gives no token, as in the reference (SmolLM and StarCoder lack some bytes
- * that UTF-8 uses rarely or never).
+ * merge of lowest rank is applied, the leftmost first, until no merge is left. In a short word that
+ * merge is found by a scan; a long word uses a heap over a linked list, so that a megabyte without
+ * a space still takes O(n log n). The vocabulary writes bytes as GPT-2's printable characters. A
+ * byte that the vocabulary lacks gives no token, as in the reference (SmolLM and StarCoder lack
+ * some bytes that UTF-8 uses rarely or never).
  *
  * Whole words are looked up in the vocabulary only if the model sets ignore_merges, because the
  * result could otherwise differ from that of the merges.
@@ -90,8 +90,8 @@ void bpe_decode(const struct tokenizer *t, int32_t id, struct buf *out) {
     "*" end "|" digits "| ?[^\\s\\p{L}\\p{N}]+[\\r\\n/]*|\\s*[\\r\\n]+|\\s+(?!\\S)|\\s+"
 
 struct pretokenizer {
-    const char *name; /* GGUF's tokenizer.ggml.pre; of rows with the same pattern, the first one
-                         is the name for a pattern from another format */
+    const char *name; /* GGUF's tokenizer.ggml.pre; of rows with the same pattern and
+                         ignore_merges, pretokenizer_name returns the first */
     const char *pattern;
     bool ignore_merges;
 };
@@ -307,7 +307,7 @@ enum { SHORT_WORD = 48 };
 /* Ordered by rank, then by position. An entry is stale when the two symbols at its position are no
  * longer left_id and right_id. */
 struct merge_entry {
-    uint64_t key; /* rank << 32 | left */
+    uint64_t key; /* rank << 32 | position of the left symbol */
     int32_t left_id, right_id;
 };
 
@@ -342,7 +342,7 @@ static bool encoder_reserve_long(struct encoder *e) {
 
 /* A symbol, and its merge with the right neighbour: the token merged_id at `rank`, or INT32_MAX. */
 struct symbol_link {
-    int32_t id, offset, rank, merged_id; /* offset: in the text; or the byte, if it is not needed */
+    int32_t id, offset, rank, merged_id; /* offset: in the text; in word_encode_short: the byte */
 };
 
 static void link_find_merge(const struct merge_table *pairs, struct symbol_link *l, int32_t i,
@@ -466,7 +466,8 @@ void encoder_init_cache(struct encoder *e, size_t len) {
     if (!e->cache && len >= CACHE_MIN_TEXT) e->cache = xcalloc(CACHE_SLOTS, sizeof(*e->cache));
 }
 
-/* The word's bytes, padded with zeros, and its slot. */
+/* Copies the word to `text`, padded with zeros, and returns its slot; NULL without a cache or for a
+ * long word. */
 static struct cached_word *cache_slot(const struct encoder *e, const char *p, size_t n,
                                       uint64_t text[CACHED_LEN / 8]) {
     if (!e->cache || n > CACHED_LEN) return NULL;

@@ -3,16 +3,15 @@
  *
  * The text is split into words by the tokenizer's own pattern, equal words are stored once with
  * their count, and the most frequent pair of neighbours becomes a token until the vocabulary is
- * full. Of equally
- * frequent pairs the one with the greatest (left, right) bytes is chosen, so the result depends
- * only on the text. Special tokens in the text are not part of any word. Training does not shuffle,
- * sample or prune.
+ * full. Of equally frequent pairs the one with the greatest (left, right) bytes is chosen, so the
+ * result depends only on the arguments. Special tokens in the text are not part of any word.
+ * Training does not shuffle, sample or prune.
  *
  * Counts are updated, not recomputed: a merge visits the words that contain its pair and changes
  * the counts of the neighbouring pairs. The queue is updated lazily:
  *   1. every pair with a count above 0 has a queue entry whose count is at least as large;
  *   2. an entry whose count differs from that of its pair is never used: it is queued again with
- * the right count, or removed.
+ *      the right count, or removed.
  */
 #include "tokenizer/internal.h"
 
@@ -44,7 +43,7 @@ struct trainer_state {
     struct arena arena;
     struct tokenizer *splitter; /* specials and bytes only */
     pcre2_match_data *match;
-    struct word *words; /* hash table while counting, then the first n_words */
+    struct word *words; /* [words_cap] hash table while counting; then an array [n_words] */
     size_t n_words, words_cap;
     struct token_ids symbols;
     struct pair *pairs;

@@ -4,12 +4,13 @@
  * (gguf.c reads the tokenizer of GGUF files.)
  *
  * A reader converts its file to a struct tokenizer_spec, or reports the part that is not supported:
- * normalizers, pre-tokenizers and decoders that are not implemented are refused, never skipped.
- * Only the options by which added tokens remove spaces around them are ignored, with a warning.
- * hf.c reads tokenizer_config.json.
+ * normalizers, pre-tokenizers and decoders that are not implemented are errors. Only the options
+ * lstrip, rstrip and single_word of added tokens are ignored, with a warning. hf.c reads
+ * tokenizer_config.json.
  *
  * Invariant: tokenizer_from_json reads the output of tokenizer_write_json as a tokenizer with the
- * same ids for every text, and writing that tokenizer gives the same bytes again.
+ * same ids for every text, except where pieces share a score (merges_from_scores). Writing that
+ * tokenizer gives the same bytes again.
  */
 #include "tokenizer/internal.h"
 
@@ -32,7 +33,7 @@ struct tokenizer_reader {
     uint8_t *types;
     float *scores; /* UNIGRAM: [n] */
     const char **merges;
-    json_t *steps;                    /* normalizers except those for the next two */
+    json_t *steps; /* normalizers, except those that set adds_prefix or escapes_spaces */
     bool adds_prefix, escapes_spaces; /* a ▁ is prepended to the text; spaces become ▁ */
     bool splits_at_spaces;            /* text is split at all white space, which is not encoded */
 };
@@ -223,7 +224,7 @@ static int32_t reader_find(const struct tokenizer_reader *r, const char *piece) 
     return -1;
 }
 
-/* Unigram models have the unknown token's id, which may be null. */
+/* Unigram models have the id of the unknown token in unk_id, which may be null. */
 static int unigram_unk(struct tokenizer_reader *r, struct error *err) {
     const json_t *v = json_object_get(r->model, "unk_id");
     if (!v || json_is_null(v)) return OK;
@@ -261,7 +262,7 @@ static int steps_each(struct tokenizer_reader *r, const json_t *v, const char *l
     return OK;
 }
 
-/* tokenizer_new checks the steps. */
+/* Appends a step without a check: tokenizer_new checks it. */
 static int normalizer_append(struct tokenizer_reader *r, const json_t *part, struct error *err) {
     (void)err;
     json_array_append(r->steps, (json_t *)(uintptr_t)part);
@@ -354,7 +355,8 @@ static bool split_keeps_all_text(const json_t *split) {
     return json_string_is(split, "behavior", invert ? "Removed" : "Isolated");
 }
 
-/* The three shapes of byte-level pre-tokenizers that one pattern can replace. */
+/* Reads the three forms that one pattern can replace: ByteLevel alone, Digits then ByteLevel, Split
+ * then ByteLevel. */
 static int bpe_pre_tokenizer_read(struct tokenizer_reader *r, const json_t *v, struct error *err) {
     const json_t *list = json_object_get(v, "pretokenizers");
     bool sequence = strcmp(json_type_name(v), "Sequence") == 0;
@@ -979,7 +981,7 @@ struct sp_model {
     int32_t model_type;             /* 1 unigram (the default), 2 BPE, 3 word, 4 char */
     struct protobuf_field charsmap; /* the compiled table of replacements */
     bool collapses_spaces, keeps_raw_spaces, space_suffix;
-    bool has_trainer_section; /* a file without it is truncated */
+    bool has_trainer_section; /* a file without it is cut short or no SentencePiece model */
 };
 
 static int sp_piece(struct sp_model *m, const struct protobuf_field *outer, struct error *err) {
@@ -1040,7 +1042,8 @@ static int sp_normalizer(struct sp_model *m, const struct protobuf_field *outer,
     return rc;
 }
 
-/* How pieces are read depends on the sections after them, so they are read in a second pass. */
+/* Reads the settings, or in a second pass the pieces: how pieces are read depends on the settings,
+ * which come after the pieces in the file. */
 static int sp_fields(struct sp_model *m, const struct file_map *file, bool pieces,
                      struct error *err) {
     struct protobuf_view v = {file->data, file->data + file->size};
@@ -1104,8 +1107,8 @@ struct tokenizer *tokenizer_from_sentencepiece(const char *path, struct error *e
 }
 
 /*
- * int32 longest piece, then `vocab` times: float score, int32 length, bytes. Little-endian, without
- * counts or types: pieces have spaces for ▁, and the specials are wrapped in newlines.
+ * The file: int32 longest piece, then `vocab` times float score, int32 length, bytes;
+ * little-endian. It has no types. Pieces have spaces for ▁, and newlines enclose <s> and </s>.
  */
 static void llama2c_piece(struct spec_builder *g, struct buf *scratch, const char *p, size_t len,
                           float score) {

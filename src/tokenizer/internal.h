@@ -4,9 +4,9 @@
  * Added tokens divide a text into fragments. normalizer.c normalises a fragment if the model has a
  * normalizer. Both kinds of BPE then use one merge loop: the fragment becomes symbols (ids), and
  * the neighbouring pair of lowest rank is merged, the leftmost first, until no pair of the table is
- * left. They differ in the preparation (a PCRE2 pattern and bytes, or ▁ for spaces and characters)
- * and in the source of the ranks (the merge list, or the pieces' scores). Unigram has the same ▁
- * and byte fallback as SPM, but maximises the sum of scores (unigram.c).
+ * left. Byte-level BPE splits by a PCRE2 pattern, begins with bytes, and has ranks from a merge
+ * list. SPM replaces spaces by ▁, begins with characters, and has ranks from the pieces' scores.
+ * Unigram has the same ▁ and byte fallback as SPM, but maximises the sum of scores (unigram.c).
  *
  * A symbol below spec.n is a token. SPM adds symbols from spec.n to n_symbols - 1 for characters
  * that occur in pieces but are not pieces: they can merge; a symbol that remains is encoded as
@@ -33,7 +33,7 @@ struct merge_table {
     struct merge_slot *slots;
     uint64_t mask;    /* slots - 1; at most half of them are used */
     uint64_t *filter; /* Bloom filter with four bits per slot and one hash: most lookups find no
-                         pair, and the filter fits into a near cache */
+                         pair, and the filter is smaller than the slots by a factor of 32 */
     int32_t n;
 };
 
@@ -43,7 +43,7 @@ struct tokenizer {
     struct tokenizer_spec spec; /* owned copies */
     struct arena arena;
     int32_t n_symbols; /* [n, n_symbols): SPM's characters without a piece */
-    const char **text; /* [n_symbols]; spec.pieces is its beginning */
+    const char **text; /* [n_symbols] bytes of each symbol; spec.pieces is the same array */
     int32_t *lens;
     int32_t *index; /* open addressing: symbol + 1 by hash of its text */
     uint64_t index_mask;
@@ -73,16 +73,16 @@ struct encoder {
     struct token_ids *out;
     int begin;                /* SPM: where this fragment's ids begin in `out` */
     int32_t *id, *offset;     /* [cap] symbols and their offsets in the text, n used */
-    int32_t *prev, *next;     /* links of a long merge, [cap] */
-    struct merge_entry *heap; /* [3 cap] */
+    int32_t *prev, *next;     /* [long_cap] links of a long merge */
+    struct merge_entry *heap; /* [3 long_cap] */
     int32_t n, cap, long_cap;
     struct viterbi_node *lattice; /* UNIGRAM: positions of an undecided range, [lattice_cap] */
     size_t lattice_cap;
-    struct buf text;            /* the fragment as rewritten: with ▁, or with a space before it */
-    struct buf normal, scratch; /* the normalised fragment, before that rewriting */
+    struct buf text;            /* the fragment with ▁ for spaces, or with a space before it */
+    struct buf normal, scratch; /* the normalised fragment, and scratch of normalizer_apply */
     pcre2_match_data *match;
     struct cached_word *cache; /* words of this call already encoded; NULL: a short text */
-    bool unknown; /* the word has unknown tokens, so its ids depend on the text before */
+    bool unknown; /* the word has unknown tokens, so its ids depend on the text before the word */
 };
 
 /* tokenizer.c */
@@ -108,16 +108,18 @@ char *normalizer_to_json(const json_t *steps);
 
 /* bpe.c */
 int bpe_prepare(struct tokenizer *t, struct error *err);
-/* Splits a text by the pre-tokenizer's pattern; words cover the text. */
+/* Splits a text by the pre-tokenizer's pattern and calls fn for each word in order; together the
+ * words are the text. */
 typedef void (*word_fn)(void *ctx, const char *p, size_t n);
 void bpe_split(const struct tokenizer *t, pcre2_match_data *match, const char *text, size_t len,
                word_fn fn, void *ctx);
 void bpe_encode(struct encoder *e, const char *text, size_t len, bool first);
 void bpe_decode(const struct tokenizer *t, int32_t id, struct buf *out);
 /* Reserves memory for n symbols. The caller then sets id, offset and n, and encoder_merge merges in
- * place. False: out of memory, which the output records. */
+ * place. When memory runs out, sets out->failed and returns false. */
 bool encoder_reserve(struct encoder *e, int32_t n);
-/* xrealloc, but returns NULL when memory runs out and the output has may_refuse. */
+/* xrealloc, except that when memory runs out and s->may_fail is set, it sets s->failed and returns
+ * NULL. */
 void *token_ids_realloc(struct token_ids *s, void *p, size_t size);
 void encoder_merge(struct encoder *e);
 /* Called at the start of each fragment with its length; allocates the cache if the text is long
@@ -126,25 +128,28 @@ void encoder_init_cache(struct encoder *e, size_t len);
 /* Adds the word's ids from the cache, or by `encode`. */
 typedef void (*encode_fn)(struct encoder *e, const char *p, size_t n);
 void encoder_word(struct encoder *e, const char *p, size_t n, encode_fn encode);
-/* GPT-2's order of the bytes, printable ones first; and its character for a byte as UTF-8 (returns
- * the length). */
+/* bytes_to_unicode_byte returns byte i in GPT-2's order: printable bytes first.
+ * bytes_to_unicode_piece writes GPT-2's character for a byte as UTF-8 and a NUL; it returns the
+ * length. */
 int bytes_to_unicode_byte(int i);
 int bytes_to_unicode_piece(int byte, char out[4]);
 /* NULL and ERR_FORMAT when the pattern does not compile. In it, \s is Unicode's White_Space. */
 pcre2_code *tokenizer_regex_compile(const char *pattern, uint32_t options, struct error *err);
 
 /* spm.c */
-#define PREFIX_FIRST "metaspace-first" /* values of spec.pre */
+/* Values of spec.pre: a space is added before the text only, or also after special tokens; neither
+ * adds a space before another space. */
+#define PREFIX_FIRST "metaspace-first"
 #define PREFIX_ALWAYS "metaspace-always"
 int spm_prepare(struct tokenizer *t, struct error *err);
 /* The length of the character at p; 1 for bytes outside UTF-8. */
 size_t char_len(const char *p, size_t left);
-/* Adds byte tokens if the vocabulary has all that are needed, else the unknown token, once for a
- * run of unknown characters. */
+/* Adds the byte tokens of the n bytes if the vocabulary has all of them, else the unknown token, if
+ * there is one: once for a run of unknown characters. */
 void encoder_byte_fallback(struct encoder *e, const char *p, size_t n);
 void spm_encode(struct encoder *e, const char *text, size_t len, bool first);
 void spm_decode(const struct tokenizer *t, int32_t id, struct buf *out);
-struct spm_merge {
+struct spm_merge { /* left and right become id; left_len: bytes of left */
     int32_t left, right, rank, id, left_len;
 };
 /* All merges of the pair table in the order of their ranks; malloc'ed. */

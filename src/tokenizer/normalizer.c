@@ -5,7 +5,8 @@
  *
  * A tokenizer_spec has its normalizer as the JSON text of tokenizer.json, so that every file format
  * can store it; this file parses the text to a list of steps. Normalizers that are not implemented
- * are refused by name. Replacing spaces by ▁ and adding one before a text are not steps: see spm.c.
+ * are errors that name them. Replacing spaces by ▁ and adding ▁ before a text are not steps: spm.c
+ * does both.
  *
  * Invariants: a step reads the whole fragment and writes a new one; no step changes bytes that are
  * not UTF-8. Only ranges that may change are passed to the Unicode library. A character is inert
@@ -47,7 +48,7 @@ struct step {
 struct normalizer {
     struct step *steps;
     int n;
-    size_t growth; /* bound on the ratio of output to input length, except for a prefix */
+    size_t growth; /* bound on the ratio of the lengths of output and input, without prefixes */
 };
 
 /* Unicode */
@@ -131,7 +132,8 @@ static uint32_t unit_offset(uint32_t unit) {
     return (unit >> 10) << ((unit & 1u << 9) >> 6);
 }
 
-/* The longest entry that `p` begins with: its length and where its replacement is, or 0. */
+/* The length of the longest entry that `p` begins with, or 0; *value: where its replacement is in
+ * `targets`. */
 static size_t charsmap_find(const struct step *s, const char *p, size_t left, uint32_t *value) {
     size_t best = 0;
     uint32_t index = unit_offset(s->units[0]);
@@ -243,7 +245,7 @@ void normalizer_apply(const struct normalizer *n, const char *p, size_t len, str
     buf_add(out, p, n->n == 0 ? len : 0);
     for (int i = 0; i < n->n; i++) {
         struct buf from = i == 0 ? (struct buf){0} : *out;
-        if (i > 0) { /* the output of the last step is the input of this one */
+        if (i > 0) { /* the output of the previous step is the input of this step */
             *out = *scratch;
             *scratch = from;
             p = from.data;
@@ -442,7 +444,7 @@ char *normalizer_to_json(const json_t *steps) {
     return json;
 }
 
-/* The part of a normalizer that GGUF can store. NULL or the table's bytes, malloc'ed. */
+/* GGUF can store only this part of a normalizer. */
 uint8_t *normalizer_charsmap(const char *json, size_t *len) {
     struct error err;
     struct normalizer *n = normalizer_new(json, &err);

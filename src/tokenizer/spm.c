@@ -2,17 +2,18 @@
  * spm: SentencePiece's BPE with byte fallback (Llama 2, Phi-3, TinyStories), and the functions that
  * its unigram models (unigram.c) share with it: ▁, bytes, decoding.
  *
- * Spaces become ▁. Another ▁ is added at the beginning of a text and after every special token (but
- * see prefix_prepare). Symbols, at first characters, are merged in the order of the resulting
- * piece's score, the leftmost first, across spaces and without any pattern. Characters that no
- * piece covers become byte tokens, or, in a vocabulary without byte tokens, one unknown token for a
- * run of them. A vocabulary read from a tokenizer.json whose merge list differs from the order of
- * the scores keeps that list, and ranks come from it.
+ * Spaces become ▁. With add_space_prefix, another ▁ is added at the beginning of a text and after
+ * every special token (prefix_prepare has other rules). Symbols are at first characters. The pair
+ * whose merged piece has the highest score is merged first, of equal scores the leftmost pair;
+ * pairs may cross spaces, and there is no pattern. Characters that no piece covers become byte
+ * tokens, or, in a vocabulary without byte tokens, one unknown token for a run of them. A
+ * vocabulary read from a tokenizer.json whose merge list differs from the order of the scores keeps
+ * that list, and ranks come from the list.
  *
  * Unused pieces are never the result of a merge (SentencePiece forms them and then splits them).
  *
- * Invariant: the pair table has every way to split a normal piece into two symbols, so merging
- * compares integers only.
+ * Invariant: without a merge list, the pair table has every way to split a normal piece into two
+ * symbols, so merging compares only integers.
  */
 #include "tokenizer/internal.h"
 
@@ -36,7 +37,8 @@ static int32_t symbol_find_mergeable(const struct tokenizer *t, const char *p, s
     return is_mergeable(t, id) ? id : -1;
 }
 
-/* The length up to the next ▁ that follows another character; `each`: up to the next ▁. */
+/* The length of the word at p: its leading ▁, all of them or with `every_mark` only one, and the
+ * text up to the next ▁. */
 static size_t word_len(const char *p, size_t left, bool every_mark) {
     size_t i = 0;
     while (left - i >= 3 && memcmp(p + i, METASPACE_CHAR, 3) == 0 && (i == 0 || !every_mark))
@@ -51,7 +53,7 @@ static size_t word_len(const char *p, size_t left, bool every_mark) {
     return left;
 }
 
-/* "<0x0A>" → 10, else -1. */
+/* The byte of a byte token's piece: 10 for "<0x0A>", -1 for other text. */
 static int piece_byte(const char *p, int32_t len) {
     if (len != 6 || memcmp(p, "<0x", 3) != 0 || p[5] != '>') return -1;
     int value = 0;
@@ -99,8 +101,8 @@ static int piece_scan(const struct tokenizer *t, int32_t id, struct unlisted_cha
     return OK;
 }
 
-/* Gives each unlisted character a symbol. The symbols of repeated characters are never found, which
- * costs little: vocabularies have few such characters or none. */
+/* Gives each position of an unlisted character a symbol. Only the first symbol of equal characters
+ * is ever found; the others cost little, because vocabularies have few such characters or none. */
 static int unlisted_chars_add(struct tokenizer *t, const struct unlisted_chars *s,
                               struct error *err) {
     size_t n = (size_t)t->spec.n, n_all = n + (size_t)s->piece.n;
@@ -204,8 +206,8 @@ static bool pieces_stay_within_words(const struct tokenizer *t) {
     return true;
 }
 
-/* Hugging Face's newer files have other rules for the added space than SentencePiece. `pre`, which
- * has no other use for this kind, has the name of the rule. */
+/* Hugging Face's newer files have other rules for the added space than SentencePiece. spec.pre,
+ * which has no other use for this kind of tokenizer, has the name of the rule. */
 static void prefix_prepare(struct tokenizer *t) {
     t->prefix_text_only = strcmp(t->spec.pre, PREFIX_FIRST) == 0;
     t->prefix_unless_space = t->prefix_text_only || strcmp(t->spec.pre, PREFIX_ALWAYS) == 0;
@@ -259,7 +261,7 @@ static void spaces_escape(struct encoder *e, const char *text, size_t len, bool 
     }
 }
 
-/* Encodes a part of the fragment that no merge crosses. */
+/* Encodes a part of the fragment; no merge crosses the ends of the part. */
 static void segment_encode(struct encoder *e, const char *p, size_t len) {
     e->n = 0;
     if (!encoder_reserve(e, (int32_t)len)) return;

@@ -60,7 +60,7 @@ static uint64_t slots_needed(int64_t n) {
     return size;
 }
 
-/* The slot of this text, or the empty slot for it. */
+/* The slot that has this text, or the empty slot in which to store it. */
 static int32_t *index_slot(const struct tokenizer *t, const char *p, size_t n) {
     uint64_t i = hash_fnv1a(p, n) & t->index_mask;
     for (; t->index[i]; i = (i + 1) & t->index_mask) {
@@ -353,9 +353,9 @@ const struct tokenizer_spec *tokenizer_get_spec(const struct tokenizer *t) {
     return &t->spec;
 }
 
-/* Among matched[lo, hi), which have `n_common` bytes in common, finds those whose next byte is `c`:
- * returns the first one, or with `after` the first one after them. Tokens of `n_common` bytes come
- * first. */
+/* The tokens added_tokens[lo, hi) begin with the same `n_common` bytes. Returns the index of the
+ * first token whose next byte is `c`, or with `after` the index after the last such token. Tokens
+ * without a next byte come first. */
 static int32_t added_token_bound(const struct tokenizer *t, int32_t lo, int32_t hi,
                                  int32_t n_common, uint8_t c, bool after) {
     while (lo < hi) {
@@ -369,7 +369,7 @@ static int32_t added_token_bound(const struct tokenizer *t, int32_t lo, int32_t 
     return lo;
 }
 
-/* The longest added token with which the text begins, of equal ones the lowest id, or -1.
+/* The longest added token with which the text begins, or -1; of equal tokens the lowest id.
  * `control`: control and unknown tokens count too. Each byte of text narrows the range of tokens
  * with the same beginning by binary search, so that many such tokens take hardly more time than a
  * few. */
@@ -497,7 +497,7 @@ void tokenizer_decode_offsets(const struct tokenizer *t, const int32_t *ids, int
         if (ends) ends[i] = (int32_t)begin;
         if (ids[i] < 0 || ids[i] >= t->spec.n) continue;
         tokenizer_decode_token(t, ids[i], specials, out);
-        if (is_added_token(t, ids[i]) && ids[i] != t->spec.unk) { /* unknown is a part of text */
+        if (is_added_token(t, ids[i]) && ids[i] != t->spec.unk) { /* the unknown token is text */
             first = prefixed && (!t->prefix_text_only || (first && ids[i] == t->spec.bos));
         } else if (out->len > begin) {
             if (first && out->data[begin] == ' ') {

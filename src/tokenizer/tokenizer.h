@@ -11,7 +11,7 @@
 
 enum tokenizer_kind { TOKENIZER_BPE, TOKENIZER_SPM, TOKENIZER_UNIGRAM };
 /* Byte-level BPE (GPT-2 family; the pre-tokenizer is a PCRE2 pattern), SentencePiece BPE with byte
- * fallback, and SentencePiece unigram with or without it. */
+ * fallback, and SentencePiece unigram with or without byte fallback. */
 struct tokenizer;
 int32_t tokenizer_vocab_size(const struct tokenizer *t);
 int32_t tokenizer_bos(const struct tokenizer *t); /* -1: no such token */
@@ -22,26 +22,29 @@ const char *tokenizer_id_to_piece(const struct tokenizer *t, int32_t id,
                                   int *len); /* as stored in the vocabulary */
 int32_t tokenizer_piece_to_id(const struct tokenizer *t,
                               const char *piece); /* id of a stored piece, or -1 */
-#define TOKENIZER_ADD_BOS 1                       /* add the model's tokens before a text */
-#define TOKENIZER_PARSE_SPECIAL 2                 /* the text of special tokens becomes their id */
-#define TOKENIZER_ADD_EOS 4 /* add the model's tokens after a text (the input of encoders) */
+#define TOKENIZER_ADD_BOS 1                       /* add BOS before the text if the model adds it */
+#define TOKENIZER_PARSE_SPECIAL 2 /* the text of a special token becomes the token's id */
+#define TOKENIZER_ADD_EOS                                                                          \
+    4 /* add EOS after the text if the model adds it (the input of encoders) */
 struct token_ids {
     int32_t *v;
     int n, cap;
-    /* If the caller sets may_fail, lack of memory for the tokens or for encoding sets `failed`,
-     * and the tokens are then incomplete. Otherwise it ends the process. */
+    /* If the caller sets may_fail, lack of memory for the ids or for the symbols of a word sets
+     * `failed`, and the ids are then incomplete. Otherwise it ends the process. */
     bool may_fail, failed;
 };
 void token_ids_add(struct token_ids *s, int32_t id);
 void token_ids_release(struct token_ids *s);
-/* Appends to `out`. Any bytes are accepted; invalid UTF-8 becomes byte tokens. */
+/* Appends to `out`. Any bytes are accepted, at most INT32_MAX / 4; invalid UTF-8 becomes byte
+ * tokens if the vocabulary has them. `flags`: TOKENIZER_… */
 void tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, int flags,
                       struct token_ids *out);
 /* Appends the bytes of one token; a special token has no bytes unless `specials`. */
 void tokenizer_decode_token(const struct tokenizer *t, int32_t id, bool specials, struct buf *out);
+/* Appends the bytes of n tokens, without the space that encoding added before the text. */
 void tokenizer_decode(const struct tokenizer *t, const int32_t *ids, int n, bool specials,
                       struct buf *out);
-/* The same, and where in `out` each token ends: ends [n]. */
+/* tokenizer_decode that also sets ends [n] to the length of `out` after each token. */
 void tokenizer_decode_offsets(const struct tokenizer *t, const int32_t *ids, int n, bool specials,
                               struct buf *out, int32_t *ends);
 void tokenizer_free(struct tokenizer *t);
@@ -57,8 +60,9 @@ struct tokenizer_spec {
                              6 byte */
     const char **merges;  /* BPE: "a b" pairs in rank order */
     int32_t n_merges;
-    const char *pre; /* GGUF's tokenizer.ggml.pre ("gpt-2", "qwen2", "llama-bpe", "smollm", …) or,
-                        when it contains '\\' or '[', a PCRE2 pattern itself */
+    const char *pre; /* BPE: GGUF's tokenizer.ggml.pre ("gpt-2", "qwen2", "llama-bpe", "smollm", …)
+                        or, when it contains '\\' or '[', a PCRE2 pattern. SPM, UNIGRAM: the rule
+                        for the added space (PREFIX_FIRST, PREFIX_ALWAYS), or NULL */
     const char *normalizer; /* tokenizer.json's normalizer as JSON text, without the steps that turn
                                spaces into ▁; NULL: no normalizer */
     int32_t bos, eos, unk;  /* -1: none */
@@ -69,18 +73,19 @@ struct tokenizer_spec {
 };
 struct tokenizer *tokenizer_new(const struct tokenizer_spec *spec, struct error *err);
 struct tokenizer *tokenizer_from_json(const char *path,
-                                      struct error *err); /* tokenizer.json: BPE and Unigram */
-struct tokenizer *tokenizer_from_sentencepiece(const char *path,
-                                               struct error *err); /* tokenizer.model: the same */
+                                      struct error *err); /* tokenizer.json: BPE, Unigram */
+struct tokenizer *
+tokenizer_from_sentencepiece(const char *path,
+                             struct error *err); /* tokenizer.model: BPE, unigram */
 struct tokenizer *tokenizer_from_llama2c(const char *path, int32_t vocab, struct error *err);
 /* Byte tokens, three specials, and filler pieces up to `vocab` (NULL below 259): for models with
  * random weights. */
 struct tokenizer *tokenizer_new_bytes(int32_t vocab);
 const struct tokenizer_spec *tokenizer_get_spec(const struct tokenizer *t); /* for the writers */
 int tokenizer_write_json(const struct tokenizer *t, const char *path, struct error *err);
-/* Byte-level BPE training: counts the pre-tokens of `text` and merges the most frequent pair (of
- * ties the lexicographically greatest, as GPT-2-style trainers do) until there are `vocab` tokens.
- * Special tokens get the first ids. */
+/* Byte-level BPE training: counts the words of `text` that the pre-tokenizer `pre` gives (NULL:
+ * "gpt-2") and merges the most frequent pair until there are `vocab` tokens. Of equally frequent
+ * pairs it merges the one with the greatest bytes. Special tokens get the first ids. */
 struct tokenizer *tokenizer_train_bpe(const char *text, size_t len, int32_t vocab, const char *pre,
                                       const char **specials, int n_specials, struct error *err);
 
@@ -88,8 +93,9 @@ struct tokenizer *tokenizer_train_bpe(const char *text, size_t len, int32_t voca
 
 /* A flag of tokenizer_encode: the text continues another text, so no space is added before it. */
 #define TOKENIZER_NO_PREFIX_SPACE 0x100
-/* Splits a text at its added tokens: calls fn with each token's id, and with -1 for the text
- * between them. `control`: control and unknown tokens count, not only user-defined ones. */
+/* Splits a text at its added tokens (control, unknown and user-defined tokens): calls fn with each
+ * token's id, and with -1 for the text between two of them. Without `control`, only user-defined
+ * tokens count. */
 typedef void (*fragment_fn)(void *ctx, int32_t id, const char *p, size_t n);
 void split_special_tokens(const struct tokenizer *t, const char *text, size_t len, bool control,
                           fragment_fn fn, void *ctx);
@@ -119,8 +125,9 @@ enum piece_type {
 char *normalizer_from_sentencepiece(const void *charsmap, size_t len, bool collapse_spaces);
 /* The compiled table of a normalizer that begins with one, malloc'ed, or NULL. */
 uint8_t *normalizer_charsmap(const char *json, size_t *len);
-/* The pattern for a name of tokenizer.ggml.pre, `pre` itself when it is a pattern, else NULL; and
- * the name for a pattern, or the pattern itself. */
+/* pretokenizer_pattern returns the pattern for a name of tokenizer.ggml.pre, `pre` itself when it
+ * is a pattern, else NULL. pretokenizer_name returns the name for a pattern, or the pattern itself
+ * when it has no name. */
 const char *pretokenizer_pattern(const char *pre);
 const char *pretokenizer_name(const char *pattern, bool ignore_merges);
 

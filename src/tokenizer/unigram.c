@@ -23,7 +23,7 @@
 enum {
     PIECE_LIMIT = 1024,   /* bytes; also the depth of the building recursion */
     NODE_LIMIT = 1 << 28, /* elements of the double array */
-    SEARCH_LIMIT = 8192,
+    SEARCH_LIMIT = 8192, /* elements visited by a search, beyond which later searches begin later */
     UNKNOWN_PENALTY = 10, /* from the reference */
     NO_PARENT = -1,
 };
@@ -35,14 +35,15 @@ struct trie_node {
 struct trie {
     struct trie_node *nodes; /* [n]; 0 is the root */
     int32_t n, search_from;  /* search_from: first element that base_find_free considers */
-    float unknown_score,
-        max_score; /* an unknown character's; the highest of a normal piece, or 0 */
+    float unknown_score,     /* score of an unknown character */
+        max_score;           /* the highest score of a normal piece, at least 0 */
 };
 
-/* A position in the text: the best path to it. */
+/* The best path to one position in the text. */
 struct viterbi_node {
     double sum;
-    int32_t prev, id; /* id -1: not reached; unknown is INT32_MAX */
+    int32_t prev, id; /* id: the path's last piece, UNKNOWN, or -1: not reached; prev: where the
+                         piece begins */
 };
 #define UNKNOWN INT32_MAX
 
@@ -213,7 +214,8 @@ static void viterbi_relax(struct viterbi_node *to, double sum, int32_t prev, int
     if (to->id < 0 || sum > to->sum) *to = (struct viterbi_node){sum, prev, id};
 }
 
-/* Emits the ids of the best path from p to `end`, and clears the lattice up to there. */
+/* Emits the ids of the best path from position 0 (the text at p) to `end`, and clears the lattice
+ * up to `end`. */
 static void lattice_emit(struct encoder *e, const char *p, int32_t end) {
     struct viterbi_node *l = e->lattice;
     int32_t n = 0;

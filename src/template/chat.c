@@ -1,15 +1,15 @@
 /*
  * chat: conversations as tokens, with a mask of the tokens that the assistant writes.
  *
- * If a model has a chat template, the template's output is encoded. A model without one, or with
- * the template that Shoal's writers put into files, uses ChatML. In both cases the content of a
- * message is never encoded as a special token. If the text of a conversation is a prefix of another
- * one's, so are its tokens: text is always split where the assistant's part begins and ends, as in
- * generation.
+ * If a model has a chat template, the template's output is encoded. A model without a template, or
+ * with the template that Shoal's writers put into files, uses ChatML. In both cases the content of
+ * a message is never encoded as a special token. Text is always split where the assistant's part
+ * begins and ends, as in generation, so that the tokens of a conversation are a prefix of the
+ * tokens of its continuation.
  *
  * In ChatML the header of a turn, its content and its end are encoded separately. A template's
- * output is split at the special tokens in the template's own text; the text between two of them is
- * encoded as a whole.
+ * output is split at the special tokens in the template's own text, and where the assistant's part
+ * begins and ends; the text between two such places is encoded as a whole.
  *
  * Invariant: with a mask, every added token has one byte, which is 1 exactly for the assistant's
  * part: in ChatML the content and the end of its turns, in a template the turns without the header.
@@ -139,6 +139,7 @@ static json_t *messages_json(const struct chat_message *msgs, int n, struct erro
     return list;
 }
 
+/* The last token of the assistant's part of a short conversation, if it is special; else -1. */
 static int32_t find_turn_end_token(const struct tokenizer *t) {
     const struct chat_message msgs[] = {{"user", "x"}, {"assistant", "y"}};
     struct token_ids ids = {0};
@@ -186,7 +187,8 @@ int32_t tokenizer_eot(const struct tokenizer *t) {
     return end >= 0 ? end : tokenizer_eos(t);
 }
 
-/* One conversation with one template. It is rendered up to five times, with one budget for all. */
+/* One conversation with one template. It is rendered up to five times, and all renderings share one
+ * budget. */
 struct rendering {
     const struct chat_template *c;
     const struct chat_template_input *chat;
@@ -234,8 +236,8 @@ static bool is_assistant(const struct chat_template_input *chat, int message) {
     return role && strcmp(role, "assistant") == 0;
 }
 
-/* Computes the text that add_generation_prompt adds to the first n messages. It is usually
- * appended; in some templates it replaces the end of the output. */
+/* Appends to `header` the text that add_generation_prompt adds to the output for the first n
+ * messages. Most templates append the text; some replace the end of the output by it. */
 static int generation_header_render(struct rendering *r, size_t n, struct buf *header,
                                     struct error *err) {
     struct jinja_output with_prompt, without_prompt = {0};
@@ -258,9 +260,10 @@ static int generation_header_render(struct rendering *r, size_t n, struct buf *h
     return rc;
 }
 
-/* Finds the header of the assistant's turns: the generation prompt after the messages before its
- * first turn, or after the whole conversation if the former cannot be rendered. The header stays
- * empty if both renderings fail. Fails only if rendering was stopped or has no steps left. */
+/* Finds the header of the assistant's turns, which is the generation prompt. It is rendered after
+ * the messages that precede the assistant's first turn, or, if that fails, after the whole
+ * conversation. The header stays empty if both fail. Returns an error only if rendering was stopped
+ * or has no steps left. */
 static int generation_header_find(struct rendering *r, struct buf *header, struct error *err) {
     size_t n = json_array_size(r->chat->messages), first = 0;
     while (first < n && !is_assistant(r->chat, (int)first)) first++;
@@ -269,7 +272,7 @@ static int generation_header_find(struct rendering *r, struct buf *header, struc
     return rc == ERR_STATE || (rc != OK && r->steps >= r->max_steps) ? rc : OK;
 }
 
-/* Sets the mask of a turn without its header and the white space after its end. */
+/* Sets the mask of a turn to 1, except for its header and the white space after its end. */
 static void turn_mask_set(const struct jinja_output *o, const struct buf *header, size_t begin,
                           size_t end, uint8_t *mask) {
     size_t content_begin = begin, n_header = 0;

@@ -5,9 +5,9 @@
  * (jinja_value.c, Python's semantics) with filters, tests, methods and functions (jinja_builtin.c).
  *
  * All memory is in the arena of one `struct jinja_ctx` and is released at once. An error is a
- * longjmp to the entry point, so these functions neither clean up nor return a code. Every
- * operation whose time or memory is proportional to its input calls jinja_alloc, jinja_charge_bytes
- * or jinja_charge_scan.
+ * longjmp to the entry point (jinja_parse or jinja_render), so these functions neither clean up nor
+ * return a code. Every operation whose time or memory is proportional to its input calls
+ * jinja_alloc, jinja_add_steps, jinja_charge_bytes or jinja_charge_scan.
  */
 #ifndef SHOAL_TEMPLATE_INTERNAL_H
 #define SHOAL_TEMPLATE_INTERNAL_H
@@ -20,9 +20,9 @@
 
 /*
  * The state of one parse or one rendering, and its budget. A step is at most about 25 ns on a
- * processor of 2020: jinja_charge_bytes for bytes that are copied, jinja_charge_scan for bytes or
- * elements that are examined one by one. Every loop whose length a template or its variables
- * determine charges one of them before it starts or in each iteration.
+ * processor of 2020. jinja_charge_bytes charges for bytes that are copied, jinja_charge_scan for
+ * bytes or elements that are examined one by one. Every loop whose length a template or its
+ * variables determine is charged before it starts, in each iteration, or at its end.
  *
  * Invariant: steps < next_check between charges; jinja_check_limits runs when steps reach
  * next_check.
@@ -31,7 +31,7 @@ struct jinja_ctx {
     jmp_buf fail_jump;
     struct error *err;
     struct arena arena;
-    char *block_pos; /* bump allocation in blocks of the arena */
+    char *block_pos; /* next free byte of the arena's current block, which has block_left bytes */
     size_t block_left, bytes, max_bytes;
     uint64_t steps, next_check, max_steps; /* next_check: steps at which limits are checked */
     bool (*stop)(void *ctx);               /* or NULL */
@@ -46,7 +46,7 @@ void *jinja_alloc(struct jinja_ctx *w, size_t size); /* zeroed, 16-byte aligned 
  * NULL. */
 void jinja_ctx_init(struct jinja_ctx *w, struct error *err, bool (*stop)(void *ctx), void *ctx);
 void jinja_check_limits(struct jinja_ctx *w); /* fails at a limit, or if `stop` returns true */
-void jinja_enter(struct jinja_ctx *w);        /* one level deeper; w->depth-- leaves it */
+void jinja_enter(struct jinja_ctx *w);        /* one level deeper; w->depth-- leaves the level */
 
 static inline void jinja_add_steps(struct jinja_ctx *w, uint64_t steps) {
     w->steps += steps;
@@ -95,7 +95,7 @@ struct value {
     union {
         int64_t i; /* bool too */
         double f;
-        struct str s; /* for an undefined value its name */
+        struct str s; /* for an undefined value: its name */
         struct list *list;
         struct dict *dict; /* namespace too */
         struct loop *loop;
@@ -119,8 +119,8 @@ struct dict_bucket {
     uint32_t pair_plus_1, hash_tag; /* index of the pair + 1, 0: free; upper half of the hash */
 };
 /* Pairs in insertion order; none is ever removed. Beyond a few pairs, `slots` is a hash table of
- * the first `hashed` of them. The hash has a secret key per process, so that a caller cannot choose
- * keys that collide; neither results nor the steps that are charged depend on it. */
+ * the first `hashed` pairs. The hash has a secret key per process, so that a caller cannot choose
+ * keys that collide. Neither results nor the steps that are charged depend on the hash. */
 struct dict {
     struct pair *v;
     size_t n, cap;
@@ -135,11 +135,11 @@ struct jinja_method {
 };
 struct macro {
     const struct node *node;   /* NODE_MACRO or NODE_CALL_BLOCK */
-    struct jinja_scope *scope; /* where it was defined */
+    struct jinja_scope *scope; /* the scope in which the macro was defined */
 };
 struct loop {
     struct list *items;
-    size_t i;
+    size_t i;              /* current item */
     struct value *changed; /* last argument of loop.changed(), or NULL */
 };
 #define NONE ((struct value){.kind = V_NONE})
@@ -165,7 +165,7 @@ struct str str_slice(struct str s, size_t begin, size_t end);                   
 bool str_is(struct str s, const char *name);
 bool str_equal(struct str a, struct str b);
 size_t str_length(struct jinja_ctx *w, struct str s); /* characters */
-/* Byte offset of needle in s from `from` on, or SIZE_MAX; an empty needle is found at once. */
+/* Byte offset of needle in s from `from` on, or SIZE_MAX; an empty needle is found at `from`. */
 size_t str_find(struct jinja_ctx *w, struct str s, struct str needle, size_t from);
 size_t str_rfind(struct jinja_ctx *w, struct str s, struct str needle);
 /* The character at p, and its length in bytes. s is valid UTF-8. */
@@ -234,7 +234,7 @@ enum node_kind {
     NODE_AND,
     NODE_OR,
     NODE_BINARY,  /* a op b */
-    NODE_COMPARE, /* a then list of NODE_OPERAND(op, a) */
+    NODE_COMPARE, /* a, compared with each NODE_OPERAND(op, a) of list in turn */
     NODE_OPERAND,
     NODE_CONCAT,       /* list */
     NODE_COND,         /* a if b else c; c may be NULL */
@@ -245,8 +245,8 @@ enum node_kind {
     NODE_FOR,          /* a in b if c: list, else list2 */
     NODE_SET,          /* a = b */
     NODE_SET_BLOCK,    /* a = list through filters b (or NULL) */
-    NODE_MACRO,        /* name(list = parameters, list2 = the last ones' defaults): list3 */
-    NODE_CALL_BLOCK,   /* the same without a name, a: the call */
+    NODE_MACRO,        /* name(list): list3; list2: defaults of the last parameters */
+    NODE_CALL_BLOCK,   /* a macro without a name; a: the call that gets it as `caller` */
     NODE_FILTER_BLOCK, /* b over list */
     NODE_WITH,         /* list = list2: list3 */
     NODE_GENERATION,   /* list */

@@ -2,14 +2,14 @@
  * jinja: rendering as a walk over the tree of a template with its variables.
  *
  * Scopes are those of Jinja: loops, macros, captured blocks, `with` and call blocks have a scope,
- * `if` has none; a `set` writes to the innermost scope, and only attributes of a namespace are
- * visible after its end. One difference remains: if a block sets a variable that the input has
- * too, and only blocks inside it read the variable before that, it is undefined there in Jinja;
- * here it has the input's value.
+ * `if` does not. A `set` writes to the innermost scope. After the end of a scope, only its changes
+ * of a namespace's attributes are visible. There is one difference from Jinja. Suppose that a block
+ * sets a variable that is also an input, and that blocks inside this block read the variable before
+ * the `set`. In Jinja the variable is then undefined; here it has the value of the input.
  *
  * Output that is written while the item of a loop is a message of the conversation is recorded as
- * that message's: this finds the assistant's turns in the output of templates that do not mark
- * them.
+ * output of that message. This finds the assistant's turns in the output of templates that do not
+ * mark them.
  *
  * Invariant: r->ranges cover r->root from its beginning, in ascending order, and adjacent ranges
  * have different messages.
@@ -568,7 +568,8 @@ static enum loop_control run(struct render *r, const struct nodes *body) {
 
 /* Creates the variables, and sets the limits of memory and output in proportion to their size: the
  * copies that a template makes of a long conversation fit, but a short request cannot take much
- * memory or produce much text. A string takes at least twice its bytes here. */
+ * memory or produce much text. A string of the variables takes at least twice its bytes, because of
+ * its origins. */
 static void variables_bind(struct render *r, const struct jinja_input *in) {
     const char *name;
     json_t *v;

@@ -3,8 +3,8 @@
  * lists and dicts, as tables.
  *
  * A row without a function is a feature of Jinja that is not supported: using it is an error with
- * its name. `map`, `select` and similar filters return generators, as in Jinja: they are true even
- * when empty, have no length, and are empty after one iteration.
+ * its name. `map`, `select` and similar filters return generators, as in Jinja. A generator is true
+ * even when it is empty, has no length, and is empty after one iteration.
  */
 #define _GNU_SOURCE
 #include "template/internal.h"
@@ -83,7 +83,8 @@ static struct value path_get(struct jinja_ctx *w, struct value v, struct value p
     return v;
 }
 
-/* The key that sort, unique, min and max compare: strings without their case. */
+/* The key that sort, unique, min and max compare: the value or its attribute; strings in lower case
+ * unless `cased`. */
 static struct value sort_key(struct jinja_ctx *w, struct value v, struct value attribute,
                              bool cased) {
     if (attribute.kind != V_NONE) v = path_get(w, v, attribute);
@@ -548,7 +549,7 @@ static bool is_digits_only(const char *p) {
     return n > 0 && p[n] == 0;
 }
 
-/* int() of a string in base 10; false if it has no digits. */
+/* Python's int() of a string in base 10; false if the string is not a sign and digits. */
 static bool int_parse(struct jinja_ctx *w, struct str s, int64_t *out) {
     s = str_strip(w, s, NULL, STRIP_LEFT | STRIP_RIGHT);
     const char *p = str_from(w, s.p, s.n, 0).p;
@@ -804,8 +805,8 @@ static bool test_ne(struct jinja_ctx *w, struct value v, const struct args *a) {
     return !test_eq(w, v, a);
 }
 
-/* Only if an operand is None, True or False: the identity of other values depends on how Python
- * stores them. */
+/* Supported only for the constants None, True and False, as one of the operands: the identity of
+ * other values depends on how Python stores them. */
 static bool test_sameas(struct jinja_ctx *w, struct value v, const struct args *a) {
     struct value b = test_arg(w, a, "sameas");
     bool single = v.kind == V_NONE || v.kind == V_BOOL || b.kind == V_NONE || b.kind == V_BOOL;
@@ -1124,7 +1125,8 @@ static bool char_is_east_asian(uint32_t c) {
            (c >= 0x4E00 && c <= 0x9FFF) || (c >= 0xAC00 && c <= 0xD7A3);
 }
 
-/* isdigit and similar methods, for ASCII and East Asian letters; any other character is refused. */
+/* isdigit and similar methods, for ASCII and East Asian letters; any other character is an error.
+ */
 static struct value all_chars_are(struct jinja_ctx *w, struct str s, const struct args *a,
                                   const char *name, bool letters, bool digits) {
     args_check(w, a, name, 0, 0, NULL);
@@ -1158,7 +1160,9 @@ static struct value str_isspace(struct jinja_ctx *w, struct str s, const struct 
     return BOOL(s.n > 0 && str_strip(w, s, NULL, STRIP_LEFT).n == 0);
 }
 
-/* "{}", "{0}" and "{name}"; conversions, formats and attributes are refused. */
+/* Python's str.format with "{}", "{0}" and "{name}"; conversions, formats and attributes are
+ * errors.
+ */
 static struct value str_format(struct jinja_ctx *w, struct str s, const struct args *a) {
     struct text t = {0};
     size_t used = 0, end;
@@ -1278,8 +1282,8 @@ static struct value loop_method(struct jinja_ctx *w, struct loop *l, struct str 
     return BOOL(changed);
 }
 
-/* The attributes of Python's types that this subset has, and those that it lacks and refuses by
- * name. */
+/* The attributes of Python's types that this subset has, and those that it lacks: using one of
+ * these is an error with its name. */
 static const struct attributes {
     const char *supported, *unsupported;
 } str_attributes =

@@ -2,10 +2,10 @@
  * jinja_parse: template text → tokens → tree, after Jinja2's own lexer and parser.
  *
  * White space: `trim_blocks` removes the newline after a block or a comment, `lstrip_blocks` the
- * blanks before a tag that is first in its line. '-' removes all white space on its side, '+' keeps
- * it; one newline at the end of the template is removed. Nothing is evaluated here. Filters and
- * tests that Jinja does not have are refused here; those of Jinja that are not supported are
- * refused when they are used.
+ * blanks before a tag that is first in its line. '-' removes all white space on its side of a tag,
+ * '+' keeps it. One newline at the end of the template is removed. Nothing is evaluated here. A
+ * filter or test that Jinja does not have is an error here; a filter of Jinja that is not supported
+ * is an error when it is used.
  *
  * Invariant: tokens end with T_END, and the parser never moves past it.
  */
@@ -140,8 +140,8 @@ static void text_add_char(struct jinja_parser *p, struct text *t, uint32_t c) {
     text_add(p->w, t, (struct str){b, (size_t)n, NULL});
 }
 
-/* Adds the character whose code has `count` digits of base 16, or up to three of base 8, at `pos`.
- */
+/* Adds the character whose code is at `pos`: `count` digits of base 16, or at most `count` digits
+ * of base 8. Returns the position after the code. */
 static size_t lex_code_escape(struct jinja_parser *p, struct text *t, size_t pos, int count,
                               int base) {
     char digits[9] = {0};
@@ -157,7 +157,8 @@ static size_t lex_code_escape(struct jinja_parser *p, struct text *t, size_t pos
     return pos + (size_t)n;
 }
 
-/* Python's escapes; an unknown escape stays unchanged. `pos` is after the backslash. */
+/* Adds the text of one of Python's escapes; an unknown escape stays unchanged. `pos` is after the
+ * backslash. Returns the position after the escape. */
 static size_t lex_escape(struct jinja_parser *p, struct text *t, size_t pos) {
     static const char from[] = "\\'\"abfnrtv", to[] = "\\'\"\a\b\f\n\r\t\v";
     char c = p->p[pos];
@@ -218,7 +219,8 @@ static void lex_operator(struct jinja_parser *p, char *stack, int *depth) {
     lex_advance(p, p->pos + (op == c ? 1 : 2));
 }
 
-/* The length of a tag's end at the current position, with the white space that it removes, or 0. */
+/* The length of a tag's end at the current position, including the white space that this end
+ * removes; 0: no end is here. */
 static size_t tag_end(const struct jinja_parser *p, const char *end, bool block) {
     size_t pos = p->pos;
     char sign = p->p[pos];
@@ -764,8 +766,8 @@ static struct node *parse_expression(struct jinja_parser *p) {
 
 static void parse_body(struct jinja_parser *p, struct nodes *out, const char *const *ends);
 
-/* Parses the rest of an opening tag, then everything up to a tag of `ends` ("else", "endfor", NULL;
- * the end itself last). The name of that tag is not consumed. */
+/* Parses the rest of an opening tag, then everything up to a tag whose name is in `ends` (such as
+ * "else", "endfor", NULL: the closing tag is last). The name of that tag is not consumed. */
 static void parse_block(struct jinja_parser *p, struct nodes *out, const char *const *ends) {
     skip_op(p, ':');
     if (peek(p)->kind != T_BLOCK_END) unexpected(p, "the end of '{%'");
@@ -920,7 +922,8 @@ static struct node *parse_continue(struct jinja_parser *p) {
     return parse_loop_exit(p, NODE_CONTINUE, "continue");
 }
 
-/* NULL: a tag of Jinja that is not supported. Other names are unknown tags. */
+/* `parse` NULL: a tag of Jinja that is not supported. A name that is not in the table is unknown.
+ */
 static const struct statement {
     const char *name;
     struct node *(*parse)(struct jinja_parser *p);
@@ -960,7 +963,8 @@ static bool next_is_end_tag(const struct jinja_parser *p, const char *const *end
     return false;
 }
 
-/* Text and tags up to a tag of `ends`, or the template's end when that is NULL. */
+/* Parses text and tags up to a tag whose name is in `ends`, or, if `ends` is NULL, up to the
+ * template's end. */
 static void parse_body(struct jinja_parser *p, struct nodes *out, const char *const *ends) {
     jinja_enter(p->w);
     for (;;) {
@@ -992,7 +996,8 @@ static void parse_body(struct jinja_parser *p, struct nodes *out, const char *co
     p->w->depth--;
 }
 
-/* Newlines become \n, one at the end is removed, and text that is not UTF-8 is refused. */
+/* Copies the template to p: \r\n and \r become \n, and one newline at the end is removed. Text that
+ * is not UTF-8 is an error. */
 static void source_normalize(struct jinja_parser *p, const char *text, size_t len) {
     char *copy = jinja_alloc(p->w, len + 8);
     jinja_charge_scan(p->w, len);

@@ -117,7 +117,7 @@ struct case_range {
     int kind;      /* LOWER, UPPER, or 0: has no case */
     int32_t delta; /* distance to the other case */
 };
-/* Ascending. Characters in no range are refused. */
+/* Ascending. A character in no range is an error. */
 static const struct case_range case_ranges[] = {
     {0, '@', 0, 0},
     {'A', 'Z', UPPER, 32},
@@ -184,7 +184,7 @@ static void char_convert(struct jinja_ctx *w, char *p, enum char_case to, int *l
     if (*len > 1) p[*len - 1] = (char)(0x80 | (c & 63));
 }
 
-/* A copy for a change of case, which is charged here. */
+/* A copy for a change of case; charges the steps of that change. */
 static char *str_copy(struct jinja_ctx *w, struct str s) {
     jinja_add_steps(w, s.n / 2);
     char *p = jinja_alloc(w, s.n + 1);

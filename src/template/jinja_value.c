@@ -2,8 +2,8 @@
  * jinja_value: values of templates with Python's semantics: equality, order, arithmetic, indexing,
  * printing, JSON.
  *
- * Integers have 64 bits; a result beyond them is an error. Powers are whole numbers only: the C
- * library's pow differs between machines.
+ * Integers have 64 bits; a result that does not fit is an error. Powers are supported only for
+ * integers, because the C library's pow differs between machines.
  */
 #include "template/internal.h"
 
@@ -80,7 +80,7 @@ static bool keys_equal(struct jinja_ctx *w, struct value a, struct value b) {
     return str_equal(a.s, b.s);
 }
 
-/* The slot of a key, or the free slot for it. */
+/* The slot that has the key, or the free slot in which to store it. */
 static struct dict_bucket *dict_slot(struct jinja_ctx *w, struct dict *d, struct value key,
                                      uint64_t hash) {
     for (size_t i = hash & (d->n_slots - 1);; i = (i + 1) & (d->n_slots - 1)) {
@@ -91,7 +91,8 @@ static struct dict_bucket *dict_slot(struct jinja_ctx *w, struct dict *d, struct
     }
 }
 
-/* Adds the pairs that the hash table lacks; it is at most half full. */
+/* Adds the pairs that the hash table lacks, and first enlarges it if it would be more than half
+ * full. */
 static void dict_update_table(struct jinja_ctx *w, struct dict *d) {
     uint64_t hash;
     if (2 * d->n > d->n_slots) {
@@ -350,8 +351,8 @@ static bool char_is_escaped(uint32_t c) {
            (c >= 0xE0000 && c <= 0xE0FFF) || c >= 0xF0000;
 }
 
-/* Adds the bytes from i on that need no escape in JSON or repr; returns their end. wide: bytes
- * beyond ASCII need none either. */
+/* Adds the bytes from i on that need no escape in JSON or repr; returns the end of these bytes.
+ * `wide`: bytes beyond ASCII and the single quote need no escape either. */
 static size_t add_unescaped(struct jinja_ctx *w, struct text *t, struct str s, size_t i,
                             bool wide) {
     size_t end = i;
@@ -921,7 +922,7 @@ static int64_t slice_part(struct jinja_ctx *w, struct value v, int64_t fallback)
     return v.i;
 }
 
-/* Python's slice.indices: a bound into [lowest, highest]. */
+/* A bound of a slice as Python's slice.indices computes it, in [low, high]; `fallback` for None. */
 static int64_t slice_bound(struct jinja_ctx *w, struct value v, int64_t n, int64_t low,
                            int64_t high, int64_t fallback) {
     int64_t i = slice_part(w, v, fallback);

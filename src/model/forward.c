@@ -99,7 +99,7 @@ struct forward {
     int32_t *key_first, *key_end;     /* [B] positions that a known row attends to in this layer */
     float *cos, *sin;                 /* [slot_len, E/2] */
     float *cos_local, *sin_local;     /* [slot_len, E/2] for layers with a sliding window */
-    float *signs;                     /* [threads][widest matrix]: a factor of a perturbation */
+    float *signs;                     /* [threads][widest]: a factor of a perturbation */
     struct query_block *blocks;       /* [B] */
     struct batch_row *requested_rows; /* [B] in the last layer: the rows with requested results */
     struct lora_segment *requested_segs;    /* [B] segments of the requested rows */
@@ -381,8 +381,8 @@ static void task_run_range(const struct forward *f, const struct gemm_task *j, i
     }
 }
 
-/* The task's output at which the list reaches `cost`, rounded down to OUTPUT_ALIGN; the shares
- * before and after `cost` get the same output. */
+/* The task's output at which the list reaches `cost`, rounded down to OUTPUT_ALIGN. The share that
+ * ends at `cost` and the share that begins at `cost` get the same value. */
 static int64_t task_output_at(const struct gemm_task *j, int64_t cost) {
     int64_t unit = task_output_cost(j);
     if (cost <= j->start_cost) return 0;
@@ -1434,8 +1434,8 @@ static void lora_prefetch(const struct forward *f) {
                     lora_module_at(f->segs[s].parts[i].pack, f->layer, (enum proj)p));
 }
 
-/* Whether gate, up and activation of known rows can be one product, with the same bits: every
- * segment's LoRA update of gate and up must be fused. */
+/* Whether gate, up and activation of known rows can be one product with the bits of separate
+ * products: every segment's LoRA update of gate and up must be fused. */
 static bool mlp_is_fused(const struct forward *f) {
     const struct model_layer *l = &f->m->layers[f->layer];
     if (f->n_exact == f->n_rows || !layer_can_fuse_gated_mlp(l, f->m->config.arch, ROWS_KNOWN))

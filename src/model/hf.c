@@ -170,10 +170,10 @@ static bool tensor_is_ignored(const char *name) {
 }
 
 /*
- * A multimodal checkpoint holds the language model under "language_model." or
- * "model.language_model.": its names are those of a text model from the last "model." or "lm_head."
- * on. The other tensors are removed: Shoal reads and writes text. Returns the number of tensors of
- * the language model, or 0 if the checkpoint is not multimodal.
+ * In a multimodal checkpoint, the names of the language model's tensors contain "language_model.".
+ * This function gives these tensors the names of a text model and removes all other tensors except
+ * lm_head.weight, because Shoal reads and writes only text. Returns the number of tensors with such
+ * a name; 0: the checkpoint is not multimodal, and nothing changed.
  */
 static int language_model_select(struct shards *s) {
     static const char infix[] = "language_model.";

@@ -1,6 +1,6 @@
 /*
- * llama2c: the legacy (version 0) checkpoint of llama2.c: seven int32, then f32 tensors. The
- * tensors of one kind follow each other for all layers.
+ * llama2c: the legacy (version 0) checkpoint of llama2.c: seven int32, then f32 tensors. Each kind
+ * of tensor is stored for all layers before the next kind.
  *
  *     dim hidden layers heads kv_heads vocab seq_len
  *     token_embedding | rms_att | wq | wk | wv | wo | rms_ffn | w1 | w2 | w3 | rms_final

@@ -201,7 +201,7 @@ struct safetensors {
     json_t *metadata; /* string → string, or NULL */
 };
 int safetensors_open(struct safetensors *st, const char *path, struct error *err);
-/* The same, with a private copy of the file in memory (file_map_open_copy). */
+/* safetensors_open of a private copy of the file in memory (file_map_open_copy). */
 int safetensors_read(struct safetensors *st, const char *path, struct error *err);
 const struct tensor_info *safetensors_find(const struct safetensors *st, const char *name);
 void safetensors_close(struct safetensors *st);
@@ -385,12 +385,12 @@ void forward_run(struct forward *f, const struct batch_row *rows, int32_t n_rows
                  const struct lora_segment *segs, int32_t n_segs, const int32_t *out_rows,
                  int32_t n_out, float *logits);
 /*
- * The same in two halves, for sequences with the same tokens whose adapters change nothing below
- * layer `first`: the layers below it are computed once for all of them, without adapters.
- * forward_lower_layers writes the residual stream before layer `end`, [n_rows][D].
- * forward_upper_layers reads the stream of row i from streams[i] [D] and ignores changes of the
- * embedding. Each half reads and writes only its own layers of the cache, so the second half may
- * use other slots.
+ * forward_run in two halves, for sequences with the same tokens whose adapters change nothing below
+ * some layer: the layers below it are computed once for all these sequences, without adapters.
+ * forward_lower_layers runs the layers below `end` and writes the residual stream [n_rows][D].
+ * forward_upper_layers runs the layers from `first` on. It reads the stream of row i from
+ * streams[i] [D] and ignores an adapter's changes of the embedding. Each half reads and writes only
+ * its own layers of the cache, so the second half may use other slots.
  */
 void forward_lower_layers(struct forward *f, int32_t end, const struct batch_row *rows,
                           int32_t n_rows, float *stream);

@@ -1,8 +1,9 @@
 /*
  * template: the declarations that the template engine's source files share. Private to this folder.
  *
- * Source text becomes tokens and a tree (jinja_parse.c). jinja.c walks the tree over values
- * (jinja_value.c, Python's semantics) with filters, tests, methods and functions (jinja_builtin.c).
+ * jinja_parse.c converts source text to tokens and a tree. jinja.c evaluates the tree with values
+ * (jinja_value.c, Python's semantics), strings (jinja_text.c), and filters, tests, methods and
+ * functions (jinja_builtin.c).
  *
  * All memory is in the arena of one `struct jinja_ctx` and is released at once. An error is a
  * longjmp to the entry point (jinja_parse or jinja_render), so these functions neither clean up nor

@@ -1,5 +1,5 @@
 /*
- * jinja: rendering as a walk over the tree of a template with its variables.
+ * jinja: rendering: evaluates the tree of a template with its variables.
  *
  * Scopes are those of Jinja: loops, macros, captured blocks, `with` and call blocks have a scope,
  * `if` does not. A `set` writes to the innermost scope. After the end of a scope, only its changes

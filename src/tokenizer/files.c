@@ -799,8 +799,8 @@ static json_t *template_part(const char *kind, const char *id, int type_id) {
     return json_pack("{s:{s:s,s:i}}", kind, "id", id, "type_id", type_id);
 }
 
-/* The template has BOS and EOS if they are added to texts; its table of labels also has those that
- * the template does not use. */
+/* The template has BOS and EOS if they are added to texts. Its table special_tokens also has the
+ * labels that the template does not use. */
 static json_t *post_processor_json(const struct tokenizer_spec *s) {
     json_t *labels = json_object(), *single = json_array(), *pair = json_array();
     label_add(labels, "bos", s, s->bos);

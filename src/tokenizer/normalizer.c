@@ -66,14 +66,16 @@ static bool is_unchanged_by_form(uninorm_t form, uint32_t c) {
     return same;
 }
 
+/* The bits of struct step's `inert` for a normalisation form; malloc'ed. */
 static uint32_t *inert_bits(uninorm_t form) {
     uint32_t *bits = xmalloc(INERT_END / 8);
     memset(bits, 0xFF, INERT_END / 8);
     for (uint32_t c = 0x80; c < INERT_END; c++) {
         ucs4_t parts[UC_DECOMPOSITION_MAX_LENGTH];
         int n = uc_canonical_decomposition(c, parts);
-        for (int i = 1; i < n; i++) bits_clear(bits, parts[i]); /* these may combine to the left */
-        /* a character without decomposition cannot change; only the others need the full check */
+        /* parts after the first may combine with the character before them */
+        for (int i = 1; i < n; i++) bits_clear(bits, parts[i]);
+        /* a character without decomposition cannot change, so it needs no full check */
         int tag;
         bool plain = n < 0 && uc_decomposition(c, &tag, parts) < 0;
         if (uc_combining_class(c) != 0 || (!plain && !is_unchanged_by_form(form, c)))

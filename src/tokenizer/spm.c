@@ -3,7 +3,7 @@
  * its unigram models (unigram.c) share with it: ▁, bytes, decoding.
  *
  * Spaces become ▁. With add_space_prefix, another ▁ is added at the beginning of a text and after
- * every special token (prefix_prepare has other rules). Symbols are at first characters. The pair
+ * every special token (prefix_prepare has other rules). At first, symbols are characters. The pair
  * whose merged piece has the highest score is merged first, of equal scores the leftmost pair;
  * pairs may cross spaces, and there is no pattern. Characters that no piece covers become byte
  * tokens, or, in a vocabulary without byte tokens, one unknown token for a run of them. A

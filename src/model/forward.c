@@ -37,8 +37,7 @@ enum {
                           of outputs */
     MIN_PARALLEL = 1 << 15, /* multiply-adds below which waking threads costs more than it saves */
     MAX_FUSED = 3,          /* most products of one input: q, k, v */
-    LORA_COST = 4, /* cost of a multiply-add of LoRA, relative to one of packed weights (measured)
-                    */
+    LORA_COST = 4,      /* measured cost of a multiply-add of LoRA; one of packed weights costs 1 */
     N_WORK_SHARES = 64, /* number of equal shares that the cost of a task list is divided into */
     MAX_QUERIES = 8,   /* queries on the same keys at once: rows of a sequence, or heads of a row */
     TILE_QUERIES = 64, /* rows of a sequence in a block that attends in tiles */
@@ -59,10 +58,9 @@ struct gemm_task {
     enum proj proj;
     float *y, *t; /* t [rows][RANK_CHUNK]: outputs of A, inputs of B */
     int64_t ldy, rows, k, n;
-    int64_t start_cost; /* cost of the tasks before this one in the list */
-    int64_t first_rank,
-        t_column; /* TASK_LORA_DOWN: first rank of the module, and its column in t */
-    bool add;     /* TASK_BASE: adds to y */
+    int64_t start_cost;           /* cost of the tasks before this one in the list */
+    int64_t first_rank, t_column; /* TASK_LORA_DOWN: first rank, and its column in t */
+    bool add;                     /* TASK_BASE: adds to y */
 };
 
 /* The inputs of a product: rows [0, n_exact), then the rest. Either may be empty. */
@@ -99,7 +97,7 @@ struct forward {
     int32_t *key_first, *key_end;     /* [B] positions that a known row attends to in this layer */
     float *cos, *sin;                 /* [slot_len, E/2] */
     float *cos_local, *sin_local;     /* [slot_len, E/2] for layers with a sliding window */
-    float *signs;                     /* [threads][widest]: a factor of a perturbation */
+    float *signs;                     /* [threads][widest in or out]: a perturbation's factor */
     struct query_block *blocks;       /* [B] */
     struct batch_row *requested_rows; /* [B] in the last layer: the rows with requested results */
     struct lora_segment *requested_segs;    /* [B] segments of the requested rows */
@@ -286,8 +284,8 @@ static float *signs_buffer(const struct forward *f, int thread) {
     return f->signs + (int64_t)thread * MAX(MAX(c->d_model, c->n_heads * c->head_dim), c->d_ff);
 }
 
-/* Multiplies n columns of each row of t by gain · weight. The loop over eight ranks is one that the
- * compiler turns into vector instructions. */
+/* Multiplies the first n columns of each row of t by gain · weight, eight columns at a time so that
+ * the compiler uses vector instructions. */
 static void gains_apply(float *t, int64_t rows, const float *gain, float weight, int64_t n) {
     float factor[RANK_CHUNK];
     for (int64_t r = 0; r < n; r++) factor[r] = gain[r] * weight;

@@ -21,8 +21,7 @@ struct weight_info {
     char name[96];
     int id;             /* index into arch.c's weight_table */
     int32_t layer;      /* -1 outside the layers */
-    int32_t rope_heads; /* q or k: number of heads that share the rows, or a bias's elements; else 0
-                         */
+    int32_t rope_heads; /* q, k and their biases: number of heads; else 0 */
     bool is_vector;     /* a norm's weight or a bias, always f32 */
     bool is_bias;       /* the bias of a projection or of a norm */
     bool has_offset;    /* a norm whose weights Hugging Face stores minus 1 */

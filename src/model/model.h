@@ -95,12 +95,12 @@ struct model_layer {
 };
 
 struct model {
-    char *name; /* file's or folder's name without its ending: "fry" */
+    char *name; /* name of the file or folder without its extension: "fry" */
     char *path;
     struct model_config config;
     struct model_layer *layers;   /* [L] */
     struct matrix embed;          /* [V, D] */
-    struct matrix head;           /* [V, D]; the same as embed when tied */
+    struct matrix head;           /* [V, D]; equal to embed when tied */
     struct matrix pos_embed;      /* [max_seq_len, D], if positions are learned */
     const float *final_norm;      /* [D] */
     const float *final_norm_bias; /* [D], or NULL */
@@ -123,8 +123,7 @@ struct model_size {
     struct model_config config;
     enum tensor_type type; /* type of most weights */
     size_t weights;        /* bytes in memory, packed or in place */
-    size_t while_loading;  /* bytes of the largest tensor that is in memory twice while it is packed
-                            */
+    size_t while_loading;  /* bytes of the largest tensor that is in memory twice while packed */
     size_t file;           /* bytes of the tensors in the file */
     size_t tokenizer;      /* bytes of the tokenizer's files; GGUF: all bytes except the tensors */
 };
@@ -402,9 +401,8 @@ const struct forward_stats *forward_stats(const struct forward *f);
 /* The hidden states after the final norm of the last call's out_rows, [n_out][D]; valid until the
  * next call. */
 const float *forward_hidden(const struct forward *f);
-/* Cosine and sine of each position and pair, each [n_pos][E/2]; for yarn both are multiplied by its
- * gain (rope.c). rope_table_local is for layers with a sliding window if rope_local_theta is set.
- */
+/* Cosine and sine of each position and pair, each [n_pos][E/2]; yarn multiplies both by its gain
+ * (rope.c). rope_table_local is for layers with a sliding window if rope_local_theta is set. */
 void rope_table(const struct model_config *c, int32_t n_pos, float *cos, float *sin);
 void rope_table_local(const struct model_config *c, int32_t n_pos, float *cos, float *sin);
 

@@ -71,8 +71,7 @@ static int tensor_shape(struct tensor_info *t, const json_t *spec, size_t size, 
     return OK;
 }
 
-/* Sets t->data from the offsets, which must be within the `available` bytes and agree with t->size.
- */
+/* Sets t->data from the offsets, which must be within `available` bytes and agree with t->size. */
 static int tensor_locate(struct tensor_info *t, const json_t *spec, const uint8_t *data,
                          size_t available, struct error *err) {
     const json_t *offsets = json_object_get(spec, "data_offsets");

@@ -1125,8 +1125,7 @@ static bool char_is_east_asian(uint32_t c) {
            (c >= 0x4E00 && c <= 0x9FFF) || (c >= 0xAC00 && c <= 0xD7A3);
 }
 
-/* isdigit and similar methods, for ASCII and East Asian letters; any other character is an error.
- */
+/* isdigit and similar methods for ASCII and East Asian letters; another character is an error. */
 static struct value all_chars_are(struct jinja_ctx *w, struct str s, const struct args *a,
                                   const char *name, bool letters, bool digits) {
     args_check(w, a, name, 0, 0, NULL);
@@ -1160,9 +1159,8 @@ static struct value str_isspace(struct jinja_ctx *w, struct str s, const struct 
     return BOOL(s.n > 0 && str_strip(w, s, NULL, STRIP_LEFT).n == 0);
 }
 
-/* Python's str.format with "{}", "{0}" and "{name}"; conversions, formats and attributes are
- * errors.
- */
+/* Python's str.format with "{}", "{0}" and "{name}". Conversions, formats and attributes are
+ * errors. */
 static struct value str_format(struct jinja_ctx *w, struct str s, const struct args *a) {
     struct text t = {0};
     size_t used = 0, end;

@@ -922,8 +922,7 @@ static struct node *parse_continue(struct jinja_parser *p) {
     return parse_loop_exit(p, NODE_CONTINUE, "continue");
 }
 
-/* `parse` NULL: a tag of Jinja that is not supported. A name that is not in the table is unknown.
- */
+/* `parse` NULL: a tag of Jinja that is not supported. Names outside the table are unknown tags. */
 static const struct statement {
     const char *name;
     struct node *(*parse)(struct jinja_parser *p);

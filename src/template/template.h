@@ -27,7 +27,7 @@
 /* Jinja */
 
 #define JINJA_MAX_TEXT ((size_t)1 << 20)     /* bytes of a template */
-#define JINJA_MAX_STEPS ((uint64_t)20000000) /* for one parse, or all renderings of a budget */
+#define JINJA_MAX_STEPS ((uint64_t)20000000) /* per parse, or for all renderings of one budget */
 #define JINJA_MAX_BYTES ((size_t)256 << 20)  /* memory of one parse or rendering */
 /* A rendering's limits of memory and output are the two values below, plus a multiple of the memory
  * of its variables; the limit of memory is at most JINJA_MAX_BYTES. */

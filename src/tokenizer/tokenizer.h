@@ -24,8 +24,7 @@ int32_t tokenizer_piece_to_id(const struct tokenizer *t,
                               const char *piece); /* id of a stored piece, or -1 */
 #define TOKENIZER_ADD_BOS 1                       /* add BOS before the text if the model adds it */
 #define TOKENIZER_PARSE_SPECIAL 2 /* the text of a special token becomes the token's id */
-#define TOKENIZER_ADD_EOS                                                                          \
-    4 /* add EOS after the text if the model adds it (the input of encoders) */
+#define TOKENIZER_ADD_EOS 4       /* add EOS after the text if the model adds it */
 struct token_ids {
     int32_t *v;
     int n, cap;
@@ -72,11 +71,10 @@ struct tokenizer_spec {
                          SentencePiece; else they are added tokens */
 };
 struct tokenizer *tokenizer_new(const struct tokenizer_spec *spec, struct error *err);
-struct tokenizer *tokenizer_from_json(const char *path,
-                                      struct error *err); /* tokenizer.json: BPE, Unigram */
-struct tokenizer *
-tokenizer_from_sentencepiece(const char *path,
-                             struct error *err); /* tokenizer.model: BPE, unigram */
+/* Readers of tokenizer.json, SentencePiece's tokenizer.model (both: BPE or unigram), and the
+ * tokenizer .bin of llama2.c, which must have exactly `vocab` tokens. NULL on an error. */
+struct tokenizer *tokenizer_from_json(const char *path, struct error *err);
+struct tokenizer *tokenizer_from_sentencepiece(const char *path, struct error *err);
 struct tokenizer *tokenizer_from_llama2c(const char *path, int32_t vocab, struct error *err);
 /* Byte tokens, three specials, and filler pieces up to `vocab` (NULL below 259): for models with
  * random weights. */

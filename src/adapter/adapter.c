@@ -2,14 +2,15 @@
  * adapter: memory layout, constructors, hash and reference count of struct adapter.
  *
  * One block of floats holds every A [R, in] and B [out, R], layer by layer, projection by
- * projection, A before B, then DoRA's magnitudes and the adapter's parts of embedding and head;
- * `loras` and `vocab_overrides` point into this block. File formats and algebra are in other files. After a
- * constructor has returned an adapter, only adapter_bind (bind.c) changes it; adapter_pack fills
- * its cache of packs, and adapter_pack_only frees its f32 factors.
+ * projection, A before B, then DoRA's magnitudes and the adapter's parts of embedding and head; the
+ * pointers in `loras` and `vocab_overrides` lead into this block. File formats and algebra are in
+ * other files. After a constructor has returned an adapter, adapter_bind (bind.c) computes its
+ * multipliers, adapter_pack fills its cache of packs, and adapter_pack_only frees its f32 factors;
+ * nothing else changes it.
  *
- * Invariants: config, loras and data describe the same modules; config is normalised: `modules` is
- * NULL if one (r, alpha) and the targets describe all modules. Equal content therefore has one form
- * and one hash.
+ * Invariants: config, loras and data describe the same modules; config is normalised, that is,
+ * `modules` is NULL if `r`, `alpha` and `target` describe all modules. Equal content therefore has
+ * one form and one hash.
  */
 #include "adapter/internal.h"
 
@@ -228,7 +229,7 @@ static struct adapter_config config_normalise(const struct model_config *shape,
     }
     struct adapter_module common = modules_most_common(modules, n);
     if (common.r == 0) common = c.embed.lora.r ? c.embed.lora : c.head.lora;
-    // without low-rank parts there are only replacement tables or rows
+    // no low-rank parts: the adapter has only replacement tables or rows
     if (common.r == 0) common = (struct adapter_module){c.r, c.alpha};
     c.r = common.r;
     c.alpha = common.alpha;
@@ -262,8 +263,8 @@ static float module_scale(struct adapter_module m, bool rslora) {
     return (float)((double)m.alpha / (rslora ? sqrt(m.r) : (double)m.r));
 }
 
-/* The changes of the embedding or the head, with pointers to their data, which begin at *cursor;
- * advances *cursor past them. Also sets the pointer to the head's magnitudes. */
+/* Returns the changes of the embedding or the head. Their data begin at *cursor, which advances
+ * past them. Also sets the pointer to the head's magnitudes. */
 static struct vocab_override table_set_pointers(const struct adapter *a,
                                                 const struct adapter_vocab_config *t, bool head,
                                                 const float **cursor) {
@@ -343,8 +344,8 @@ static void table_append_hash_text(struct buf *b, const char *name,
 
 /*
  * SHA-256 of a text with all settings that change the adapter's output or training (sizes, ranks,
- * alphas, dropout), followed by the floats of `data` (little-endian, as in the file). It does not
- * cover the lineage and the base's name.
+ * alphas, dropout), followed by the floats of `data` (little-endian, as in the file). Neither the
+ * lineage nor the base's name is hashed.
  */
 void adapter_hash_compute(struct adapter *a) {
     struct buf b = {0};
@@ -388,7 +389,7 @@ struct adapter *adapter_alloc(const struct model_config *shape, const struct ada
 
 struct adapter *adapter_new(const struct model_config *shape, const struct adapter_config *c,
                             uint64_t seed) {
-    // DoRA and changes of the tables need the weights of a base model: adapter_new_for_model
+    // DoRA and changes of embedding or head need the weights of a base model
     CHECK(!c->dora && !tables_are_used(c));
     struct adapter *a = adapter_alloc(shape, c, NULL);
     for (int32_t i = 0; i < shape->n_layers * N_PROJ; i++) {
@@ -436,7 +437,7 @@ const struct lora_pack *adapter_pack(const struct adapter *a, enum dtype elem) {
     struct lora_pack **slot = (struct lora_pack **)(uintptr_t)&a->packs[elem];
     struct lora_pack *p = __atomic_load_n(slot, __ATOMIC_ACQUIRE), *expected = NULL;
     if (p) return p;
-    // not after adapter_pack_only, which frees the data, and not with DoRA before adapter_bind
+    // fails after adapter_pack_only, which frees the data, and for DoRA before adapter_bind
     CHECK(a->data && adapter_is_ready(a));
     p = lora_pack_new(&a->shape, a->loras, elem);
     if (__atomic_compare_exchange_n(slot, &expected, p, false, __ATOMIC_ACQ_REL, __ATOMIC_ACQUIRE))

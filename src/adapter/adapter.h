@@ -4,12 +4,13 @@
  * that never forms the full matrix, and merging into a base model.
  *
  * An adapter is valid for all models of its shape. It never changes after construction; every
- * operator returns a new one. The one exception is adapter_bind, which is called before the adapter
- * is shared: it computes DoRA's multipliers, which depend on the base's weights. Retain/release are
- * atomic; everything else here is pure and may run in any thread.
+ * operator returns a new one. There are two exceptions, both called before the adapter is shared:
+ * adapter_bind computes what depends on the base's weights, and adapter_pack_only frees the f32
+ * factors. adapter_retain and adapter_release are atomic. Unless a comment says otherwise, the
+ * functions share no state and may run in any thread.
  *
- * An adapter is *plain* when it consists only of low-rank parts of layers. Algebra and training
- * accept plain adapters only.
+ * An adapter is *plain* when it has only LoRA factors of the layers' projections: no DoRA, and no
+ * change of the embedding or head. Algebra accepts plain adapters only.
  */
 #ifndef SHOAL_ADAPTER_H
 #define SHOAL_ADAPTER_H
@@ -36,7 +37,8 @@ struct adapter_config {
     float alpha, dropout;
     bool target[N_PROJ];
     bool rslora; /* scale = alpha / sqrt(r) instead of alpha / r */
-    bool dora;   /* each low-rank part except the embedding's has one magnitude per output */
+    bool dora; /* DoRA: one learned magnitude per output of each low-rank part; not with a low-rank
+                  embedding */
     struct adapter_vocab_config embed, head;
     /* NULL: every target has (r, alpha) in every layer. Else [L][N_PROJ], which replaces `target`,
      * for mixed ranks or a subset of the layers. Borrowed: a config copied from an adapter is valid
@@ -49,16 +51,17 @@ struct adapter {
     char hash[HASH_LEN]; /* SHA-256 of config and tensors, without lineage */
     struct adapter_config config;
     struct model_config shape;
-    struct lora *loras; /* [L][N_PROJ]; r = 0: not targeted; the forward pass reads `packs` */
+    struct lora *loras; /* [L][N_PROJ]; r = 0: not targeted; views into `data`; the forward pass
+                           reads `packs` instead */
     /* All A and B, in layer, projection, A-then-B order; then, if the config has them, the
      * magnitudes in the same order; then for the embedding and for the head: A, B, magnitude, the
      * replacement table, the replaced rows. */
     float *data;
     size_t n_data;           /* floats */
     const float **magnitude; /* DoRA: [L·N_PROJ + 1], each [out] or NULL; the last is the head's */
-    struct vocab_overrides
-        *vocab_overrides;    /* NULL: the base's embedding and head are used unchanged */
-    struct arena bind_arena; /* allocated by adapter_bind; loras and overlay point into it */
+    struct vocab_overrides *vocab_overrides; /* NULL: the base's embedding and head are unchanged */
+    struct arena
+        bind_arena; /* allocated by adapter_bind; loras and vocab_overrides point into it */
     struct lora_pack *packs[N_DTYPE]; /* created on the first use; see adapter_pack */
     char *base;      /* base_model_name_or_path in the file it was loaded from, or NULL */
     json_t *lineage; /* object of strings (parents, operator, seed …) or NULL */
@@ -67,14 +70,16 @@ struct adapter {
 /* "q_proj,v_proj" or "all-linear" → targets. */
 int adapter_targets_parse(const char *list, bool target[N_PROJ], struct error *err);
 /* "all", "4,5", "12-29": layers, counted from 0, that the config's targets apply to. If these are
- * not all layers, c->modules becomes a malloc'ed list with the chosen ones. */
+ * not all layers, c->modules becomes a malloc'ed list, which the caller frees. */
 int adapter_layers_parse(const char *list, const struct model_config *shape,
                          struct adapter_config *c, struct error *err);
-/* A ~ U(±1/sqrt(in)), B = 0 (PEFT's initialisation), from (seed, RNG_INIT). */
+/* A ~ U(±1/sqrt(in)), B = 0 (PEFT's initialisation); the random numbers are those of (seed,
+ * RNG_INIT). `c` must not have DoRA or changes of embedding or head. */
 struct adapter *adapter_new(const struct model_config *shape, const struct adapter_config *c,
                             uint64_t seed);
-/* As adapter_new, bound to the base model m. DoRA's magnitudes are the norms of the base's rows, so
- * the new adapter does not change the output. */
+/* As adapter_new for the base model m, with or without DoRA. A DoRA adapter is bound; its
+ * magnitudes are the norms of the base's rows, so that the new adapter does not change the output.
+ */
 struct adapter *adapter_new_for_model(const struct model *m, const struct adapter_config *c,
                                       uint64_t seed, struct error *err);
 /* An adapter with the tensors in `data` [adapter_param_count], in the order of adapter.data; they
@@ -86,38 +91,41 @@ struct adapter *adapter_from_owned_data(const struct model_config *shape,
                                         const struct adapter_config *c, float *data,
                                         json_t *lineage);
 size_t adapter_param_count(const struct model_config *shape, const struct adapter_config *c);
-/* ERR_USAGE when no target is a projection of this architecture, so that the adapter would be
- * empty. */
+/* ERR_USAGE when the adapter would be empty, because no target is a projection of this
+ * architecture. */
 int adapter_config_check(const struct model_config *shape, const struct adapter_config *c,
                          struct error *err);
 struct adapter_module adapter_module_at(const struct adapter_config *c, int32_t layer, enum proj p);
-/* True if the number of layers and all projections have equal sizes. For an adapter that changes
- * embedding or head, the vocabulary size and the tying must be equal too. */
+/* True if the adapter can be used with models of this shape: the number of layers and the sizes of
+ * all projections are equal. For an adapter that changes embedding or head, the vocabulary size and
+ * the tying of embedding and head must be equal too. */
 bool adapter_fits(const struct adapter *a, const struct model_config *shape);
-/* OK for a plain adapter; else ERR_MISMATCH with the message that `operation` ("blending") works
+/* OK for a plain adapter, else ERR_MISMATCH. The message says that `operation` ("blending") works
  * with plain LoRA only. */
 int adapter_require_plain(const struct adapter *a, const char *operation, struct error *err);
-/* False for DoRA before adapter_bind: such an adapter must not be run. */
+/* False for a DoRA adapter before adapter_bind; it must not be used in a forward pass. */
 bool adapter_is_ready(const struct adapter *a);
-/* Call it once, before the adapter is shared. Computes DoRA's multipliers m / ‖W + scale · B A‖
+/* Called once, before the adapter is shared. Computes DoRA's multipliers m / ‖W + scale · B A‖
  * (norms of rows, in double; ERR_NUMERIC if one is 0). A replacement table that differs from the
- * base's in few rows is reduced to those rows, so that requests can be batched. */
+ * base's in few rows is reduced to these rows, so that its requests share the product with the
+ * base's table. */
 int adapter_bind(struct adapter *a, const struct model *m, struct error *err);
-/* ‖row + scale · B_o A‖ for output o, where `row` is W_o [k]: DoRA's divisor. */
+/* DoRA's divisor for output o: ‖row + scale · B_o A‖, where `row` [k] is row o of W and B_o is row
+ * o of B. */
 double lora_row_norm(const struct lora *lo, int64_t o, const float *row, int64_t k);
 /* The packed adapter that the forward pass reads, in element type `elem`. It is created on the
  * first call and valid until the adapter is freed. Any thread. The adapter must be ready. */
 const struct lora_pack *adapter_pack(const struct adapter *a, enum dtype elem);
-/* Rows [begin, end) under this adapter alone, in f32 (NULL: the base model); `part` is memory for
- * the segment. */
+/* The segment that applies this adapter, in f32, to rows [begin, end); NULL: the base model. `part`
+ * is memory that the segment points to. */
 struct lora_segment adapter_lora_segment(const struct adapter *a, int32_t begin, int32_t end,
                                          struct lora_part *part);
-/* As adapter_pack, and frees the f32 factors. For an adapter that is only served and changes
- * neither embedding nor head. Afterwards algebra, saving and packs in other element types abort.
- * The caller must hold the only reference. */
+/* As adapter_pack, and frees the f32 factors. For an adapter that is only used for inference and
+ * changes neither embedding nor head. Afterwards, algebra, saving and the creation of packs in
+ * other element types abort the program. The caller must hold the only reference. */
 const struct lora_pack *adapter_pack_only(struct adapter *a, enum dtype elem);
 /*
- * An adapter stored as f16 only, in half the memory. First `data` (malloc'ed, the adapter takes
+ * An adapter stored as f16 only, in half the memory. First `data` (malloc'ed; the adapter takes
  * ownership) is rounded to f16 with stochastic rounding, so that updates smaller than one unit in
  * the last place survive on average. Then adapter_pack_only frees the f32 factors. The hash covers
  * the rounded values, and adapter_to_f32 returns exactly these values. Plain adapters only.
@@ -134,21 +142,23 @@ struct adapter *adapter_retain(struct adapter *a);
 void adapter_release(struct adapter *a); /* NULL is allowed */
 
 /*
- * PEFT directory: adapter_config.json and adapter_model.safetensors, written in a canonical form:
- * equal adapters give equal bytes. Strict: every tensor must map to a projection of `shape` with
- * the right dimensions and every targeted projection must be present; one error lists all offenders
- * (ERR_MISMATCH). adapter_model.bin is refused with a hint how to convert it. F32, F16 and BF16
- * tensors are read; F32 is written. `base` is written as base_model_name_or_path.
+ * PEFT directory: adapter_config.json and adapter_model.safetensors. Writing is canonical: equal
+ * adapters give equal bytes. Reading is strict: every tensor must belong to a module that the
+ * config selects and have the right dimensions, and no expected tensor may be missing; one error
+ * lists all problems (ERR_MISMATCH). adapter_model.bin is refused with a command that converts it.
+ * F32, F16 and BF16 tensors are read; F32 is written. adapter_load also accepts the hf: name of a
+ * downloaded adapter. `base` is written as base_model_name_or_path.
  */
 struct adapter *adapter_load(const char *dir, const struct model_config *shape, struct error *err);
 int adapter_save(const struct adapter *a, const char *dir, const char *base, struct error *err);
 
 /*
  * GGUF LoRA files as in llama.cpp: one alpha for the whole file, scale alpha / rank, q and k rows
- * permuted if the architecture permutes them. Settings that only PEFT's config can express are
- * stored under shoal.* keys, so that PEFT → GGUF → PEFT gives the same bytes. Saving refuses DoRA,
- * replaced tables and rows, embedding or head of a tied base (llama.cpp has one tensor for both),
- * and several alphas, unless `fold` allows B to be scaled to compensate.
+ * permuted if the architecture permutes them. PEFT's config and the lineage are stored under
+ * shoal.* keys, so that PEFT → GGUF → PEFT gives the same bytes. Saving refuses what the format
+ * cannot express: DoRA, replaced tables and rows, and low-rank parts of a tied embedding or head
+ * (llama.cpp has one tensor for both). It also refuses modules that need different alphas, unless
+ * `fold` is set: then each B is rescaled so that one alpha suffices.
  */
 struct adapter *adapter_load_gguf(const char *path, const struct model_config *shape,
                                   struct error *err);
@@ -159,11 +169,11 @@ int adapter_write(const struct adapter *a, const char *out, const char *base, bo
                   struct error *err);
 
 /* Loads a PEFT directory or a GGUF file for this model and binds it. Commands use this function. It
- * ignores copies of the model's embedding or head in the file, which PEFT adds unrequested, and
- * warns when the lineage has the hash of another base. */
+ * ignores exact copies of the model's embedding or head, which PEFT may add to the file, and warns
+ * when the lineage has the hash of another base. */
 struct adapter *adapter_open(const char *path, struct model *m, struct error *err);
-/* Parses one adapter of a mix, "DIR=0.7", and truncates `term` before the "=". Without a weight:
- * *weight is 1, returns false. */
+/* Parses one adapter of a mix, "DIR=0.7", and truncates `term` before the "=". Returns false, with
+ * *weight = 1 and `term` unchanged, if no valid weight follows a "=". */
 bool adapter_weight_parse(char *term, float *weight);
 /* The lineage key of the SHA-256 of the base model that the adapter was trained on. */
 #define ADAPTER_BASE_HASH "base_sha256"
@@ -171,10 +181,11 @@ bool adapter_weight_parse(char *term, float *weight);
 /* the pool */
 
 /*
- * Maps names to the current versions of adapters: thousands on disk, the most recently used ones in
- * memory, within a budget. All functions except adapter_pool_free may be called from any thread at
- * any time. The pool has one lock. It is held while file metadata are checked and released while
- * files are read. A get of a name that another thread is loading waits for that load.
+ * Maps names to the current versions of adapters. Thousands may be on disk; the most recently used
+ * ones are in memory, within a budget. All functions except adapter_pool_free may be called from
+ * any thread at any time. The pool has one lock. It is held while file metadata are checked and
+ * released while files are read. A get of a name that another thread is loading waits for that
+ * load.
  *
  * Versions. A name's version is a number that grows when its content changes. An adapter that
  * adapter_pool_get returned never changes; the next get returns the new version. If the files of a
@@ -182,34 +193,36 @@ bool adapter_weight_parse(char *term, float *weight);
  * the old version is in memory, the pool logs a warning and continues to return the old version.
  *
  * Budget. max_bytes bounds the memory of resident adapters and of replaced or removed adapters that
- * are still in use. The least recently used adapter is evicted first. An adapter that is in use,
- * pinned, or has no file is never evicted. The memory of an adapter that is being loaded, including
- * its f32 factors, is not counted.
+ * are still in use. The least recently used adapter is evicted first. An adapter is never evicted
+ * while it is in use or pinned, if it has no file, or if its files have an error. The memory of an
+ * adapter that is being loaded, including its f32 factors, is not counted.
  */
 struct adapter_pool;
 struct adapter_pool_options {
     size_t max_bytes; /* 0: no limit */
     enum dtype elem;  /* element type of the packs: the engine's lora_elem */
-    bool serve_only;  /* keep only the pack, if adapter_pack_only can */
+    bool
+        serve_only; /* call adapter_pack_only for adapters that change neither embedding nor head */
 };
 /* The model is borrowed and outlives the pool; adapters may outlive both. */
 struct adapter_pool *adapter_pool_new(struct model *m, const struct adapter_pool_options *o);
 void adapter_pool_free(
     struct adapter_pool *p); /* NULL is allowed; no other thread may use the pool */
-/* Registers a PEFT directory, a GGUF LoRA file or the hf: name of a pulled one; reads no tensor.
- * ERR_STATE when the name is registered for another path. */
+/* Registers a PEFT directory, a GGUF LoRA file or the hf: name of a downloaded adapter; reads no
+ * tensor. ERR_STATE when the name already belongs to another path or to an adapter in memory. */
 int adapter_pool_add(struct adapter_pool *p, const char *name, const char *path, struct error *err);
 /* Registers every sub-directory that has an adapter_config.json, under the sub-directory's name.
- * Skips hidden ones and, with a warning, names that are registered for another path. Returns the
- * number of new names. */
+ * Skips hidden sub-directories and, with a warning, names that are invalid or belong to another
+ * adapter. Returns the number of new names, or an error. */
 int adapter_pool_scan(struct adapter_pool *p, const char *dir, struct error *err);
 /* The name's current version, retained, or NULL. ERR_MISSING: no such name. ERR_STATE: the adapters
- * in use leave no room; try again after one is released. ERR_MEMORY: it is larger than the budget.
- * Other codes report errors in the files. */
+ * that cannot be evicted leave no room; try again after one is released. ERR_MEMORY: the adapter is
+ * larger than the budget. Other codes report errors in its files. */
 struct adapter *adapter_pool_get(struct adapter_pool *p, const char *name, struct error *err);
-/* Publishes a new version atomically under a new or existing name. The version is an adapter in
- * memory (retained, resident until it is replaced) or the adapter at `path`, which is loaded and
- * checked first. Errors as for adapter_pool_get. */
+/* Publishes a new version atomically under a new or existing name. adapter_pool_publish takes an
+ * adapter in memory, retains it and keeps it resident until it is replaced; ERR_MISMATCH if it does
+ * not fit the model. adapter_pool_publish_path loads the adapter at `path` first. Other errors as
+ * for adapter_pool_get. */
 int adapter_pool_publish(struct adapter_pool *p, const char *name, struct adapter *a,
                          struct error *err);
 int adapter_pool_publish_path(struct adapter_pool *p, const char *name, const char *path,
@@ -232,7 +245,7 @@ struct adapter_pool_item {
 struct adapter_pool_stats {
     int n, n_resident;
     int n_retired;           /* replaced or removed, but still in use */
-    size_t bytes, max_bytes; /* memory of resident and retired ones */
+    size_t bytes, max_bytes; /* bytes: memory of resident and retired adapters */
     uint64_t gets, loads, evictions;
 };
 /* [*n] ordered by name, allocated from `out`. */
@@ -243,27 +256,30 @@ struct adapter_pool_stats adapter_pool_stats(struct adapter_pool *p);
 /* versions on disk */
 
 /*
- * A PEFT directory with a history: DIR/.versions/HASH contains every adapter that was published at
- * DIR, as a PEFT directory with version.json: {hash, number, created, previous, lineage, and the
- * publisher's notes, such as score and tags}. DIR's own two files are the current version.
+ * A PEFT directory with a history. Every adapter that was published at DIR is in
+ * DIR/.versions/HASH, a PEFT directory with a version.json: {hash, number, created, previous,
+ * lineage, and the publisher's notes, such as score and tags}. DIR's own two files are the current
+ * version.
  *
  * A version is replaced by renames, and the process may be killed at any moment: DIR then contains
- * the complete old version, the complete new version, or, while the two configs are exchanged, no
- * adapter; the next call of any of these functions repairs this. It never contains parts of two
- * versions. A file lock serialises calls for one DIR.
+ * the complete old version, the complete new version, or no valid adapter (its config is missing
+ * while the files are exchanged). The next adapter_publish, adapter_rollback or adapter_versions
+ * repairs this. DIR never contains a config and tensors of different versions. A file lock
+ * serialises calls for one DIR.
  */
 /* Makes `a` the current version and keeps the previous content of DIR, even if it was never
  * published. `notes` (object or NULL) is added to version.json. */
 int adapter_publish(const struct adapter *a, const char *dir, const char *base, const json_t *notes,
                     struct error *err);
-/* Makes the previous version current again, or the one whose hash begins with `hash_prefix` (not
- * NULL). ERR_MISSING when no such version exists. */
+/* Makes the previous version current again, or, if `hash_prefix` is not NULL, the version whose
+ * hash begins with it. `hash` receives the hash of that version. ERR_MISSING when there is no such
+ * version. */
 int adapter_rollback(const char *dir, const struct model_config *shape, const char *hash_prefix,
                      char hash[HASH_LEN], struct error *err);
 /* An array with the content of each version.json, newest first, each with "current". */
 json_t *adapter_versions(const char *dir, struct error *err);
 /* Saves an adapter that a quality gate rejected as DIR/rejected-HASH8, with a version.json.
- * *saved_path receives the malloc'ed path. */
+ * *saved_path receives the malloc'ed path, also after an error. */
 int adapter_save_rejected(const struct adapter *a, const char *dir, const char *base,
                           const json_t *notes, char **saved_path, struct error *err);
 
@@ -273,19 +289,21 @@ int adapter_save_rejected(const struct adapter *a, const char *dir, const char *
  * type "cat". Plain adapters only. */
 struct adapter *adapter_concat(struct adapter *const *list, const float *weights, int n,
                                struct error *err);
-/* The base with the adapter merged in. Changed matrices are f32; the others are shared with `m`,
- * which must outlive the result. Close it with adapter_merged_close. NULL: out of memory. */
+/* A model with the adapter merged into the base. Changed matrices are f32; the others are shared
+ * with `m`, which must outlive the result. The caller closes it with adapter_merged_close. NULL:
+ * out of memory. */
 struct model *adapter_merge(const struct model *m, const struct adapter *a, struct error *err);
 void adapter_merged_close(struct model *merged);
 
-/* Difference between two models over a fixed set of prompts in several languages: KL(first ‖
- * second) of the next-token distributions, in nats, over all positions. */
+/* The difference between two models on fixed prompts in several languages: KL(first ‖ second) of
+ * the next-token distributions, in nats; mean and maximum over all positions. */
 struct kl_divergence {
     double mean, max;
     double same_top; /* share of positions with the same most probable token */
     int32_t positions;
 };
-/* Adapters may be NULL and must be ready; the models share one vocabulary. */
+/* Compares m with a and m2 with a2. The adapters may be NULL and must be ready; both models have
+ * the same vocabulary. */
 struct kl_divergence adapter_kl_divergence(const struct model *m, const struct adapter *a,
                                            const struct model *m2, const struct adapter *a2,
                                            struct pool *pool);
@@ -293,21 +311,21 @@ struct kl_divergence adapter_kl_divergence(const struct model *m, const struct a
 /* algebra */
 
 enum blend_kind { BLEND_DELTA, BLEND_LEGACY };
-/* (1-t)·a + t·b. BLEND_DELTA: blends ΔW, re-factorised to rank `r` (0: max of the parents') by thin
- * QR of the stacked factors and an SVD of the small core, split as B = U√S, A = √S Vᵀ; exact when r
- * ≥ r_a + r_b. BLEND_LEGACY: blends A and B separately per tensor, with the config of a; ranks must
- * be equal (docs/COMPATIBILITY.md). */
+/* (1-t)·a + t·b. BLEND_DELTA blends ΔW and factorises the result to rank `r` (0: the larger of the
+ * parents' ranks): thin QR of the stacked factors, SVD of the small core, B = U√S, A = √S Vᵀ. It is
+ * exact when r ≥ r_a + r_b. BLEND_LEGACY blends each A and each B separately and uses the config of
+ * `a`; the ranks must be equal (docs/COMPATIBILITY.md). */
 struct adapter *adapter_blend(const struct adapter *a, const struct adapter *b, float t, int32_t r,
                               enum blend_kind kind, struct error *err);
-/* Each tensor with probability p gets N(0, s) added to each element; s = std × the tensor's own
- * standard deviation, or std itself when `absolute` (`--compat legacy`). */
+/* Mutates each tensor with probability p: adds N(0, s²) noise to each element, where s = std × the
+ * tensor's own standard deviation, or std itself if `absolute` (`--compat legacy`). */
 struct adapter *adapter_mutate(const struct adapter *a, float p, float std, bool absolute,
                                uint64_t seed);
 /* Scaling, blending and mutation accept plain adapters only. */
 struct adapter *adapter_scale(const struct adapter *a,
                               float s); /* ΔW × s; 0 gives a zero adapter */
-/* Inner product <ΔW_a, ΔW_b> summed over layers; norm² is adapter_dot(a, a). In double, through the
- * R×R Gram matrices. */
+/* Inner product <ΔW_a, ΔW_b>, summed over all modules; ‖ΔW_a‖² is adapter_dot(a, a). Computed in
+ * double from R × R Gram matrices. */
 double adapter_dot(const struct adapter *a, const struct adapter *b);
 double adapter_cosine(const struct adapter *a, const struct adapter *b); /* 0 when either is zero */
 double adapter_distance(const struct adapter *a,
@@ -315,25 +333,26 @@ double adapter_distance(const struct adapter *a,
 
 /* Thin QR (Householder) of m×n, m ≥ n, row-major, in double: q [m][n], r [n][n]. */
 void linalg_qr(const double *a, int m, int n, double *q, double *r);
-/* One-sided Jacobi SVD of an n×n matrix: a = u diag(s) vᵀ, s descending, signs fixed (largest |u|
- * entry positive). */
+/* One-sided Jacobi SVD of an n×n matrix: a = u diag(s) vᵀ, s descending, signs fixed (the entry
+ * with the largest |u| of each column is positive). */
 void linalg_svd(const double *a, int n, double *u, double *s, double *v);
 
 /*
  * lowrank: the SVD of an adapter's ΔW of one matrix, and a builder for adapters, matrix by matrix.
- * The operators of evolution and blending in algebra.c use it.
+ * The operators of evolution, blending (algebra.c) and extraction (extract.c) use it.
  *
  * Everything is in double and rounded to float32 once, when it is written to an adapter_builder.
  * Results are allocated from the caller's arena. There is no shared state, so threads may call
  * these functions with separate data.
  *
- * Letters: R rank, k = Σ R of the stacked parts, n singular values.
+ * Letters: R is the rank of one LoRA, k the sum of the ranks of the stacked parts, n the number of
+ * singular values.
  */
 
 /* <ΔW_a, ΔW_b> of one module, out × in; 0 if either has r = 0. */
 double lora_dot(const struct lora *a, const struct lora *b, int64_t out, int64_t in);
 
-/* Σ of weighted low-rank maps: left · rightᵀ. */
+/* A weighted sum of low-rank matrices, in factors: left · rightᵀ. */
 struct lowrank_sum {
     int out, in, k;
     double *left;  /* [out][k] */
@@ -341,7 +360,7 @@ struct lowrank_sum {
 };
 /* Allocates k columns; the caller must write all of them. */
 struct lowrank_sum lowrank_sum_new(struct arena *ar, int out, int in, int k);
-/* Writes w · scale · B and A to columns c0 .. c0 + R. */
+/* Writes w · scale · B to columns [c0, c0 + R) of `left` and Aᵀ to the same columns of `right`. */
 void lowrank_sum_add(struct lowrank_sum *s, const struct lora *lo, double w, int c0);
 
 /* u diag(s) vᵀ; columns of u and v are orthonormal, s descends. */
@@ -354,27 +373,27 @@ struct svd {
 /* Exact: thin QR of both sides, SVD of the small core; n = min(k, out, in). */
 struct svd lowrank_sum_svd(const struct lowrank_sum *s, struct arena *ar);
 /*
- * SVD of a dense matrix w [out][in]. Exact when it has no more than r + 8 singular values; else the
- * r + 8 that a random range finder with power iterations captures (Halko, Martinsson and Tropp
- * 2011, algorithm 4.4), with the same noise in every call. The error of the truncation to rank r is
- * within a few per cent of the optimum if the singular values hardly decrease, and equal to it if
- * they decrease fast.
+ * SVD of a dense matrix w [out][in]. Exact when the matrix has no more than r + 8 singular values;
+ * else the r + 8 that a randomized range finder with power iterations finds (Halko, Martinsson and
+ * Tropp 2011, algorithm 4.4). Every call uses the same random numbers. The error of the truncation
+ * to rank r is within a few per cent of the optimum if the singular values hardly decrease, and
+ * equal to it if they decrease fast.
  */
 struct svd randomized_svd(const float *w, int out, int in, int r, struct arena *ar);
-/* Writes triplet c: √s v to row c of a [r][in], √s u to column c of b [out][r]. */
+/* Writes singular triplet c: √s v to row c of a [r][in], √s u to column c of b [out][r]. */
 void svd_write_triplet(const struct svd *sv, int c, int r, float *a, float *b);
-/* Writes the first r triplets: A = √S Vᵀ to a [r][in], B = U √S to b [out][r]. Entries beyond n are
- * not written. By Eckart and Young the error is the norm of the omitted singular values. */
+/* Writes the first r triplets: A = √S Vᵀ to a [r][in], B = U √S to b [out][r]. If r > n, the
+ * entries of triplets from n on are not written. By Eckart and Young the error is the norm of the
+ * omitted singular values. */
 void svd_write_factors(const struct svd *sv, int r, float *a, float *b);
 
-/* The smallest number of singular values, the largest first, whose squares sum to at least energy ·
- * total2, where total2 is ‖·‖² of the matrix. Between 1 and max_rank; max_rank also if its values
- * hold less. */
+/* The smallest rank, from 1 to max_rank, at which the squares of the largest singular values sum to
+ * at least energy · total2, where total2 is ‖·‖² of the matrix; max_rank if no rank suffices. */
 int32_t svd_energy_rank(const struct svd *sv, double total2, double energy, int32_t max_rank);
 
 /*
- * An adapter under construction: modules are added in order of layer and projection, each with its
- * own rank and scale 1.
+ * An adapter under construction. Modules are added in order of layer and projection; each has its
+ * own rank and scale 1. Module i is projection i % N_PROJ of layer i / N_PROJ.
  */
 struct adapter_builder {
     const struct model_config *shape; /* borrowed */
@@ -382,49 +401,52 @@ struct adapter_builder {
     float dropout;
     float *data;
     size_t n, cap;            /* floats */
-    double norm2, lost_norm2; /* ‖exact result‖², and the part of it lost to the limited ranks */
+    double norm2, lost_norm2; /* ‖exact result‖² of truncated modules, and the part of it that
+                                 truncation lost */
 };
 struct adapter_builder adapter_builder_init(const struct model_config *shape, float dropout);
-/* Adds module i and returns its A [r][in], which B [out][r] follows in memory. Both are zeroed.
- * Valid until the next module is added. */
+/* Adds module i and returns its A [r][in]; its B [out][r] follows in memory. Both are zeroed. The
+ * pointer is valid until the next module is added. */
 float *adapter_builder_add(struct adapter_builder *d, int32_t i, int32_t r);
 /* B of the module whose A adapter_builder_add returned. */
 float *adapter_builder_b(const struct adapter_builder *d, int32_t i, float *a);
 /* Adds module i with w · scale · B A, exactly. */
 void adapter_builder_add_exact(struct adapter_builder *d, int32_t i, const struct lora *lo,
                                double w);
-/* Adds module i with the best approximation of rank r; the error is added to lost2. total2 is ‖·‖²
- * of the exact module. */
+/* Adds module i with the best approximation of rank r. total2 is ‖·‖² of the exact module; it is
+ * added to norm2, and the squared error to lost_norm2. */
 void adapter_builder_add_truncated(struct adapter_builder *d, int32_t i, const struct svd *sv,
                                    int32_t r, double total2);
-/* Relative error; 0 if nothing was added. */
+/* The error of the truncated modules, relative to the norm of their exact values; 0 if no module
+ * was truncated. */
 double adapter_builder_error(const struct adapter_builder *d);
-/* Makes the adapter and releases the builder. NULL: the builder has no module. The lineage is
- * borrowed (incref'ed). */
+/* Makes the adapter and releases the builder. NULL: no module was added. The lineage is borrowed
+ * (incref'ed). */
 struct adapter *adapter_builder_finish(struct adapter_builder *d, json_t *lineage);
 void adapter_builder_release(struct adapter_builder *d);
 
 /* extract: adapters by truncated SVD (extract.c) */
 
 struct lora_truncation {
-    int32_t rank; /* maximum rank; 0: no maximum */
-    double
-        energy; /* the smallest rank that keeps this share of ‖ΔW‖²; 0: always the maximum rank */
+    int32_t rank;  /* maximum rank; 0: no maximum */
+    double energy; /* use the smallest rank that keeps this share of ‖ΔW‖²; 0: always use the
+                      maximum rank */
 };
 struct truncated_adapter {
     struct adapter *adapter; /* released by the caller */
     double error;            /* error of all modules, relative to ‖ΔW‖ */
     struct projection_truncation {
-        int32_t layers; /* layers that have this projection; if 0, the ranks are undefined */
+        int32_t layers; /* number of layers in which the adapter has this projection; 0: the ranks
+                           are undefined */
         int32_t rank_min, rank_max;
         double error;
     } projections[N_PROJ];
 };
-/* An adapter with the difference tuned - base of two models of one shape. Computes the hashes of
- * both models. */
+/* An adapter whose ΔW approximates the difference tuned - base of two models of the same shape.
+ * Computes the hashes of both models if they are not known. */
 int adapter_extract(struct model *base, struct model *tuned, struct lora_truncation truncation,
                     struct pool *pool, struct truncated_adapter *out, struct error *err);
-/* The adapter with lower ranks. */
+/* A copy of the adapter with lower ranks. */
 int adapter_resize(const struct adapter *source, struct lora_truncation truncation,
                    struct pool *pool, struct truncated_adapter *out, struct error *err);
 

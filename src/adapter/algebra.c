@@ -1,13 +1,15 @@
 /*
  * algebra: operators on adapters as matrices ΔW = scale · B A.
  *
- * A LoRA's factors are only defined up to an invertible R × R matrix between them, so averaging the
- * A matrices and the B matrices of two adapters mixes unrelated coordinates. The delta operators
- * therefore work on ΔW. They never form it: they use stacked factors, thin QR and Gram matrices of
- * rank size. BLEND_LEGACY averages the tensors, for compatibility (docs/COMPATIBILITY.md).
+ * The factors of a LoRA are defined only up to an invertible R × R matrix M: (B M) (M⁻¹ A) = B A.
+ * Averaging the A matrices and the B matrices of two adapters therefore mixes unrelated
+ * coordinates. The other operators work on ΔW. They never form ΔW: they use stacked factors, thin
+ * QR and Gram matrices, whose size is that of the ranks. Only BLEND_LEGACY averages A and B, for
+ * compatibility (docs/COMPATIBILITY.md).
  *
- * Sums are in double, in a fixed order; results are rounded to float32 once. Every operator writes
- * its lineage: the parents' hashes, its own name and its arguments as text.
+ * Sums over ΔW are in double, in a fixed order, and rounded to float32 once; BLEND_LEGACY, mutation
+ * and scaling compute each element in float32. Every operator writes its lineage: the parents'
+ * hashes, its own name and its arguments as text.
  */
 #include "adapter/adapter.h"
 
@@ -29,7 +31,7 @@ static void lineage_set_float(json_t *o, const char *key, float f) {
     lineage_set(o, key, text);
 }
 
-/* `b` may be NULL. */
+/* The lineage of a child; `b` may be NULL. */
 static json_t *lineage_make(const char *operator, const struct adapter * a,
                             const struct adapter *b) {
     char parents[2 * HASH_LEN];
@@ -40,7 +42,7 @@ static json_t *lineage_make(const char *operator, const struct adapter * a,
     return o;
 }
 
-/* Takes over `data` and `lineage`. */
+/* Takes ownership of `data` and `lineage`. */
 static struct adapter *child_new(const struct model_config *shape, const struct adapter_config *c,
                                  float *data, json_t *lineage) {
     struct adapter *out = adapter_from_data(shape, c, data, lineage);
@@ -50,7 +52,7 @@ static struct adapter *child_new(const struct model_config *shape, const struct 
 }
 
 static const struct lora *lora_at(const struct adapter *a, int32_t i) {
-    CHECK(a->data); // else adapter_pack_only freed it
+    CHECK(a->data); // NULL after adapter_pack_only
     return &a->loras[i];
 }
 
@@ -58,8 +60,8 @@ static int32_t module_count(const struct adapter *a) {
     return a->shape.n_layers * N_PROJ;
 }
 
-/* Writes (1-t) a + t b of one projection with rank r to `data`, A then B. One parent may lack the
- * projection (r = 0). */
+/* Writes (1-t) ΔW_a + t ΔW_b of one projection, as factors of rank r, to `data`: A, then B. One
+ * parent may lack the projection (r = 0). */
 static void module_blend(const struct lora *a, const struct lora *b, float t, int out, int in,
                          int r, float *data) {
     struct arena ar = {0};
@@ -72,8 +74,9 @@ static void module_blend(const struct lora *a, const struct lora *b, float t, in
     arena_release(&ar);
 }
 
-/* The rank of child module i: `requested`, or if it is 0 the larger rank of the parents. The
- * parents' ranks are those of their configs, or those of the module if a parent has mixed ranks. */
+/* The rank of the child's module i: `requested`, or, if that is 0, the larger rank of the parents.
+ * If neither parent has mixed ranks, a parent's rank is that of its config, else that of its module
+ * i. */
 static int32_t blend_rank(const struct adapter *a, const struct adapter *b, int32_t i,
                           int32_t requested) {
     int32_t ra = lora_at(a, i)->r, rb = lora_at(b, i)->r;
@@ -83,8 +86,8 @@ static int32_t blend_rank(const struct adapter *a, const struct adapter *b, int3
     return mixed ? MAX(ra, rb) : MAX(a->config.r, b->config.r);
 }
 
-/* The child has the targets of both parents. alpha = r makes the scale 1, so the factors include
- * the parents' scales. */
+/* The child has the targets of both parents. Its alpha is r, so its scale is 1, and its factors
+ * include the parents' scales. */
 static struct adapter *blend_delta(const struct adapter *a, const struct adapter *b, float t,
                                    int32_t r, json_t *lineage) {
     int32_t n = module_count(a);
@@ -190,9 +193,9 @@ static double tensor_deviation(const float *w, size_t n) {
 }
 
 /*
- * Mutates one tensor in place. Its position in the model selects the random stream, so its noise
- * does not depend on the adapter's other modules. A constant tensor, such as the zero B of a new
- * adapter, has standard deviation 0 and does not change.
+ * Mutates one tensor in place. `index`, its position in the model, selects the random stream, so
+ * its noise does not depend on the adapter's other modules. Unless `absolute`, a constant tensor,
+ * such as the zero B of a new adapter, does not change, because its standard deviation is 0.
  */
 static void tensor_mutate(float *w, size_t n, float p, float std, bool absolute, uint64_t seed,
                           uint32_t index) {
@@ -233,8 +236,8 @@ struct adapter *adapter_mutate(const struct adapter *a, float p, float std, bool
     return child_new(&a->shape, &a->config, data, lineage);
 }
 
-/* Scales B and leaves alpha at the value set by training: a zero adapter can then be trained like a
- * fresh one. */
+/* Scales B and keeps alpha. With s = 0, B becomes 0, as in a new adapter, which can be trained;
+ * alpha = 0 could not. */
 struct adapter *adapter_scale(const struct adapter *a, float s) {
     CHECK(isfinite(s) && !a->magnitude && !a->vocab_overrides);
     float *data = data_copy(a);

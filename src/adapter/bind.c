@@ -12,8 +12,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Σ of the squares of n entries from column j of row + Σ_r w[r] · A[r]. n is a constant in the hot
- * loop, so that the compiler keeps the entries in registers. */
+/* Σ of the squares of the entries [j, j + n) of the vector row + Σ_r w[r] · A[r]. The caller's hot
+ * loop passes a constant n, so that the compiler keeps the entries in registers. */
 static inline __attribute__((always_inline)) double
 columns_sum_squares(const float *row, const double *w, const struct lora *lo, int64_t k, int64_t j,
                     int n) {
@@ -26,7 +26,7 @@ columns_sum_squares(const float *row, const double *w, const struct lora *lo, in
     return sum_squares;
 }
 
-/* ‖row + scale · b A‖ of one output. `w` [R] is scratch. */
+/* ‖row + scale · b A‖ of one output; `b` [R] is its row of B. `w` [R] is scratch. */
 static double row_norm(const float *row, const struct lora *lo, const float *b, int64_t k,
                        double *w) {
     double sum_squares = 0;
@@ -44,8 +44,8 @@ double lora_row_norm(const struct lora *lo, int64_t o, const float *row, int64_t
     return norm;
 }
 
-/* mult[n] = magnitude[n] / ‖row n of W + scale · B A‖. `full` (may be NULL) replaces the rows of w.
- */
+/* mult[n] = magnitude[n] / ‖row n of W + scale · B A‖. If `full` is not NULL, its rows are used
+ * instead of those of w. */
 static int module_compute_multipliers(const struct matrix *w, const float *full,
                                       const struct lora *lo, const float *magnitude, float *mult,
                                       const char *name, struct error *err) {
@@ -128,8 +128,8 @@ static int dora_compute_multipliers(struct adapter *a, const struct model *m, st
 }
 
 /* If at least three quarters of a replacement table's rows are bitwise equal to the base's, keeps
- * only the other rows. The product with the base's table is computed for all rows of a batch
- * anyway; a separate table needs a product of its own. */
+ * only the rows that differ. With a few replaced rows, a request shares the batch's product with
+ * the base's table; a full table needs a separate product. */
 static int table_reduce_to_rows(struct vocab_override *t, const struct matrix *base,
                                 struct arena *arena, struct error *err) {
     const float *full = t->full;

@@ -1,12 +1,12 @@
 /*
  * extract: low-rank adapters by truncated SVD.
  *
- * adapter_extract computes ΔW = W_finetuned - W_base of every projection and keeps the largest
- * singular values. The weights are dequantised as stored, so ΔW also corrects the rounding of a
- * quantised base. adapter_resize does the same with the ΔW of an adapter. The thread pool
+ * adapter_extract computes ΔW = W_tuned - W_base of every projection and keeps the largest singular
+ * values. Quantised weights are dequantised first, so ΔW also corrects the rounding of a quantised
+ * base. adapter_resize keeps the largest singular values of an adapter's ΔW. The thread pool
  * factorises the modules independently, and the adapter is assembled in module order, so the result
- * does not depend on the number of threads. Differences outside of the projections cannot be part
- * of a low-rank adapter; a warning names them.
+ * does not depend on the number of threads. Differences outside of the projections are not
+ * extracted; a warning names them.
  */
 #include "adapter/internal.h"
 
@@ -14,7 +14,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define FIRST_RANK 16 /* singular values computed first for --energy; then doubled */
+#define FIRST_RANK 16 /* with --energy: number of singular values computed first; then doubled */
 
 struct factorized_module {
     float *ab; /* A [r][in], then B [out][r] */
@@ -63,8 +63,8 @@ static double delta_compute(const struct svd_job *job, int32_t i, float *w) {
     return total2;
 }
 
-/* With --energy, doubles the number of computed singular values until fewer than all of them hold
- * the energy. */
+/* With --energy, doubles the number of computed singular values until fewer than all computed ones
+ * suffice for the energy, or the number is the maximum rank. */
 static void module_extract(const struct svd_job *job, int32_t i) {
     int in = proj_in(job->shape, i % N_PROJ), out = proj_out(job->shape, i % N_PROJ);
     int32_t max_rank = rank_limit(job, i);
@@ -153,8 +153,8 @@ static struct adapter *adapter_assemble(const struct svd_job *job, struct error 
     return a;
 }
 
-/* Truncation error of projection p over all layers (N_PROJ: of all modules), relative to the norm
- * of ΔW. */
+/* Truncation error of projection p in all layers, relative to the norm of its ΔW; p = N_PROJ: the
+ * error of all modules. */
 static double proj_error(const struct svd_job *job, int p) {
     double norm2 = 0, lost_norm2 = 0;
     for (int32_t i = 0; i < job->shape->n_layers * N_PROJ; i++) {

@@ -1,11 +1,11 @@
 /*
- * f16: adapters with f16 values, so that the f16 pack holds all of their parameters.
+ * f16: adapters whose parameters all are f16 values, so that the f16 pack stores them exactly.
  *
- * Rounding is stochastic: with rounding to nearest, an update of less than half a unit in the last
- * place would be lost, and so would each later one. Below 2^-14 (subnormals) f16 values are 2^-24
- * apart; above, the distance follows from the ten bits of the fraction.
+ * Rounding is stochastic. With rounding to nearest, every update of less than half a unit in the
+ * last place would be lost, even if many such updates have the same sign. Below 2^-14 (subnormals)
+ * f16 values are 2^-24 apart; above, their fraction has ten bits.
  *
- * Invariant: converting the values to f32 and back to f16 does not change them.
+ * Invariant: converting the values from f16 to f32 and back does not change them.
  */
 #include "adapter/internal.h"
 
@@ -16,7 +16,8 @@
 #define MIN_NORMAL 0x1p-14f
 #define F16_MAX 65504.0f
 
-/* x is finite; bits: 13 random bits. */
+/* One of the two f16 values next to x (finite), the nearer one more probably, so that the expected
+ * value is x. `bits` has 13 random bits. Values beyond ±F16_MAX become ±F16_MAX. */
 static float round_stochastic(float x, uint32_t bits) {
     uint32_t u;
     if (fabsf(x) < MIN_NORMAL) return floorf(x * 0x1p24f + (float)bits * 0x1p-13f) * 0x1p-24f;

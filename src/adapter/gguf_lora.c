@@ -5,10 +5,11 @@
  *     blk.N.attn_q.weight.lora_a [R, in]      blk.N.attn_q.weight.lora_b [out, R]
  *     token_embd.weight.lora_a   [V, R] (!)   token_embd.weight.lora_b   [D, R]
  *
- * The scale is alpha / R, with one alpha for the file. This source file converts names and tensor
- * layouts between GGUF and PEFT; peft.c checks the tensors and makes the adapter. PEFT's config is
- * stored as shoal.config and the lineage as shoal.lineage.*; other programs ignore these keys. If a
- * file lacks them, the config is derived from the tensors.
+ * (!) This A is the transpose of PEFT's. The scale is alpha / R, with one alpha for the file. This
+ * source file converts names and tensor layouts between GGUF and PEFT; peft.c checks the tensors
+ * and makes the adapter. PEFT's config is stored as shoal.config and the lineage as
+ * shoal.lineage.*; other programs ignore these keys. If a file lacks them, the config is derived
+ * from the tensors.
  */
 #include "adapter/internal.h"
 
@@ -33,7 +34,7 @@ static void gguf_name(char out[NAME_MAX_LEN], int32_t module) {
                  proj_gguf_names[module % N_PROJ]);
 }
 
-/* Number of heads whose rotary rows are interleaved in GGUF, or 0. */
+/* The number of heads whose rows GGUF stores interleaved (q and k of some architectures), or 0. */
 static int32_t permuted_heads(const struct model_config *shape, int32_t module) {
     if (module < 0 || !shape->arch->gguf_permuted) return 0;
     if (module % N_PROJ == PROJ_Q) return shape->n_heads;
@@ -50,20 +51,21 @@ static void rows_permute(const float *from, float *to, int32_t heads, int64_t e,
     }
 }
 
-/* The adapter.lora.alpha that gives this module's scale in llama.cpp. */
+/* The value of adapter.lora.alpha with which llama.cpp uses this module's scale. */
 static float gguf_alpha(struct adapter_module m, bool rslora) {
     return rslora ? (float)((double)m.alpha * sqrt(m.r)) : m.alpha;
 }
 
-/* True if the module is not adapted or needs this alpha. Sets *alpha if it is NaN. */
+/* True if the module is not adapted or needs *alpha. If *alpha is NaN, sets it to the module's
+ * alpha first. */
 static bool alpha_matches(struct adapter_module m, bool rslora, float *alpha) {
     if (m.r == 0) return true;
     if (isnan(*alpha)) *alpha = gguf_alpha(m, rslora);
     return gguf_alpha(m, rslora) == *alpha;
 }
 
-/* The adapter.lora.alpha that gives the scale of every module; NaN if there is none, or if it is 0,
- * which llama.cpp reads as "not given". */
+/* The one adapter.lora.alpha that gives the scale of every module. NaN if the modules need
+ * different values, or the value 0, which llama.cpp reads as "not given". */
 static float common_alpha(const struct model_config *shape, const struct adapter_config *c) {
     float alpha = NAN;
     bool same = true;
@@ -133,7 +135,8 @@ static struct adapter *adapter_fold_scales(const struct adapter *a, struct error
     return folded;
 }
 
-/* One tensor in GGUF's layout. Permuted or transposed data are allocated in the arena. */
+/* Converts one tensor to GGUF's name and layout. Permuted or transposed data are allocated in the
+ * arena; other data are borrowed. */
 static struct tensor_info tensor_to_gguf(const struct model_config *shape,
                                          const struct adapter_tensor *t, const float *data,
                                          struct arena *arena) {
@@ -237,7 +240,8 @@ static bool tensor_name_parse(const char *name, const struct model_config *shape
 struct gguf_lora_reader {
     const char *path;
     const struct model_config *shape;
-    struct safetensors in, out; /* as in the file; converted to PEFT's names and layout */
+    struct safetensors in,
+        out; /* in: the file's tensors; out: converted to PEFT's names and layout */
     struct peft_config config;
     struct adapter_errors errors;
     struct arena arena;
@@ -279,7 +283,7 @@ static int tensor_from_gguf(struct gguf_lora_reader *rd, const struct tensor_inf
     return OK;
 }
 
-/* Records the rank of an A tensor, for the config of a file that contains no config. */
+/* Stores the rank of an A tensor, for the config of a file without KEY_CONFIG. */
 static void rank_record(struct gguf_lora_reader *rd, struct adapter_module *modules, int32_t module,
                         const struct tensor_info *a) {
     struct adapter_config *c = &rd->config.c;

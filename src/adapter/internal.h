@@ -25,7 +25,7 @@ struct adapter_tensor {
     char name[NAME_MAX_LEN]; /* PEFT's name */
     int32_t module;          /* layer * N_PROJ + projection, or MODULE_EMBED, MODULE_HEAD */
     enum lora_tensor_kind kind;
-    int64_t rows, cols; /* cols 0: a vector [rows] */
+    int64_t rows, cols; /* cols 0: the tensor is a vector [rows] */
 };
 enum { MODULE_EMBED = -1, MODULE_HEAD = -2 };
 /* A malloc'ed list of *n tensors. */
@@ -36,8 +36,8 @@ size_t adapter_tensor_floats(const struct adapter_tensor *t);
  * "model.embed_tokens", "lm_head"; "" for a projection that the architecture lacks. */
 void peft_module_name(char out[NAME_MAX_LEN], const struct arch *arch, int32_t module);
 
-/* An adapter with config `c`, which must be valid. It takes ownership of `data`; NULL: zeros. The
- * caller fills the data and then computes or sets the hash. */
+/* An adapter with config `c`, which must be valid. The adapter takes ownership of `data`; NULL: it
+ * allocates zeros. The caller fills the data and then computes or sets the hash. */
 struct adapter *adapter_alloc(const struct model_config *shape, const struct adapter_config *c,
                               float *data);
 void adapter_hash_compute(struct adapter *a);
@@ -45,7 +45,8 @@ void adapter_hash_compute(struct adapter *a);
 /* For qsort: by name. */
 int tensor_info_compare(const void *a, const void *b);
 
-/* A list of errors for one message, which shows as many as fit and counts the others. */
+/* A list of errors for one message. The message has as many errors as fit and the number of the
+ * others. */
 struct adapter_errors {
     struct buf text;
     int n, hidden;
@@ -57,8 +58,9 @@ void adapter_errors_add(struct adapter_errors *o, const char *fmt, ...)
 struct peft_config {
     struct adapter_config c;
     struct arena arena;
-    const int32_t *row_order[2]; /* embedding, head: the row of the file for ids[i] */
-    const char *base;            /* base_model_name_or_path, or NULL */
+    const int32_t
+        *row_order[2]; /* for embedding and head: [i] is the row in the file of token ids[i] */
+    const char *base;  /* base_model_name_or_path, or NULL */
     /* The prefix that replaces "model." in the config's patterns, such as "model.language_model.";
      * NULL except for an adapter of a multimodal model (text and images). The caller of
      * peft_config_read sets it. */
@@ -71,14 +73,14 @@ void peft_config_release(struct peft_config *p);
 /* The bytes of adapter_config.json, malloc'ed; NULL when `base` is not UTF-8. */
 char *peft_config_text(const struct adapter *a, const char *base);
 
-/* Optional information from the caller of a reader. */
+/* Optional information for the readers of adapter files. */
 struct adapter_load_hints {
     const struct model
-        *model;       /* or NULL; copies of its embedding and head in the file are ignored */
+        *model;       /* or NULL; exact copies of its embedding and head in the file are ignored */
     const char *hash; /* or NULL; the hash of the content, so that it need not be computed */
 };
-/* The adapter that `config` and the tensors (sorted by name, PEFT's names) describe. Metadata
- * become the lineage. */
+/* Makes an adapter from `config` and the tensors of `st`, which have PEFT's names and are sorted by
+ * name. The metadata of `st` become the lineage. */
 struct adapter *adapter_from_tensors(const char *path, const struct model_config *shape,
                                      struct peft_config *config, const struct safetensors *st,
                                      const struct adapter_load_hints *hints,

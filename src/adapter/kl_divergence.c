@@ -1,10 +1,11 @@
 /*
- * kl_divergence: KL divergence of two models on a fixed set of prompts. Examples: a base and its
- * adapter (the adapter's effect), an adapter and its merged model (the error of merging).
+ * kl_divergence: KL divergence of two models on a fixed set of prompts. Between a base and the base
+ * with an adapter it measures the adapter's effect; between an adapter and its merged model, the
+ * error of merging.
  *
  * The prompts are a few sentences in several languages, code and numbers. For a model without a
- * tokenizer they are random ids from a fixed seed. Divergences are computed in double over the
- * whole vocabulary.
+ * tokenizer the prompts are random token ids from a fixed seed. Divergences are computed in double
+ * over the whole vocabulary.
  */
 #include "adapter/internal.h"
 
@@ -37,7 +38,7 @@ static void prompt_ids(const struct model *m, int i, struct token_ids *out) {
     out->n = MIN(out->n, MIN(MAX_TOKENS, m->config.max_seq_len));
 }
 
-/* logits [n][V] for one prompt. */
+/* Writes the logits [n][V] of one prompt. */
 static void prompt_run(struct forward *f, const struct adapter *a, const struct token_ids *ids,
                        float *logits) {
     struct batch_row rows[MAX_TOKENS];
@@ -96,7 +97,7 @@ struct kl_divergence adapter_kl_divergence(const struct model *m, const struct a
         .max_rows = MAX_TOKENS, .n_slots = 1, .slot_len = MAX_TOKENS, .pool = pool};
     struct forward *f = forward_new(m, &o), *f2 = forward_new(m2, &o);
     struct kl_divergence d = {0};
-    CHECK(f && f2); // small: a few rows of one short sequence
+    CHECK(f && f2); // the memory for one short sequence is small
     float *p = xmalloc(sizeof *p * MAX_TOKENS * (size_t)vocab * 2), *q = p + MAX_TOKENS * vocab;
     int n = m->tok ? (int)ARRAY_LEN(prompts) : RANDOM_PROMPTS;
     for (int i = 0; i < n; i++) {

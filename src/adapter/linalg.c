@@ -1,14 +1,13 @@
 /*
  * linalg: the two factorisations that adapter algebra needs, in double, for small matrices.
  *
- * The large side of a problem only appears in linalg_qr (m × n with n a sum of two LoRA ranks); the
- * SVD takes the n × n core. Only +, -, ×, ÷ and sqrt are used, in a fixed order, so the bits are
- * the same on every machine. There is no blocking and no threading: the matrices are too small for
- * them.
+ * Only linalg_qr sees the large dimension m of an m × n matrix, whose n is about a sum of LoRA
+ * ranks; the SVD takes an n × n core. Only +, -, ×, ÷ and sqrt are used, in a fixed order, so the
+ * bits are the same on every machine. The matrices are too small for blocking or threads.
  *
- * Invariant: columns are orthonormal to about n·1e-16 even if the input is rank-deficient or zero.
- * Inputs are finite; the QR squares them, so entries must be within 1e±150 (products of float32
- * values are).
+ * Invariant: the columns of q, u and v are orthonormal to about n·1e-16, even if the input is
+ * rank-deficient or zero. Inputs are finite. linalg_qr squares them, so the absolute values of
+ * nonzero entries must be between 1e-150 and 1e150; products of float32 values are.
  */
 #include "adapter/adapter.h"
 
@@ -36,7 +35,7 @@ static double reflector_make(const double *w, int m, int n, int k, double *v) {
         norm2 += v[i] * v[i];
     }
     if (norm2 == 0) return 0;
-    /* The sign moves v[k] away from zero, so that it never cancels. */
+    /* Add the norm with the sign of v[k], so that the sum does not cancel. */
     v[k] += v[k] < 0 ? -sqrt(norm2) : sqrt(norm2);
     double vtv = 0;
     for (int i = k; i < m; i++) vtv += v[i] * v[i];
@@ -47,7 +46,7 @@ void linalg_qr(const double *a, int m, int n, double *q, double *r) {
     CHECK(n >= 1 && m >= n);
     size_t mn = (size_t)m * (size_t)n;
     double *w = xmalloc(mn * sizeof *w);
-    double *vs = xmalloc(mn * sizeof *vs); /* [n][m]: reflector k */
+    double *vs = xmalloc(mn * sizeof *vs); /* [n][m]: row k is reflector k */
     double *beta = xmalloc((size_t)n * sizeof *beta), *row = xmalloc((size_t)n * sizeof *row);
     memcpy(w, a, mn * sizeof *w);
     for (int k = 0; k < n; k++) {
@@ -74,8 +73,9 @@ void linalg_qr(const double *a, int m, int n, double *q, double *r) {
     free(row);
 }
 
-#define SVD_SWEEPS 60   /* 6 to 12 are typical; the limit ends rotations of rounding errors */
-#define SVD_ZERO 1e-140 /* relative to the largest entry; squares of smaller values underflow */
+#define SVD_SWEEPS                                                                                 \
+    60 /* 6 to 12 are typical; the limit ends the loop if rounding errors never settle */
+#define SVD_ZERO 1e-140 /* a smaller norm, relative to the largest entry, counts as 0 */
 
 static double rows_dot(const double *x, const double *y, int n) {
     double s = 0;
@@ -91,8 +91,8 @@ static void rows_rotate(double *x, double *y, int n, double c, double s) {
     }
 }
 
-/* Makes columns i and j of the matrix (rows of w) orthogonal; false if they already are, within
- * `tol`. */
+/* Rotates columns i and j of the matrix, which are rows of w, so that they are orthogonal. False if
+ * they already are, within `tol`. */
 static bool pair_rotate(double *w, double *vt, int n, int i, int j, double tol) {
     double *x = w + (size_t)i * n, *y = w + (size_t)j * n;
     double xx = rows_dot(x, x, n), yy = rows_dot(y, y, n), xy = rows_dot(x, y, n);
@@ -115,8 +115,8 @@ static double scale_find(const double *a, size_t n) {
     return ldexp(1, MAX(-e, -1000));
 }
 
-/* Sets column j of u to a unit vector orthogonal to columns 0..j-1, from the axis with the smallest
- * projection onto them. */
+/* Sets column j of u to a unit vector orthogonal to columns 0..j-1, by orthogonalising the
+ * coordinate axis with the smallest projection onto these columns. */
 static void column_complete(double *u, int n, int j) {
     int axis = 0;
     double min_cover = INFINITY;
@@ -125,7 +125,7 @@ static void column_complete(double *u, int n, int j) {
         if (cover < min_cover) min_cover = cover, axis = i;
     }
     for (int i = 0; i < n; i++) u[(size_t)i * n + j] = i == axis;
-    for (int pass = 0; pass < 2; pass++) { /* twice is enough (Kahan) */
+    for (int pass = 0; pass < 2; pass++) { /* two passes of Gram-Schmidt are enough (Kahan) */
         for (int c = 0; c < j; c++) {
             double dot = 0;
             for (int i = 0; i < n; i++) dot += u[(size_t)i * n + c] * u[(size_t)i * n + j];

@@ -1,6 +1,7 @@
 /*
- * lowrank: see adapter.h. Only linalg_qr and matrix products see the large dimensions; the SVD is
- * computed of a core matrix whose size is at most the sum of the ranks.
+ * lowrank: low-rank sums, their SVD, and the adapter builder; see adapter.h. Only linalg_qr and
+ * matrix products see the large dimensions. The SVD is that of a core matrix whose size is at most
+ * the sum of the ranks.
  */
 #include "adapter/adapter.h"
 
@@ -25,8 +26,8 @@ static void gram_left(double *left, const struct lora *a, const struct lora *b, 
     }
 }
 
-/* s [n] := x · y_j for n ≤ ROWS rows y_j of length `len`. Several independent sums, each in order,
- * hide the latency of additions. */
+/* s [n] := x · y_j for n ≤ ROWS rows y_j of length `len`. The sums are independent, which hides the
+ * latency of additions; each sum is in order of k. */
 enum { ROWS = 8 };
 static void rows_dot(const float *x, const float *y, int n, int64_t len, double *s) {
     const float *row[ROWS];
@@ -94,7 +95,8 @@ static void core_fill(double *core, int n, const double *rl, int p, const double
     }
 }
 
-/* out [m][n] := q [m][p] · basis [p][n], the upper left part of a matrix [stride][stride]. */
+/* out [m][n] := q [m][p] · basis [p][n], where `basis` is the upper left part of a matrix
+ * [stride][stride]. */
 static void basis_multiply(const double *q, int m, int p, const double *basis, int stride, int n,
                            double *out) {
     for (int i = 0; i < m; i++) {
@@ -159,12 +161,14 @@ static void randomized_range_finder(const float *w, int out, int in, int l, doub
         linalg_qr(y, out, l, q, r);
         if (round == POWER_ITERATIONS) break;
         dense_transpose_multiply(w, out, in, q, l, t);
-        linalg_qr(t, in, l, z, r); /* else small singular values are lost to rounding */
+        linalg_qr(t, in, l, z,
+                  r); /* without this QR, small singular values would be lost to rounding */
     }
     arena_release(&tmp);
 }
 
-/* The range finder if all singular values of w are wanted: any orthonormal basis of its columns. */
+/* Replaces randomized_range_finder if all singular values of w are wanted: writes an orthonormal
+ * basis of the columns of w to q (zeroed by the caller). */
 static void range_exact(const float *w, int out, int in, int l, double *q) {
     struct arena tmp = {0};
     double *y = doubles_alloc(&tmp, out, l), *r = doubles_alloc(&tmp, l, l);
@@ -177,7 +181,7 @@ static void range_exact(const float *w, int out, int in, int l, double *q) {
     arena_release(&tmp);
 }
 
-/* w ≈ Q (Qᵀ w), a lowrank_sum with left = Q and right = wᵀ Q. */
+/* w ≈ Q (Qᵀ w), which is a lowrank_sum with left = Q and right = wᵀ Q. */
 struct svd randomized_svd(const float *w, int out, int in, int r, struct arena *ar) {
     int l = MIN(r + OVERSAMPLE, MIN(out, in));
     struct arena tmp = {0};
@@ -228,7 +232,7 @@ float *adapter_builder_add(struct adapter_builder *d, int32_t i, int32_t r) {
     float *a = d->data + d->n;
     memset(a, 0, n_new * sizeof *a);
     d->n += n_new;
-    d->modules[i] = (struct adapter_module){r, (float)r}; /* scale 1: the factors hold all of ΔW */
+    d->modules[i] = (struct adapter_module){r, (float)r}; /* alpha = r: scale 1 */
     return a;
 }
 

@@ -1,10 +1,10 @@
 /*
  * merge: merges an adapter into its base, and concatenates plain adapters into one.
  *
- * Every entry of a merged matrix is computed in double and rounded to f32 once; whoever writes the
- * merged model converts it to the type of the file. Matrices that the adapter does not change are
- * shared with the base, so a merged model needs memory only for the changed ones. They may be
- * mapped from the base's file, so a merged model must not be written into that file; model_write_hf
+ * Every entry of a merged matrix is computed in double and rounded to f32 once; the writer of the
+ * model file converts it to the file's type. Matrices that the adapter does not change are shared
+ * with the base, so a merged model needs memory only for the changed ones. Shared matrices may be
+ * memory-mapped from the base's file, so that file must not be overwritten in place; model_write_hf
  * and model_write_gguf write a temporary file and rename it.
  */
 #include "adapter/internal.h"
@@ -19,8 +19,8 @@ static struct adapter_module concat_module(struct adapter *const *list, int n, i
     return m;
 }
 
-/* Writes a module's factors of the sum to dst: all A below each other, then all B, times weight ·
- * scale, beside each other. r: the sum of the ranks. Returns the end of the written data. */
+/* Writes one module of the sum to dst: A = the rows of all A [r, in], then B [out, r] = the columns
+ * of all B times weight · scale. r is the sum of the ranks. Returns the end of the written data. */
 static float *concat_write(float *dst, struct adapter *const *list, const float *weights, int n,
                            int32_t module, int32_t r) {
     int64_t in = proj_in(&list[0]->shape, module % N_PROJ),
@@ -41,7 +41,7 @@ static float *concat_write(float *dst, struct adapter *const *list, const float 
 
 static int concat_check(struct adapter *const *list, int n, struct error *err) {
     for (int k = 0; k < n; k++) {
-        CHECK(list[k]->data); // else adapter_pack_only freed it
+        CHECK(list[k]->data); // NULL after adapter_pack_only
         if (adapter_require_plain(list[k], "a weighted sum", err)) return err->code;
         if (!adapter_fits(list[k], &list[0]->shape))
             return error_set(err, ERR_MISMATCH, "adapters '%.12s' and '%.12s' differ in shape",
@@ -78,7 +78,7 @@ out:
 }
 
 /* Row n of the merged matrix: out := dora_factor · (row + scale · B_n A), where `row` is row n of W
- * or of its replacement. dora_factor: 1 without DoRA. sum: a buffer of k values. */
+ * or of its replacement. dora_factor is 1 without DoRA. `sum` [k] is scratch. */
 static void row_merge(const float *row, const struct lora *lo, int64_t n, int64_t k, double *sum,
                       float *out) {
     double dora_factor = lo->dora_scale ? (double)lo->dora_scale[n] : 1;
@@ -90,16 +90,16 @@ static void row_merge(const float *row, const struct lora *lo, int64_t n, int64_
     for (int64_t j = 0; j < k; j++) out[j] = (float)(dora_factor * sum[j]);
 }
 
-/* The replacement of row `id` of an embedding or head; NULL: it is not replaced. */
+/* The row that replaces row `id` of an embedding or head; NULL: none does. */
 static const float *override_row(const struct vocab_override *table, int64_t id, int64_t d) {
     for (int32_t i = 0; i < table->n; i++)
         if (table->ids[i] == id) return table->rows + i * d;
     return table->full ? table->full + id * d : NULL;
 }
 
-/* Replaces *w by a merged f32 matrix in the arena. `table`: the replaced rows, or NULL. The LoRA of
- * an embedding applies to its transpose (A is [R, V], B is [D, R]), so A and B are transposed and
- * swapped. */
+/* Replaces *w by a merged f32 matrix in the arena. `table` has the replaced rows of an embedding or
+ * head, or is NULL. The LoRA of an embedding (A [R, V], B [D, R]) changes the transposed table, so
+ * A and B are transposed and swapped. */
 static int matrix_merge(struct matrix *w, const struct lora *lo, const struct vocab_override *table,
                         bool embedding, struct arena *arena, struct error *err) {
     int64_t n = w->n, k = w->k;
@@ -132,8 +132,8 @@ static bool table_is_changed(const struct vocab_override *table) {
     return table->full || table->n > 0 || table->lora.r > 0;
 }
 
-/* Merges the changes of embedding and head. The two stay tied only if both have the same replaced
- * rows and no other change. */
+/* Merges the changes of embedding and head. Embedding and head stay tied only if they have the same
+ * replaced rows and no other change. */
 static int tables_merge(struct model *m, const struct vocab_overrides *overrides,
                         struct error *err) {
     bool same = !overrides->embed.full && !overrides->head.full && !overrides->embed.lora.r &&

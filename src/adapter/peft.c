@@ -5,14 +5,14 @@
  * the expected tensors. The file must have each of them with the right dimensions, and no others.
  * One message lists all errors. Pickles (adapter_model.bin) are never opened.
  *
- * A file may also have an embedding or head that its config does not mention, as in the base or as
- * resized by training: PEFT saves them when they are targets, and loads them over the base's. Such
- * a table belongs to the adapter unless it is bitwise equal to the model's. On a tied base it
- * replaces both tables.
+ * A file may also have an embedding or head that its config does not mention: PEFT saves these
+ * tables when they are targets, and loads them in place of the base's. Such a table belongs to the
+ * adapter unless it is bitwise equal to the model's. On a tied base it replaces both embedding and
+ * head.
  *
  * Writing is canonical: tensors are sorted by name, so saving a loaded adapter always gives the
- * same bytes. Each file is replaced atomically, tensors first. If only one of the two files exists,
- * reading fails.
+ * same bytes. The tensors are written before the config, and each file is replaced atomically. If
+ * only one of the two files exists, reading fails.
  */
 #include "adapter/internal.h"
 #include "hub/hub.h"
@@ -41,7 +41,7 @@ void adapter_errors_add(struct adapter_errors *o, const char *fmt, ...) {
         buf_printf(&o->text, "\n  %s", line);
 }
 
-/* OK if the list is empty; else sets `err` to the list. */
+/* OK if the list is empty; else sets `err` to a message with the list. */
 static int adapter_errors_report(struct adapter_errors *o, const char *path, struct error *err) {
     if (o->n == 0) return OK;
     if (o->hidden > 0) buf_printf(&o->text, "\n  and %d more", o->hidden);
@@ -68,7 +68,7 @@ static void tensor_add(struct tensor_list *l, int32_t module, enum lora_tensor_k
     snprintf(t->name, sizeof t->name, "base_model.model.%.100s.%s", name, ending);
 }
 
-/* Adds the tensors of one of the two tables, in the order of adapter.data. */
+/* Adds the tensors of the embedding or the head, in the order of adapter.data. */
 static void table_add(struct tensor_list *l, const struct model_config *shape,
                       const struct adapter_config *c, int32_t module) {
     bool head = module == MODULE_HEAD;
@@ -115,9 +115,10 @@ struct peft_load {
     struct adapter_errors *errors;
     bool *used; /* [n_tensors of the file] */
     struct adapter_tensor *wanted;
-    const struct tensor_info **found; /* [n], in the order of `wanted` */
+    const struct tensor_info **found; /* [n], the file's tensor for each of `wanted` */
     int n;
-    /* Embedding, head: the tensor to use as replacement table if the expected name is not used. */
+    /* For embedding and head: the tensor that is the replacement table, if it is not the tensor
+     * with the expected name; else NULL. */
     const struct tensor_info *full_source[2];
 };
 
@@ -127,8 +128,8 @@ static const struct tensor_info *name_find(struct peft_load *ld, const char *nam
     return t;
 }
 
-/* Finds the tensor by its name, or by its name with the adapter's name "default" in it. Magnitudes
- * may also end in ".weight". */
+/* Finds a tensor by its name, or by the variant with PEFT's adapter name: "NAME.default.weight".
+ * For a magnitude the variants are "NAME.default" and "NAME.default.weight". */
 static const struct tensor_info *tensor_find(struct peft_load *ld,
                                              const struct adapter_tensor *wanted) {
     size_t len = strlen(wanted->name), stem = len;
@@ -173,8 +174,8 @@ static void tensor_check(struct peft_load *ld, const struct adapter_tensor *want
     }
 }
 
-/* Elements [begin, begin + n) as f32. The bytes in the file may be unaligned, so they are copied to
- * `raw` first. */
+/* Converts elements [begin, begin + n) to f32. The data in the file may be unaligned, so they are
+ * copied to `raw` first. */
 static void elements_widen(const struct tensor_info *t, int64_t begin, int64_t n, float *dst) {
     enum { STEP = 1024 };
     float raw[STEP];
@@ -206,7 +207,8 @@ static bool table_is_base(const struct peft_load *ld, const struct tensor_info *
     return same;
 }
 
-/* Looks for an embedding or head tensor that the config does not mention. */
+/* Looks for an embedding (head = 0) or head (head = 1) that the config does not mention. Ignores it
+ * if it is equal to the model's. */
 static void unlisted_table_find(struct peft_load *ld, int head) {
     struct adapter_config *c = &ld->config->c;
     struct adapter_vocab_config *t = head ? &c->head : &c->embed;
@@ -237,7 +239,7 @@ static void unlisted_table_tie(struct peft_load *ld) {
         }
 }
 
-/* ensure_weight_tying: the saved table is used for both embedding and head. */
+/* With ensure_weight_tying on a tied base, the one saved table replaces both embedding and head. */
 static void saved_table_tie(struct peft_load *ld) {
     struct adapter_config *c = &ld->config->c;
     if (!ld->config->tie_weights || !ld->shape->tied || c->embed.full == c->head.full) return;
@@ -301,7 +303,8 @@ static int tensors_match(struct peft_load *ld, struct error *err) {
     return adapter_errors_report(ld->errors, ld->path, err);
 }
 
-/* Tests the exponent bits: no branch in the loop, which visits every float of a file. */
+/* Compares the exponent bits, so that the loop, which visits every float of a file, has no branch.
+ */
 static bool all_finite(const float *v, int64_t n) {
     const uint32_t exponent = 0x7F800000;
     uint32_t max_exponent = 0;
@@ -415,8 +418,9 @@ int peft_check(const char *dir, struct error *err) {
 
 /*
  * An adapter of a multimodal model has "language_model." in the names of the language model's
- * tensors. Removes this from the names, and removes the vision tensors, which the base does not
- * have either. Returns the prefix that replaces "model." in such names; NULL for a text model.
+ * tensors. Removes this from the names, and removes the vision tensors, because Shoal's model has
+ * no vision part. Returns the prefix that the adapter's config has instead of "model." in module
+ * names; NULL for an adapter of a text model.
  */
 static const char *language_model_prefix_strip(struct safetensors *st) {
     static const char infix[] = "language_model.";
@@ -512,7 +516,7 @@ static int tensors_write(const struct adapter *a, const char *path, struct error
 }
 
 int adapter_save(const struct adapter *a, const char *dir, const char *base, struct error *err) {
-    CHECK(a->data); // else adapter_pack_only freed it
+    CHECK(a->data); // NULL after adapter_pack_only
     char *text = peft_config_text(a, base);
     if (!text) return error_set(err, ERR_USAGE, "the base's name is not UTF-8");
     char *tensors = path_join(dir, PEFT_WEIGHTS_FILE), *config = path_join(dir, PEFT_CONFIG_FILE);

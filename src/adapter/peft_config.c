@@ -5,10 +5,10 @@
  * number is checked. Keys that would change the result in a way that Shoal does not support are
  * refused by name. Other unknown keys are ignored, because PEFT adds new ones in each release.
  * Modules are selected as in PEFT: a list has suffixes of module names, a string is a pattern for
- * the whole name, "all-linear" is every projection of the layers.
+ * the whole name, and "all-linear" selects every projection of the layers.
  *
- * Writing is canonical: keys are sorted, and there is one form for mixed ranks and for selected
- * layers.
+ * Writing is canonical: keys are sorted, and equal ranks and layers are always written in the same
+ * form.
  */
 #define PCRE2_CODE_UNIT_WIDTH 8
 #include "adapter/internal.h"
@@ -37,7 +37,7 @@ static const char *last_component(const char *name) {
     return dot ? dot + 1 : name;
 }
 
-/* Compiles a pattern of the config. NULL after an error, whose message has the key. */
+/* Compiles a pattern from the config's `key`. NULL after an error. */
 static pcre2_code *pattern_compile(const char *pattern, uint32_t options, const char *key,
                                    struct error *err) {
     int code;
@@ -52,7 +52,7 @@ static pcre2_code *pattern_compile(const char *pattern, uint32_t options, const 
     return NULL;
 }
 
-/* 1: the pattern matches; 0: it does not; negative: it exceeds the step limit. */
+/* 1: the pattern matches; 0: it does not; an error code: it exceeds the step limit. */
 static int pattern_match(const pcre2_code *re, const char *name, const char *key,
                          struct error *err) {
     pcre2_match_data *md = pcre2_match_data_create_from_pattern(re, NULL);
@@ -127,8 +127,8 @@ static int selector_match(const struct module_selector *s, const char *name, str
     return 0;
 }
 
-/* rank_pattern or alpha_pattern: patterns with values. The first pattern that matches a module's
- * name, or the part after a dot, gives the value. */
+/* rank_pattern or alpha_pattern: patterns with values. A pattern must match a module's whole name
+ * or all of it after a dot. The first pattern that matches gives the value. */
 struct pattern_rule {
     pcre2_code *re;
     double value;
@@ -291,8 +291,8 @@ static bool layers_are_all(const json_t *v) {
     return !v || json_is_null(v) || (json_is_array(v) && json_array_size(v) == 0);
 }
 
-/* True when the pattern is not set, or is (or has in its list) `standard`, the name before layer
- * numbers in this architecture. */
+/* True when layers_pattern is not set, is `standard`, or is a list with `standard`. `standard` is
+ * the name before the layer numbers in this architecture. */
 static bool layers_pattern_is_standard(const json_t *pattern, const char *standard) {
     size_t i;
     json_t *item;
@@ -303,8 +303,8 @@ static bool layers_pattern_is_standard(const json_t *pattern, const char *standa
            (json_is_string(pattern) && strcmp(json_string_value(pattern), standard) == 0);
 }
 
-/* Fills selected[L]: the layers that a list of targets applies to. Only the standard names of
- * layers are supported ("layers.N", GPT-Neo's "h.N"). */
+/* Fills selected[L] from layers_to_transform. As layers_pattern, only the architecture's own name
+ * of the layers is supported ("layers", GPT-Neo's "h"). */
 static int layers_read(const json_t *root, const struct model_config *shape, bool *selected,
                        struct error *err) {
     const char *standard = last_component(shape->arch->hf_layers);
@@ -332,13 +332,14 @@ static int layers_read(const json_t *root, const struct model_config *shape, boo
 /* The settings that decide which modules are adapted, with which rank and alpha. */
 struct peft_target_rules {
     const struct arch *arch;
-    const char *model_prefix; /* as in peft_config */
+    const char *model_prefix; /* as in struct peft_config */
     struct module_selector target, exclude;
     struct pattern_rules ranks, alphas;
     bool *layers;          /* [L] */
-    bool all_layers;       /* if false, modules outside the layers cannot be targets */
-    bool targets_required; /* an empty target_modules is an error: the adapter has no replacement
-                              table or rows */
+    bool all_layers;       /* layers_to_transform is not set; if false, embedding and head cannot be
+                              targets */
+    bool targets_required; /* target_modules must not be empty, because the adapter has no
+                              replacement table or rows */
 };
 
 static int target_rules_init(struct peft_target_rules *rules, const json_t *root,
@@ -398,7 +399,7 @@ static int target_rules_apply(const struct peft_target_rules *rules, const struc
     return OK;
 }
 
-/* Reports listed targets that match no module of this shape, as with an adapter for another
+/* Reports listed targets that match no module of this shape; usually the adapter is for another
  * architecture. */
 static void targets_check(const struct peft_target_rules *rules, int32_t n_layers,
                           struct adapter_errors *errors) {
@@ -453,8 +454,8 @@ static int token_compare(const void *a, const void *b) {
     return x->id < y->id ? -1 : x->id > y->id;
 }
 
-/* Parses a list of token ids. The file has the rows in the order of this list; t->ids is sorted,
- * and *order has the row of each id. */
+/* Parses a list of token ids. The file has the rows in the order of this list. t->ids is sorted,
+ * and (*order)[i] is the row in the file of t->ids[i]. */
 static int trainable_tokens_parse(const json_t *list, int32_t vocab, struct adapter_vocab_config *t,
                                   const int32_t **order, struct arena *arena, struct error *err) {
     size_t i, n = json_array_size(list);
@@ -608,8 +609,9 @@ static void pattern_add_table(const struct adapter *a, bool alpha, const char *n
         json_object_set_new(out, name, alpha ? number_json(m.alpha) : json_integer(m.r));
 }
 
-/* rank_pattern or alpha_pattern: the modules that differ from the config's top level. The key is
- * "q_proj" if the projection is equal in all layers, else the full name. */
+/* rank_pattern or alpha_pattern: the modules that differ from the config's r or lora_alpha. The key
+ * is the projection's name ("q_proj") if rank and alpha are equal in all layers that adapt it, else
+ * the module's full name. */
 static json_t *pattern_json(const struct adapter *a, bool alpha) {
     json_t *out = json_object();
     for (int32_t i = 0; i < a->shape.n_layers * N_PROJ; i++) {
@@ -632,9 +634,9 @@ static bool layer_is_adapted(const struct adapter *a, int32_t l) {
     return false;
 }
 
-/* True when a list of short names and a list of layers describe the adapter: the adapted modules
- * are exactly (some layers) × (the targets), and a low-rank embedding or head does not occur
- * together with a subset of the layers, which would exclude it. */
+/* True when a list of short names and a list of layers describe the adapter. The adapted modules
+ * must be exactly (some layers) × (the targets). If these are not all layers, embedding and head
+ * must not have low-rank parts, because layers_to_transform would exclude them. */
 static bool short_names_suffice(const struct adapter *a) {
     int32_t n = 0;
     for (int32_t l = 0; l < a->shape.n_layers; l++) {
@@ -661,8 +663,8 @@ static int text_compare(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* Short names, or the full name of every module if the layers differ in their targets. Sorted,
- * because PEFT has a set. */
+/* target_modules: short names if they suffice, else the full name of every module. Sorted, because
+ * PEFT stores a set, which has no order. */
 static json_t *targets_json(const struct adapter *a) {
     struct strings names = {0};
     char full[NAME_MAX_LEN];
@@ -684,8 +686,8 @@ static json_t *targets_json(const struct adapter *a) {
     return out;
 }
 
-/* modules_to_save has replacement tables without low-rank parts. Tables with low-rank parts are in
- * the file only. */
+/* modules_to_save lists the replacement tables without low-rank parts. A replacement table with
+ * low-rank parts is in the file of tensors, but not listed. */
 static json_t *modules_to_save_json(const struct adapter *a) {
     const struct adapter_config *c = &a->config;
     bool embed = c->embed.full && !c->embed.lora.r, head = c->head.full && !c->head.lora.r;
@@ -703,7 +705,7 @@ static void token_ids_json(const char *name, const struct adapter_vocab_config *
     json_object_set_new(out, name, list);
 }
 
-/* PEFT 0.15 introduced the key, so a config without such rows does not have it. */
+/* PEFT 0.15 introduced the key, so it is written only if the adapter has such rows. */
 static void trainable_tokens_add(const struct adapter *a, json_t *root) {
     json_t *out = json_object();
     token_ids_json(last_component(a->shape.arch->hf_embed), &a->config.embed, out);

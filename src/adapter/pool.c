@@ -31,20 +31,21 @@ struct file_stamp {
     uint64_t device, inode, size;
     int64_t mtime, ctime; /* ns since 1970 */
 };
-/* Stamps of the two files of a PEFT directory, or of a GGUF file. */
+/* Stamps of the two files of a PEFT directory; or v[0]: that of a GGUF file. */
 struct entry_stamps {
     struct file_stamp v[2];
     bool recent; /* written so recently that a second write could have the same times */
 };
-/* File systems round times to the kernel's tick, at most 10 ms. */
+/* File systems round times to the kernel's tick, which is at most 10 ms; this is a safe multiple.
+ */
 #define RECENT_NS 50000000
 
 struct pool_entry {
     char *name;
     char *path; /* NULL: in memory only */
     struct adapter *adapter;
-    char hash[HASH_LEN]; /* SHA-256 of the current version, also when it is not resident; "" before
-                            the first load */
+    char hash[HASH_LEN]; /* SHA-256 of the current version, resident or not; "" before the first
+                            load */
     struct entry_stamps stamps;
     size_t size;
     uint64_t version, lru_stamp, gets, loads; /* lru_stamp: the pool's lru_clock at the last get */
@@ -59,7 +60,7 @@ struct adapter_pool {
     struct model *model;
     struct adapter_pool_options o;
     pthread_mutex_t lock;
-    pthread_cond_t load_done; /* signalled when an entry is no longer loading */
+    pthread_cond_t load_done; /* broadcast when a load ends */
     struct pool_entry **entries;
     int n, cap;               /* sorted by name */
     struct adapter **retired; /* replaced or removed while in use */
@@ -131,7 +132,8 @@ static struct entry_stamps stamps_read(const char *path) {
     return s;
 }
 
-/* True when files that were read with the stamps `then` and have the stamps `now` are unchanged. */
+/* True when files are certainly unchanged: they had the stamps `then` when they were read, and have
+ * the stamps `now`. */
 static bool stamps_match(const struct entry_stamps *then, const struct entry_stamps *now) {
     return !then->recent && memcmp(then->v, now->v, sizeof now->v) == 0;
 }
@@ -160,7 +162,8 @@ static struct pool_entry *entry_find(const struct adapter_pool *p, const char *n
     return NULL;
 }
 
-/* Waits while the entry is being loaded; NULL if it does not exist or is removed meanwhile. */
+/* Waits until no thread loads the entry and returns it; NULL if it does not exist or was removed
+ * while waiting. */
 static struct pool_entry *entry_wait_loaded(struct adapter_pool *p, const char *name,
                                             struct error *err) {
     struct pool_entry *e;
@@ -183,7 +186,7 @@ static struct pool_entry *entry_insert(struct adapter_pool *p, const char *name)
     return p->entries[i];
 }
 
-/* Names are printed in JSON and on terminals. */
+/* Names are printed in JSON and on terminals, so they must be UTF-8 without control characters. */
 static int name_check(const char *name, struct error *err) {
     size_t len = strlen(name);
     json_t *text = json_string(name);
@@ -196,7 +199,7 @@ static int name_check(const char *name, struct error *err) {
                           "characters");
 }
 
-/* The malloc'ed path to read; NULL when it has no adapter. */
+/* The malloc'ed path of the adapter, with hf: names resolved; NULL when there is no adapter. */
 static char *path_resolve(const char *path, struct error *err) {
     char *real = hub_is_name(path) ? hub_cached_path(path, err) : xstrdup(path);
     if (!real || adapter_path_is_gguf(real) || peft_check(real, err) == OK) return real;
@@ -295,8 +298,8 @@ static struct pool_entry *lru_victim(const struct adapter_pool *p,
     return best;
 }
 
-/* Bytes of all adapters in memory, without that of `except` if it is not in use. *fixed receives
- * the part that cannot be evicted now. */
+/* Bytes of all adapters in memory, except the adapter of `except` if it is not in use. *fixed
+ * receives the bytes of those adapters that cannot be evicted now. */
 static size_t bytes_in_memory(struct adapter_pool *p, const struct pool_entry *except,
                               size_t *fixed) {
     size_t all = *fixed = 0;
@@ -315,8 +318,8 @@ static size_t bytes_in_memory(struct adapter_pool *p, const struct pool_entry *e
     return all;
 }
 
-/* Evicts adapters until `size` more bytes fit, not counting the adapter of e (may be NULL), which
- * will be replaced. If that is impossible, evicts nothing. */
+/* Evicts adapters until `size` more bytes fit. The adapter of e (may be NULL) is not counted if it
+ * is not in use, because it will be replaced. If the bytes cannot fit, evicts nothing. */
 static int evict_to_fit(struct adapter_pool *p, const struct pool_entry *e, size_t size,
                         struct error *err) {
     size_t max = p->o.max_bytes, fixed;
@@ -364,7 +367,8 @@ static void entry_set_version(struct pool_entry *e, const struct staged_adapter 
     problem_clear(e);
 }
 
-/* Takes ownership of s->a. If the content is unchanged, keeps the old object with its packs. */
+/* Takes ownership of s->a. If the content is unchanged, keeps the old adapter, which has packs
+ * already. */
 static void entry_replace_adapter(struct adapter_pool *p, struct pool_entry *e,
                                   const struct staged_adapter *s) {
     bool same = is_resident(e, s->a);
@@ -390,8 +394,8 @@ static int staged_load(struct adapter_pool *p, const char *path, const char *has
     return OK;
 }
 
-/* Records an error in the files with the stamps `now`. OK if an earlier version is resident and
- * stays in use. */
+/* Records the error `err` of the files with the stamps `now`. Returns OK if an earlier version is
+ * resident, which stays current; else the error. */
 static int entry_set_problem(struct pool_entry *e, const struct entry_stamps *now,
                              struct error *err) {
     bool is_new = !e->problem || strcmp(e->problem, err->text) != 0;
@@ -408,12 +412,14 @@ static int entry_set_problem(struct pool_entry *e, const struct entry_stamps *no
     return OK;
 }
 
-/* Loads the files with the stamps `now`; meanwhile the entry is `loading`. */
+/* Loads the entry's files, which have the stamps `now`. Releases the lock while it reads; the entry
+ * is `loading` then. */
 static int entry_load(struct adapter_pool *p, struct pool_entry *e, const struct entry_stamps *now,
                       struct error *err) {
     struct staged_adapter s = {.stamps = *now};
     bool unchanged = e->version > 0 && stamps_match(&e->stamps, now);
-    /* If the size is known, room is made first, so that gets without room do not load the files. */
+    /* If the size is known, make room first, so that a get that finds no room does not load the
+     * files. */
     if (unchanged && evict_to_fit(p, e, e->size, err) != OK) return err->code;
     e->loading = true;
     e->loads++;

@@ -3,14 +3,16 @@
  *
  *     DIR/adapter_config.json, adapter_model.safetensors    the current version
  *     DIR/.versions/HASH/…, version.json                    every version, including the current
- *     DIR/.versions/installing                              the HASH that is being installed; else
- * absent DIR/.versions/tmp, lock                               a version being written; the file
- * lock
+ *     DIR/.versions/installing                              the HASH that is being installed
+ *     DIR/.versions/replaced                                DIR's old config meanwhile
+ *     DIR/.versions/tmp                                     a version that is being written
+ *     DIR/.versions/lock                                    the file lock
  *
  * Invariants: (1) a folder HASH is created by one rename and is complete; (2) before DIR's files
- * change, the old and the new version are both stored in such folders, and `installing` contains
+ * change, both the old and the new version are stored in such folders, and `installing` contains
  * the new hash; (3) DIR's config is moved away while the tensors are replaced, so that no reader
- * sees parts of two versions. A call that finds `installing` first completes that installation.
+ * sees parts of two versions. A function that finds `installing` completes that installation before
+ * it does anything else.
  *
  * The current version is determined by DIR's files, because another program may have replaced them.
  */
@@ -68,7 +70,7 @@ static bool files_equal(const char *a_dir, const char *b_dir, const char *name) 
     return equal;
 }
 
-/* Copies the version's two files to DIR. May be interrupted at any point and repeated. */
+/* Copies the version's two files to DIR. If it is interrupted at any point, it can be repeated. */
 static int version_install(const struct versions *v, const char *hash, struct error *err) {
     char *from = version_path(v, hash), *config = path_join(v->dir, PEFT_CONFIG_FILE),
          *replaced = path_join(v->root, "replaced");
@@ -209,15 +211,16 @@ static int version_check(const struct versions *v, const char *hash,
     return rc;
 }
 
-/* Adds a version atomically: copies the files of directory `source`, or saves `a` if it is NULL.
- * Takes ownership of `metadata`. */
+/* Adds a version atomically: copies the files of directory `source`, or saves `a` if `source` is
+ * NULL. If the version exists and is undamaged, only replaces its metadata. Takes ownership of
+ * `metadata`. */
 static int version_add(const struct versions *v, const struct adapter *a, const char *source,
                        const char *base, json_t *metadata, struct error *err) {
     char *path = version_path(v, a->hash);
     int rc = path_is_dir(path) ? version_check(v, a->hash, &a->shape, err) : ERR_MISSING;
     if (rc == OK) {
         rc = version_metadata_write(path, metadata, err);
-    } else if (rc != ERR_IO && rc != ERR_MEMORY) { // absent, or damaged
+    } else if (rc != ERR_IO && rc != ERR_MEMORY) { // the version is absent or damaged
         dir_delete(path);
         rc = dir_make(v->tmp, err);
         if (rc == OK && !source) rc = adapter_save(a, v->tmp, base, err);
@@ -255,8 +258,8 @@ static int unpublished_version_add(const struct versions *v, const json_t *list,
     return rc;
 }
 
-/* Returns the list of versions. `hash` receives the version in DIR, which is added if it is not in
- * the list; "" when DIR has no adapter. NULL after an error. */
+/* Returns the list of versions; NULL after an error. `hash` receives the hash of the version in
+ * DIR, which is added to the versions if it is not in the list; "" when DIR has no adapter. */
 static json_t *current_version_save(const struct versions *v, const struct model_config *shape,
                                     char hash[HASH_LEN], struct error *err) {
     json_t *list = NULL, *metadata;
@@ -270,7 +273,7 @@ static json_t *current_version_save(const struct versions *v, const struct model
     int rc = unpublished_version_add(v, list, shape, hash, err);
     json_decref(list);
     list = NULL;
-    if (rc == OK) versions_list(v, &list, err); // with the version just added
+    if (rc == OK) versions_list(v, &list, err); // now with the added version
     return list;
 }
 

@@ -1,8 +1,8 @@
 /*
- * embed: text embeddings: the mean of a text's hidden states after the final norm.
+ * embed: text embeddings, the mean of a text's hidden states after the final norm.
  *
- * A text uses a free slot and releases its pages at the end. The hidden states are summed in the
- * order of positions, so an embedding depends on its text and adapter only.
+ * Each text uses a free slot, whose pages are released at the end. The hidden states are summed in
+ * the order of positions, so an embedding depends on its text and adapter only.
  *
  * Active requests wait while engine_embed runs.
  */

@@ -2,30 +2,31 @@
  * engine: continuous batching of requests with different adapters.
  *
  * A step: (1) waiting requests are admitted to free slots, first come first served, and grammar
- * masks are computed for a bounded time; (2) every decoding request whose mask is complete gets one
- * row, and the remaining rows go to chunks of prompts, suffixes and choices, oldest request first;
- * (3) the rows are grouped by adapter in order of first appearance and run in one forward pass; (4)
- * tokens are sampled from the logits; (5) each request advances to its next phase.
+ * masks are computed, up to a fixed amount of work; (2) every decoding request whose mask is
+ * complete gets one row, and the remaining rows go to chunks of prompts, suffixes and choices,
+ * oldest request first; (3) the rows are grouped by adapter, in order of first appearance, and run
+ * in one forward pass; (4) tokens are sampled from the logits; (5) each request whose phase is
+ * complete advances to its next phase.
  *
- * One request is one growing sequence prompt | out | suffix | choice path. Positions [0, kv) are in
- * the KV cache, positions [kv, end) remain to be run:
+ * A request is one growing sequence: prompt | out | suffix | current choice. Positions [0, kv) are
+ * in the KV cache; positions [kv, end) remain to be run in the current phase:
  *
  *     PREFILL ──┬─> DECODE ──┬─> SUFFIX ──> CHOICES ──> done
  *               └────────────┴─────┘ (a phase with nothing to do is skipped)
  *
  * Prefix cache: a slot keeps its tokens and KV pages after its request is done, and a new request
- * reuses the longest prefix that any slot has (prefix_cache_lookup). In the fast numeric class only
- * positions that were computed as known rows are reused: the keys and values of sampled rows have
- * other bits, and a result must not depend on the state of the cache. There are more slots than
- * active requests; the other slots have finished sequences. When no page is free, the least
- * recently used of these are evicted.
+ * reuses the longest prefix that any slot has (prefix_cache_lookup). In the fast numeric class with
+ * AMX only positions that were computed as known rows are reused: the keys and values of sampled
+ * rows have other bits, and a result must not depend on the state of the cache. There are more
+ * slots than active requests; the free slots keep finished sequences. When no page is free, the
+ * least recently used finished sequences are evicted.
  *
  * Invariants: kv <= end while rows are scheduled; active[] is in order of admission, so a request
- * comes after its prefix source, and the first request always progresses; active requests never
- * reserve more pages than the KV cache has; a request's result does not depend on how its rows are
- * distributed over steps.
+ * comes after its prefix source, and the first request never waits for another one; active requests
+ * never reserve more pages than the KV cache has; a request's result does not depend on how its
+ * rows are distributed over steps.
  *
- * This file has no threads and no clocks.
+ * This file starts no threads (it uses the caller's pool) and reads no clock.
  */
 #define _GNU_SOURCE
 #include "engine/internal.h"
@@ -42,10 +43,10 @@ enum {
     DEFAULT_SEQS = 64,
     DEFAULT_LEN = 4096,
     MASK_UNITS = 1 << 17,    /* work units for grammar masks per step: about a millisecond */
-    MASK_QUANTUM = 1 << 13,  /* work units for one request before the next one's turn */
+    MASK_QUANTUM = 1 << 13,  /* work units for one request before the next request's turn */
     MACHINE_UNITS = 1 << 12, /* work units charged for creating a grammar's machine */
     MACHINE_MIN = 1 << 20,   /* minimum memory of one grammar's machine */
-    LOOP_REPEATS = 4,
+    LOOP_REPEATS = 4,        /* repetitions of a cycle that end a request with loop_tokens */
 };
 
 /* Default memory limits: for the machines of all active grammars, and for one machine. */
@@ -64,18 +65,18 @@ struct request_state {
     struct engine_request *next; /* waiting list */
     enum request_phase phase;
     int32_t slot, kv, end;
-    int32_t context;                      /* in PHASE_CHOICES: length of prompt | out | suffix */
-    int32_t choice;                       /* position in `sorted` */
-    struct sorted_choice *sorted;         /* [n_choices] */
+    int32_t context;              /* in PHASE_CHOICES: number of tokens in prompt | out | suffix */
+    int32_t choice;               /* index in `sorted` */
+    struct sorted_choice *sorted; /* [n_choices] */
     struct engine_request *prefix_source; /* request that prefills the first shared_prefix_len
-                                             tokens; NULL: do not wait */
+                                             tokens, for which this request waits; NULL: none */
     int32_t shared_prefix_len;
     int32_t pages;           /* KV pages reserved on admission: the maximum that it can need */
     char key[HASH_LEN];      /* engine_adapters_key */
     struct lora_part *parts; /* [n_parts] its adapters */
     int32_t n_parts;
-    const struct vocab_overrides *overlay; /* of its adapter, or NULL */
-    struct grammar_state grammar_state;    /* after the tokens generated so far */
+    const struct vocab_overrides *overrides; /* its adapter's embedding and head, or NULL */
+    struct grammar_state grammar_state;      /* after the tokens generated so far */
     uint32_t *allowed;        /* [(V + 31) / 32] grammar mask; NULL without a grammar */
     bool mask_pending;        /* `allowed` is incomplete: the request waits */
     bool loop_detected;       /* see loop_tokens */
@@ -84,8 +85,8 @@ struct request_state {
     struct token_cycle cycle; /* of `out`, if loop_tokens is set */
 };
 
-/* Sets the pointers of all arrays into `base` and returns the total size; NULL: computes the size
- * only. */
+/* Places all arrays of the engine in the memory at `base` and returns the total size. With base =
+ * NULL it only computes the size. */
 static size_t slab_layout(struct engine *e, const struct engine_options *o, size_t vocab,
                           uint8_t *base) {
     size_t used = 0, rows = (size_t)o->max_rows, seqs = (size_t)o->max_seqs;
@@ -441,7 +442,7 @@ static void request_state_set_adapters(const struct engine *e, const struct engi
     struct request_state *s = r->state;
     engine_adapters_key(r, s->key);
     s->n_parts = r->adapter ? 1 : r->n_mix;
-    s->overlay = r->adapter ? r->adapter->vocab_overrides : NULL;
+    s->overrides = r->adapter ? r->adapter->vocab_overrides : NULL;
     s->parts = xcalloc((size_t)MAX(s->n_parts, 1), sizeof *s->parts);
     for (int32_t i = 0; i < s->n_parts; i++) {
         struct weighted_adapter term =
@@ -542,7 +543,7 @@ static void request_enqueue(struct engine *e, struct engine_request *r) {
 
 int engine_submit(struct engine *e, struct engine_request *r, struct error *err) {
     if (engine_check(e, r, err) != OK) return err->code;
-    CHECK(!r->state && !r->out && !r->choice_logprob); // zeroed, or released after an earlier use
+    CHECK(!r->state && !r->out && !r->choice_logprob); // the caller zeroed or released the results
     if (results_alloc(r, err) != OK) {
         engine_request_release(r);
         return err->code;
@@ -552,12 +553,12 @@ int engine_submit(struct engine *e, struct engine_request *r, struct error *err)
 }
 
 /* The number of prompt tokens of `r` that slot `s` has in the cache, or will have when its owner's
- * prefill ends. The last prompt token is always run, because its logits are needed. */
+ * prefill ends. It is less than n_prompt, because the last prompt token must be run for its logits.
+ */
 static int32_t prefix_cache_match(const struct engine_slot *s, const struct engine_request *r) {
     bool prefilling = s->owner && s->owner->state->phase == PHASE_PREFILL;
     const int32_t *v = prefilling ? s->owner->prompt : s->tokens;
-    // the last prompt token of a request with a grammar waits for its mask; other requests must not
-    // wait for that
+    // the last prompt row of an owner with a grammar waits for its mask, for which r must not wait
     int32_t n = prefilling ? s->owner->n_prompt - (s->owner->grammar != NULL) : s->n_known;
     if (n < PREFIX_MIN || r->n_prompt <= PREFIX_MIN || r->prompt_logprobs ||
         strcmp(s->key, r->state->key) != 0)
@@ -567,8 +568,9 @@ static int32_t prefix_cache_match(const struct engine_slot *s, const struct engi
 }
 
 /* The slot whose present or future tokens have the longest common prefix with the prompt, under the
- * same adapters; a free slot wins ties; or -1. The request takes over a free slot. It shares the
- * pages of a busy slot, or waits until that slot has prefilled them. */
+ * same adapters, or -1; *overlap receives the prefix's length. A free slot wins ties. The request
+ * takes over a free slot; it shares the pages of a busy slot, after that slot's owner has prefilled
+ * them. */
 static int32_t prefix_cache_lookup(const struct engine *e, const struct engine_request *r,
                                    int32_t *overlap) {
     int32_t best = -1;
@@ -640,8 +642,8 @@ static void admit_waiting(struct engine *e) {
     }
 }
 
-/* A waiting request shares the pages of its prefix source as soon as they are prefilled. This runs
- * before the source can finish and release its slot. */
+/* A request that waits for its prefix source shares the source's pages as soon as they are
+ * prefilled. This function runs before the source can finish and release its slot. */
 static void prefix_sources_resolve(struct engine *e) {
     for (int32_t i = 0; i < e->n_active; i++) {
         struct request_state *s = e->active[i]->state;
@@ -672,7 +674,7 @@ static bool last_row_needs_logits(const struct engine_request *r) {
     return request_generates(r) || (r->n_choices > 0 && r->suffix.n == 0);
 }
 
-/* Schedules up to `budget` rows of `r`. max_out limits the rows with logits. */
+/* Schedules up to `budget` rows of `r`, of which only as many may need logits as max_out allows. */
 static void chunk_schedule(struct engine *e, struct engine_request *r, int32_t budget) {
     struct request_state *s = r->state;
     int32_t n = MIN(s->end - s->kv, budget), room = e->max_out - e->n_out, n_out = 0;
@@ -691,15 +693,15 @@ static void chunk_schedule(struct engine *e, struct engine_request *r, int32_t b
     e->n_out += n_out;
 }
 
-/* The number of rows that the step has left. While the grammar mask is incomplete, the last prompt
- * row cannot run, because a token is sampled from it. */
+/* The number of rows that the step may still schedule for `r`. While the grammar mask is
+ * incomplete, the last prompt row cannot run, because a token is sampled from it. */
 static int32_t rows_available(const struct engine *e, const struct engine_request *r) {
     const struct request_state *s = r->state;
     int32_t n = e->o.max_rows - e->n_rows;
     return s->mask_pending ? MIN(n, s->end - s->kv - 1) : n;
 }
 
-/* Schedules no rows if every request waits for its mask. */
+/* Chooses the rows of the step. There are none if every request waits for its mask. */
 static void step_schedule(struct engine *e) {
     bool any_mask_pending = false;
     e->n_chunks = e->n_rows = e->n_out = 0;
@@ -720,7 +722,8 @@ static bool rows_are_sampled(const struct request_state *s) {
     return s->phase == PHASE_DECODE;
 }
 
-/* Sampled rows come first, because step_schedule starts with their chunks. */
+/* Groups the chunks by adapters; sampled and known rows are in separate groups. Groups of sampled
+ * rows come first, because step_schedule starts with their chunks. */
 static void chunks_group_by_adapter(struct engine *e) {
     e->n_groups = 0;
     for (int32_t i = 0; i < e->n_chunks; i++) {
@@ -774,7 +777,8 @@ bool slot_reserve_pages(struct engine *e, int32_t slot, int32_t from, int32_t to
 static void step_run(struct engine *e) {
     int32_t adapters = 0;
     for (int32_t i = 0; i < e->n_chunks; i++) {
-        const struct request_state *s = e->chunks[i].r->state; // admission reserved its pages
+        const struct request_state *s = e->chunks[i].r->state;
+        // there are enough pages, because request_admit reserved them
         CHECK(slot_reserve_pages(e, s->slot, s->kv, s->kv + e->chunks[i].n_rows));
     }
     chunks_group_by_adapter(e);
@@ -788,7 +792,7 @@ static void step_run(struct engine *e) {
                                            .end = e->n_rows,
                                            .parts = s->parts,
                                            .n_parts = s->n_parts,
-                                           .vocab = s->overlay};
+                                           .vocab = s->overrides};
         adapters += s->n_parts > 0;
     }
     forward_run(e->f, e->rows, e->n_rows, e->segs, e->n_groups, e->out_rows, e->n_out, e->logits);
@@ -807,11 +811,11 @@ static void top_logprobs_write(const struct logits_row *row, const float *logits
                             scratch);
 }
 
-/* Divides the logits of the choices by the temperature and returns their log Σ exp. */
+/* Divides the logits of the choices by logprob_temperature and returns their log Σ exp. */
 static float choices_normalize(const struct engine *e, const struct engine_request *r,
                                float *logits) {
     float scale = r->logprob_temperature > 0.0f ? 1.0f / r->logprob_temperature : 1.0f;
-    float *x = r->choice_prob; // unused before choices_finish
+    float *x = r->choice_prob; // used as scratch; choices_finish writes it
     for (int32_t i = 0; i < r->n_choices; i++) x[i] = logits[r->choices[i].v[0]] * scale;
     for (int32_t i = 0; i < r->n_choices; i++) logits[r->choices[i].v[0]] = x[i];
     float max = e->kern->max(x, r->n_choices);
@@ -862,9 +866,9 @@ static void logits_rows_process(void *ctx, int64_t begin, int64_t end, int threa
         logits_row_process(e, &e->logits_rows[i], e->logits + i * e->vocab, scratch);
 }
 
-/* Logits row `out` is after the first `depth` tokens of the current choice. Adds the
- * log-probability of the next token to every choice that begins with these tokens: in sorted order,
- * the current choice and its successors. */
+/* Logits row `out` belongs to the position after the first `depth` tokens of the current choice.
+ * Adds the log-probability of the next token to every choice that begins with these tokens: in
+ * sorted order, the current choice and its successors. */
 static void choice_node_score(const struct engine *e, struct engine_request *r, int32_t out,
                               int32_t depth) {
     const struct request_state *s = r->state;
@@ -905,7 +909,8 @@ static void choices_next(const struct engine *e, struct engine_request *r) {
     r->done = true;
 }
 
-/* `out`: index of the logits row after prompt, output and suffix. */
+/* Starts scoring the choices. `out` is the index of the logits row that follows prompt, output and
+ * suffix. */
 static void choices_begin(const struct engine *e, struct engine_request *r, int32_t out) {
     struct request_state *s = r->state;
     s->phase = PHASE_CHOICES;
@@ -916,7 +921,8 @@ static void choices_begin(const struct engine *e, struct engine_request *r, int3
     choices_next(e, r);
 }
 
-/* Called after the last generated token, or after the prompt if no tokens are generated. */
+/* Called after the last generated token, or after the prompt if no token is generated. Ends the
+ * request or, if it has choices, starts the suffix. */
 static void generation_end(struct engine_request *r, enum finish_reason reason) {
     struct request_state *s = r->state;
     r->finish = reason;
@@ -993,8 +999,8 @@ static void token_accept(struct engine *e, struct engine_request *r, const struc
     }
 }
 
-/* The mask is complete: allows stop tokens if the text may end here, and ends the generation if no
- * token may follow. */
+/* Called when the mask is complete. Allows stop tokens if the text may end here, and ends the
+ * generation if no token may follow. */
 static void mask_finish(const struct engine *e, struct engine_request *r) {
     struct request_state *s = r->state;
     int32_t any_allowed = 0;
@@ -1014,8 +1020,8 @@ static void mask_finish(const struct engine *e, struct engine_request *r) {
         generation_end(r, FINISH_LENGTH);
 }
 
-/* Continues the computation of the request's mask; true when it is complete, false when the units
- * are used up. */
+/* Continues the computation of the request's mask. True when it is complete; false when the units
+ * are used up or the machine computes another request's mask. */
 static bool mask_advance(struct engine *e, struct engine_request *r, int64_t *units) {
     struct request_state *s = r->state;
     int32_t left = r->max_tokens - r->n_out;
@@ -1029,7 +1035,7 @@ static bool mask_advance(struct engine *e, struct engine_request *r, int64_t *un
 }
 
 /*
- * Computes masks of all requests round-robin, up to a fixed amount of work per step, so that a
+ * Computes the pending masks of all requests round-robin, up to MASK_UNITS per step, so that a
  * grammar with expensive masks delays only the requests that use it. A mask does not depend on how
  * its computation is divided into steps.
  */
@@ -1076,7 +1082,7 @@ static void phase_finish(struct engine *e, struct engine_request *r,
     }
 }
 
-/* The chunk's rows are in the KV cache now: updates the slot. */
+/* Called when the chunk's rows are in the KV cache. Updates the slot and scores choices. */
 static void chunk_commit(struct engine *e, const struct scheduled_chunk *d) {
     struct engine_request *r = d->r;
     struct request_state *s = r->state;
@@ -1088,7 +1094,8 @@ static void chunk_commit(struct engine *e, const struct scheduled_chunk *d) {
         r->n_prefilled += d->n_rows;
     }
     if (s->phase != PHASE_DECODE) e->stats.prefilled += (uint64_t)d->n_rows;
-    // in the fast class the keys and values of sampled rows differ in bits from those of known rows
+    // with AMX tiles in the fast class, keys and values of sampled rows have other bits than those
+    // of known rows
     if (e->m->cls == NUMERIC_FAST && e->kern->gemm_tiles && rows_are_sampled(s))
         slot->n_known = MIN(slot->n_known, s->kv);
     else if (slot->n_known >= s->kv)

@@ -1,12 +1,15 @@
 /*
- * engine: continuous batching; each row of the batch has its own adapter (multi-LoRA batch).
+ * engine: continuous batching of requests; the requests of a batch may have different adapters
+ * (multi-LoRA batch).
  *
- * Any number of requests may be submitted. Each engine_step schedules one row per decoding request
- * and chunks of prompts (chunked prefill), groups the rows by adapter and runs the base model once
- * for all. A request's result depends on model, adapter content, prompt, sampling settings and seed
- * only; other requests, the number of threads, the order and the chunk sizes do not change it. Only
- * one thread may call an engine's functions, except where noted. The options determine its memory,
- * which engine_new allocates; a step allocates nothing but the outputs of the requests.
+ * Any number of requests may be submitted. A row of a batch is one token of one request. Each
+ * engine_step schedules one row per decoding request and chunks of prompts (chunked prefill),
+ * groups the rows by adapter and runs the base model once for all rows. A request's result depends
+ * on model, adapter content, prompt, sampling settings and seed only; other requests, the number of
+ * threads, the order and the chunk sizes do not change it. Only one thread at a time may call an
+ * engine's functions, except where noted. engine_new allocates the memory that the options
+ * determine, and engine_submit the results of a request. A step allocates only the text for
+ * stop_texts and the cached states and masks of grammars.
  */
 #ifndef SHOAL_ENGINE_H
 #define SHOAL_ENGINE_H
@@ -21,8 +24,8 @@ struct logit_bias {
 };
 /*
  * How one token is sampled. The order is: bias, penalties, temperature, top-k, typical, top-p,
- * min-p. Each filter renormalises the probabilities that the previous one left. Temperature 0 is
- * greedy: the lowest id of the largest logit.
+ * min-p. Each filter renormalises the probabilities that the previous filter left. With temperature
+ * 0 the token with the largest logit is chosen.
  */
 struct sampling_params {
     float temperature; /* 0: greedy (lowest id wins ties) */
@@ -35,11 +38,12 @@ struct sampling_params {
      * output (Keskar et al. 2019); 0 or 1: off. */
     float repetition_penalty;
     float presence_penalty,
-        frequency_penalty; /* subtracted for tokens of the output: once; times the count */
+        frequency_penalty; /* subtracted from the logits of tokens in the output: presence once,
+                              frequency times the number of occurrences */
     /* All three penalties count only the last n tokens of prompt and output together, as in
      * llama.cpp; 0: all tokens, as described above. */
     int32_t penalty_last_n;
-    const struct logit_bias *bias; /* added to logits */
+    const struct logit_bias *bias; /* added to the logits of these tokens */
     int32_t n_bias;
 };
 /* One term of a request's adapter mix: weight · adapter, or weight · noise when adapter is NULL. */
@@ -55,20 +59,21 @@ struct token_seq {
 enum finish_reason { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_CHOICE, FINISH_LOOP };
 
 /*
- * A request. Its inputs are borrowed until it is done. Phases: (1) prefill of the prompt; (2) if
- * max_tokens > 0, tokens are generated until one of `stop` (not part of the output) or the limit;
- * (3) if there are choices, `suffix` is appended and every choice is scored: choice_logprob[i] is
- * the exact log-probability of the token sequence of choice i, choice_prob[i] its probability
- * normalised over the choices, and choice the index of the most probable one (the lowest index wins
- * ties). Without choices the suffix is not used. With choices_only every choice is one token, and
- * choice_logprob is normalised over the choices instead of the vocabulary, which is faster. Result
- * fields are zero (or released) before a request is submitted.
+ * A request. Its inputs, including the adapters, are borrowed until it is done. Phases: (1) prefill
+ * of the prompt; (2) if max_tokens > 0, tokens are generated until one of `stop` (not part of the
+ * output) or the limit; (3) if there are choices, `suffix` is appended and every choice is scored:
+ * choice_logprob[i] is the exact log-probability of the token sequence of choice i, choice_prob[i]
+ * its probability normalised over the choices, and choice the index of the most probable one (the
+ * lowest index wins ties). Without choices the suffix is not used. With choices_only every choice
+ * is one token, and choice_logprob is normalised over the choices instead of the vocabulary, which
+ * is faster. The result fields must be zero, or released by engine_request_release, before a
+ * request is submitted.
  */
 struct engine_request {
     const int32_t *prompt;
     int32_t n_prompt;
     struct adapter *adapter;            /* NULL: the base model, or `mix` */
-    const struct weighted_adapter *mix; /* or NULL; the exact sum of low-rank terms */
+    const struct weighted_adapter *mix; /* or NULL; the terms are summed exactly */
     int32_t n_mix;                      /* at most ENGINE_MIX_MAX */
     struct sampling_params sampling;
     int32_t max_tokens;
@@ -77,13 +82,15 @@ struct engine_request {
     const char *const *stop_texts; /* generation ends when the text contains one of them */
     int32_t n_stop_texts;
     /* Constrains the output to texts of the grammar: tokens that would violate it are never
-     * sampled, and `stop` tokens are sampled only where a text may end. Generation stops when no
-     * token can follow (FINISH_STOP). NULL: any text. If the vocabulary has a token for every byte
-     * and max_tokens allows a complete text, the output is complete. */
+     * sampled, and `stop` tokens are sampled only where a text may end. Generation stops
+     * (FINISH_STOP) when no token can follow. NULL: any text. If the vocabulary has a token for
+     * every byte and max_tokens allows a complete text, the output is complete. */
     const struct grammar *grammar;
-    int32_t loop_tokens; /* stop when the last n tokens repeat a cycle four times; 0: off */
-    int32_t n_top; /* most probable tokens reported at each position, at most ENGINE_TOP_MAX */
-    bool prompt_logprobs;      /* report those of prompt tokens too; disables prefix caching */
+    int32_t loop_tokens;  /* stop (FINISH_LOOP) when n or more tokens at the end repeat a cycle four
+                             times; 0: off */
+    int32_t n_top;        /* number of most probable tokens to report at each position, at most
+                             ENGINE_TOP_MAX */
+    bool prompt_logprobs; /* report those of prompt tokens too; disables prefix caching */
     float logprob_temperature; /* divisor of the logits before log-probabilities are taken; 0: 1 */
     struct token_seq suffix;
     const struct token_seq *choices;
@@ -93,7 +100,7 @@ struct engine_request {
 
     /* results; the request owns the arrays, engine_request_release frees them */
     int32_t *out;       /* [n_out] generated ids */
-    float *out_logprob; /* [n_out] under the unmodified logits */
+    float *out_logprob; /* [n_out] under the logits before bias, penalties and temperature */
     int32_t n_out;
     int32_t *top_ids;        /* [n_out][n_top], most probable first (lowest id wins ties) */
     float *top_logprob;      /* [n_out][n_top] */
@@ -103,8 +110,9 @@ struct engine_request {
     struct buf text; /* generated text, cut before the stop text; only with stop_texts */
     float *choice_logprob, *choice_prob; /* [n_choices] */
     int32_t choice;
-    enum finish_reason finish; /* FINISH_CHOICE whenever there are choices */
-    int32_t n_prefilled; /* prompt, suffix and distinct prefixes of choices; includes n_cached */
+    enum finish_reason finish; /* FINISH_CHOICE for every completed request with choices */
+    int32_t n_prefilled; /* tokens of the prompt, the suffix and the distinct prefixes of choices;
+                            includes n_cached */
     int32_t n_generated; /* including the stop token */
     int32_t n_cached;    /* prompt tokens found in the prefix cache */
     bool done;
@@ -112,35 +120,35 @@ struct engine_request {
     struct request_state *state; /* owned by the engine */
 };
 void engine_request_release(struct engine_request *r);
-/* Identity of a request: SHA-256 over model hash, adapter hash, numeric class and all inputs above.
- */
+/* Identity of a request: SHA-256 over the model's hash, the hashes of the adapters, the numeric
+ * class and all inputs above except `user`. */
 void engine_request_key(const struct engine_request *r, const char *model_hash,
                         enum numeric_class cls, char out[HASH_LEN]);
 
-/* Detects cycles at the end of a token sequence. run[p] is the number of last tokens, each of which
- * equals the token p positions before it. Zero-initialise. */
+/* Detects cycles of at most TOKEN_CYCLE_MAX tokens at the end of a token sequence. run[p] is the
+ * number of tokens at the end that equal the token p positions before them. Zero-initialise it. */
 enum { TOKEN_CYCLE_MAX = 64 };
 struct token_cycle {
     int32_t run[TOKEN_CYCLE_MAX + 1];
 };
-/* Updates the state for token v[n - 1]; called once for each n. True if at least min_tokens tokens
- * at the end repeat a cycle at least four times. */
+/* Updates the state for token v[n - 1]; must be called once for each n from 1 on. True if
+ * min_tokens or more tokens at the end repeat a cycle at least four times. */
 bool token_cycle_extend(struct token_cycle *c, const int32_t *v, int32_t n, int32_t min_tokens);
 
 #define ENGINE_MIX_MAX 16
 #define ENGINE_TOP_MAX 20
 struct engine_options {
-    int32_t max_rows;     /* rows per step; 0: 256 */
-    int32_t max_seqs;     /* sequences at once; 0: 64 */
-    int32_t max_len;      /* tokens per sequence; 0: the model's max_seq_len, at most 4096 */
-    int32_t max_cached;   /* finished sequences kept in the prefix cache; 0: max_seqs */
-    int32_t max_out;      /* rows with logits per step; 0: max_seqs, at least 16 */
-    int32_t n_pages;      /* pages in the KV cache; 0: max_seqs whole sequences */
+    int32_t max_rows;   /* rows per step; 0: 256 */
+    int32_t max_seqs;   /* sequences at once; 0: 64 */
+    int32_t max_len;    /* tokens per sequence; 0: the model's max_seq_len, at most 4096 */
+    int32_t max_cached; /* finished sequences kept in the prefix cache; 0: max_seqs */
+    int32_t max_out; /* rows with logits per step; 0: max_seqs, at least 16; never above max_rows */
+    int32_t n_pages; /* pages in the KV cache; 0: max_seqs whole sequences */
     enum dtype kv_elem;   /* of the KV cache; 0: f32; commands use kv_cache_default_dtype */
-    enum dtype lora_elem; /* element type of the loaded adapters; default f32 */
+    enum dtype lora_elem; /* element type of the adapters' packs; 0: f32 */
     struct pool *pool;
-    /* Called once for each finished request, with its results, by the thread that calls
-     * engine_step. */
+    /* Called once for each finished or cancelled request, with its results, within engine_step or
+     * engine_cancel. */
     void (*on_finished)(void *ctx, const struct engine_request *r);
     void *on_finished_ctx;
 };
@@ -149,49 +157,55 @@ struct engine *engine_new(const struct model *m, const struct engine_options *o,
 void engine_free(struct engine *e);
 int32_t engine_max_len(const struct engine *e);
 int32_t engine_max_seqs(const struct engine *e);
-/* Refuses (ERR_USAGE) a request that cannot fit: prompt + max_tokens + suffix + longest choice >
- * max_len, empty prompt, token out of range, an adapter for another shape. ERR_MEMORY: no memory
- * for its results. After an error nothing is submitted. */
+/* Adds a request to the waiting ones. ERR_USAGE for an invalid request: prompt + max_tokens +
+ * suffix + longest choice > max_len, an empty prompt, a token out of range, an adapter for another
+ * shape. ERR_MISMATCH: an adapter in `mix` is not plain. ERR_MEMORY: the KV cache has too few pages
+ * for it, or there is no memory for its results. After an error nothing is submitted. */
 int engine_submit(struct engine *e, struct engine_request *r, struct error *err);
 /* The checks of engine_submit without submitting. Any thread, also while the engine runs. */
 int engine_check(const struct engine *e, const struct engine_request *r, struct error *err);
-/* Builds the vocabulary trie that all grammars share, which otherwise the first request with a
- * grammar does in a step. Any thread. */
+/* Builds the vocabulary trie that all grammars share; otherwise a step does it for the first
+ * request with a grammar. Any thread. */
 void engine_prepare_grammars(struct engine *e);
-/* Limits the memory for cached states and masks of active grammars (0: 512 MiB). Call it before the
- * first request. The limit does not change results. */
+/* Limits the memory for cached states and masks of all active grammars together (0: 512 MiB). Call
+ * it before the first request. The limit does not change results. */
 void engine_set_grammar_memory(struct engine *e, size_t bytes);
 /* Ends an unfinished request with FINISH_NONE and the results so far. Call it between steps. Other
  * requests are not affected. */
 void engine_cancel(struct engine *e, struct engine_request *r);
 /* Runs one step; returns the number of unfinished requests. Finished requests have `done` set. */
 int engine_step(struct engine *e);
-/* Submits n requests (those beyond max_seqs wait) and runs steps until all are done. `p` (may be
- * NULL) shows the number of finished requests. */
+/* Submits n requests (those beyond max_seqs wait) and runs steps until the engine has no unfinished
+ * request. `p` (may be NULL) shows the number of finished requests. */
 int engine_run(struct engine *e, struct engine_request *reqs, int n, struct progress *p,
                struct error *err);
 struct engine_stats {
-    uint64_t steps, rows, weight_passes, prefilled /* without rows from the prefix cache */,
-        generated, finished;
+    /* prefilled: rows of prompts, suffixes and choices that were run, without cached ones. */
+    uint64_t steps, rows, weight_passes, prefilled, generated, finished;
+    /* Maximum number of groups of rows with an adapter in one step. Known and sampled rows with the
+     * same adapter are two groups. */
     int max_adapters_in_a_step;
-    int32_t pages, pages_free; /* KV cache pages: total, not reserved */
+    int32_t pages, pages_free; /* KV cache pages: all; those that no active request has reserved */
 };
 struct engine_stats engine_stats(const struct engine *e);
+/* Bytes of an engine with these options, without the memory that depends on requests. */
 size_t engine_bytes(const struct model_config *c, const struct engine_options *o);
 
 /*
  * Text embeddings: the mean over a text's tokens of the hidden state after the final norm, [n][D].
  * `adapter` as in a request. Runs immediately, in several forward passes if needed; active requests
- * are not changed. ERR_USAGE as for engine_submit.
+ * are not changed. ERR_USAGE as for engine_submit; ERR_STATE: no slot is free; ERR_MEMORY: too few
+ * pages are free.
  */
 int engine_embed(struct engine *e, const struct token_seq *texts, int32_t n,
                  struct adapter *adapter, float *out, struct error *err);
 
 /*
  * Sessions: the KV cache of one sequence in a file, so that the prompt need not be prefilled again
- * after a restart. A session is identified by tokens, model, adapters and numeric class; only a
- * request that begins with these tokens reuses it. Saving stores the longest cached prefix of
- * `tokens` under the adapter; ERR_USAGE if there is none.
+ * after a restart. A session is identified by its tokens, model, adapter and numeric class; a
+ * request reuses it only if it has the same adapter and begins with these tokens. Saving stores the
+ * longest prefix of `tokens` that is cached under the adapter (NULL: the base model); ERR_USAGE if
+ * none is. Loading puts the session into a free slot; *n_tokens receives its length.
  */
 int engine_session_save(struct engine *e, struct token_seq tokens, struct adapter *adapter,
                         const char *model_hash, const char *path, struct error *err);
@@ -205,12 +219,13 @@ struct sampling_context {
 };
 /* Samples one token. `scratch` has SAMPLE_SCRATCH · n floats; the logits are not changed. Returns
  * the id; *logprob is its log-probability under the softmax of the unmodified logits. `context` may
- * be NULL if there are no penalties. */
+ * be NULL if there are no penalties and no grammar. */
 #define SAMPLE_SCRATCH 3
 int32_t sample_token(const float *logits, int32_t n, const struct sampling_params *s,
                      const struct sampling_context *context, int32_t index, float *logprob,
                      float *scratch);
-/* The k most probable tokens and their log-probabilities; `lse` is log Σ exp(logits). */
+/* The k most probable tokens and their log-probabilities; `lse` is log Σ exp(logits). `scratch` has
+ * n floats. */
 void sample_top_logprobs(const float *logits, int32_t n, float lse, int32_t k, int32_t *ids,
                          float *logprobs, float *scratch);
 
@@ -222,12 +237,13 @@ void sample_top_logprobs(const float *logits, int32_t n, float lse, int32_t k, i
  * own memory sizes. No state; any thread.
  */
 
-/* Memory of an adapter in bytes. `resident`: its factors in f32 and in the element type of the
- * forward pass. `while_loading`: temporary memory while it is loaded. */
+/* Memory of an adapter in bytes. `resident`: its factors in f32 and its pack. `while_loading`:
+ * temporary memory while it is loaded. */
 struct adapter_size {
     size_t resident, while_loading;
 };
-/* Adds one adapter: `resident` is summed, `while_loading` is the maximum. */
+/* Adds the adapter at `path` to `sum`: `resident` is summed, `while_loading` is the maximum. `elem`
+ * is the element type of its pack. */
 int adapter_measure(const char *path, enum dtype elem, struct adapter_size *sum, struct error *err);
 
 struct memory_plan_input {
@@ -237,11 +253,12 @@ struct memory_plan_input {
         caller_bytes; /* bytes that the command itself needs: requests, answers, a session file */
     size_t requests;  /* server only: maximum bytes of client requests and responses */
     size_t limit;     /* 0: none */
-    struct engine_options max_options; /* options to use if memory is sufficient */
+    struct engine_options max_options; /* the engine's options if memory is sufficient; max_rows,
+                                          max_seqs and max_len are set */
 };
-/* Bytes by purpose; `total` is their sum. `engine` has the chosen options. With fewer pages than
- * pages_wanted requests wait; with smaller max_seqs and max_rows steps are smaller. Results do not
- * change. */
+/* Bytes by purpose; `total` is their sum. `engine` has the chosen options. If it has fewer pages
+ * than pages_wanted, requests may wait; if max_seqs or max_rows are smaller than wanted, steps are
+ * smaller. The results of requests do not change. */
 struct memory_plan {
     size_t weights, tokenizer, adapters, kv, activations, requests, other_bytes, total, limit;
     int32_t pages_wanted;
@@ -259,12 +276,12 @@ json_t *memory_plan_json(const struct memory_plan *p);
  * record: a request and its results as JSON, to store, to replay and to compare.
  *
  * record_key covers everything that the result depends on, so that a replay of the record can be
- * verified. These functions are pure, except for the recorder, which writes each finished request
- * to a store. One thread uses a recorder.
+ * verified. The functions have no side effects, except that a recorder writes each finished request
+ * to a store. One thread at a time uses a recorder.
  */
 
-/* engine_request_key; if the KV cache or the adapters have an element type other than f32, a hash
- * that also covers these types. */
+/* The key of a record: engine_request_key, or, if the KV cache or the adapters have an element type
+ * other than f32, a hash of it and these types. */
 void record_key(const struct engine_request *r, const char *model_hash, enum numeric_class cls,
                 enum dtype kv, enum dtype lora, char out[HASH_LEN]);
 const char *finish_reason_name(enum finish_reason f); /* "stop" */
@@ -278,14 +295,14 @@ json_t *json_from_float(float v);
 json_t *record_inputs_json(const struct engine_request *r);
 json_t *record_outputs_json(const struct engine_request *r);
 /* The inverse of record_inputs_json. Arrays are allocated in `arena`; the caller frees *grammar
- * (may be NULL). */
+ * (NULL if there is none). */
 int record_inputs_parse(const json_t *inputs, struct arena *arena, struct engine_request *out,
                         struct grammar **grammar, struct error *err);
-/* Appends the differences between two results of record_outputs_json to `out`, one line per field;
- * for a list, its first difference. False: no difference. */
+/* Compares two results of record_outputs_json and appends their differences to `out`, one line per
+ * field; for a list, only the first difference. False: no difference. */
 bool record_outputs_diff(const json_t *before, const json_t *after, struct buf *out);
 
-/* The path of an adapter, for records. Adapters are compared by hash. */
+/* The path to record for an adapter. Adapters are compared by hash. */
 struct recorded_adapter {
     const char *path;
     struct adapter *adapter;

@@ -1,7 +1,7 @@
 /*
  * engine: declarations shared by the engine's source files. Private to this folder. The
- * log-probability of a token, whether sampled, of the prompt or of a choice, is logit -
- * logits_logsumexp, in float.
+ * log-probability of a token (sampled, of the prompt or of a choice) is logit - logits_logsumexp,
+ * in float; with choices_only the sum is over the choices.
  */
 #ifndef SHOAL_ENGINE_INTERNAL_H
 #define SHOAL_ENGINE_INTERNAL_H
@@ -14,11 +14,11 @@
 float logits_logsumexp(const float *x, int32_t n, float *scratch);
 
 struct engine_slot {
-    struct engine_request *owner; /* NULL: free; its tokens remain in the prefix cache */
+    struct engine_request *owner; /* NULL: free; the tokens remain in the prefix cache */
     char key[HASH_LEN];           /* engine_adapters_key of its last request */
     int32_t *tokens;              /* [max_len] */
     int32_t n;                    /* number of positions in the KV cache */
-    int32_t n_known;    /* length of the prefix that was computed as known rows and may be shared */
+    int32_t n_known;    /* length of the prefix that other requests may share; see chunk_commit */
     uint64_t last_used; /* step of the last use */
 };
 
@@ -29,14 +29,16 @@ struct scheduled_chunk {
     int32_t next;               /* chunk with the same adapter, or -1 */
 };
 
-/* The chunks of a step that have the same adapters: a linked list. */
+/* The chunks of a step that have the same adapters and are all sampled or all known rows: a linked
+ * list. */
 struct adapter_group {
     const struct request_state *state; /* of the first request */
     int32_t first, last;
 };
 
-/* One row of logits and its use: log Σ exp over the vocabulary or over the choices; sampling a
- * token; or the log-probability of the prompt's next token. */
+/* One row of logits and its use, in the order of the enum: log Σ exp over the vocabulary (to score
+ * choices of any length), the same over the choices (choices_only), sampling a token, and the
+ * log-probability of the prompt's next token. */
 enum logits_use { LOGITS_NORMALIZE, LOGITS_CHOICES, LOGITS_SAMPLE, LOGITS_PROMPT_LOGPROB };
 struct logits_row {
     struct engine_request *r;
@@ -61,7 +63,7 @@ struct engine {
     struct engine_stats stats;
     int32_t max_out, vocab, n_active, n_waiting, n_slots;
     int32_t n_pages, reserved_pages;    /* KV cache pages: total, reserved by active requests */
-    struct engine_request *head, *tail; /* waiting */
+    struct engine_request *head, *tail; /* waiting requests: a linked list */
     void *slab;
     pthread_mutex_t vocab_lock;          /* held while grammar_vocab is created */
     struct grammar_vocab *grammar_vocab; /* NULL before the first grammar */
@@ -104,21 +106,21 @@ enum request_input_type {
 struct request_input {
     const char *name; /* key in the JSON of a record */
     enum request_input_type type;
-    size_t value_offset, count_offset; /* offsets in struct engine_request; count_offset: of a
-                                          list's int32_t length */
+    size_t value_offset, count_offset; /* offsets in struct engine_request; count_offset is that of
+                                          a list's int32_t length, 0 for other types */
     int32_t min, max;                  /* INPUT_INT: allowed values in a record */
-    bool in_sampling;                  /* in the JSON of a record a member of "sampling" */
-    bool optional; /* INPUT_INT, INPUT_BOOL: the value 0 is omitted from the key and the JSON */
+    bool in_sampling; /* in the JSON of a record, the input is a member of "sampling" */
+    bool optional;    /* INPUT_INT, INPUT_BOOL: the value 0 is omitted from the key and the JSON */
 };
 extern const struct request_input request_inputs[]; /* ends with a NULL name */
 
-/* Identifies the adapters of a request. The content of the KV cache depends on this key and the
- * tokens only. */
+/* Identifies the adapters of a request and their weights. The content of the KV cache depends on
+ * this key and the tokens only. */
 void engine_adapters_key(const struct engine_request *r, char out[HASH_LEN]);
 json_t *json_from_tokens(const int32_t *v, int32_t n);
 
-/* The least recently used free slot, or -1. Empty slots come first; with `filled` they are skipped.
- */
+/* The least recently used free slot, or -1. Empty slots are preferred; with `filled` they are
+ * skipped. */
 int32_t slot_find_lru(const struct engine *e, bool filled);
 /* Allocates pages for positions [from, to) of a slot. When no page is free, evicts finished
  * sequences, least recently used first. False: there are not enough pages. */

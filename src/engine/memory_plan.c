@@ -16,8 +16,8 @@
 
 enum {
     SERVER_BYTES = 16 << 20, /* threads, stores, metrics, fragmentation of two heaps */
-    PROGRAM_BYTES = 8 << 20, /* code, libraries, stacks, the store: measured 5 to 7 MB */
-    TOKENIZER_FACTOR = 12,   /* bytes in memory per byte of its files, with parsing: 5 to 10 */
+    PROGRAM_BYTES = 8 << 20, /* code, libraries, stacks, the store; measured 5 to 7 MB */
+    TOKENIZER_FACTOR = 12,   /* memory per byte of its files; measured, with parsing: 5 to 10 */
     ROWS_MIN = 16,
 };
 
@@ -43,8 +43,8 @@ static size_t plan_update_total(const struct memory_plan_input *in, struct memor
     return p->total;
 }
 
-/* With the minimum number of pages: halves max_rows or max_seqs, whichever saves more, until the
- * plan fits. False: it cannot fit. */
+/* p->engine has the minimum number of pages. Halves max_rows or max_seqs, whichever saves more,
+ * until the plan fits. False: it cannot fit. */
 static bool engine_shrink(const struct memory_plan_input *in, struct memory_plan *p) {
     while (plan_update_total(in, p) > in->limit) {
         struct memory_plan rows = *p, seqs = *p;
@@ -146,7 +146,8 @@ json_t *memory_plan_json(const struct memory_plan *p) {
                      p->engine.max_seqs, "max_len", p->engine.max_len);
 }
 
-/* Number of values in the tensors of a safetensors file; for any other file, an upper bound. */
+/* The number of values in the tensors of a safetensors file, and the file's size. For other files,
+ * an upper bound of the number if no value has less than 2 bytes. */
 static int values_count(const char *path, size_t *values, size_t *bytes, struct error *err) {
     size_t n = strlen(path);
     if (n < 12 || strcmp(path + n - 12, ".safetensors") != 0) {

@@ -1,7 +1,7 @@
 /*
  * record: results of requests as JSON, and the recorder. The inputs are in request_inputs.c.
  *
- * The replay command finds the model and the adapters of a record.
+ * These functions open no files: the replay command opens a record's model and adapters.
  */
 #include "engine/internal.h"
 
@@ -79,7 +79,7 @@ static const char *adapter_path(const struct adapter *a, const struct recorded_a
     return "";
 }
 
-/* A term has its adapter's path, to find it, and its hash, to verify it. */
+/* One term of a mix. It has the adapter's path, to open the adapter, and its hash, to verify it. */
 static json_t *term_json(const struct weighted_adapter *t, const struct recorded_adapter *adapters,
                          int n) {
     if (t->adapter)
@@ -119,8 +119,8 @@ static void difference_add(const char *key, int64_t index, const json_t *before,
     buf_puts(out, "\n");
 }
 
-/* Only the first difference of a list is reported: after a different token, all others differ too.
- */
+/* Only the first difference of a list is reported, because after a different token the rest usually
+ * differs too. */
 bool record_outputs_diff(const json_t *before, const json_t *after, struct buf *out) {
     const char *key;
     json_t *a;
@@ -141,7 +141,8 @@ bool record_outputs_diff(const json_t *before, const json_t *after, struct buf *
     return differ;
 }
 
-/* Called within engine_step: stores the first error for the caller and does not stop the engine. */
+/* Called within engine_step or engine_cancel. Stores the first error in the recorder and does not
+ * stop the engine. */
 void recorder_finished(void *recorder, const struct engine_request *r) {
     struct recorder *rec = recorder;
     if (rec->err.code != OK) return;

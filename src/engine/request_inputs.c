@@ -3,9 +3,9 @@
  * it.
  *
  * Invariant: record_inputs_parse(record_inputs_json(r)) gives a request with the same key: floats
- * are written as doubles of equal value, unsigned 64-bit seeds as the signed integer with the same
- * bits. The order of the rows is part of the key. New rows must be optional, so that the keys: each
- * function adds a value to a hash of older records do not change.
+ * are written as doubles of equal value, and unsigned 64-bit seeds as signed integers with the same
+ * bits. The order of the rows is part of the key. New rows must be optional, so that the keys of
+ * older records do not change.
  *
  * Adapters are not in the table: the key covers their hashes, and a record also has their paths
  * (record.c).
@@ -265,8 +265,8 @@ json_t *record_inputs_json(const struct engine_request *r) {
     return all;
 }
 
-/* Parser of recorded inputs. It stores the first error; the functions below return an empty value
- * after an error. */
+/* Parser of recorded inputs. It stores the first error in `err` and sets `bad`; after an error the
+ * functions below return empty values. */
 struct inputs_parser {
     struct arena *arena;
     struct error *err;
@@ -339,7 +339,7 @@ static const void *parse_bias(struct inputs_parser *rd, const json_t *list, int3
     return n ? v : NULL;
 }
 
-/* Records of older versions have no grammar. */
+/* NULL without an error: the record has no grammar, as in older versions. */
 static struct grammar *parse_grammar(struct inputs_parser *rd, const json_t *v) {
     if (rd->bad || !v || json_is_null(v)) return NULL;
     const char *kind = json_string_value(json_object_get(v, "kind"));

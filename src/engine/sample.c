@@ -2,10 +2,10 @@
  * sample: samples a token from a row of logits.
  *
  * A filter sorts the candidates by a key (probability or typicality), largest first, ties by id,
- * and keeps a prefix. A heap sorts only as many candidates as the filter needs. Without such a
- * filter the candidates stay in order of their ids. Each filter renormalises the probabilities that
- * the previous one kept. Sums are in double in a fixed order, exponentials are computed by the
- * kernel table, and the random number is that of (seed, RNG_SAMPLE, 0, index).
+ * and keeps a prefix. A heap sorts only as many candidates as the filter needs. Without a filter
+ * that sorts, the candidates stay in order of their ids. Each filter renormalises the probabilities
+ * that the previous filter kept. Sums are in double in a fixed order, exponentials are computed by
+ * the kernel table, and the random number is that of rng (seed, RNG_SAMPLE, 0, index).
  *
  * Invariant: the sampled token depends on the logits, the settings, the context and the index only.
  * Logits that are all NaN also give a valid token.
@@ -51,8 +51,8 @@ static void heap_sink(struct candidates *c, int32_t i, int32_t n) {
     c->v[i] = id;
 }
 
-/* Keeps the best candidates, sorted, until there are max_n or their sum reaches `mass`; removes the
- * others. */
+/* Keeps the best candidates, sorted by key, until there are max_n of them or the sum of their
+ * weights reaches `mass`; removes the others. */
 static void candidates_keep_top(struct candidates *c, int32_t max_n, double mass) {
     int32_t n_left = c->n, taken = 0;
     double sum = 0;
@@ -61,7 +61,7 @@ static void candidates_keep_top(struct candidates *c, int32_t max_n, double mass
         int32_t best = c->v[0];
         c->v[0] = c->v[--n_left];
         if (n_left > 0) heap_sink(c, 0, n_left);
-        c->v[n_left] = best; // the kept ones collect at the end, the last first
+        c->v[n_left] = best; // kept candidates are stored at the end of v, in reverse order
         sum += (double)c->w[best];
         taken++;
     }
@@ -80,7 +80,8 @@ static double candidates_sum(const struct candidates *c) {
     return sum;
 }
 
-/* Keeps the shortest prefix of sorted candidates whose sum reaches `mass`. */
+/* Keeps the shortest prefix of the candidates, which are sorted, whose weights sum to at least
+ * `mass`. */
 static void candidates_keep_nucleus(struct candidates *c, double mass) {
     double sum = 0;
     int32_t n = 0;
@@ -96,8 +97,8 @@ static void candidates_keep_min(struct candidates *c, float min_weight) {
     c->n = n;
 }
 
-/* Keeps the candidates whose surprise -log p is nearest to the entropy, until their share of the
- * probability reaches `mass`. */
+/* Keeps the candidates whose surprise -log p is nearest to the entropy, until their probabilities
+ * sum to at least `mass`. `key` [V] is scratch. */
 static void candidates_keep_typical(struct candidates *c, double mass, float *key) {
     const float *w = c->w;
     double sum = candidates_sum(c), log_sum = math_log(sum), entropy = 0;
@@ -127,8 +128,8 @@ static void candidates_filter(struct candidates *c, const struct sampling_params
         candidates_keep_nucleus(c, top_p * candidates_sum(c));
     } else if (s->top_p < 1.0f) {
         double sum = candidates_sum(c);
-        // weights below (1 - p) / n of the sum add up to less than 1 - p: they are never in the
-        // nucleus
+        // weights below (1 - p) / n of the sum add up to less than 1 - p of the sum, so they are
+        // never in the nucleus
         candidates_keep_min(c, MIN((float)(0.999 * (1.0 - top_p) * sum / c->n), 1.0f));
         candidates_keep_top(c, c->n, top_p * sum);
     }
@@ -189,7 +190,7 @@ static struct token_seq token_seq_tail(struct token_seq seq, int32_t n) {
 }
 
 /* Applies bias, penalties and the grammar mask to x, a copy of the logits. flags [V] is scratch:
- * bit 0, the repetition penalty was applied to the token; bit 1, the presence penalty. */
+ * bit 0 means that the repetition penalty was applied to the token, bit 1 the presence penalty. */
 static void logits_process(float *x, int32_t n, const struct sampling_params *s,
                            const struct sampling_context *context, int32_t *flags) {
     for (int32_t i = 0; i < s->n_bias; i++) x[s->bias[i].token] += s->bias[i].bias;

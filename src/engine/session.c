@@ -6,13 +6,14 @@
  *     "SHOALKV1" | u32 header length | JSON header | tokens i32 [n]
  *              | KV bytes (kv_cache_save) | SHA-256 of everything before, in hex
  *
- * The header identifies model, adapter, numeric class, processor level and element types. In the
- * fast class with AMX, only the positions before the first sampled row are stored (chunk_commit).
+ * The header identifies model, adapter, numeric class, processor level (the name of the kernels in
+ * use) and element types. In the fast class with AMX, only the positions before the first sampled
+ * row are stored (chunk_commit).
  *
  * Invariant: a session is only used for requests that would compute the same bits. Loading fails if
  * the file is damaged or its model, numeric class, element types or, in the fast class, processor
- * level differ. A session of any adapter can be loaded: its slot keeps the adapter's key, so only
- * requests with that adapter use it.
+ * level differ. A session can be loaded whatever its adapter is: its slot keeps the adapter's key,
+ * so only requests with that adapter use it.
  */
 #include "engine/internal.h"
 
@@ -63,8 +64,8 @@ static int slot_restore(struct engine *e, const void *tokens, int32_t n, const c
     memcpy(s->tokens, tokens, (size_t)n * sizeof *s->tokens);
     if (engine_check_tokens("the session", s->tokens, n, e->vocab, err) != OK) return err->code;
     if (!slot_reserve_pages(e, slot, 0, n)) {
-        kv_cache_truncate(forward_kv_cache(e->f), slot,
-                          0); // eviction skips empty slots, so an empty slot must not keep pages
+        // eviction skips slots with n = 0, so such a slot must not keep pages
+        kv_cache_truncate(forward_kv_cache(e->f), slot, 0);
         return error_set(err, ERR_MEMORY, "no room for the %d tokens of the session", n);
     }
     kv_cache_load(forward_kv_cache(e->f), slot, n, kv);

@@ -51,8 +51,7 @@ struct adapter {
     char hash[HASH_LEN]; /* SHA-256 of config and tensors, without lineage */
     struct adapter_config config;
     struct model_config shape;
-    struct lora *loras; /* [L][N_PROJ]; r = 0: not targeted; views into `data`; the forward pass
-                           reads `packs` instead */
+    struct lora *loras; /* [L][N_PROJ] views into `data`; r = 0: not targeted */
     /* All A and B, in layer, projection, A-then-B order; then, if the config has them, the
      * magnitudes in the same order; then for the embedding and for the head: A, B, magnitude, the
      * replacement table, the replaced rows. */
@@ -60,11 +59,11 @@ struct adapter {
     size_t n_data;           /* floats */
     const float **magnitude; /* DoRA: [L·N_PROJ + 1], each [out] or NULL; the last is the head's */
     struct vocab_overrides *vocab_overrides; /* NULL: the base's embedding and head are unchanged */
-    struct arena
-        bind_arena; /* allocated by adapter_bind; loras and vocab_overrides point into it */
-    struct lora_pack *packs[N_DTYPE]; /* created on the first use; see adapter_pack */
-    char *base;      /* base_model_name_or_path in the file it was loaded from, or NULL */
-    json_t *lineage; /* object of strings (parents, operator, seed …) or NULL */
+    struct arena bind_arena;                 /* memory of what adapter_bind computes */
+    struct lora_pack
+        *packs[N_DTYPE]; /* for the forward pass; created on the first use by adapter_pack */
+    char *base;          /* base_model_name_or_path in the file it was loaded from, or NULL */
+    json_t *lineage;     /* object of strings (parents, operator, seed …) or NULL */
 };
 
 /* "q_proj,v_proj" or "all-linear" → targets. */
@@ -201,8 +200,7 @@ struct adapter_pool;
 struct adapter_pool_options {
     size_t max_bytes; /* 0: no limit */
     enum dtype elem;  /* element type of the packs: the engine's lora_elem */
-    bool
-        serve_only; /* call adapter_pack_only for adapters that change neither embedding nor head */
+    bool serve_only;  /* use adapter_pack_only, if the adapter changes no embedding or head */
 };
 /* The model is borrowed and outlives the pool; adapters may outlive both. */
 struct adapter_pool *adapter_pool_new(struct model *m, const struct adapter_pool_options *o);

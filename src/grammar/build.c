@@ -2,20 +2,20 @@
  * build: compiles expressions into a recursive transition network over bytes, and checks it.
  *
  * Characters become ranges of UTF-8 bytes here, so later stages only see bytes. Counted repetition
- * is unrolled. A large repeated expression first becomes a separate rule, which its copies call, so
- * that the sizes of nested repetitions add up instead of multiplying. Alternatives that are plain
- * texts share their prefixes.
+ * is unrolled: the repeated expression is copied. A large repeated expression first becomes a
+ * separate rule, which the copies call, so that the sizes of nested repetitions add up instead of
+ * multiplying. Alternatives that are plain texts share their prefixes.
  *
  *     root ::= "a" item{1,2} | "ab"
  *
  *     start --a--> 1 --call item--> 2 --call item--> end
- *                                   2 --free--> end          (the second item is optional)
+ *                                   2 --epsilon--> end       (the second item is optional)
  *     start --a--> 3 --b--> end
  *
  * Invariants of a finished grammar: no rule can call itself before it has read a byte (else a stack
- * could grow without limit); min_len is exact, and an edge to a node whose min_len is
- * GRAMMAR_INFINITE_LENGTH is never taken, so an end can be reached from every reachable
- * configuration.
+ * could grow without limit); min_len is exact. A node whose min_len is GRAMMAR_INFINITE_LENGTH
+ * cannot reach the end of its rule; grammar.c never takes an edge to it, so an end can be reached
+ * from every configuration.
  */
 #include "grammar/internal.h"
 
@@ -173,7 +173,7 @@ static uint64_t name_hash(const char *s) {
     return h ^ h >> 32;
 }
 
-/* The slot of the name, or the free slot to insert it. */
+/* The slot of the name in the hash table, or the free slot in which to insert it. */
 static int32_t *name_slot(const struct grammar_builder *b, const char *name) {
     uint64_t i = name_hash(name) & b->names_mask;
     while (b->names[i] && strcmp(b->rules[b->names[i] - 1].name, name) != 0)
@@ -202,7 +202,7 @@ int32_t grammar_builder_add_rule(struct grammar_builder *b, const char *name) {
     if (name && 2 * (uint64_t)b->n_names >= b->names_mask) names_grow(b);
     if (name) {
         int32_t *slot = name_slot(b, name);
-        if (!*slot) *slot = b->n_rules + 1; // of rules with the same name the first is found
+        if (!*slot) *slot = b->n_rules + 1; // if several rules have the name, the first is found
         b->n_names++;
     }
     return b->n_rules++;
@@ -281,7 +281,7 @@ struct expr *expr_rule(struct grammar_builder *b, int32_t rule) {
     return e;
 }
 
-/* Makes the expression a rule, so that each further copy costs one node. */
+/* Makes the expression a rule, so that each copy costs only one call. */
 static struct expr *expr_as_rule(struct grammar_builder *b, struct expr *e) {
     int32_t rule = grammar_builder_add_rule(b, NULL);
     grammar_builder_define_rule(b, rule, e);
@@ -292,7 +292,7 @@ struct expr *expr_repeat(struct grammar_builder *b, struct expr *e, int32_t min,
     int64_t copies = MAX(max, min) + (max < 0);
     if (!e) return min == 0 ? expr_puts(b, "") : NULL;
     if (e->kind == EXPR_TEXT && e->n == 0) return e;
-    // only for large expressions: each call adds a frame at run time
+    // only for large expressions, because each call adds a frame at run time
     if (copies > 1 && e->cost > 2 && copies * e->cost > 32) e = expr_as_rule(b, e);
     struct expr *r = expr_new(b, EXPR_REPEAT);
     r->kids = arena_alloc(&b->arena, sizeof *r->kids);
@@ -312,7 +312,7 @@ static struct expr *expr_list(struct grammar_builder *b, enum expr_kind kind, st
         e->cost = cost_add(e->cost, l->v[i]->cost);
         e->kids[e->n++] = l->v[i];
     }
-    // a sequence matches nothing if one part matches nothing, alternatives if all match nothing
+    // a sequence matches no text if one part matches none; alternatives, if all parts match none
     bool matches_nothing = kind == EXPR_CAT ? e->n < l->n : e->n == 0;
     free(l->v);
     *l = (struct exprs){0};
@@ -320,7 +320,8 @@ static struct expr *expr_list(struct grammar_builder *b, enum expr_kind kind, st
     return e->n == 1 ? e->kids[0] : e;
 }
 
-/* Merges adjacent texts, so that alternatives of words are plain texts; removes empty texts. */
+/* Merges adjacent texts into one, so that a literal of several characters is one text; removes
+ * empty texts. */
 static void exprs_merge_texts(struct grammar_builder *b, struct exprs *l) {
     int32_t n = 0;
     struct buf text = {0};
@@ -383,10 +384,11 @@ struct network {
     int32_t *first, *last; /* [n_nodes] lists of edges in order of creation, -1: empty */
     int32_t n_nodes, cap_nodes, n_edges, cap_edges;
     struct error *err;
-    bool failed; /* out of memory (see err); later additions are discarded */
+    bool failed; /* out of memory, see `err`; later additions are discarded */
 };
 
-/* Every loop whose length depends on the source calls this function. */
+/* True if the network is too large or out of memory. Every loop whose length depends on the source
+ * calls this function. */
 static bool network_full(const struct network *w) {
     int32_t max_nodes = GRAMMAR_MAX_NODES / build_budget_divisor;
     return w->failed || over_build_budget(w->n_nodes > max_nodes || w->n_edges > 4 * max_nodes);
@@ -436,8 +438,8 @@ static void edge_add_epsilon(struct network *w, int32_t from, int32_t to) {
     edge_add(w, from, (struct grammar_edge){to, EDGE_NO_CALL, 1, 0});
 }
 
-/* A node with one edge for the bytes [lo, hi] to `to`: the end of a UTF-8 sequence, shared by
- * characters. */
+/* A node whose only edge reads a byte in [lo, hi] and leads to `to`. Characters that end with the
+ * same bytes share it. */
 struct utf8_suffix {
     int32_t node, to;
     uint8_t lo, hi;
@@ -462,8 +464,9 @@ static int32_t suffix_find_or_add(struct network *w, struct utf8_suffixes *s, in
 }
 
 /*
- * Splits [lo, hi] until every byte position has one range: first by the length of the UTF-8
- * sequence, then until all bytes after the first one that differs have their full range.
+ * Splits the code points [lo, hi] into parts whose UTF-8 bytes have one range per position: first
+ * by the length of the sequence, then so that all bytes after the first byte that differs have
+ * their full range.
  */
 static void range_compile(struct network *w, struct utf8_suffixes *s, uint32_t lo, uint32_t hi,
                           int32_t from, int32_t to) {
@@ -492,7 +495,7 @@ static void range_compile(struct network *w, struct utf8_suffixes *s, uint32_t l
     edge_add_byte(w, from, to, a[0], z[0]);
 }
 
-/* Characters with the same last bytes share nodes. */
+/* Compiles a set. Characters with the same last bytes share nodes. */
 static void set_compile(struct network *w, const struct expr *e, int32_t from, int32_t to) {
     struct utf8_suffixes s = {0};
     for (int32_t i = 0; i < e->n; i++)
@@ -506,7 +509,8 @@ static int text_compare(const void *a, const void *b) {
     return d ? d : (x->n > y->n) - (x->n < y->n);
 }
 
-/* Compiles sorted texts with a common prefix of `depth` bytes as a trie below `from`. */
+/* Compiles sorted texts, which have their first `depth` bytes in common, to a trie from node
+ * `from`, where these bytes have been read. */
 static void texts_compile(struct network *w, struct expr **v, int32_t n, int32_t depth,
                           int32_t from, int32_t to) {
     while (n > 0 && v[0]->n == depth) { // the prefix itself and its duplicates
@@ -532,7 +536,8 @@ static void texts_compile(struct network *w, struct expr **v, int32_t n, int32_t
 
 static void expr_compile(struct network *w, const struct expr *e, int32_t from, int32_t to);
 
-/* Texts share their prefixes, so that ten thousand words are one configuration at their start. */
+/* Compiles alternatives. Texts share their prefixes, so that ten thousand words begin with one
+ * node. */
 static void alt_compile(struct network *w, const struct expr *e, int32_t from, int32_t to) {
     struct expr **texts = xmalloc((size_t)e->n * sizeof *texts);
     int32_t n = 0;
@@ -558,15 +563,15 @@ static void repeat_compile(struct network *w, const struct expr *e, int32_t from
     }
     if (copies == 0 && e->max == 0) edge_add_epsilon(w, from, to);
     if (e->max >= 0) return;
-    // a separate node, because a loop at `from` or `to` would affect their other edges
+    // the loop has a node of its own, because other edges of `from` or `to` must not enter it
     int32_t loop = node_new(w);
     edge_add_epsilon(w, node, loop);
     expr_compile(w, e->kids[0], loop, loop);
     edge_add_epsilon(w, loop, to);
 }
 
-/* Adds the paths from `from` to `to` that read e. Besides the caller's edges, no other edge may
- * lead into `from` or out of `to`. */
+/* Adds paths from `from` to `to` that read e. Adds no edge that leads into `from` or out of `to`.
+ */
 static void expr_compile(struct network *w, const struct expr *e, int32_t from, int32_t to) {
     if (network_full(w)) return;
     switch (e->kind) {
@@ -613,7 +618,7 @@ static int rules_compile(struct network *w, struct error *err) {
     return OK;
 }
 
-/* Reserves the memory for grammar_copy_network and grammar_min_lengths. */
+/* Reserves memory in the grammar's arena for grammar_copy_network and grammar_min_lengths. */
 static int grammar_reserve(struct grammar *g, const struct network *w, struct error *err) {
     size_t node = 2 * sizeof(int32_t) + 2;
     return arena_reserve(&g->arena,
@@ -650,7 +655,7 @@ static void grammar_copy_network(struct grammar *g, const struct network *w) {
 
 /* checks and lengths */
 
-/* Minimum bytes to the end of the rule along this edge. */
+/* Minimum number of bytes to the end of the rule along this edge. */
 static int32_t edge_length(const struct grammar *g, const int32_t *min_len,
                            const struct grammar_edge *e) {
     int32_t len = e->lo <= e->hi ? 1 : e->rule >= 0 ? min_len[g->rules[e->rule].start] : 0;
@@ -703,14 +708,14 @@ static int grammar_min_lengths(struct grammar *g, struct error *err) {
     if (arena_reserve(&scratch, size, err) != OK) return err->code;
     int32_t *min_len = arena_alloc(&g->arena, (size_t)g->n_nodes * sizeof *min_len);
     struct incoming_edges incoming =
-        incoming_edges_new(g, &scratch); // an edge is in at most two lists
+        incoming_edges_new(g, &scratch); // an edge is in at most two of the lists
     int32_t *queue = arena_alloc(&scratch, (size_t)g->n_nodes * sizeof *queue), head = 0, n = 0;
     bool *queued = arena_alloc(&scratch, (size_t)g->n_nodes);
     for (int32_t i = 0; i < g->n_nodes; i++) {
         min_len[i] = g->is_end[i] ? 0 : GRAMMAR_INFINITE_LENGTH;
         if (g->is_end[i]) queue[n++] = i, queued[i] = true;
     }
-    for (; n > 0; n--) { // a ring buffer; no node is queued twice
+    for (; n > 0; n--) { // `queue` is a ring buffer; no node is in it twice
         int32_t node = queue[head];
         head = head + 1 == g->n_nodes ? 0 : head + 1;
         queued[node] = false;
@@ -730,8 +735,8 @@ static int grammar_min_lengths(struct grammar *g, struct error *err) {
     return OK;
 }
 
-/* Left recursion. The graph of first calls has a cycle exactly if repeatedly removing the rules
- * that have no remaining first calls leaves some rules. */
+/* Left recursion is a cycle in the graph of first calls. There is one exactly if some rules are
+ * left after those without remaining first calls have been removed repeatedly. */
 
 /* `caller` may call `callee` before it reads a byte. */
 struct first_call {
@@ -774,8 +779,8 @@ static int first_call_compare(const void *a, const void *b) {
     return (x->caller > y->caller) - (x->caller < y->caller);
 }
 
-/* Removes rules without remaining calls until none can be removed. n_open[r] is then the number of
- * calls of rule r that lead into a cycle. */
+/* Removes rules without remaining first calls until none can be removed. n_open[r] is then the
+ * number of first calls of rule r that lead into a cycle. */
 static void acyclic_rules_remove(const struct first_calls *l, int32_t *n_open, int32_t n_rules) {
     int32_t *begin = xcalloc((size_t)n_rules + 1, sizeof *begin);
     int32_t *todo = xmalloc((size_t)n_rules * sizeof *todo), n = 0;
@@ -805,7 +810,8 @@ static const char *cycle_rule_name(const struct grammar *g, const struct first_c
     return name ? name : "a repeated group";
 }
 
-/* A rule that may call itself before it reads a byte would push frames without end. */
+/* Refuses a grammar in which a rule may call itself before it reads a byte, because it would push
+ * frames without end. */
 static int grammar_check_left_recursion(const struct grammar *g, struct error *err) {
     struct first_calls l = {0};
     uint8_t *seen = xcalloc((size_t)g->n_nodes, 1);
@@ -828,8 +834,8 @@ static int grammar_check_left_recursion(const struct grammar *g, struct error *e
     return rc;
 }
 
-/* Byte classes: ranges of bytes between the limits of edges. A JSON grammar has about thirty
- * classes, so rows of next states are short. */
+/* Computes byte classes: ranges of bytes that no edge separates. A JSON grammar has about thirty
+ * classes, so a state's row of next states is short. */
 static void grammar_compute_byte_classes(struct grammar *g) {
     bool begins[257] = {[0] = true};
     for (int32_t k = 0; k < g->edge_begin[g->n_nodes]; k++) {
@@ -842,8 +848,8 @@ static void grammar_compute_byte_classes(struct grammar *g) {
     }
 }
 
-/* Refuses a grammar whose first step exceeds the limits, because alternatives would always be
- * missing. */
+/* Refuses a grammar whose start state exceeds the limits of a step, because some of its texts could
+ * never be generated. */
 static int grammar_check_start(const struct grammar *g, struct error *err) {
     struct grammar_machine *m = grammar_machine_new(g, NULL, 0);
     bool limited = grammar_machine_hit_limit(m);
@@ -889,7 +895,7 @@ struct grammar *grammar_build(struct grammar_builder *b, int32_t root, const cha
         grammar_free(g);
         g = NULL;
     } else {
-        for (int32_t i = 0; i < g->n_rules; i++) // the builder frees the names
+        for (int32_t i = 0; i < g->n_rules; i++) // grammar_builder_release frees the names
             ((struct grammar_rule *)(uintptr_t)g->rules)[i].name = NULL;
     }
 out:

@@ -6,8 +6,8 @@
  *     item   ::= [a-zA-Z0-9 ぁ-ん]+
  *
  * A rule ends at the end of the line, except inside parentheses and next to a '|'. Sets and escapes
- * are code points. Tokens (<...>) are an error, because grammars here describe text, and so is a
- * rule that is defined twice.
+ * are code points. Tokens (<...>) are an error, because grammars in Shoal describe text. A rule
+ * that is defined twice is an error too.
  */
 #include "grammar/internal.h"
 
@@ -86,7 +86,7 @@ static int32_t parse_hex(struct gbnf_parser *p, int digits) {
     return c;
 }
 
-/* Parses a character of a literal or a set; -1 after an error. */
+/* Parses a character or an escape in a literal or a set; -1 after an error. */
 static int32_t parse_char(struct gbnf_parser *p) {
     static const char from[] = "tnr\"[]\\", to[] = "\t\n\r\"[]\\";
     int n;
@@ -106,7 +106,7 @@ static int32_t parse_char(struct gbnf_parser *p) {
     return parse_hex(p, digits);
 }
 
-/* The cursor is after the opening quote. */
+/* Parses a literal; the cursor is after the opening quote. */
 static struct expr *parse_literal(struct gbnf_parser *p) {
     struct exprs l = {0};
     while (peek(p) != '"') {
@@ -120,7 +120,7 @@ static struct expr *parse_literal(struct gbnf_parser *p) {
     return expr_cat(p->b, &l);
 }
 
-/* The cursor is after '['. */
+/* Parses a set; the cursor is after '['. */
 static struct expr *parse_set(struct gbnf_parser *p) {
     struct codepoint_set r = {0};
     bool negative = peek(p) == '^';
@@ -152,7 +152,7 @@ static struct expr *parse_group(struct gbnf_parser *p) {
     return e;
 }
 
-/* A symbol without its repetitions. */
+/* Parses a rule's name, a literal, a set, a group or '.', without its repetitions. */
 static struct expr *parse_symbol(struct gbnf_parser *p) {
     struct codepoint_set all = {0};
     char c = peek(p);
@@ -181,7 +181,7 @@ static bool parse_count(struct gbnf_parser *p, int64_t *out) {
     return p->pos > begin;
 }
 
-/* "{m}", "{m,}", "{m,n}"; the cursor is after '{'. */
+/* Parses the counts of "{m}", "{m,}" or "{m,n}"; the cursor is after '{'. *max is -1 for "{m,}". */
 static bool parse_counts(struct gbnf_parser *p, int64_t *min, int64_t *max) {
     skip_space(p, p->nesting > 0);
     if (!parse_count(p, min))
@@ -236,7 +236,7 @@ static struct expr *parse_sequence(struct gbnf_parser *p) {
     return expr_cat(p->b, &l);
 }
 
-/* Outside parentheses a line break ends the rule, unless a '|' is next to it. */
+/* Outside of parentheses, a line break ends the rule unless a '|' is before or after it. */
 static struct expr *parse_alternatives(struct gbnf_parser *p) {
     struct exprs l = {0};
     for (;;) {

@@ -2,25 +2,28 @@
  * grammar: a pushdown automaton over bytes, and the masks of tokens that it allows.
  *
  * A state is the set of all configurations (node, stacks) that the grammar may be in after the
- * bytes read. `stacks` is the id of a set of return stacks (a graph-structured stack): flags, and
- * frames (node to return to, id of the stacks below), at most one frame per node, so that equal
- * parts of stacks are stored once. States and stacks are interned: equal ones have one id. The cost
- * of an ambiguous grammar is therefore that of its distinct continuations, and each step and each
- * mask is computed once.
+ * bytes read. `stacks` is the id of a set of return stacks, stored as a graph-structured stack: the
+ * set has flags and frames, a frame is (node to return to, id of the set of stacks below), and a
+ * set has at most one frame per node. Equal parts of stacks are therefore stored once. States and
+ * sets of stacks are interned: equal ones have the same id. The cost of an ambiguous grammar is
+ * therefore that of its distinct continuations, and each step and each mask is computed once while
+ * it is cached. In the example, "return 4 → 1" is a frame that returns to node 4, with the set 1
+ * below:
  *
  *     stacks 7: {return 4 → 1, return 9 → 5}     stacks 1: {bottom}     5: {return 2 → 1}
  *
- * Masks. The vocabulary is a trie in depth-first order. A walk visits its nodes with one state per
- * depth and skips the subtree below a byte that leads to the dead state. States with equal nodes
- * and different stacks share a *local* state, which has the stacks {unknown}. Tokens that the local
- * state allows are allowed with any stacks. A node is *cut* if its path has returned from the
- * bottom of the local state and the local state does not allow its byte: only the subtrees of cut
- * nodes are walked again, with the actual state.
+ * Masks. The vocabulary is a trie of bytes in depth-first order. A walk visits the trie's nodes
+ * with one state per depth and skips the subtree of a node whose byte leads to the dead state. The
+ * configurations of a state that have the same stacks form a *local* state, in which these stacks
+ * are replaced by {unknown}, so that states which differ only in their stacks share its mask.
+ * Tokens that a local state allows are allowed with any stacks. A trie node is *cut* if the local
+ * state does not allow its byte, but the path to it may have returned to the unknown stacks, which
+ * might allow it. Only the subtrees of cut nodes are walked again, with the actual state.
  *
- * Invariants: stacks have higher ids than the stacks below them. From every state except 0 a
+ * Invariants: a set of stacks has a higher id than the sets below it. From every state except 0 a
  * complete text can be reached. The result of a step depends on the content of the state, never on
- * ids or cached data. A limit drops alternatives in a fixed order and never adds any, so replies
- * stay valid.
+ * ids or cached data. A step that reaches a limit loses alternatives, in a fixed order, and never
+ * gains any, so replies stay valid.
  */
 #include "grammar/internal.h"
 
@@ -35,17 +38,17 @@ enum {
     STEP_LIMIT = 1 << 15,  /* configurations visited in one step */
     MERGE_LIMIT = 1 << 14, /* frames visited by stacks_merge in one step */
     N_MASKS = 256,
-    MAX_LOCAL_MASKS = 4,  /* a state with more distinct stacks has no local masks */
+    MAX_LOCAL_MASKS = 4,  /* a state with more distinct sets of stacks has no local masks */
     EDGE_LIMIT = 1 << 18, /* edges visited in one step */
     GC_INTERVAL = 16,     /* trie nodes between two checks of the machine's memory */
 };
-#define UNITS_UNLIMITED INT64_MAX /* no limit on work units: jobs never pause */
+#define UNITS_UNLIMITED INT64_MAX /* no limit on work units: a job never pauses */
 
 struct frame {
     int32_t ret, below;
 };
 struct stacks {
-    int32_t first, n; /* frames, sorted by node */
+    int32_t first, n; /* frames [first, first + n), sorted by node */
     int32_t min_len;  /* minimum bytes until all frames have returned */
     int32_t flags;
 };
@@ -53,11 +56,13 @@ struct parse_config {
     int32_t node, stacks;
 };
 struct automaton_state {
-    int32_t first, n; /* configurations whose nodes read a byte, sorted by node */
+    int32_t first,
+        n; /* configurations [first, first + n) whose nodes read a byte, sorted by node */
     int32_t min_len;
-    int32_t row;   /* offset in rows: [n_classes] next states, -1 unknown; NO_ROW: no row yet */
-    int32_t mask;  /* index in masks, or -1 */
-    int32_t flags; /* STACKS_BOTTOM: a text ends here; STACKS_UNKNOWN: continues below */
+    int32_t row; /* offset in `rows` of [n_classes] next states (-1: not computed yet), or NO_ROW */
+    int32_t mask;  /* index in `masks`, or -1 */
+    int32_t flags; /* STACKS_BOTTOM: the text may end here; STACKS_UNKNOWN: a local state may return
+                      to the unknown stacks */
 };
 
 /* Growing arrays of plain values. */
@@ -79,7 +84,7 @@ static void *vector_grow(void *v, int32_t *cap, int32_t need, size_t size) {
 
 /* Hash table of ids with open addressing; the caller compares the entries. */
 struct id_table {
-    int32_t *slots; /* id + 1 */
+    int32_t *slots; /* id + 1, or 0 if free */
     uint64_t mask;
     int32_t n;
 };
@@ -95,11 +100,11 @@ struct pair_map {
 };
 
 struct cached_mask {
-    int32_t state;     /* -1: free */
-    int32_t worst_len; /* maximum over the allowed tokens of min_len after the token */
+    int32_t state;     /* -1: not in the cache */
+    int32_t worst_len; /* maximum of the state's min_len after each allowed token */
     uint64_t last_used;
     uint32_t *bits;
-    int64_t cut_bytes;   /* bytes of `cut` that mask_bytes includes */
+    int64_t cut_bytes;   /* bytes of `cut` that are counted in mask_bytes */
     VECTOR(int32_t) cut; /* local masks: trie nodes to walk again with the actual state */
 };
 
@@ -113,7 +118,7 @@ struct vocab_walk {
     struct cached_mask *local; /* the mask of a local state; else NULL */
     int64_t budget;            /* configurations that the walk may still visit */
     int32_t node, end, depth;
-    bool path_ready; /* path[] is complete up to the first node */
+    bool path_ready; /* path[] has the states up to the first node */
 };
 
 /*
@@ -138,12 +143,12 @@ enum job_stage {
 struct mask_job {
     enum job_stage stage;
     int32_t slot, token;
-    int32_t left;          /* tokens left for the reply; -1: max_remaining is given */
-    int32_t max_remaining; /* limit of min_len after the next token; -1: no limit */
+    int32_t left; /* number of tokens left for the reply; -1: the caller gave max_remaining */
+    int32_t max_remaining; /* maximum of min_len after the next token; -1: no maximum */
     uint32_t *bits;        /* NULL: no mask is requested */
     struct vocab_walk w;
     int32_t local;                /* WALK_LOCAL: the state to walk */
-    struct cached_mask *new_mask; /* the mask that the walk fills; not in the cache yet */
+    struct cached_mask *new_mask; /* the mask that the walk writes; not in the cache yet */
     struct cached_mask *local_masks[MAX_LOCAL_MASKS]; /* [n_local_masks] */
     int32_t n_local_masks, local_index, cut_index;    /* WALK_CUTS: position */
 };
@@ -154,9 +159,9 @@ struct grammar_vocab {
     int32_t *depth;         /* [n_nodes] 0 for a first byte */
     int32_t *after_subtree; /* [n_nodes] the first node after the node's subtree */
     int32_t *parent;        /* [n_nodes] or -1 */
-    int32_t *first_token;   /* [n_nodes + 1] index in `tokens` of the tokens that end at the node */
-    int32_t *tokens;        /* sorted by node */
-    int32_t *node_of;       /* [n_tokens] or -1 */
+    int32_t *first_token;   /* [n_nodes + 1] index in `tokens` of the node's first token */
+    int32_t *tokens;        /* token ids, sorted by the node at which they end */
+    int32_t *node_of;       /* [n_tokens] node at which the token ends, or -1 */
 };
 
 struct grammar_machine {
@@ -182,8 +187,8 @@ struct grammar_machine {
     struct cached_mask masks[N_MASKS];
     size_t mask_bytes;
     struct mask_job job;
-    int32_t *path;      /* [max_depth + 2] states of a walk */
-    bool *below_frames; /* [max_depth + 2] the local state has returned */
+    int32_t *path;      /* [max_depth + 2] states of the current walk, by depth */
+    bool *below_frames; /* [max_depth + 2] a local state may be at the unknown stacks */
     uint64_t clock;
 };
 
@@ -198,7 +203,8 @@ static size_t mask_words(const struct grammar_vocab *v) {
 
 /* pairs */
 
-/* Entries of older epochs are free. They are zeroed only when the epoch wraps around. */
+/* Removes all pairs: entries of older epochs count as free. Entries are zeroed only when the epoch
+ * wraps around. */
 static void pair_map_clear(struct pair_map *m) {
     m->n = 0;
     if (++m->epoch == 0) {
@@ -222,7 +228,8 @@ static void pair_map_grow(struct pair_map *m) {
     free(old.v);
 }
 
-/* The entry of the pair, inserted if it is absent (*is_new). Valid until the next call. */
+/* The entry of the pair, which is inserted if it is absent (*is_new). The pointer is valid until
+ * the next call. */
 static struct pair_entry *pair_map_insert(struct pair_map *m, int32_t a, int32_t b, bool *is_new) {
     if (!m->v || 2 * m->n >= m->mask) pair_map_grow(m);
     struct pair_entry *e = pair_map_slot(m, a, b);
@@ -248,8 +255,8 @@ static void id_table_reset(struct id_table *t, uint64_t size) {
     *t = (struct id_table){.slots = xcalloc(size, sizeof *t->slots), .mask = size - 1};
 }
 
-/* Saturating addition: stacks may be very deep, so lengths are limited to GRAMMAR_INFINITE_LENGTH.
- */
+/* Saturating addition, because stacks may be very deep: the result is at most
+ * GRAMMAR_INFINITE_LENGTH. */
 static int32_t length_add(int32_t a, int32_t b) {
     return MIN(a + b, GRAMMAR_INFINITE_LENGTH);
 }
@@ -284,7 +291,7 @@ static int32_t stacks_intern(struct grammar_machine *m, const struct frame *v, i
     for (int32_t i = 0; i < n; i++)
         s.min_len =
             MIN(s.min_len, length_add(m->g->min_len[v[i].ret], m->stacks.v[v[i].below].min_len));
-    // min_len includes that of the stacks below, so no state needs to walk its stacks
+    // min_len includes that of the sets below, so state_intern need not follow the frames
     VECTOR_RESERVE(&m->frames, n);
     if (n > 0) memcpy(m->frames.v + m->frames.n, v, (size_t)n * sizeof *v);
     m->frames.n += n;
@@ -339,8 +346,8 @@ static int32_t state_intern(struct grammar_machine *m, const struct parse_config
 /* one step */
 
 /*
- * The union of two sets of stacks; for a frame that is in both, the union of the stacks below.
- * Above MERGE_LIMIT the result is `a`: some alternatives are lost.
+ * The union of two sets of stacks. For a node that has a frame in both sets, the sets below are
+ * merged too. Above MERGE_LIMIT the result is `a`, so some alternatives are lost.
  */
 static int32_t stacks_merge(struct grammar_machine *m, int32_t a, int32_t b) {
     bool is_new;
@@ -353,8 +360,8 @@ static int32_t stacks_merge(struct grammar_machine *m, int32_t a, int32_t b) {
         m->limit_hit = true;
         return a;
     }
-    // both lists are sorted by node
-    int32_t base = m->merge_scratch.n; // the callers' frames are below
+    // both lists of frames are sorted by node
+    int32_t base = m->merge_scratch.n; // recursive calls: the callers' frames come before it
     for (int32_t i = 0, k = 0; i < x.n || k < y.n;) {
         struct frame f = i < x.n ? m->frames.v[x.first + i] : m->frames.v[y.first + k];
         if (i < x.n && k < y.n) {
@@ -380,7 +387,8 @@ static int32_t stacks_merge(struct grammar_machine *m, int32_t a, int32_t b) {
     return id;
 }
 
-/* Adds a configuration to `todo` unless it has been added before or cannot reach an end. */
+/* Adds a configuration to `todo`, unless it was added before in this step or cannot reach an end.
+ */
 static void step_visit(struct grammar_machine *m, int32_t node, int32_t stacks) {
     bool is_new;
     if (m->g->min_len[node] >= GRAMMAR_INFINITE_LENGTH) return;
@@ -400,8 +408,8 @@ static void step_begin(struct grammar_machine *m) {
     m->todo.n = m->found.n = m->n_merges = m->n_edges = m->step_flags = 0;
 }
 
-/* Counts the edges of a node; false above EDGE_LIMIT. One node may have almost all edges of the
- * network. */
+/* Adds the number of the node's edges to the step's count; false above EDGE_LIMIT. The number of
+ * nodes does not bound the work, because one node may have almost all edges. */
 static bool step_count_edges(struct grammar_machine *m, int32_t node) {
     m->n_edges += m->g->edge_begin[node + 1] - m->g->edge_begin[node];
     if (m->n_edges <= EDGE_LIMIT) return true;
@@ -409,7 +417,7 @@ static bool step_count_edges(struct grammar_machine *m, int32_t node) {
     return false;
 }
 
-/* Visits the configurations that are reachable from c without reading a byte. */
+/* Adds the configurations that follow c by one move without reading a byte. */
 static void step_follow(struct grammar_machine *m, struct parse_config c) {
     const struct grammar *g = m->g;
     if (g->is_end[c.node]) {
@@ -451,11 +459,13 @@ static void configs_sort(struct parse_config *v, struct parse_config *scratch, i
     configs_sort(v + half, scratch, n - half);
     while (a < half && b < n) scratch[o++] = v[b].node < v[a].node ? v[b++] : v[a++];
     while (a < half) scratch[o++] = v[a++];
-    memcpy(v, scratch, (size_t)o * sizeof *v); // the rest of the second half is in place
+    memcpy(v, scratch,
+           (size_t)o * sizeof *v); // what is left of the second half is in place already
 }
 
-/* Follows all visited configurations and returns their state. The list grows during the loop. It is
- * processed in order, so that the order depends on the grammar and the stacks only. */
+/* Follows all configurations in `todo`, which grows during the loop, and returns the state of those
+ * that read a byte. The list is processed in order, so that the order depends on the grammar and
+ * the stacks only. */
 static int32_t step_end(struct grammar_machine *m) {
     for (int32_t i = 0; i < m->todo.n; i++) {
         struct parse_config c = m->todo.v[i];
@@ -478,7 +488,8 @@ static int32_t step_end(struct grammar_machine *m) {
     return state_intern(m, m->found.v, n, m->step_flags);
 }
 
-/* Computes the state after `byte`. state_next calls this once per state and byte class. */
+/* Computes the state after `byte`. state_next calls it once per state and byte class and stores the
+ * result. */
 static int32_t state_compute(struct grammar_machine *m, int32_t state, uint8_t byte) {
     struct automaton_state s = m->states.v[state];
     step_begin(m);
@@ -493,7 +504,8 @@ static int32_t state_compute(struct grammar_machine *m, int32_t state, uint8_t b
     return step_end(m);
 }
 
-/* The state's row of next states, created on the first call: many states never need one. */
+/* The state's row of next states, created on the first call, because many states never need a row.
+ */
 static int32_t *state_row(struct grammar_machine *m, int32_t state) {
     struct automaton_state *s = &m->states.v[state];
     if (s->row == NO_ROW) {
@@ -523,7 +535,8 @@ static int32_t start_state_compute(struct grammar_machine *m) {
 
 /* the machine and its memory */
 
-/* Empties the tables and creates the predefined ids: stacks 1 and 2, state 0. */
+/* Empties the tables and creates what has a fixed id: the sets of stacks 1 ({bottom}) and 2
+ * ({unknown}), and state 0, the dead state. */
 static void machine_clear(struct grammar_machine *m) {
     m->frames.n = m->configs.n = m->rows.n = 0;
     m->stacks.n = m->states.n = 0;
@@ -617,7 +630,8 @@ bool grammar_machine_hit_limit(const struct grammar_machine *m) {
     return m->limit_hit;
 }
 
-/* Copies a state of `old` into m; map[] has the new ids of its stacks. */
+/* Copies a state of `old` into m and returns its new id; map[] has the new ids of sets of stacks.
+ */
 static int32_t state_copy_from(struct grammar_machine *m, const struct grammar_machine *old,
                                int32_t id, const int32_t *map) {
     struct automaton_state s = old->states.v[id];
@@ -630,7 +644,7 @@ static int32_t state_copy_from(struct grammar_machine *m, const struct grammar_m
     return state_intern(m, m->found.v, m->found.n, s.flags);
 }
 
-/* Number of states in path[] that the current job needs. */
+/* The number of states at the beginning of path[] that the current job needs. */
 static int32_t job_path_len(const struct grammar_machine *m) {
     const struct mask_job *j = &m->job;
     bool walks = j->stage != JOB_NONE && j->stage != JOB_LOOK_UP && j->stage != JOB_NEXT_LOCAL &&
@@ -652,8 +666,8 @@ static int32_t **machine_roots(struct grammar_machine *m, int32_t *n) {
     return roots;
 }
 
-/* Marks the stacks that the roots use. Stacks below have lower ids, so one pass from high to low
- * ids is enough. */
+/* Sets map[] to 1 for each set of stacks that the roots use. The sets below have lower ids, so one
+ * pass from high to low ids is enough. */
 static void stacks_mark(const struct grammar_machine *m, int32_t *const *roots, int32_t n,
                         int32_t *map) {
     for (int32_t i = 0; i < n; i++) {
@@ -681,7 +695,8 @@ static void machine_gc(struct grammar_machine *m) {
     m->stacks_table = m->states_table = (struct id_table){0};
     machine_clear(m);
     masks_clear(m);
-    for (int32_t i = 1; i < old.stacks.n; i++) { // ascending: those below have new ids
+    for (int32_t i = 1; i < old.stacks.n;
+         i++) { // in ascending order, so that the sets below have their new ids already
         struct stacks s = old.stacks.v[i];
         if (!map[i]) continue;
         m->merge_scratch.n = 0;
@@ -700,9 +715,10 @@ static void machine_gc(struct grammar_machine *m) {
     free(map);
 }
 
-/* Called at the beginning of public functions and between two nodes of a walk, when all ids in use
- * are roots. If the roots themselves need most of the memory, the limit is doubled, so that
- * collections stay rare. */
+/* Collects garbage if the machine is above its memory limit. It is called at the beginning of
+ * public functions and between two nodes of a walk, when all ids in use are roots. If the roots
+ * themselves need more than half of the limit, the limit is doubled, so that collections stay rare.
+ */
 static void machine_gc_if_full(struct grammar_machine *m) {
     if (grammar_machine_bytes(m) <= m->max_bytes) return;
     machine_gc(m);
@@ -760,7 +776,7 @@ int32_t grammar_min_remaining(const struct grammar_state *s) {
     return s->machine->states.v[state_id(s)].min_len;
 }
 
-/* The only byte that a state can read; -1 if there are several or none, or if the text may end. */
+/* The byte that must come next; -1 if several bytes or none may come, or if the text may end. */
 static int state_only_byte(struct grammar_machine *m, int32_t state) {
     int only = -1;
     if (m->states.v[state].flags) return -1; // the text may end here, so no byte is certain
@@ -837,7 +853,7 @@ static void vocab_build_trie(struct grammar_vocab *v, const struct vocab_piece *
     v->first_token[n_nodes] = n;
     for (int32_t i = 0; i <= v->max_depth; i++) path[i] = n_nodes;
     for (int32_t i = n_nodes - 1; i >= 0;
-         i--) { // path[d]: the nearest node to the right at depth d or above
+         i--) { // path[d]: the next node after i, in depth-first order, of depth d or less
         v->after_subtree[i] = path[v->depth[i]];
         for (int32_t d = v->depth[i]; d <= v->max_depth && path[d] != i; d++) path[d] = i;
     }
@@ -902,15 +918,16 @@ void grammar_vocab_free(struct grammar_vocab *v) {
 /* masks */
 
 /*
- * The number of configurations that a walk may visit, so that a hostile grammar, in which each
- * token leads to thousands of configurations, does not take minutes. When it is used up, only
- * tokens of one byte are tried. Ordinary grammars use a small part of it.
+ * The number of configurations that a walk may visit. It bounds the time of a hostile grammar, in
+ * which each token leads to thousands of configurations. When it is used up, only tokens of one
+ * byte are tried. Ordinary grammars use a small part of it.
  */
 static int64_t walk_budget(const struct grammar_vocab *v) {
     return (int64_t)64 * v->n_nodes + (1 << 22);
 }
 
-/* Allows all tokens that end at the node; several tokens may have the same bytes. */
+/* Allows the tokens that end at the node, unless min_len is too long; several tokens may have the
+ * same bytes. */
 static void walk_allow_tokens(const struct grammar_vocab *v, struct vocab_walk *w, int32_t node,
                               int32_t min_len) {
     if (v->first_token[node] == v->first_token[node + 1] || min_len > w->max_remaining) return;
@@ -919,8 +936,9 @@ static void walk_allow_tokens(const struct grammar_vocab *v, struct vocab_walk *
         w->bits[v->tokens[i] / 32] |= 1u << (v->tokens[i] % 32);
 }
 
-/* Starts a walk over nodes [begin, end), which are one subtree or the whole trie, from `state` at
- * the root. */
+/* Starts a walk over nodes [begin, end): a node, its subtree or the whole trie. `state` is the
+ * state at the root of the trie. Writes the trie nodes of the path to `begin` to path[];
+ * walk_fill_path replaces them by states. */
 static void walk_begin(struct grammar_machine *m, struct vocab_walk *w, int32_t state,
                        int32_t begin, int32_t end) {
     const struct grammar_vocab *v = m->vocab;
@@ -939,7 +957,7 @@ static void walk_begin(struct grammar_machine *m, struct vocab_walk *w, int32_t 
 static bool walk_fill_path(struct grammar_machine *m, struct vocab_walk *w) {
     const struct grammar_vocab *v = m->vocab;
     for (; !w->path_ready && w->depth < v->depth[w->node]; w->depth++) {
-        int32_t d = w->depth; // path[d + 1] still holds the trie node
+        int32_t d = w->depth; // path[d + 1] is still the trie node
         if (m->units <= 0) return false;
         m->units--;
         m->path[d + 1] = state_next(m, m->path[d], v->byte[m->path[d + 1]]);
@@ -957,7 +975,7 @@ static void walk_visit_node(struct grammar_machine *m, struct vocab_walk *w) {
     int32_t i = w->node, d = v->depth[i], state = m->path[d];
     m->limit_hit |= w->budget <= 0 && d > 0;
     int32_t next = w->budget > 0 || d == 0 ? state_next(m, state, v->byte[i]) : STATE_DEAD;
-    // if the path has returned from the local state's bottom, the actual stacks decide
+    // where a local state may have returned to the unknown stacks, the actual stacks decide
     bool below_frames =
         m->below_frames[d] || (w->local && m->states.v[state].flags & STACKS_UNKNOWN);
     if (next == STATE_DEAD) {
@@ -975,7 +993,7 @@ static void walk_visit_node(struct grammar_machine *m, struct vocab_walk *w) {
     w->node++;
 }
 
-/* Continues the walk. False: it is paused. */
+/* Continues the walk. False: the work units are used up, and the walk is paused. */
 static bool walk_continue(struct grammar_machine *m, struct vocab_walk *w) {
     if (!walk_fill_path(m, w)) return false;
     for (int32_t n = 0; w->node < w->end; n++) {
@@ -1001,8 +1019,8 @@ bool grammar_accept_token(struct grammar_state *s, int32_t token) {
     return state != STATE_DEAD;
 }
 
-/* Removes the least recently used mask that is not pinned from the cache and returns it, cleared.
- */
+/* Removes an unused or else the least recently used mask from the cache, except those that the job
+ * needs, and returns it, cleared. */
 static struct cached_mask *mask_cache_evict(struct grammar_machine *m) {
     struct cached_mask *out = NULL;
     for (int i = 0; i < N_MASKS; i++) {
@@ -1042,8 +1060,9 @@ static struct cached_mask *mask_cache_get(struct grammar_machine *m, int32_t sta
     return &m->masks[i];
 }
 
-/* Writes the distinct stacks of a state's configurations and returns their number; any number above
- * MAX_LOCAL_MASKS means too many. */
+/* Writes the ids of the distinct sets of stacks of a state's configurations to `out` and returns
+ * their number. A result above MAX_LOCAL_MASKS means that there are more; `out` then has the first
+ * ones. */
 static int32_t state_distinct_stacks(const struct grammar_machine *m, int32_t state,
                                      int32_t out[MAX_LOCAL_MASKS]) {
     struct automaton_state s = m->states.v[state];
@@ -1058,7 +1077,8 @@ static int32_t state_distinct_stacks(const struct grammar_machine *m, int32_t st
     return n;
 }
 
-/* The local state of the configurations with these stacks, which become {unknown}. */
+/* The local state: the configurations of `state` that have these stacks, with the stacks {unknown}
+ * instead. */
 static int32_t local_state_intern(struct grammar_machine *m, int32_t state, int32_t stacks) {
     struct automaton_state s = m->states.v[state];
     m->found.n = 0;
@@ -1071,8 +1091,7 @@ static int32_t local_state_intern(struct grammar_machine *m, int32_t state, int3
     return state_intern(m, m->found.v, m->found.n, 0);
 }
 
-/* The stages of a job (enum job_stage). Functions that walk return false when the walk is paused.
- */
+/* The stages of a job (enum job_stage). Functions that walk return false when the walk pauses. */
 
 static int32_t job_current_state(const struct grammar_machine *m) {
     return m->slot_states.v[m->job.slot];
@@ -1085,7 +1104,7 @@ static bool job_consume_token(struct grammar_machine *m) {
     CHECK(node >= 0);
     if (!walk_fill_path(m, &j->w)) return false;
     int32_t state = state_next(m, m->path[v->depth[node]], v->byte[node]);
-    CHECK(state != STATE_DEAD); // the token was allowed
+    CHECK(state != STATE_DEAD); // the previous mask allowed the token
     m->slot_states.v[j->slot] = state;
     j->stage = j->bits ? JOB_LOOK_UP : JOB_NONE;
     return true;
@@ -1102,13 +1121,14 @@ static void job_start_walk(struct grammar_machine *m, int32_t state, bool local)
     walk_begin(m, &j->w, state, 0, m->vocab->n_nodes);
 }
 
-/* Uses the cached mask, or decides how to compute it. Local masks are useful if other stacks can
- * share them; with {bottom} as the only stacks they are not. */
+/* Uses the cached mask of the state, or decides how to compute it. Local masks are useful because
+ * states with other stacks share them; if the only stacks are {bottom}, the whole trie is walked
+ * instead. */
 static void job_look_up(struct grammar_machine *m) {
     struct mask_job *j = &m->job;
     int32_t stacks[MAX_LOCAL_MASKS], state = job_current_state(m),
                                      min_len = m->states.v[state].min_len;
-    // if the reply cannot be completed in time, there is no limit
+    // if the tokens left do not suffice for a complete reply, there is no limit
     if (j->left >= 0) j->max_remaining = min_len <= j->left ? j->left - 1 : -1;
     j->new_mask = NULL;
     j->n_local_masks = 0;
@@ -1122,8 +1142,8 @@ static void job_look_up(struct grammar_machine *m) {
     j->stage = plain ? JOB_WALK_TRIE : JOB_NEXT_LOCAL;
 }
 
-/* All local masks are complete: joins them, and starts walking the cut nodes. worst_len becomes an
- * upper bound. */
+/* Called when all local masks are complete. Joins them and starts to walk the cut nodes. The joined
+ * worst_len is an upper bound. */
 static void job_join_locals(struct grammar_machine *m, const int32_t *stacks) {
     struct mask_job *j = &m->job;
     int32_t worst_len = 0;
@@ -1142,7 +1162,8 @@ static void job_join_locals(struct grammar_machine *m, const int32_t *stacks) {
     j->stage = JOB_WALK_CUTS;
 }
 
-/* Starts the next local mask. Garbage collection changes the ids of stacks, but not their order. */
+/* Finds or starts the next local mask. The sets of stacks are computed again each time, because
+ * garbage collection changes their ids; it does not change their order. */
 static void job_next_local(struct grammar_machine *m) {
     struct mask_job *j = &m->job;
     int32_t stacks[MAX_LOCAL_MASKS], n = state_distinct_stacks(m, job_current_state(m), stacks);
@@ -1262,7 +1283,7 @@ void grammar_mask(struct grammar_state *s, int32_t max_remaining, uint32_t *bits
     CHECK(job_run(m));
 }
 
-/* Without a token the job starts with the mask. */
+/* Starts a job. Without a token it starts with the mask. */
 static void job_begin(struct grammar_state *s, int32_t token, int32_t left, uint32_t *bits) {
     struct grammar_machine *m = s->machine;
     machine_gc_if_full(m);
@@ -1300,7 +1321,8 @@ struct enumeration {
     struct error *err;
 };
 
-/* A state that occurs twice on the path can reach an end, so there are infinitely many texts. */
+/* Checks the next byte. A state that occurs twice on the path means infinitely many texts, because
+ * every state can reach an end. */
 static int enumeration_check(struct enumeration *l, int32_t state, uint8_t byte) {
     for (int32_t i = 0; i < l->path.n; i++)
         if (l->path.v[i] == state)
@@ -1321,8 +1343,8 @@ static int enumeration_add(struct enumeration *l) {
     return OK;
 }
 
-/* Depth-first search without recursion: after a dead end, it backtracks and increments the last
- * byte. */
+/* Depth-first search without recursion. Returns the number of texts, or an error. At a dead end it
+ * removes the last byte and tries the next one. */
 static int enumeration_run(struct enumeration *l) {
     int32_t state = l->m->start;
     int from = 0;

@@ -14,10 +14,11 @@
 /* Limits: a grammar is untrusted input, so its size is bounded. */
 enum {
     GRAMMAR_MAX_TEXT = 1 << 18,  /* bytes of source */
-    GRAMMAR_MAX_NODES = 1 << 17, /* nodes in the network */
+    GRAMMAR_MAX_NODES = 1 << 17, /* nodes of the network */
     GRAMMAR_MAX_REPEAT = 65536,  /* {m,n} */
-    GRAMMAR_MAX_NAMES = 8192,    /* named rules, references */
-    GRAMMAR_MAX_NESTING = 200,   /* groups in groups, schemas in schemas */
+    GRAMMAR_MAX_NAMES =
+        8192, /* rules of a GBNF grammar; a JSON schema may have four times as many */
+    GRAMMAR_MAX_NESTING = 200, /* groups in groups, schemas in schemas */
 };
 #define GRAMMAR_MAX_ARENA ((size_t)32 << 20)    /* bytes of expressions */
 #define GRAMMAR_INFINITE_LENGTH (INT32_MAX / 4) /* longer than any text */
@@ -25,16 +26,18 @@ enum {
 struct codepoint_range {
     uint32_t lo, hi;
 };
-/* Code points; zero-initialise. Ranges may overlap and come in any order. */
+/* Code points; zero-initialise. Ranges may overlap and are in any order until
+ * codepoint_set_normalize. */
 struct codepoint_set {
     struct codepoint_range *v;
     int32_t n, cap;
 };
 void codepoint_set_add(struct codepoint_set *r, uint32_t lo, uint32_t hi);
-void codepoint_set_normalize(struct codepoint_set *r); /* sorted, merged, without surrogates */
+void codepoint_set_normalize(
+    struct codepoint_set *r); /* sorts and merges the ranges and removes surrogates */
 void codepoint_set_negate(struct codepoint_set *r);
 void codepoint_set_release(struct codepoint_set *r);
-/* Adds the characters of \p{name}; false when the name is unknown. */
+/* Adds the characters of the Unicode property \p{name}; false when the name is unknown. */
 bool codepoint_set_add_property(struct codepoint_set *r, const char *name, size_t len);
 
 /* Expressions are trees in the builder's arena. A NULL expression matches no text. */
@@ -44,7 +47,7 @@ struct expr {
     int32_t n;                     /* TEXT: bytes; SET: ranges; CAT, ALT: kids */
     int32_t min, max;              /* REPEAT; max -1: unlimited */
     int32_t rule;                  /* RULE */
-    int32_t cost;                  /* approximate number of nodes */
+    int32_t cost;                  /* approximate number of nodes that it compiles to */
     const char *text;              /* TEXT */
     struct codepoint_range *range; /* SET */
     struct expr **kids;            /* CAT, ALT; REPEAT: kids[0] */
@@ -57,7 +60,7 @@ struct exprs {
 void exprs_add(struct exprs *l, struct expr *e);
 
 struct grammar_rule {
-    const char *name; /* NULL: created by the builder */
+    const char *name; /* NULL: a rule without a name */
     struct expr *body;
     bool defined;
     int32_t start, end; /* nodes */
@@ -66,12 +69,13 @@ struct grammar_builder {
     struct arena arena;
     struct grammar_rule *rules;
     int32_t n_rules, cap_rules;
-    int32_t *names; /* hash table with open addressing: rule + 1, or 0 */
+    int32_t *names; /* hash table with open addressing: rule + 1, or 0 for a free slot */
     uint64_t names_mask;
     int32_t n_names;
 };
 void grammar_builder_release(struct grammar_builder *b);
-/* Front ends call this while they parse; if true they refuse the source. */
+/* True if the expressions need too much memory. Front ends call it while they parse and refuse the
+ * source if it is true. */
 bool grammar_builder_is_full(const struct grammar_builder *b);
 /* A new rule; `name` may be NULL and is copied. */
 int32_t grammar_builder_add_rule(struct grammar_builder *b, const char *name);
@@ -83,10 +87,10 @@ struct expr *expr_set(struct grammar_builder *b,
                       struct codepoint_set *r); /* normalises and releases r */
 struct expr *expr_rule(struct grammar_builder *b, int32_t rule);
 struct expr *expr_repeat(struct grammar_builder *b, struct expr *e, int32_t min, int32_t max);
-/* Take the list's expressions and release it. */
+/* A sequence and alternatives of the list's expressions. Both functions release the list. */
 struct expr *expr_cat(struct grammar_builder *b, struct exprs *l);
 struct expr *expr_alt(struct grammar_builder *b, struct exprs *l);
-/* The same for a few expressions; the last argument is NULL. */
+/* The same for expressions as arguments, of which the last is NULL. */
 struct expr *expr_cat_of(struct grammar_builder *b, ...) __attribute__((sentinel));
 struct expr *expr_alt_of(struct grammar_builder *b, ...) __attribute__((sentinel));
 struct expr *expr_optional(struct grammar_builder *b, struct expr *e);
@@ -94,7 +98,7 @@ struct expr *expr_optional(struct grammar_builder *b, struct expr *e);
 struct grammar_edge {
     int32_t to;
     int32_t rule;   /* EDGE_NO_CALL, or the rule to call before `to` */
-    uint8_t lo, hi; /* a byte in this range; lo > hi: reads no byte */
+    uint8_t lo, hi; /* reads a byte in [lo, hi]; lo > hi: reads no byte */
 };
 #define EDGE_NO_CALL (-1)
 
@@ -107,8 +111,8 @@ struct grammar {
     const int32_t *min_len;           /* [n_nodes] minimum bytes to the end of the node's rule */
     const uint8_t *is_end;            /* [n_nodes] true at the end of its rule */
     const uint8_t *reads;             /* [n_nodes] true if an edge reads a byte */
-    uint8_t class_of[256];            /* byte class: bytes that no edge distinguishes */
-    uint8_t class_byte[256];          /* [n_classes] the first byte of each class, ascending */
+    uint8_t class_of[256];   /* class of each byte; no edge distinguishes bytes of a class */
+    uint8_t class_byte[256]; /* [n_classes] the first byte of each class, ascending */
     int32_t n_classes;
     char hash[HASH_LEN];
     const char *kind, *source;
@@ -120,15 +124,16 @@ struct grammar {
 #define GRAMMAR_KIND_COMPACT_JSON_SCHEMA "compact JSON schema"
 #define GRAMMAR_KIND_CHOICES "list of choices"
 
-/* Compiles the rules, starting at `root`; always releases the builder. `kind` is one of the above;
- * the hash covers it and the source. */
+/* Compiles the rules, starting at `root`; always releases the builder. `kind` is one of
+ * GRAMMAR_KIND_*; the hash covers the kind and the source. */
 struct grammar *grammar_build(struct grammar_builder *b, int32_t root, const char *kind,
                               const char *text, size_t len, struct error *err);
 
-/* The code point at p[0..left), *n is its length; -1 if it is not valid UTF-8. */
+/* The code point at the beginning of p[0..left); *n receives its length in bytes. -1 if it is not
+ * valid UTF-8. */
 int32_t utf8_decode(const char *p, size_t left, int *n);
-/* An error if the text is too long or not UTF-8. `what` is for the message: "regular expression",
- * ... */
+/* An error if the text is too long or not UTF-8. `what` names the text in the message ("regular
+ * expression"). */
 int grammar_check_text(const char *what, const char *text, size_t len, struct error *err);
 
 /*
@@ -138,7 +143,8 @@ int grammar_check_text(const char *what, const char *text, size_t len, struct er
  */
 struct expr *regex_expr(struct grammar_builder *b, const char *text, size_t len, bool json,
                         struct error *err);
-/* A set of characters as they are spelled in JSON strings. Releases r. */
+/* The characters of r as they are written in JSON strings, without U+0000; NULL if there are none.
+ * Releases r. */
 struct expr *expr_json_set(struct grammar_builder *b, struct codepoint_set *r);
 
 #endif

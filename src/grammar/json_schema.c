@@ -1,29 +1,31 @@
 /*
  * json_schema: converts a JSON schema to a grammar of JSON texts.
  *
- * Every text of the grammar is valid under the schema, but not every valid text is in the grammar,
- * which is for generation: properties are in the schema's order, an object with `properties` has no
- * others unless `additionalProperties` allows them, a value without `type` has the type that its
- * other keywords imply, numbers have at most 18 digits before and 17 after the decimal point, and
- * strings do not contain U+0000.
+ * The grammar is for generation: every text of the grammar is valid under the schema, but not every
+ * valid text is in the grammar. Properties are in the schema's order. An object with `properties`
+ * has no other properties unless `additionalProperties` allows them. A value without `type` has one
+ * of the types that its other keywords imply. Numbers have at most 18 digits before and 17 after
+ * the decimal point. Strings do not contain U+0000.
  *
  * Supported: type, enum, const, properties, required, additionalProperties, items, prefixItems,
  * minItems, maxItems, minLength, maxLength, pattern, format (table below), minimum, maximum,
  * exclusiveMinimum, exclusiveMaximum, anyOf, oneOf (its branches must be provably disjoint), allOf
  * (merged), $ref within the document, $defs, definitions, nullable. Annotations are ignored, and so
- * is `format` for values other than strings. Anything else is an error that gives the keyword and
- * its place. Additional properties may occur twice, because a grammar cannot remember their names.
+ * is `format` for values other than strings. Any other keyword is an error, whose message has the
+ * keyword and its place. The name of an additional property may occur twice in an object, because a
+ * grammar cannot remember names.
  *
  * An object with properties a (optional) and b (required) is, in GBNF,
  *
  *     object    ::= "{" blank ( a "," blank b others | b others ) blank "}"
  *     a         ::= "\"a\":" value-of-a          others ::= ( "," blank other-key ":" value )*
  *
- * where the continuation after each property is a separate rule, so that n optional properties need
- * 2n rules instead of 2^n paths.
+ * The continuation after each property is a separate rule, so that n optional properties need about
+ * 3n rules instead of 2^n paths.
  *
- * Invariant: a $ref becomes one rule named by its pointer, so recursive schemas terminate, and a
- * schema that is referenced twice is compiled once.
+ * Invariant: all references to the same pointer become one rule, which is named by the pointer.
+ * Compilation of recursive schemas therefore ends, and a schema that is referenced twice is
+ * compiled once.
  */
 #include "grammar/internal.h"
 
@@ -34,13 +36,14 @@
 enum {
     DIGITS_WHOLE = 18,
     DIGITS_FRACTION = 17,
-    VISIT_LIMIT = 1 << 16, /* limit of schemas visited, which merging may multiply */
+    VISIT_LIMIT =
+        1 << 16, /* maximum number of schemas visited; merging may multiply their number */
 };
 
 struct schema {
     struct grammar_builder *b;
     json_t *root;
-    json_t *retained; /* array that owns the schemas made by merging */
+    json_t *retained; /* array that owns the values that schema_retain received */
     bool compact;
     int nesting, visits;
     struct buf path; /* pointer to the current schema, for messages */
@@ -62,7 +65,8 @@ static struct expr *schema_error(struct schema *s, const char *fmt, ...) {
     return NULL;
 }
 
-/* The expression of the schema at keyword/key below the current one. */
+/* The expression of schema v, which is at keyword/key below the current schema; `key` may be NULL.
+ */
 static struct expr *child_expr(struct schema *s, json_t *v, const char *keyword, const char *key) {
     size_t len = s->path.len;
     buf_printf(&s->path, key ? "/%s/%s" : "/%s", keyword, key);
@@ -72,7 +76,7 @@ static struct expr *child_expr(struct schema *s, json_t *v, const char *keyword,
     return e;
 }
 
-/* Takes ownership of a new value, which lives until the grammar is compiled. */
+/* Takes ownership of a new value, which is valid until the grammar is compiled. */
 static json_t *schema_retain(struct schema *s, json_t *v) {
     json_array_append_new(s->retained, v);
     return v;
@@ -143,7 +147,8 @@ static const struct keyword *keyword_find(const char *name) {
     return NULL;
 }
 
-/* Unlike in JSON schema, unknown keywords are errors: ignoring them could allow invalid texts. */
+/* False, with an error, if a keyword is unknown. JSON schema ignores unknown keywords, but that
+ * could allow invalid texts. */
 static bool keywords_check(struct schema *s, json_t *v) {
     const char *key;
     json_t *value;
@@ -215,7 +220,8 @@ static json_t *pointer_get(struct schema *s, const char *pointer) {
     return v;
 }
 
-/* Follows $ref until the schema has none; keywords next to $ref are merged in. */
+/* Follows $ref until the schema has no $ref. Keywords next to $ref are merged into its target. NULL
+ * after an error. */
 static json_t *schema_resolve_ref(struct schema *s, json_t *v);
 
 static bool type_has(json_t *type, const char *name) {
@@ -231,7 +237,7 @@ static bool type_has(json_t *type, const char *name) {
 static const char *const type_names[] = {"object",  "array",   "string", "number",
                                          "integer", "boolean", "null"};
 
-/* The types that both allow. An integer is also a number. */
+/* The types that both values of `type` allow. An integer is also a number. */
 static json_t *types_common(json_t *a, json_t *b) {
     json_t *out = json_array();
     for (size_t i = 0; i < ARRAY_LEN(type_names); i++) {
@@ -272,7 +278,7 @@ static json_t *lists_union(json_t *a, json_t *b) {
     return out;
 }
 
-/* The properties of both; one that is in both must satisfy both schemas. */
+/* The properties of a and of b. A property that is in a and b must satisfy both of its schemas. */
 static json_t *properties_merge(json_t *a, json_t *b) {
     json_t *out = json_copy(a), *value;
     const char *key;
@@ -286,7 +292,8 @@ static json_t *properties_merge(json_t *a, json_t *b) {
     return out;
 }
 
-/* An object whose additionalProperties is not true must not get other properties from b. */
+/* False, with an error, if b has a property that a lacks, and a's additionalProperties is set but
+ * not true. */
 static bool closed_object_check(struct schema *s, json_t *a, json_t *b) {
     json_t *more = json_object_get(a, "additionalProperties"), *value;
     const char *key;
@@ -303,7 +310,7 @@ static bool closed_object_check(struct schema *s, json_t *a, json_t *b) {
     return true;
 }
 
-/* The value of a keyword that both schemas have, or NULL when they cannot be merged. */
+/* The merged value of a keyword that has the values a and b, or NULL when they cannot be merged. */
 static json_t *keyword_merge(const char *key, json_t *a, json_t *b) {
     bool is_min = strncmp(key, "min", 3) == 0 || strcmp(key, "exclusiveMinimum") == 0;
     bool is_max = strncmp(key, "max", 3) == 0 || strcmp(key, "exclusiveMaximum") == 0;
@@ -319,7 +326,7 @@ static json_t *keyword_merge(const char *key, json_t *a, json_t *b) {
     return json_equal(a, b) ? json_incref(a) : NULL;
 }
 
-/* A schema with the assertions of both; NULL after an error. */
+/* A schema with the assertions of a and b; NULL after an error. */
 static json_t *schemas_merge(struct schema *s, json_t *a, json_t *b) {
     const char *key;
     json_t *value;
@@ -361,7 +368,7 @@ static json_t *schema_resolve_ref(struct schema *s, json_t *v) {
     return v;
 }
 
-/* The rule of a reference; there is one per pointer. */
+/* A call of the rule for a JSON pointer, which is created and compiled on the first call. */
 static struct expr *ref_expr(struct schema *s, const char *pointer) {
     int32_t rule = grammar_builder_find_rule(s->b, pointer);
     if (rule >= 0) return expr_rule(s->b, rule);
@@ -390,20 +397,21 @@ static struct expr *pattern_rule_expr(struct schema *s, const char *name, const 
     return expr_rule(s->b, rule);
 }
 
-/* A character in a JSON string, in any spelling that a model may generate, except U+0000. */
+/* A character in a JSON string, written in any way that JSON allows, except U+0000 and lone
+ * surrogates. */
 #define CHARACTER                                                                                  \
     "(?:[^\"\\\\\\x00-\\x1F]|\\\\(?:[\"\\\\/bfnrt]|u(?:"                                           \
     "[1-9a-cA-CefEF][0-9a-fA-F]{3}|0[1-9a-fA-F][0-9a-fA-F]{2}|"                                    \
     "00[1-9a-fA-F][0-9a-fA-F]|000[1-9a-fA-F]|[dD][0-7][0-9a-fA-F]{2}|"                             \
     "[dD][89abAB][0-9a-fA-F]{2}\\\\u[dD][c-fC-F][0-9a-fA-F]{2})))"
 
-/* Any string: one rule, so that all strings of a grammar share masks. */
+/* Any string. It is one rule, so that all strings of a grammar share masks. */
 static struct expr *any_string_expr(struct schema *s) {
     return pattern_rule_expr(s, " string", "\"" CHARACTER "*\"");
 }
 
-/* Any characters in their canonical spelling. For keys, because they are compared with known keys.
- */
+/* Any characters, each in its one canonical spelling. For property names: with other spellings a
+ * name could equal a known name that keys_except_expr excludes. */
 static struct expr *any_key_rest_expr(struct schema *s) {
     int32_t rule = grammar_builder_find_rule(s->b, " key");
     if (rule < 0) {
@@ -464,7 +472,8 @@ static bool type_allows(json_t *type, json_t *value) {
            (json_is_integer(value) && type_has(type, "number"));
 }
 
-/* The shortest JSON text of a value that parses as the same value. */
+/* A JSON text of the value, with the fewest digits, from 15 on, with which it parses as the same
+ * value. */
 static struct expr *literal_expr(struct schema *s, json_t *value) {
     char *text = NULL;
     bool same = false;
@@ -496,7 +505,7 @@ static struct expr *literals_expr(struct schema *s, json_t *v) {
     }
     if (list && (!json_is_array(list) || json_array_size(list) == 0))
         return schema_error(s, "'enum' must be a list of at least one value");
-    // both are given: the constant if it is in the list
+    // `enum` and `const` together allow the constant if it is in the list
     if (list && one) list = array_has(list, one) ? NULL : schema_retain(s, json_array());
     if (!list) list = schema_retain(s, json_pack("[O]", one));
     for (size_t i = 0; i < json_array_size(list); i++)
@@ -516,8 +525,8 @@ static struct expr *literals_expr(struct schema *s, json_t *v) {
     "(?:[12]\\d(?:0[48]|[2468][048]|[13579][26])|(?:1[26]|2[048])00)-02-29)"
 #define TIME                                                                                       \
     "(?:[01]\\d|2[0-3]):[0-5]\\d:[0-5]\\d(?:\\.\\d{1,6})?(?:Z|[+-](?:[01]\\d|2[0-3]):[0-5]\\d)"
-/* Narrower than the standards: four-digit years from 1000, no leap seconds, IPv6 without "::",
- * lower-case UUIDs. To add a format, add a row. */
+/* The formats are narrower than the standards: four-digit years from 1000 to 2999, no leap seconds,
+ * IPv6 without "::", lower-case UUIDs. A new format needs only a new row. */
 static const struct format {
     const char *name, *pattern;
 } formats[] = {
@@ -538,7 +547,7 @@ static const struct format {
 #undef DATE
 #undef TIME
 
-/* The pattern as a quoted string. */
+/* A quoted JSON string that matches the pattern. */
 static struct expr *pattern_expr(struct schema *s, const char *pattern) {
     struct error err = {0};
     struct expr *e = regex_expr(s->b, pattern, strlen(pattern), true, &err);
@@ -589,8 +598,8 @@ struct schema_bound {
     int n_whole, n_frac;
 };
 
-/* Writes the number in decimal, with the fewest digits after the point that parse as the same
- * number. */
+/* Writes the number in decimal, with the fewest digits after the point with which it parses as the
+ * same number. False: more than DIGITS_FRACTION digits are needed. */
 static bool bound_digits(json_t *n, char *out, size_t size) {
     if (json_is_integer(n)) {
         snprintf(out, size, "%lld", (long long)json_integer_value(n));
@@ -642,7 +651,7 @@ static struct expr *digit_expr(struct schema *s, char lo, char hi) {
     return expr_set(s->b, &r);
 }
 
-/* The next digit, from `lo` to `hi`, and what follows it. */
+/* An expression for the next digit, from `lo` to `hi`, followed by the digits of `next`. */
 typedef struct expr *(*digits_fn)(const struct magnitudes *m, int pos, bool low, bool high);
 static struct expr *next_digit_expr(const struct magnitudes *m, digits_fn next, int pos, bool low,
                                     bool high, char lo, char hi) {
@@ -651,8 +660,8 @@ static struct expr *next_digit_expr(const struct magnitudes *m, digits_fn next, 
     if (lo > hi) return empty_expr(s);
     if (lo == hi)
         return expr_cat_of(s->b, digit_expr(s, lo, lo), next(m, pos + 1, low, high), NULL);
-    // after a bound's digit the bound still applies; after a digit strictly between them there is
-    // no limit
+    // after the digit of a bound, that bound limits the next digit; after a digit between the
+    // bounds, none does
     char first = (char)(lo + low), last = (char)(hi - high);
     if (low)
         exprs_add(&l,
@@ -666,15 +675,15 @@ static struct expr *next_digit_expr(const struct magnitudes *m, digits_fn next, 
     return expr_alt(s->b, &l);
 }
 
-/* True if the number may have exactly `n_digits` digits after the point. */
+/* True if the number may end after `n_digits` digits after the point. */
 static bool digits_may_end(const struct magnitudes *m, int n_digits, bool low, bool high) {
     bool above = !low || (n_digits >= m->lo->n_frac && !m->lo->exclusive);
     bool below = !high || n_digits < m->hi->n_frac || !m->hi->exclusive;
     return above && below;
 }
 
-/* The digits after the point from position `pos` on: at least one digit, and none after the last
- * digit of an upper bound. */
+/* The digits after the point from position `pos` on. At least one digit follows the point, and none
+ * follows the last digit of an upper bound that all digits equal. */
 static struct expr *fraction_expr(const struct magnitudes *m, int pos, bool low, bool high) {
     struct schema *s = m->s;
     if (low && pos >= m->lo->n_frac && !m->lo->exclusive) low = false; // the lower bound is reached
@@ -709,7 +718,7 @@ static struct expr *whole_digits_expr(const struct magnitudes *m, int pos, bool 
     return expr_alt_of(s->b, end, fraction_part, NULL);
 }
 
-/* One alternative for each number of digits before the point. */
+/* Absolute values from `lo` to `hi`: one alternative for each number of digits before the point. */
 static struct expr *magnitudes_expr(struct schema *s, const struct schema_bound *lo,
                                     const struct schema_bound *hi, bool integer) {
     struct exprs l = {0};
@@ -757,11 +766,11 @@ static struct expr *number_expr(struct schema *s, json_t *v, bool integer) {
 /* arrays */
 
 struct items_spec {
-    json_t *prefix, *rest; /* rest NULL: any value */
+    json_t *prefix, *rest; /* rest: schema of the items after `prefix`; NULL: any value */
     int32_t n_prefix, min, max;
 };
 
-/* The items from i on, with a comma before each except the first of the array. */
+/* The items from item i on, with a comma before each item except item 0. */
 static struct expr *items_expr(struct schema *s, const struct items_spec *t, int32_t i) {
     struct grammar_builder *b = s->b;
     struct expr *e, *empty = expr_puts(b, "");
@@ -808,7 +817,7 @@ static struct expr *array_expr(struct schema *s, json_t *v) {
 
 /* objects */
 
-/* A property name as code points. */
+/* A property's name as code points. */
 struct property_keys {
     uint32_t *v;
     int32_t n;
@@ -821,8 +830,8 @@ static int key_compare(const void *a, const void *b) {
     return (x->n > y->n) - (x->n < y->n);
 }
 
-/* All strings that differ from keys[0..n), without the first `pos` characters, which the keys have
- * in common. */
+/* The rest, after `pos` characters, of all strings that begin with these characters and are not in
+ * keys[0..n). The keys are sorted and have their first `pos` characters in common. */
 static struct expr *keys_except_expr(struct schema *s, const struct property_keys *keys, int32_t n,
                                      int32_t pos) {
     struct exprs l = {0};
@@ -876,7 +885,7 @@ static struct expr *other_key_expr(struct schema *s, json_t *known) {
     return e;
 }
 
-/* A property with a name that is not in `known`. NULL after an error. */
+/* A property (name and value) whose name is not in `known`. NULL after an error. */
 static struct expr *other_member_expr(struct schema *s, json_t *known, json_t *value) {
     struct expr *key = other_key_expr(s, known);
     struct expr *e = key ? child_expr(s, value, "additionalProperties", NULL) : NULL;
@@ -891,8 +900,9 @@ static struct expr *member_expr(struct schema *s, const char *name, json_t *valu
 }
 
 /*
- * Makes rules for the properties from the last to the first. tail[1] is the continuation after at
- * least one property, tail[0] that after none. An optional property may be skipped.
+ * The properties of an object, built from the last property to the first. tail[1] is the expression
+ * of the remaining properties when a property precedes them, so that they begin with a comma;
+ * tail[0], when none does. An optional property may be skipped.
  */
 static struct expr *members_expr(struct schema *s, json_t *known, json_t *required, json_t *more) {
     struct grammar_builder *b = s->b;
@@ -923,7 +933,8 @@ static struct expr *members_expr(struct schema *s, json_t *known, json_t *requir
     return tail[0];
 }
 
-/* A required property that is not in `properties` has the schema of additionalProperties. */
+/* A required property that is not in `properties` has the schema of additionalProperties, or any
+ * value if that is not set. */
 static struct expr *object_expr(struct schema *s, json_t *v) {
     json_t *properties = json_object_get(v, "properties"), *name;
     json_t *required = json_object_get(v, "required");
@@ -1024,15 +1035,15 @@ static bool required_has(json_t *v, const char *name) {
     return false;
 }
 
-/* True if b requires a property that a never generates, or if a requires a property whose schemas
- * in a and b are disjoint. */
+/* For two schemas of objects: true if b requires a property that is never generated for a, or if a
+ * requires a property whose schemas in a and b are disjoint. */
 static bool objects_disjoint(struct schema *s, json_t *a, json_t *b, int depth) {
     json_t *known = json_object_get(a, "properties"), *more, *name, *value;
     const char *key;
     size_t i;
     more = json_object_get(a, "additionalProperties");
     bool branched = json_object_get(a, "anyOf") || json_object_get(a, "oneOf") ||
-                    json_object_get(a, "allOf"); // these may add properties
+                    json_object_get(a, "allOf"); // these keywords may add properties
     json_array_foreach (json_object_get(b, "required"), i, name) {
         bool never = known && !branched && (!more || json_is_false(more)) && json_is_string(name) &&
                      !json_object_get(known, json_string_value(name)) &&

@@ -2,9 +2,9 @@
  * regex: a parser that converts regular expressions to grammar expressions.
  *
  * The syntax is the common part of PCRE, Python and ECMAScript. Only the set of matching texts
- * matters, so lazy quantifiers and the kinds of groups make no difference. Constructs that are not
- * regular or depend on the matcher (look-around, back-references, possessive quantifiers, flags)
- * are refused with a message. \d, \w and \s are ASCII, '.' is everything but a line feed.
+ * matters, so lazy and greedy quantifiers are equal, and so are capturing and other groups.
+ * Look-around, back-references, possessive quantifiers and flags are refused with a message. \d, \w
+ * and \s are ASCII; '.' is any character except a line feed.
  *
  * Grammar:
  *
@@ -50,7 +50,8 @@ static int hex_value(char c) {
                                   : -1;
 }
 
-/* Parses `min` to `max` hexadecimal digits; -1 when there are fewer. */
+/* Parses `min` to `max` hexadecimal digits and returns their value; -1 when there are fewer than
+ * `min`. */
 static int32_t parse_hex(struct regex_parser *p, int min, int max) {
     int32_t c = 0, n = 0;
     while (n < max && p->pos < p->len && hex_value(p->text[p->pos]) >= 0) {
@@ -76,7 +77,7 @@ static int32_t parse_hex_escape(struct regex_parser *p, char letter) {
     return c;
 }
 
-/* \p{Name}, \pL, \P{...}; the cursor is after the p. */
+/* Parses \p{Name}, \pL or \P{...}; the cursor is after the letter p. */
 static bool parse_property(struct regex_parser *p, bool negative, struct codepoint_set *out) {
     const char *name = p->text + p->pos;
     size_t n = p->pos < p->len ? 1 : 0;
@@ -184,7 +185,7 @@ static bool parse_class_member(struct regex_parser *p, struct codepoint_set *out
     return true;
 }
 
-/* The cursor is after '['. */
+/* Parses a class; the cursor is after '['. */
 static bool parse_class(struct regex_parser *p, struct codepoint_set *out) {
     bool negative = consume(p, "^");
     for (bool first = true; first || !next_is(p, "]"); first = false) {
@@ -203,8 +204,8 @@ static bool parse_class(struct regex_parser *p, struct codepoint_set *out) {
     return true;
 }
 
-/* All characters that JSON escapes are at or below the backslash, so only these are processed one
- * by one. */
+/* No character above the backslash is escaped in JSON, so only the characters up to it are
+ * processed one by one. */
 struct expr *expr_json_set(struct grammar_builder *b, struct codepoint_set *r) {
     static const char short_from[] = "\"\\\b\f\n\r\t", short_to[] = "\"\\bfnrt";
     struct codepoint_set unescaped = {0};
@@ -218,7 +219,8 @@ struct expr *expr_json_set(struct grammar_builder *b, struct codepoint_set *r) {
                 snprintf(code, sizeof code, "\\%c", short_to[known - short_from]);
             else
                 snprintf(code, sizeof code, "\\u%04X", c);
-            if (known || (c < 0x20 && c > 0)) // without U+0000, which few JSON parsers accept
+            if (known ||
+                (c < 0x20 && c > 0)) // U+0000 is left out, because few JSON parsers accept it
                 exprs_add(&l, expr_puts(b, code));
             else if (c > 0)
                 codepoint_set_add(&unescaped, c, c);
@@ -238,7 +240,7 @@ static struct expr *set_expr(struct regex_parser *p, struct codepoint_set *r) {
 
 static struct expr *parse_alternatives(struct regex_parser *p);
 
-/* The cursor is after '('. */
+/* Parses a group; the cursor is after '('. */
 static struct expr *parse_group(struct regex_parser *p) {
     if (consume(p, "?")) {
         if (next_is(p, "=") || next_is(p, "!") || next_is(p, "<=") || next_is(p, "<!"))
@@ -259,7 +261,7 @@ static struct expr *parse_group(struct regex_parser *p) {
     return e;
 }
 
-/* NULL and no error in `err`: a class without characters. */
+/* Parses one atom. NULL without an error in `err`: a class without characters. */
 static struct expr *parse_atom(struct regex_parser *p) {
     struct codepoint_set r = {0};
     int32_t c;
@@ -328,7 +330,7 @@ static struct expr *parse_quantifier(struct regex_parser *p, struct expr *e) {
     else if (consume(p, "?"))
         min = 0;
     else if (!next_is(p, "{") || !parse_counts(p, &min, &max))
-        return e; // a brace without counts is a character
+        return e; // a brace that begins no counts is a character
     if (consume(p, "+")) return syntax_error(p, "possessive quantifiers are not supported");
     consume(p, "?"); // lazy: the same texts match
     int64_t more;
@@ -343,20 +345,21 @@ static struct expr *parse_quantifier(struct regex_parser *p, struct expr *e) {
     return r ? r : e;
 }
 
-/* Replaces NULL that stands for an empty class by an empty set, which matches nothing. */
+/* If e is NULL without an error (an empty class), returns an empty set, which matches nothing; else
+ * e. */
 static struct expr *expr_or_empty_set(struct regex_parser *p, struct expr *e) {
     struct codepoint_set none = {0};
     return e || p->err->code < 0 ? e : expr_set(p->b, &none);
 }
 
-/* Any text, before and after a JSON schema's pattern without anchors. */
+/* Any text: what may precede and follow a JSON schema's pattern that has no anchors. */
 static struct expr *any_text_expr(struct regex_parser *p) {
     struct codepoint_set all = {0};
     codepoint_set_add(&all, 0, 0x10FFFF);
     return expr_repeat(p->b, expr_json_set(p->b, &all), 0, -1);
 }
 
-/* One alternative. Anchors are accepted only at the ends of a top-level alternative. */
+/* Parses one alternative. Anchors are accepted only at the ends of a top-level alternative. */
 static struct expr *parse_sequence(struct regex_parser *p) {
     struct exprs l = {0};
     bool outermost = p->nesting == 0, has_end_anchor = false;

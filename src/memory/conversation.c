@@ -1,10 +1,10 @@
 /*
- * conversation: exchanges, a summary and facts about the user; answers to questions about these
- * facts without a model.
+ * conversation: exchanges, a summary and facts about the user. It also answers questions about
+ * these facts without a model.
  *
  * The state is one JSON object, {exchanges: [{user, assistant}], summary, facts}, which is also the
- * document in the store. A change is made in a copy, which is written to the store and then becomes
- * the state. After an error, store and state are unchanged.
+ * document in the store. A change is made in a copy of the state, which is written to the store and
+ * then becomes the state. After an error, store and state are unchanged.
  */
 #define _GNU_SOURCE
 #include "memory/memory.h"
@@ -78,7 +78,7 @@ const json_t *conversation_state(const struct conversation *c) {
     return c->state;
 }
 
-/* Takes ownership of `next`, which becomes the state if it could be stored. */
+/* Stores `next`, of which it takes ownership; if that succeeds, `next` becomes the state. */
 static int state_set(struct conversation *c, json_t *next, struct error *err) {
     int rc = c->store ? store_document_put(c->store, "conversation", c->id, next, err) : OK;
     json_decref(rc == OK ? c->state : next);
@@ -114,7 +114,7 @@ static void exchange_append(struct buf *out, const json_t *v, enum language l) {
                labels[l].assistant, labels[l].colon, json_get_string(v, "assistant"));
 }
 
-/* Summarises the n oldest exchanges of `state` and removes them. */
+/* Summarises the n oldest exchanges of `state`, if there is a summarizer, and removes them. */
 static int oldest_summarize(json_t *state, size_t n, const struct summarizer *s,
                             struct error *err) {
     json_t *exchanges = json_object_get(state, "exchanges");
@@ -174,7 +174,8 @@ static int fact_find_kind(const char *key) {
     return -1;
 }
 
-/* Appends a text unless the list has it; removes the oldest when there are too many. */
+/* Appends a text to the list of facts unless the list has it. If the list is full, removes its
+ * oldest item. */
 static int fact_list_add(json_t *known, const char *key, const json_t *v, struct error *err) {
     json_t *list = json_object_get(known, key), *item;
     size_t i;
@@ -246,7 +247,7 @@ int conversation_remove_facts(struct conversation *c, const char *text, int *n_r
     return state_set(c, next, err);
 }
 
-/* Appends a fact's value; false when it is unknown. */
+/* Appends the value of a kind of fact; false when no such fact is known. */
 static bool fact_append_text(const struct conversation *c, enum fact f, enum language l,
                              struct buf *out) {
     const json_t *v = json_object_get(json_object_get(c->state, "facts"), facts[f].key), *one;
@@ -337,10 +338,10 @@ void conversation_context(const struct conversation *c, enum language l, int max
 /* questions */
 
 /*
- * Patterns of questions that users ask about themselves: an alternative of `whose`, one of `about`
- * and one of `end`, directly after each other, anywhere in the text. An empty column matches the
- * empty string. Because they are adjacent, "my name is Taro. What is …?" is not a question about
- * the name. Fact N_FACTS: all known facts.
+ * Patterns of questions that users ask about themselves. A row matches if, anywhere in the text, an
+ * alternative of `whose` is directly followed by one of `about` and that by one of `end`. An empty
+ * column matches the empty string. Because the three must be adjacent, "my name is Taro. What is
+ * …?" is not a question about the name. N_FACTS stands for all known facts.
  */
 static const struct {
     enum language l;
@@ -391,7 +392,7 @@ static bool question_at(const char *text, size_t row) {
     return k >= 0 && longest_word_at(text + n + k, questions[row].end) >= 0;
 }
 
-/* The row that matches the text, or -1. */
+/* The first row of `questions` that matches the text, or -1. */
 static int question_find(const char *text) {
     for (size_t row = 0; row < ARRAY_LEN(questions); row++)
         for (const char *pos = text; *pos; pos++)
@@ -405,7 +406,7 @@ bool conversation_answer_from_facts(const struct conversation *c, const char *qu
         [FACT_NAME] = {"あなたのお名前は%sです。", "Your name is %s.", "你的名字是%s。"},
         [FACT_INTERESTS] = {"あなたの趣味は%sです。", "Your interests are %s.", "你的兴趣是%s。"},
         [FACT_LIKES] = {"あなたの好きなものは%sです。", "You like %s.", "你喜欢%s。"},
-        [FACT_OTHER] = {"", "", ""}, /* no row asks for it alone */
+        [FACT_OTHER] = {"", "", ""}, /* no question is about this fact only */
         [N_FACTS] = {"はい、覚えています。%s。", "Yes, I remember: %s.", "我记得：%s。"},
     };
     struct buf value = {0};

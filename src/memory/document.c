@@ -1,10 +1,11 @@
 /*
  * document: converts HTML, Markdown and plain text to plain text.
  *
- * The readers do not validate their input, because real pages contain all kinds of errors. Input
- * that a reader does not recognise becomes text. The time is linear in the length of the input.
+ * The readers check that the input is UTF-8, but not its markup, because real pages contain all
+ * kinds of errors. Markup that a reader does not recognise becomes text. The time is linear in the
+ * length of the input.
  *
- * Not supported: encodings other than UTF-8. Omitted: the layout of tables, link addresses.
+ * Other encodings are not supported. The layout of tables and the addresses of links are omitted.
  */
 #define _GNU_SOURCE
 #include "memory/memory.h"
@@ -37,8 +38,8 @@ int document_read_text(const char *doc, size_t len, struct buf *title, struct bu
     return OK;
 }
 
-/* Writes text with normalised white space: the largest of several successive gaps is written when
- * the next character follows. */
+/* Writes text with normalised white space. Of several gaps in a row only the largest is written,
+ * before the next text. */
 enum text_gap { GAP_NONE, GAP_SPACE, GAP_LINE, GAP_PARAGRAPH };
 struct text_writer {
     struct buf *out;
@@ -64,7 +65,7 @@ struct html {
     size_t len, pos;
     struct text_writer text, title, *out;
     bool pre;
-    bool no_quote[2]; /* ' and ": none left up to the end */
+    bool no_quote[2]; /* [0] for ', [1] for ": no such mark follows in the document */
 };
 
 static const struct {
@@ -83,8 +84,8 @@ static const struct {
     {"ensp", " "},   {"emsp", " "},   {"thinsp", " "}, {"shy", ""},
 };
 
-/* "&#12354;" or "&#x3042;" without "&" and ";". An invalid code gives U+FFFD, a control character a
- * space. */
+/* Decodes "&#12354;" or "&#x3042;", passed without "&" and ";", and returns the number of bytes; -1
+ * if it is not a number. An invalid code gives U+FFFD, a control character a space. */
 static int numeric_entity_decode(const char *name, size_t n, char out[8]) {
     bool hex = n > 1 && (name[1] == 'x' || name[1] == 'X');
     ucs4_t c = 0;
@@ -153,7 +154,8 @@ static bool name_in(const char *names, const char *name, size_t n) {
     return false;
 }
 
-/* Moves past the ">" of the tag. A quote is one only after "=" and if it is closed. */
+/* Moves past the ">" of the tag. A quotation mark begins a quoted value only after "=" and if the
+ * same mark follows. */
 static void tag_skip(struct html *h) {
     char previous = 0;
     for (; h->pos < h->len; h->pos++) {
@@ -172,7 +174,7 @@ static void tag_skip(struct html *h) {
     h->pos = MIN(h->pos + 1, h->len);
 }
 
-/* Moves to the closing tag of an element whose content is not text. */
+/* Moves to the closing tag of the element `name`, whose content is not text. */
 static void content_skip(struct html *h, const char *name, size_t n) {
     while (h->pos < h->len) {
         const char *close = memmem(h->p + h->pos, h->len - h->pos, "</", 2);
@@ -182,7 +184,8 @@ static void content_skip(struct html *h, const char *name, size_t n) {
     }
 }
 
-/* HTML elements: content omitted; on a line of their own; separate paragraphs. */
+/* Names of HTML elements: `hidden`: the content is omitted; `lines`: a line of its own; `blocks`: a
+ * paragraph of its own. */
 static const char hidden[] =
     "script style noscript template svg math iframe object textarea select";
 static const char lines[] = "br li tr dt dd option";
@@ -205,8 +208,8 @@ static void tag_read(struct html *h) {
     if (name_in("td th", name, n)) text_writer_gap(&h->text, GAP_SPACE);
 }
 
-/* "<!-- -->", "<!DOCTYPE>", "<?xml ?>"; if it is not closed, it extends to the end of the document.
- */
+/* Skips "<!-- -->", "<!DOCTYPE>" or "<?xml ?>". A declaration that is not closed extends to the end
+ * of the document. */
 static void declaration_skip(struct html *h) {
     bool comment = h->len - h->pos >= 4 && memcmp(h->p + h->pos, "<!--", 4) == 0;
     const char *from = h->p + h->pos + 2, *mark = comment ? "-->" : ">";
@@ -250,8 +253,8 @@ static bool is_separator_line(const char *p, size_t n, const char *set, char nee
     return i == n && n >= 3 && memchr(p, needed, n);
 }
 
-/* "[text](address)" and "![text](address)" at p: returns the offset of "]"; *whole receives the
- * length of the link. 0: not a link. The search is bounded by TEXT_MAX and ADDRESS_MAX. */
+/* Finds a link "[text](address)" at p. Returns the offset of "]", and the length of the link in
+ * *whole; 0 if there is no link. The search is bounded by TEXT_MAX and ADDRESS_MAX. */
 static size_t link_parse(const char *p, size_t left, size_t *whole) {
     enum { TEXT_MAX = 500, ADDRESS_MAX = 2000 };
     const char *close = memchr(p, ']', MIN(left, TEXT_MAX));
@@ -280,7 +283,7 @@ static void inline_add(struct buf *out, const char *p, size_t n) {
     }
 }
 
-/* The length of "## " at the beginning of a line, or 0. */
+/* The length of a heading's mark ("## ") at the beginning of a line, or 0. */
 static size_t heading_mark_len(const char *p, size_t n) {
     size_t hashes = 0;
     while (hashes < n && p[hashes] == '#') hashes++;

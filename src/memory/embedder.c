@@ -1,4 +1,5 @@
-/* embedder: text embeddings by the engine: text → tokens → mean of the hidden states. */
+/* embedder: text embeddings by the engine: a text's tokens, then the mean of their hidden states.
+ */
 #define _GNU_SOURCE
 #include "engine/engine.h"
 #include "memory/memory.h"
@@ -34,7 +35,8 @@ static int engine_embed_texts(void *ctx, const char *const *texts, int n, float 
     return rc;
 }
 
-/* The hash includes the numeric class: the fast class gives different vectors. */
+/* The hash includes the numeric class, because the fast class gives different vectors, and max_len.
+ */
 int embedder_open(struct embedder *out, struct engine_embedder *e, struct error *err) {
     const char *model = model_hash(e->model, err);
     if (!model) return err->code;

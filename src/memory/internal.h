@@ -1,23 +1,23 @@
-/* memory: the index terms of texts and queries. Private to this folder. */
+/* memory: the terms of texts and queries for full-text search. Private to this folder. */
 #ifndef SHOAL_MEMORY_INTERNAL_H
 #define SHOAL_MEMORY_INTERNAL_H
 
 #include "memory/memory.h"
 
 /* Appends the terms of a text, each followed by a space; *n receives their number. A word is one
- * term, in lower case. A run of Han, kana or Hangul gives its character bigrams and its last
- * character. The only error is ERR_MEMORY. */
+ * term, in lower case and at most TERM_BYTES long. A run of Han, kana or Hangul gives its character
+ * bigrams and its last character. The only error is ERR_MEMORY. */
 int terms_index(const char *text, size_t len, struct buf *out, int64_t *n, struct error *err);
 
 /* A term of a query. */
 enum { TERM_BYTES = 64, QUERY_TERMS = 128 };
 struct query_term {
     char text[TERM_BYTES + 1];
-    bool prefix;   /* matches every term that begins with it: a single character */
+    bool prefix;   /* a single character, which matches every term that begins with it */
     double weight; /* lower for stop words */
 };
-/* Distinct terms in the order of the query; at most QUERY_TERMS. Returns their number, or an error.
- */
+/* Writes the distinct terms of a query, in its order; those beyond QUERY_TERMS are ignored. Returns
+ * their number, or an error. */
 int terms_query(const char *text, struct query_term out[QUERY_TERMS], struct error *err);
 
 #endif

@@ -1,16 +1,16 @@
 /*
  * knowledge: files, their chunks, a full-text index and a cache of embeddings in one SQLite file.
  *
- * FTS5 stores the terms that terms.c produces, and no text. BM25 is computed here from its
- * postings, because FTS5's own ranking uses the C library's logarithm, which differs between
- * systems. The tables are
+ * The full-text index (FTS5) stores the terms that terms.c produces, and no text. BM25 is computed
+ * here from its postings, because FTS5's own ranking uses the C library's logarithm, which differs
+ * between systems. The tables are
  *
  *     files(id) <- chunks(file, n, title, content, hash)   one row per chunk, n-th of its file
  *                  chunks(id) = words(rowid)               its terms
  *                  chunks(hash) = embeddings(hash, model)  its vectors, one per model
  *
- * Invariant: the tables are consistent after every commit. While the hash of a file's content and
- * its chunk size are unchanged, the file is not split again.
+ * Invariant: the tables are consistent after every commit. A file is split again only if the hash
+ * of its content or the chunk size has changed.
  */
 #define _GNU_SOURCE
 #include "memory/internal.h"
@@ -37,7 +37,8 @@ enum {
 /* BM25's usual constants (Robertson and Zaragoza 2009). */
 static const double BM25_K1 = 1.2, BM25_B = 0.75;
 
-/* One transaction: if the process is killed, no file remains that owner_check refuses. */
+/* The schema is created in one transaction, so that a process that is killed leaves no file that
+ * owner_check would refuse. */
 static const char schema[] =
     "BEGIN IMMEDIATE;"
     "CREATE TABLE IF NOT EXISTS files(id INTEGER PRIMARY KEY, path TEXT NOT NULL UNIQUE,"
@@ -179,7 +180,8 @@ static int query_number(struct knowledge *k, const char *text, int64_t *out, str
     return rc;
 }
 
-/* Refuses a database of another program without changing it. *version 0: it is empty. */
+/* Refuses a database of another program without changing it. *version receives the version of the
+ * schema; 0: there are no tables yet. */
 static int owner_check(struct knowledge *k, int64_t *version, struct error *err) {
     int64_t id = 0, tables = 0;
     if (query_number(k, "PRAGMA application_id", &id, err) != OK ||
@@ -195,8 +197,8 @@ static int owner_check(struct knowledge *k, int64_t *version, struct error *err)
     return OK;
 }
 
-/* Without write permission, opens the file as immutable, so that SQLite creates no files next to
- * it. Concurrent changes by another process are then not visible. */
+/* If path_access_hook does not allow writing, opens the file as immutable, so that SQLite creates
+ * no files next to it. Changes by another process are then not visible. */
 static int database_open(struct knowledge *k, const char *path, bool *read_only) {
     struct error refused;
     *read_only = path_access_hook && path_access_hook(path, PATH_USE_WRITE, &refused) != OK;
@@ -243,7 +245,7 @@ void knowledge_close(struct knowledge *k) {
 
 /* adding and removing chunks */
 
-/* Title and content as one text for the index and the embedder. */
+/* Title and content as one text, for the index and the embedder; malloc'ed. */
 static char *indexed_text(const char *title, const char *content) {
     return xasprintf("%s\n%s", title, content);
 }
@@ -305,7 +307,8 @@ static int statement_run_with_id(struct knowledge *k, enum knowledge_statement w
     return statement_run(k, q, err);
 }
 
-/* The index stores no text, so the text of each chunk must be passed to it to remove its terms. */
+/* Deletes a file and its chunks. The index stores no text, so the terms of each chunk must be
+ * passed to it again to remove them. */
 static int file_delete(struct knowledge *k, int64_t file, struct error *err) {
     sqlite3_stmt *q = statement(k, CHUNKS_OF, err);
     if (!q) return err->code;
@@ -331,7 +334,8 @@ struct source_file {
     int documents;
 };
 
-/* Splits a document into chunks; an empty `title` is replaced by the file's name. */
+/* Splits a document into chunks and adds them. An empty `title` is replaced by the file's name
+ * without its suffix. */
 static int document_add(struct source_file *s, const char *title, const char *text, size_t len,
                         struct error *err) {
     const char *slash = strrchr(s->path, '/'), *name = slash ? slash + 1 : s->path;
@@ -451,8 +455,8 @@ static int file_replace(struct source_file *s, const struct buf *file, struct kn
     return rc;
 }
 
-/* Adds one file in a savepoint, so that it is added completely or not at all. *file_error: the
- * error is in the file, not in the database. */
+/* Adds one file in a savepoint, so that it is added completely or not at all. *file_error is true
+ * if the error is in the file, not in the database. */
 static int file_add(struct knowledge *k, const char *path, int chars, struct knowledge_report *out,
                     bool *file_error, struct error *err) {
     struct source_file s = {.k = k, .path = path, .chars = chars};
@@ -511,7 +515,8 @@ static int folder_walk(const char *path, int depth, struct strings *files, int *
     return rc;
 }
 
-/* Removes the files below `path` that are not in `files` (NULL: all of them). */
+/* Removes from the database the file `path` and all files below `path`, except those in `files`
+ * (may be NULL). */
 static int files_prune(struct knowledge *k, const char *path, const struct strings *files,
                        struct knowledge_report *out, struct error *err) {
     sqlite3_stmt *q = statement(k, FILE_PATHS, err);
@@ -543,8 +548,8 @@ static int totals_read(struct knowledge *k, struct knowledge_report *out, struct
     return statement_end(k, q, step == SQLITE_ROW ? SQLITE_DONE : step, err);
 }
 
-/* An error in a file that was given by name is returned; files with errors in a folder are skipped
- * with a warning. */
+/* Adds the files. If they are those of a folder, files with errors are skipped with a warning; else
+ * an error is returned. */
 static int files_add(struct knowledge *k, const struct strings *files, bool folder, int chars,
                      struct knowledge_report *out, struct error *err) {
     for (int i = 0; i < files->n; i++) {
@@ -594,7 +599,7 @@ static int database_update(struct knowledge *k, const char *path, const struct s
 
 /* embeddings */
 
-/* A batch of chunk texts without an embedding. */
+/* A batch of texts of chunks that have no embedding. */
 struct missing_vectors {
     char *hashes[EMBED_BATCH], *texts[EMBED_BATCH];
     int n;
@@ -653,7 +658,7 @@ static int missing_vectors_count(struct knowledge *k, const char *model, int64_t
 }
 
 /* Computes all missing embeddings. Each batch is committed, so that an interruption loses at most
- * one. */
+ * one batch. */
 static int missing_vectors_embed(struct knowledge *k, const struct embedder *e, struct progress *p,
                                  int *embedded, struct error *err) {
     int64_t total = 0;
@@ -693,7 +698,7 @@ int knowledge_add(struct knowledge *k, const char *path, const struct knowledge_
     return rc;
 }
 
-/* If the path no longer exists, it is used as given. */
+/* A path that no longer exists is looked up as it is given. */
 int knowledge_remove(struct knowledge *k, const char *path, struct knowledge_report *out,
                      struct error *err) {
     *out = (struct knowledge_report){0};
@@ -722,8 +727,8 @@ json_t *knowledge_list(struct knowledge *k, struct error *err) {
 
 /* search */
 
-/* The scores of a chunk. Candidates are sorted by id; `place` is the rank by source and position.
- */
+/* The scores of a chunk. `terms` is its number of terms, `place` its rank by source and position.
+ * hits_collect sorts the candidates, which are in order of id, by score. */
 struct candidate {
     int64_t id;
     int32_t terms, place;
@@ -771,15 +776,16 @@ static struct candidate *candidate_find(const struct search *s, int64_t id) {
     return s->n ? bsearch(&key, s->v, (size_t)s->n, sizeof *s->v, candidate_compare_id) : NULL;
 }
 
-/* BM25 weight of a term that occurs tf times in a chunk of `terms` terms; 1 for one occurrence in a
- * chunk of average length. */
+/* BM25 weight, without the IDF, of a term that occurs tf times in a chunk of `terms` terms. It is 1
+ * for one occurrence in a chunk of average length. */
 static double bm25_term_weight(const struct search *s, double tf, int32_t terms) {
     double norm = BM25_K1 * (1 - BM25_B + BM25_B * (double)terms / s->average);
     return tf * (BM25_K1 + 1) / (tf + norm);
 }
 
-/* Adds a term's score to every chunk that contains it. Reads the postings twice, because the IDF
- * depends on their number. */
+/* Adds a term's score to every chunk that contains it, and the score of one occurrence in a chunk
+ * of average length to *max_score. Reads the postings twice, because the IDF depends on their
+ * number. */
 static int bm25_add_term(struct search *s, const struct query_term *t, double *max_score,
                          struct error *err) {
     sqlite3_stmt *q = statement(s->k, POSTINGS, err);
@@ -793,8 +799,8 @@ static int bm25_add_term(struct search *s, const struct query_term *t, double *m
     while ((step = sqlite3_step(q)) == SQLITE_ROW) df++;
     if (step != SQLITE_DONE) return statement_end(s->k, q, step, err);
     sqlite3_reset(q);
-    /* A term that is in no chunk has the IDF of a term in one chunk; else it would outweigh the
-     * others in a small knowledge base. */
+    /* A term that is in no chunk gets the IDF of a term in one chunk. Its own IDF would outweigh
+     * the other terms in a small knowledge base. */
     double n = (double)s->n, n_with = (double)MAX(df, 1);
     double idf = math_log(1 + (MAX(n, n_with) - n_with + 0.5) / (n_with + 0.5));
     *max_score += t->weight * idf;

@@ -2,11 +2,12 @@
  * memory: a knowledge base of texts with hybrid search (BM25 and embeddings) for
  * retrieval-augmented generation, and the memory of a conversation.
  *
- * Embeddings are computed by a `struct embedder`: the engine's (embedder_open) or another one.
- * Without an embedder the search uses words only. Results depend on the texts and the query only,
- * not on the order in which files were added or the state of caches.
+ * Embeddings are computed by a `struct embedder`: that of the engine (embedder_open) or one that
+ * the caller implements. Without an embedder the search uses words only. Results depend on the
+ * texts, the query and the embedder only, not on the order in which files were added or the state
+ * of caches.
  *
- * A handle is used by one thread at a time; several processes may share a file.
+ * One thread at a time uses a knowledge base or a conversation; several processes may share a file.
  */
 #ifndef SHOAL_MEMORY_H
 #define SHOAL_MEMORY_H
@@ -29,10 +30,10 @@ enum language language_detect(const char *text);
 size_t utf8_prefix_len(const char *text, size_t len, size_t chars);
 
 /*
- * Convert documents to plain text, with an empty line between paragraphs, which they append to
- * `text`. The input is UTF-8 without zero bytes, else ERR_FORMAT with the position. The document's
- * title, if it has one, is appended to `title`. The text is at most 2 bytes longer than the
- * document.
+ * These functions convert a document to plain text, with an empty line between paragraphs, and
+ * append it to `text`. They append the title of an HTML or Markdown document, if it has one, to
+ * `title`. ERR_FORMAT, with the position, if the document is not UTF-8 or has zero bytes. The text
+ * is at most 2 bytes longer than the document.
  */
 int document_read_text(const char *doc, size_t len, struct buf *title, struct buf *text,
                        struct error *err);
@@ -41,22 +42,22 @@ int document_read_html(const char *doc, size_t len, struct buf *title, struct bu
 int document_read_markdown(const char *doc, size_t len, struct buf *title, struct buf *text,
                            struct error *err);
 
-/* A chunk of a text, in bytes: whole paragraphs if they fit, else whole sentences, else characters.
- */
+/* A chunk is text[begin, end), in bytes. It has whole paragraphs if they fit, else whole sentences,
+ * else parts of a sentence. */
 struct text_chunk {
     size_t begin, end;
 };
-/* Chunks of at most `chars` (≥ 16) characters each, without white space at the ends; every other
- * character of the text is in exactly one chunk. *out receives a malloc'ed array; returns the
- * number of chunks. */
+/* Splits a text into chunks of at most `chars` (≥ 16) characters, without white space at their
+ * ends. Every character that is not white space is in exactly one chunk. *out receives a malloc'ed
+ * array; returns the number of chunks. */
 int text_split_chunks(const char *text, size_t len, int chars, struct text_chunk **out);
 
 /* rules: tables of regular expressions (text_rules.c) */
 
 /*
- * Appends a model's answer without reasoning, chat template tokens, markup and repeated text; if it
- * was `cut` at the token limit, also without the unfinished last sentence. False, and appends
- * nothing, if no letter and no digit remains.
+ * Appends a model's answer without reasoning, chat template tokens, markup and repeated text. If
+ * the answer was `cut` at the token limit, removes the unfinished last sentence too, unless it is
+ * the only one. Returns false and appends nothing if no letter and no digit remains.
  */
 bool answer_clean(const char *text, bool cut, struct buf *out);
 /* The text to show when the model's answer is empty. */
@@ -66,8 +67,8 @@ void statements_extract(const char *text, struct buf *out);
 /* Facts that the author of a text states about himself or herself, in the form for
  * conversation_merge_facts; {} if there are none. */
 json_t *facts_extract(const char *text);
-/* The facts, extracted by a model, that `text` supports: it must contain at least half of their
- * words. */
+/* The facts, extracted by a model, that `text` supports. The text must contain at least half of a
+ * fact's terms, of which common words count less. */
 json_t *facts_filter_grounded(const json_t *facts, const char *text);
 
 /* embeddings */
@@ -78,11 +79,12 @@ double cosine_similarity(const float *a, const float *b, int32_t d);
 struct embedder {
     void *ctx;
     int32_t d;
-    const char *model_hash; /* identifies the model and adapter in the cache */
+    const char *model_hash; /* key of the cache: identifies all that determines the vectors */
     /* out: [n][d] */
     int (*embed)(void *ctx, const char *const *texts, int n, float *out, struct error *err);
 };
-/* Embeddings by the engine; texts are truncated to max_len tokens. All pointers are borrowed. */
+/* Embeddings by the engine. Texts are truncated to max_len tokens. All pointers are borrowed.
+ * embedder_open sets `hash`; `out` refers to `e`, which must outlive it. */
 struct engine_embedder {
     struct engine *engine;
     struct model *model;
@@ -98,10 +100,10 @@ int embedder_open(struct embedder *out, struct engine_embedder *e, struct error 
  * A SQLite file of documents, split into chunks, with a full-text index (FTS5) and embeddings.
  *
  * In Latin, Greek, Cyrillic and similar scripts a term is a word. Runs of Han, kana and Hangul are
- * indexed as character bigrams, so that words of two characters are found, unlike with trigrams.
- * The word score of a chunk is its BM25 divided by that of an average chunk that has every term of
- * the query once, at most 1. With an embedder the score is (1 - mix) · words + mix · max(0,
- * cosine).
+ * indexed as character bigrams, because many of their words have only two characters. The word
+ * score of a chunk is its BM25, divided by the BM25 of a chunk of average length that has every
+ * term of the query once, and at most 1. With an embedder the score is (1 - mix) · words + mix ·
+ * max(0, cosine).
  */
 struct knowledge;
 struct knowledge *knowledge_open(const char *path, bool create, struct error *err);
@@ -115,38 +117,38 @@ struct knowledge_options {
 struct knowledge_report {
     int added, changed, unchanged, removed; /* files */
     int refused;                            /* files with an error; a warning gives the reason */
-    int skipped;                            /* files of other types in a folder */
-    int documents, chunks;                  /* in the knowledge base now */
-    int embedded;                           /* chunks that were not in the embedding cache */
+    int skipped;           /* in a folder: files of other types and symbolic links */
+    int documents, chunks; /* in the knowledge base now */
+    int embedded;          /* chunks that were not in the embedding cache */
 };
 /*
  * Adds a file or, recursively, a folder: .txt, .md, .markdown, .html, .htm, and .jsonl of {title,
- * content} or {text}. Unchanged files are skipped; files that no longer exist in the folder are
- * removed. One transaction, except for embeddings, which are stored in batches. Hidden files and
- * symbolic links in a folder are skipped.
+ * content} or {text}. Unchanged files are skipped. When a folder is added, its files that no longer
+ * exist are removed, and hidden files and symbolic links are skipped. The files are updated in one
+ * transaction; embeddings are stored afterwards, in batches.
  */
 int knowledge_add(struct knowledge *k, const char *path, const struct knowledge_options *o,
                   struct knowledge_report *out, struct error *err);
-/* Removes a file, or all files of a folder. ERR_MISSING when the knowledge base has none of them.
- */
+/* Removes a file, or all files of a folder, from the knowledge base. ERR_MISSING when it has none
+ * of them. */
 int knowledge_remove(struct knowledge *k, const char *path, struct knowledge_report *out,
                      struct error *err);
 
 struct knowledge_query {
     const char *text;
     int top;                         /* 0: 5 */
-    double threshold;                /* 0: 0.5; below 0: no threshold */
+    double threshold;                /* minimum score of a result; 0: 0.5; below 0: none */
     double mix;                      /* weight of the embeddings; 0: 0.5; below 0: words only */
     const struct embedder *embedder; /* or NULL */
 };
-/* An array of {id, title, source, content, score, words, cosine (with an embedder)}, best first;
- * ties are in order of source and position. NULL sets err. */
+/* An array of {id, title, source, content, score, words, cosine (with an embedder)}, best first.
+ * Equal scores are ordered by BM25, then by source and position. NULL sets err. */
 json_t *knowledge_search(struct knowledge *k, const struct knowledge_query *q, struct error *err);
 #define KNOWLEDGE_SNIPPET_CHARS 500
-/* Appends each hit as a line "【title】 content"; content longer than `chars` characters is
- * truncated and followed by "…". */
+/* Appends each hit as a line "【title】 content", with spaces instead of line breaks. Content
+ * longer than `chars` characters is truncated and followed by "…". */
 void knowledge_snippets(const json_t *hits, int chars, struct buf *out);
-/* An array of {source, hash, documents, chunks} by source. */
+/* An array of {source, hash, documents, chunks}, one per file, ordered by source. NULL sets err. */
 json_t *knowledge_list(struct knowledge *k, struct error *err);
 
 /* conversations */
@@ -157,8 +159,8 @@ enum {
     CONVERSATION_MAX_FACTS = 50       /* per kind */
 };
 
-/* Writes a new summary, in the language of the conversation, of the previous summary ("" at first)
- * and the exchanges that will be removed. */
+/* `summarize` appends to `out` a new summary, in the language of the conversation, of the previous
+ * summary ("" at first) and of the exchanges that will be removed. */
 struct summarizer {
     void *ctx;
     int (*summarize)(void *ctx, const char *previous, const char *exchanges, struct buf *out,
@@ -166,8 +168,9 @@ struct summarizer {
 };
 
 /*
- * The memory of a conversation: the last ten exchanges verbatim, a summary of earlier ones, and
- * facts about the user. Every change is written to the store under the conversation's id.
+ * The memory of a conversation: at most ten last exchanges verbatim, a summary of earlier
+ * exchanges, and facts about the user. Every change is written to the store under the
+ * conversation's id.
  *
  * Before an eleventh exchange is added, the older half is summarised and removed; without a
  * summarizer only the oldest exchange is removed.
@@ -180,22 +183,23 @@ int conversation_add(struct conversation *c, const char *user, const char *assis
                      const struct summarizer *s, struct error *err);
 /*
  * Merges facts in the form that a model returns: {"名前": text, "興味": […], "好きなもの": […],
- * "その他の情報": […]}. English and Chinese names of the keys are accepted too. A name is replaced.
- * New items are appended to lists; the oldest beyond CONVERSATION_MAX_FACTS are removed. null and
- * empty texts are ignored; ERR_FORMAT for anything else.
+ * "その他の情報": […]}. English and Chinese names of the keys are accepted too. A new name replaces
+ * the old one. New items are appended to lists; the oldest items beyond CONVERSATION_MAX_FACTS are
+ * removed. null and empty texts are ignored. ERR_FORMAT for other keys or types of values.
  */
 int conversation_merge_facts(struct conversation *c, const json_t *facts, struct error *err);
-/* The JSON schema of the input of conversation_merge_facts, with its keys in a language; malloc'ed.
- */
+/* The JSON schema of the input of conversation_merge_facts, with its keys in language `l`;
+ * malloc'ed. */
 char *conversation_facts_schema(enum language l);
 /* Removes the facts that contain `text`, or all facts (NULL). *n_removed receives their number. */
 int conversation_remove_facts(struct conversation *c, const char *text, int *n_removed,
                               struct error *err);
 int conversation_clear(struct conversation *c, struct error *err);
-/* {exchanges: [{user, assistant}], summary, facts}; borrowed. */
+/* {exchanges: [{user, assistant}], summary, facts}; borrowed, and valid until the next change. */
 const json_t *conversation_state(const struct conversation *c);
-/* Appends summary, facts and exchanges as text for a prompt; with max_chars > 0 the oldest
- * exchanges are omitted until it fits. Appends nothing if the state is empty. */
+/* Appends summary, facts and exchanges as text for a prompt, with labels in language `l`. With
+ * max_chars > 0 the oldest exchanges are omitted until the text fits; then summary and facts are
+ * truncated. Appends nothing if the state is empty. */
 void conversation_context(const struct conversation *c, enum language l, int max_chars,
                           struct buf *out);
 /* Appends summary and facts only. */

@@ -3,9 +3,9 @@
  *
  * Text is first normalised (NFKC and lower case), so that ｶﾞ becomes ガ and Ａ becomes a. Then it
  * is split into runs of one script. Chinese and Japanese have no spaces between words, and most of
- * their words have two characters, so their runs are split into bigrams. The last character of a
- * run is a term as well: every character is then the first of some term, so that a query of one
- * character finds it by prefix.
+ * their words have two characters, so runs of their scripts and of Hangul are split into bigrams.
+ * The last character of a run is a term as well. Every character is then the first of some term, so
+ * that a query of one character finds it as a prefix.
  */
 #define _GNU_SOURCE
 #include "memory/internal.h"
@@ -37,7 +37,8 @@ static enum unicode_script script_of(ucs4_t c) {
                : SCRIPT_NONE;
 }
 
-/* NFKC and lower case. NFKC makes a text at most 11 times longer. */
+/* Appends the text after NFKC and in lower case. NFKC makes a text at most 11 times longer, so
+ * `room` suffices. */
 static int nfkc_lowercase(const char *text, size_t len, struct buf *out, struct error *err) {
     size_t room = 12 * len + 64;
     uint8_t *dst = try_calloc(room, 1, err), bytes[6];
@@ -60,11 +61,12 @@ static int nfkc_lowercase(const char *text, size_t len, struct buf *out, struct 
 struct script_run {
     enum unicode_script script;
     const char *p;
-    size_t bytes, first, last; /* bytes of the run and of these characters */
+    size_t bytes, first, last; /* bytes of the run, of its first and of its last character */
     int chars;
 };
 
-/* The next run from *pos on; advances *pos past it. SCRIPT_NONE at the end. */
+/* Returns the next run from *pos on and advances *pos past it. Its script is SCRIPT_NONE at the
+ * end. */
 static struct script_run run_next(const struct buf *b, size_t *pos) {
     struct script_run r = {.script = SCRIPT_NONE};
     while (*pos < b->len) {
@@ -83,7 +85,7 @@ static struct script_run run_next(const struct buf *b, size_t *pos) {
     return r;
 }
 
-/* Called for each bigram of a run, or once for a run that is a word. */
+/* Called by run_for_each_term for each bigram of a run, or once for a run that is a word. */
 typedef void (*term_fn)(void *ctx, const char *p, size_t n, enum unicode_script s);
 
 static void run_for_each_term(const struct script_run *r, term_fn fn, void *ctx) {

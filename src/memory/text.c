@@ -60,7 +60,7 @@ double cosine_similarity(const float *a, const float *b, int32_t d) {
 
 /* chunks */
 
-/* State of the splitting: the text, and the chunks so far. */
+/* The text that is split, and the chunks so far. */
 struct text_splitter {
     const char *text;
     size_t limit; /* characters */
@@ -97,7 +97,8 @@ static void splitter_add(struct text_splitter *c, size_t begin, size_t end) {
     c->v[c->n++] = k;
 }
 
-/* The end of the paragraph that begins at `pos`, after its empty line. */
+/* The end of the paragraph that begins at `pos`: the position after the empty line that follows it.
+ */
 static size_t paragraph_end(const char *text, size_t pos, size_t end) {
     for (bool empty = false; pos < end; pos++) {
         if (text[pos] == '\n' && empty) return pos + 1;
@@ -106,7 +107,8 @@ static size_t paragraph_end(const char *text, size_t pos, size_t end) {
     return end;
 }
 
-/* CJK full stops always end a sentence, other full stops only before white space. */
+/* The end of the sentence that begins at `pos`. CJK full stops and line breaks always end a
+ * sentence, other full stops only before white space. */
 static size_t sentence_end(const char *text, size_t pos, size_t end) {
     static const char cjk_stops[] = "。！？．｡";
     while (pos < end) {
@@ -123,8 +125,8 @@ static size_t sentence_end(const char *text, size_t pos, size_t end) {
 
 static void units_pack(struct text_splitter *c, size_t begin, size_t end, bool sentences);
 
-/* Splits a unit that is too long for a chunk: a paragraph into sentences, a sentence into
- * characters. */
+/* Splits a unit that is too long for a chunk: a paragraph into sentences, a sentence (`sentences`
+ * is true) into parts of `limit` characters. */
 static void unit_split(struct text_splitter *c, struct text_chunk unit, bool sentences) {
     if (!sentences) {
         units_pack(c, unit.begin, unit.end, true);
@@ -137,8 +139,8 @@ static void unit_split(struct text_splitter *c, struct text_chunk unit, bool sen
 }
 
 /* Splits text[begin, end) into paragraphs or sentences, and packs as many as fit into each chunk.
- * `chars` is the number of characters from `start` to `pos`; each is counted once, so the time is
- * linear. */
+ * `chars` is the number of characters from `start` to `pos`. Each character is counted a bounded
+ * number of times, so the time is linear. */
 static void units_pack(struct text_splitter *c, size_t begin, size_t end, bool sentences) {
     size_t start = begin, chars = 0;
     for (size_t pos = begin, next; pos < end; pos = next) {

@@ -1,9 +1,9 @@
 /*
- * text_rules: tables of regular expressions that clean up a model's answers and extract facts that
- * users state about themselves.
+ * text_rules: regular expressions, in tables, that clean up a model's answers and extract facts
+ * that users state about themselves.
  *
- * A rule that exceeds the match limit (on a very long text with near repetitions) leaves the text
- * unchanged. Test cases of the rules are in test/cases/cleanup.txt and test/cases/facts.txt.
+ * A rule that exceeds the match limit, as may happen on a very long text with near repetitions, has
+ * no effect. Test cases of the rules are in test/cases/cleanup.txt and test/cases/facts.txt.
  */
 #define _GNU_SOURCE
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -14,8 +14,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Limits of the search for facts: TEXT_MAX_BYTES of a text, SENTENCE_MAX_BYTES of each sentence,
- * FACT_MAX_CHARS of a fact. */
+/* MATCH_LIMIT is PCRE2's match limit. The others limit the extraction of facts: the bytes of a text
+ * and of a sentence that are searched, and the characters of a fact that are kept. */
 enum {
     MATCH_LIMIT = 20000000,
     FACT_MAX_CHARS = 60,
@@ -23,8 +23,8 @@ enum {
     TEXT_MAX_BYTES = 256 << 10
 };
 
-/* The compiled pattern, which is cached. `text` is a literal in this file, so its address
- * identifies it. */
+/* The compiled pattern, from a cache. `text` is a string literal of this file, so its address is
+ * the key. */
 static pcre2_code *pattern_get(const char *text) {
     enum { MAX_PATTERNS = 64 };
     static struct {
@@ -52,7 +52,8 @@ static pcre2_match_context *match_context_new(void) {
     return m;
 }
 
-/* PCRE2_NO_UTF_CHECK below: buf_add_sanitized has made the texts valid UTF-8. */
+/* The functions below use PCRE2_NO_UTF_CHECK, because buf_add_sanitized has made the texts valid
+ * UTF-8. */
 
 /* True if the pattern matches in the text; `group` (may be NULL) receives its first group. */
 static bool pattern_find(const char *pattern, const char *text, size_t len, struct buf *group) {
@@ -89,10 +90,10 @@ static void pattern_replace(const char *pattern, const char *replacement, struct
 /* answers */
 
 /*
- * Rules in the order of application. No replacement may be longer than its match. White space may
- * be as long as the text: a pattern that needs the end of a run of white space must match from the
- * run's start only ("(?<!\\s)\\s++"), else PCRE2 would search to the end from each position, in
- * quadratic time.
+ * Rules in the order of application; `what` describes the text that a rule removes. No replacement
+ * may be longer than its match. White space may be as long as the text: a pattern that needs the
+ * end of a run of white space must match from the run's start only ("(?<!\\s)\\s++"), else PCRE2
+ * would search to the end from each position, in quadratic time.
  */
 static const struct {
     const char *what, *pattern, *to;
@@ -141,11 +142,13 @@ const char *answer_fallback(enum language l) {
 
 /* facts */
 
-/* Patterns for one trimmed sentence that is not a question; the first group is the fact. The keys
- * are those of conversation_merge_facts. With `list`, an enumeration becomes several facts. */
+/* Patterns for one sentence that is not a question; the first group is the fact. The keys are those
+ * of conversation_merge_facts. With `list`, an enumeration ("chess and go") becomes several facts.
+ */
 #define JA_PRONOUN "(?:私|わたし|僕|ぼく|俺|おれ|自分|あたし)"
 #define JA_NOT_QUESTION                                                                            \
-    "(?!何|なに|なん|誰|だれ|どんな|どう|[^。！]*(?:ない|ません))" /* no denial */
+    "(?!何|なに|なん|誰|だれ|どんな|どう|[^。！]*(?:ない|ません))" /* the last alternative         \
+                                                                      excludes denials */
 #define JA_START "(?:^|[、，\\s]|" JA_PRONOUN "[はも])"
 #define JA_END "(?:です|だよ?|でございます|$|[。！])"
 static const struct {
@@ -196,7 +199,7 @@ static const struct {
      "(我(?:住在|来自|在[^，。！\\s]{1,12}工作|是(?!说|不|否|想|在|要|谁))[^，。！\\s]{0,20})"},
 };
 
-/* True for a sentence that is a question. */
+/* True for a sentence that ends or begins like a question. */
 static bool is_question(const char *p, size_t n) {
     return pattern_find("(?:[?？]|か[。！]?|[吗呢][。！]?)\\s*\\z", p, n, NULL) ||
            pattern_find(
@@ -280,8 +283,8 @@ json_t *facts_extract(const char *text) {
     return facts;
 }
 
-/* The sorted terms of a text: v [n] points into `terms`, the output of terms_index, where a space
- * follows each term. */
+/* The sorted terms of a text. v [n] are pointers into `terms`, the output of terms_index, in which
+ * a space follows each term. */
 struct term_set {
     struct buf terms;
     const char **v;
@@ -326,8 +329,8 @@ static bool term_set_has(const struct term_set *s, const struct query_term *t) {
                      : term_compare(&s->v[lo], &text) == 0;
 }
 
-/* True if the text contains at least half of a fact's terms, by weight, and at least one that is
- * not a common word. */
+/* True if `source` has at least half of the terms of the fact `text`, by weight, and at least one
+ * term that is not a stop word. A fact of one character is never grounded. */
 static bool fact_is_grounded(const char *text, const struct term_set *source) {
     struct query_term terms[QUERY_TERMS];
     struct error err;

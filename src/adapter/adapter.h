@@ -60,10 +60,9 @@ struct adapter {
     const float **magnitude; /* DoRA: [L·N_PROJ + 1], each [out] or NULL; the last is the head's */
     struct vocab_overrides *vocab_overrides; /* NULL: the base's embedding and head are unchanged */
     struct arena bind_arena;                 /* memory of what adapter_bind computes */
-    struct lora_pack
-        *packs[N_DTYPE]; /* for the forward pass; created on the first use by adapter_pack */
-    char *base;          /* base_model_name_or_path in the file it was loaded from, or NULL */
-    json_t *lineage;     /* object of strings (parents, operator, seed …) or NULL */
+    struct lora_pack *packs[N_DTYPE];        /* for the forward pass; see adapter_pack */
+    char *base;      /* base_model_name_or_path in the file it was loaded from, or NULL */
+    json_t *lineage; /* object of strings (parents, operator, seed …) or NULL */
 };
 
 /* "q_proj,v_proj" or "all-linear" → targets. */
@@ -426,7 +425,7 @@ void adapter_builder_release(struct adapter_builder *d);
 /* extract: adapters by truncated SVD (extract.c) */
 
 struct lora_truncation {
-    int32_t rank;  /* maximum rank; 0: no maximum */
+    int32_t rank;  /* maximum rank; 0: ADAPTER_RANK_MAX */
     double energy; /* use the smallest rank that keeps this share of ‖ΔW‖²; 0: always use the
                       maximum rank */
 };

@@ -13,6 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* MAX_TOKENS: longer prompts are truncated. */
 enum { MAX_TOKENS = 64, RANDOM_PROMPTS = 4, RANDOM_TOKENS = 24 };
 
 static const char *const prompts[] = {

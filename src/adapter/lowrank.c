@@ -9,8 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define OVERSAMPLE 8
-#define POWER_ITERATIONS 4
+#define OVERSAMPLE 8       /* columns of the random range finder beyond the wanted rank */
+#define POWER_ITERATIONS 4 /* multiplications by w wᵀ in the range finder */
 
 static double *doubles_alloc(struct arena *ar, int rows, int cols) {
     return arena_alloc(ar, (size_t)rows * (size_t)cols * sizeof(double));
@@ -167,8 +167,8 @@ static void randomized_range_finder(const float *w, int out, int in, int l, doub
     arena_release(&tmp);
 }
 
-/* Replaces randomized_range_finder if all singular values of w are wanted: writes an orthonormal
- * basis of the columns of w to q (zeroed by the caller). */
+/* Writes an orthonormal basis of the columns of w to q, which the caller has zeroed. Used instead
+ * of randomized_range_finder if l = min(out, in). */
 static void range_exact(const float *w, int out, int in, int l, double *q) {
     struct arena tmp = {0};
     double *y = doubles_alloc(&tmp, out, l), *r = doubles_alloc(&tmp, l, l);

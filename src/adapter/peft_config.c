@@ -446,7 +446,7 @@ static int modules_to_save_read(const json_t *root, const struct arch *arch,
 }
 
 struct peft_token {
-    int32_t id, row;
+    int32_t id, row; /* row: in the file's tensor */
 };
 
 static int token_compare(const void *a, const void *b) {

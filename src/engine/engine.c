@@ -55,10 +55,11 @@ enum {
 
 enum request_phase { PHASE_PREFILL, PHASE_DECODE, PHASE_SUFFIX, PHASE_CHOICES };
 
+/* A choice of a request; the choices are sorted by their tokens. */
 struct sorted_choice {
     const int32_t *v;
-    int32_t n, index;
-    int32_t shared; /* length of the common prefix with the previous choice */
+    int32_t n, index; /* index: in engine_request.choices */
+    int32_t shared;   /* length of the common prefix with the previous choice */
 };
 
 struct request_state {
@@ -701,7 +702,7 @@ static int32_t rows_available(const struct engine *e, const struct engine_reques
     return s->mask_pending ? MIN(n, s->end - s->kv - 1) : n;
 }
 
-/* Chooses the rows of the step. There are none if every request waits for its mask. */
+/* Chooses the rows of the step; no rows if every request waits for its mask. */
 static void step_schedule(struct engine *e) {
     bool any_mask_pending = false;
     e->n_chunks = e->n_rows = e->n_out = 0;

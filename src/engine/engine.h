@@ -295,7 +295,7 @@ json_t *json_from_float(float v);
 json_t *record_inputs_json(const struct engine_request *r);
 json_t *record_outputs_json(const struct engine_request *r);
 /* The inverse of record_inputs_json. Arrays are allocated in `arena`; the caller frees *grammar
- * (NULL if there is none). */
+ * (NULL: the record has no grammar). */
 int record_inputs_parse(const json_t *inputs, struct arena *arena, struct engine_request *out,
                         struct grammar **grammar, struct error *err);
 /* Compares two results of record_outputs_json and appends their differences to `out`, one line per

@@ -18,7 +18,7 @@ enum {
     SERVER_BYTES = 16 << 20, /* threads, stores, metrics, fragmentation of two heaps */
     PROGRAM_BYTES = 8 << 20, /* code, libraries, stacks, the store; measured 5 to 7 MB */
     TOKENIZER_FACTOR = 12,   /* memory per byte of its files; measured, with parsing: 5 to 10 */
-    ROWS_MIN = 16,
+    ROWS_MIN = 16,           /* engine_shrink does not make max_rows smaller */
 };
 
 static double mb(size_t bytes) {

@@ -58,6 +58,7 @@ static void ranges_merge(struct codepoint_set *r) {
     r->n = n;
 }
 
+/* Surrogates are complemented too; codepoint_set_normalize removes them later. */
 void codepoint_set_negate(struct codepoint_set *r) {
     struct codepoint_set out = {0};
     uint32_t next = 0;
@@ -84,6 +85,7 @@ void codepoint_set_normalize(struct codepoint_set *r) {
     *r = out;
 }
 
+/* The code points first, first + step, …, last. */
 struct stride {
     uint32_t first, last, step;
 };
@@ -146,6 +148,7 @@ void grammar_builder_release(struct grammar_builder *b) {
     *b = (struct grammar_builder){0};
 }
 
+/* See grammar_set_build_budget. */
 static _Thread_local int32_t build_budget_divisor = 1;
 static _Thread_local bool build_budget_exceeded;
 
@@ -158,6 +161,7 @@ bool grammar_build_budget_exceeded(void) {
     return build_budget_exceeded;
 }
 
+/* Records `over` for grammar_build_budget_exceeded and returns it. */
 static bool over_build_budget(bool over) {
     build_budget_exceeded |= over;
     return over;
@@ -563,7 +567,7 @@ static void repeat_compile(struct network *w, const struct expr *e, int32_t from
     }
     if (copies == 0 && e->max == 0) edge_add_epsilon(w, from, to);
     if (e->max >= 0) return;
-    // the loop has a node of its own, because other edges of `from` or `to` must not enter it
+    // the loop has a separate node, because other edges of `from` or `to` must not enter it
     int32_t loop = node_new(w);
     edge_add_epsilon(w, node, loop);
     expr_compile(w, e->kids[0], loop, loop);

@@ -33,31 +33,33 @@
 enum {
     STACKS_BOTTOM = 1,  /* both a flag and an id: stacks 1 is {bottom} */
     STACKS_UNKNOWN = 2, /* stacks 2 is {unknown} */
-    STATE_DEAD = 0,
+    STATE_DEAD = 0,     /* the state without configurations: no text continues */
     NO_ROW = -1,
     STEP_LIMIT = 1 << 15,  /* configurations visited in one step */
     MERGE_LIMIT = 1 << 14, /* frames visited by stacks_merge in one step */
-    N_MASKS = 256,
-    MAX_LOCAL_MASKS = 4,  /* a state with more distinct sets of stacks has no local masks */
-    EDGE_LIMIT = 1 << 18, /* edges visited in one step */
-    GC_INTERVAL = 16,     /* trie nodes between two checks of the machine's memory */
+    N_MASKS = 256,         /* masks in the cache */
+    MAX_LOCAL_MASKS = 4,   /* a state with more distinct sets of stacks has no local masks */
+    EDGE_LIMIT = 1 << 18,  /* edges visited in one step */
+    GC_INTERVAL = 16,      /* trie nodes between two checks of the machine's memory */
 };
 #define UNITS_UNLIMITED INT64_MAX /* no limit on work units: a job never pauses */
 
 struct frame {
-    int32_t ret, below;
+    int32_t ret;   /* node to return to */
+    int32_t below; /* id of the set of stacks below */
 };
+/* A set of return stacks. */
 struct stacks {
     int32_t first, n; /* frames [first, first + n), sorted by node */
     int32_t min_len;  /* minimum bytes until all frames have returned */
     int32_t flags;
 };
+/* A configuration; `stacks` is the id of a set. */
 struct parse_config {
     int32_t node, stacks;
 };
 struct automaton_state {
-    int32_t first,
-        n; /* configurations [first, first + n) whose nodes read a byte, sorted by node */
+    int32_t first, n; /* configurations whose nodes read a byte, sorted by node */
     int32_t min_len;
     int32_t row; /* offset in `rows` of [n_classes] next states (-1: not computed yet), or NO_ROW */
     int32_t mask;  /* index in `masks`, or -1 */
@@ -459,8 +461,7 @@ static void configs_sort(struct parse_config *v, struct parse_config *scratch, i
     configs_sort(v + half, scratch, n - half);
     while (a < half && b < n) scratch[o++] = v[b].node < v[a].node ? v[b++] : v[a++];
     while (a < half) scratch[o++] = v[a++];
-    memcpy(v, scratch,
-           (size_t)o * sizeof *v); // what is left of the second half is in place already
+    memcpy(v, scratch, (size_t)o * sizeof *v); // v[o..n) is in place already
 }
 
 /* Follows all configurations in `todo`, which grows during the loop, and returns the state of those
@@ -535,7 +536,7 @@ static int32_t start_state_compute(struct grammar_machine *m) {
 
 /* the machine and its memory */
 
-/* Empties the tables and creates what has a fixed id: the sets of stacks 1 ({bottom}) and 2
+/* Empties the tables and creates the entries with fixed ids: the sets of stacks 1 ({bottom}) and 2
  * ({unknown}), and state 0, the dead state. */
 static void machine_clear(struct grammar_machine *m) {
     m->frames.n = m->configs.n = m->rows.n = 0;
@@ -695,8 +696,7 @@ static void machine_gc(struct grammar_machine *m) {
     m->stacks_table = m->states_table = (struct id_table){0};
     machine_clear(m);
     masks_clear(m);
-    for (int32_t i = 1; i < old.stacks.n;
-         i++) { // in ascending order, so that the sets below have their new ids already
+    for (int32_t i = 1; i < old.stacks.n; i++) { // ascending: the sets below are copied first
         struct stacks s = old.stacks.v[i];
         if (!map[i]) continue;
         m->merge_scratch.n = 0;
@@ -1311,7 +1311,7 @@ bool grammar_advance(struct grammar_state *s, int32_t token, int32_t left, uint3
 
 /* enumeration */
 
-enum { TEXT_LIMIT = 4096, ENUMERATION_UNITS = 1 << 24 };
+enum { TEXT_LIMIT = 4096 /* bytes */, ENUMERATION_UNITS = 1 << 24 };
 struct enumeration {
     struct grammar_machine *m;
     struct strings *out;
@@ -1326,7 +1326,7 @@ struct enumeration {
 static int enumeration_check(struct enumeration *l, int32_t state, uint8_t byte) {
     for (int32_t i = 0; i < l->path.n; i++)
         if (l->path.v[i] == state)
-            return error_set(l->err, ERR_MEMORY, "grammar has no end of texts");
+            return error_set(l->err, ERR_MEMORY, "grammar has infinitely many texts");
     if (byte == 0) return error_set(l->err, ERR_MEMORY, "grammar has texts with zero bytes");
     if (l->text.len >= TEXT_LIMIT)
         return error_set(l->err, ERR_MEMORY, "grammar has texts above %d bytes", TEXT_LIMIT);

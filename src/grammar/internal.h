@@ -16,9 +16,8 @@ enum {
     GRAMMAR_MAX_TEXT = 1 << 18,  /* bytes of source */
     GRAMMAR_MAX_NODES = 1 << 17, /* nodes of the network */
     GRAMMAR_MAX_REPEAT = 65536,  /* {m,n} */
-    GRAMMAR_MAX_NAMES =
-        8192, /* rules of a GBNF grammar; a JSON schema may have four times as many */
-    GRAMMAR_MAX_NESTING = 200, /* groups in groups, schemas in schemas */
+    GRAMMAR_MAX_NAMES = 8192,    /* rules of a GBNF grammar; JSON schemas: four times as many */
+    GRAMMAR_MAX_NESTING = 200,   /* groups in groups, schemas in schemas */
 };
 #define GRAMMAR_MAX_ARENA ((size_t)32 << 20)    /* bytes of expressions */
 #define GRAMMAR_INFINITE_LENGTH (INT32_MAX / 4) /* longer than any text */
@@ -33,8 +32,8 @@ struct codepoint_set {
     int32_t n, cap;
 };
 void codepoint_set_add(struct codepoint_set *r, uint32_t lo, uint32_t hi);
-void codepoint_set_normalize(
-    struct codepoint_set *r); /* sorts and merges the ranges and removes surrogates */
+/* Sorts and merges the ranges and removes surrogates. */
+void codepoint_set_normalize(struct codepoint_set *r);
 void codepoint_set_negate(struct codepoint_set *r);
 void codepoint_set_release(struct codepoint_set *r);
 /* Adds the characters of the Unicode property \p{name}; false when the name is unknown. */
@@ -143,7 +142,7 @@ int grammar_check_text(const char *what, const char *text, size_t len, struct er
  */
 struct expr *regex_expr(struct grammar_builder *b, const char *text, size_t len, bool json,
                         struct error *err);
-/* The characters of r as they are written in JSON strings, without U+0000; NULL if there are none.
+/* The characters of r as they are written in JSON strings, without U+0000; NULL for an empty set.
  * Releases r. */
 struct expr *expr_json_set(struct grammar_builder *b, struct codepoint_set *r);
 

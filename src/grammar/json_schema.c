@@ -36,8 +36,7 @@
 enum {
     DIGITS_WHOLE = 18,
     DIGITS_FRACTION = 17,
-    VISIT_LIMIT =
-        1 << 16, /* maximum number of schemas visited; merging may multiply their number */
+    VISIT_LIMIT = 1 << 16, /* schemas visited; merging may multiply their number */
 };
 
 struct schema {

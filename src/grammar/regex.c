@@ -219,8 +219,8 @@ struct expr *expr_json_set(struct grammar_builder *b, struct codepoint_set *r) {
                 snprintf(code, sizeof code, "\\%c", short_to[known - short_from]);
             else
                 snprintf(code, sizeof code, "\\u%04X", c);
-            if (known ||
-                (c < 0x20 && c > 0)) // U+0000 is left out, because few JSON parsers accept it
+            // U+0000 is left out, because few JSON parsers accept it
+            if (known || (c < 0x20 && c > 0))
                 exprs_add(&l, expr_puts(b, code));
             else if (c > 0)
                 codepoint_set_add(&unescaped, c, c);
@@ -352,7 +352,7 @@ static struct expr *expr_or_empty_set(struct regex_parser *p, struct expr *e) {
     return e || p->err->code < 0 ? e : expr_set(p->b, &none);
 }
 
-/* Any text: what may precede and follow a JSON schema's pattern that has no anchors. */
+/* Any text, which may precede and follow a JSON schema's pattern that has no anchors. */
 static struct expr *any_text_expr(struct regex_parser *p) {
     struct codepoint_set all = {0};
     codepoint_set_add(&all, 0, 0x10FFFF);

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <strings.h>
 
+/* Limits in conversation_facts_schema: characters per text, items per list. */
 enum { SCHEMA_CHARS = 40, SCHEMA_ITEMS = 4 };
 enum fact { FACT_NAME, FACT_INTERESTS, FACT_LIKES, FACT_OTHER, N_FACTS };
 

@@ -184,8 +184,8 @@ static void content_skip(struct html *h, const char *name, size_t n) {
     }
 }
 
-/* Names of HTML elements: `hidden`: the content is omitted; `lines`: a line of its own; `blocks`: a
- * paragraph of its own. */
+/* Names of HTML elements: `hidden`: the content is omitted; `lines`: a separate line; `blocks`: a
+ * separate paragraph. */
 static const char hidden[] =
     "script style noscript template svg math iframe object textarea select";
 static const char lines[] = "br li tr dt dd option";

@@ -27,12 +27,12 @@
 
 #define APPLICATION_ID 0x53484b42 /* "SHKB" */
 enum {
-    CHUNK_CHARS = 800,
-    TITLE_CHARS = 200,
-    FILE_LIMIT = 64 << 20,
-    DEPTH_LIMIT = 32,
-    EMBED_BATCH = 16,
-    QUERY_LIMIT = 64 << 10
+    CHUNK_CHARS = 800,     /* default of knowledge_options.chunk_chars */
+    TITLE_CHARS = 200,     /* longer titles are truncated */
+    FILE_LIMIT = 64 << 20, /* bytes */
+    DEPTH_LIMIT = 32,      /* folders in folders */
+    EMBED_BATCH = 16,      /* chunks per call of the embedder */
+    QUERY_LIMIT = 64 << 10 /* bytes */
 };
 /* BM25's usual constants (Robertson and Zaragoza 2009). */
 static const double BM25_K1 = 1.2, BM25_B = 0.75;

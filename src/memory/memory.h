@@ -79,7 +79,7 @@ double cosine_similarity(const float *a, const float *b, int32_t d);
 struct embedder {
     void *ctx;
     int32_t d;
-    const char *model_hash; /* key of the cache: identifies all that determines the vectors */
+    const char *model_hash; /* key of the embedding cache: covers model, adapter and settings */
     /* out: [n][d] */
     int (*embed)(void *ctx, const char *const *texts, int n, float *out, struct error *err);
 };
@@ -129,8 +129,8 @@ struct knowledge_report {
  */
 int knowledge_add(struct knowledge *k, const char *path, const struct knowledge_options *o,
                   struct knowledge_report *out, struct error *err);
-/* Removes a file, or all files of a folder, from the knowledge base. ERR_MISSING when it has none
- * of them. */
+/* Removes a file, or all files of a folder, from the knowledge base. ERR_MISSING when it has no
+ * such file. */
 int knowledge_remove(struct knowledge *k, const char *path, struct knowledge_report *out,
                      struct error *err);
 

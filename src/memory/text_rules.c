@@ -147,8 +147,7 @@ const char *answer_fallback(enum language l) {
  */
 #define JA_PRONOUN "(?:私|わたし|僕|ぼく|俺|おれ|自分|あたし)"
 #define JA_NOT_QUESTION                                                                            \
-    "(?!何|なに|なん|誰|だれ|どんな|どう|[^。！]*(?:ない|ません))" /* the last alternative         \
-                                                                      excludes denials */
+    "(?!何|なに|なん|誰|だれ|どんな|どう|[^。！]*(?:ない|ません))" /* ない: a denial */
 #define JA_START "(?:^|[、，\\s]|" JA_PRONOUN "[はも])"
 #define JA_END "(?:です|だよ?|でございます|$|[。！])"
 static const struct {

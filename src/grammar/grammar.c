@@ -44,9 +44,9 @@ enum {
 };
 #define UNITS_UNLIMITED INT64_MAX /* no limit on work units: a job never pauses */
 
+/* A frame of a return stack: the node to return to, and the id of the set of stacks below. */
 struct frame {
-    int32_t ret;   /* node to return to */
-    int32_t below; /* id of the set of stacks below */
+    int32_t ret, below;
 };
 /* A set of return stacks. */
 struct stacks {

@@ -168,7 +168,7 @@ struct summarizer {
 };
 
 /*
- * The memory of a conversation: at most ten last exchanges verbatim, a summary of earlier
+ * The memory of a conversation: the last exchanges (at most ten) verbatim, a summary of earlier
  * exchanges, and facts about the user. Every change is written to the store under the
  * conversation's id.
  *

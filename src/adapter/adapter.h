@@ -59,8 +59,8 @@ struct adapter {
     size_t n_data;           /* floats */
     const float **magnitude; /* DoRA: [L·N_PROJ + 1], each [out] or NULL; the last is the head's */
     struct vocab_overrides *vocab_overrides; /* NULL: the base's embedding and head are unchanged */
-    struct arena bind_arena;                 /* memory of what adapter_bind computes */
-    struct lora_pack *packs[N_DTYPE];        /* for the forward pass; see adapter_pack */
+    struct arena bind_arena;          /* memory of the multipliers and rows from adapter_bind */
+    struct lora_pack *packs[N_DTYPE]; /* for the forward pass; see adapter_pack */
     char *base;      /* base_model_name_or_path in the file it was loaded from, or NULL */
     json_t *lineage; /* object of strings (parents, operator, seed …) or NULL */
 };

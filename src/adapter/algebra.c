@@ -109,6 +109,8 @@ static struct adapter *blend_delta(const struct adapter *a, const struct adapter
     return child;
 }
 
+/* OK if the parents share a module, the ranks of all shared modules are equal, and `r` is 0 or that
+ * rank. */
 static int legacy_check(const struct adapter *a, const struct adapter *b, int32_t r,
                         struct error *err) {
     int32_t shared = 0;

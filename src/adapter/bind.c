@@ -98,6 +98,7 @@ bool adapter_is_ready(const struct adapter *a) {
     return !a->config.dora || a->bind_arena.head;
 }
 
+/* Computes the multipliers of all modules and of the head. After an error all of them are NULL. */
 static int dora_compute_multipliers(struct adapter *a, const struct model *m, struct error *err) {
     int32_t n = a->shape.n_layers * N_PROJ;
     char name[NAME_MAX_LEN];

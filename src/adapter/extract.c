@@ -196,6 +196,7 @@ static int svd_job_run(struct svd_job *job, struct pool *pool, struct truncated_
     return out->adapter ? OK : err->code;
 }
 
+/* OK if the models have the same architecture and the same sizes of all projections. */
 static int models_check(const struct model *base, const struct model *tuned, struct error *err) {
     const struct model_config *a = &base->config, *b = &tuned->config;
     bool same = a->arch == b->arch && a->n_layers == b->n_layers;
@@ -212,6 +213,7 @@ static bool vectors_equal(const float *a, const float *b, int64_t n) {
     return a == b || (a && b && memcmp(a, b, (size_t)n * sizeof *a) == 0);
 }
 
+/* True if all norms and biases are equal. */
 static bool layers_equal(const struct model *base, const struct model *tuned) {
     const struct model_config *c = &base->config;
     bool same = true;
@@ -246,6 +248,7 @@ static bool matrices_equal(const struct matrix *a, const struct matrix *b) {
     return same;
 }
 
+/* Warns about differences outside of the projections. */
 static void warn_other_differences(const struct model *base, const struct model *tuned) {
     bool embed = matrices_equal(&base->embed, &tuned->embed) &&
                  matrices_equal(&base->pos_embed, &tuned->pos_embed);

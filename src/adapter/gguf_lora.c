@@ -298,6 +298,7 @@ static void rank_record(struct gguf_lora_reader *rd, struct adapter_module *modu
                                      rd->alpha != 0 ? rd->alpha : (float)a->dims[0]};
 }
 
+/* Converts all tensors and derives a config from their ranks. */
 static int tensors_from_gguf(struct gguf_lora_reader *rd, struct error *err) {
     struct adapter_module *modules =
         arena_alloc(&rd->arena, (size_t)rd->shape->n_layers * N_PROJ * sizeof *modules);

@@ -154,6 +154,7 @@ static size_t element_size(enum tensor_type t) {
     return t == TENSOR_F32 ? 4 : t == TENSOR_F16 || t == TENSOR_BF16 ? 2 : 0;
 }
 
+/* Reports wrong dimensions or a wrong element type. */
 static void tensor_check(struct peft_load *ld, const struct adapter_tensor *wanted,
                          const struct tensor_info *t) {
     size_t size = element_size(t->type);

@@ -211,6 +211,7 @@ static bool init_changes_base(const json_t *v) {
     return false;
 }
 
+/* Refuses a config with a setting that changes the result and is not supported. */
 static int config_check_supported(const json_t *root, struct error *err) {
     const json_t *type = json_object_get(root, "peft_type");
     if (!json_is_string(type)) return error_set(err, ERR_FORMAT, "'peft_type' is missing");
@@ -532,6 +533,8 @@ static int tables_check(const struct peft_config *p, const struct model_config *
     return OK;
 }
 
+/* Applies the rules to every module: sets c->modules and the low-rank parts of embedding and head.
+ */
 static int target_rules_run(const struct peft_target_rules *rules, struct peft_config *p,
                             int32_t n_layers, struct adapter_errors *errors, struct error *err) {
     struct adapter_config *c = &p->c;

@@ -47,7 +47,7 @@ struct pool_entry {
     char hash[HASH_LEN]; /* SHA-256 of the current version, resident or not; "" before the first
                             load */
     struct entry_stamps stamps;
-    size_t size;
+    size_t size; /* adapter_bytes of the current version when it was loaded */
     uint64_t version, lru_stamp, gets, loads; /* lru_stamp: the pool's lru_clock at the last get */
     double last_used;
     bool pinned, loading;

@@ -10,6 +10,7 @@
 
 #include "engine/internal.h"
 
+/* Writes the mean of one text's hidden states to out [D]. */
 static void embed_mean_pool(struct engine *e, int32_t slot, const struct token_seq *t,
                             const struct lora_segment *adapter_seg, float *out) {
     int32_t d = e->m->config.d_model;

@@ -524,6 +524,7 @@ static void request_state_set_grammar(struct engine *e, const struct engine_requ
     s->unconsumed_token = -1;
 }
 
+/* Creates the request's state, resets its results and appends the request to the waiting ones. */
 static void request_enqueue(struct engine *e, struct engine_request *r) {
     r->state = xcalloc(1, sizeof *r->state);
     r->state->pages = kv_cache_pages_for(request_tokens(r));
@@ -606,6 +607,8 @@ static void prefix_cache_share(struct engine *e, int32_t from, int32_t to, int32
     b->n = b->n_known = n;
 }
 
+/* Gives the request a slot with the longest cached prefix of its prompt. The prefix is in the slot
+ * already, is shared from another slot, or will be computed by a prefix source. */
 static void request_admit(struct engine *e, struct engine_request *r) {
     struct request_state *s = r->state;
     int32_t overlap, best = prefix_cache_lookup(e, r, &overlap);
@@ -975,6 +978,8 @@ static bool stop_text_found(const struct engine *e, struct engine_request *r) {
     return true;
 }
 
+/* Appends the sampled token to the output. A stop token or a stop text ends the generation; with a
+ * grammar, mask_finish decides about the other reasons to end it. */
 static void token_accept(struct engine *e, struct engine_request *r, const struct logits_row *o) {
     struct request_state *s = r->state;
     r->n_generated++;

@@ -53,6 +53,7 @@ static int32_t slot_find_longest_prefix(const struct engine *e, struct token_seq
     return best;
 }
 
+/* Puts n tokens, with their keys and values `kv`, into a free slot. */
 static int slot_restore(struct engine *e, const void *tokens, int32_t n, const char *key,
                         const void *kv, struct error *err) {
     int32_t slot = slot_find_lru(e, false);

@@ -604,6 +604,7 @@ static void expr_compile(struct network *w, const struct expr *e, int32_t from, 
     }
 }
 
+/* Compiles the body of every rule into paths from its node `start` to its node `end`. */
 static int rules_compile(struct network *w, struct error *err) {
     for (int32_t i = 0; i < w->b->n_rules; i++) {
         struct grammar_rule *r = &w->b->rules[i];

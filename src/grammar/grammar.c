@@ -278,6 +278,8 @@ static void stacks_table_grow(struct grammar_machine *m) {
     }
 }
 
+/* The id of the set of stacks with these frames (sorted by node) and flags; adds it if it is new.
+ */
 static int32_t stacks_intern(struct grammar_machine *m, const struct frame *v, int32_t n,
                              int32_t flags) {
     struct id_table *t = &m->stacks_table;
@@ -319,6 +321,8 @@ static void states_table_grow(struct grammar_machine *m) {
     }
 }
 
+/* The id of the state with these configurations (sorted by node) and flags; adds it if it is new.
+ */
 static int32_t state_intern(struct grammar_machine *m, const struct parse_config *v, int32_t n,
                             int32_t flags) {
     struct id_table *t = &m->states_table;

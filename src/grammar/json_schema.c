@@ -611,6 +611,7 @@ static bool bound_digits(json_t *n, char *out, size_t size) {
     return false;
 }
 
+/* Reads a bound from keyword `closed` (inclusive) or `open` (exclusive). False after an error. */
 static bool bound_read(struct schema *s, json_t *v, const char *closed, const char *open,
                        struct schema_bound *out) {
     json_t *a = json_object_get(v, closed), *b = json_object_get(v, open), *n = a ? a : b;
@@ -856,6 +857,7 @@ static struct expr *keys_except_expr(struct schema *s, const struct property_key
     return expr_alt(s->b, &l);
 }
 
+/* A quoted name that is not in `known`. NULL after an error. */
 static struct expr *other_key_expr(struct schema *s, json_t *known) {
     int32_t n = (int32_t)json_object_size(known), i = 0;
     struct property_keys *keys = xcalloc((size_t)n + 1, sizeof *keys);
@@ -891,6 +893,7 @@ static struct expr *other_member_expr(struct schema *s, json_t *known, json_t *v
     return e ? shared_rule_expr(s, expr_cat_of(s->b, key, colon_expr(s), e, NULL)) : NULL;
 }
 
+/* A property: its name, a colon and its value. NULL after an error. */
 static struct expr *member_expr(struct schema *s, const char *name, json_t *value) {
     json_t *text = json_string(name);
     struct expr *key = literal_expr(s, text), *e = child_expr(s, value, "properties", name);

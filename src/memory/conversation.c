@@ -191,6 +191,7 @@ static int fact_list_add(json_t *known, const char *key, const json_t *v, struct
     return OK;
 }
 
+/* Replaces the name, or adds a text or a list of texts to the other kinds of facts. */
 static int fact_merge(json_t *known, enum fact f, const json_t *v, struct error *err) {
     const char *key = facts[f].key;
     size_t i;

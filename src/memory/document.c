@@ -311,6 +311,7 @@ static void heading_add(struct markdown *m, const char *p, size_t n) {
     text_writer_gap(&m->text, GAP_PARAGRAPH);
 }
 
+/* Reads a line: a fence, code, a separator, a heading or text. */
 static void line_read(struct markdown *m, const char *p, size_t n) {
     while (n && strchr(" \t\r", p[n - 1])) n--;
     size_t indent = 0;

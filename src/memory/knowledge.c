@@ -395,6 +395,7 @@ static const struct document_kind *kind_of(const char *path) {
     return NULL;
 }
 
+/* Adds the documents of a file: one per line for .jsonl, else one. */
 static int documents_add(struct source_file *s, const struct buf *file, struct error *err) {
     const struct document_kind *document_kind = kind_of(s->path);
     if (!document_kind->read) return json_file_each(s->path, json_line_add, s, err);
@@ -493,6 +494,7 @@ static int folder_names(const char *path, struct strings *out, struct error *err
     return OK;
 }
 
+/* Adds the files of known types in a folder and its folders to `files`; counts the others. */
 static int folder_walk(const char *path, int depth, struct strings *files, int *skipped,
                        struct error *err) {
     struct strings names = {0};
@@ -822,6 +824,7 @@ static int bm25_score(struct search *s, struct error *err) {
     return rc;
 }
 
+/* Computes missing embeddings, and the cosine of each chunk's embedding with the query's. */
 static int cosine_score(struct search *s, const struct embedder *e, struct error *err) {
     float *query = xcalloc((size_t)e->d, sizeof *query), *v = xcalloc((size_t)e->d, sizeof *v);
     size_t bytes = sizeof *v * (size_t)e->d;

@@ -9,7 +9,8 @@
 
 enum { MAX_RUNS = 64, MAX_GROUPS = 8, MAX_LINES = MAX_GROUPS + 2, MAX_POINTS = 256 };
 #define TARGET_FRACTION                                                                            \
-    0.8 /* share of the deliveries of the policy `rule`, up to which runs are timed */
+    0.8 /* share of the deliveries of the policy `rule` that a run has to reach, see               \
+           decisions_to_target */
 
 struct run_curve {
     char *key;
@@ -22,7 +23,7 @@ struct group {
     int n;
 };
 struct comparison {
-    /* First, so that a pointer to it is a pointer to the comparison. */
+    /* The first member, so that a pointer to the result is also a pointer to the comparison. */
     struct simulation_comparison result;
     struct group groups[MAX_GROUPS]; /* [result.n] */
     struct simulation_group results[MAX_GROUPS];

@@ -7,7 +7,8 @@
  * CACHE_TOKENS tokens are not cached; they contain positions and numbers, so they hardly ever
  * repeat.
  *
- * Invariant: an entry is found only if its adapter's hash and all its tokens are equal. One thread.
+ * Invariant: an entry is found only if its adapter's hash and all its tokens are equal. A cache is
+ * used by one thread at a time.
  */
 #include "world/internal.h"
 

@@ -21,7 +21,8 @@ struct environment {
     /* Whether the agent's episode was truncated: the agent does not act any more, but still has a
      * prompt, from which its value is estimated. NULL: never. */
     bool (*is_truncated)(void *ctx, int agent);
-    /* actions: [n_agents], -1 for inactive agents; rewards: [n_agents], output. */
+    /* Simulates one tick. actions: [n_agents], -1 for inactive agents; rewards: [n_agents], output.
+     */
     int (*step)(void *ctx, const int16_t *actions, double *rewards, struct error *err);
     /* Announce the next reset or step. The caller announces it to all environments before the first
      * one resets or steps, so that environments with a high latency can combine their requests.

@@ -6,7 +6,7 @@
  * unknown, too long or non-numeric value is an error that names the agent and the field.
  *
  * Not here: the rules of the environment. The program keeps the state of the environment; this file
- * only stores which agents are present, and their prompts.
+ * stores only the agents' presence, prompts, rewards and teacher's actions of the last answer.
  */
 #define _GNU_SOURCE
 #include "world/world.h"
@@ -123,7 +123,8 @@ static int action_find(const struct external_envs *c, const char *name) {
 
 /* answers */
 
-/* Sets the error "'NAME'PROBLEMFIELD". The name comes from the program, so it is sanitized. */
+/* Sets an error: the quoted name, `problem` and `field`. The name comes from the program, so it is
+ * sanitized. */
 static int name_error(struct error *err, const char *problem, const char *name, const char *field) {
     struct buf clean = {0};
     buf_add_sanitized(&clean, name, MIN(strlen(name), ENV_NAME_MAX_BYTES));

@@ -10,7 +10,8 @@
  * its start; food and material are on free cells other than homes, never both on one; every item
  * that has grown is on a cell, carried, used, or lost with a dead agent; the energy that agents
  * have is the energy given to them minus the energy that they spent; dead agents carry nothing and
- * do not change. `struct world` has no padding, so its bytes are its state.
+ * do not change, except that their reward is 0 from the next tick on. `struct world` has no
+ * padding, so its bytes are its state.
  */
 #include "world/world.h"
 
@@ -107,8 +108,8 @@ static int unreachable_cells_fill(struct world *w) {
     return n_reached;
 }
 
-/* With r->reachable: tries other walls until enough cells are reachable, in the end no inner walls.
- */
+/* With the rule `reachable`, tries other walls until at least half of the inner cells are
+ * reachable. After MAX_TRIES maps it places no inner walls. */
 static void random_map_generate(struct world *w, const struct world_rules *r) {
     int64_t walls = r->walls < 0 ? r->size : r->walls;
     int min_free_cells = ((w->size - 2) * (w->size - 2) + 1) / 2; /* half of the inner cells */
@@ -159,7 +160,7 @@ static void material_grow(struct world *w, const struct world_rules *r, uint32_t
     items_grow(w, STREAM_MATERIAL, CELL_MATERIAL, r->material, &w->material_grown, step);
 }
 
-/* Grows food and material at the start of a tick. */
+/* Grows food and material at the start of the tick w->tick. */
 static void tick_grow(struct world *w, const struct world_rules *r) {
     uint32_t step = 2 * (uint32_t)w->tick;
     if (w->tick % r->food_every == 0) food_grow(w, r, step);
@@ -181,8 +182,8 @@ static int remembered_cell_find(const struct world_agent *a, int cell) {
     return -1;
 }
 
-/* A third of a tick's time is spent here: a loop over all entries is faster than one that ends at
- * the first match. */
+/* A third of a tick's time is spent in this function. A loop over all entries is faster than a loop
+ * that ends at the first match. */
 static void agent_remember(struct world_agent *a, int cell) {
     bool found = false;
     for (int i = 0; i < WORLD_REMEMBERED_MAX; i++) found |= a->remembered[i] == cell;

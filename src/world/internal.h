@@ -8,7 +8,7 @@
  * from them. */
 struct rollout_stats {
     int64_t decisions, actions[ENV_MAX_ACTIONS];
-    double entropy, sum, squares;
+    double entropy, sum, squares; /* sums of: entropy in nats; rewards; squared rewards */
 };
 bool rollout_stats_add_action(struct rollout_stats *t, const struct policy_decision *a,
                               int n_actions); /* returns false if a probability is not finite */

@@ -24,8 +24,8 @@
  * With --update-group-size the trainer has slots for one group of policies, which are loaded for an
  * update, so gradients and activations exist for one group only. The updates of the groups are
  * spread evenly over the ticks between two updates of one group. With --low-memory policies are
- * stored as f16, with stochastic rounding after an update, and their healthy snapshots are in an
- * unnamed temporary file.
+ * stored as f16, with stochastic rounding after an update. With either option healthy snapshots are
+ * in an unnamed temporary file.
  *
  * Invariant: every random value is a function of (seed, generation, tick, policy).
  */
@@ -41,7 +41,7 @@
 
 enum {
     CRITIC_FEATURES = 1 << 14,
-    CRITIC_WINDOW = 16,    /* number of tokens before the end that are features of the critic */
+    CRITIC_WINDOW = 16,    /* number of last tokens of a prompt that are features of the critic */
     HEALTH_INTERVAL = 100, /* ticks between health checks */
     LOW_MEMORY_ROWS = 40,  /* tokens of samples per pass with low_memory */
 };
@@ -49,10 +49,11 @@ enum {
 /* A ring buffer of transitions, the oldest first; a new one overwrites the oldest if it is full. */
 struct replay_buffer {
     struct transition {
-        int32_t n;
-        int16_t action, teacher;
-        double logp,
-            ret;       /* ret: the return; while pending, the sum of discounted TD errors so far */
+        int32_t n;               /* tokens of the prompt */
+        int16_t action, teacher; /* teacher: the expert's action, or -1 */
+        /* logp: log-probability of the action when it was chosen; ret: the return; while the
+         * decision is pending, the sum of discounted TD errors so far. */
+        double logp, ret;
         double value;  /* the critic's value at the time of the decision */
         double reward; /* immediate reward */
     } * v;
@@ -62,11 +63,11 @@ struct replay_buffer {
 struct learner_policy {
     struct adapter *adapter; /* current weights */
     struct replay_buffer replay;
-    int n_new;                    /* number of transitions since its last update */
-    float *critic;                /* [FEATURES] */
-    double mean_squared_td_error; /* running mean of the critic's squared errors */
-    uint8_t *optimizer_state;     /* the saved optimizer state if policies are swapped (see
-                                     swaps_policies), else NULL */
+    int n_new;                        /* number of transitions since its last update */
+    float *critic;                    /* [CRITIC_FEATURES] */
+    double mean_squared_critic_error; /* running mean of the critic's squared errors */
+    uint8_t *optimizer_state;         /* the saved optimizer state if policies are swapped (see
+                                         swaps_policies), else NULL */
     int64_t updates;
     struct rollout_stats rollout_stats; /* statistics since the last health check */
     bool nonfinite;                     /* some number is not finite */
@@ -189,8 +190,8 @@ static void critic_update(struct learner *l, struct learner_policy *m, const int
     double error = ret - critic_value(m, tokens, n);
     for (int i = 0; i < count; i++)
         m->critic[features[i]] += (float)(l->o->critic_lr * error / count);
-    m->mean_squared_td_error +=
-        (m->mean_squared_td_error > 0 ? 0.01 : 1) * (error * error - m->mean_squared_td_error);
+    m->mean_squared_critic_error += (m->mean_squared_critic_error > 0 ? 0.01 : 1) *
+                                    (error * error - m->mean_squared_critic_error);
 }
 
 /* observations */
@@ -285,8 +286,8 @@ static const struct transition *replay_sample(const struct learner *l,
     return replay_buffer_at(&m->replay, n - 1 - (int)rng_below(r, (uint32_t)n_candidates));
 }
 
-/* A policy's own transitions trained its critic when their returns were completed; those of another
- * policy train it here. */
+/* Fills sample i of a batch for a policy. The policy's own transitions have trained its critic when
+ * their returns were completed; transitions of another policy train its critic here. */
 static void sample_fill(struct learner *l, int i, int policy, struct rng *r) {
     struct learner_policy *m = &l->policies[policy], *owner = replay_owner(l, policy, r);
     const struct transition *e = replay_sample(l, owner, r);
@@ -301,10 +302,10 @@ static void sample_fill(struct learner *l, int i, int policy, struct rng *r) {
     s->mask[e->n] = 1;
     s->n = e->n + 1;
     s->adapter = policy - l->first;
-    double rms_td_error = sqrt(m->mean_squared_td_error);
+    double rms_critic_error = sqrt(m->mean_squared_critic_error);
     l->batch_experience[i] = e;
     l->advantage[i] =
-        rms_td_error > 0 ? (e->ret - critic_value(m, tokens, e->n)) / rms_td_error : 0;
+        rms_critic_error > 0 ? (e->ret - critic_value(m, tokens, e->n)) / rms_critic_error : 0;
 }
 
 static int minibatch_sample(struct learner *l, int generation, int tick) {
@@ -558,7 +559,7 @@ static int policy_rollback(struct learner *l, int i, struct error *err) {
     m->replay.n = m->n_new = 0; // its transitions come from other weights
     for (int b = i; b < l->n_agents; b += l->n_policies) l->pending[b].n = 0;
     memset(m->critic, 0, CRITIC_FEATURES * sizeof(float));
-    m->mean_squared_td_error = 0;
+    m->mean_squared_critic_error = 0;
     if (l->es) learner_es_reset(l->es, i);
     return OK;
 }
@@ -769,10 +770,10 @@ const struct option_row learner_option_rows[] = {
         "learning rate of the critic (the baseline)"),
     ROW("lr", OPT_FLOAT, train.lr, "1e-3", 0, 1e3, "X", "learning rate of the adapters"),
     ROW("warmup-steps", OPT_INT, warmup_steps, "20", 0, 1e6, "N",
-        "warm-up updates of that rate in each generation; it decays to a tenth at the end"),
+        "updates in each generation until the full learning rate, which then decays to a tenth"),
     ROW("update-group-size", OPT_INT, update_group_size, "0", 0, 4096, "N",
-        "adapters per update; groups are updated one after another in the ticks between (0: all at "
-        "once)"),
+        "adapters per update; the groups' updates are spread over the ticks of --update-interval "
+        "(0: all at once)"),
     ROW("perturbation-ticks", OPT_INT, perturbation_ticks, "50", 1, 1e6, "N",
         "es: ticks that an agent acts with one perturbed adapter"),
     ROW("sigma", OPT_FLOAT, sigma, "0.1", 1e-9, 1, "X",

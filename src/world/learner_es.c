@@ -15,7 +15,8 @@
  *
  * A member that was not evaluated, because its agent had died before, is excluded from fitness
  * shaping and counts as the mean. Excluding the whole pair would lose the directions that kill
- * agents. The window in which the episode ends is not used.
+ * agents. Windows that are incomplete when the episode ends are not used.
+ * A round is the window, or the two windows, after which a policy learns.
  *
  * Invariant: a direction is a function of (seed, generation, policy, round, pair) and of the
  * adapter. While in use it is stored as an adapter of rank 2, as factors and in the engine's packed

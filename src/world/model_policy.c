@@ -9,7 +9,8 @@
 
 struct model_policy {
     const struct simulation_request *q;
-    struct simulation_options o; /* those of the request, but one world without a step limit */
+    struct simulation_options
+        o; /* those of the request, but one world, no breeding, no step limit */
     struct initial_adapters initial;
     struct grid_env grid;
     struct environment env, *list;
@@ -41,8 +42,8 @@ void model_policy_free(struct model_policy *p) {
     free(p);
 }
 
-/* Starts a generation for another world than that of the last call, or for a tick that does not
- * follow it. */
+/* Starts a generation. Called for the first world, and if the world or the tick does not continue
+ * the last call. */
 static int world_start(struct model_policy *p, const struct world *w, const struct world_rules *r,
                        uint64_t seed, struct error *err) {
     if (p->simulation) simulation_end_generation(p->simulation);

@@ -2,8 +2,8 @@
  * observe: observations as text, parsing of actions, and maps as text.
  *
  * The text under the rules `legacy` must not change in any character, including its mistakes
- * (docs/COMPATIBILITY.md); other rules insert text between its parts. The compact form has the same
- * content in a dozen letters at fixed positions: at most a third of the tokens. Nothing here
+ * (docs/COMPATIBILITY.md); other rules insert text between its parts. The compact form has fewer
+ * details, as letters at fixed positions, and needs at most a third of the tokens. No function here
  * changes a world.
  */
 #include "world/world.h"

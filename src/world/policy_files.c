@@ -1,4 +1,5 @@
-/* policy_files: reads and exports policies of finished and running simulations as adapters. */
+/* policy_files: opens the policies of a run's last completed generation as adapters, and exports
+ * one of them. */
 #include "world/internal.h"
 
 #include <stdlib.h>

@@ -26,7 +26,7 @@ enum {
     SMALL_LAYER_WEIGHTS =
         1 << 20,          /* most weights of a layer that fit into a core's private cache */
     MIN_ENGINE_SEQS = 16, /* minimal sequences of an engine that runs on one thread */
-    MIN_ENGINE_ROWS = 64, /* its minimal rows */
+    MIN_ENGINE_ROWS = 64, /* minimal rows of such an engine */
     CHUNK_REQUESTS = 8,   /* requests that a thread takes from the batch at once */
 };
 
@@ -73,6 +73,7 @@ static int action_tokens_init(struct policy_runner *a, struct error *err) {
     return OK;
 }
 
+/* Creates the engines that do not exist. */
 static int wake_up(struct policy_runner *a, struct error *err) {
     for (int i = 0; i < a->n_engines; i++)
         if (!a->engines[i] && !(a->engines[i] = engine_new(a->m, &a->engine_options, err)))
@@ -99,12 +100,12 @@ static bool layers_are_small(const struct model_config *c) {
 }
 
 /*
- * Creates one engine per thread, which divide the sizes in the options among them, if the model is
- * small and each engine gets enough sequences; otherwise one engine that uses all threads. The
- * threads of one engine synchronise many times per layer, and each time the activations of a small
- * model move between the caches of the cores, because matrix products are divided by output columns
- * and the operations between them by rows. Each engine reads all weights, so a large model, whose
- * weights come from memory, has one engine.
+ * Plans one engine per thread, each with its share of the sizes in the options, if the model is
+ * small, each engine gets enough sequences, and the options do not set the number of KV pages;
+ * otherwise one engine that uses all threads. The threads of one engine synchronise many times per
+ * layer, and each time the activations of a small model move between the caches of the cores,
+ * because matrix products are divided by output columns and the operations between them by rows.
+ * Each engine reads all weights, so a large model, whose weights come from memory, has one engine.
  */
 static void engines_plan(struct policy_runner *a) {
     struct engine_options *o = &a->engine_options;

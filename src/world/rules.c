@@ -24,7 +24,7 @@ const struct option_row world_rule_rows[] = {
         "attempts to place an inner wall; -1: as many as size"),
     ROW("food", OPT_INT, food, "5", 0, WORLD_CELLS_MAX, "N",
         "attempts to place food each time it grows"),
-    ROW("food-every", OPT_INT, food_every, "50", 1, 1e6, "N", "ticks between these times"),
+    ROW("food-every", OPT_INT, food_every, "50", 1, 1e6, "N", "ticks between two growths of food"),
     ROW("energy", OPT_INT, energy, "200", 1, 30000, "N",
         "initial and maximum energy; a step costs 1"),
     ROW("food-energy", OPT_INT, food_energy, "0", 0, 30000, "N",
@@ -42,8 +42,9 @@ const struct option_row world_rule_rows[] = {
     ROW("predator-damage", OPT_INT, predator_damage, "20", 0, 30000, "N",
         "energy that an attack takes"),
     ROW("material", OPT_INT, material, "0", 0, WORLD_CELLS_MAX, "N",
-        "attempts to place building material each time"),
-    ROW("material-every", OPT_INT, material_every, "50", 1, 1e6, "N", "ticks between these times"),
+        "attempts to place building material each time it grows"),
+    ROW("material-every", OPT_INT, material_every, "50", 1, 1e6, "N",
+        "ticks between two growths of material"),
     ROW("vocabulary", OPT_INT, vocabulary, "0", 0, WORLD_WORDS - 1, "N",
         "number of words that agents can say, besides silence"),
     ROW("hearing-range", OPT_INT, hearing_range, "5", 0, 2 * WORLD_SIDE_MAX, "N",
@@ -56,7 +57,7 @@ const struct option_row world_rule_rows[] = {
     REWARD("new-cell", new_cell, "0.5", "added on a cell that the agent has not visited"),
     REWARD("food", food, "3", "added on food"),
     REWARD("home", home, "5", "added at home while carrying something"),
-    REWARD("blocked", blocked, "-3", "a step into a wall, instead of the above"),
+    REWARD("blocked", blocked, "-3", "a step into a wall, instead of the four rewards above"),
     REWARD("pick", pick, "10", "picking something up"),
     REWARD("drop", drop, "20", "bringing food home"),
     REWARD("built", built, "10", "bringing material home"),
@@ -72,8 +73,9 @@ const char *const world_map_keys[] = {"size", "walls", "homes", NULL};
 const struct world_rule_set world_rule_sets[] = {
     {"legacy", "the rules, strings and numbers of an earlier program (docs/COMPATIBILITY.md)",
      "rules: legacy"},
-    /* An agent maximises rewards for positions by walking to and fro, and a penalty for failed
-     * pick-ups teaches it never to try. */
+    /* `repaired` has no rewards for positions (food, home), because an agent maximises them by
+     * walking to and fro. Its penalty for failed pick-ups is small, because a large one teaches an
+     * agent never to pick anything up. */
     {"repaired",
      "agents know what is on their cell, can reach home, food feeds them, and work pays",
      "{rules: repaired, observe_cell: true, compact_observations: true, reachable: true, "
@@ -232,7 +234,7 @@ int world_rules_load(struct world_rules *r, const char *name, struct error *err)
     if (!path_exists(name)) return unknown_rule_set_error("world", name, ", and YAML files", err);
     int rc = file_read(name, 1 << 20, &text, err);
     if (rc == OK) rc = world_rules_parse(r, name, text.data, text.len, err);
-    if (rc == OK) renamed_value("rules", r->rules); /* for its note */
+    if (rc == OK) renamed_value("rules", r->rules); /* logs a note if the name has changed */
     buf_release(&text);
     return rc;
 }

@@ -485,7 +485,7 @@ static int trace_end(struct run *r, int rc, struct error *err) {
     return rc;
 }
 
-/* Reports the speed since the last report, if that is at least `seconds` ago. */
+/* Reports the speed since the last report, if that report is more than `seconds` ago. */
 static void speed_report(struct run *r, double seconds) {
     double now = clock_now();
     int64_t decisions = simulation_decisions(r->simulation);

@@ -69,9 +69,8 @@ static bool is_goal(const struct agent_knowledge *k, enum policy_goal goal, int 
 static int bfs_first_move(const struct agent_knowledge *k, enum policy_goal goal, struct rng *r) {
     int16_t queue[WORLD_CELLS_MAX];
     int8_t first[WORLD_CELLS_MAX];
-    int n = 1,
-        rotation = (int)rng_below(
-            r, 4); /* of the order of moves: random, so that agents on the same cell separate */
+    /* The order of moves is random, so that agents on the same cell separate. */
+    int n = 1, rotation = (int)rng_below(r, 4);
     memset(first, -1, sizeof first);
     queue[0] = k->a->cell;
     first[k->a->cell] = 0;
@@ -216,7 +215,7 @@ static int mock_act(const struct world *w, const struct world_rules *rules, int 
 
 const struct world_policy world_policies[] = {
     {"rule", "fetches what it sees and remembers, and explores", rule_act},
-    {"reflex", "the same from a brief observation, without a map", reflex_act},
+    {"reflex", "like rule, but from a brief observation and without a map", reflex_act},
     {"random", "any of the six actions", random_act},
     {"mock", "a random move: it never picks anything up", mock_act},
     {0},

@@ -3,12 +3,12 @@
  *
  * In a generation the environments are reset; in each tick all agents decide in one batch, act,
  * receive rewards and learn; at the end the policies are sorted by fitness, and the next generation
- * is bred from the fittest: ΔW of a child = ratio · ΔW1 + (1 - ratio) · ΔW2 of its parents, with
- * ratio = f1 / (f1 + f2) of their fitness. Children inherit what their parents learned (Lamarckian
- * evolution).
+ * is bred from the fittest: with the default crossover, ΔW of a child is ratio · ΔW1 + (1 - ratio)
+ * · ΔW2 of its parents, rescaled to the weighted mean of their norms, with ratio = f1 / (f1 + f2)
+ * of their fitness. Children inherit what their parents learned (Lamarckian evolution).
  *
- * Invariant: every random value is a function of (seed, generation, tick, agent or child). Not
- * here: files, see simulation_state.c and run.c.
+ * Invariant: every random value is a function of (seed, generation, tick, agent or child). Files
+ * are written and read in simulation_state.c and run.c.
  */
 #include "world/internal.h"
 
@@ -19,8 +19,8 @@
 enum {
     MAX_POLICIES = 4096,
     DEFAULT_CACHED_DECISIONS = 1 << 15, /* 6 MB */
-    POLICY_BATCH_ROWS = 64,
-    POLICY_BATCH_SEQS = 4 /* engine sizes with low_memory */
+    POLICY_BATCH_ROWS = 64,             /* rows of the engine with low_memory */
+    POLICY_BATCH_SEQS = 4               /* sequences of the engine with low_memory */
 };
 
 /* worlds as environments */
@@ -163,8 +163,8 @@ static bool is_truncated(const struct environment *e, int agent) {
     return e->is_truncated && e->is_truncated(e->ctx, agent);
 }
 
-/* Collects the prompts of all active agents in the first n environments, and with
- * `include_truncated` also those of truncated agents. Returns their number. */
+/* Collects the prompts of all active agents in the first n_envs environments, and with
+ * `include_truncated` also those of truncated agents. Returns the number of prompts. */
 static int agents_collect_prompts(struct simulation *l, int n_envs, int tick,
                                   bool include_truncated) {
     int n = 0;
@@ -218,8 +218,8 @@ static void agents_record_rewards(struct simulation *l, int n) {
     buf_release(&scratch);
 }
 
-/* Simulates a tick of all agents in the first n environments. Returns the number of decisions, or
- * an error. */
+/* Simulates a tick of all agents in the first n_envs environments. Returns the number of decisions,
+ * or an error. */
 static int agents_step(struct simulation *l, int n_envs, int tick, struct error *err) {
     int n = l->n_pending = agents_collect_prompts(l, n_envs, tick, false);
     if (n == 0) return 0;
@@ -362,7 +362,7 @@ static struct adapter *crossover(const struct simulation *l, const struct policy
                          .step = NAN,
                          .seed = seed};
     struct adapter *child = operator_apply(op, &x, err);
-    if (!child && err->code == ERR_STATE)
+    if (!child && err->code == ERR_STATE) // an empty child: the fitter parent is used instead
         child = adapter_retain(parents[ratio < 0.5]);
     else if (child && op->weighting == WEIGHTING_DELTA)
         child = operator_rescale(child, mean_norm(parents, w));
@@ -537,8 +537,8 @@ const struct policy_record *simulation_policy(const struct simulation *l, int ra
 
 /* creation */
 
-/* An initial adapter with noise in B, so that the policies differ. With init_noise 0 it has no
- * effect. */
+/* An initial adapter with noise in B, so that the policies differ. With init_noise 0 the adapter
+ * does not change the model. */
 static struct adapter *founder_new(const struct simulation *l, int i, struct error *err) {
     struct adapter_config c;
     if (train_adapter_config(&l->o->learn.train, &l->m->config, &c, err) != OK) {

@@ -38,7 +38,7 @@ static int number_read(const json_t *v, const char *key, double *out, struct err
     return OK;
 }
 
-/* Reads an integer from 0 to `most`. */
+/* Reads an integer from 0 to `max`. */
 static int count_read(const json_t *v, const char *key, int64_t max, int64_t *out,
                       struct error *err) {
     const json_t *n = json_object_get(v, key);

@@ -2,9 +2,9 @@
  * subprocess: line-based exchange with another program, and a program as a policy (for a program
  * that is the environment see external_env.c).
  *
- * The program reads a line from its input and must write a line to its output; it shares our
- * stderr. Its exit, a timeout and an invalid answer are errors. It leads a process group, which
- * subprocess_close kills if the program does not exit by itself.
+ * The program reads a line from its input and must write a line to its output; it shares the stderr
+ * of this process. Its exit, a timeout and an invalid answer are errors. It leads a process group,
+ * which subprocess_close kills if the program has not exited.
  */
 #define _GNU_SOURCE
 #include "sandbox/sandbox.h"
@@ -23,7 +23,8 @@
 
 /* lines */
 
-/* The timeout argument of poll(): milliseconds until `deadline`; -1: without a limit. */
+/* The timeout argument of poll(): milliseconds until `deadline`; -1 (no limit) for the deadline 0.
+ */
 static int poll_timeout(double deadline) {
     if (deadline == 0) return -1;
     double seconds = deadline - clock_now();
@@ -103,7 +104,7 @@ void line_reader_release(struct line_reader *r) {
 struct subprocess {
     char *command;
     double timeout;
-    pid_t pid; /* 0: the process has exited with `status` */
+    pid_t pid; /* 0: the process has exited with `status`, or was never started */
     int stdin_fd, status;
     bool failed; /* an exchange failed, so subprocess_close does not wait long for its exit */
     uint64_t invalid_actions; /* agents whose last answer named no action */

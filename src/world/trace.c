@@ -4,8 +4,8 @@
  * A trace contains no computed state except hashes for comparison. Rules are written and read as a
  * mapping of their keys; rules.c checks them.
  *
- * Invariant of a trace traces in memory: all its actions are valid in a world with its rules and
- * seed, so every loaded trace can be simulated, continued and saved.
+ * Invariant of a trace in memory: all its actions are valid in a world with its rules and seed, so
+ * every loaded trace can be simulated, continued and saved.
  */
 #include "world/world.h"
 

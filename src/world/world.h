@@ -5,8 +5,9 @@
  *
  * The environment itself does no input or output. A `struct world` is plain data without pointers,
  * so a copy is a snapshot. It changes only through world_reset and world_step, and is a function of
- * its rules, its seed and the actions. Random values come from (seed, RNG_WORLD, purpose, tick), so
- * nothing depends on the order of evaluation. Each world is used by one thread at a time.
+ * its rules, its seed and the actions. Each stream of random values is determined by the seed, a
+ * purpose, and a tick or an index (grid.c), so its values do not depend on other streams. Each
+ * world is used by one thread at a time.
  *
  * A cell's index is y * size + x; north is y + 1. The border is wall, and every cell that is not a
  * wall is free. Agents do not block each other. In a tick they act in the order of their index, and
@@ -32,7 +33,7 @@ enum {
     WORLD_AGENTS_MAX = 64,
     WORLD_HOMES_MAX = 8,
     WORLD_PREDATORS_MAX = 16,
-    WORLD_WORDS = 16,          /* words that an agent can say, and silence, which is word 0 */
+    WORLD_WORDS = 16,          /* words that an agent can say, including silence, which is word 0 */
     WORLD_REMEMBERED_MAX = 10, /* number of cells with food that an agent remembers */
 };
 
@@ -51,22 +52,23 @@ struct world_rules {
     bool compact_observations; /* observations are letters instead of words */
     bool reachable; /* every free cell has a path to a home; a given map is not changed */
     int64_t homes;  /* the first home is in the middle, the others are at random cells */
-    /* Their number; the distance (|dx| + |dy|) at which they see agents; the energy that a bite
-     * takes. */
+    /* The number of predators; the distance (|dx| + |dy|) at which a predator sees agents; the
+     * energy that a bite takes. */
     int64_t predators, predator_vision, predator_damage;
     int64_t material, material_every; /* the same as food and food_every, for building material */
     /* Number of words that agents can say, besides silence; the distance in steps at which words
      * are heard. */
     int64_t vocabulary, hearing_range;
     /* A drawn map, rows from north to south: '#' wall, 'H' home, 'F' food, 'M' material, 'A' start
-     * of an agent, '.' free. It replaces size, walls and homes. Worlds are square, so walls in the
-     * north or east complete a map that is not. */
+     * of an agent, '.' free. It replaces size, walls and homes. Worlds are square: a map that is
+     * not square is completed with walls in the north or in the east. */
     struct strings map;
     struct world_rewards {
-        /* Of each step; added on a cell that the agent has not visited, on food, and at home while
-         * carrying something. */
+        /* move: of each move to another cell. The others are added to it: new_cell on a cell that
+         * the agent has not visited, food on a cell with food, home at home while the agent carries
+         * something. */
         double move, new_cell, food, home;
-        double blocked; /* of a step into a wall, instead of the four above */
+        double blocked; /* reward of a move into a wall, instead of the four above */
         /* Picking something up; bringing food home; bringing material home; picking up or dropping
          * without an effect. */
         double pick, drop, built, no_effect;
@@ -79,15 +81,15 @@ struct world_rule_set {
     const char *name, *about, *yaml;
 };
 extern const struct world_rule_set world_rule_sets[]; /* ends with a row without name */
-/* Loads a rule set by name, or a YAML file by path. ERR_USAGE and ERR_FORMAT name key and line.
- * Release the rules also after an error. */
+/* Loads a rule set by name, or a YAML file by path. An error in a file names the line, and the key
+ * if it concerns one. Release the rules also after an error. */
 int world_rules_load(struct world_rules *r, const char *name, struct error *err);
-/* The same for the text of a file; `path` names it in errors. */
+/* Loads rules from the text of a YAML file; `path` names the file in errors. */
 int world_rules_parse(struct world_rules *r, const char *path, const char *text, size_t len,
                       struct error *err);
 extern const char *const world_map_keys[]; /* rules that a map determines; NULL-terminated */
-/* Checks that involve several rows. Loading calls it; call it again after flags have changed a
- * rule. */
+/* Checks rules that involve several rows of world_rule_rows. The functions that load rules call it;
+ * call it again after flags have changed a rule. */
 int world_rules_check(const struct world_rules *r, struct error *err);
 /* Whether the rule set is `legacy`. */
 bool world_rules_are_legacy(const struct world_rules *r);
@@ -107,7 +109,8 @@ enum world_action {
 extern const char *const world_action_names[WORLD_N_ACTIONS]; /* "move_north" … */
 /* "north" …: the words that models generate. */
 extern const char *const world_action_words[WORLD_N_ACTIONS];
-/* With communication, an action is action + WORLD_N_ACTIONS · word. */
+/* If agents can say words, the number of an action is enum world_action + WORLD_N_ACTIONS · word.
+ */
 
 enum { CELL_WALL = 1, CELL_HOME = 2, CELL_FOOD = 4, CELL_MATERIAL = 8 };
 enum { HOLDS_NOTHING, HOLDS_FOOD, HOLDS_MATERIAL };
@@ -141,10 +144,11 @@ struct world {
  * `r`. */
 void world_reset(struct world *w, const struct world_rules *r, int n_agents, uint64_t seed);
 /* Simulates one tick. actions: [n_agents]; those of dead agents are ignored. Sets every agent's
- * reward (0 for dead agents). */
+ * reward; it is 0 for agents that were dead before the tick. */
 void world_step(struct world *w, const struct world_rules *r, const int16_t *actions);
 bool world_terminated(const struct world *w); /* no agent is alive */
-/* reward + 5 collected + 10 delivered + 0.1 steps + 50 delivered / (steps + 1), at least 0. */
+/* episode_reward + 5 collected + 10 delivered + 0.1 steps + 50 delivered / (steps + 1), at least 0.
+ */
 double world_agent_fitness(const struct world_agent *a);
 /* SHA-256 of the whole state. */
 void world_hash(const struct world *w, char out[HASH_LEN]);
@@ -170,22 +174,23 @@ static inline bool world_has_predator(const struct world *w, int cell) {
  * Appends the observation of an agent to `out`, for example "At (5,3), E80, has food. See: home↑
  * wall←". With the rule compact_observations it is like "u x f o h - s e +": the cells north,
  * south, east and west (z predator, x wall, f food, m material, h home, o visited, u unvisited);
- * the agent's own cell; its load; the direction of its goal along y and along x (- for neither);
- * energy, + if at least half is left.
+ * the agent's own cell (always o without the rule observe_cell); its load (- for none); the
+ * direction of its goal along y and along x (- for neither); energy, + if at least half is left.
+ * With the rule vocabulary, the numbers of the words that the agent heard follow.
  */
 void world_observe(const struct world *w, const struct world_rules *r, int agent, struct buf *out);
 /* Appends a prompt: the last two actions and the observation, "[move_north,pick_food] At (5,3), … .
  * Action:", or the compact form "u x f o h - s e + n p:". */
 void world_prompt(const struct world *w, const struct world_rules *r, int agent, struct buf *out);
 /* The cell of the goal to which compact observations point, or -1. The goal of an agent with a load
- * is the nearest home that it knows (the first home, or a visited one); otherwise it is the nearest
- * food that it remembers on an unvisited cell. */
+ * is the nearest home that it knows (the first home, or a visited one); the goal of an agent
+ * without a load is the nearest food that it remembers on an unvisited cell. */
 int world_goal(const struct world *w, int agent);
 /* The action that a generated text names, or -1. The words are searched for in a fixed order
  * anywhere in the text: under the legacy rules north or up first, so that "pick up" moves north;
  * `repaired` searches for verbs before directions. */
 int world_action_from_text(const char *text, bool repaired);
-/* The same with the order that the rules select. */
+/* Calls world_action_from_text with the order that the rules select. */
 int world_action_parse(const struct world_rules *r, const char *text);
 /* An agent's letter on maps, or '@' after Z. */
 static inline char world_agent_letter(int agent) {
@@ -202,7 +207,8 @@ struct world_policy {
     /* Returns an action without a word; r is the random source of (agent, tick). */
     int (*act)(const struct world *w, const struct world_rules *rules, int agent, struct rng *r);
 };
-/* The random source of a policy in one tick; grid.c uses smaller ids. */
+/* The random source of a policy for one agent in one tick. Its ids begin with 64; grid.c uses
+ * smaller ids. */
 static inline struct rng world_policy_rng(uint64_t seed, int agent, int tick) {
     return rng_make(seed, RNG_WORLD, 64 + (uint32_t)agent, (uint32_t)tick);
 }
@@ -224,11 +230,11 @@ void world_policy_act(const struct world_policy *p, const struct world *w,
  *   {"tick":100,"actions":[…],"hash":"…"}           world_hash after every hundredth tick
  *   {"end":500,"hash":"…"}                          written by trace_close
  *
- * A trace that was forked from another one at a tick contains the ticks of that trace too, and its
- * header has "fork": TICK. Each line is flushed at the end of its tick, so a crash loses at most
- * the line in progress. Reading a trace simulates the world: an impossible action or a wrong hash
- * is an error that names the line or the tick. A file without the last line ("end") is read up to
- * its last complete line.
+ * A trace that was forked from another trace at a tick begins with the ticks of that trace up to
+ * there, and its header has "fork": TICK. Each line is flushed at the end of its tick, so a crash
+ * loses at most the line in progress. Reading a trace simulates the world: an impossible action or
+ * a wrong hash is an error that names the line or the tick. A file without the last line ("end") is
+ * read up to its last complete line.
  */
 
 enum { TRACE_TICKS = 1000000, TRACE_HASH_INTERVAL = 100 /* ticks between hashes */ };
@@ -245,9 +251,9 @@ struct trace {
     bool closed; /* the line "end" was read */
 };
 
-/* The rules as a mapping of their keys; world_rules_parse accepts it as YAML. */
+/* The rules as a JSON object {key: value}; world_rules_parse accepts its text as YAML. */
 json_t *world_rules_json(const struct world_rules *r);
-/* Rules from such a mapping; `name` names it in errors. */
+/* Reads rules from the result of world_rules_json; `name` names it in errors. */
 int world_rules_from_json(struct world_rules *r, const char *name, const json_t *v,
                           struct error *err);
 
@@ -256,7 +262,8 @@ int world_rules_from_json(struct world_rules *r, const char *name, const json_t 
 int trace_init(struct trace *t, const struct world_rules *r, int n_agents, uint64_t seed,
                int64_t steps, const char *policy, struct error *err);
 void trace_release(struct trace *t);
-/* Appends the actions of the next tick. Those of dead agents are ignored and stored as -1. */
+/* Appends the actions of the next tick; `w` is the world before that tick. Actions of dead agents
+ * are ignored and stored as -1. ERR_MEMORY: the trace has TRACE_TICKS ticks already. */
 int trace_append(struct trace *t, const struct world *w, const int16_t *actions, struct error *err);
 /* Sets `w` to the world after `tick` ticks, 0 to n_ticks. If `w` is at an earlier tick, only the
  * ticks in between are simulated. `w` must belong to this trace or be zero-initialised. */
@@ -265,7 +272,7 @@ void trace_seek(const struct trace *t, struct world *w, int64_t tick);
 void trace_truncate(struct trace *t, int64_t tick);
 
 int trace_load(struct trace *t, const char *path, struct error *err);
-/* The same for the text of a file; `name` names it in errors. */
+/* Reads a trace from the text of a file; `name` names the file in errors. */
 int trace_parse(struct trace *t, const char *name, const char *text, size_t len, struct error *err);
 
 /* Creates a file and writes the header and the existing ticks. The caller then writes later ticks
@@ -334,7 +341,8 @@ struct subprocess *subprocess_open(const char *command, double timeout, struct e
  * After an error the subprocess is unusable. */
 int subprocess_act(struct subprocess *o, const struct world *w, const struct world_rules *r,
                    int16_t *actions, struct error *err);
-/* Closes the program's input, waits for its end at most for the timeout, and then kills it. */
+/* Closes the program's input and waits for the program's exit, at most for the timeout (0.1 seconds
+ * after a failed exchange); then kills its process group. */
 void subprocess_close(struct subprocess *o);
 
 /*
@@ -343,13 +351,13 @@ void subprocess_close(struct subprocess *o);
  * A policy is an adapter over the shared base model, with its replay buffer and critic. Agents are
  * numbered over all environments: agent a uses policy a % n_policies, so several agents may share a
  * policy. In each tick all active agents decide in one batch: their actions are sampled, the
- * environments step, and the experience is stored. Every few ticks one pass updates all policies. A
- * generation is one episode in every environment; after it the fittest policies are crossed, and
- * their children form the next generation.
+ * environments step, and the experience is stored. Every few ticks all policies are updated in one
+ * pass of the model. A generation is one episode in every environment; after it the fittest
+ * policies are crossed, and their children and the elites form the next generation.
  *
  * Three parts, each usable without the next: policy_runner (decisions), learner (replay buffers and
- * updates), simulation (generations). One thread drives each. Results are a function of model,
- * options and seed. They do not depend on the number of threads or on interruptions.
+ * updates), simulation (generations). Each is used by one thread at a time. Results are a function
+ * of model, options and seed. They do not depend on the number of threads or on interruptions.
  */
 
 /* environments */
@@ -372,11 +380,11 @@ struct episode_stats world_episode_stats(const struct world *w); /* the mean ove
 struct policy_runner_options {
     double temperature; /* divides the actions' logits before the softmax */
     bool text; /* generate up to ten tokens and parse them, instead of scoring the actions */
-    enum dtype lora_elem;
+    enum dtype lora_elem;                /* element type of packed adapters */
     int32_t max_rows, max_seqs, max_len; /* engine sizes; 0: defaults for twenty agents */
     int32_t n_pages;          /* pages of the KV cache; 0: enough for max_seqs long prompts */
     enum dtype kv_elem;       /* element type of the KV cache */
-    int32_t cached_decisions; /* capacity of the decision cache; 0: none. No result changes */
+    int32_t cached_decisions; /* capacity of the decision cache, which changes no result; 0: none */
     struct pool *pool;
 };
 struct policy_decision {
@@ -392,8 +400,9 @@ struct policy_decision {
     int action;
 };
 struct policy_runner;
-/* Fails with ERR_MISMATCH if two action words begin with the same token, so that a token does not
- * identify an action. */
+/* ERR_MISMATCH: the model has no tokenizer, or two action words begin with the same token (allowed
+ * with the option `text`), so that a token does not identify an action. Model, environment and pool
+ * are borrowed. */
 struct policy_runner *policy_runner_new(const struct model *m, const struct environment *e,
                                         const struct policy_runner_options *o, struct error *err);
 void policy_runner_free(struct policy_runner *a);
@@ -406,14 +415,14 @@ void policy_runner_tokenize(struct policy_runner *a, struct policy_decision *dec
                             const struct buf *text);
 /* The element type of packed adapters. */
 enum dtype policy_runner_lora_elem(const struct policy_runner *a);
-/* Frees the engine's memory until the next decision. */
+/* Frees the engines; the next decision creates them again. */
 void policy_runner_sleep(struct policy_runner *a);
 const int32_t *policy_runner_action_tokens(
     const struct policy_runner *a); /* [n_actions] first token of each word */
 
 /* learning */
 
-struct learner_options {     /* filled from option rows */
+struct learner_options {     /* filled from option rows; a value before ':' is the default */
     char *learn;             /* gradient, clone, es or none */
     int64_t update_interval; /* 10: ticks between updates */
     int64_t batch_size;      /* 4: experiences per policy in an update */
@@ -431,7 +440,7 @@ struct learner_options {     /* filled from option rows */
     int64_t perturbation_ticks; /* 50: ticks for which es keeps one perturbation */
     double sigma;               /* 0.1: scale of a perturbation of es */
     char *shaping;              /* zscore: fitness shaping of es, see backprop.h */
-    struct train_options train; /* LoRA and optimizer; rows of the same names */
+    struct train_options train; /* LoRA and optimizer, from rows of the same names */
 };
 extern const struct option_row learner_option_rows[];
 int learner_options_check(const struct learner_options *o, struct error *err);
@@ -463,7 +472,8 @@ struct learner_config {
 struct learner *learner_new(const struct learner_options *o, const struct learner_config *c,
                             struct error *err);
 void learner_free(struct learner *l);
-/* Perturbs the adapter with which agent `agent` decides at `tick` (from 0); only es does so. */
+/* If the policies learn by es, perturbs the adapter with which agent `agent` decides at `tick`
+ * (from 0); otherwise does nothing. */
 void learner_perturb(struct learner *l, int generation, int tick, int agent,
                      struct policy_decision *a);
 /* Record an agent's decision, and then its reward. teacher: the expert's action, or -1; terminated:
@@ -486,7 +496,7 @@ struct policy_health learner_health(const struct learner *l, int policy);
 
 /* generations */
 
-struct simulation_options { /* filled from option rows */
+struct simulation_options { /* filled from option rows; a value before ':' is the default */
     int64_t n_adapters;     /* number of policies; 0: as many as an environment has agents */
     int64_t n_envs;         /* 1: number of environments */
     int64_t generations;    /* 10 */
@@ -517,7 +527,7 @@ uint64_t simulation_held_out_seed(int map);
 
 struct simulation;
 /* Options, model, environments and pool are borrowed. `first`: [n_first] initial adapters, assigned
- * to the policies in turn; NULL: new adapters. */
+ * to the policies in turn; n_first 0: new adapters. */
 struct simulation *simulation_new(const struct model *m, const struct simulation_options *o,
                                   struct environment *const *envs, struct adapter *const *first,
                                   int n_first, struct pool *pool, struct error *err);
@@ -525,8 +535,9 @@ void simulation_free(struct simulation *l);
 /*
  * A generation: simulation_begin_generation breeds it from the previous one, if there is one and if
  * breeding is on, and resets the environments with `seeds` [n_envs], or with generated ones (NULL).
- * The caller then calls simulation_step until it returns 0; it returns the number of decisions of
- * the tick. simulation_end_generation records the outcomes and the learned adapters.
+ * The caller then calls simulation_step, which simulates one tick, until it returns 0; otherwise it
+ * returns the number of decisions of the tick, or an error (negative). simulation_end_generation
+ * records the outcomes and the learned adapters.
  */
 int simulation_begin_generation(struct simulation *l, const uint64_t *seeds, struct error *err);
 int simulation_step(struct simulation *l, struct error *err);
@@ -562,8 +573,8 @@ struct policy_record {
 int simulation_save(const struct simulation *l, const char *dir, const json_t *extra,
                     struct error *err);
 json_t *simulation_read_state(const char *dir, struct error *err);
-/* The path of a policy's PEFT directory in that folder, malloc'ed; NULL if `hash` is not a valid
- * hash. */
+/* The path of a policy's PEFT directory in the folder `dir`, malloc'ed; NULL if `hash`, the
+ * policy's content hash, is not a valid hash. */
 char *simulation_policy_path(const char *dir, const char *hash, struct error *err);
 int simulation_load(struct simulation *l, const char *dir, const json_t *state, struct error *err);
 json_t *policy_record_json(const struct policy_record *m);
@@ -592,12 +603,13 @@ typedef int (*external_envs_exchange_fn)(void *ctx, const struct buf *line, cons
                                          size_t *len, struct error *err);
 
 struct external_envs;
-/* Requests the spaces (names of agents and actions) immediately. If `has_expert`, the program must
- * report a teacher's action for every active agent. */
+/* Creates n_worlds environments over an exchange function; `ctx` is borrowed. Requests the spaces
+ * (names of agents and actions) immediately. If `has_expert`, the program must report a teacher's
+ * action for every active agent. */
 struct external_envs *external_envs_new(external_envs_exchange_fn exchange, void *ctx, int n_worlds,
                                         bool has_expert, struct error *err);
-/* The same for a program, which the shell runs; `timeout` is the maximal wait for each answer, in
- * seconds. */
+/* Creates n_worlds environments over a program, which the shell runs; `timeout` is the maximal wait
+ * for each answer, in seconds. */
 struct external_envs *external_envs_open(const char *command, double timeout, int n_worlds,
                                          bool has_expert, struct error *err);
 void external_envs_free(struct external_envs *c);                             /* ends the program */
@@ -613,11 +625,11 @@ json_t *external_envs_json(const struct external_envs *c);
  *     RUN/state.json, minds/, critics-G.bin    see simulation_state.c; `extra` holds the curve
  *     RUN/trace-G.jsonl                        the first world of generation G; the actions only,
  *                                              if the environment is another program
- *     RUN/curve.jsonl, report.html             the curve for programs and for people
+ *     RUN/curve.jsonl, report.html             the curve: as JSON lines, and as a page with charts
  *
- * The name of a run is a hash of everything that determines it except the number of generations. So
- * the same request resumes an interrupted run, and a request with more generations continues a
- * finished one.
+ * The id of a run is "world-" and a hash of everything that determines the run except the number of
+ * generations. So the same request resumes an interrupted run, and a request with more generations
+ * continues a finished one.
  */
 
 struct simulation_run_options { /* filled from option rows */
@@ -678,7 +690,7 @@ void model_policy_describe(const struct model_policy *p, int agent, struct buf *
 struct simulation_group {
     const char *name;
     int n_runs;
-    double decisions;                /* decisions of the first run */
+    double decisions;                /* number of decisions of the first run by key */
     struct stats_interval delivered; /* at the end of the runs */
     /* The median over runs of the decisions until a run delivers 80 % of what the policy `rule`
      * delivers; INFINITY: never. */
@@ -693,6 +705,7 @@ struct simulation_comparison {
     const struct simulation_group *groups; /* [n] */
     int n;
 };
+/* Reads the curves of the n groups in the folder `runs`. The names are borrowed. */
 struct simulation_comparison *simulation_compare(const char *runs, char *const *names, int n,
                                                  struct error *err);
 /* Writes the curves of all groups as SVG. */

@@ -1,9 +1,9 @@
 /*
  * world_server: worlds as environments for other programs, one line of JSON per request.
  *
- * Answers are written without a JSON library, because steps are frequent. A request is validated
- * completely before anything changes, so an error leaves every world unchanged. The state of a
- * world is its trace: restoring a state simulates the trace, and the world can then continue.
+ * Answers to steps are written without a JSON library, because steps are frequent. A request is
+ * validated completely before anything changes, so an error leaves every world unchanged. The state
+ * of a world is its trace: restoring a state simulates the trace, and the world can then continue.
  */
 #include "world/world.h"
 #include "world/world_server_internal.h"
@@ -216,7 +216,8 @@ static int count_take(json_t *options, const char *key, int64_t max, int64_t *ou
     return OK;
 }
 
-/* The options override the server's rules; if they have "rules", they override that rule set. */
+/* The options override the server's rules. If the options have "rules", they override that rule set
+ * instead. */
 static int reset_rules_read(const struct world_server *s, const json_t *options,
                             struct world_rules *r, struct error *err) {
     json_t *merged =
@@ -231,7 +232,8 @@ static int reset_rules_read(const struct world_server *s, const json_t *options,
     return rc;
 }
 
-/* Reads the options in `flat` and removes "agents" and "steps" from it. */
+/* Fills `out`, a trace without ticks, from the options in `flat`; removes "agents" and "steps" from
+ * `flat`. */
 static int reset_options_read(const struct world_server *s, json_t *flat, uint64_t seed,
                               struct trace *out, struct error *err) {
     int64_t agents = s->defaults.n_agents, steps = s->defaults.steps;

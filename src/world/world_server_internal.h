@@ -1,4 +1,5 @@
-/* world_server_internal: parts that both directions of the world_server protocol share. */
+/* world_server_internal: functions that world_server.c (another program acts), subprocess.c
+ * (another program is the policy) and external_env.c (another program is the environment) share. */
 #ifndef SHOAL_WORLD_WORLD_SERVER_INTERNAL_H
 #define SHOAL_WORLD_WORLD_SERVER_INTERNAL_H
 
@@ -26,8 +27,8 @@ void agent_json_info(const void *view, int agent, struct buf *out);
 int world_actions_read(const struct world_view *v, uint64_t agents, const json_t *object,
                        int16_t *actions, uint64_t *invalid, struct error *err);
 
-/* Sends a line, with its newline, to the program and returns the answer, which is valid until the
- * next call. */
+/* Sends a line, with its newline, to the program. *line: the program's answer, valid until the next
+ * call. */
 int subprocess_exchange(struct subprocess *o, const struct buf *request, const char **line,
                         size_t *len, struct error *err);
 

@@ -20,7 +20,7 @@ static void reply_error(struct exchange *x, const struct error *err) {
         api_fail_error(x, err, NULL);
 }
 
-/* Replies with v, of which it takes ownership; NULL: with the error. */
+/* Replies with v and takes ownership of it; v NULL: replies with the error. */
 static void reply(struct exchange *x, json_t *v, const struct error *err) {
     if (v)
         exchange_reply_json(x, 200, v);

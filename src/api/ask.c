@@ -1,7 +1,6 @@
 /*
- * ask: the answer pipeline over HTTP. The server runs the pipeline of 'shoal ask'; its model model
- * calls join the server's batch. The entries of the team's blackboard are streamed as they are
- * written.
+ * ask: the answer pipeline over HTTP. The server runs the pipeline of 'shoal ask'; its model calls
+ * join the server's batch. The entries of the team's blackboard are streamed as they are written.
  *
  * A blackboard exists for one request. Memory is kept per conversation, which is stored in the
  * server's state under its id and the API key of the request: the same id with another key is
@@ -28,7 +27,8 @@ struct ask_task {
     struct ask_task *next; /* list of the tasks with a conversation, guarded by the server's lock */
     struct server *s;
     struct async_reply *reply;
-    /* conversation: "KEY/ID"; NULL: nothing is stored */
+    /* conversation: id of the API key (may be empty), "/" and the request's id; NULL: nothing is
+     * stored */
     char *question, *conversation;
     struct model_ref target;
     struct workflow *workflow;
@@ -211,8 +211,8 @@ static void ask_task_free(void *ctx) {
 
 /* reading */
 
-/* Reads a field that is one of n words as its index, or -1 for "auto". *out is unchanged if the
- * field is absent. */
+/* Reads a field that is one of n words or "auto". *out: the word's index, or -1 for "auto" and for
+ * an absent field. */
 static int choice_read(const json_t *body, const char *key, const char *const *choices, int n,
                        int *out, struct error *err) {
     const char *text = "auto";

@@ -57,7 +57,8 @@ static size_t word_length(const struct expression *e) {
     return n;
 }
 
-/* The Jinja expression for .Name or $.Name; NULL: it is not supported. */
+/* The Jinja expression for the Go variable .NAME, or $.NAME if `root`; NULL: it is not supported.
+ */
 static const char *variable_find(const struct writer_state *w, const char *name, size_t n,
                                  bool root) {
     static const struct {
@@ -278,7 +279,7 @@ int go_template_jinja(const char *text, bool bos, struct buf *out, struct error 
 
 /* variables */
 
-/* Joins consecutive texts of one kind with an empty line. */
+/* Appends a text; an empty line separates it from an earlier text. */
 static void text_join(struct buf *b, const char *text) {
     if (b->len) buf_puts(b, "\n\n");
     buf_puts(b, text);
@@ -288,7 +289,7 @@ struct ollama_turn {
     struct buf system, prompt, response;
 };
 
-/* Moves the texts out of t. */
+/* The turn as {system, prompt, response}; empties t. */
 static json_t *turn_json(struct ollama_turn *t) {
     struct buf *texts[] = {&t->system, &t->prompt, &t->response};
     for (size_t i = 0; i < 3; i++) buf_puts(texts[i], ""); /* so that data is not NULL */

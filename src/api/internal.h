@@ -17,7 +17,8 @@ void web_ui_handle(void *ctx,
 /* Loads the derived models from state_dir. Those that cannot be loaded are skipped with a
  * warning. */
 void ollama_models_load(struct server *s);
-/* The sink for the body of a blob upload; NULL: the route is not an upload. */
+/* The sink for the body of a blob upload; NULL: the route is not an upload, or the digest is
+ * invalid. */
 struct body_sink *ollama_sink(struct server *s, struct exchange *x, const struct http_route *r);
 /* If t is a derived model, adds its settings to a body in OpenAI's form; fields that the body sets
  * take precedence. */
@@ -25,7 +26,7 @@ void derived_settings_apply(struct server *s, const struct model_ref *t, json_t 
 
 /* llamacpp.c */
 
-/* Replies with the tokens of {content}. */
+/* Tokenizes the body's field `content` and replies with the tokens. */
 void llamacpp_tokenize(struct server *s, struct exchange *x, const json_t *body);
 /* The defaults and lower bounds of sampling fields that differ between llama.cpp and Ollama. A
  * negative seed means a random seed; a negative temperature is read as 0. */

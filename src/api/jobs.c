@@ -168,8 +168,8 @@ static int result_names_check(struct server *s, const json_t *request, bool may_
     return rc;
 }
 
-/* A key with the scope admin may replace adapters, and so may every caller of a server without
- * keys. */
+/* Whether a caller may replace any adapter: a key with the scope admin may, and a caller without a
+ * key. */
 static bool may_replace(struct server *s, const char *key) {
     return !key || keys_scopes(s->keys, key) & KEY_SCOPE_ADMIN;
 }
@@ -443,9 +443,9 @@ static int paths_open(struct server *s, struct error *err) {
     return OK;
 }
 
-/* The maximal bytes of memory of a job: the machine's memory without the server's share, and at
- * least a quarter of it. 0: unlimited, because a sanitizer reserves more memory than the machine
- * has. */
+/* The maximal bytes of memory of a job: the machine's memory without the server's share, but at
+ * least a quarter of the machine's memory. 0: unlimited, because a sanitizer reserves more memory
+ * than the machine has. */
 static int64_t memory_for_jobs(const struct server *s) {
 #if defined(__SANITIZE_ADDRESS__) || defined(__SANITIZE_THREAD__)
     (void)s;
@@ -518,7 +518,8 @@ static void state_metrics_set(struct server *s, const json_t *list) {
     }
 }
 
-/* Sets the metrics that a job reports. After its end the last values are kept, except speeds. */
+/* Sets the metrics that a job reports. For a job that is not running, the last values are kept,
+ * except speeds. */
 static void job_metrics_set(struct server *s, const json_t *job, bool running) {
     static const char speed[] = "_per_second";
     const char *name;
@@ -532,7 +533,7 @@ static void job_metrics_set(struct server *s, const json_t *job, bool running) {
     }
 }
 
-/* Sets the metrics of all running jobs, and of the newest ended jobs that have metrics, up to
+/* Sets the metrics of all running jobs, and of the newest other jobs that have metrics, up to
  * MAX_JOBS_IN_METRICS jobs. The list begins with the newest job. */
 static void all_job_metrics_set(struct server *s, const json_t *list) {
     json_t *job;

@@ -47,8 +47,8 @@ static void scale_handle(void *ctx, struct exchange *x) {
 
 /* prompts */
 
-/* Tokenizes a text, a token id, or a list of both. Only a text at the beginning gets the BOS
- * token. */
+/* Tokenizes a text, a token id, a list of both, or {prompt_string: text}. Only a text at the
+ * beginning gets the BOS token. */
 static int prompt_add(const struct server *s, const json_t *v, int flags, struct token_ids *out,
                       struct error *err) {
     const struct tokenizer *tok = s->model->tok;
@@ -117,7 +117,7 @@ static int prompts_read(const struct server *s, const json_t *body, struct gener
 
 /* settings */
 
-/* Adds a pair [id or text, bias or false] to an object in OpenAI's form. */
+/* Adds a pair [id or text, bias or false] to `out`, an object {id: bias} as in OpenAI's API. */
 static int logit_bias_add(const struct server *s, const json_t *pair, json_t *out,
                           struct error *err) {
     json_t *token = json_array_get(pair, 0), *bias = json_array_get(pair, 1);
@@ -223,7 +223,8 @@ static int sampling_read(const struct server *s, const json_t *body, struct gene
     return stop_conditions_read(s, body, spec, err);
 }
 
-/* Reads the limits of a reply and the fields that it contains. spec->extra: {tokens, lora}. */
+/* Reads the limits of a reply, and which fields the reply contains. Sets spec->extra to {tokens:
+ * whether to return token ids, lora: as in the request}. */
 static int limits_read(const struct server *s, const json_t *body, struct generation_spec *spec,
                        struct error *err) {
     int64_t predict = s->options->max_tokens, n = 1, probs = 0, slot = -1;
@@ -255,7 +256,7 @@ static int body_read(struct server *s, const json_t *body, struct model_ref *t,
     return rc == OK ? prompts_read(s, body, spec, err) : rc;
 }
 
-/* The effective settings of a request, under all names that a request may use. */
+/* The effective settings of a request, with the field names of llama.cpp. */
 static json_t *settings_json(const struct server *s, const struct generation_spec *spec) {
     const struct sampling_params *p = &spec->sampling;
     json_t *stops = json_array(), *lora = json_object_get(spec->extra, "lora");

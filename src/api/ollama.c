@@ -2,14 +2,15 @@
  * ollama: Ollama's API for text, chats, embeddings and the list of models. The base model and every
  * adapter is a model NAME:latest. ollama_models.c creates models that are derived from them.
  *
- * Requests are read into the same generation_spec as OpenAI's. Other dialects write the replies:
- * NDJSON unless "stream" is false, arguments of tools as objects, durations in nanoseconds.
- * api_fail writes errors in Ollama's form for these paths.
+ * Requests are read into a generation_spec, as those of OpenAI's API. The dialects of this file
+ * write the replies: NDJSON unless "stream" is false, arguments of tools as objects, durations in
+ * nanoseconds. api_fail writes errors in Ollama's form for these paths.
  *
  * One default differs from Ollama's: repeat_penalty is 1 (off), so that replies are unmodified
- * samples of the model. Models are never unloaded: keep_alive is parsed, and 0 is confirmed without
- * an effect. num_ctx bounds the tokens of a prompt and its reply; messages that do not fit are left
- * out, the oldest first, unless truncate is false.
+ * samples of the model. Models are never unloaded: keep_alive has no effect, but a request without
+ * a prompt and with keep_alive 0 is answered as if the model had been unloaded. num_ctx bounds the
+ * tokens of a prompt and its reply; messages that do not fit are left out, the oldest first, unless
+ * truncate is false.
  */
 #define _GNU_SOURCE
 #include "api/ollama.h"
@@ -144,7 +145,7 @@ struct ollama_request {
     json_t *body, *derived, *options;
     struct model_ref target;
     struct generation_spec spec;
-    bool unload, no_think;
+    bool unload, no_think; /* keep_alive is 0; think is false */
 };
 
 static void ollama_request_release(struct ollama_request *q) {
@@ -486,7 +487,7 @@ static void generate_handle(void *ctx, struct exchange *x) {
     ollama_request_start(s, x, &q, &generate_dialect, rc, !*prompt, &err);
 }
 
-/* The messages without the oldest `skip` ones; system messages are kept. */
+/* The messages without the oldest `skip` messages; system messages are kept and not counted. */
 static json_t *messages_skip_oldest(const json_t *messages, size_t skip) {
     json_t *list = json_array(), *m;
     size_t i;
@@ -512,8 +513,9 @@ static int prompt_render_without_oldest(struct server *s, struct ollama_request 
     return prompt_render(s, q, messages_skip_oldest(messages, skip), NULL, err);
 }
 
-/* Renders the prompt without as few of the oldest messages as the context requires, but always with
- * the last one. Uses binary search, because each attempt renders the whole prompt. */
+/* Renders the prompt. If it does not fit into the context, leaves out as few of the oldest messages
+ * as necessary, but never the last message. Uses binary search, because each attempt renders the
+ * whole prompt. */
 static int prompt_render_fitting(struct server *s, struct ollama_request *q, const json_t *messages,
                                  struct error *err) {
     bool truncate = true;
@@ -692,8 +694,8 @@ static json_t *details_json(const struct server *s, const char *parent) {
                      count_json(model_param_count(&s->model->config)), "quantization_level", type);
 }
 
-/* The fields of a model that all lists have. l NULL: the base model. Returns NULL if the adapter
- * cannot be loaded. */
+/* The fields of a model that both lists (tags and ps) have. l NULL: the base model. Returns NULL if
+ * the adapter cannot be loaded. */
 static json_t *model_card_json(struct server *s, const struct adapter_entry *l) {
     char digest[HASH_LEN], *name = xasprintf("%s:latest", l ? l->name : s->name);
     struct model_size size = {0};
@@ -807,7 +809,7 @@ static json_t *info_json(const struct server *s) {
     return v;
 }
 
-/* Writes one line per parameter, each with a prefix. */
+/* Writes one line per parameter; each line begins with `prefix`. */
 static void parameters_write(const json_t *derived, const char *prefix, struct buf *out) {
     const char *key;
     json_t *v, *item;

@@ -1,10 +1,10 @@
 /*
- * ollama: functions that the two files of Ollama's API share. ollama.c generates and lists models;
- * ollama_models.c creates derived models.
+ * ollama: functions that the two files of Ollama's API share. ollama.c generates text and lists
+ * models; ollama_models.c creates derived models.
  *
  * A derived model is a JSON object: the fields of /api/create merged with those of the model that
  * it was derived from, so that it does not depend on that model:
- *   name, parent           the latter as in `from`
+ *   name, parent           parent: the field `from` of the request
  *   adapters               [path, "sha256:…" or {file name: "sha256:…"}], summed; may be absent
  *   template, jinja        as given, and translated; jinja absent: the base's template
  *   system, license        texts

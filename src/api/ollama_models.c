@@ -1,13 +1,13 @@
 /*
- * ollama_models: derived models of Ollama's API, each made from the base model, adapters and
- * settings, and the files that are uploaded for them.
+ * ollama_models: Ollama's derived models, and the files that clients upload for them. A derived
+ * model consists of the base model, adapters and settings.
  *
  *   STATE/blobs/sha256-HASH     uploaded files, under the hash of their content
  *   STATE/adapters/HASH/        PEFT directories: hard links to blobs, under PEFT's file names
  *   STATE/models/HASH.json      derived models (ollama.h), under the hash of their name
  *
- * Several adapters become one: their exact sum, which is published to the pool like any other
- * adapter. A blob gets its name only after its hash was verified and all of it is on disk.
+ * If a model has several adapters, their exact sum is published to the pool as one adapter. A blob
+ * gets its name only after its hash was verified and all of it is on disk.
  */
 #define _GNU_SOURCE
 #include "api/go_template.h"
@@ -684,8 +684,8 @@ void ollama_delete_handle(void *ctx, struct exchange *x) {
 
 /* in chats of OpenAI's form */
 
-/* Puts the model's messages before those of the body, and the model's system message first, unless
- * either list begins with a system message. */
+/* Puts the derived model's messages before those of the body. The derived model's system message
+ * becomes the first one, unless either list begins with a system message. */
 static void messages_apply(const json_t *derived, json_t *body) {
     json_t *model_messages = json_object_get(derived, "messages"),
            *system = json_object_get(derived, "system");
@@ -701,7 +701,8 @@ static void messages_apply(const json_t *derived, json_t *body) {
     json_object_set_new(body, "messages", all);
 }
 
-/* Adds the model's parameters to the body, under OpenAI's or vLLM's names. */
+/* Adds the derived model's parameters to the body, under OpenAI's or vLLM's names; fields of the
+ * body take precedence. */
 static void parameters_apply(const json_t *derived, json_t *body) {
     static const char *const names[][2] = {{"num_predict", "max_tokens"},
                                            {"repeat_penalty", "repetition_penalty"}};

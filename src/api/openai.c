@@ -1,10 +1,10 @@
 /*
  * openai: OpenAI's API for chat, completions, embeddings and models, with vLLM's additional fields.
- * request_fields.c lists the known fields and handles all others.
+ * request_fields.c lists the known fields and refuses unknown ones.
  *
- * Requests are read into a generation_spec; two dialects write the replies. A token is always among
- * its own alternatives in the log-probabilities, and both values are printed from the same float,
- * so that clients may compare them for equality.
+ * Requests are read into a generation_spec; two dialects write the replies. In the
+ * log-probabilities of /v1/completions and of prompts a token is always among its own alternatives,
+ * with the same value, so that clients may compare the two values for equality.
  */
 #define _GNU_SOURCE
 #include "api/go_template.h"
@@ -607,7 +607,8 @@ static json_t *usage_json(const struct generation *g) {
                      "cached_tokens", (json_int_t)u.cached);
 }
 
-/* The object around choices, which may be empty. */
+/* The object that every reply and chunk consists of. choices: a list, which may be empty; taken
+ * over. */
 static json_t *envelope(const struct generation *g, const char *object, json_t *choices) {
     json_t *v = json_pack("{s:s,s:s,s:I,s:s,s:s,s:o}", "id", g->id, "object", object, "created",
                           (json_int_t)g->created, "model", g->target.name, "system_fingerprint",
@@ -831,7 +832,7 @@ int model_ref_read(struct server *s, const json_t *body, struct model_ref *t, st
     return model_ref_resolve(s, model, t, err);
 }
 
-/* After an error: answers the exchange and releases t and spec. */
+/* Replies with the error and releases t and spec. */
 void generation_fail(struct server *s, struct exchange *x, struct model_ref *t,
                      struct generation_spec *spec, const struct error *err) {
     api_fail_error(x, err, spec->bad_field);
@@ -993,7 +994,8 @@ static int completion_limits_read(struct server *s, const json_t *body,
                             &spec->n_prompts, err);
 }
 
-/* Adds an alternative. Tokens that are not valid text may have the same name. */
+/* Adds an alternative under the token's text. Tokens that are not valid text may have the same
+ * text; a second one is added as "token_id:ID". */
 static void top_add(const struct server *s, json_t *top, int32_t id, float logprob) {
     json_t *name = json_token_text(s, id);
     const char *key = json_string_value(name);
@@ -1058,7 +1060,7 @@ static json_t *scored_token_json(const struct generation *g, const struct scored
     return json_integer(start);
 }
 
-/* Writes the lists one after the other, so that they need no memory. */
+/* Writes the four lists item by item, so that no list is in memory as a tree of JSON values. */
 static void legacy_logprobs_write(const struct generation *g, const struct lazy_list *l,
                                   struct buf *out) {
     static const char *const names[SCORED_LISTS] = {"tokens", "token_logprobs", "top_logprobs",

@@ -322,7 +322,8 @@ static void run_handle(void *ctx, struct exchange *x) {
 
 /* traces */
 
-/* The newest requests first; ?slow=SECONDS: only those that took at least this long. */
+/* Lists the traces of requests, the newest first; ?slow=SECONDS: only requests that took at least
+ * this long. */
 static void traces_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     const char *slow = exchange_query(x, "slow");

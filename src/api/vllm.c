@@ -1,6 +1,7 @@
 /*
- * vllm: loads and unloads adapters while requests run, and has the other endpoints of vLLM that its
- * clients and lm-evaluation-harness use, with vLLM's exact texts where clients compare them.
+ * vllm: loads and unloads adapters while requests run, and has the other endpoints of vLLM that
+ * vLLM's clients and lm-evaluation-harness use. Messages that clients compare are exactly those of
+ * vLLM.
  *
  * Not here: the endpoints that vLLM shares with OpenAI; openai.c has them.
  */

@@ -3,8 +3,8 @@
  * version of the program, and loads nothing from other hosts.
  *
  * The files of web/ are served unchanged; page.inc lists them. They contain no secrets, so they
- * need no API key; the requests that they make do. Browsers cache the files and revalidate them by
- * their hash.
+ * need no API key; the requests that the page makes need one. Browsers cache the files and
+ * revalidate them by their hash.
  */
 #include "api/internal.h"
 

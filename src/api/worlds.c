@@ -90,8 +90,8 @@ static int64_t query_int(const struct exchange *x, const char *key, int64_t fall
     return text ? strtoll(text, NULL, 10) : fallback;
 }
 
-/* ?run&generation&from&n: the available frames from tick `from` on. A client that follows a run
- * requests the following frames later. */
+/* ?run&generation&from&n: replies with at most n of the available frames, from tick `from` on. A
+ * client that follows a run requests the following frames later. */
 static void frames_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct trace t = {0};
@@ -185,7 +185,8 @@ static json_t *agent_json(struct server *s, const struct trace *t, const struct 
     return v;
 }
 
-/* ?run&generation&tick&agent, optionally &model for its action probabilities, and &temperature. */
+/* ?run&generation&tick&agent. Optional: &model, whose action probabilities are computed (default:
+ * as for a request without a model), and &temperature (default: 2). */
 static void agent_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct trace t = {0};

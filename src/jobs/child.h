@@ -35,7 +35,7 @@ struct job_child_options {
     const struct strings *args; /* without the program's name */
     const char *permissions;    /* value of the child's variable SHOAL_JOB; NULL: not set */
     int64_t max_output;         /* maximum bytes of results */
-    /* Maximum bytes of a file that it writes, and of its memory; 0: unlimited. */
+    /* Maximum bytes of a file that the child writes, and of the child's memory; 0: unlimited. */
     int64_t max_file, max_data;
     bool same_priority;
 };
@@ -49,14 +49,15 @@ struct job_child_options {
 /* Starts a process. NULL on an error of the system. */
 struct job_child *job_child_start(const struct job_child_options *s, struct error *err);
 void job_child_signal(const struct job_child *c, int signal); /* signals the whole process group */
-/* File descriptors to poll; the pidfd first. With read == false only the pidfd is polled. */
+/* Fills `out` with file descriptors to poll, the pidfd first. With read == false only the pidfd is
+ * polled. */
 void job_child_pollfds(const struct job_child *c, struct pollfd out[JOB_CHILD_FDS], bool read);
 
 /* Called for a line without its newline. len is the full length; if it is larger than n, only the
  * first n bytes are given. */
 typedef void (*job_child_line_fn)(void *ctx, enum child_pipe_kind which, const char *line, size_t n,
                                   size_t len);
-/* Reads the available output, at most about as much per call as pipes hold. */
+/* Reads the available output, at most 256 KiB of each pipe per call. */
 void job_child_read(struct job_child *c, job_child_line_fn on_line, void *ctx);
 /* Waits for the child's exit, kills the rest of its group, reads the remaining output, and frees c.
  * Returns the wait status; -1: the process was reaped elsewhere. */

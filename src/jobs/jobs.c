@@ -3,14 +3,14 @@
  * processes, request.c command lines.
  *
  * Invariants. 1. A state is stored before it appears in an event or a reply; if the store fails,
- * the job keeps its state and the thread tries again. 2. Only the thread starts and reaps
- * processes, both under the lock, so any thread that holds the lock may signal a job's child. 3. An
- * event number is never used twice: numbers are reserved in the store in blocks, and after a kill
- * of this process the rest of a block is skipped.
+ * the job keeps its state, and the caller gets the error or the thread tries again. 2. Only the
+ * thread starts and reaps processes, both under the lock, so any thread that holds the lock may
+ * signal a job's child. 3. An event number is not used twice unless the store fails: numbers are
+ * reserved in the store in blocks, and after a kill of this process the rest of a block is skipped.
  *
  * Memory is bounded: jobs by max_jobs, requests and lines by their limits, events by a limit for
- * all jobs. The progress and the last state are not stored as events but generated from the job
- * when events are requested.
+ * all jobs. When events are requested, the progress event is generated from the job, and so is the
+ * event of the last state if that event was removed.
  */
 #define _GNU_SOURCE
 #include "jobs/jobs.h"
@@ -62,13 +62,13 @@ struct job {
     int64_t attempts;
     char *run; /* the id of its run, if its kind can resume runs; else NULL */
     char created[32], started[32], ended[32];
-    int exit, signal; /* -1: unknown, or the process ended in the other way */
+    int exit, signal; /* exit status, or -1; number of the signal that ended the process, or -1 */
     char *note;
     json_t *progress; /* may be NULL */
     json_t *metrics;  /* the last value of each metric; may be NULL */
 
-    int64_t seq, reserved_seq; /* the last used and the last reserved event number */
-    int64_t state_seq, progress_seq;
+    int64_t seq, reserved_seq;       /* the last used and the last reserved event number */
+    int64_t state_seq, progress_seq; /* event numbers of the last state and the last progress */
 
     struct job_child *child; /* also set while the job is paused */
     double kill_at;          /* time of the SIGKILL after a SIGTERM; INFINITY: none is planned */
@@ -306,6 +306,8 @@ static void text_set(char **field, const char *text, size_t n) {
     *field = b.data;
 }
 
+/* Adds an event for a line of stdout: the parsed line, its text if it is not JSON, or only its
+ * length if it was truncated. */
 static void result_line_handle(struct jobs *j, struct job *job, const char *line, size_t n,
                                size_t len) {
     struct error err;
@@ -772,6 +774,7 @@ struct poll_set {
     int n;
 };
 
+/* Returns the seconds until the next deadline, which may be negative. */
 static double poll_set_fill(struct jobs *j, struct poll_set *w) {
     double now = clock_now(), deadline = j->retry_at ? j->retry_at : INFINITY;
     bool read = now >= j->read_at;
@@ -1048,8 +1051,8 @@ static struct job *job_new_from_request(struct jobs *j, const struct job_request
     return job;
 }
 
-/* Adds the job to the list, then records it as the owner of its outputs, then stores it. If it
- * cannot be stored, the records of outputs that do not exist are removed by outputs_prune. */
+/* Adds a job to the list, then records its outputs, then stores the job. If the job cannot be
+ * stored, outputs_prune later removes the records of outputs that do not exist. */
 static int job_add(struct jobs *j, const struct job_request *r, const struct job_caller *caller,
                    char id[JOB_ID_LEN], struct error *err) {
     int rc = outputs_each(j, r, caller, output_check_owner, err);
@@ -1237,7 +1240,7 @@ static json_t *job_events(const struct jobs *j, const struct job *job, int64_t a
     return list;
 }
 
-/* Returns a deep copy, because the caller uses it without the lock. */
+/* Returns a deep copy, because the caller uses the events without the lock. */
 json_t *jobs_events(struct jobs *j, const char *id, int64_t after, struct error *err) {
     pthread_mutex_lock(&j->lock);
     const struct job *job = job_find(j, id, err);

@@ -2,12 +2,13 @@
  * jobs: long-running commands in the background of the server: train, evolve, debate, ask, world,
  * eval, quantize. Each job is a child process that runs a command of this program.
  *
- * Jobs are separate processes, so that a failed or killed job cannot end the server, and the system
- * accounts for its memory, frees it, and can pause the job. Children have idle priority and a
- * separate process group. They are killed when this process ends, however it ends.
+ * Jobs are separate processes, so that a failed or killed job cannot end the server, and the
+ * operating system limits and frees a job's memory and can pause a job. Children have idle priority
+ * and a separate process group. They are killed when this process ends, however it ends.
  *
- * Threads. Any thread may call any function. The callback `changed` is called in the jobs' thread,
- * without the lock held; it may call all functions except jobs_close.
+ * Threads. Any thread may call any function, but jobs_close and jobs_stop must be the last call.
+ * The callback `changed` is called in the jobs' thread, without the lock held; it may call all
+ * functions except jobs_close.
  *
  *   queued ── its turn ──> running ── exit 0 ──> done
  *     ^ │                   │ │ └──── else ────> failed ───┐
@@ -34,7 +35,8 @@
 /* A kind of job: a command that clients may run. */
 struct job_kind {
     const char *name; /* NULL ends a table */
-    /* The command that resumes a run of this kind by its id; NULL: the same command. */
+    /* The command that resumes a run of this kind by its id; NULL: the command of the kind itself
+     * runs again. */
     const char *resume;
     /* The option that names where the command records its work: "runs" (a folder) or "store" (a
      * file of calls); NULL: it records nothing. */
@@ -71,7 +73,8 @@ struct job_request {
 const struct job_kind *job_kind_find(const struct job_kind *kinds, const char *name);
 
 /* Checks a request. ERR_USAGE: it is invalid or not allowed; `field` (may be NULL) then names the
- * wrong part: an option's name, "args", "kind" or "". On OK the caller releases `out`. */
+ * wrong part: the name of an option or of another key, or "" if it is unknown. On OK the caller
+ * releases `out`. */
 int job_request_check(const struct job_request_rules *r, const json_t *request,
                       struct job_request *out, char field[64], struct error *err);
 void job_request_release(struct job_request *r);
@@ -120,8 +123,8 @@ struct jobs *jobs_open(const char *store, const char *folder, const struct jobs_
                        struct error *err);
 /* Kills running children; the next jobs_open resumes them. */
 void jobs_close(struct jobs *j);
-/* The first half of jobs_close, for a process that is about to exit while other threads still
- * use j: kills running children and waits for at most `seconds`. No function may be called
+/* For a process that is about to exit while other threads may still use j: kills running children
+ * and waits about `seconds` until this is done, but frees nothing. No function may be called
  * afterwards. */
 void jobs_stop(struct jobs *j, double seconds);
 
@@ -140,8 +143,8 @@ struct job_caller {
  * request is invalid.
  *
  * An output of a job is a name in the folder of results and belongs to the owner of the job.
- * ERR_STATE: the name exists, and no job of this owner has written it. ERR_MEMORY: a limit of the
- * owner is reached.
+ * ERR_STATE: the name exists, and no job of this owner has written it; or max_jobs jobs are stored.
+ * ERR_MEMORY: the owner has max_queued queued jobs, or max_kept is reached.
  *
  * With an idempotency key, submitting the same request again returns the existing job of this
  * owner; a different request with the same key is ERR_MISMATCH.
@@ -163,8 +166,8 @@ json_t *jobs_list(struct jobs *j); /* an array of jobs, the newest first */
 /* The following functions return OK if the job is in the requested state already, and ERR_STATE if
  * it cannot reach that state any more. */
 int jobs_pause(struct jobs *j, const char *id, struct error *err);
-/* A paused job returns to its place in the queue and continues when it is first. A failed or
- * cancelled job is put at the end of the queue and runs again. */
+/* A paused job returns to its place in the queue and continues at its turn. A failed or cancelled
+ * job is put at the end of the queue and runs again at its turn. */
 int jobs_resume(struct jobs *j, const char *id, struct error *err);
 /* Sends SIGTERM, and SIGKILL after cancel_seconds; the job is "cancelled" once the process has
  * ended. */
@@ -202,8 +205,9 @@ char *jobs_file(struct jobs *j, const char *id, const char *name, struct error *
  * them, by the kernel.
  *
  * Some files are always refused, because they are never inputs of a job: names that begin with '.'
- * (.env, .git, .ssh), databases, special files, and, in folders that are only readable, files whose
- * extension is not one of data, models, adapters or recipes.
+ * (.env, .git, .ssh), databases, special files, and files whose extension is not one of data,
+ * models, adapters or recipes. Two exceptions: an option may require a database, and a job's own
+ * program may read any extension in a folder that it may write.
  *
  * Threads: one thread sets the rules before other threads read them.
  */
@@ -252,7 +256,8 @@ void job_metrics_free(struct job_metrics *f); /* may be NULL */
 /* Records the values {name: number, or null if it is not a number} at a time in seconds since 1970.
  * Unknown names are ignored. */
 void job_metrics_record(struct job_metrics *f, double time, const json_t *line);
-/* {name: value}: the last value of each metric; an empty object if there are none. */
+/* Returns {name: value}, the last value of each metric; an empty object if no metric was reported.
+ */
 json_t *job_metrics_latest(const struct job_metrics *f);
 /*
  * {began, series: [{name, metric, help, per, at, value}]}: `began` is in seconds since 1970; `at`

@@ -160,7 +160,8 @@ static int file_mode(const char *path, mode_t *mode, struct error *err) {
  * program (a file that it reads, or itself). */
 enum path_origin { FROM_CLIENT, FROM_CLIENT_DATABASE, FROM_PROGRAM };
 
-/* Whether a path below a rule may be read as an input. */
+/* Checks whether a path may be read as an input. rule: the rule that decides (NULL: none); path: as
+ * given, for errors; real: the canonical path. */
 static int input_check(const struct path_rule *rule, const char *path, const char *real,
                        enum path_origin origin, struct error *err) {
     mode_t mode;

@@ -414,7 +414,7 @@ static int keys_check(const struct request_checker *c, const json_t *request) {
     return OK;
 }
 
-/* The same kind, without arguments and options. */
+/* A request of the same kind without arguments and options. */
 static json_t *empty_request(const json_t *request) {
     return json_pack("{s:[],s:O,s:{}}", "args", "kind", json_object_get(request, "kind"),
                      "options");

@@ -1,8 +1,9 @@
 /*
  * async_reply: a thread, its events, and the stream that reads them.
  *
- * Invariants: the lock guards `out` and `done`; only the thread appends to `out` and sets `done`,
- * and only the stream removes from `out`. The stream sends the remaining events before it ends.
+ * Invariants: the lock guards `out` and `done`; only the thread (or the starting thread, if no
+ * thread could be created) appends to `out` and sets `done`, and only the stream removes from
+ * `out`. The stream sends the remaining events before it ends.
  */
 #define _GNU_SOURCE
 #include "serve/async_reply.h"

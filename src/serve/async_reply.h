@@ -4,7 +4,7 @@
  * Without streaming the client gets the result as the reply. A stream has server-sent events:
  * `event: NAME` and `data: {…}` for each progress event, in order; then `result` with the body of
  * the reply, or `error` with the error body; then `data: [DONE]`. When the client disconnects, the
- * stop flag is set, which the work has to poll.
+ * stop flag is set; the work has to poll the flag.
  */
 #ifndef SHOAL_SERVE_ASYNC_REPLY_H
 #define SHOAL_SERVE_ASYNC_REPLY_H
@@ -14,7 +14,8 @@
 struct async_reply;
 struct async_reply_work {
     json_t *(*run)(struct async_reply *l, void *ctx, struct error *err); /* NULL: error in err */
-    void (*release)(void *ctx); /* always called, after run */
+    void (*release)(
+        void *ctx); /* called once: after run, or instead of run if the work does not start */
     void *ctx;
 };
 /* Starts the work, or replies 503 if ASYNC_WORKERS_MAX async replies and team chats run already. */

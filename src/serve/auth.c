@@ -120,7 +120,7 @@ static int backoff_check(struct server *s, struct exchange *x, const char *secre
     return ERR_STATE;
 }
 
-/* Replies 429 with both headers that tell clients when to try again. */
+/* Replies 429, with the headers Retry-After and Retry-After-Ms if the time to wait is known. */
 static void limit_refuse(struct exchange *x, const struct key_decision *a) {
     if (a->retry_after > 0) retry_after_add(x, a->retry_after);
     api_fail(x, 429, NULL, NULL,

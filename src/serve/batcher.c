@@ -212,7 +212,7 @@ static void step(struct batcher *b) {
     b->stats.pages_free = s.pages_free;
     b->stats.busy += b->step_seconds;
     pthread_mutex_unlock(&b->lock);
-    bool rows = s.rows > b->rows; // else every request waits for its mask
+    bool rows = s.rows > b->rows; // false: every request waits for the token mask of its grammar
     if (b->on_step && rows)
         b->on_step(b->on_step_ctx, b->step_seconds, (int32_t)(s.rows - b->rows));
     b->rows = s.rows;

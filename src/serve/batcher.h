@@ -19,9 +19,9 @@ struct batcher;
 struct batcher_request {
     struct engine_request request; /* set by the caller; its buffers must stay valid until done */
     bool background;
-    /* Called in the batcher's thread after a step that added tokens, and when the request is done.
-     * It must not block. With done = true it may free the request, which the batcher does not touch
-     * afterwards. */
+    /* Called in the batcher's thread after a step that added tokens, and when the request is done;
+     * but in the thread that calls batcher_cancel if the request still waits. It must not block.
+     * With done = true it may free the request, which the batcher does not touch afterwards. */
     void (*on_change)(struct batcher_request *c, bool done);
     void *user;
 
@@ -41,20 +41,21 @@ struct batcher_stats {
     double busy;               /* seconds in steps */
 };
 
-/* The engine is borrowed; only the batcher's thread uses it until batcher_free. If max_waiting
- * requests wait, new ones are refused. */
+/* The engine is borrowed; only the batcher's thread uses it until batcher_free. Interactive
+ * requests are refused if more than max_waiting of them would wait. */
 struct batcher *batcher_new(struct engine *e, int max_waiting);
 /* Cancels the remaining requests, and lets threads that wait in batcher_run and batcher_embed
  * return. No thread may call any function of the batcher afterwards. */
 void batcher_free(struct batcher *b);
-/* ERR_USAGE: as engine_submit; ERR_STATE: too many requests wait. On an error nothing is submitted.
- */
+/* ERR_USAGE: engine_check refuses the request; ERR_STATE: too many requests wait, or the batcher is
+ * being freed. On an error nothing is submitted. */
 int batcher_submit(struct batcher *b, struct batcher_request *c, struct error *err);
 /* Submits all requests or none. */
 int batcher_submit_all(struct batcher *b, struct batcher_request *const *c, int n,
                        struct error *err);
-/* on_change is soon called with done = true and finish FINISH_NONE, unless the request was done
- * already. The caller ensures that the request has not been freed. */
+/* on_change is called with done = true and finish FINISH_NONE, soon or before this function
+ * returns, unless the request was done already. The caller ensures that the request has not been
+ * freed. */
 void batcher_cancel(struct batcher *b, struct batcher_request *c);
 /* Submits n background requests and waits for them. When `*stop` becomes true (stop may be NULL),
  * they are cancelled: ERR_STATE. ERR_MEMORY: no memory was left for the results of a request. */

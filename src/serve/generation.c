@@ -1,6 +1,5 @@
 /*
- * generation: makes batcher requests from settings, text from tokens, and an API's deltas from
- * text.
+ * generation: converts settings to batcher requests, tokens to text, and text to an API's deltas.
  *
  * The first `shown` bytes of a completion's text are final: the engine can cut the text at a stop
  * text only after them, because a possible beginning of a stop text is held back. Within these
@@ -121,7 +120,8 @@ void ndjson_add(const struct generation *g, json_t *v, struct buf *out) {
 
 /* text of a completion */
 
-/* Length of the suffix that is an incomplete character or may begin a stop text. */
+/* Length of the suffix that is an incomplete character, or may begin a stop text or (if `tools`)
+ * the tag <tool_call>. */
 static size_t stop_holdback(const char *text, size_t n, const struct strings *stops, bool tools) {
     size_t held = n - utf8_complete_len(text, n);
     for (int i = tools ? -1 : 0; i < stops->n; i++) {
@@ -147,7 +147,7 @@ static void tokens_decode(const struct generation *g, struct completion *a, int3
 
 /* tool calls */
 
-/* The end of the JSON value at `p`, or NULL if the value is incomplete. */
+/* The end of the JSON value that begins at `p`; NULL: the value does not end before `end`. */
 static const char *json_value_end(const char *p, const char *end) {
     int depth = 0;
     bool text = false;
@@ -451,7 +451,8 @@ static enum stream_status stream_fail(struct generation *g, size_t from, const s
     return STREAM_END;
 }
 
-/* Call it before the reply is sent: the client may rate the reply at once. */
+/* Logs the reply for ratings. Call it before the reply is sent, because the client may rate the
+ * reply at once. */
 static void reply_log(const struct generation *g) {
     const struct completion *a = g->completions;
     feedback_log_reply(g->s->ab, &(struct feedback_reply){.id = g->id,
@@ -521,7 +522,7 @@ static void reply_send(void *ctx) {
     generation_release(g);
 }
 
-/* Runs in the batcher's thread. */
+/* on_change of the batcher's requests. Usually runs in the batcher's thread, see batcher.h. */
 static void request_progress(struct batcher_request *c, bool done) {
     struct generation *g = c->user;
     if (g->spec.stream) exchange_wake(g->x);
@@ -672,7 +673,7 @@ void generation_start(struct server *s, struct exchange *x, const struct api_dia
         engine_request_init(g, &g->completions[i]);
         calls[i] = &g->completions[i].batch_request;
     }
-    __atomic_add_fetch(&g->refs, 1, __ATOMIC_RELAXED); // held until the reply is sent
+    __atomic_add_fetch(&g->refs, 1, __ATOMIC_RELAXED); // held until the end of this function
     int rc = batcher_submit_all(s->batcher, calls, g->n_completions, &err);
     free(calls);
     if (rc != OK) {

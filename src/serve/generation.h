@@ -6,7 +6,7 @@
  * text of a completion grows as tokens arrive. Text is sent only when it is final: an incomplete
  * character and a possible beginning of a stop text are held back, and tool calls are separated
  * from content. Only the replying thread advances a completion: the thread that pulls the stream,
- * or a worker when all completions are done.
+ * or, without a stream, a worker after all completions are done.
  *
  * Reference counts: the exchange holds one reference, and each batcher request holds one until it
  * is done.
@@ -29,7 +29,7 @@ struct token_usage { /* tokens */
     int64_t prompt, completion, cached;
 };
 
-/* The settings of a request. The generation owns everything in it and releases it. */
+/* The settings of a request. The generation owns and releases everything in it except `x`. */
 struct generation_spec {
     struct token_ids *prompts;
     int n_prompts, n; /* n completions of each prompt */
@@ -41,7 +41,7 @@ struct generation_spec {
     struct strings stop_texts;
     int32_t stop_ids[32];
     int n_stop_ids;
-    int n_top, n_prompt_top; /* alternatives returned per token, and per prompt token (vLLM's) */
+    int n_top, n_prompt_top; /* alternatives returned per token; per prompt token (vLLM's field) */
     bool logprobs, prompt_logprobs, echo, stream, include_usage;
     bool prompt_tops;        /* return the prompt's log-probabilities in vLLM's form */
     bool single_tool_call;   /* at most one tool call */

@@ -17,11 +17,11 @@
 #include <unistd.h>
 
 enum {
-    SOURCE_MAX = 256 << 10,  /* bytes of text */
-    SMALL_BUDGET_SHARE = 32, /* fraction of the build budget, about a millisecond */
-    SMALL_SOURCE_MAX = 32 << 10,
-    KNOWN_LARGE_MAX = 256, /* sources that need the whole build budget */
-    LARGE_NICE = 4,        /* nice value of the compile threads: the engine goes first */
+    SOURCE_MAX = 256 << 10,      /* bytes of text */
+    SMALL_BUDGET_SHARE = 32,     /* the small budget is 1/32 of the build budget: about 1 ms */
+    SMALL_SOURCE_MAX = 32 << 10, /* longer sources are compiled in a compile thread at once */
+    KNOWN_LARGE_MAX = 256,       /* sources that need the whole build budget */
+    LARGE_NICE = 4,              /* nice value of the compile threads: the engine goes first */
     CALLER_LEN = 80,
 };
 

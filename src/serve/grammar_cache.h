@@ -33,7 +33,7 @@ void grammar_cache_release(struct grammar_cache *cache, struct grammar *g);
 struct grammar_cache_stats {
     int kept, in_use;
     size_t bytes;
-    uint64_t compiled; /* so far, without compilations that exceeded the small budget */
+    uint64_t compiled; /* number of grammars compiled so far */
 };
 struct grammar_cache_stats grammar_cache_stats(struct grammar_cache *cache);
 

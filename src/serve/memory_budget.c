@@ -1,9 +1,9 @@
 /*
  * memory_budget: a table of owners with their bytes, and the sum of them.
  *
- * Invariant: `used` is the sum of the owners' bytes and never more than `limit_bytes`; no owner
- * reserves more than half of that. The budget counts reservations; it does not measure the memory
- * of the process.
+ * Invariant: `used` is the sum of the owners' bytes and never more than `limit_bytes`; no owner can
+ * reserve more than half of `limit_bytes`. The budget counts reservations; it does not measure the
+ * memory of the process.
  */
 #define _GNU_SOURCE
 #include "serve/memory_budget.h"

@@ -26,8 +26,8 @@ size_t memory_budget_owner_max(const struct memory_budget *b);
  * On an error nothing is reserved. */
 int memory_budget_reserve(struct memory_budget *b, const void *owner, size_t bytes,
                           struct error *err);
-/* Sets the owner's reservation to `bytes` in total; errors as for memory_budget_reserve, which
- * leave it unchanged. */
+/* Sets the owner's reservation to `bytes` in total. An error leaves the reservation unchanged; the
+ * codes are those of memory_budget_reserve. */
 int memory_budget_set(struct memory_budget *b, const void *owner, size_t bytes, struct error *err);
 size_t memory_budget_reserved(struct memory_budget *b, const void *owner);
 /* Moves up to `bytes` of a reservation from one owner to another. */

@@ -4,8 +4,8 @@
  *
  * The constants are the sizes of jansson's values, the engine's results and text in growing
  * buffers. The length of a token's text is the vocabulary's average; if a client steers a reply to
- * longer tokens, the writer of the reply reserves more as it proceeds (lazy_list_add). No function
- * here allocates memory for a request.
+ * longer tokens, the writer of the reply reserves more as it proceeds (lazy_list_add). Only
+ * request_memory_json allocates memory for a request.
  */
 #define _GNU_SOURCE
 #include "serve/generation.h"

@@ -44,7 +44,8 @@ static void request_observe(struct server *s, const struct batcher_request *t) {
     if (n > 1) model_observe(s, METRIC_VLLM_INTER_TOKEN, (t->ended - t->first) / (n - 1));
 }
 
-/* Whether the tokens end in a repeated cycle: at least LEAST tokens, and at least four periods. */
+/* Whether the tokens end in a cycle that is repeated for at least LEAST tokens and at least four
+ * periods. */
 static bool ends_in_cycle(const int32_t *v, int32_t n) {
     enum { LEAST = 48, WINDOW = 5 * TOKEN_CYCLE_MAX }; // four periods, and one to compare with
     struct token_cycle c = {0};

@@ -1,8 +1,9 @@
 /*
  * serve: serves a model, its adapters and its teams over widely used HTTP APIs.
  *
- * serve_run returns after SIGTERM or SIGINT has stopped the server and all running requests are
- * answered. It creates threads, which block all signals.
+ * serve_run returns after SIGTERM or SIGINT has stopped the server and all running requests have
+ * ended. If they do not end in time, or on a second signal, it ends the process. The threads that
+ * it creates block SIGTERM and SIGINT.
  */
 #ifndef SHOAL_SERVE_H
 #define SHOAL_SERVE_H
@@ -30,7 +31,7 @@ struct serve_options { /* filled from option rows, except max_memory and the fie
     bool feedback;              /* replies can be rated; experiments need this */
     int64_t max_feedback;       /* maximum bytes of the file of ratings and experiments */
     struct strings names;       /* additional ids of the base */
-    int64_t max_waiting;        /* requests */
+    int64_t max_waiting;        /* requests that may wait for the batch; more are refused */
     int64_t max_jobs;           /* jobs that run at once */
     bool jobs_idle;             /* jobs run only while no other process needs the processor */
     struct strings jobs_read;   /* folders that jobs may read, in addition to the default ones */

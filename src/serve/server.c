@@ -57,7 +57,8 @@ void api_fail(struct exchange *x, int status, const char *type, const char *para
     free(message);
 }
 
-/* The quoted request field with which the message begins, copied to out; NULL: it does not. */
+/* The quoted request field with which the message begins, copied to out; NULL: the message begins
+ * otherwise. */
 static const char *error_param(const struct error *err, char out[64]) {
     size_t n = err->text[0] == '\'' ? strcspn(err->text + 1, "'") : 0;
     if (n == 0 || n >= 64 || err->text[n + 1] != '\'') return NULL;
@@ -158,8 +159,8 @@ json_t *server_derived_spec(struct server *s, const char *name) {
     return spec;
 }
 
-/* Adds or replaces an entry. is_base: the entry is the base model under another name; the adapters
- * of all other entries are in the pool. */
+/* Adds or replaces an entry; takes ownership of spec. is_base: the entry is the base model under
+ * another name; the adapters of all other entries are in the pool. */
 static void adapter_entry_set(struct server *s, const char *name, const char *path, bool is_base,
                               json_t *spec) {
     pthread_mutex_lock(&s->lock);

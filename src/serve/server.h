@@ -94,7 +94,7 @@ struct server {
     char *job_env;               /* job_paths as the environment variable of job processes */
     struct job_event_stream *event_streams; /* clients that stream job events */
     json_t *published;                      /* object: ids of jobs whose results are served */
-    bool publishing, closing;
+    bool publishing, closing; /* publishing: atomic, the results of jobs are being published */
 
     struct team_entry *teams; /* [n_teams] constant after the start */
     int n_teams;
@@ -137,16 +137,17 @@ struct model_ref {
     struct weighted_adapter terms[ENGINE_MIX_MAX]; /* retained */
     int n;                                         /* 0: the base */
 };
-/* Resolves a request's model name. The base's id refers to the base; "" and NULL to the adapters
- * that have a scale, or to the base if none has. Other names are an adapter's name, BASE:NAME,
- * BASE@NAME, or a weighted sum of names such as a*0.7+b*0.3. ERR_MISSING: no such model. */
+/* Resolves a request's model name. The base's id refers to the base; "" and NULL refer to the
+ * adapters whose scale is not 0, or to the base if all scales are 0. Other names are an adapter's
+ * NAME, BASE:NAME, BASE@NAME, NAME:latest, or a weighted sum of names such as a*0.7+b*0.3.
+ * ERR_MISSING: no such model. */
 int model_ref_resolve(struct server *s, const char *model, struct model_ref *out,
                       struct error *err);
 /* Resolves llama.cpp's list [{id, scale}]. */
 int model_ref_from_list(struct server *s, const json_t *list, struct model_ref *out,
                         struct error *err);
-/* Sets the scales of all adapters from such a list, or none on an error; adapters that the list
- * omits get 0. */
+/* Sets the scales of all adapters from a list [{id, scale}]; adapters that the list omits get 0. On
+ * an error no scale changes. */
 int server_set_scales(struct server *s, const json_t *list, struct error *err);
 void model_ref_release(struct model_ref *ref);
 /* Sets the adapter or the mix of a request. */
@@ -185,7 +186,7 @@ const char *exchange_key_id(const struct exchange *x);
 int auth_open(struct server *s, struct error *err); /* reads keys, checks options */
 int auth_token_create(struct server *s,
                       struct error *err); /* creates the start-up token and its file */
-void auth_close(struct server *s);        /* deletes the file */
+void auth_close(struct server *s);        /* deletes the token's file */
 /* callbacks of http */
 int auth_admit(void *ctx, struct exchange *x, const struct http_route *r);
 void auth_request_done(struct server *s, const struct exchange *x);

@@ -3,7 +3,8 @@
  * agents' turns are the reasoning, and the decision is the reply.
  *
  * A team runs in a separate thread. Its calls are background requests of the batcher, so that teams
- * do not delay chats. All agents of a step, of all teams, are computed in one batch.
+ * do not delay chats. The calls of one step of a team are submitted together and join the batch of
+ * all requests.
  */
 #define _GNU_SOURCE
 #include "memory/memory.h"
@@ -182,7 +183,8 @@ static void team_generation_run(struct generation *g, void *ctx) {
 
 /* parsing of requests */
 
-/* The text of the last message, after the earlier messages except system messages. malloc'ed. */
+/* The earlier messages, except system messages, as "ROLE: TEXT" lines, and then the text of the
+ * last message. malloc'ed. */
 static char *question_from_messages(const json_t *messages) {
     struct buf b = {0};
     size_t n = json_array_size(messages), i;
@@ -206,7 +208,7 @@ static int choices_read(const json_t *body, struct task_item *item, struct error
     return rc;
 }
 
-/* Takes the question over. */
+/* Takes ownership of the question. */
 static struct team_session *session_new(struct server *s, const struct team_entry *t,
                                         char *question, uint64_t seed) {
     static const char *const codes[] = {[LANG_JA] = "ja", [LANG_EN] = "en", [LANG_ZH] = "zh"};

@@ -182,7 +182,8 @@ static int ollama_request_read(struct server *s, struct exchange *x, struct olla
     if (!q->body || ollama_name(q->body, &name, err) != OK ||
         ollama_target(s, name, &q->target, err) != OK)
         return err->code;
-    const char *user = NULL; // not a field of Ollama: A/B tests assign users to adapters
+    /* `user` is not a field of Ollama's API; A/B tests assign each user to an adapter. */
+    const char *user = NULL;
     if (json_read_name(q->body, "user", &user, err) != OK) return err->code;
     if (user) q->spec.user = xstrdup(user);
     q->derived = server_derived_spec(s, q->target.label);

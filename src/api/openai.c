@@ -154,7 +154,7 @@ static int settings_read(const struct server *s, const json_t *body, struct gene
 
 int generation_set_grammar(struct server *s, struct generation_spec *spec, const char *kind,
                            const json_t *v, struct error *err) {
-    /* keeps the order of keys in the request, which the reply follows */
+    /* json_dumps keeps the order of keys in the request; the reply has the same order */
     char *text = json_is_string(v) ? xstrdup(json_string_value(v))
                                    : json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY);
     CHECK(text != NULL);
@@ -214,7 +214,7 @@ static int format_read(struct server *s, const json_t *body, struct generation_s
 
 /* tools */
 
-/* {"name": "f", "arguments": {…}} */
+/* The JSON schema of a call of a tool: {"name": "f", "arguments": {…}}. */
 static json_t *call_schema(const json_t *tool) {
     const json_t *f = json_object_get(tool, "function");
     json_t *params = json_incref(json_object_get(f, "parameters"));
@@ -227,6 +227,7 @@ static json_t *call_schema(const json_t *tool) {
                      "arguments", "additionalProperties", 0);
 }
 
+/* Sets a grammar that requires a call of the tool `chosen`, or of any tool if it is NULL. */
 static int tools_force(struct server *s, const json_t *tools, const char *chosen,
                        struct generation_spec *spec, struct error *err) {
     json_t *any = json_array(), *tool;
@@ -1010,7 +1011,7 @@ static void top_add(const struct server *s, json_t *top, int32_t id, float logpr
 struct scored_token {
     int32_t id;
     float logprob;
-    const int32_t *top_ids; /* [n_top]; NULL: this is the first token of the prompt */
+    const int32_t *top_ids; /* [n_top]; NULL: unknown, as for the first token of the prompt */
     const float *top;
 };
 

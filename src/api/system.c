@@ -219,8 +219,8 @@ static void runs_handle(void *ctx, struct exchange *x) {
     store_close(store);
 }
 
-/* A log with more than MAX_LINES lines is thinned to every 2nd, 4th, … line and the last one. A
- * curve looks the same, and memory is bounded for a run of any length. */
+/* A log with more than MAX_LINES lines is thinned to every 2nd, 4th, … line and the last one. The
+ * shape of a curve is kept, and memory is bounded for a run of any length. */
 enum {
     MAX_LINES = 4096,
     LINE_BYTES = 256, /* typical bytes of a line */

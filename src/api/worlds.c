@@ -155,7 +155,8 @@ static json_t *action_probabilities(struct server *s, const struct model_ref *t,
     return v;
 }
 
-/* The action that the agent took at this tick; null: it was dead, or this is the last tick. */
+/* The action that the agent chose in the state after `tick` ticks; null: the agent was dead, or the
+ * trace ends at this tick. */
 static json_t *action_json(const struct trace *t, int64_t tick, int agent) {
     if (tick >= t->n_ticks) return json_null();
     int a = t->actions[tick * t->n_agents + agent];

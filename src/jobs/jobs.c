@@ -54,7 +54,7 @@ struct job {
     char *idempotency_key; /* may be NULL */
     char *owner;           /* the id of the API key; may be NULL */
     bool may_replace_any;  /* may replace adapters and outputs of other owners */
-    int64_t disk_bytes;    /* disk usage of the job's folder when its process ended */
+    int64_t disk_bytes;    /* disk usage of the job's folder at the end of its last process */
     enum job_state state;
     bool cancel_requested; /* cancellation was requested */
     int64_t created_seq;   /* order of creation */

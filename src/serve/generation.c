@@ -243,10 +243,10 @@ static void tool_calls_parse_tagged(const struct generation *g, struct completio
     }
     if (a->calls_begin) a->content_end = a->calls_begin - 1;
     if (!a->done) return;
-    int n = a->n_parsed_calls; // including a truncated call
+    int n = a->n_parsed_calls; // a truncated call with a name is counted too
     if (n < a->n_tool_calls && a->tool_calls[n].name) n++;
     if (a->n_tool_calls == n) return;
-    a->n_tool_calls = n; // tags around text that is not a call
+    a->n_tool_calls = n; // drops tags around text that is not a call
     if (n == 0) a->content_end = a->shown;
 }
 
@@ -744,7 +744,7 @@ bool generation_start_async(struct server *s, struct exchange *x, const struct a
     struct generation *g = generation_new(s, x, d, id_prefix, t, spec);
     struct async_worker *o = xcalloc(1, sizeof *o);
     *o = (struct async_worker){g, fn, ctx};
-    g->refs = g->spec.stream ? 2 : 1; // one of the thread, one of the stream
+    g->refs = g->spec.stream ? 2 : 1; // one is held by the thread, one by the stream
     g->n_unfinished = 0;
     for (int i = 0; i < g->n_completions; i++) {
         g->completions[i].async = xcalloc(1, sizeof *g->completions[i].async);

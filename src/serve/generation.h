@@ -85,7 +85,7 @@ struct completion {
     size_t *ends;      /* [n_decoded] byte offset in the text at which each token ends */
     int32_t n_decoded; /* tokens decoded */
     int32_t ends_cap;
-    size_t shown; /* bytes that may be sent: whole characters, and no beginning of a stop text */
+    size_t shown; /* bytes that are final: whole characters, and no beginning of a stop text */
     size_t content_end; /* bytes of `shown` that are content; the rest is tool calls or held back */
     size_t sent;        /* bytes sent; used by the stream */
     struct buf chunk;   /* serialized chunk without content, a template: see openai.c */
@@ -104,7 +104,7 @@ struct completion {
 
 struct generation;
 /* A list in a reply that may be too large for a tree of JSON values: the log-probabilities of the
- * tokens from..to of a completion. The tree has a placeholder string in its place;
+ * tokens `from` to `to` - 1 of a completion. The tree has a placeholder string in its place;
  * reply_serialize replaces the placeholder and builds the JSON of one item at a time. */
 struct lazy_list {
     int kind;  /* defined by the dialect */
@@ -185,7 +185,7 @@ bool lazy_list_add(const struct generation *g, const struct lazy_list *l, json_t
                    struct buf *out);
 /* Token i of a completion as {token, logprob, bytes, top_logprobs}. */
 json_t *token_logprobs(const struct generation *g, const struct completion *a, int32_t i);
-/* A dialect's `write_list` function: writes the items of token_logprobs for from..to. */
+/* A dialect's `write_list` function: writes token_logprobs of the tokens `from` to `to` - 1. */
 void token_logprobs_write(const struct generation *g, const struct lazy_list *l, struct buf *out);
 /* The number of tokens of the completion whose text has been sent. */
 int32_t completion_tokens_sent(const struct completion *a);
@@ -214,16 +214,18 @@ int stop_conditions_read(const struct server *s, const json_t *body, struct gene
 /* Sets spec->grammar from a text, or from a value as JSON; kinds as for server_grammar. */
 int generation_set_grammar(struct server *s, struct generation_spec *spec, const char *kind,
                            const json_t *v, struct error *err);
-/* Reads tools and tool_choice. Call it after the grammar is set. */
+/* Reads tools and tool_choice. Call it after other fields have set the grammar, because a required
+ * call replaces the grammar. */
 int tool_choice_read(struct server *s, const json_t *body, struct generation_spec *spec,
                      struct error *err);
-/* A request's own `chat_template` needs --trust-request-chat-template. Call it before the template
- * of a derived model replaces the field. */
+/* Checks the field `chat_template`, which a request may set only with
+ * --trust-request-chat-template. Call it before a derived model's template is put into that field.
+ */
 int chat_template_check(const struct server *s, const json_t *body, struct generation_spec *spec,
                         struct error *err);
 /* Renders the prompt from messages, chat_template, chat_template_kwargs and so on; call it after
- * tool_choice_read. Normalizes the messages in place. ERR_STATE: the client of spec->x
- * disconnected. */
+ * tool_choice_read. Normalizes the messages in place. ERR_STATE: the client of spec->x has
+ * disconnected, or rendering takes too long. */
 int chat_prompt_render(const struct server *s, json_t *body, struct generation_spec *spec,
                        struct error *err);
 /* Whether every prompt fits into the context with one token of a reply. */

@@ -17,7 +17,7 @@
 #include <unistd.h>
 
 enum {
-    SOURCE_MAX = 256 << 10,      /* bytes of text */
+    SOURCE_MAX = 256 << 10,      /* maximum bytes of a source */
     SMALL_BUDGET_SHARE = 32,     /* the small budget is 1/32 of the build budget: about 1 ms */
     SMALL_SOURCE_MAX = 32 << 10, /* longer sources are compiled in a compile thread at once */
     KNOWN_LARGE_MAX = 256,       /* sources that need the whole build budget */
@@ -55,7 +55,7 @@ struct grammar_cache {
     bool quit;
     size_t bytes;
     uint64_t compiled, n_known_large;
-    uint64_t known_large[KNOWN_LARGE_MAX]; /* prefixes of hashes; a ring */
+    uint64_t known_large[KNOWN_LARGE_MAX]; /* prefixes of hashes of large sources; a ring */
 };
 
 static void entry_free(struct cache_entry *e) {
@@ -306,7 +306,7 @@ static struct grammar *compile_large(struct grammar_cache *cache, const char *ha
     return entry_fill(cache, e, compile_task_run(cache, &w, caller), err);
 }
 
-/* Compiles with the small budget. *large: that was not enough. */
+/* Compiles with the small budget. *large: the small budget was not enough. */
 static struct grammar *compile_small(struct grammar_cache *cache, const char *hash,
                                      const char *caller, const char *kind, const char *text,
                                      size_t len, bool *large, struct error *err) {

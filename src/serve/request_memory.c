@@ -16,16 +16,17 @@
 enum {
     MB = 1 << 20,
     BUDGET_DEFAULT = 512 * MB,
-    RESERVE = 64 * MB,       /* emergency reserve: released when an allocation fails */
-    REPLIES_KEPT = 16 * MB,  /* maximum bytes of replies that can be rated */
-    GRAMMARS_KEPT = 64 * MB, /* maximum bytes of compiled grammars, and again of their masks */
-    VALUE_BYTES = 112,       /* bytes of a JSON value with its key */
-    CONTAINER_BYTES = 320,   /* bytes of a JSON array or object without its members */
-    TEXT_FACTOR = 24,        /* bytes per byte of text that is tokenized */
-    ANSWER_BYTES = 4 << 10,  /* bytes of a completion without its tokens */
+    RESERVE = 64 * MB,      /* emergency reserve: released when an allocation fails */
+    REPLIES_KEPT = 16 * MB, /* maximum bytes of replies that can be rated */
+    GRAMMARS_KEPT =
+        64 * MB,       /* maximum bytes of compiled grammars; their token masks may have as many */
+    VALUE_BYTES = 112, /* bytes of a JSON value with its key */
+    CONTAINER_BYTES = 320,  /* bytes of a JSON array or object without its members */
+    TEXT_FACTOR = 24,       /* bytes needed to tokenize a byte of text */
+    ANSWER_BYTES = 4 << 10, /* bytes of a completion without its tokens */
     REQUEST_BYTES = 16 << 10,
-    SCORE_BYTES = 96,        /* bytes of a log-probability as text, without the token … */
-    LEGACY_SCORE_BYTES = 40, /* … and in the lists of /v1/completions with 'echo' */
+    SCORE_BYTES = 96,        /* bytes of a log-probability as text, without the token */
+    LEGACY_SCORE_BYTES = 40, /* the same in the lists of /v1/completions with 'echo' */
 };
 
 void request_memory_open(struct server *s) {

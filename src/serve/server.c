@@ -193,7 +193,8 @@ static void adapter_entry_remove(struct server *s, const char *name) {
     pthread_mutex_unlock(&s->lock);
 }
 
-/* Names are printed in replies and logs; '*' and '+' are reserved for mixes. */
+/* Checks the name of an adapter. Names are printed in replies and logs, and '*' and '+' are
+ * reserved for mixes. */
 static int name_check(const struct server *s, const char *name, struct error *err) {
     size_t n = strlen(name);
     bool valid = n > 0 && n <= 128 && name[0] != '.';

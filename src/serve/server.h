@@ -71,7 +71,7 @@ struct server {
     uint64_t n_ids;                      /* ids generated so far */
     struct generation *generations;      /* list of the running generations */
     int n_async_threads;                 /* threads of teams and of async_reply */
-    struct ask_task *conversation_tasks; /* questions in a conversation: api/ask.c */
+    struct ask_task *conversation_tasks; /* running questions of conversations: api/ask.c */
 
     struct keys *keys;
     char token[KEY_SECRET_LEN], *token_path; /* see auth.c */
@@ -91,7 +91,7 @@ struct server {
     struct jobs *jobs;
     char *jobs_store, *jobs_folder, *jobs_out;
     struct job_paths *job_paths; /* paths that jobs may read and write */
-    char *job_env;               /* job_paths as the environment variable of job processes */
+    char *job_env; /* permissions of jobs: value of the environment variable SHOAL_JOB */
     struct job_event_stream *event_streams; /* clients that stream job events */
     json_t *published;                      /* object: ids of jobs whose results are served */
     bool publishing, closing; /* publishing: atomic, the results of jobs are being published */
@@ -153,7 +153,8 @@ void model_ref_release(struct model_ref *ref);
 /* Sets the adapter or the mix of a request. */
 void model_ref_apply(const struct model_ref *ref, struct engine_request *r);
 /* Loads an adapter and lists it. `replace`: it may replace an adapter of that name. ERR_STATE: the
- * name is in use; ERR_MISSING: the path does not exist; other codes: the adapter is invalid. */
+ * name is in use, or there is no room in memory now; ERR_MEMORY: the adapter is larger than the
+ * pool; ERR_MISSING: the path does not exist; other codes: the adapter is invalid. */
 int server_adapter_load(struct server *s, const char *name, const char *path, bool replace,
                         struct error *err);
 int server_adapter_unload(struct server *s, const char *name, struct error *err);
@@ -255,12 +256,12 @@ enum {
     JSON_TOKEN_TEXT_BYTES = 320,
     JSON_REAL_BYTES = 64
 }; /* bytes per value: the JSON tree and its text */
-/* Parses the body as JSON after it has reserved memory for the values and for tokenizing the text.
- */
+/* Reserves memory for the values of the body and for tokenizing its texts, then parses the body as
+ * JSON; the caller releases the result. NULL on an error. */
 json_t *request_memory_json(struct server *s, struct exchange *x, struct error *err);
 struct generation_spec;
-/* Replaces the reservation for the body by the worst case of the generation. Sets `*what` to the
- * field that needs most of the memory, for the error. */
+/* Replaces the exchange's reservation by the worst case of the generation. Sets `*what` to the
+ * field that needs most of the memory; an error names it. */
 int generation_reserve(struct server *s, struct exchange *x, const struct generation_spec *spec,
                        int32_t context, const char **what, struct error *err);
 /* ERR_MEMORY: an allocation for the ids failed. */

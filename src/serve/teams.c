@@ -137,7 +137,7 @@ static int session_ask(void *ctx, struct llm_call *calls, int n, struct error *e
     return rc;
 }
 
-/* The caller releases the item's texts and the result of debate_run. */
+/* Runs the debate of a session. The caller releases `out`, even after an error. */
 static int session_run(struct team_session *d, struct debate *out, struct error *err) {
     d->engine_client = (struct engine_client){
         .engine = d->s->engine, .model = d->s->model, .run = session_batch_run, .run_ctx = d};

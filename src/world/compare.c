@@ -8,9 +8,8 @@
 #include <string.h>
 
 enum { MAX_RUNS = 64, MAX_GROUPS = 8, MAX_LINES = MAX_GROUPS + 2, MAX_POINTS = 256 };
-#define TARGET_FRACTION                                                                            \
-    0.8 /* share of the deliveries of the policy `rule` that a run has to reach, see               \
-           decisions_to_target */
+/* The share of the deliveries of the policy `rule` that a run has to reach: decisions_to_target. */
+#define TARGET_FRACTION 0.8
 
 struct run_curve {
     char *key;

@@ -9,8 +9,8 @@
 
 struct model_policy {
     const struct simulation_request *q;
-    struct simulation_options
-        o; /* those of the request, but one world, no breeding, no step limit */
+    /* The request's options, but with one world, and without breeding and a step limit. */
+    struct simulation_options o;
     struct initial_adapters initial;
     struct grid_env grid;
     struct environment env, *list;

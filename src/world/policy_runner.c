@@ -218,7 +218,7 @@ static void action_sample(const struct policy_runner *a, const float *logprob,
         remaining -= p;
     }
     for (int i = 0; d->action < 0 && i < n;
-         i++) // rounding errors left a rest: the most probable action
+         i++) // rounding errors left a rest: take the most probable action
         if ((double)logprob[i] >= max) d->action = i;
     if (d->action < 0) d->action = 0; // all log-probabilities are NaN
 }

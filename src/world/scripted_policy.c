@@ -48,8 +48,8 @@ static bool is_load(const struct agent_knowledge *k, int cell) {
     return k->w->cells[cell] & CELL_FOOD || (k->w->cells[cell] & CELL_MATERIAL && !k->hungry);
 }
 
-/* Whether the agent remembers something on this cell. A remembered cell that it has visited since
- * is empty: another agent was there first. */
+/* Whether the agent remembers food on this cell. A remembered cell that the agent has visited
+ * counts as empty, because another agent may have taken the food. */
 static bool is_remembered(const struct agent_knowledge *k, int cell) {
     for (int i = 0; i < k->a->n_remembered; i++)
         if (k->a->remembered[i] == cell) return !world_agent_visited(k->a, cell);
@@ -138,9 +138,9 @@ static bool is_open(const struct world *w, const struct world_agent *a, int move
     return !(w->cells[cell] & CELL_WALL) && !world_has_predator(w, cell);
 }
 
-/* The best available move, trying `first` first: to a free cell other than back, else back, else to
- * a cell with a predator. An agent between four walls attempts a pick-up rather than walk into a
- * wall. */
+/* The best available move: to a free cell, but not back to the previous one; else back; else to a
+ * cell with a predator. `first` is the preferred direction. An agent between four walls tries to
+ * pick something up instead. */
 static int least_bad_move(const struct world *w, const struct world_agent *a, int first) {
     int last = a->last_actions[1], back = last >= 0 && last < 4 ? last ^ 1 : -1, best = PICK_FOOD,
         best_rank = 0;

@@ -450,7 +450,7 @@ struct policy_health {
     int64_t decisions;
     double entropy;        /* nats, mean */
     double most_repeated;  /* share of the most frequent action */
-    double reward, spread; /* mean of the reward per step, and standard deviation */
+    double reward, spread; /* mean and standard deviation of the reward per step */
     bool collapsed; /* it repeats one action, its entropy is near 0, or its reward is constant */
     int rollbacks;  /* rollbacks in this generation */
 };

@@ -155,8 +155,8 @@ uint64_t simulation_held_out_seed(int map) {
     return ((uint64_t)1 << 52) + (uint64_t)map; // above all values of simulation_seed
 }
 
-static struct adapter *current_adapter(const struct simulation *l, int policy) {
-    return l->learner ? learner_adapter(l->learner, policy) : l->policies[policy].adapter;
+static struct adapter *current_adapter(const struct simulation *s, int policy) {
+    return s->learner ? learner_adapter(s->learner, policy) : s->policies[policy].adapter;
 }
 
 static bool is_truncated(const struct environment *e, int agent) {
@@ -165,154 +165,154 @@ static bool is_truncated(const struct environment *e, int agent) {
 
 /* Collects the prompts of all active agents in the first n_envs environments, and with
  * `include_truncated` also those of truncated agents. Returns the number of prompts. */
-static int agents_collect_prompts(struct simulation *l, int n_envs, int tick,
+static int agents_collect_prompts(struct simulation *s, int n_envs, int tick,
                                   bool include_truncated) {
     int n = 0;
-    l->text.len = 0;
-    for (int agent = 0; agent < n_envs * l->agents_per_env; agent++) {
-        int env = agent / l->agents_per_env, env_agent = agent % l->agents_per_env;
-        size_t text_offset = l->text.len;
-        if (!include_truncated && is_truncated(l->envs[env], env_agent)) continue;
-        if (!l->envs[env]->prompt(l->envs[env]->ctx, env_agent, &l->text)) continue;
-        l->pending[n] = (struct policy_decision){
-            .adapter = current_adapter(l, agent % l->n_policies),
-            .rng = rng_make(l->seeds[env], RNG_SAMPLE, (uint32_t)env_agent, (uint32_t)tick),
+    s->text.len = 0;
+    for (int agent = 0; agent < n_envs * s->agents_per_env; agent++) {
+        int env = agent / s->agents_per_env, env_agent = agent % s->agents_per_env;
+        size_t text_offset = s->text.len;
+        if (!include_truncated && is_truncated(s->envs[env], env_agent)) continue;
+        if (!s->envs[env]->prompt(s->envs[env]->ctx, env_agent, &s->text)) continue;
+        s->pending[n] = (struct policy_decision){
+            .adapter = current_adapter(s, agent % s->n_policies),
+            .rng = rng_make(s->seeds[env], RNG_SAMPLE, (uint32_t)env_agent, (uint32_t)tick),
             .text_offset = text_offset,
-            .text_len = l->text.len - text_offset};
-        if (l->learner) learner_perturb(l->learner, l->generation, tick, agent, &l->pending[n]);
-        l->decision_agent[n++] = agent;
+            .text_len = s->text.len - text_offset};
+        if (s->learner) learner_perturb(s->learner, s->generation, tick, agent, &s->pending[n]);
+        s->decision_agent[n++] = agent;
     }
     return n;
 }
 
-static void agents_record_actions(struct simulation *l, int n) {
-    bool imitates_expert = strcmp(l->o->learn.learn, "clone") == 0;
+static void agents_record_actions(struct simulation *s, int n) {
+    bool imitates_expert = strcmp(s->o->learn.learn, "clone") == 0;
     for (int k = 0; k < n; k++) {
-        int agent = l->decision_agent[k], env = agent / l->agents_per_env;
-        const struct environment *e = l->envs[env];
-        if (l->learner)
+        int agent = s->decision_agent[k], env = agent / s->agents_per_env;
+        const struct environment *e = s->envs[env];
+        if (s->learner)
             learner_observe_action(
-                l->learner, agent, &l->pending[k],
-                imitates_expert ? e->expert_action(e->ctx, agent % l->agents_per_env) : -1);
+                s->learner, agent, &s->pending[k],
+                imitates_expert ? e->expert_action(e->ctx, agent % s->agents_per_env) : -1);
         else
-            rollout_stats_add_action(&l->rollout_stats[agent % l->n_policies], &l->pending[k],
+            rollout_stats_add_action(&s->rollout_stats[agent % s->n_policies], &s->pending[k],
                                      e->n_actions);
-        l->actions[agent] = (int16_t)l->pending[k].action;
+        s->actions[agent] = (int16_t)s->pending[k].action;
     }
 }
 
-static void agents_record_rewards(struct simulation *l, int n) {
+static void agents_record_rewards(struct simulation *s, int n) {
     struct buf scratch = {0};
     for (int k = 0; k < n; k++) {
-        int agent = l->decision_agent[k], env = agent / l->agents_per_env;
-        const struct environment *e = l->envs[env];
-        l->totals[agent] += l->rewards[agent];
-        if (!l->learner) {
-            rollout_stats_add_reward(&l->rollout_stats[agent % l->n_policies], l->rewards[agent]);
+        int agent = s->decision_agent[k], env = agent / s->agents_per_env;
+        const struct environment *e = s->envs[env];
+        s->totals[agent] += s->rewards[agent];
+        if (!s->learner) {
+            rollout_stats_add_reward(&s->rollout_stats[agent % s->n_policies], s->rewards[agent]);
             continue;
         }
         scratch.len = 0;
-        bool terminated = !e->prompt(e->ctx, agent % l->agents_per_env, &scratch);
-        learner_observe_reward(l->learner, agent, l->rewards[agent], terminated);
+        bool terminated = !e->prompt(e->ctx, agent % s->agents_per_env, &scratch);
+        learner_observe_reward(s->learner, agent, s->rewards[agent], terminated);
     }
     buf_release(&scratch);
 }
 
 /* Simulates a tick of all agents in the first n_envs environments. Returns the number of decisions,
  * or an error. */
-static int agents_step(struct simulation *l, int n_envs, int tick, struct error *err) {
-    int n = l->n_pending = agents_collect_prompts(l, n_envs, tick, false);
+static int agents_step(struct simulation *s, int n_envs, int tick, struct error *err) {
+    int n = s->n_pending = agents_collect_prompts(s, n_envs, tick, false);
     if (n == 0) return 0;
-    for (int agent = 0; agent < n_envs * l->agents_per_env; agent++) l->actions[agent] = -1;
-    if (policy_runner_act(l->policy_runner, l->pending, n, &l->text, err) != OK) return err->code;
-    agents_record_actions(l, n);
+    for (int agent = 0; agent < n_envs * s->agents_per_env; agent++) s->actions[agent] = -1;
+    if (policy_runner_act(s->policy_runner, s->pending, n, &s->text, err) != OK) return err->code;
+    agents_record_actions(s, n);
     for (int e = 0; e < n_envs; e++)
-        if (l->envs[e]->will_step)
-            l->envs[e]->will_step(l->envs[e]->ctx, l->actions + e * l->agents_per_env);
+        if (s->envs[e]->will_step)
+            s->envs[e]->will_step(s->envs[e]->ctx, s->actions + e * s->agents_per_env);
     for (int e = 0; e < n_envs; e++)
-        if (l->envs[e]->step(l->envs[e]->ctx, l->actions + e * l->agents_per_env,
-                             l->rewards + e * l->agents_per_env, err) != OK)
+        if (s->envs[e]->step(s->envs[e]->ctx, s->actions + e * s->agents_per_env,
+                             s->rewards + e * s->agents_per_env, err) != OK)
             return err->code;
-    agents_record_rewards(l, n);
+    agents_record_rewards(s, n);
     return n;
 }
 
-static int envs_reset(struct simulation *l, int n_envs, struct error *err) {
-    memset(l->totals, 0, (size_t)l->n_agents * sizeof *l->totals);
+static int envs_reset(struct simulation *s, int n_envs, struct error *err) {
+    memset(s->totals, 0, (size_t)s->n_agents * sizeof *s->totals);
     for (int e = 0; e < n_envs; e++)
-        if (l->envs[e]->will_reset) l->envs[e]->will_reset(l->envs[e]->ctx, l->seeds[e]);
+        if (s->envs[e]->will_reset) s->envs[e]->will_reset(s->envs[e]->ctx, s->seeds[e]);
     for (int e = 0; e < n_envs; e++)
-        if (l->envs[e]->reset(l->envs[e]->ctx, l->seeds[e], err) != OK) return err->code;
+        if (s->envs[e]->reset(s->envs[e]->ctx, s->seeds[e], err) != OK) return err->code;
     return OK;
 }
 
 /* Ends all episodes; the critic estimates the rewards that pending decisions would still
  * receive. */
-static void agents_finish_episodes(struct simulation *l, int tick) {
-    int n = agents_collect_prompts(l, (int)l->o->n_envs, tick, true);
-    policy_runner_tokenize(l->policy_runner, l->pending, n, &l->text);
+static void agents_finish_episodes(struct simulation *s, int tick) {
+    int n = agents_collect_prompts(s, (int)s->o->n_envs, tick, true);
+    policy_runner_tokenize(s->policy_runner, s->pending, n, &s->text);
     for (int i = 0; i < n; i++)
-        learner_finish_episode(l->learner, l->decision_agent[i], &l->pending[i]);
+        learner_finish_episode(s->learner, s->decision_agent[i], &s->pending[i]);
 }
 
-static struct episode_stats episode_stats_of(const struct simulation *l, int agent) {
-    const struct environment *e = l->envs[agent / l->agents_per_env];
-    struct episode_stats v = {.fitness = l->totals[agent], .reward = l->totals[agent]};
-    if (e->episode_stats) e->episode_stats(e->ctx, agent % l->agents_per_env, &v);
+static struct episode_stats episode_stats_of(const struct simulation *s, int agent) {
+    const struct environment *e = s->envs[agent / s->agents_per_env];
+    struct episode_stats v = {.fitness = s->totals[agent], .reward = s->totals[agent]};
+    if (e->episode_stats) e->episode_stats(e->ctx, agent % s->agents_per_env, &v);
     return v;
 }
 
 /* Records the outcomes, health, adapters and critics of a generation. */
-static void policies_record(struct simulation *l) {
-    for (int i = 0; i < l->n_policies; i++) {
-        struct policy_record *m = &l->policies[i];
+static void policies_record(struct simulation *s) {
+    for (int i = 0; i < s->n_policies; i++) {
+        struct policy_record *m = &s->policies[i];
         struct episode_stats before = m->outcome;
-        double n = (l->n_agents - i + l->n_policies - 1) / l->n_policies;
+        double n = (s->n_agents - i + s->n_policies - 1) / s->n_policies;
         m->outcome = (struct episode_stats){0};
-        for (int agent = i; agent < l->n_agents; agent += l->n_policies) {
-            struct episode_stats v = episode_stats_of(l, agent);
+        for (int agent = i; agent < s->n_agents; agent += s->n_policies) {
+            struct episode_stats v = episode_stats_of(s, agent);
             episode_stats_add(&m->outcome, &v, 1 / n);
         }
-        if (l->o->carry_elite_stats && m->elite) episode_stats_add(&m->outcome, &before, 1);
-        if (!l->learner) {
+        if (s->o->carry_elite_stats && m->elite) episode_stats_add(&m->outcome, &before, 1);
+        if (!s->learner) {
             m->health = (struct policy_health){0};
-            if (strcmp(l->o->decode, "text") != 0) // no probabilities are known for generated text
-                rollout_stats_to_health(&l->rollout_stats[i], l->envs[0]->n_actions, &m->health);
+            if (strcmp(s->o->decode, "text") != 0) // no probabilities are known for generated text
+                rollout_stats_to_health(&s->rollout_stats[i], s->envs[0]->n_actions, &m->health);
             continue;
         }
-        m->health = learner_health(l->learner, i);
+        m->health = learner_health(s->learner, i);
         adapter_release(m->adapter);
-        m->adapter = adapter_retain(learner_adapter(l->learner, i));
+        m->adapter = adapter_retain(learner_adapter(s->learner, i));
         free(m->critic);
-        m->critic = learner_critic(l->learner, i);
+        m->critic = learner_critic(s->learner, i);
     }
 }
 
 /* Sorts by fitness, best first; stable at equal fitness. */
-static void policies_sort(struct simulation *l) {
-    for (int i = 1; i < l->n_policies; i++) {
-        struct policy_record m = l->policies[i];
+static void policies_sort(struct simulation *s) {
+    for (int i = 1; i < s->n_policies; i++) {
+        struct policy_record m = s->policies[i];
         int pos = i;
-        for (; pos > 0 && m.outcome.fitness > l->policies[pos - 1].outcome.fitness; pos--)
-            l->policies[pos] = l->policies[pos - 1];
-        l->policies[pos] = m;
+        for (; pos > 0 && m.outcome.fitness > s->policies[pos - 1].outcome.fitness; pos--)
+            s->policies[pos] = s->policies[pos - 1];
+        s->policies[pos] = m;
     }
 }
 
-int simulation_evaluate(struct simulation *l, struct episode_stats *out, struct error *err) {
-    int rc = OK, maps = (int)l->o->eval_maps, batch = (int)l->o->n_envs;
+int simulation_evaluate(struct simulation *s, struct episode_stats *out, struct error *err) {
+    int rc = OK, maps = (int)s->o->eval_maps, batch = (int)s->o->n_envs;
     for (int map = 0; rc == OK && map < maps; map += batch) {
         int n_envs = MIN(batch, maps - map), n = 1;
-        for (int e = 0; e < n_envs; e++) l->seeds[e] = simulation_held_out_seed(map + e);
-        rc = envs_reset(l, n_envs, err);
-        for (int tick = 0; rc == OK && n > 0 && tick < l->o->steps; tick++)
-            n = agents_step(l, n_envs, tick, err);
+        for (int e = 0; e < n_envs; e++) s->seeds[e] = simulation_held_out_seed(map + e);
+        rc = envs_reset(s, n_envs, err);
+        for (int tick = 0; rc == OK && n > 0 && tick < s->o->steps; tick++)
+            n = agents_step(s, n_envs, tick, err);
         if (n < 0) rc = n;
-        for (int agent = 0; rc == OK && agent < n_envs * l->agents_per_env; agent++) {
-            struct episode_stats v = episode_stats_of(l, agent);
-            if (agent % l->agents_per_env == 0)
-                out[map + agent / l->agents_per_env] = (struct episode_stats){0};
-            episode_stats_add(&out[map + agent / l->agents_per_env], &v, 1.0 / l->agents_per_env);
+        for (int agent = 0; rc == OK && agent < n_envs * s->agents_per_env; agent++) {
+            struct episode_stats v = episode_stats_of(s, agent);
+            if (agent % s->agents_per_env == 0)
+                out[map + agent / s->agents_per_env] = (struct episode_stats){0};
+            episode_stats_add(&out[map + agent / s->agents_per_env], &v, 1.0 / s->agents_per_env);
         }
     }
     return rc;
@@ -345,9 +345,9 @@ struct adapter *policy_to_f16(struct adapter *a, uint64_t seed) {
     return f16;
 }
 
-static struct adapter *crossover(const struct simulation *l, const struct policy_record *a,
+static struct adapter *crossover(const struct simulation *s, const struct policy_record *a,
                                  const struct policy_record *b, uint64_t seed, struct error *err) {
-    const struct adapter_operator *op = operator_find(l->o->crossover, err);
+    const struct adapter_operator *op = operator_find(s->o->crossover, err);
     if (!op) return NULL;
     double ratio = fitness_ratio(a, b);
     bool shares = op->weighting != WEIGHTING_FITNESS;
@@ -358,7 +358,7 @@ static struct adapter *crossover(const struct simulation *l, const struct policy
                          .weights = op->weighting == WEIGHTING_NONE ? NULL : w,
                          .n_parents = 2,
                          .rank =
-                             op->weighting == WEIGHTING_FACTORS ? 0 : (int32_t)l->o->learn.train.r,
+                             op->weighting == WEIGHTING_FACTORS ? 0 : (int32_t)s->o->learn.train.r,
                          .step = NAN,
                          .seed = seed};
     struct adapter *child = operator_apply(op, &x, err);
@@ -370,9 +370,9 @@ static struct adapter *crossover(const struct simulation *l, const struct policy
     return child;
 }
 
-static struct adapter *mutate(const struct simulation *l, struct adapter *a, uint64_t seed,
+static struct adapter *mutate(const struct simulation *s, struct adapter *a, uint64_t seed,
                               struct error *err) {
-    const struct adapter_operator *op = operator_find(l->o->mutation, err);
+    const struct adapter_operator *op = operator_find(s->o->mutation, err);
     struct operands x = {.parents = &a, .n_parents = 1, .step = NAN, .seed = seed};
     struct adapter *child = op ? operator_apply(op, &x, err) : NULL;
     adapter_release(a);
@@ -387,19 +387,19 @@ static float *critic_copy(const struct policy_record *m) {
 
 /* Breeds child k from two of the fittest policies; it inherits the critic of the fitter parent,
  * which is first in the sorted list. */
-static int child_make(struct simulation *l, int k, struct error *err) {
-    struct rng r = rng_make((uint64_t)l->o->seed, RNG_SELECT, (uint32_t)k, (uint32_t)l->generation);
-    int n = MIN(l->n_policies, MAX(2, (int)(l->o->parent_fraction * (double)l->n_policies)));
+static int child_make(struct simulation *s, int k, struct error *err) {
+    struct rng r = rng_make((uint64_t)s->o->seed, RNG_SELECT, (uint32_t)k, (uint32_t)s->generation);
+    int n = MIN(s->n_policies, MAX(2, (int)(s->o->parent_fraction * (double)s->n_policies)));
     int i = (int)rng_below(&r, (uint32_t)n), j = n > 1 ? (int)rng_below(&r, (uint32_t)n - 1) : 0;
-    const struct policy_record *a = &l->policies[i], *b = &l->policies[n > 1 && j >= i ? j + 1 : j];
-    struct policy_record *out = &l->next[k];
-    bool mutant = (double)rng_uniform(&r) < l->o->mutation_rate;
-    snprintf(out->name, sizeof out->name, "g%dm%d", l->generation, k);
+    const struct policy_record *a = &s->policies[i], *b = &s->policies[n > 1 && j >= i ? j + 1 : j];
+    struct policy_record *out = &s->next[k];
+    bool mutant = (double)rng_uniform(&r) < s->o->mutation_rate;
+    snprintf(out->name, sizeof out->name, "g%dm%d", s->generation, k);
     strcpy(out->parents[0], a->name);
     strcpy(out->parents[1], b->name);
-    out->adapter = crossover(l, a, b, rng_u64(&r), err);
-    if (out->adapter && mutant) out->adapter = mutate(l, out->adapter, rng_u64(&r), err);
-    if (out->adapter && l->o->low_memory) out->adapter = policy_to_f16(out->adapter, rng_u64(&r));
+    out->adapter = crossover(s, a, b, rng_u64(&r), err);
+    if (out->adapter && mutant) out->adapter = mutate(s, out->adapter, rng_u64(&r), err);
+    if (out->adapter && s->o->low_memory) out->adapter = policy_to_f16(out->adapter, rng_u64(&r));
     out->critic = critic_copy(MIN(a, b));
     return out->adapter ? OK : err->code;
 }
@@ -413,182 +413,182 @@ void policy_records_release(struct policy_record *m, int n) {
 }
 
 /* Makes the next generation: first the elites, unchanged, then children. */
-static int breed(struct simulation *l, struct error *err) {
-    int elites = MIN((int)l->o->elites, l->n_policies), rc = OK;
+static int breed(struct simulation *s, struct error *err) {
+    int elites = MIN((int)s->o->elites, s->n_policies), rc = OK;
     for (int i = 0; i < elites; i++) {
-        l->next[i] = l->policies[i];
-        l->next[i].adapter = adapter_retain(l->policies[i].adapter);
-        l->next[i].critic = critic_copy(&l->policies[i]);
-        l->next[i].elite = true;
+        s->next[i] = s->policies[i];
+        s->next[i].adapter = adapter_retain(s->policies[i].adapter);
+        s->next[i].critic = critic_copy(&s->policies[i]);
+        s->next[i].elite = true;
     }
-    for (int k = elites; rc == OK && k < l->n_policies; k++) rc = child_make(l, k, err);
-    struct policy_record *old = rc == OK ? l->policies : l->next;
-    if (rc == OK) l->policies = l->next;
-    l->next = old;
-    policy_records_release(old, l->n_policies);
+    for (int k = elites; rc == OK && k < s->n_policies; k++) rc = child_make(s, k, err);
+    struct policy_record *old = rc == OK ? s->policies : s->next;
+    if (rc == OK) s->policies = s->next;
+    s->next = old;
+    policy_records_release(old, s->n_policies);
     return rc;
 }
 
 /* generations */
 
-static int learner_start(struct simulation *l, struct error *err) {
-    struct adapter **adapters = xcalloc((size_t)l->n_policies, sizeof *adapters);
-    const float **critics = xcalloc((size_t)l->n_policies, sizeof *critics);
-    for (int i = 0; i < l->n_policies; i++) {
-        adapters[i] = l->policies[i].adapter;
-        critics[i] = l->policies[i].critic;
+static int learner_start(struct simulation *s, struct error *err) {
+    struct adapter **adapters = xcalloc((size_t)s->n_policies, sizeof *adapters);
+    const float **critics = xcalloc((size_t)s->n_policies, sizeof *critics);
+    for (int i = 0; i < s->n_policies; i++) {
+        adapters[i] = s->policies[i].adapter;
+        critics[i] = s->policies[i].critic;
     }
-    struct learner_config b = {.m = l->m,
-                               .policy_runner = l->policy_runner,
-                               .temperature = l->o->temperature,
-                               .n_actions = l->envs[0]->n_actions,
-                               .n_policies = l->n_policies,
-                               .n_agents = l->n_agents,
+    struct learner_config b = {.m = s->m,
+                               .policy_runner = s->policy_runner,
+                               .temperature = s->o->temperature,
+                               .n_actions = s->envs[0]->n_actions,
+                               .n_policies = s->n_policies,
+                               .n_agents = s->n_agents,
                                .adapters = adapters,
                                .critics = critics,
-                               .seed = (uint64_t)l->o->seed,
-                               .steps = l->o->steps,
-                               .low_memory = l->o->low_memory,
-                               .pool = l->pool};
-    l->learner = learner_new(&l->o->learn, &b, err);
+                               .seed = (uint64_t)s->o->seed,
+                               .steps = s->o->steps,
+                               .low_memory = s->o->low_memory,
+                               .pool = s->pool};
+    s->learner = learner_new(&s->o->learn, &b, err);
     free(adapters);
     free(critics);
-    return l->learner ? OK : err->code;
+    return s->learner ? OK : err->code;
 }
 
-int simulation_begin_generation(struct simulation *l, const uint64_t *seeds, struct error *err) {
-    int n = (int)l->o->n_envs;
-    int rc = l->generation > 0 && l->o->breed ? breed(l, err) : OK;
+int simulation_begin_generation(struct simulation *s, const uint64_t *seeds, struct error *err) {
+    int n = (int)s->o->n_envs;
+    int rc = s->generation > 0 && s->o->breed ? breed(s, err) : OK;
     for (int e = 0; e < n; e++)
-        l->seeds[e] = seeds ? seeds[e] : simulation_seed((uint64_t)l->o->seed, l->generation, e);
-    if (rc == OK && strcmp(l->o->learn.learn, "none") != 0) rc = learner_start(l, err);
-    l->tick = 0;
-    memset(l->rollout_stats, 0, (size_t)l->n_policies * sizeof *l->rollout_stats);
-    return rc == OK ? envs_reset(l, n, err) : rc;
+        s->seeds[e] = seeds ? seeds[e] : simulation_seed((uint64_t)s->o->seed, s->generation, e);
+    if (rc == OK && strcmp(s->o->learn.learn, "none") != 0) rc = learner_start(s, err);
+    s->tick = 0;
+    memset(s->rollout_stats, 0, (size_t)s->n_policies * sizeof *s->rollout_stats);
+    return rc == OK ? envs_reset(s, n, err) : rc;
 }
 
 /* With low_memory there is no room for a second copy of the adapters, so the records refer to the
  * learner's current ones. */
-static void records_update_adapters(struct simulation *l) {
-    for (int i = 0; i < l->n_policies; i++) {
-        struct adapter *current = learner_adapter(l->learner, i);
-        if (l->policies[i].adapter == current) continue;
-        adapter_release(l->policies[i].adapter);
-        l->policies[i].adapter = adapter_retain(current);
+static void records_update_adapters(struct simulation *s) {
+    for (int i = 0; i < s->n_policies; i++) {
+        struct adapter *current = learner_adapter(s->learner, i);
+        if (s->policies[i].adapter == current) continue;
+        adapter_release(s->policies[i].adapter);
+        s->policies[i].adapter = adapter_retain(current);
     }
 }
 
-int simulation_step(struct simulation *l, struct error *err) {
-    if (l->tick >= l->o->steps) return 0;
-    int n = agents_step(l, (int)l->o->n_envs, l->tick, err);
+int simulation_step(struct simulation *s, struct error *err) {
+    if (s->tick >= s->o->steps) return 0;
+    int n = agents_step(s, (int)s->o->n_envs, s->tick, err);
     if (n <= 0) return n;
-    l->decisions += n;
-    l->tick++;
-    if (l->learner && l->o->low_memory)
-        policy_runner_sleep(l->policy_runner); // so that the trainer can use its memory
-    int rc = l->learner ? learner_tick(l->learner, l->generation, l->tick, err) : OK;
-    if (l->learner && l->o->low_memory) records_update_adapters(l);
+    s->decisions += n;
+    s->tick++;
+    if (s->learner && s->o->low_memory)
+        policy_runner_sleep(s->policy_runner); // so that the trainer can use its memory
+    int rc = s->learner ? learner_tick(s->learner, s->generation, s->tick, err) : OK;
+    if (s->learner && s->o->low_memory) records_update_adapters(s);
     return rc == OK ? n : rc;
 }
 
-void simulation_end_generation(struct simulation *l) {
-    if (l->learner) agents_finish_episodes(l, l->tick);
-    policies_record(l);
-    policies_sort(l);
-    l->generation++;
-    learner_free(l->learner);
-    l->learner = NULL;
+void simulation_end_generation(struct simulation *s) {
+    if (s->learner) agents_finish_episodes(s, s->tick);
+    policies_record(s);
+    policies_sort(s);
+    s->generation++;
+    learner_free(s->learner);
+    s->learner = NULL;
 }
 
-void simulation_set_tick(struct simulation *l, int tick) {
-    l->tick = tick;
+void simulation_set_tick(struct simulation *s, int tick) {
+    s->tick = tick;
 }
 
-const int16_t *simulation_actions(const struct simulation *l) {
-    return l->actions;
+const int16_t *simulation_actions(const struct simulation *s) {
+    return s->actions;
 }
 
-const struct policy_decision *simulation_decision(const struct simulation *l, int agent) {
-    for (int i = 0; i < l->n_pending; i++)
-        if (l->decision_agent[i] == agent) return &l->pending[i];
+const struct policy_decision *simulation_decision(const struct simulation *s, int agent) {
+    for (int i = 0; i < s->n_pending; i++)
+        if (s->decision_agent[i] == agent) return &s->pending[i];
     return NULL;
 }
 
-int simulation_generations(const struct simulation *l) {
-    return l->generation;
+int simulation_generations(const struct simulation *s) {
+    return s->generation;
 }
 
-int64_t simulation_decisions(const struct simulation *l) {
-    return l->decisions;
+int64_t simulation_decisions(const struct simulation *s) {
+    return s->decisions;
 }
 
-int64_t simulation_updates(const struct simulation *l) {
-    return l->learner ? learner_updates(l->learner) : 0;
+int64_t simulation_updates(const struct simulation *s) {
+    return s->learner ? learner_updates(s->learner) : 0;
 }
 
-int simulation_n_policies(const struct simulation *l) {
-    return l->n_policies;
+int simulation_n_policies(const struct simulation *s) {
+    return s->n_policies;
 }
 
-const struct policy_record *simulation_policy(const struct simulation *l, int rank) {
-    CHECK(rank >= 0 && rank < l->n_policies);
-    return &l->policies[rank];
+const struct policy_record *simulation_policy(const struct simulation *s, int rank) {
+    CHECK(rank >= 0 && rank < s->n_policies);
+    return &s->policies[rank];
 }
 
 /* creation */
 
 /* An initial adapter with noise in B, so that the policies differ. With init_noise 0 the adapter
  * does not change the model. */
-static struct adapter *founder_new(const struct simulation *l, int i, struct error *err) {
+static struct adapter *founder_new(const struct simulation *s, int i, struct error *err) {
     struct adapter_config c;
-    if (train_adapter_config(&l->o->learn.train, &l->m->config, &c, err) != OK) {
+    if (train_adapter_config(&s->o->learn.train, &s->m->config, &c, err) != OK) {
         free((void *)(uintptr_t)c.modules);
         return NULL;
     }
-    struct rng r = rng_make((uint64_t)l->o->seed, RNG_INIT, (uint32_t)i, 1);
+    struct rng r = rng_make((uint64_t)s->o->seed, RNG_INIT, (uint32_t)i, 1);
     uint64_t seed = rng_u64(&r);
-    struct adapter *a = adapter_new_for_model(l->m, &c, seed, err), *b = NULL;
+    struct adapter *a = adapter_new_for_model(s->m, &c, seed, err), *b = NULL;
     free((void *)(uintptr_t)c.modules);
-    if (!a || l->o->init_noise <= 0) return a;
-    b = adapter_mutate(a, 1, (float)l->o->init_noise, true, rng_u64(&r));
+    if (!a || s->o->init_noise <= 0) return a;
+    b = adapter_mutate(a, 1, (float)s->o->init_noise, true, rng_u64(&r));
     adapter_release(a);
     return b;
 }
 
-static int policies_init(struct simulation *l, struct adapter *const *first, int n_first,
+static int policies_init(struct simulation *s, struct adapter *const *first, int n_first,
                          struct error *err) {
-    for (int i = 0; i < l->n_policies; i++) {
-        struct policy_record *m = &l->policies[i];
+    for (int i = 0; i < s->n_policies; i++) {
+        struct policy_record *m = &s->policies[i];
         snprintf(m->name, sizeof m->name, "g0m%d", i);
-        m->adapter = n_first ? adapter_retain(first[i % n_first]) : founder_new(l, i, err);
+        m->adapter = n_first ? adapter_retain(first[i % n_first]) : founder_new(s, i, err);
         if (!m->adapter) return err->code;
-        if (l->o->low_memory) m->adapter = policy_to_f16(m->adapter, (uint64_t)(l->o->seed + i));
+        if (s->o->low_memory) m->adapter = policy_to_f16(m->adapter, (uint64_t)(s->o->seed + i));
     }
     return OK;
 }
 
-static void buffers_alloc(struct simulation *l) {
-    size_t n = (size_t)l->n_agents;
-    l->policies = xcalloc((size_t)l->n_policies, sizeof *l->policies);
-    l->next = xcalloc((size_t)l->n_policies, sizeof *l->next);
-    l->pending = xcalloc(n, sizeof *l->pending);
-    l->decision_agent = xcalloc(n, sizeof *l->decision_agent);
-    l->actions = xcalloc(n, sizeof *l->actions);
-    l->rewards = xcalloc(n, sizeof *l->rewards);
-    l->totals = xcalloc(n, sizeof *l->totals);
-    l->rollout_stats = xcalloc((size_t)l->n_policies, sizeof *l->rollout_stats);
-    l->seeds = xcalloc((size_t)l->o->n_envs, sizeof *l->seeds);
+static void buffers_alloc(struct simulation *s) {
+    size_t n = (size_t)s->n_agents;
+    s->policies = xcalloc((size_t)s->n_policies, sizeof *s->policies);
+    s->next = xcalloc((size_t)s->n_policies, sizeof *s->next);
+    s->pending = xcalloc(n, sizeof *s->pending);
+    s->decision_agent = xcalloc(n, sizeof *s->decision_agent);
+    s->actions = xcalloc(n, sizeof *s->actions);
+    s->rewards = xcalloc(n, sizeof *s->rewards);
+    s->totals = xcalloc(n, sizeof *s->totals);
+    s->rollout_stats = xcalloc((size_t)s->n_policies, sizeof *s->rollout_stats);
+    s->seeds = xcalloc((size_t)s->o->n_envs, sizeof *s->seeds);
 }
 
 struct simulation *simulation_new(const struct model *m, const struct simulation_options *o,
                                   struct environment *const *envs, struct adapter *const *first,
                                   int n_first, struct pool *pool, struct error *err) {
-    struct simulation *l = xcalloc(1, sizeof *l);
+    struct simulation *s = xcalloc(1, sizeof *s);
     int agents_per_env = envs[0]->n_agents, n_agents = agents_per_env * (int)o->n_envs;
-    *l = (struct simulation){
+    *s = (struct simulation){
         .m = m, .o = o, .envs = envs, .pool = pool, .agents_per_env = agents_per_env};
-    l->n_agents = n_agents;
-    l->n_policies = MIN(n_agents, o->n_adapters ? (int)o->n_adapters : agents_per_env);
+    s->n_agents = n_agents;
+    s->n_policies = MIN(n_agents, o->n_adapters ? (int)o->n_adapters : agents_per_env);
     struct policy_runner_options runner_options = {.temperature = o->temperature,
                                                    .text = strcmp(o->decode, "text") == 0,
                                                    .max_rows = MIN(512, MAX(64, n_agents * 16)),
@@ -599,7 +599,7 @@ struct simulation *simulation_new(const struct model *m, const struct simulation
                                                        o->low_memory ? 0 : DEFAULT_CACHED_DECISIONS,
                                                    .pool = pool};
     if (dtype_parse(o->lora_dtype, &runner_options.lora_elem, err) != OK) {
-        free(l);
+        free(s);
         return NULL;
     }
     if (o->low_memory) { // decide for a few agents at a time; most prompts fit into one KV page
@@ -607,30 +607,30 @@ struct simulation *simulation_new(const struct model *m, const struct simulation
         runner_options.max_seqs = runner_options.n_pages = POLICY_BATCH_SEQS;
         runner_options.lora_elem = runner_options.kv_elem = DTYPE_F16;
     }
-    buffers_alloc(l);
-    l->policy_runner = policy_runner_new(m, envs[0], &runner_options, err);
-    if (l->policy_runner && policies_init(l, first, n_first, err) == OK) return l;
-    simulation_free(l);
+    buffers_alloc(s);
+    s->policy_runner = policy_runner_new(m, envs[0], &runner_options, err);
+    if (s->policy_runner && policies_init(s, first, n_first, err) == OK) return s;
+    simulation_free(s);
     return NULL;
 }
 
-void simulation_free(struct simulation *l) {
-    if (!l) return;
-    learner_free(l->learner);
-    policy_runner_free(l->policy_runner);
-    policy_records_release(l->policies, l->n_policies);
-    policy_records_release(l->next, l->n_policies);
-    buf_release(&l->text);
-    free(l->policies);
-    free(l->next);
-    free(l->pending);
-    free(l->decision_agent);
-    free(l->actions);
-    free(l->rewards);
-    free(l->totals);
-    free(l->rollout_stats);
-    free(l->seeds);
-    free(l);
+void simulation_free(struct simulation *s) {
+    if (!s) return;
+    learner_free(s->learner);
+    policy_runner_free(s->policy_runner);
+    policy_records_release(s->policies, s->n_policies);
+    policy_records_release(s->next, s->n_policies);
+    buf_release(&s->text);
+    free(s->policies);
+    free(s->next);
+    free(s->pending);
+    free(s->decision_agent);
+    free(s->actions);
+    free(s->rewards);
+    free(s->totals);
+    free(s->rollout_stats);
+    free(s->seeds);
+    free(s);
 }
 
 /* options */

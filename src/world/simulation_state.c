@@ -89,12 +89,12 @@ json_t *policy_record_json(const struct policy_record *m) {
 
 /* saving */
 
-static int policy_adapter_save(const struct simulation *l, const char *dir, struct adapter *a,
+static int policy_adapter_save(const struct simulation *s, const char *dir, struct adapter *a,
                                struct error *err) {
     char *path = xasprintf("%s/minds/%s", dir, a->hash);
     char *config = path_join(path, "adapter_config.json"); // adapter_save writes this file last
     struct adapter *f32 = adapter_to_f32(a);
-    int rc = path_exists(config) ? OK : adapter_save(f32, path, l->m->name, err);
+    int rc = path_exists(config) ? OK : adapter_save(f32, path, s->m->name, err);
     adapter_release(f32);
     free(config);
     free(path);
@@ -102,15 +102,15 @@ static int policy_adapter_save(const struct simulation *l, const char *dir, stru
 }
 
 /* Writes the critics of all policies, concatenated; zeros for a policy without one. */
-static int critics_write(const struct simulation *l, const char *path, char hash[HASH_LEN],
+static int critics_write(const struct simulation *s, const char *path, char hash[HASH_LEN],
                          struct error *err) {
     size_t critic_bytes = learner_critic_bytes(),
-           total_bytes = critic_bytes * (size_t)l->n_policies;
+           total_bytes = critic_bytes * (size_t)s->n_policies;
     uint8_t *bytes = try_calloc(1, total_bytes, err);
     if (!bytes) return err->code;
-    for (int i = 0; i < l->n_policies; i++)
-        if (l->policies[i].critic)
-            memcpy(bytes + critic_bytes * (size_t)i, l->policies[i].critic, critic_bytes);
+    for (int i = 0; i < s->n_policies; i++)
+        if (s->policies[i].critic)
+            memcpy(bytes + critic_bytes * (size_t)i, s->policies[i].critic, critic_bytes);
     sha256_bytes(bytes, total_bytes, hash);
     int rc = file_write(path, bytes, total_bytes, err);
     free(bytes);
@@ -121,18 +121,18 @@ static char *critics_path(const char *dir, int generation) {
     return xasprintf("%s/critics-%d.bin", dir, generation);
 }
 
-static bool is_referenced(const struct simulation *l, const char *hash) {
-    for (int i = 0; i < l->n_policies; i++)
-        if (strcmp(l->policies[i].adapter->hash, hash) == 0) return true;
+static bool is_referenced(const struct simulation *s, const char *hash) {
+    for (int i = 0; i < s->n_policies; i++)
+        if (strcmp(s->policies[i].adapter->hash, hash) == 0) return true;
     return false;
 }
 
-static void unreferenced_files_remove(const struct simulation *l, const char *dir) {
-    char *policies_dir = path_join(dir, "minds"), *critics = critics_path(dir, l->generation - 1);
+static void unreferenced_files_remove(const struct simulation *s, const char *dir) {
+    char *policies_dir = path_join(dir, "minds"), *critics = critics_path(dir, s->generation - 1);
     DIR *d = opendir(policies_dir);
     for (const struct dirent *f; d && (f = readdir(d));) {
         char *path = path_join(policies_dir, f->d_name);
-        if (hash_is_valid(f->d_name) && !is_referenced(l, f->d_name)) dir_delete(path);
+        if (hash_is_valid(f->d_name) && !is_referenced(s, f->d_name)) dir_delete(path);
         free(path);
     }
     if (d) closedir(d);
@@ -141,27 +141,27 @@ static void unreferenced_files_remove(const struct simulation *l, const char *di
     free(critics);
 }
 
-int simulation_save(const struct simulation *l, const char *dir, const json_t *extra,
+int simulation_save(const struct simulation *s, const char *dir, const json_t *extra,
                     struct error *err) {
     char hash[HASH_LEN], *path = path_join(dir, "state.json"),
-                         *critics = critics_path(dir, l->generation);
+                         *critics = critics_path(dir, s->generation);
     json_t *policies = json_array();
     int rc = dir_make(dir, err);
-    for (int i = 0; rc == OK && i < l->n_policies; i++) {
-        rc = policy_adapter_save(l, dir, l->policies[i].adapter, err);
-        json_array_append_new(policies, policy_record_json(&l->policies[i]));
+    for (int i = 0; rc == OK && i < s->n_policies; i++) {
+        rc = policy_adapter_save(s, dir, s->policies[i].adapter, err);
+        json_array_append_new(policies, policy_record_json(&s->policies[i]));
     }
-    if (rc == OK) rc = critics_write(l, critics, hash, err);
+    if (rc == OK) rc = critics_write(s, critics, hash, err);
     if (rc == OK) {
         json_t *v = json_pack("{s:i,s:i,s:I,s:s,s:O,s:O}", "shoal_life", VERSION, "generation",
-                              l->generation, "decisions", (json_int_t)l->decisions, "critics", hash,
+                              s->generation, "decisions", (json_int_t)s->decisions, "critics", hash,
                               "minds", policies, "extra", extra);
         char *text = json_canonical(v);
         rc = file_write(path, text, strlen(text), err);
         free(text);
         json_decref(v);
     }
-    if (rc == OK) unreferenced_files_remove(l, dir);
+    if (rc == OK) unreferenced_files_remove(s, dir);
     json_decref(policies);
     free(critics);
     free(path);
@@ -193,41 +193,41 @@ char *simulation_policy_path(const char *dir, const char *hash, struct error *er
     return NULL;
 }
 
-static int adapter_read(const struct simulation *l, const char *dir, const char *hash,
+static int adapter_read(const struct simulation *s, const char *dir, const char *hash,
                         struct adapter **out, struct error *err) {
     char *path = simulation_policy_path(dir, hash, err);
     if (!path) return err->code;
-    int rc = (*out = adapter_load(path, &l->m->config, err)) ? OK : err->code;
+    int rc = (*out = adapter_load(path, &s->m->config, err)) ? OK : err->code;
     if (rc == OK && strcmp((*out)->hash, hash) != 0)
         rc = error_set(err, ERR_MISMATCH, "'%s' differs from the saved file", path);
     free(path);
     return rc;
 }
 
-static int policy_read(const struct simulation *l, const char *dir, const json_t *v,
+static int policy_read(const struct simulation *s, const char *dir, const json_t *v,
                        struct policy_record *out, struct error *err) {
     int rc = name_read(json_object_get(v, "name"), out->name, err);
     if (rc == OK) rc = parents_read(json_object_get(v, "parents"), out->parents, err);
     if (rc == OK) rc = episode_stats_read(json_object_get(v, "outcome"), &out->outcome, err);
     if (rc == OK) rc = health_read(json_object_get(v, "health"), &out->health, err);
     if (rc == OK) rc = bool_read(v, "elite", &out->elite, err);
-    if (rc == OK) rc = adapter_read(l, dir, json_get_string(v, "hash"), &out->adapter, err);
-    if (rc == OK && l->o->low_memory)
+    if (rc == OK) rc = adapter_read(s, dir, json_get_string(v, "hash"), &out->adapter, err);
+    if (rc == OK && s->o->low_memory)
         out->adapter = policy_to_f16(out->adapter, 0); // policies are f16
     return rc;
 }
 
-static int critics_read(const struct simulation *l, const char *path, const char *expected_hash,
+static int critics_read(const struct simulation *s, const char *path, const char *expected_hash,
                         struct policy_record *policies, struct error *err) {
     size_t critic_bytes = learner_critic_bytes(),
-           total_bytes = critic_bytes * (size_t)l->n_policies;
+           total_bytes = critic_bytes * (size_t)s->n_policies;
     char hash[HASH_LEN];
     struct buf b = {0};
     int rc = file_read(path, total_bytes, &b, err);
     if (rc == OK) sha256_bytes(b.data, b.len, hash);
     if (rc == OK && (b.len != total_bytes || strcmp(hash, expected_hash) != 0))
         rc = error_set(err, ERR_MISMATCH, "'%s' differs from the saved file", path);
-    for (int i = 0; rc == OK && i < l->n_policies; i++) {
+    for (int i = 0; rc == OK && i < s->n_policies; i++) {
         policies[i].critic = xmalloc(critic_bytes);
         memcpy(policies[i].critic, b.data + critic_bytes * (size_t)i, critic_bytes);
     }
@@ -235,7 +235,7 @@ static int critics_read(const struct simulation *l, const char *path, const char
     return rc;
 }
 
-static int state_read(struct simulation *l, const char *dir, const json_t *v, struct error *err) {
+static int state_read(struct simulation *s, const char *dir, const json_t *v, struct error *err) {
     const json_t *policies = json_object_get(v, "minds");
     int64_t generation, decisions;
     if (json_integer_value(json_object_get(v, "shoal_life")) != VERSION)
@@ -243,22 +243,22 @@ static int state_read(struct simulation *l, const char *dir, const json_t *v, st
     int rc = count_read(v, "generation", INT32_MAX - 1, &generation, err);
     if (rc == OK) rc = count_read(v, "decisions", INT64_MAX, &decisions, err);
     if (rc != OK) return rc;
-    if (json_array_size(policies) != (size_t)l->n_policies)
+    if (json_array_size(policies) != (size_t)s->n_policies)
         return error_set(err, ERR_MISMATCH, "it has %zu policies, and this simulation has %d",
-                         json_array_size(policies), l->n_policies);
-    struct policy_record *loaded = xcalloc((size_t)l->n_policies, sizeof *loaded);
+                         json_array_size(policies), s->n_policies);
+    struct policy_record *loaded = xcalloc((size_t)s->n_policies, sizeof *loaded);
     char *critics_file = critics_path(dir, (int)generation);
-    for (int i = 0; rc == OK && i < l->n_policies; i++)
-        rc = policy_read(l, dir, json_array_get(policies, (size_t)i), &loaded[i], err);
-    if (rc == OK) rc = critics_read(l, critics_file, json_get_string(v, "critics"), loaded, err);
+    for (int i = 0; rc == OK && i < s->n_policies; i++)
+        rc = policy_read(s, dir, json_array_get(policies, (size_t)i), &loaded[i], err);
+    if (rc == OK) rc = critics_read(s, critics_file, json_get_string(v, "critics"), loaded, err);
     if (rc == OK) {
-        struct policy_record *old = l->policies;
-        l->policies = loaded;
+        struct policy_record *old = s->policies;
+        s->policies = loaded;
         loaded = old;
-        l->generation = (int)generation;
-        l->decisions = decisions;
+        s->generation = (int)generation;
+        s->decisions = decisions;
     }
-    policy_records_release(loaded, l->n_policies);
+    policy_records_release(loaded, s->n_policies);
     free(loaded);
     free(critics_file);
     return rc;
@@ -274,7 +274,7 @@ json_t *simulation_read_state(const char *dir, struct error *err) {
     return v;
 }
 
-int simulation_load(struct simulation *l, const char *dir, const json_t *state, struct error *err) {
-    if (state_read(l, dir, state, err) == OK) return OK;
+int simulation_load(struct simulation *s, const char *dir, const json_t *state, struct error *err) {
+    if (state_read(s, dir, state, err) == OK) return OK;
     return error_wrap(err, "'%s/state.json'", dir);
 }

@@ -531,7 +531,7 @@ struct simulation;
 struct simulation *simulation_new(const struct model *m, const struct simulation_options *o,
                                   struct environment *const *envs, struct adapter *const *first,
                                   int n_first, struct pool *pool, struct error *err);
-void simulation_free(struct simulation *l);
+void simulation_free(struct simulation *s);
 /*
  * A generation: simulation_begin_generation breeds it from the previous one, if there is one and if
  * breeding is on, and resets the environments with `seeds` [n_envs], or with generated ones (NULL).
@@ -539,25 +539,25 @@ void simulation_free(struct simulation *l);
  * returns the number of decisions of the tick, or an error (negative). simulation_end_generation
  * records the outcomes and the learned adapters.
  */
-int simulation_begin_generation(struct simulation *l, const uint64_t *seeds, struct error *err);
-int simulation_step(struct simulation *l, struct error *err);
-void simulation_end_generation(struct simulation *l);
+int simulation_begin_generation(struct simulation *s, const uint64_t *seeds, struct error *err);
+int simulation_step(struct simulation *s, struct error *err);
+void simulation_end_generation(struct simulation *s);
 /* Declares that the environments are already at `tick`, so that sampling continues from there. Call
  * this after simulation_begin_generation. */
-void simulation_set_tick(struct simulation *l, int tick);
+void simulation_set_tick(struct simulation *s, int tick);
 /* [agents of all environments] the actions of the last tick; -1: the agent was inactive. */
-const int16_t *simulation_actions(const struct simulation *l);
+const int16_t *simulation_actions(const struct simulation *s);
 /* The decision of an agent in the last tick; NULL: it was inactive. */
-const struct policy_decision *simulation_decision(const struct simulation *l, int agent);
+const struct policy_decision *simulation_decision(const struct simulation *s, int agent);
 /* Evaluates all current policies on the held-out maps. out: [eval_maps], the mean of each map over
  * its agents. */
-int simulation_evaluate(struct simulation *l, struct episode_stats *out, struct error *err);
-int simulation_generations(const struct simulation *l); /* number of completed generations */
+int simulation_evaluate(struct simulation *s, struct episode_stats *out, struct error *err);
+int simulation_generations(const struct simulation *s); /* number of completed generations */
 /* The number of decisions, without those of evaluations. */
-int64_t simulation_decisions(const struct simulation *l);
+int64_t simulation_decisions(const struct simulation *s);
 /* The number of updates of all policies in this generation. */
-int64_t simulation_updates(const struct simulation *l);
-int simulation_n_policies(const struct simulation *l);
+int64_t simulation_updates(const struct simulation *s);
+int simulation_n_policies(const struct simulation *s);
 struct policy_record {
     char name[32], parents[2][32];
     struct adapter *adapter;
@@ -570,18 +570,18 @@ struct policy_record {
  * saved with it. simulation_read_state returns the contents of state.json, {…, generation, minds:
  * [policy_record_json], extra}, or NULL with ERR_MISSING if the folder has no state.
  * simulation_load restores them into a new simulation with the same options. */
-int simulation_save(const struct simulation *l, const char *dir, const json_t *extra,
+int simulation_save(const struct simulation *s, const char *dir, const json_t *extra,
                     struct error *err);
 json_t *simulation_read_state(const char *dir, struct error *err);
 /* The path of a policy's PEFT directory in the folder `dir`, malloc'ed; NULL if `hash`, the
  * policy's content hash, is not a valid hash. */
 char *simulation_policy_path(const char *dir, const char *hash, struct error *err);
-int simulation_load(struct simulation *l, const char *dir, const json_t *state, struct error *err);
+int simulation_load(struct simulation *s, const char *dir, const json_t *state, struct error *err);
 json_t *policy_record_json(const struct policy_record *m);
 /* The record of a policy after the last generation, by fitness, the best at rank 0; before the
  * first generation, the initial one. While a simulation with low_memory runs, the record has the
  * current adapter. */
-const struct policy_record *simulation_policy(const struct simulation *l, int rank);
+const struct policy_record *simulation_policy(const struct simulation *s, int rank);
 
 /*
  * external_env: environments that another program provides, with the interface of environment.h.

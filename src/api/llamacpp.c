@@ -72,8 +72,8 @@ static int prompt_add(const struct server *s, const json_t *v, int flags, struct
     }
     if (!json_is_array(v))
         return error_set(err, ERR_USAGE,
-                         "'prompt' must be a string, token ids of this model's %d, a list of both, "
-                         "or a list of such prompts",
+                         "'prompt' must be a string, a token id below %d, a list of both, or a "
+                         "list of such prompts",
                          tokenizer_vocab_size(tok));
     json_array_foreach (v, i, item) {
         bool is_first_text = i == 0 && json_is_string(item);

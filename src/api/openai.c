@@ -184,7 +184,7 @@ static int guided_read(struct server *s, const json_t *body, struct generation_s
         }
         struct buf all = {0};
         if (!json_is_string_array(v) || json_array_size(v) == 0)
-            return error_set(err, ERR_USAGE, "a choice must be a list of strings");
+            return error_set(err, ERR_USAGE, "the choices must be a list of at least one string");
         json_array_foreach (v, k, item)
             buf_add(&all, json_string_value(item), json_string_length(item) + 1);
         spec->grammar = server_grammar(s, "choices", all.data, all.len, err);
@@ -921,10 +921,9 @@ static int ids_read(const struct server *s, const json_t *list, struct token_ids
     json_array_foreach (list, i, v) {
         json_int_t id = json_integer_value(v);
         if (!json_is_integer(v) || id < 0 || id >= tokenizer_vocab_size(s->model->tok))
-            return error_set(
-                err, ERR_USAGE,
-                "a prompt of token ids has at %zu a value that is not one of this model's %d", i,
-                tokenizer_vocab_size(s->model->tok));
+            return error_set(err, ERR_USAGE,
+                             "value %zu of a prompt is not one of this model's %d token ids", i,
+                             tokenizer_vocab_size(s->model->tok));
         token_ids_add(out, (int32_t)id);
     }
     return OK;

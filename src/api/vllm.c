@@ -77,9 +77,11 @@ static void load_handle(void *ctx, struct exchange *x) {
     if (!names_read(x, body, &name, &path)) {
     } else if (json_read_bool(body, "load_inplace", &load_inplace, &err) != OK ||
                json_read_bool(body, "is_3d_lora_weight", &stacked, &err) != OK ||
-               (stacked && error_set(&err, ERR_USAGE,
-                                     "'is_3d_lora_weight' is of experts' weights, which no model "
-                                     "here has") != OK)) {
+               (stacked &&
+                error_set(
+                    &err, ERR_USAGE,
+                    "'is_3d_lora_weight' is for weights of experts, which no model here has") !=
+                    OK)) {
         api_fail(x, 400, "BadRequestError", NULL, NULL, "%s", err.text);
     } else if (!*name || !*path) {
         api_fail(x, 400, "InvalidUserInput", NULL, NULL,

@@ -201,7 +201,7 @@ static void agent_handle(void *ctx, struct exchange *x) {
     int rc = model_ref_resolve(s, exchange_query(x, "model"), &model, &err);
     bool found = rc == OK;
     if (rc == OK && (agent < 0 || agent >= t.n_agents))
-        rc = error_set(&err, ERR_USAGE, "there are %d agents, from 0 on", t.n_agents);
+        rc = error_set(&err, ERR_USAGE, "'agent' must be at least 0 and less than %d", t.n_agents);
     if (rc == OK) {
         struct world *w = xcalloc(1, sizeof *w);
         trace_seek(&t, w, tick);

@@ -1091,7 +1091,8 @@ int jobs_submit(struct jobs *j, const json_t *request, struct job_caller *caller
     else if (json_equal(same->request, checked.normalized))
         memcpy(id, same->id, JOB_ID_LEN);
     else
-        rc = error_set(err, ERR_MISMATCH, "this idempotency key is of job '%s', another request",
+        rc = error_set(err, ERR_MISMATCH,
+                       "this idempotency key belongs to job '%s', whose request is different",
                        same->id);
     pthread_mutex_unlock(&j->lock);
     job_request_release(&checked);

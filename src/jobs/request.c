@@ -179,7 +179,8 @@ static bool reward_is_builtin(const char *text) {
 
 static char *threads_value(const struct request_checker *c, const char *text) {
     if (c->rules->max_threads && strtoll(text, NULL, 10) > c->rules->max_threads) {
-        error_set(c->err, ERR_USAGE, "'%s' is at most %d here", c->field, c->rules->max_threads);
+        error_set(c->err, ERR_USAGE, "'%s' may be at most %d on this server", c->field,
+                  c->rules->max_threads);
         return NULL;
     }
     return xstrdup(text);

@@ -364,7 +364,7 @@ struct grammar *grammar_cache_get(struct grammar_cache *cache, const char *calle
     char hash[HASH_LEN];
     bool large = len > SMALL_SOURCE_MAX;
     if (len > SOURCE_MAX) {
-        error_set(err, ERR_USAGE, "it has %zu bytes, and may have %d", len, SOURCE_MAX);
+        error_set(err, ERR_USAGE, "it has %zu bytes, more than %d", len, SOURCE_MAX);
         return NULL;
     }
     source_hash(kind, text, len, hash);

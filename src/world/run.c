@@ -440,13 +440,13 @@ static int actions_log_write(struct run *r, int64_t tick, struct error *err) {
     fprintf(r->trace_file, "{\"tick\":%lld,\"actions\":[", (long long)tick);
     for (int i = 0; i < r->q->agents; i++) fprintf(r->trace_file, "%s%d", i ? "," : "", actions[i]);
     fprintf(r->trace_file, "]}\n");
-    return ferror(r->trace_file) ? error_errno(err, "cannot write the record") : OK;
+    return ferror(r->trace_file) ? error_errno(err, "cannot write the log of actions") : OK;
 }
 
 static int actions_log_close(struct run *r, int rc, struct error *err) {
     bool good = !r->trace_file || fclose(r->trace_file) == 0;
     r->trace_file = NULL;
-    return rc == OK && !good ? error_errno(err, "cannot write the record") : rc;
+    return rc == OK && !good ? error_errno(err, "cannot write the log of actions") : rc;
 }
 
 static int world_trace_open(struct run *r, const char *path, struct error *err) {

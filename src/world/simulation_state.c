@@ -33,7 +33,8 @@ static json_t *episode_stats_json(const struct episode_stats *o) {
 
 static int number_read(const json_t *v, const char *key, double *out, struct error *err) {
     const json_t *n = json_object_get(v, key);
-    if (!json_is_number(n)) return error_set(err, ERR_FORMAT, "there is no number '%s'", key);
+    if (!json_is_number(n))
+        return error_set(err, ERR_FORMAT, "'%s' is missing or not a number", key);
     *out = json_number_value(n);
     return OK;
 }
@@ -44,7 +45,7 @@ static int count_read(const json_t *v, const char *key, int64_t max, int64_t *ou
     const json_t *n = json_object_get(v, key);
     *out = json_integer_value(n);
     if (json_is_integer(n) && *out >= 0 && *out <= max) return OK;
-    return error_set(err, ERR_FORMAT, "there is no number '%s' from 0 to %lld", key,
+    return error_set(err, ERR_FORMAT, "'%s' must be a whole number from 0 to %lld", key,
                      (long long)max);
 }
 

@@ -123,7 +123,7 @@ int world_actions_read(const struct world_view *v, uint64_t agents, const json_t
         int i = agent_index_parse(name);
         bool parsed;
         if (i < 0 || !(agents >> i & 1))
-            return error_set(err, ERR_FORMAT, "no agent '%s' is there to act", name);
+            return error_set(err, ERR_FORMAT, "no agent '%s' can act now", name);
         if (world_action_read(v->w, v->r, i, value, &actions[i], &parsed, err) != OK)
             return error_wrap(err, "'%s'", name);
         given |= (uint64_t)1 << i;

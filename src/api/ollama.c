@@ -695,19 +695,19 @@ static json_t *details_json(const struct server *s, const char *parent) {
                      count_json(model_param_count(&s->model->config)), "quantization_level", type);
 }
 
-/* The fields of a model that both lists (tags and ps) have. l NULL: the base model. Returns NULL if
- * the adapter cannot be loaded. */
-static json_t *model_card_json(struct server *s, const struct adapter_entry *l) {
-    char digest[HASH_LEN], *name = xasprintf("%s:latest", l ? l->name : s->name);
+/* The fields of a model that both lists (tags and ps) have. entry NULL: the base model. Returns
+ * NULL if the adapter cannot be loaded. */
+static json_t *model_card_json(struct server *s, const struct adapter_entry *entry) {
+    char digest[HASH_LEN], *name = xasprintf("%s:latest", entry ? entry->name : s->name);
     struct model_size size = {0};
     json_int_t bytes = 0;
     struct error err;
-    if (l && l->is_base) {
-        char *text = json_canonical(l->derived_spec);
+    if (entry && entry->is_base) {
+        char *text = json_canonical(entry->derived_spec);
         sha256_bytes(text, strlen(text), digest);
         free(text);
-    } else if (l) {
-        struct adapter *a = adapter_pool_get(s->pool, l->name, &err);
+    } else if (entry) {
+        struct adapter *a = adapter_pool_get(s->pool, entry->name, &err);
         if (!a) {
             free(name);
             return NULL;
@@ -722,17 +722,17 @@ static json_t *model_card_json(struct server *s, const struct adapter_entry *l) 
             bytes = (json_int_t)size.file;
     }
     json_t *v = json_pack("{s:s,s:s,s:I,s:s,s:o}", "name", name, "model", name, "size", bytes,
-                          "digest", digest, "details", details_json(s, l ? s->name : ""));
+                          "digest", digest, "details", details_json(s, entry ? s->name : ""));
     free(name);
     return v;
 }
 
-static void tags_add(struct server *s, const struct adapter_entry *l, json_t *models) {
+static void tags_add(struct server *s, const struct adapter_entry *entry, json_t *models) {
     char when[40];
-    json_t *v = model_card_json(s, l);
+    json_t *v = model_card_json(s, entry);
     if (!v) return;
     json_object_set_new(v, "modified_at",
-                        json_string(time_format(l ? l->created : s->started, 0, when)));
+                        json_string(time_format(entry ? entry->created : s->started, 0, when)));
     json_array_append_new(models, v);
 }
 
@@ -753,8 +753,8 @@ static bool pool_has(const struct adapter_pool_item *items, int n, const char *n
     return false;
 }
 
-static void ps_add(struct server *s, const struct adapter_entry *l, json_t *models) {
-    json_t *v = model_card_json(s, l);
+static void ps_add(struct server *s, const struct adapter_entry *entry, json_t *models) {
+    json_t *v = model_card_json(s, entry);
     if (!v) return;
     json_object_set_new(v, "expires_at", json_string("2318-01-01T00:00:00Z")); // never
     json_object_set_new(v, "size_vram", json_integer(0));

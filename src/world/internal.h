@@ -53,8 +53,8 @@ void decision_cache_put(struct decision_cache *c, const struct adapter *a, struc
 struct adapter *policy_to_f16(struct adapter *a, uint64_t seed);
 /* learner_es.c: evolution strategies for the learner; it borrows all its arguments. */
 struct learner_es;
-struct learner_es *learner_es_new(const struct learner_options *o, const struct learner_config *b,
-                                  struct trainer *t);
+struct learner_es *learner_es_new(const struct learner_options *o,
+                                  const struct learner_config *config, struct trainer *t);
 void learner_es_free(struct learner_es *e);
 /* Before tick `tick` + 1: perturbs the adapter in `a` for agent `agent`. */
 void learner_es_perturb(struct learner_es *e, int generation, int tick, int agent,

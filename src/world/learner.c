@@ -557,7 +557,7 @@ static int policy_rollback(struct learner *l, int i, struct error *err) {
     m->nonfinite = false;
     m->health.rollbacks++;
     m->replay.n = m->n_new = 0; // its transitions come from other weights
-    for (int b = i; b < l->n_agents; b += l->n_policies) l->pending[b].n = 0;
+    for (int agent = i; agent < l->n_agents; agent += l->n_policies) l->pending[agent].n = 0;
     memset(m->critic, 0, CRITIC_FEATURES * sizeof(float));
     m->mean_squared_critic_error = 0;
     if (l->es) learner_es_reset(l->es, i);
@@ -618,13 +618,13 @@ struct policy_health learner_health(const struct learner *l, int policy) {
 /* creation */
 
 static struct learner_policy policy_make(const struct learner_options *o,
-                                         const struct learner_config *b, int i) {
-    struct learner_policy m = {.adapter = adapter_retain(b->adapters[i]),
+                                         const struct learner_config *config, int i) {
+    struct learner_policy m = {.adapter = adapter_retain(config->adapters[i]),
                                .replay = replay_buffer_init(o->buffer_size),
                                .critic = xcalloc(CRITIC_FEATURES, sizeof(float)),
                                .snapshot_reward = -INFINITY};
-    if (b->critics && b->critics[i])
-        memcpy(m.critic, b->critics[i], CRITIC_FEATURES * sizeof(float));
+    if (config->critics && config->critics[i])
+        memcpy(m.critic, config->critics[i], CRITIC_FEATURES * sizeof(float));
     return m;
 }
 
@@ -645,13 +645,14 @@ static void buffers_alloc(struct learner *l) {
 
 /* All groups use the same adapter slots of the trainer; the adapters of the first group determine
  * the slots' shapes. */
-static struct trainer *trainer_make(const struct learner_options *o, const struct learner_config *b,
-                                    int group, struct error *err) {
+static struct trainer *trainer_make(const struct learner_options *o,
+                                    const struct learner_config *config, int group,
+                                    struct error *err) {
     struct train_options to = o->train;
     struct adapter **adapters_f32 = xcalloc((size_t)group, sizeof(struct adapter *));
-    to.gradient_checkpointing |= b->low_memory;
-    for (int i = 0; i < group; i++) adapters_f32[i] = adapter_to_f32(b->adapters[i]);
-    struct trainer *t = trainer_new_lora(b->m, adapters_f32, group, &to, b->pool, err);
+    to.gradient_checkpointing |= config->low_memory;
+    for (int i = 0; i < group; i++) adapters_f32[i] = adapter_to_f32(config->adapters[i]);
+    struct trainer *t = trainer_new_lora(config->m, adapters_f32, group, &to, config->pool, err);
     for (int i = 0; i < group; i++) adapter_release(adapters_f32[i]);
     free(adapters_f32);
     return t;
@@ -669,34 +670,34 @@ static int snapshots_init(struct learner *l, struct error *err) {
     return rc;
 }
 
-struct learner *learner_new(const struct learner_options *o, const struct learner_config *b,
+struct learner *learner_new(const struct learner_options *o, const struct learner_config *config,
                             struct error *err) {
     bool es = strcmp(o->learn, "es") == 0;
-    for (int i = 0; es && i < b->n_policies; i++)
-        if (adapter_require_plain(b->adapters[i], "learning by es", err) != OK) return NULL;
-    int group =
-        o->update_group_size ? (int)MIN(o->update_group_size, b->n_policies) : b->n_policies;
-    struct trainer *t = trainer_make(o, b, group, err);
+    for (int i = 0; es && i < config->n_policies; i++)
+        if (adapter_require_plain(config->adapters[i], "learning by es", err) != OK) return NULL;
+    int group = o->update_group_size ? (int)MIN(o->update_group_size, config->n_policies)
+                                     : config->n_policies;
+    struct trainer *t = trainer_make(o, config, group, err);
     if (!t) return NULL;
     struct learner *l = xcalloc(1, sizeof *l);
     *l = (struct learner){.o = o,
-                          .temperature = b->temperature,
-                          .choices = policy_runner_action_tokens(b->policy_runner),
-                          .n_actions = b->n_actions,
-                          .n_policies = b->n_policies,
-                          .n_agents = b->n_agents,
+                          .temperature = config->temperature,
+                          .choices = policy_runner_action_tokens(config->policy_runner),
+                          .n_actions = config->n_actions,
+                          .n_policies = config->n_policies,
+                          .n_agents = config->n_agents,
                           .clone = strcmp(o->learn, "clone") == 0,
-                          .low_memory = b->low_memory,
-                          .lora_elem = policy_runner_lora_elem(b->policy_runner),
-                          .pool = b->pool,
-                          .seed = b->seed,
-                          .steps = b->steps,
+                          .low_memory = config->low_memory,
+                          .lora_elem = policy_runner_lora_elem(config->policy_runner),
+                          .pool = config->pool,
+                          .seed = config->seed,
+                          .steps = config->steps,
                           .group = group,
                           .trainer = t};
-    if (es) l->es = learner_es_new(o, b, t);
+    if (es) l->es = learner_es_new(o, config, t);
     buffers_alloc(l);
     l->policies = xcalloc((size_t)l->n_policies, sizeof *l->policies);
-    for (int i = 0; i < l->n_policies; i++) l->policies[i] = policy_make(o, b, i);
+    for (int i = 0; i < l->n_policies; i++) l->policies[i] = policy_make(o, config, i);
     if (snapshots_init(l, err) == OK) return l;
     learner_free(l);
     return NULL;

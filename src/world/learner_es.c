@@ -48,11 +48,14 @@ struct learner_es {
     struct es_member **active_member; /* [n_agents] the member with which each agent decided last */
 };
 
-struct learner_es *learner_es_new(const struct learner_options *o, const struct learner_config *b,
-                                  struct trainer *t) {
+struct learner_es *learner_es_new(const struct learner_options *o,
+                                  const struct learner_config *config, struct trainer *t) {
     struct learner_es *e = xcalloc(1, sizeof *e);
-    *e = (struct learner_es){
-        .o = o, .t = t, .n_policies = b->n_policies, .n_agents = b->n_agents, .seed = b->seed};
+    *e = (struct learner_es){.o = o,
+                             .t = t,
+                             .n_policies = config->n_policies,
+                             .n_agents = config->n_agents,
+                             .seed = config->seed};
     e->policies = xcalloc((size_t)e->n_policies, sizeof *e->policies);
     e->active_member = xcalloc((size_t)e->n_agents, sizeof(struct es_member *));
     for (int i = 0; i < e->n_policies; i++) {

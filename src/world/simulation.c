@@ -438,19 +438,19 @@ static int learner_start(struct simulation *s, struct error *err) {
         adapters[i] = s->policies[i].adapter;
         critics[i] = s->policies[i].critic;
     }
-    struct learner_config b = {.m = s->m,
-                               .policy_runner = s->policy_runner,
-                               .temperature = s->o->temperature,
-                               .n_actions = s->envs[0]->n_actions,
-                               .n_policies = s->n_policies,
-                               .n_agents = s->n_agents,
-                               .adapters = adapters,
-                               .critics = critics,
-                               .seed = (uint64_t)s->o->seed,
-                               .steps = s->o->steps,
-                               .low_memory = s->o->low_memory,
-                               .pool = s->pool};
-    s->learner = learner_new(&s->o->learn, &b, err);
+    struct learner_config config = {.m = s->m,
+                                    .policy_runner = s->policy_runner,
+                                    .temperature = s->o->temperature,
+                                    .n_actions = s->envs[0]->n_actions,
+                                    .n_policies = s->n_policies,
+                                    .n_agents = s->n_agents,
+                                    .adapters = adapters,
+                                    .critics = critics,
+                                    .seed = (uint64_t)s->o->seed,
+                                    .steps = s->o->steps,
+                                    .low_memory = s->o->low_memory,
+                                    .pool = s->pool};
+    s->learner = learner_new(&s->o->learn, &config, err);
     free(adapters);
     free(critics);
     return s->learner ? OK : err->code;

@@ -469,7 +469,7 @@ struct learner_config {
     bool low_memory; /* adapters are f16, before and after updates */
     struct pool *pool;
 };
-struct learner *learner_new(const struct learner_options *o, const struct learner_config *c,
+struct learner *learner_new(const struct learner_options *o, const struct learner_config *config,
                             struct error *err);
 void learner_free(struct learner *l);
 /* If the policies learn by es, perturbs the adapter with which agent `agent` decides at `tick`

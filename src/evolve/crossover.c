@@ -1,9 +1,10 @@
 /*
  * crossover: operators that weight, select or interpolate whole modules of their parents.
  *
- * Nearly all of them compute one coefficient for each parent in each module: given, random, or from
- * the angle between two ΔW. operator_weighted_sum computes the exact weighted sum and its best
- * rank-R approximation. Rows that work on elements of ΔW are in merge.c.
+ * Nearly all of them compute one coefficient for each parent in each module. The coefficients are
+ * given, random, or computed from the angles between the parents' ΔW. operator_weighted_sum then
+ * computes the exact weighted sum and its best rank-R approximation. Operators on the elements of
+ * ΔW are in merge.c.
  */
 #include "evolve/evolve.h"
 #include "evolve/select.h"
@@ -37,7 +38,7 @@ static struct adapter *weighted_sum_uniform(const struct operands *x, const doub
     return weighted_sum_free_coefs(x, coef, lineage, err);
 }
 
-/* The blend of `--compat legacy`, with the lineage of an operator. */
+/* The blend of option `--compat legacy`, with the lineage that operators record. */
 static struct adapter *make_factor_blend(const struct operands *x, json_t *lineage,
                                          struct error *err) {
     struct adapter *child = adapter_blend(x->parents[0], x->parents[1], (float)operand_weight(x, 1),
@@ -68,7 +69,7 @@ static struct adapter *make_extrapolate(const struct operands *x, json_t *lineag
     return weighted_sum_uniform(x, w, lineage, err);
 }
 
-/* By bisection of math_cos, because acos of libm gives different bits on different machines. */
+/* Bisects math_cos, because acos of libm gives different bits on different machines. */
 static double arc_cosine(double c) {
     double low = 0, high = 3.14159265358979323846;
     for (int i = 0; i < 60; i++) {
@@ -81,8 +82,8 @@ static double arc_cosine(double c) {
     return (low + high) / 2;
 }
 
-/* Above this |cosine|, parallel directions give a straight line up to rounding, and opposite ones
- * define no plane. */
+/* Above this |cosine|, slerp interpolates linearly: parallel directions give a straight line up to
+ * rounding, and opposite directions define no plane. */
 #define PARALLEL 0.999999
 
 /* Coefficients of a and b at t along the arc between their directions; norms are interpolated
@@ -98,7 +99,7 @@ static void slerp_coefs(double aa, double bb, double ab, double t, double w[2]) 
     w[1] = math_sin(t * theta) / math_sin(theta) * size / nb;
 }
 
-/* Inner products <ΔW_a, ΔW_b> of all pairs in module i: g [n][n]. */
+/* g [n][n]: the inner products <ΔW_a, ΔW_b> of all pairs of parents in module i. */
 static void module_gram(const struct operands *x, int32_t i, double *g) {
     const struct model_config *shape = &x->parents[0]->shape;
     int64_t in = proj_in(shape, i % N_PROJ), out = proj_out(shape, i % N_PROJ);
@@ -114,7 +115,7 @@ static void module_slerp(const struct operands *x, int32_t i, double t, double w
     slerp_coefs(g[0], g[3], g[1], t, w);
 }
 
-/* *share: b's part of the sum of the two weights. ERR_USAGE if their sum is 0. */
+/* *share: the second weight divided by the sum of the two weights. ERR_USAGE if the sum is 0. */
 static int second_parent_share(const struct operands *x, double *share, struct error *err) {
     double a = operand_weight(x, 0), b = operand_weight(x, 1);
     if (a + b == 0) return error_set(err, ERR_USAGE, "weights %g and %g cancel", a, b);
@@ -130,7 +131,7 @@ static struct adapter *make_slerp(const struct operands *x, json_t *lineage, str
     return weighted_sum_free_coefs(x, coef, lineage, err);
 }
 
-/* Replaces g [n][n] by the cosines of the ΔW; norm [n], 0 for a zero ΔW. */
+/* Replaces the inner products g [n][n] by cosines (0 for a zero ΔW), and sets norm [n]. */
 static void gram_normalise(double *g, int n, double *norm) {
     for (int k = 0; k < n; k++) norm[k] = g[k * n + k] > 0 ? sqrt(g[k * n + k]) : 0;
     for (int k = 0; k < n; k++)
@@ -150,12 +151,13 @@ static void vector_scale(double *c, int n, double factor) {
     for (int k = 0; k < n; k++) c[k] *= factor;
 }
 
-/* A length computed from inner products has half of their digits. */
+/* A length that is computed from inner products has half of their digits. */
 #define SPHERE_EPSILON 1e-7
 #define SPHERE_MAX_STEPS 1000
 
-/* to = Σ share · log_m(u) with m = Σ c u: the weighted sum of the tangent vectors at m towards the
- * unit vectors u. A vector opposite to m has no direction and is skipped. */
+/* Sets `to` to the coefficients of Σ share · log_m(u) with m = Σ c u: the weighted sum of the
+ * tangent vectors at m towards the unit vectors u. A vector opposite to m has no tangent vector and
+ * is skipped. */
 static void sphere_tangent_sum(const double *g, const double *share, const double *c, int n,
                                double *to) {
     memset(to, 0, (size_t)n * sizeof *to);
@@ -171,10 +173,10 @@ static void sphere_tangent_sum(const double *g, const double *share, const doubl
 }
 
 /*
- * Coefficients c of unit vectors with inner products g [n][n]: their Riemannian mean on the sphere
- * (Karcher 1977), where the weighted tangent vectors sum to 0, by gradient steps from the
- * normalised weighted mean (from the first vector if that is 0). False: no convergence, possible
- * with shares below 0.
+ * Sets c to the coefficients of the Riemannian mean on the sphere (Karcher 1977) of unit vectors
+ * with inner products g [n][n]. At the mean the weighted tangent vectors sum to 0. Takes gradient
+ * steps from the normalised weighted mean or, if the weighted mean is 0, from the first vector with
+ * a share. False: no convergence, which is possible with shares below 0.
  */
 static bool karcher_mean(const double *g, const double *share, int n, double *c) {
     int first = 0;
@@ -238,8 +240,9 @@ static struct adapter *make_karcher(const struct operands *x, json_t *lineage, s
 
 /*
  * Model Stock (Jang, Yun and Han 2024): the parents' mean, moved towards the base model (no ΔW) by
- * t = N cosθ / (1 + (N - 1) cosθ), cosθ being the mean over pairs as in mergekit. If cosθ is below
- * 0, the paper's triangle does not exist, and the result is the base model.
+ * t = N cosθ / (1 + (N - 1) cosθ), where cosθ is the mean over the pairs of parents, as in
+ * mergekit. If cosθ is below 0, the paper's triangle does not exist, and the result is the base
+ * model.
  */
 static void module_stock(const struct operands *x, int32_t i, double *coef) {
     double g[OPERATOR_PARENTS_MAX * OPERATOR_PARENTS_MAX], norm[OPERATOR_PARENTS_MAX], c = 0;
@@ -260,8 +263,8 @@ static struct adapter *make_stock(const struct operands *x, json_t *lineage, str
     return weighted_sum_free_coefs(x, coef, lineage, err);
 }
 
-/* Samples one of the eligible parents in proportion to its weight. A negative weight counts as 0;
- * if all are 0, uniformly. */
+/* Samples one of the eligible parents in proportion to its weight. A negative weight counts as 0.
+ * If all weights are 0, samples uniformly. */
 static int sample_parent(const struct operands *x, const bool *eligible, struct rng *rng) {
     double w[OPERATOR_PARENTS_MAX], sum = 0;
     for (int p = 0; p < x->n_parents; p++)
@@ -271,7 +274,8 @@ static int sample_parent(const struct operands *x, const bool *eligible, struct 
     return select_roulette_wheel(w, sum, x->n_parents, rng);
 }
 
-/* Copies modules [begin, begin + n) from one parent, sampled among those that have any of them. */
+/* Copies modules [begin, begin + n) from one parent, sampled among the parents that have any of
+ * these modules. */
 static void choose_group_parent(const struct operands *x, int32_t begin, int32_t n, double *coef) {
     struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)begin, 1);
     bool eligible[OPERATOR_PARENTS_MAX] = {false};
@@ -297,10 +301,10 @@ static struct adapter *make_module(const struct operands *x, json_t *lineage, st
 }
 
 /*
- * Picks a random point in the flat order of the modules that either parent has. Modules before it
- * have the given shares (without weights: 1 for a, because equal shares would have no effect),
- * modules after it the swapped shares. Within a window of `step` times the number of modules,
- * shares change linearly.
+ * Picks a random point in the flat order of the modules that either parent has. Modules before the
+ * point have the given shares, modules after it the swapped shares. Without weights the shares are
+ * 1 for a and 0 for b, because equal shares would have no effect. Within a window of `step` times
+ * the number of modules around the point, the shares change linearly.
  */
 static struct adapter *single_point_crossover(const struct operands *x, bool arc, json_t *lineage,
                                               struct error *err) {
@@ -397,7 +401,7 @@ const struct adapter_operator crossover_operators[] = {
     {"split", "single point: shares before a random module, swapped after it; along the arc",
      OPERATOR_CROSSOVER, WEIGHTING_NONE, TWO,
      "width of the transition, as a fraction of all modules", 0, 0, 1, make_split},
-    {"split_linear", "the same along the straight line", OPERATOR_CROSSOVER, WEIGHTING_NONE, TWO,
+    {"split_linear", "split along the straight line", OPERATOR_CROSSOVER, WEIGHTING_NONE, TWO,
      "width of the transition, as a fraction of all modules", 0, 0, 1, make_split_linear},
     {"svd_mix", "singular triplets of ΔW, each from one parent, sampled by weight",
      OPERATOR_CROSSOVER, WEIGHTING_DELTA, MANY, NO_STEP, make_svd},

@@ -10,7 +10,8 @@
 /* Below this relative distance, adapters differ by no more than a mutation would. */
 static const double COPY_DISTANCE = 0.05;
 
-/* adapter_distance and adapter_cosine, from inner products that are computed only once. */
+/* relative_distance and cosine_from_products give the results of adapter_distance and
+ * adapter_cosine from inner products that are computed only once. */
 static double relative_distance(double aa, double bb, double ab) {
     double mean = (sqrt(aa) + sqrt(bb)) / 2;
     return mean == 0 ? 0 : sqrt(fmax(0, aa + bb - 2 * ab)) / mean;

@@ -2,11 +2,11 @@
  * evolve: a population of adapters that is evaluated, selected and bred, and the experiment around
  * it.
  *
- * The first half is pure: struct population changes only in population_evaluate and
- * population_breed, and a fitness_function evaluates the candidates: the swarm on an engine in a
- * run, a known function in tests. The second half is a run: it reads a recipe and writes a run
- * folder. Every stage is deterministic, so a killed run resumes by running again, and loads the
- * results that the store has.
+ * The first half has no I/O: struct population holds the candidates, and a fitness_function
+ * evaluates them. In a run the fitness function asks the engine; in tests it is a known function.
+ * The second half is a run: it reads a recipe and writes a run folder. Every stage is
+ * deterministic. So a killed run resumes by running again from the start, and it loads each result
+ * that the store has.
  */
 #ifndef SHOAL_EVOLVE_H
 #define SHOAL_EVOLVE_H
@@ -27,33 +27,34 @@ struct evolve_options {
     struct strings crossovers, mutations; /* operators; adaptive pursuit selects among them */
     double mutation_rate;                 /* fraction of children that are mutants of one parent */
     double blend_min, blend_max;          /* range of the second parent's weight */
-    bool preserve_norm; /* rescale a child of two parents to their mean ‖ΔW‖, which averaging would
-                           reduce */
+    bool preserve_norm; /* rescale a child of a weighted sum to the weighted mean of its parents'
+                           ‖ΔW‖, because summing reduces the norm */
     double target_step_divergence; /* target behaviour divergence of mutations; 0: fixed step */
-    /* drop operators whose children lose more than this on average; 0: none */
+    /* drop operators whose children have on average a fitness that is lower than their parents' by
+     * more than this; 0: drop none */
     double max_regression;
     char *selection;
     double truncation_ratio, selection_pressure; /* parameters of select_pool */
     int64_t tournament_size;
-    /* radius of fitness sharing, as a behaviour divergence; 0: none */
+    /* radius of fitness sharing, as a behaviour distance; 0: no sharing */
     double fitness_sharing_radius;
-    int64_t map_elites_bins; /* bins per axis of the MAP-Elites archive of parents; 0: none */
+    int64_t map_elites_bins; /* bins per axis of the MAP-Elites archive of parents; 0: no archive */
     bool roles;              /* co-evolution: each founder starts a role */
     bool per_layer;       /* search over coefficients: one coefficient for each founder and layer */
     char *merge_operator; /* search over coefficients: the operator that merges a candidate */
     int64_t finetune_steps; /* fine-tuning steps of each child before its evaluation (Lamarckian) */
-    char *finetune_data;    /* conversations for fine-tuning, gradient and es */
+    char *finetune_data;    /* conversations for fine-tuning and for the searches gradient and es */
 };
 extern const struct option_row evolve_option_rows[];
 
 struct fitness_options {
-    int64_t items;       /* dev questions per generation, spread over the tasks */
+    int64_t items;       /* dev questions per generation, in equal parts per task */
     bool resample_items; /* draw new questions in each generation */
     char *metric;        /* score of an item: right (0 or 1), or probability of the right choice */
     char *distance; /* behaviour distance: js, disagreement, or embedding (of generated texts) */
     char *credit;   /* measure of cooperation: loo, or shapley in the vote */
-    bool race;      /* section "race" allocates the items */
-    double performance, cooperation, novelty;
+    bool race;      /* evaluate by racing, with the options of section "race" */
+    double performance, cooperation, novelty; /* weights of the terms of fitness */
 };
 extern const struct option_row fitness_option_rows[];
 
@@ -61,18 +62,18 @@ enum { MAX_POPULATION = 64, MAX_CANDIDATES = 2 * MAX_POPULATION, N_DESCRIPTORS =
 struct candidate {
     char name[32]; /* unique in its run: "critic", "g1c0" */
     struct adapter *adapter;
-    const struct weighted_adapter *mix; /* [n_mix] used instead of the adapter; borrowed */
+    const struct weighted_adapter *mix; /* [n_mix] evaluated if `adapter` is NULL; borrowed */
     int n_mix;
     char parents[2][32]; /* "" for founders, and for the second parent of a mutant */
     const struct adapter_operator *operator; /* operator that made it; NULL: a founder */
-    double blend, step; /* weight of the second parent; step of the operator; NAN: none */
+    double blend, step; /* weight of the second parent; step of the operator; NAN: not used */
     int role;           /* 0 without roles */
-    bool elite;         /* carried over unchanged */
+    bool elite;         /* copied unchanged from the previous generation */
     /* Filled by the fitness function. */
     struct stats_interval performance, cooperation, novelty;
     double descriptor[N_DESCRIPTORS]; /* behaviour descriptors, each in 0..1 */
     int n_items; /* number of items that it answered: all items, except in a race */
-    /* Computed from these. */
+    /* Computed from the values of the fitness function. */
     struct stats_interval fitness;
     double shared_fitness; /* fitness after sharing, used by selection */
     double expected;       /* performance corrected for the winner's curse (fitness_shrink) */
@@ -80,15 +81,15 @@ struct candidate {
 /* Results of a generation that are not in the candidates' fields. n: number of candidates. */
 struct evaluation {
     int n_items;
-    double *scores;   /* [n][n_items]; NAN: item not evaluated */
-    double *distance; /* [n][n] behaviour distance, 0..1 */
+    double *scores;   /* [n][n_items]; NAN: item not evaluated; NULL: no scores */
+    double *distance; /* [n][n] behaviour distance, 0..1; NULL after a race */
 };
 void evaluation_release(struct evaluation *a);
 struct fitness_function {
     void *ctx;
     /* Evaluates all n candidates on the generation's items. The last `n_reevaluated` are
      * re-evaluated parents: they do not affect the cooperation or novelty of other candidates.
-     * `out` is empty at the call. */
+     * `out` is empty at the call; the caller releases it. */
     int (*evaluate)(void *ctx, int generation, struct candidate *c, int n, int n_reevaluated,
                     struct evaluation *out, struct error *err);
 };
@@ -105,9 +106,10 @@ struct population {
     int generation, n;
     int n_roles;
     struct candidate c[MAX_CANDIDATES]; /* [n] candidates, then the re-evaluated parents */
-    int n_reevaluated; /* number of parents that are not elites. They are evaluated again with their
-                          children and then released: gains are paired, on items that the selection
-                          of the parents did not use */
+    int n_reevaluated; /* number of re-evaluated parents: parents of the children that are not
+                          elites. They are evaluated again with the children, then released. So a
+                          gain compares child and parent on the same items, which did not select the
+                          parent if items are resampled */
     /* the last evaluation, in the order of the candidates */
     struct evaluation last_evaluation;
     struct operator_set crossovers, mutations;
@@ -116,7 +118,7 @@ struct population {
                                    index is the archive's id */
     int n_archived;
 };
-/* ERR_USAGE if the options are invalid for any founders. */
+/* ERR_USAGE if the options are invalid, whatever the founders are. */
 int population_check_options(const struct evolve_options *o, const struct fitness_options *f,
                              struct error *err);
 /* Retains the founders and borrows the options. */
@@ -124,18 +126,19 @@ int population_init(struct population *p, const struct evolve_options *o,
                     const struct fitness_options *f, uint64_t seed, struct adapter *const *founders,
                     const char *const *names, int n, struct error *err);
 void population_release(struct population *p);
-/* Sets options and seed from the next generation on. A changed list of operators starts without
- * credit. */
+/* Sets options and seed from the next generation on. If the operators or max_regression change, all
+ * operators start without credit. ERR_USAGE: invalid options, or another map_elites_bins. */
 int population_set_options(struct population *p, const struct evolve_options *o,
                            const struct fitness_options *f, uint64_t seed, struct error *err);
 /* Evaluates all candidates, computes fitness with its interval, credits operators, adapts steps,
  * fills the archive, releases the re-evaluated parents, and sorts by fitness (ties: by name). */
 int population_evaluate(struct population *p, const struct fitness_function *l, struct error *err);
-/* Makes the next generation: elites first, unchanged; each child comes from one operator, a
- * crossover of two distinct parents or a mutation of one. All random numbers depend on (seed,
- * generation, child). */
+/* Makes the next generation: first the elites, unchanged, then the children. A child comes from one
+ * operator: a crossover of two distinct parents, or a mutation of one parent. All random numbers
+ * depend on (seed, generation, child). */
 int population_breed(struct population *p, struct error *err);
-/* The last generation: {candidates: [...], diversity: {...}, operators: [...], archive}. */
+/* The current generation: {generation, candidates: [...], diversity: {...}, operators: [...],
+ * archive}. */
 json_t *population_json(const struct population *p);
 json_t *candidate_json(const struct candidate *c);
 /* Sets fitness and the values derived from it; scores: [n_items] of the candidate's performance, or
@@ -146,10 +149,10 @@ void candidate_fitness(struct candidate *c, const struct fitness_options *f, con
 /* diversity.c */
 
 /* Statistics of n adapters: minimum and mean relative distance, mean cosine of ΔW, mean ‖ΔW‖, and
- * minimum and mean behaviour divergence. distance: [n][n], or NULL. */
+ * minimum and mean behaviour distance. NaN: not known. distance: [n][n], or NULL. */
 struct diversity {
     double weights_min, weights_mean, cosine_mean, norm_mean, behaviour_min, behaviour_mean;
-    int duplicate_of[2]; /* indices of the pair with the smallest weight distance */
+    int duplicate_of[2]; /* indices of the pair with the smallest distance of weights */
 };
 struct diversity diversity_compute(struct adapter *const *a, int n, const double *distance);
 json_t *diversity_json(const struct diversity *d);
@@ -166,22 +169,23 @@ struct evolve_recipe {
                                    "name=DIR", an existing adapter */
     struct strings tasks;       /* task families or JSONL files */
     struct strings retain;      /* untrained tasks whose accuracy must not drop */
-    int64_t rounds, max_tokens; /* rounds of a debate (0: none); tokens of one agent's thinking */
+    int64_t rounds, max_tokens; /* rounds of the founders' debate (0: none); maximum tokens of a
+                                   chain of thought */
     bool chain_of_thought;
     char *vote;
-    int64_t test_items, retain_items;
-    bool curve; /* the table has all founders and generations; otherwise the best founder and the
-                   best candidate of the last generation */
+    int64_t test_items, retain_items; /* held-out questions in all; and per task of `retain` */
+    bool curve; /* the final table has all founders and about a dozen generations; otherwise the
+                   best founder and the best candidate of the last generation */
     char *save; /* adapters kept: all candidates, or best of each generation */
     double temperature; /* temperature of self-consistency samples */
-    bool zero_adapters; /* control: replace every trained founder by a zero adapter; then no effect
-                           may be found */
+    bool zero_adapters; /* control: replace every founder by a zero adapter; a correct run then
+                           finds no effect */
     struct train_options train;     /* section "train" */
     struct evolve_options evolve;   /* section "evolve" */
     struct fitness_options fitness; /* section "fitness" */
     struct search_options search;   /* section "search": search over coefficients */
     struct race_options race;       /* section "race" */
-    /* section "finetune": for fine-tuning steps, and the search methods gradient and es */
+    /* section "finetune": for finetune_steps and for the searches gradient and es */
     struct train_options finetune;
     struct es_options es; /* section "es" */
     char *text;           /* contents of the recipe file */
@@ -202,26 +206,30 @@ extern const struct search_method search_methods[]; /* ended by a row without a 
 struct evolve_env {
     struct pool *pool;
     enum numeric_class cls;
-    const char *root;                /* folder of runs: "runs" */
-    char *(*find)(const char *path); /* resolves relative names of models and data */
-    /* Set asynchronously: the run stops at the next step with ERR_STATE. May be NULL. */
+    const char *root; /* folder of runs: "runs" */
+    /* Resolves the name of a model or data file; the result is malloc'ed. */
+    char *(*find)(const char *path);
+    /* May be NULL. Another thread or a signal handler sets it: then the run stops at the next step
+     * with ERR_STATE. */
     const volatile bool *pause;
 };
-/* Starts a run (id NULL: a new id is made); writes its id to *id_out. Returns its result object:
- * {run, adapters: {name: hash}, generations, table, comparisons, retention, spent}. ERR_STATE if
- * the run exists or was paused. */
+/* Starts a run. id NULL: a new id is made. *id_out (id_out may be NULL) becomes the id, malloc'ed,
+ * also after an error. Returns the result object: {run, adapters: {name: hash}, generations, table,
+ * comparisons, debate, retention, spent, manifest}; debate and retention only if the recipe asks
+ * for them. ERR_STATE if the run exists or was paused. */
 json_t *evolve_run_execute(const struct evolve_env *env, const struct evolve_recipe *o,
                            const char *id, char **id_out, struct error *err);
-/* The inputs, questions and outputs of such a run; checks that the recipe's files exist and counts
- * the questions. NULL: `err` is set. */
+/* The inputs, questions and outputs of a run of this recipe; checks that the recipe's files exist
+ * and counts the questions. NULL: `err` is set. */
 json_t *evolve_run_plan(const struct evolve_env *env, const struct evolve_recipe *o,
                         struct error *err);
-/* Continues runs/ID from its stored recipe. */
+/* Continues runs/ID from its stored recipe. Returns the result object, as evolve_run_execute does.
+ */
 json_t *evolve_run_resume(const struct evolve_env *env, const char *id, struct error *err);
 /*
  * A new run that equals runs/ID up to `generation` and then follows another recipe (NULL: the same)
- * and seed (-1: the same). Shared generations are loaded, not computed again. The recipes must have
- * the same base model and personas.
+ * and seed (-1: the same). The results of the shared generations are loaded, not computed again.
+ * ERR_MISMATCH if the recipes differ in base model or personas.
  */
 json_t *evolve_run_fork(const struct evolve_env *env, const char *id, int generation,
                         const char *recipe, int64_t seed, const char *new_id, struct error *err);
@@ -232,38 +240,40 @@ json_t *evolve_run_replay(const struct evolve_env *env, const char *id, int gene
 /* Writes README.md (a model card) in an adapter's folder, from the candidate's JSON. */
 int model_card_write(const char *dir, const char *model, const char *run, int generation,
                      const json_t *candidate, struct error *err);
-/* Prints the result as a table. */
+/* Prints the result object as tables. */
 void evolve_run_print(const json_t *result, FILE *f);
 /* Writes report.html from the result object: self-contained, plots as SVG. */
 int evolve_report_write(const json_t *result, const char *path, struct error *err);
 /* Prints the family tree of a run's generations as text; only `name` and its ancestors if `name` is
- * not NULL. */
+ * not NULL. Then prints each founder's share of the ancestry of `name` or, if it is NULL, of the
+ * fittest candidate. */
 int lineage_print(const json_t *generations, const char *name, FILE *f, struct error *err);
 
 /*
  * operators: functions that make a child from its parents, as rows of a table: crossover, PEFT's
  * combination types, mutation.
  *
- * The caller finds a row by name, calls operator_apply, measures the change with
- * operator_relative_change, and adapts the step for the next call within the row's bounds. An
- * operator is pure: the same operands give the same adapter, bit for bit. Any thread may apply any
- * operator.
+ * The caller finds a row by name, calls operator_apply, and may adapt the step for the next call
+ * within the row's bounds. An operator is pure: the same operands give the same adapter, bit for
+ * bit. Any thread may apply any operator.
  *
- * All rows take plain LoRA only (DoRA and embedding tables are refused) and mixed ranks, targets
- * and scalings. Rows that work on ΔW = scale · B A use the true scale (alpha / r, or alpha / √r)
- * and give children of scale 1.
+ * All rows take plain LoRA only: DoRA and embedding tables are refused. Parents may differ in
+ * ranks, target modules and scalings, except that factor_blend and PEFT's rows on A and B need
+ * equal ranks. Rows that work on ΔW = scale · B A use the true scale (alpha / r, or alpha / √r) and
+ * give children of scale 1.
  */
 
 #define OPERATOR_PARENTS_MAX 64
 
 /* Arguments of an operator. */
 struct operands {
-    struct adapter *const *parents; /* [n]; a crossover of two calls them a and b */
-    const float *weights;           /* [n], or NULL: 1 / n each */
+    /* [n]; comments on a crossover of two parents call them a and b */
+    struct adapter *const *parents;
+    const float *weights; /* [n], or NULL: 1 / n each */
     int n_parents;
     /* Rank of every module of a child made from ΔW, limited by the module's dimensions; 0: the
-     * largest parent's in that module. Mutations except `rank`, and PEFT's rows on A and B, keep
-     * the parents' ranks. */
+     * largest rank of the parents in that module. Mutations except `rank` ignore it. PEFT's rows on
+     * A and B keep the parents' rank and refuse another one; `cat` adds the parents' ranks. */
     int32_t rank;
     float step; /* meaning: see the row; NAN: the row's default */
     uint64_t seed;
@@ -273,9 +283,9 @@ enum operator_kind { OPERATOR_CROSSOVER, OPERATOR_PEFT, OPERATOR_MUTATION };
 /* Meaning of the weights of a row. */
 enum operator_weighting {
     WEIGHTING_DELTA,   /* shares of ΔW */
-    WEIGHTING_FACTORS, /* shares of A and B separately: ranks are the parents' */
-    WEIGHTING_FITNESS,
-    WEIGHTING_NONE /* no weights; the caller passes the fitter parent first */
+    WEIGHTING_FACTORS, /* shares of A and of B, or PEFT's weights: breeding requests no rank */
+    WEIGHTING_FITNESS, /* the parents' fitness */
+    WEIGHTING_NONE     /* no weights; the caller passes the fitter parent first */
 };
 struct adapter_operator {
     const char *name, *about;
@@ -284,48 +294,54 @@ struct adapter_operator {
     int min_parents, max_parents; /* number of parents */
     const char *unit;             /* meaning of the step; NULL: the row has no step */
     float step, step_min, step_max;
-    /* The caller has checked the operands. `make` adds the child's specific values to `lineage`,
-     * which holds the common ones. */
+    /* The caller has checked the operands. `lineage` holds the values that all operators record;
+     * `make` adds the values of this operator. */
     struct adapter *(*make)(const struct operands *x, json_t *lineage, struct error *err);
 };
 /* In listing order; NULL after the last. */
 const struct adapter_operator *operator_at(int i);
 /* ERR_USAGE lists the known names. */
 const struct adapter_operator *operator_find(const char *name, struct error *err);
-/* The name in lineages and records, which may be an earlier one. */
+/* The name in lineages and records, which may be an earlier name of the operator. */
 const char *operator_stored_name(const struct adapter_operator *op);
-/* The current name of the operator that a record stores under this key; "" without one. */
+/* The current name of the operator that a record stores under this key; "" if it stores none. */
 const char *operator_label(const json_t *record, const char *key);
 /*
- * Makes the child. Its lineage: operator, parents (hashes), weights, step, rank, seed, and if ΔW
- * was re-factorised "error", the relative norm that the truncation to the rank lost. ERR_USAGE:
- * operands that the row does not accept; ERR_MISMATCH: incompatible parents; ERR_STATE: an empty
- * child; ERR_NUMERIC: overflow, or a mean that does not converge.
+ * Makes the child. Its lineage has operator, parents (hashes), seed, and, where they apply,
+ * weights, step and rank. If ΔW was factorised again, it has "error": the relative norm that the
+ * truncation to the rank lost. ERR_USAGE: operands that the row does not accept; ERR_MISMATCH:
+ * incompatible parents; ERR_STATE: an empty child; ERR_NUMERIC: overflow, or a mean that does not
+ * converge.
  */
 struct adapter *operator_apply(const struct adapter_operator *op, const struct operands *x,
                                struct error *err);
-/* ‖ΔW_child - ΔW_parent‖ / ‖ΔW_parent‖, down to about 1e-8; 0 or infinity for a zero parent. */
+/* ‖ΔW_child - ΔW_parent‖ / ‖ΔW_parent‖; rounding hides changes below about 1e-8. For a zero parent:
+ * 0 if the child is zero too, else infinity. */
 double operator_relative_change(const struct adapter *child, const struct adapter *parent);
 
 /* The parts of the table, each in its file; each ends with a row without a name. */
 extern const struct adapter_operator crossover_operators[], merge_operators[], peft_operators[],
     mutation_operators[];
 
-/* Helpers of the rows. */
-int32_t operand_modules(const struct operands *x); /* all modules, with or without a LoRA */
+/* Helpers for the functions `make` of the rows. */
+/* Number of modules of the model, with or without a LoRA. */
+int32_t operand_modules(const struct operands *x);
 double operand_weight(const struct operands *x, int p);
-/* The requested rank of module i, or the largest of the parents', limited by `max_rank` and by the
- * module's dimensions. */
+/* The requested rank of module i, or else the largest rank of its parents, limited by `max_rank`
+ * and by the module's dimensions. */
 int32_t operand_rank(const struct operands *x, int32_t i, int32_t max_rank);
-/* Finishes the child of `d`; ERR_STATE if the child is empty. */
+/* Builds the child from `d`, and records "error" in `lineage` (borrowed). ERR_STATE if the child is
+ * empty. */
 struct adapter *operator_finish(struct adapter_builder *d, json_t *lineage, struct error *err);
-/* Takes ownership of `a` (NULL: returns NULL): its data with another lineage, which is borrowed. */
+/* Takes ownership of `a`; returns an adapter with the same data and this lineage, which is
+ * borrowed. NULL if `a` is NULL. */
 struct adapter *operator_set_lineage(struct adapter *a, json_t *lineage);
-/* Takes ownership of `a`: scales it to ‖ΔW‖ = norm and records the factor in its lineage as
- * "scaled". Returns it unchanged if either norm is 0. */
+/* Takes ownership of `a`; returns an adapter that is scaled to ‖ΔW‖ = norm and records the factor
+ * in its lineage as "scaled". Returns `a` unchanged if its norm or `norm` is 0. */
 struct adapter *operator_rescale(struct adapter *a, double norm);
-/* coef [L·N_PROJ][n]: child = Σ coef · ΔW in each module, truncated to its rank. A module with one
- * contributing parent copies that parent's factors, scaled, if the rank allows. */
+/* coef [L·N_PROJ][n]: child = Σ coef · ΔW in each module, truncated to its rank. If only one parent
+ * contributes to a module and its rank is allowed, the child copies that parent's factors, scaled.
+ */
 struct adapter *operator_weighted_sum(const struct operands *x, const double *coef, json_t *lineage,
                                       struct error *err);
 
@@ -335,7 +351,8 @@ struct adapter *operator_weighted_sum(const struct operands *x, const double *co
  *
  * A candidate is one node, from the first generation that has its name to the last one: an elite
  * stays the same node. Parents come before children. A node without parents is a founder. Records
- * are borrowed and outlive the lineage; any thread.
+ * are borrowed and must outlive the lineage. Any thread may call these functions on its own
+ * lineage.
  */
 
 struct lineage_node {
@@ -343,18 +360,18 @@ struct lineage_node {
     const json_t *birth_record; /* record of its first generation */
     int generation, last_generation;
     int parent[2]; /* node indices; -1: none */
-    /* share of the ancestry through each parent: the blend, or a half each */
+    /* share of the ancestry through each parent: from the blend, or a half each */
     double parent_share[2];
 };
 struct lineage {
     struct lineage_node *v;
     int n, generations;
-    int best; /* node of the fittest candidate of the last generation; -1 without one */
-    json_t *index;
+    int best;      /* node of the fittest candidate of the last generation; -1 without one */
+    json_t *index; /* node of each name */
 };
-/* Adds the next generation. A number that exists replaces that generation and all later ones, as
- * after a run that resumed at an earlier generation. After an error the lineage ends before this
- * generation. */
+/* Adds the next generation. If its number exists already, it replaces that generation and all later
+ * ones, as when a run has resumed at an earlier generation. After an error the lineage has nothing
+ * of the new record. */
 int lineage_add(struct lineage *l, const json_t *generation, struct error *err);
 int lineage_from_json(struct lineage *l, const json_t *generations, struct error *err);
 void lineage_release(struct lineage *l);
@@ -366,11 +383,11 @@ void lineage_ancestors(const struct lineage *l, int node, bool *in);
  * with the share that passes through it. */
 void lineage_propagate(const struct lineage *l, double *flow);
 
-/* Reads evolution.jsonl as such an array, of lines that lineage_add accepts; errors name the line.
- * An unfinished last line is left out. */
+/* Reads evolution.jsonl as an array of its records, which lineage_add must accept; errors name the
+ * line. An unfinished last line is left out. ERR_STATE if there is no generation yet. */
 json_t *lineage_load(const char *path, struct error *err);
 /* The node `name` with its ancestors, or all nodes (NULL), as JSON: {of, generations, nodes, edges,
- * founders}; and as Graphviz. */
+ * founders}. lineage_dot: the same as a Graphviz graph. */
 json_t *lineage_json(const json_t *generations, const char *name, struct error *err);
 int lineage_dot(const json_t *generations, const char *name, struct buf *out, struct error *err);
 

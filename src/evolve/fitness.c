@@ -72,15 +72,16 @@ bool fitness_is_better(const double *a, const double *b, int n, double alpha) {
 
 /* racing */
 
-/* A bound, with probability p of exceeding it, on the error of the mean of n paired differences. */
+/* margin: a bound on the error of the mean of n paired differences, which the error exceeds with
+ * probability p. */
 struct race_rule {
     const char *name;
     double (*margin)(double variance, int n, double p, double range); /* NULL: halving */
 };
 
 static double margin_paired(double variance, int n, double p, double range) {
-    // the expansion of the quantile needs some degrees of freedom, and a variance of 0 on a few
-    // items may be chance
+    // the expansion of the quantile needs at least 7 degrees of freedom, and a variance of 0 on a
+    // few items may be chance
     if (n < 8) return INFINITY;
     return t_upper_quantile(p, n - 1) * sqrt(fmax(variance, range * range / n / n) / n);
 }
@@ -116,10 +117,12 @@ const struct option_row race_option_rows[] = {
 
 struct race {
     const struct race_rule *rule;
-    struct race_options o; /* `rule` is NULL: see the member above */
+    struct race_options o; /* `o.rule` is unused: the member `rule` replaces it */
+    /* n_left: remaining candidates; looks, n_looks: tests done, and planned by halving; n_seen:
+     * items with scores of all remaining candidates */
     int n, n_items, n_left, looks, n_looks, n_seen;
     int64_t spent;
-    int *items_seen; /* [N] items seen */
+    int *items_seen; /* [N] number of items with scores */
     bool *remaining; /* [N] not eliminated */
     double *scores;  /* [N][n_items] */
 };
@@ -259,8 +262,8 @@ bool race_is_decided(const struct race *r) {
 
 /* the winner's curse */
 
-/* Noise is the residual of the scores after the effects of candidate and item: an item that is hard
- * for all candidates shifts all means equally and causes no shrinkage. */
+/* Noise is the residual of a score after subtracting the effects of its candidate and its item. So
+ * an item that is hard for all candidates shifts all means equally and causes no shrinkage. */
 void fitness_shrink(const double *scores, int n, int n_items, double *out) {
     double *item_mean = xcalloc((size_t)n_items, sizeof *item_mean), grand_mean = 0, noise = 0,
            spread = 0;
@@ -325,8 +328,8 @@ int operator_selector_pick(const struct operator_selector *o, struct rng *r) {
     return select_roulette_wheel(p, 1, o->n, r);
 }
 
-/* Moves probability from the other operators, which keep p_min, to the best one; the sum stays 1.
- */
+/* Moves probability to the operator with the best quality. The others keep at least p_min; the sum
+ * stays 1. */
 static void adaptive_pursuit(struct operator_selector *o) {
     int best = -1, n_active = 0;
     double sum = 0;
@@ -345,9 +348,9 @@ static void adaptive_pursuit(struct operator_selector *o) {
 
 /*
  * Updates the betting martingale that tests whether the mean of g = gain + margin is negative.
- * Wealth is multiplied by 1 - λ g, with λ from the earlier gains (Kelly's fraction, limited to [0,
- * 0.9]). If the mean is not negative, wealth is a supermartingale, and Ville's inequality bounds
- * the probability that it ever exceeds n/α.
+ * Wealth is multiplied by 1 - λ g, where λ depends on the earlier gains only (Kelly's fraction,
+ * limited to [0, 0.9]). If the mean is not negative, wealth is a supermartingale, and Ville's
+ * inequality bounds by α/n the probability that wealth ever exceeds n/α.
  */
 static void update_wealth(struct operator_stats *v, double g) {
     double mean = v->used ? v->sum / (double)v->used : 0;

@@ -1,10 +1,9 @@
 /*
  * fitness: statistics of candidate evaluations, and methods that reduce the number of items.
  *
- * Everything is item-wise: a candidate's score on an item is 0 or 1, or any number, and candidates
- * are compared on the same items (common random numbers), so that the difficulty of an item
- * cancels. The caller shuffles the items once, before any call. All functions are pure and never
- * call a model.
+ * A candidate has one score per item: 0 or 1, or any number. Candidates are compared on the same
+ * items (common random numbers), so that the difficulty of an item cancels. The caller shuffles the
+ * items once, before any call. No function does I/O or calls a model.
  */
 #ifndef SHOAL_EVOLVE_FITNESS_H
 #define SHOAL_EVOLVE_FITNESS_H
@@ -38,11 +37,11 @@ bool fitness_is_better(const double *a, const double *b, int n, double alpha);
  *              2009)
  *   hoeffding  as paired, with Hoeffding's bound: assumes only the range of scores, and needs more
  *              items
- * The last three stop when one candidate remains, so easy races are short.
+ * paired, bernstein and hoeffding stop when one candidate remains, so easy races are short.
  */
 struct race_options { /* filled from option rows */
-    char *rule;       /* halving */
-    int64_t budget;   /* evaluations (candidate × item); 0: a tenth of all */
+    char *rule;       /* halving, paired, bernstein or hoeffding */
+    int64_t budget;   /* evaluations (pairs of candidate and item); 0: a tenth of all pairs */
     int64_t block;    /* items between two tests; unused by halving */
     double alpha;
     double range; /* largest minus smallest possible score */
@@ -55,7 +54,8 @@ void race_free(struct race *r);
 /* The next work: items [*from, *to) for the candidates whose indices are written to `candidates`
  * (room for N). Returns their number, 0 when the race is over. */
 int race_next(const struct race *r, int *candidates, int *from, int *to);
-/* Adds the scores that race_next requested, [candidates][to - from], and eliminates. */
+/* Adds the scores that race_next requested, [candidates][to - from], and eliminates candidates by
+ * the rule. */
 void race_add_scores(struct race *r, const double *scores);
 /* The remaining candidate with the best mean; ties: lower index. */
 int race_winner(const struct race *r);
@@ -73,8 +73,9 @@ bool race_is_decided(const struct race *r);
  * as their noise, 1/8 if they do not differ. */
 void fitness_shrink(const double *scores, int n, int n_items, double *out);
 /* Split-half estimate of the best candidate's mean: selects on the even items and evaluates on the
- * odd ones, and vice versa. The mean of both is unbiased for a candidate that is selected on half
- * of the items. *winner: the best on all items. */
+ * odd ones, then selects on the odd items and evaluates on the even ones. The mean of the two
+ * evaluations is unbiased for a candidate that is selected on half of the items. *winner: the best
+ * on all items. */
 struct stats_interval fitness_split_half(const double *scores, int n, int n_items, int *winner);
 
 /* operators */
@@ -82,11 +83,11 @@ struct stats_interval fitness_split_half(const double *scores, int n, int n_item
 /*
  * Adaptive operator selection: adaptive pursuit (Thierens 2005) of the operator with the best mean
  * gain; every operator that is not dropped keeps probability p_min. A gain is a child's fitness
- * minus its parents', in [-1, 1]. The parents' fitness must come from items that did not select
- * them; otherwise every operator seems to lower the fitness (regression to the mean). An operator
- * is dropped when a sequential test finds that its mean gain is below -margin: a betting martingale
- * (Waudby-Smith & Ramdas 2024), so the error probability alpha, divided among the operators, holds
- * at any number of tests.
+ * minus the mean fitness of its parents, clipped to [-1, 1]. The parents' fitness must come from
+ * items that did not select them; otherwise every operator seems to lower the fitness (regression
+ * to the mean). An operator is dropped when a sequential test finds that its mean gain is below
+ * -margin: a betting martingale (Waudby-Smith & Ramdas 2024), so the error probability alpha,
+ * divided among the operators, holds at any number of tests.
  */
 enum { MAX_OPERATORS = 32 };
 struct operator_stats {
@@ -98,6 +99,8 @@ struct operator_stats {
 };
 struct operator_selector {
     int n;
+    /* rate: smallest weight of a new gain in `quality`; pursuit: speed at which `p` moves; p_min:
+     * smallest p; alpha: error probability of dropping; margin: see above */
     double rate, pursuit, p_min, alpha, margin;
     struct operator_stats v[MAX_OPERATORS];
 };
@@ -106,7 +109,7 @@ int operator_selector_pick(const struct operator_selector *o, struct rng *r);
 /* The last operator that remains is never dropped. */
 void operator_selector_update(struct operator_selector *o, int which, double gain);
 
-/* ERR_MISMATCH, with the count and one key, if a test item's key is also a fitness item's. */
+/* ERR_MISMATCH, with the count and one key, if a test item has the key of a fitness item. */
 int fitness_check_disjoint(const char *const *fitness_keys, int n, const char *const *test_keys,
                            int m, struct error *err);
 

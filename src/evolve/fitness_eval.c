@@ -2,8 +2,9 @@
  * fitness_eval: the fitness function of a run. Candidates answer the generation's questions in
  * multi-LoRA batches; performance, cooperation and novelty are computed from these answers.
  *
- * All candidates of a generation get the same questions, so that the difficulty of a question
- * cancels. The questions depend on the recipe and the generation only.
+ * All candidates of a generation get the same questions (in a race, a candidate that is eliminated
+ * gets no more), so that the difficulty of a question cancels. The questions depend on the recipe
+ * and the generation only.
  */
 #include "evolve/run.h"
 #include "memory/memory.h"
@@ -48,14 +49,14 @@ json_t *evolve_cost_json(const struct evolve_run *r) {
 
 /* questions */
 
-/* A task of the recipe: a family, or a file. The hash of a question in a file assigns it to fitness
- * or to the test, so that no seed moves a question from one to the other. */
+/* A task of the recipe: a family, or a file. The hash of a question in a file assigns the question
+ * to fitness or to the test, so that no seed moves a question between the two. */
 struct task_source {
     char *name;
     int family; /* -1: a file */
     struct eval_task bank;
     struct task_item *items; /* [bank.n] */
-    uint32_t *indices[2];    /* items for fitness and for the test, in a seeded order */
+    uint32_t *indices[2];    /* of items for fitness, and for the test, in a seeded order */
     int n_indices[2];
     struct task_source *next;
 };
@@ -159,13 +160,13 @@ struct task_item *evolve_run_task_items(const struct evolve_run *r, const struct
     return v;
 }
 
-/* The evaluation of one generation: its questions and the answers, [n][n_items], zeroed where a
+/* The evaluation of one generation: its questions and answers [n][n_items], which are zero where a
  * candidate did not answer. */
 struct generation_eval {
     struct evolve_run *r;
     const struct evolve_recipe *o;
     struct candidate *c;
-    int n, n_team; /* number of candidates, with and without re-evaluated parents */
+    int n, n_team; /* n: all candidates; n_team: without the re-evaluated parents */
     struct task_item *items;
     int n_items;
     struct agent_answer *answers;
@@ -238,7 +239,7 @@ static double item_score(const struct generation_eval *t, int i, int item) {
     return strcmp(t->o->fitness.metric, "right") == 0 ? a->choice == right : (double)a->prob[right];
 }
 
-/* Evaluates by racing: eliminated candidates get no further items. */
+/* Evaluates by racing: an eliminated candidate gets no further items. */
 static int answer_items_by_race(struct generation_eval *t, struct error *err) {
     struct race_options o = t->o->race;
     if (o.budget > 0)
@@ -281,8 +282,9 @@ static void fill_scores(struct generation_eval *t, struct evaluation *out) {
     }
 }
 
-/* Contribution of candidate i to its vote with one member of each other role. That is the role's
- * best: elites come first, sorted by fitness. */
+/* Contribution of candidate i to the vote with one partner of each other role: the role's first
+ * candidate. Elites come first, sorted by fitness, so the partner is the best of its role in the
+ * last generation if an elite has that role. */
 static struct stats_interval role_contribution(const struct generation_eval *t, int i,
                                                uint8_t *with, uint8_t *without) {
     const struct vote *v = vote_find(t->o->vote);
@@ -306,7 +308,7 @@ static struct stats_interval role_contribution(const struct generation_eval *t, 
     return stats_mcnemar(with, without, t->n_items).diff;
 }
 
-enum { SHAPLEY_PERMUTATIONS = 64 }; /* permutations for sampled Shapley values */
+enum { SHAPLEY_PERMUTATIONS = 64 }; /* permutations that estimate Shapley values */
 
 static int shapley(struct generation_eval *t, struct stats_interval *contribution,
                    struct error *err) {
@@ -365,8 +367,8 @@ static int compare_texts(const void *a, const void *b) {
     return strcmp(**(char **const *)a, **(char **const *)b);
 }
 
-/* Finds the distinct texts: stores them in texts[] and their indices in vector_index[]; returns
- * their number. */
+/* Stores the distinct texts in texts[] and, for each of the n texts, the index of its distinct text
+ * in vector_index[]. Returns the number of distinct texts. */
 static int texts_deduplicate(struct text_embeddings *w, size_t n, const char **texts) {
     char ***order = xcalloc(n + 1, sizeof *order);
     int distinct = 0;
@@ -395,7 +397,7 @@ static int texts_embed(struct text_embeddings *w, struct generation_eval *t, str
     return rc;
 }
 
-/* (1 - cosine) / 2 of the embeddings, 0 to 1. */
+/* (1 - cosine) / 2 of the embeddings of candidates a and b; 0 to 1. */
 static double embedding_distance(const void *ctx, int a, int b, int item) {
     const struct text_embeddings *w = ctx;
     int x = w->vector_index[a * w->n_items + item], y = w->vector_index[b * w->n_items + item];

@@ -18,7 +18,7 @@ static struct heldout_result *add_row(struct evolve_run *r, const char *name) {
     return m;
 }
 
-/* Evaluates one agent without debate on any questions. */
+/* Evaluates one agent, without debate, on the items [n], and stores the result in `m`. */
 static int evaluate_solo(struct evolve_run *r, struct adapter *a, const struct task_item *items,
                          int n, struct heldout_result *m, struct progress *bar, struct error *err) {
     struct agent agent = {.name = "solo", .adapter = a};
@@ -94,8 +94,8 @@ static int measure_debate(struct evolve_run *r, struct progress *bar, struct err
     return rc;
 }
 
-/* Self-consistency of the best founder (by dev fitness), with as many samples as generate about the
- * tokens of the debate. */
+/* Self-consistency of the best founder (by dev fitness). The number of samples is such that they
+ * generate about as many tokens as the debate. */
 static int measure_self_consistency(struct evolve_run *r, const struct candidate *best,
                                     struct progress *bar, struct error *err) {
     const struct heldout_result *debate = NULL, *solo = NULL;
@@ -122,15 +122,16 @@ static int measure_self_consistency(struct evolve_run *r, const struct candidate
     return rc;
 }
 
-/* Whether the table has generation g: about a dozen of them, including the last; without `curve`
- * only the last. */
+/* Whether the table has generation g. With `curve` it has about a dozen generations, including the
+ * last; without `curve` only the last. */
 static bool is_shown(const struct evolve_run *r, int g) {
     if (!r->o->curve) return g == r->n_best - 1;
     int every = MAX(1, (r->n_best - 1 + 9) / 10);
     return g % every == 0 || g == r->n_best - 1;
 }
 
-/* The table has the best founder; all of them with `curve`, or as baselines of the debate. */
+/* The table always has the best founder. It has all founders with `curve`, or if there is a debate,
+ * whose baselines they are. */
 static bool is_founder_measured(const struct evolve_run *r, int founder) {
     return r->o->curve || r->o->rounds || r->founders[founder] == r->best[0].adapter;
 }
@@ -169,7 +170,7 @@ static json_t *table_json(const struct evolve_run *r) {
     return table;
 }
 
-/* The row with that name, or else the last row with that prefix. */
+/* The row with the name `prefix`, or else the last row whose name begins with `prefix`. */
 static const struct heldout_result *find_row(const struct evolve_run *r, const char *prefix) {
     const struct heldout_result *found = NULL;
     for (int i = 0; i < r->n_rows; i++)
@@ -179,7 +180,8 @@ static const struct heldout_result *find_row(const struct evolve_run *r, const c
     return found;
 }
 
-/* The planned comparisons of the run, on the same questions, corrected for their number (Holm). */
+/* The planned comparisons of the run, paired on the same questions, with p-values corrected for the
+ * number of comparisons (Holm). */
 static json_t *comparisons_json(const struct evolve_run *r, const char *best_founder) {
     const char *pairs[][2] = {{best_founder, "base"},         {"generation", best_founder},
                               {"debate", best_founder},       {"debate", "first-round vote"},
@@ -206,8 +208,8 @@ static json_t *comparisons_json(const struct evolve_run *r, const char *best_fou
     return list;
 }
 
-/* Retention on tasks that fitness never used: the best founder against the last generation's best
- * candidate, paired. */
+/* Measures retention on the tasks of `retain`: compares the best founder with the best candidate of
+ * the last generation, paired on the same questions. */
 static int measure_retention(struct evolve_run *r, struct progress *bar, struct error *err) {
     const struct strings *families = &r->o->retain;
     int max_items = (int)r->o->retain_items, rc = OK;
@@ -252,7 +254,8 @@ static const char **item_keys(const struct task_item *v, int n) {
     return keys;
 }
 
-/* Splits are disjoint by construction; this verifies it. */
+/* Verifies that no test question was a fitness question of any generation; the splits are disjoint
+ * by construction. */
 static int check_disjoint(struct evolve_run *r, struct error *err) {
     const char **test = item_keys(r->test, r->n_test);
     int rc = OK;

@@ -11,10 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum {
-    MAX_PRINTED_DEPTH = 24
-}; /* generations of ancestors; a deeper tree does not fit on a screen */
-static const size_t FILE_LIMIT = (size_t)1 << 30;
+/* generations of ancestors that are printed; a deeper tree does not fit on a screen */
+enum { MAX_PRINTED_DEPTH = 24 };
+static const size_t FILE_LIMIT = (size_t)1 << 30; /* bytes */
 
 double json_number_or_nan(const json_t *v, const char *key) {
     const json_t *x = json_object_get(v, key);
@@ -164,8 +163,8 @@ void lineage_propagate(const struct lineage *l, double *flow) {
 
 /* reading */
 
-/* Sets the parser's error for the line data[start .. end). Replaces everything before it by blanks
- * and parses again, so that the message has the position in the file. */
+/* Sets `err` to the parser's error for the line data[start .. end). Replaces everything before the
+ * line by blanks and parses again, so that the message has the position in the file. */
 static void line_error(struct buf *b, size_t end, size_t start, const char *path,
                        struct error *err) {
     for (size_t i = 0; i < start; i++)
@@ -221,7 +220,8 @@ json_t *lineage_load(const char *path, struct error *err) {
 /* The nodes to print: all (included = NULL), or a node and its ancestors. */
 struct lineage_view {
     struct lineage l;
-    int root; /* the named node, or the best one; its ancestry is shown */
+    int root; /* the named node, or else the fittest of the last generation; founders' shares are
+                 those of its ancestry */
     bool *included;
 };
 
@@ -252,7 +252,7 @@ static bool is_founder(const struct lineage_node *v) {
     return v->parent[0] < 0;
 }
 
-/* Founders with their shares [{founder, share}] of the ancestry of `of`, in order of birth. */
+/* [{founder, share}]: the founders' shares of the ancestry of the root, in order of birth. */
 static json_t *founders_json(const struct lineage_view *w) {
     double *flow = xcalloc((size_t)w->l.n, sizeof *flow);
     json_t *list = json_array();
@@ -266,7 +266,7 @@ static json_t *founders_json(const struct lineage_view *w) {
     return list;
 }
 
-/* "founder", or "slerp of a 60 % and b 40 %, step 0.3". */
+/* Appends "founder", or for example "slerp of a 60 % and b 40 %, step 0.3". */
 static void add_origin(struct buf *b, const struct lineage *l, const struct lineage_node *v) {
     double step = json_number_or_nan(v->birth_record, "step");
     const char *operator_name = operator_label(v->birth_record, "operator");
@@ -326,7 +326,7 @@ static void rows_release(struct tree_rows *r) {
     free(r->v);
 }
 
-/* The prefix and the name; the caller frees it. */
+/* The prefix followed by the name; malloc'ed. */
 static char *prefixed_name(const char *prefix, const char *name) {
     struct buf b = {0};
     buf_puts(&b, prefix);
@@ -356,8 +356,8 @@ struct ancestor_walk {
     bool *printed; /* [n] whether the ancestors of the node have rows */
 };
 
-/* Adds a row for the node, and below it rows for its ancestors. If these were printed above, or are
- * too deep, the row has a note instead. */
+/* Adds a row for the node, and below it rows for its ancestors. If the ancestors were printed
+ * above, or are too deep, the node's row has a note instead. */
 static void ancestor_rows(struct ancestor_walk *c, int node, const char *prefix, int depth,
                           bool last) {
     const struct lineage_node *v = &c->l->v[node];

@@ -1,26 +1,29 @@
 /*
- * merge: element-wise operators on several tensors — pruning, dropping, sign election — as in the
- * papers on ΔW, and as in PEFT on A, on B and on ΔW.
+ * merge: element-wise operators on several tensors (pruning, dropping, sign election), on ΔW as in
+ * the papers, and on A, on B and on ΔW as in PEFT.
  *
- * One routine merges n tensors of equal size by a rule. The rows of merge_operators pass it ΔW with
- * its true scale, one module of all parents in memory at a time, and truncate the result to its
- * rank. The result of an element-wise rule has full rank, so check "error" in the lineage.
+ * One routine merges n tensors of equal size by a rule. The rows of merge_operators pass ΔW with
+ * its true scale to this routine, one module of all parents at a time, and truncate the result to
+ * the child's rank. The result of an element-wise rule has full rank; "error" in the lineage is
+ * what the truncation lost.
  *
  * Sources: TIES (Yadav et al. 2023), DARE (Yu et al. 2023), Model Breadcrumbs (Davari and
  * Belilovsky 2023), DELLA (Deep, Bhardwaj and Poria 2024), SCE (Wan et al. 2024, FuseChat), with
  * mergekit's constants if a paper leaves them open. Differences from mergekit: DELLA divides each
  * kept element by its keep probability, as in the paper, and narrows the band of probabilities near
- * 0 and 1 instead of refusing; sign election ends in delta_ties' disjoint mean.
+ * 0 and 1, where mergekit refuses. Every sign election is followed by the disjoint mean of
+ * delta_ties.
  *
- * PEFT's combination types keep PEFT's arithmetic and its consequences: those on A and B have cross
- * terms (the product of sums is not the sum of products) and need equal ranks; those ending in
- * _svd, and svd, count an adapter's scale twice, once in its ΔW and once in its weight; a weighted
- * disjoint mean is divided by the number of parents that agree, instead of their weights.
+ * PEFT's combination types keep PEFT's arithmetic and its consequences. Types on A and B have cross
+ * terms (the product of sums is not the sum of products) and need equal ranks. svd, and types that
+ * end in _svd, count an adapter's scale twice: once in its ΔW and once in its weight. A weighted
+ * disjoint mean is divided by the number of parents that agree, not by the sum of their weights.
  * Differences from PEFT: children have scale 1 even if the first parent is rank-stabilised (PEFT
  * keeps use_rslora with alpha = r and thereby multiplies by √r), singular values are split evenly
  * between A and B, and dropping uses this program's seeded generator.
  *
- * The float32 magnitude decides which elements are kept, with ties in order of position.
+ * The float32 magnitude decides which elements are kept; of equal magnitudes the earlier positions
+ * are kept.
  */
 #include "evolve/evolve.h"
 
@@ -30,12 +33,12 @@
 
 enum sparsification {
     SPARSIFY_NONE,
-    SPARSIFY_MAGNITUDE,          /* keep the largest */
-    SPARSIFY_MAGNITUDE_OUTLIERS, /* drop the largest OUTLIERS, keep the largest of the rest
-                                    (breadcrumbs) */
+    SPARSIFY_MAGNITUDE,          /* keep the largest magnitudes */
+    SPARSIFY_MAGNITUDE_OUTLIERS, /* drop the largest magnitudes, a share OUTLIERS, and keep the
+                                    largest of the rest (breadcrumbs) */
     SPARSIFY_RANDOM,             /* keep a random subset, and rescale */
-    SPARSIFY_MAGPRUNE,           /* the same, with a higher probability for larger elements of a row
-                                    (MAGPRUNE) */
+    SPARSIFY_MAGPRUNE, /* keep a random subset, larger elements of a row with a higher probability,
+                          and rescale (MAGPRUNE) */
     SPARSIFY_SCE, /* keep elements with the largest variance, and weight parents by Σ x² (SCE) */
 };
 struct merge_rule {
@@ -43,10 +46,11 @@ struct merge_rule {
     bool elect; /* only elements of the elected sign count; else a weighted sum */
     bool peft;  /* elects and averages as PEFT does */
 };
-#define OUTLIERS 0.01  /* share of elements */
+#define OUTLIERS 0.01  /* share of elements that breadcrumbs drops */
 #define RANK_BAND 0.15 /* range of keep probabilities on either side of the density */
 
-/* Tensors of equal size; a merge changes all of them and writes its result to the first. */
+/* Tensors of equal size, with weights w[n]. A merge changes all of the tensors and writes its
+ * result to the first. */
 struct tensors {
     float *x[OPERATOR_PARENTS_MAX]; /* [n][rows][cols] */
     double w[OPERATOR_PARENTS_MAX];
@@ -60,8 +64,8 @@ static uint32_t magnitude_bits(float x) {
     return bits & 0x7fffffff; /* orders like |x| */
 }
 
-/* Histogram of the magnitudes of w by their upper 16 bits or, if high >= 0, of those with upper
- * bits `high` by their lower 16 bits. */
+/* Counts the magnitudes of w by their upper 16 bits or, if high >= 0, counts the magnitudes with
+ * the upper bits `high` by their lower 16 bits. */
 static void magnitudes_count(const float *w, size_t n, int64_t high, uint32_t *count) {
     memset(count, 0, 65536 * sizeof *count);
     for (size_t i = 0; i < n; i++) {
@@ -80,8 +84,8 @@ static uint32_t bin_find(const uint32_t *count, size_t *k) {
     return bin;
 }
 
-/* The k-th largest magnitude (k counts from 1), by radix selection, because n is in the millions;
- * *equal: the number of equal magnitudes among the k largest. */
+/* The k-th largest magnitude (k counts from 1), by radix selection, because n is in the millions.
+ * *equal: how many of the k largest magnitudes are equal to it. */
 static uint32_t magnitude_at(const float *w, size_t n, size_t k, size_t *equal) {
     uint32_t *count = xmalloc(65536 * sizeof *count);
     *equal = k;
@@ -124,7 +128,7 @@ static int ascending(const void *a, const void *b) {
 }
 
 /* Keeps an element with probability density - band + 2 band j / (n - 1), where j is the rank of its
- * magnitude in the row, 0 for the smallest. */
+ * magnitude in the row, 0 for the smallest, and divides it by this probability. */
 static void row_magprune(float *w, size_t n, double density, uint64_t *order, struct rng *rng) {
     double band = MIN(RANK_BAND, MIN(density / 2, 1 - density));
     for (size_t j = 0; j < n; j++) order[j] = (uint64_t)magnitude_bits(w[j]) << 32 | j;
@@ -153,8 +157,8 @@ static float parents_deviation(const struct tensors *t, size_t i) {
     return (float)sqrt(square);
 }
 
-/* Zeroes all elements except those with the largest deviation between parents: a fraction `density`
- * of those that differ is kept. */
+/* Zeroes all elements except those with the largest deviation between parents. Keeps a fraction
+ * `density` of the elements that differ between parents. */
 static void tensors_mask(struct tensors *t, double density) {
     size_t size = t->rows * t->cols, n = 0;
     float *s = xmalloc(size * sizeof *s);
@@ -166,8 +170,8 @@ static void tensors_mask(struct tensors *t, double density) {
     free(s);
 }
 
-/* Sets SCE's weights, which are proportional to Σ x² of the kept elements of a parent. Before, the
- * given weights scale the elements; equal weights scale by 1. */
+/* Sets SCE's weights, which are proportional to Σ x² of the kept elements of a parent. First
+ * multiplies a parent's elements by n times its given weight, which is 1 for equal weights. */
 static void tensors_sce(struct tensors *t, double density) {
     size_t size = t->rows * t->cols;
     double sum_squares = 0;
@@ -182,9 +186,9 @@ static void tensors_sce(struct tensors *t, double density) {
     for (int k = 0; k < t->n; k++) t->w[k] = sum_squares > 0 ? t->w[k] / sum_squares : 1.0 / t->n;
 }
 
-/* Element i: Σ w x, or the mean of the w x with the elected sign. TIES elects the sign by the
- * weighted sum and divides by the weights that agree, times the sum of all weights, so that equal
- * weights 1/n give its disjoint mean. SCE and PEFT elect the sign by the plain sum. */
+/* Element i of the result: Σ w x, or the mean of the w x with the elected sign. TIES elects the
+ * sign by the weighted sum and divides by the weights that agree, times the sum of all weights, so
+ * that equal weights 1/n give its disjoint mean. SCE and PEFT elect the sign by the plain sum. */
 static double element_merge(const struct tensors *t, size_t i, struct merge_rule rule) {
     bool unweighted = rule.peft || rule.sparse == SPARSIFY_SCE;
     double sum = 0, elected = 0, agreeing = 0, weight_sum = 0;
@@ -216,7 +220,8 @@ static void tensor_sparsify(float *w, const struct tensors *t, enum sparsificati
     if (sparse == SPARSIFY_MAGPRUNE) tensor_magprune(w, t->rows, t->cols, density, rng);
 }
 
-/* Merges the tensors into the first by the rule. `id` selects the random stream. */
+/* Merges the tensors by the rule; the result is in the first tensor. `id` selects the random
+ * stream. */
 static void tensors_merge(struct tensors *t, const struct operands *x, struct merge_rule rule,
                           uint32_t id) {
     for (int k = 0; k < t->n; k++) {
@@ -227,7 +232,7 @@ static void tensors_merge(struct tensors *t, const struct operands *x, struct me
     for (size_t i = 0; i < t->rows * t->cols; i++) t->x[0][i] = (float)element_merge(t, i, rule);
 }
 
-/* scale · B A [out][in]. */
+/* Sets w [out][in] to scale · B A. */
 static void delta_fill(float *w, const struct lora *lo, int out, int in) {
     double *row = xmalloc((size_t)in * sizeof *row);
     for (int o = 0; o < out; o++) {
@@ -244,8 +249,8 @@ static void tensors_release(struct tensors *t) {
     for (int k = 0; k < t->n; k++) free(t->x[k]);
 }
 
-/* ΔW of module i of all parents. In the papers a parent without the module counts as zeros; PEFT
- * leaves it out. */
+/* Fills `t` with ΔW of module i of all parents. A parent without the module counts as zeros, as in
+ * the papers; with `peft` it is left out, as PEFT does. */
 static int deltas_fill(struct tensors *t, const struct operands *x, int32_t i, bool peft,
                        struct error *err) {
     for (int p = 0; p < x->n_parents; p++) {
@@ -258,7 +263,7 @@ static int deltas_fill(struct tensors *t, const struct operands *x, int32_t i, b
     return OK;
 }
 
-/* The merged ΔW of module i, truncated to its rank. */
+/* Adds the merged ΔW of module i, truncated to the child's rank, to `d`. */
 static int module_merge(const struct operands *x, int32_t i, struct merge_rule rule,
                         struct adapter_builder *d, struct error *err) {
     int out = proj_out(d->shape, i % N_PROJ), in = proj_in(d->shape, i % N_PROJ);
@@ -316,8 +321,8 @@ static int ranks_check(const struct operands *x, int32_t i, int32_t *r, struct e
     return OK;
 }
 
-/* Merges all A or all B of one module into `to`. Weights are the root of |weight · scale|; the sign
- * is applied to A. */
+/* Merges the parents' A, or their B, of one module into `to`. The weights are the root of |weight ·
+ * scale|; the sign of the weight is applied to A. */
 static void factor_merge(const struct operands *x, int32_t i, bool is_b, struct merge_rule rule,
                          size_t size, float *to) {
     struct tensors t = {.rows = 1, .cols = size};
@@ -412,7 +417,7 @@ const struct adapter_operator merge_operators[] = {
      ANY, DENSITY, delta_prune},
     {"delta_breadcrumbs", "the sum of ΔW without its largest 1 % and its smallest elements",
      OPERATOR_CROSSOVER, WEIGHTING_DELTA, MANY, DENSITY, delta_breadcrumbs},
-    {"delta_breadcrumbs_ties", "the same, with sign election and the disjoint mean",
+    {"delta_breadcrumbs_ties", "delta_breadcrumbs, with sign election and the disjoint mean",
      OPERATOR_CROSSOVER, WEIGHTING_DELTA, MANY, DENSITY, delta_breadcrumbs_ties},
     {"delta_della",
      "DELLA on ΔW: drop at random, small ones more often, rescale, elect signs, disjoint mean",

@@ -1,12 +1,13 @@
 /*
  * mutation: operators on one parent.
  *
- * The noise operators add noise to A and B directly. The others, except reinit, change the singular
- * values and directions of ΔW, which do not depend on its factorisation. They do not change a
- * module whose ΔW is zero, such as a newly initialised one, because it has no directions. Every
- * random number depends on (seed, module), so a module's mutation does not depend on the other
- * modules; an operator that selects random parts always changes at least one, so that no child is a
- * copy by chance.
+ * noise and noise_absolute add noise to A and B directly. reinit initialises modules again. The
+ * other operators change the singular values, the directions or the rank of ΔW, which do not depend
+ * on its factorisation. They do not change a module whose ΔW is zero, such as a newly initialised
+ * one, because it has no directions. The random numbers for a module depend on (seed, module) only.
+ * Two choices are common to the adapter: the module that reinit always changes, and whether rank
+ * grows or shrinks. drop changes every module of rank 2 or more, and reinit at least one module.
+ * The noise operators may by chance change nothing.
  */
 #include "evolve/evolve.h"
 
@@ -32,15 +33,15 @@ static struct adapter *make_noise_absolute(const struct operands *x, json_t *lin
                                 lineage);
 }
 
-/* Squared Frobenius norm, Σ s². */
+/* The squared Frobenius norm, Σ s². */
 static double energy(const struct svd *sv) {
     double sum = 0;
     for (int c = 0; c < sv->n; c++) sum += sv->s[c] * sv->s[c];
     return sum;
 }
 
-/* Fills the rows of A and columns of B from old_rank on, in the module that was added last, with
- * random numbers such that their product has norm `size`. */
+/* Fills the rows of A and the columns of B from old_rank on, in the module that was added last,
+ * with random numbers. The product of these rows and columns has norm `size` (root mean square). */
 static void add_random_components(const struct operands *x, const struct adapter_builder *d,
                                   int32_t i, int32_t old_rank, double size) {
     struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)i + 1, STREAM_RANK);
@@ -54,8 +55,8 @@ static void add_random_components(const struct operands *x, const struct adapter
         for (int64_t c = old_rank; c < r; c++) b[o * r + c] = (float)(e * (double)rng_normal(&rng));
 }
 
-/* Changes one module's singular values and directions in place, and its rank *r. If the rank grows,
- * random components of norm `step` times the module's norm are added. */
+/* Changes the singular values and directions of one module in place, and its rank *r. If the rank
+ * grows, change_modules adds random components, whose norm is `step` times the module's norm. */
 typedef void module_change(const struct operands *x, int32_t i, struct svd *sv, int32_t *r);
 
 static struct adapter *change_modules(const struct operands *x, module_change *change,
@@ -125,7 +126,8 @@ static void copy_column(double *w, int m, int n, int from, int to) {
     for (int i = 0; i < m; i++) w[(size_t)i * n + to] = w[(size_t)i * n + from];
 }
 
-/* Drops each component with probability `step`: at least one, never all. */
+/* Drops each component with probability `step`: at least one if there are two or more, never all.
+ */
 static void drop_change(const struct operands *x, int32_t i, struct svd *sv, int32_t *r) {
     struct rng rng = rng_make(x->seed, RNG_MUTATE, (uint32_t)i, STREAM_DROP);
     int kept = 0, always_kept = (int)rng_below(&rng, (uint32_t)sv->n), forced = -1;
@@ -148,8 +150,8 @@ static struct adapter *make_drop(const struct operands *x, json_t *lineage, stru
     return change_modules(x, drop_change, lineage, err);
 }
 
-/* The new rank: x->rank or, if that is 0, a quarter more or less than r; one random bit decides for
- * the whole adapter. */
+/* The new rank: x->rank or, if x->rank is 0, r plus or minus a quarter of r. One random bit selects
+ * plus or minus for the whole adapter. */
 static int32_t target_rank(const struct operands *x, int32_t i, int32_t r) {
     struct rng rng = rng_make(x->seed, RNG_MUTATE, 0, STREAM_RANK);
     int32_t step = MAX(1, r / 4);
@@ -167,7 +169,8 @@ static struct adapter *make_rank(const struct operands *x, json_t *lineage, stru
     return change_modules(x, rank_change, lineage, err);
 }
 
-/* Initialises random modules again: A as PEFT does, B = 0, so that they have no effect at first. */
+/* Initialises random modules again: A as PEFT does, B = 0, so that these modules have no effect
+ * before training. */
 static struct adapter *make_reinit(const struct operands *x, json_t *lineage, struct error *err) {
     (void)err;
     const struct adapter *a = x->parents[0];

@@ -1,9 +1,10 @@
 /*
- * operators: finds and applies the operators of all tables; helpers that their functions share.
+ * operators: finds and applies the operators of all tables, and has the helpers that their
+ * functions share.
  *
- * operator_apply checks the operands, so `make` functions can rely on plain parents of one shape,
- * finite weights and a step within bounds. It also makes the lineage, and refuses a child with
- * numbers that are not finite.
+ * operator_apply checks the operands, so the function `make` of a row can rely on plain parents of
+ * one shape, finite weights and a step within bounds. operator_apply also makes the lineage, and
+ * refuses a child with numbers that are not finite.
  */
 #include "evolve/evolve.h"
 
@@ -85,8 +86,8 @@ struct adapter *operator_rescale(struct adapter *a, double norm) {
     return scaled;
 }
 
-/* Returns the number of parents that contribute to module i. *last: the last of them; *rank_sum:
- * the sum of their ranks. */
+/* Returns the number of parents that contribute to module i. *last: the last contributing parent;
+ * *rank_sum: the sum of the ranks of the contributing parents. */
 static int contributing_parents(const struct operands *x, const double *coef, int32_t i, int *last,
                                 int *rank_sum) {
     int n = 0;

@@ -3,8 +3,9 @@
  * child), so a generation is reproducible at any time and on any machine.
  *
  * A child comes from one operator, so its gain and its change of behaviour are attributed to that
- * operator. Gains are measured on the items of the child's generation, with its parents evaluated
- * again: a parent that was lucky on the items that selected it has no such advantage on new items.
+ * operator. Gains are measured on the items of the child's generation, on which its parents are
+ * evaluated again: a parent that was lucky on the items that selected it has no such advantage on
+ * new items.
  */
 #include "evolve/evolve.h"
 
@@ -32,7 +33,7 @@ const struct option_row evolve_option_rows[] = {
         "delta,slerp,split,svd_mix,extrapolate,delta_ties", 0, 0, "NAME",
         "crossover operators (see 'shoal adapter operators'); adaptive pursuit chooses among them"),
     ROW(evolve_options, "mutations", OPT_LIST, mutations, "spectrum,rotate,noise", 0, 0, "NAME",
-        "mutation operators, likewise"),
+        "mutation operators; adaptive pursuit chooses among them"),
     ROW(evolve_options, "mutation-rate", OPT_FLOAT, mutation_rate, "0.3", 0, 1, "P",
         "fraction of children made by mutation of one parent"),
     ROW(evolve_options, "blend-min", OPT_FLOAT, blend_min, "0.3", -1, 2, "T",
@@ -40,13 +41,13 @@ const struct option_row evolve_option_rows[] = {
     ROW(evolve_options, "blend-max", OPT_FLOAT, blend_max, "0.7", -1, 2, "T",
         "crossover: largest weight of the second parent"),
     ROW(evolve_options, "preserve-norm", OPT_BOOL, preserve_norm, "true", 0, 0, NULL,
-        "crossover: rescale the child to the mean norm of its parents"),
+        "crossover: rescale the child to the weighted mean norm of its parents"),
     ROW(evolve_options, "target-step-divergence", OPT_FLOAT, target_step_divergence, "0.02", 0, 1,
         "D",
         "adapt the step of mutations towards this divergence between parent and child; 0: fixed "
         "step"),
     ROW(evolve_options, "max-regression", OPT_FLOAT, max_regression, "0.02", 0, 1, "D",
-        "drop operators whose children lose more accuracy than this on average; 0: never"),
+        "drop operators whose children lose more fitness than this on average; 0: never"),
     ROW(evolve_options, "selection", OPT_STRING, selection, "tournament", 0, 0, "NAME",
         "parent selection: elite, truncation, tournament, rank, roulette, pareto, lexicase"),
     ROW(evolve_options, "truncation-ratio", OPT_FLOAT, truncation_ratio, "0.5", 0.01, 1, "P",
@@ -56,7 +57,7 @@ const struct option_row evolve_option_rows[] = {
     ROW(evolve_options, "selection-pressure", OPT_FLOAT, selection_pressure, "1.7", 1, 2, "S",
         "linear ranking selection: expected children of the best candidate"),
     ROW(evolve_options, "fitness-sharing-radius", OPT_FLOAT, fitness_sharing_radius, "0", 0, 1, "D",
-        "fitness sharing: candidates nearer than this distance divide their fitness; 0: off"),
+        "fitness sharing: candidates nearer than this to one another share fitness; 0: off"),
     ROW(evolve_options, "map-elites-bins", OPT_INT, map_elites_bins, "0", 0, 256, "BINS",
         "choose parents from a MAP-Elites archive with this many bins per axis; 0: no archive"),
     ROW(evolve_options, "roles", OPT_BOOL, roles, NULL, 0, 0, NULL,
@@ -90,12 +91,12 @@ const struct option_row fitness_option_rows[] = {
         "behavioural distance: js (Jensen-Shannon divergence of answers), disagreement, or "
         "embedding (of the chains of thought, by the base model)"),
     ROW(fitness_options, "cooperation", OPT_FLOAT, cooperation, "0.3", 0, 1, "W",
-        "weight of its contribution to the vote of all candidates"),
+        "weight of the candidate's contribution to the vote of all candidates"),
     ROW(fitness_options, "credit", OPT_STRING, credit, "loo", 0, 0, "NAME",
-        "estimate of that contribution: loo (leave-one-out) or shapley (exact for up to 8 "
-        "candidates, else sampled)"),
+        "estimate of the contribution to the vote: loo (leave-one-out) or shapley (exact for up "
+        "to 8 candidates, else sampled)"),
     ROW(fitness_options, "novelty", OPT_FLOAT, novelty, "0.1", 0, 1, "W",
-        "weight of its mean distance from the other candidates"),
+        "weight of the candidate's mean distance from the other candidates"),
     {0},
 };
 
@@ -114,7 +115,7 @@ static void candidates_release(struct candidate *c, int n) {
     for (int i = 0; i < n; i++) adapter_release(c[i].adapter);
 }
 
-/* Adds operators of one kind by name; a name may be a list "delta,slerp". */
+/* Adds operators of one kind; `list` has one name or several, such as "delta,slerp". */
 static int operator_set_add(struct operator_set *s, const char *list, bool mutation,
                             struct error *err) {
     char *names = xstrdup(list), *save = NULL;
@@ -135,7 +136,7 @@ static int operator_set_add(struct operator_set *s, const char *list, bool mutat
     return rc;
 }
 
-/* needed: at least one operator is required, because the options ask for children of that kind. */
+/* needed: an empty set is an error, because the options ask for children of this kind. */
 static int operator_set_init(struct operator_set *s, const struct strings *lists, bool mutation,
                              bool needed, double max_regression, struct error *err) {
     int rc = OK;
@@ -185,7 +186,8 @@ static int operator_sets_init(struct population *p, struct error *err) {
                                   o->max_regression, err);
 }
 
-/* The axes are the behaviour descriptors of the fitness function. */
+/* Opens the archive, if the options ask for one; its axes are the behaviour descriptors of the
+ * fitness function. */
 static int archive_open(struct population *p, struct error *err) {
     struct archive_axis axis[N_DESCRIPTORS];
     for (int d = 0; d < N_DESCRIPTORS; d++)
@@ -345,8 +347,8 @@ static void archive_update(struct population *p) {
     }
 }
 
-/* Sorts the evaluation in the order of the candidates, and removes the re-evaluated parents. n_all:
- * number of candidates with them. */
+/* Sorts the evaluation into the given order of the n candidates, and removes the re-evaluated
+ * parents. n_all: number of candidates and re-evaluated parents. */
 static void evaluation_reorder(struct evaluation *a, const int *order, int n, int n_all) {
     struct evaluation b = {.n_items = a->n_items};
     size_t row = (size_t)a->n_items;
@@ -437,8 +439,8 @@ static const struct candidate *first_parent(const struct population *p, int role
     return &p->c[i >= 0 ? i : select_one(p, -1, -1, rng)];
 }
 
-/* Selected like the first parent, but another candidate. If 16 tries select the first again,
- * selects among the others. */
+/* Selects a candidate of any role other than `a`. If 16 tries select `a` again, selects among the
+ * other candidates. */
 static const struct candidate *second_parent(const struct population *p, const struct candidate *a,
                                              struct rng *rng) {
     const struct candidate *known = find_candidate(p, a->name);
@@ -447,8 +449,8 @@ static const struct candidate *second_parent(const struct population *p, const s
     return &p->c[i != first_index ? i : select_one(p, -1, first_index, rng)];
 }
 
-/* Rescales the child to the interpolated norm of its parents. t is clamped to 0..1, because
- * extrapolated norms can be negative, which would reverse the child's sign. */
+/* Rescales the child to the norm interpolated between its parents at t. t is clamped to 0..1,
+ * because an extrapolated norm can be negative, which would reverse the child's sign. */
 static struct adapter *preserve_norm(struct adapter *child, const struct adapter *a,
                                      const struct adapter *b, double t) {
     t = fmin(1, fmax(0, t));
@@ -520,8 +522,9 @@ static bool contains_hash(const struct candidate *c, int n, const char *hash) {
     return false;
 }
 
-/* Makes child k as next[n]. Tries again, up to TRIES times in all, if the child is empty (its
- * parents may share no module) or a duplicate. */
+/* Makes child k as next[n]. If the child is empty (its parents may share no module) or a duplicate,
+ * tries again, up to TRIES times in all. After the last try a duplicate is accepted, and an empty
+ * child is an error. */
 static int make_child(const struct population *p, int generation, int k, struct candidate *next,
                       int n, struct error *err) {
     struct rng rng = rng_make(p->seed, RNG_SELECT, (uint32_t)generation, (uint32_t)k);
@@ -545,8 +548,8 @@ static int make_child(const struct population *p, int generation, int k, struct 
     }
 }
 
-/* Copies the elites to `next`: the best of each role first, then the best of all. Returns their
- * number. */
+/* Copies the elites to `next`: first the best of each role, then the best of all roles. Returns the
+ * number of elites. */
 static int copy_elites(const struct population *p, struct candidate *next) {
     int n = 0, n_elites = MIN((int)p->o->elites, p->n);
     bool copied[MAX_POPULATION] = {false}, role_filled[MAX_POPULATION] = {false};
@@ -560,8 +563,8 @@ static int copy_elites(const struct population *p, struct candidate *next) {
     return n;
 }
 
-/* Appends the children's parents that are not among the n candidates of `next`. Returns their
- * number. */
+/* Appends to the n candidates of `next` the parents of children that are not among them. Returns
+ * the number of appended parents. */
 static int add_reevaluated_parents(const struct population *p, struct candidate *next, int n) {
     int n_all = n;
     for (int i = 0; i < n; i++)
@@ -652,8 +655,8 @@ json_t *population_json(const struct population *p) {
         a[i] = p->c[i].adapter;
         json_array_append_new(list, candidate_json(&p->c[i]));
     }
-    /* Diversity of the fittest candidates only: the number of pairs is quadratic, and on a large
-     * base model each takes tens of milliseconds. */
+    /* Diversity of the fittest candidates only, because the number of pairs is quadratic, and on a
+     * large base model a pair takes tens of milliseconds. */
     int n = MIN(p->n, DIVERSITY_MAX_CANDIDATES);
     double *distance =
         p->last_evaluation.distance ? xcalloc((size_t)n * (size_t)n, sizeof *distance) : NULL;

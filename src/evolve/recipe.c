@@ -1,5 +1,5 @@
 /*
- * recipe: options of a run, from YAML: the top level and its sections, each a table of options.
+ * recipe: options of a run, from YAML. The top level and each section have a table of options.
  *
  * An unknown key is an error that names its line. Every check that needs no model is made here.
  */
@@ -17,8 +17,8 @@ const struct option_row evolve_recipe_rows[] = {
     ROW("personas", OPT_LIST, personas, NULL, 0, 0, "NAME=FILE",
         "founders: a file of conversations each, or an adapter's directory"),
     ROW("tasks", OPT_LIST, tasks, NULL, 0, 0, "TASK",
-        "questions of fitness and of the final test: families, or JSONL files, which are split "
-        "between both"),
+        "questions of fitness and of the final test: families, or JSONL files, whose questions are "
+        "split between the two"),
     ROW("retain", OPT_LIST, retain, NULL, 0, 0, "TASK",
         "tasks whose accuracy is checked for regressions at the end"),
     ROW("rounds", OPT_INT, rounds, "2", 0, 16, "N", "rounds of the founders' debate; 0: no debate"),
@@ -74,8 +74,8 @@ void evolve_recipe_release(struct evolve_recipe *o) {
     free(o->text);
 }
 
-/* A persona's name becomes a folder and a row of the table, so it must be plain, unique, and
- * different from the names of rows and children. */
+/* Whether a persona may have this name, which becomes a folder and a row of the final table: 1 to
+ * 20 letters, digits, '-' and '_', and not the name of another row or of a child ("g1c0"). */
 static bool name_is_plain(const char *name, size_t len) {
     static const char *const reserved[] = {"base",    "debate", "generation", "self-consistency",
                                            "evolved", "made"};

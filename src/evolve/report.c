@@ -1,8 +1,8 @@
 /*
  * report: a run as one HTML page: the table, the comparisons, the generations, some debates, and
- * the manifest. Self-contained: no script, no font, and links only to the candidates' cards next to
- * it. The page is made from the result object only, so result.json can regenerate it. All external
- * text is escaped; sections that grow with the run are truncated with a note.
+ * the manifest. The page has no script and no font, and links only to the candidates' model cards
+ * in the run's folder. It is made from the result object only, so result.json suffices to make it
+ * again. All external text is escaped; sections that grow with the run are truncated with a note.
  */
 #define _GNU_SOURCE
 #include "evolve/report.h"
@@ -51,8 +51,8 @@ static void add_number_cell(struct buf *b, const char *before, int digits, doubl
     "<div style=\"overflow-x:auto\"><table style=\"white-space:nowrap;font-size:.8rem\">"
 #define WIDE_TABLE_END "</table></div>\n"
 
-/* Whether a table shows row i of n: a long table shows its first and last rows only. Adds a row
- * with the number of omitted rows in their place. */
+/* Whether a table shows row i of n: a long table shows its first and last rows only. At the first
+ * omitted row, adds a row with the number of omitted rows. */
 static bool table_shows_row(struct buf *b, size_t i, size_t n, int columns) {
     if (n <= ROWS_SHOWN || i < ROWS_SHOWN / 2 || i >= n - ROWS_SHOWN / 2) return true;
     if (i == ROWS_SHOWN / 2)
@@ -63,7 +63,8 @@ static bool table_shows_row(struct buf *b, size_t i, size_t n, int columns) {
 
 /* held-out questions */
 
-/* Draws the interval as a bar on a line from 0 to 100 %, with a mark at the value. */
+/* Draws the interval [lo, hi], in 0..1, as a bar on a line from 0 to 100 %, with a mark at the
+ * value. */
 static void interval_bar(struct buf *b, double v, double lo, double hi) {
     buf_printf(b,
                "<svg viewBox=\"0 0 200 12\" style=\"width:12rem\"><path d=\"M0 6H200\" "
@@ -280,8 +281,8 @@ static void diversity_plot(const struct evolve_report *r) {
     free(c);
 }
 
-/* Numbers of children of an operator: all, those whose generation is not the last, and those that
- * are also in a later generation. */
+/* Numbers of children of an operator. children: all; finished: born before the last generation;
+ * survived: also in a later generation than that of their birth. */
 struct operator_outcome {
     int children, finished, survived;
 };
@@ -351,8 +352,8 @@ static void operators_table(const struct evolve_report *r) {
 
 /* archive */
 
-/* cell[side²]: the fittest cell of each block of cells. Returns the side, 0 if there is no archive.
- */
+/* Sets cell[side²] to the fittest cell of each block of cells, and *range to the smallest and
+ * largest fitness. Returns the side; 0: there is no archive. */
 static int archive_blocks(const json_t *archive, const json_t **cell,
                           struct stats_interval *range) {
     json_int_t bins = json_integer_value(json_object_get(archive, "bins"));

@@ -1,6 +1,6 @@
 /*
- * report: the family tree and survival sections of a run's page (report_tree.c), and helpers that
- * they share with the other sections. All functions append to the page and escape external text.
+ * report: the sections on the family tree and on survival of a run's page (report_tree.c), and a
+ * helper for all sections. All functions append to the page and escape external text.
  */
 #ifndef SHOAL_EVOLVE_REPORT_H
 #define SHOAL_EVOLVE_REPORT_H

@@ -1,7 +1,7 @@
 /*
- * report_tree: plots of the family tree and of survival. A whole population over many generations
- * is unreadable, so a large run shows only the nodes with the largest share of the last best
- * candidate's ancestry.
+ * report_tree: plots of the family tree and of survival. A plot of a whole population over many
+ * generations is unreadable, so for a large run it shows only the nodes with the largest share of
+ * the ancestry of the last generation's best candidate.
  */
 #define _GNU_SOURCE
 #include "evolve/report.h"
@@ -11,8 +11,9 @@
 #include <string.h>
 
 /* A tree of at most MAX_WHOLE_TREE nodes, with at most MAX_WHOLE_ROW per row, is shown completely.
- * Of a larger one, at most MAX_SHOWN_NODES nodes are shown, MAX_SHOWN_ROW per row. */
+ * Of a larger tree, at most MAX_SHOWN_NODES nodes are shown, at most MAX_SHOWN_ROW per row. */
 enum { MAX_WHOLE_TREE = 80, MAX_WHOLE_ROW = 10, MAX_SHOWN_NODES = 240, MAX_SHOWN_ROW = 8 };
+/* in units of the SVG's viewBox */
 enum { BOX_WIDTH = 92, BOX_HEIGHT = 34, PITCH = 98, ROW_HEIGHT = 76, LABEL_WIDTH = 40 };
 enum { MAX_COHORTS = 6, MAX_FOUNDER_LINES = 16 };
 
@@ -22,7 +23,7 @@ struct tree_layout {
     const struct evolve_report *r;
     const struct lineage *l;
     double *flow;   /* [n] share of the best candidate's ancestry through each node */
-    bool *ancestor; /* [n] ancestors of the best candidate, and itself */
+    bool *ancestor; /* [n] the best candidate and its ancestors */
     bool *shown;    /* [n] */
     double *x, *y;  /* [n] centre of the node's box */
     double width, height;
@@ -224,8 +225,9 @@ void evolve_report_tree(const struct evolve_report *r) {
 
 /* survival */
 
-/* Counts nodes whose first generation is in [from, to): those that survived age `age`, and those
- * that ended at that age. Nodes that are in the last generation are censored. */
+/* Counts nodes whose first generation is in [from, to). *n_survived: those that survived age `age`;
+ * *n_ended: those that ended at this age. A node that is in the last generation is censored at its
+ * age. */
 static void count_at_risk(const struct lineage *l, int from, int to, int age, int *n_survived,
                           int *n_ended) {
     *n_survived = *n_ended = 0;
@@ -238,8 +240,8 @@ static void count_at_risk(const struct lineage *l, int from, int to, int age, in
     }
 }
 
-/* The product-limit estimate (Kaplan & Meier 1958) of the share that survives x generations; ends
- * when no node is at risk. */
+/* Adds to `c` the product-limit estimate (Kaplan & Meier 1958) of the share of nodes that survives
+ * x generations. Ends when no node is at risk. */
 static void survival_curve(const struct lineage *l, int from, int to, struct curve *c) {
     double share = 1;
     curve_add(c, 0, 1);
@@ -256,7 +258,8 @@ static void cohorts_plot(const struct evolve_report *r) {
     const struct lineage *l = r->l;
     struct curve *c = xcalloc(MAX_COHORTS + 1, sizeof *c);
     char *names[MAX_COHORTS + 1] = {0};
-    int n_generations = l->generations - 2; /* generations of children that can survive theirs */
+    /* number of generations whose children can survive to a later one */
+    int n_generations = l->generations - 2;
     int n = MAX(0, MIN(MAX_COHORTS, n_generations));
     for (int i = 0; i <= n; i++) {
         int from = i ? 1 + (i - 1) * n_generations / n : 0, to = i ? 1 + i * n_generations / n : 1;
@@ -273,7 +276,8 @@ static void cohorts_plot(const struct evolve_report *r) {
     free(c);
 }
 
-/* flow [n nodes]: at a founder, its share of the ancestry of all candidates in a generation. */
+/* Sets flow [n nodes]: at a founder, the founder's share of the ancestry of all candidates in the
+ * generation. */
 static void founder_shares(const struct lineage *l, int generation, double *flow) {
     int n_alive = 0;
     memset(flow, 0, (size_t)l->n * sizeof *flow);
@@ -285,8 +289,8 @@ static void founder_shares(const struct lineage *l, int generation, double *flow
     lineage_propagate(l, flow);
 }
 
-/* share: a line for each of the first founders, and one for all others. Returns the number of the
- * former. */
+/* Sets share[]: one value for each of the first MAX_FOUNDER_LINES founders, then one for all other
+ * founders together. Returns the number of founders with a line of their own. */
 static int founder_line_shares(const struct lineage *l, const double *flow,
                                double share[MAX_FOUNDER_LINES + 1]) {
     int n = 0;

@@ -1,7 +1,7 @@
 /*
  * run: starts, continues, forks, replays and ends a run, and writes its folder:
  *
- *     recipe.yaml, fork.json      options and segments
+ *     recipe.yaml, fork.json      options; segments of a fork
  *     manifest.json               inputs, by hash
  *     adapters/gen_T/NAME/        candidates, as PEFT directories with a card
  *     evolution.jsonl             one line per generation
@@ -36,8 +36,8 @@ static bool is_directory(const char *path) {
     return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
 }
 
-/* Sets name and data of persona i: an adapter's directory, or a file of conversations. Several
- * files are concatenated in the run's folder. */
+/* Sets the name and the data of persona i. The data is an adapter's directory or a file of
+ * conversations. Several files are concatenated into one in the run's folder. */
 static int find_data(struct evolve_run *r, int i, struct error *err) {
     const char *eq = strchr(r->o->personas.v[i], '=');
     char *list = xstrdup(eq + 1), *save = NULL;
@@ -68,7 +68,7 @@ static int find_data(struct evolve_run *r, int i, struct error *err) {
     return rc;
 }
 
-/* A new run must not overwrite an earlier run with its id. */
+/* ERR_STATE if the store has a run with this id, which a new run must not overwrite. */
 static int check_unused(struct evolve_run *r, struct error *err) {
     struct error missing;
     json_t *row = store_run_get(r->store, r->id, &missing);
@@ -166,7 +166,7 @@ static struct adapter *load_adapter_of_run(struct evolve_run *r, const char *id,
         a = adapter_load(dir, &r->model->config, &ignored);
         free(dir);
         if (a && strcmp(a->hash, json_get_string(row, "hash")) == 0) {
-            /* the files may lack the lineage; the ledger has it */
+            /* the files may lack the lineage, which the ledger has */
             a = operator_set_lineage(a, json_object_get(row, "lineage"));
             break;
         }
@@ -209,7 +209,7 @@ static int save_generation(struct evolve_run *r, int g, const json_t *v, const s
     return rc;
 }
 
-/* The diversity of a single candidate is NaN. */
+/* Reports the diversity of a single candidate as NaN. */
 static void report_generation_metrics(int g, const json_t *v, const struct candidate *c, int n) {
     const json_t *diversity = json_object_get(json_object_get(v, "diversity"), "weights_mean");
     double sum = 0;
@@ -244,8 +244,8 @@ int evolve_run_record_generation(struct evolve_run *r, json_t *v, const struct c
 
 /* founders */
 
-/* All founders start from one adapter: with different initialisations their ΔW would have nothing
- * in common that a blend could preserve. */
+/* Makes the adapter that all trained founders start from. With different initialisations their ΔW
+ * would have nothing in common that a blend could preserve. */
 static int make_start_adapter(const struct evolve_run *r, const struct train_options *o,
                               struct adapter **start, struct error *err) {
     struct adapter_config c;
@@ -255,8 +255,8 @@ static int make_start_adapter(const struct evolve_run *r, const struct train_opt
     return rc;
 }
 
-/* Loads all trained founders that an earlier process saved. Loads none and returns false if one is
- * missing. */
+/* Loads all trained founders that an earlier process saved. If one is missing, loads none and
+ * returns false. */
 static bool load_trained_founders(struct evolve_run *r) {
     int n = 0;
     for (; n < r->n_founders; n++)
@@ -311,8 +311,8 @@ static int train_founders(struct evolve_run *r, struct error *err) {
     return rc;
 }
 
-/* Checks that founders are not copies of one another. With zero_adapters (a control), replaces them
- * by zero adapters instead. */
+/* Checks that no founder is a copy of another one. With zero_adapters (a control), replaces the
+ * founders by zero adapters instead of the check. */
 static int founders_check(struct evolve_run *r, struct error *err) {
     const char *names[MAX_FOUNDERS];
     int rc = OK;
@@ -383,7 +383,8 @@ static int hash_data(struct evolve_run *r, json_t *files, struct error *err) {
     return rc;
 }
 
-/* The inputs of the run, which are written at its start. A resumed run must have the same. */
+/* Makes the manifest: the inputs of the run, written at its start. A resumed run must have the same
+ * base, recipe and data. */
 static int make_manifest(struct evolve_run *r, json_t **out, struct error *err) {
     char program[HASH_LEN], recipe[HASH_LEN];
     const char *base = model_hash(r->model, err);
@@ -447,7 +448,7 @@ static int run_search(struct evolve_run *r, struct error *err) {
     return r->replay_generation >= 0 || r->log ? s->run(r, err) : err->code;
 }
 
-/* Reports also errors of earlier writes. */
+/* Closes the log; an error of an earlier write is reported too. */
 static int log_close(struct evolve_run *r, struct error *err) {
     bool failed = ferror(r->log);
     failed |= fclose(r->log) != 0;
@@ -502,8 +503,8 @@ static char *make_id(const struct evolve_env *env, int64_t seed) {
     }
 }
 
-/* Writes the recipe to the folder of a new run, and adds its row in the store, with the settings
- * that a resume needs in addition to the recipe. */
+/* Writes the recipe to the folder of a new run, and adds the run's row to the store, with the
+ * settings that a resume needs in addition to the recipe. */
 static int register_run(struct evolve_run *r, struct error *err) {
     char *path = path_join(r->dir, "recipe.yaml");
     json_t *settings =
@@ -579,7 +580,7 @@ json_t *evolve_run_execute(const struct evolve_env *env, const struct evolve_rec
     return result;
 }
 
-/* The data of the founders; checks that each file exists. */
+/* A list of the recipe's personas, NAME=DATA. Checks that each file exists; sets err->code. */
 static json_t *founders_plan(const struct evolve_env *env, const struct evolve_recipe *o,
                              struct error *err) {
     json_t *all = json_array();
@@ -623,8 +624,8 @@ json_t *evolve_run_plan(const struct evolve_env *env, const struct evolve_recipe
     return v;
 }
 
-/* Loads recipe, seed and numeric class of a stored run; checks that this machine reproduces its
- * bits. */
+/* Loads recipe, seed and numeric class of a stored run. ERR_MISMATCH if the run is of the fast
+ * class and was made at another processor level, so that this machine cannot reproduce its bits. */
 static int stored_options(const struct evolve_env *env, const char *id, struct evolve_recipe *o,
                           enum numeric_class *cls, struct error *err) {
     char *dir = path_join(env->root, id), *path = path_join(dir, "recipe.yaml"),
@@ -671,8 +672,9 @@ static bool founders_equal(const struct evolve_recipe *a, const struct evolve_re
     return equal;
 }
 
-/* Writes fork.json of a run that forks from the parent after `generation`: the segments up to it,
- * which are those of the parent's own forks and the parent itself. Copies their recipes. */
+/* Writes fork.json of a run that forks from the parent after `generation`: the segments up to this
+ * generation, which are the parent's own segments and the parent's recipe. Writes a copy of the
+ * recipe of each segment. */
 static int write_fork_json(const struct evolve_run *parent, const char *dir, int generation,
                            struct error *err) {
     json_t *segments = json_array();
@@ -755,7 +757,7 @@ static json_t *read_logged_generation(const struct evolve_run *r, int generation
     return v;
 }
 
-/* A copy with numbers rounded as in the log. */
+/* A copy of `v` with numbers rounded as in the log. */
 static json_t *round_to_log_precision(const json_t *v) {
     struct error ignored;
     char *text = json_dumps(v, JSON_COMPACT | JSON_SORT_KEYS | JSON_REAL_PRECISION(9));

@@ -25,8 +25,8 @@ struct evolve_segment {
 /* The results of one adapter on the held-out questions. */
 struct heldout_result {
     char name[80];
-    uint8_t *right; /* [test items] */
-    int64_t prefilled, generated;
+    uint8_t *right;               /* [test items] 0 or 1 */
+    int64_t prefilled, generated; /* tokens */
 };
 
 struct evolve_cost {
@@ -36,8 +36,10 @@ struct evolve_cost {
 
 struct evolve_run {
     const struct evolve_env *env;
-    const struct evolve_recipe *o; /* options of the last segment, used at the end */
-    struct evolve_segment *forks;  /* [n_forks] options of a fork's earlier generations */
+    /* options of the generations after `forks`, and of the held-out evaluation */
+    const struct evolve_recipe *o;
+    /* [n_forks] options of the generations that a fork shares with its parent */
+    struct evolve_segment *forks;
     int n_forks;
     const char *id;
     char *dir, *parent_id; /* parent_id: the run that was forked, or NULL */
@@ -53,7 +55,8 @@ struct evolve_run {
     char names[MAX_FOUNDERS][24];
     char *data[MAX_FOUNDERS];      /* paths of conversation files or adapter directories */
     bool is_adapter[MAX_FOUNDERS]; /* data is an adapter directory; no training is needed */
-    struct candidate *best;        /* [n_best] fittest candidate of each generation, retained */
+    /* [n_best] fittest candidate of each recorded generation; adapters retained */
+    struct candidate *best;
     int n_best;
     struct evolve_cost spent;
     double tokens_per_sample;    /* mean of evolve.finetune_data; 0: not counted yet */
@@ -61,23 +64,25 @@ struct evolve_run {
     int n_rows, max_rows;
     json_t *result, *adapters, *generations;
     FILE *log;             /* evolution.jsonl */
-    int replay_generation; /* the only generation to compute again; -1: not a replay */
+    int replay_generation; /* the generation that a replay computes again; -1: not a replay */
 };
 
 /* The options of generation g. */
 const struct evolve_recipe *evolve_run_recipe_at(const struct evolve_run *r, int g);
 /* ERR_STATE if the pause flag is set. */
 int evolve_run_check_pause(const struct evolve_run *r, struct error *err);
-/* Writes an adapter's folder with its model card (if `scores` is given), adds its ledger row, and
- * its hash to the result. */
+/* Writes an adapter's folder with its model card (if `scores` is not NULL), adds its ledger row,
+ * and adds its hash to the result. Does nothing in a replay. */
 int evolve_run_save_adapter(struct evolve_run *r, int generation, const char *name,
                             const struct adapter *a, const json_t *scores, struct error *err);
-/* Loads an adapter that an earlier process saved. Its files must have the ledger's hash, and its
- * lineage the value `value` at `key` (key NULL: any lineage). NULL: not found. */
+/* Loads an adapter that an earlier process of this run, or the parent run, saved. Its files must
+ * have the ledger's hash, and its lineage the value `value` at `key` (key NULL: any lineage). NULL:
+ * not found, or a replay computes this generation again. */
 struct adapter *evolve_run_load_adapter(struct evolve_run *r, int generation, const char *name,
                                         const char *key, const char *value);
-/* Records an evaluated generation: ledger, folders, log. Takes ownership of `v`; c [n] is sorted,
- * fittest first. */
+/* Records an evaluated generation in the ledger, the adapters' folders and the log. Takes ownership
+ * of `v`; c [n] is sorted, fittest first. A replay writes nothing, and gets ERR_STATE at its
+ * generation, which ends the search. */
 int evolve_run_record_generation(struct evolve_run *r, json_t *v, const struct candidate *c, int n,
                                  struct error *err);
 
@@ -92,16 +97,18 @@ void evolve_run_close_tasks(struct evolve_run *r);
 /* `n`, or fewer if the tasks' files have fewer questions, in equal parts per task. */
 int evolve_run_count_items(const struct evolve_run *r, const struct strings *tasks,
                            enum data_split split, int64_t n);
-/* n questions starting at `begin`, alternating over the tasks; release with task_items_release. */
+/* n questions, alternating over the tasks, from index `begin` of each task on; release with
+ * task_items_release. */
 struct task_item *evolve_run_task_items(const struct evolve_run *r, const struct strings *tasks,
                                         enum data_split split, uint64_t seed, uint32_t begin,
                                         int n);
-/* The fitness questions of a generation, [*n]; release with task_items_release. */
+/* The *n fitness questions of a generation; release with task_items_release. */
 struct task_item *evolve_run_generation_items(const struct evolve_run *r, int generation, int *n);
 /* FLOPs of one token's forward pass through the base model and an adapter (NULL: none). A training
- * token costs twice that: forward and backward pass, without gradients of the base weights. */
+ * token costs twice as much, for a forward and a backward pass without gradients of the base
+ * weights. */
 double evolve_run_token_flops(const struct evolve_run *r, const struct adapter *a);
-/* Adds the cost of these tokens. flops: per token of a forward pass. */
+/* Adds the cost of these tokens. flops: FLOPs of a forward pass per token. */
 void evolve_cost_add_forward(struct evolve_run *r, int64_t tokens, double flops);
 void evolve_cost_add_training(struct evolve_run *r, double tokens, double flops);
 json_t *evolve_cost_json(const struct evolve_run *r);

@@ -1,11 +1,11 @@
 /*
  * search: CMA-ES, particle swarm, a genetic algorithm, and random search.
  *
- * Invariants: `state` holds everything that is kept between calls, so ask is a pure function of
- * state, seed and generation (a searcher that is loaded between ask and tell computes the same
- * batch). Only + - × ÷ sqrt and math_* modify it, in a fixed order. For every searcher the first 1
- * + n doubles of state are the best fitness and its vector; its `*_view` function defines the
- * layout of the rest.
+ * Invariants: `state` holds everything that is kept between calls, so `ask` is a pure function of
+ * state, seed and generation: a searcher that is loaded between ask and tell computes the same
+ * batch. Only + - × ÷ sqrt and math_* modify the state, in a fixed order. For every searcher the
+ * first 1 + n doubles of the state are the best fitness and its vector. The function `*_view` of a
+ * searcher defines the layout of the rest.
  */
 #include "evolve/search.h"
 #include "evolve/select.h"
@@ -118,8 +118,8 @@ static void cma_init(struct search *s, const double *first, const double *center
     for (int i = 0; i < s->n; i++) row(s, c.cov, i)[i] = 1;
 }
 
-/* One Jacobi rotation: rotates rows and columns i and j of a so that a[i][j] becomes 0, and the
- * columns of v. */
+/* One Jacobi rotation: rotates rows and columns i and j of `a`, so that a[i][j] becomes 0, and
+ * columns i and j of v. */
 static void jacobi_rotate(double *a, double *v, int n, int i, int j) {
     double theta = (a[j * n + j] - a[i * n + i]) / (2 * a[i * n + j]);
     double t = (theta < 0 ? -1 : 1) / (fabs(theta) + sqrt(1 + theta * theta));
@@ -141,7 +141,7 @@ static void jacobi_rotate(double *a, double *v, int n, int i, int j) {
 }
 
 /* Eigendecomposition of the symmetric matrix a by cyclic Jacobi rotations in a fixed order. The
- * columns of v become its eigenvectors, the diagonal of a its eigenvalues. */
+ * columns of v become the eigenvectors, and the diagonal of `a` the eigenvalues. */
 static void jacobi_eigen(double *a, double *v, int n) {
     for (int i = 0; i < n * n; i++) v[i] = i % (n + 1) == 0;
     bool rotated = true;
@@ -169,8 +169,8 @@ static void cma_compute_axes(struct search *s) {
     free(a);
 }
 
-/* Samples mean + σ C^(1/2) z with the symmetric root, because it does not depend on the directions
- * of axes of equal length, which rounding determines. */
+/* Samples mean + σ C^(1/2) z with the symmetric root of C. Unlike other roots, it does not depend
+ * on the directions of axes of equal length, which rounding determines. */
 static void cma_ask(struct search *s) {
     struct cma c = cma_view(s);
     int n = s->n;
@@ -193,7 +193,7 @@ static void cma_ask(struct search *s) {
 struct cma_rates {
     int mu;
     double *weight;                                 /* [mu] */
-    double mu_eff;                                  /* effective number of the weights */
+    double mu_eff;                                  /* effective number of selected points */
     double c_sigma, d_sigma, c_c, c_1, c_mu, chi_n; /* names of the tutorial */
 };
 
@@ -246,8 +246,8 @@ static void cma_update_covariance(struct search *s, const struct cma_rates *r, d
         }
 }
 
-/* y[mu]: steps of the better half in units of σ, which overwrite the points; step: adds their
- * weighted mean. */
+/* Sets y[mu] to the steps of the better half of the points, in units of σ; the steps overwrite the
+ * points. Adds the weighted mean of the steps to `step`. */
 static void cma_selected_steps(struct search *s, const struct cma_rates *r, const int *order,
                                const double **y, double *step) {
     struct cma c = cma_view(s);
@@ -271,8 +271,8 @@ static void cma_tell(struct search *s, const double *fitness, const int *order) 
     cma_selected_steps(s, &r, order, y, step);
     for (int i = 0; i < n; i++) c.mean[i] += *c.sigma * step[i];
     double length = cma_update_sigma_path(s, &r, step);
-    // h_σ of the tutorial: while σ still grows fast, path_c gets no step, because C would stretch
-    // along it
+    // h_σ of the tutorial: while σ still grows fast, path_c gets no step, because the step would
+    // stretch C too much
     double path_norm2 = 1 - math_pow(1 - r.c_sigma, 2.0 * (double)(s->generation + 1));
     bool stalled = !(length / sqrt(path_norm2) < (1.4 + 2 / (n + 1.0)) * r.chi_n);
     double gain = stalled ? 0 : sqrt(r.c_c * (2 - r.c_c) * r.mu_eff);
@@ -297,8 +297,8 @@ static void cma_tell(struct search *s, const double *fitness, const int *order) 
 
 struct pso {
     double *step, *worst_fitness, *worst; /* 1, 1, [n] */
-    double *stale, *fitness;              /* [batch] rounds since the last new best; best fitness */
-    double *x, *v, *best;                 /* [batch][n] */
+    double *stale, *fitness; /* [batch] rounds since the last new personal best; its fitness */
+    double *x, *v, *best;    /* [batch][n] */
 };
 
 static struct pso pso_view(const struct search *s) {
@@ -317,7 +317,7 @@ static size_t pso_size(int n, int batch) {
     return 2 + (size_t)n + 2 * (size_t)batch + 3 * (size_t)batch * (size_t)n;
 }
 
-/* The initial velocity is the difference to a random particle. */
+/* The initial velocity is the difference between a random particle and the particle itself. */
 static void pso_init(struct search *s, const double *first, const double *center) {
     (void)center;
     struct pso p = pso_view(s);
@@ -486,7 +486,7 @@ static const struct search_algorithm *search_algorithm_find(const char *name) {
     return NULL;
 }
 
-/* Allocates a searcher; its state is not initialised. */
+/* Checks the options and allocates a searcher with a zero state. */
 static struct search *search_alloc(const struct search_options *o, int n, uint64_t seed,
                                    struct error *err) {
     const struct search_algorithm *kind = search_algorithm_find(o->searcher);
@@ -519,7 +519,7 @@ static struct search *search_alloc(const struct search_options *o, int n, uint64
     return NULL;
 }
 
-/* first: [batch][n] initial members. */
+/* Sets first [batch][n]: the initial members of pso and ga. */
 static void initial_members(const struct search *s, const double *starts, int n_starts,
                             double *first) {
     for (int m = 0; m < s->batch; m++) {

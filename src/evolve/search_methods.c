@@ -1,8 +1,9 @@
 /*
- * search_methods: methods that search for a better adapter, one table row each. Each method
- * evaluates the founders first, as generation 0, on the same questions. It counts its cost and
- * stops before it exceeds the recipe's budget. The first candidate of its last recorded generation
- * is its result.
+ * search_methods: methods that search for a better adapter, one table row each. Each method first
+ * evaluates the founders, as generation 0, and counts its cost. breed and coefficients stop before
+ * a generation that would exceed the recipe's budget; gradient and es make as many updates as the
+ * budget allows, at least one; merge ignores the budget. The result is the first candidate of the
+ * last recorded generation.
  */
 #define _GNU_SOURCE
 #include "evolve/run.h"
@@ -30,7 +31,7 @@ static json_t *generation_json(int generation, const struct candidate *c, int n)
                      diversity_json(&d));
 }
 
-/* Evaluates [n] candidates and sorts them, fittest first; ties keep their order. */
+/* Evaluates c [n] and sorts it, fittest first; candidates of equal fitness keep their order. */
 static int evaluate_candidates(struct evolve_run *r, int generation, struct candidate *c, int n,
                                struct error *err) {
     const struct fitness_options *f = &evolve_run_recipe_at(r, generation)->fitness;
@@ -66,8 +67,8 @@ static int evaluate_founders(struct evolve_run *r, int *best, struct error *err)
     return rc;
 }
 
-/* Evaluates and records the last generation, whose only candidate is the result. Takes ownership of
- * the adapter. */
+/* Evaluates and records the last generation, whose only candidate is the result "made". Takes
+ * ownership of the adapter. */
 static int record_result(struct evolve_run *r, int generation, struct adapter *adapter,
                          const char *parent, const struct adapter_operator *op, struct error *err) {
     struct candidate c = {
@@ -115,8 +116,8 @@ static json_t *finetuned_lineage(const struct adapter *before, const char *data,
     return l;
 }
 
-/* Trains the adapters together for `updates` updates, and replaces each by its result. es: NULL, or
- * the options of gradient estimates. */
+/* Trains the adapters a [n] together for `updates` updates, and replaces each by its result; after
+ * an error they are unchanged. es: NULL, or the options of gradient estimates. */
 static int finetune(struct evolve_run *r, int generation, struct adapter **a,
                     char (*const names)[32], int n, int64_t updates, const struct es_options *es,
                     struct error *err) {
@@ -167,7 +168,8 @@ static int finetune_or_load(struct evolve_run *r, int generation, struct adapter
     return rc == OK ? evolve_run_save_adapter(r, generation, name, *a, NULL, err) : rc;
 }
 
-/* Number of updates that the remaining budget allows, without the cost of the final evaluation. */
+/* Number of updates that the budget allows after the cost of the final evaluation: at least 1, at
+ * most finetune.max_steps. Without a budget and max_steps: finetune_steps times generations. */
 static int64_t affordable_updates(const struct evolve_run *r, double final_cost,
                                   double update_cost) {
     const struct evolve_options *e = &r->o->evolve;
@@ -178,7 +180,7 @@ static int64_t affordable_updates(const struct evolve_run *r, double final_cost,
     return (int64_t)fmax(1, floor(n));
 }
 
-/* Fine-tunes the best founder with the whole budget. */
+/* Fine-tunes the best founder with the remaining budget, and records the result. */
 static int finetune_best_founder(struct evolve_run *r, const struct es_options *es,
                                  struct error *err) {
     int best = 0, rc = count_finetune_tokens(r, r->o, err);
@@ -296,9 +298,10 @@ static int method_breed(struct evolve_run *r, struct error *err) {
 
 /* search over coefficients of founders */
 
-/* A candidate is the weighted sum of the founders, with the same weights in all layers or separate
- * ones for each layer. If the operator has a step, the vector has one more number: 0 is step_min, 1
- * is step_max. With finetune_steps, the result of the search is fine-tuned before its evaluation.
+/* A candidate merges the founders by weights, which are the same in all layers or separate for each
+ * layer; a vector of the search holds these weights. If the operator has a step, the vector has one
+ * more number: 0 is step_min, 1 is step_max. With finetune_steps, the result of the search is
+ * fine-tuned before its evaluation.
  */
 struct coef_search {
     struct evolve_run *r;
@@ -342,8 +345,8 @@ static struct adapter *coef_search_merge(const struct coef_search *h, const doub
     return operator_apply(h->op, &x, err);
 }
 
-/* Makes n candidates from vectors v. A candidate of operator delta is a mix of the founders, which
- * is exact without a merge. */
+/* Makes n candidates from the vectors v [n][h->n]. A candidate of operator delta with the same
+ * weights in all layers is a mix of the founders, which is exact without a merge. */
 static int coef_search_candidates(struct coef_search *h, const double *v, int n,
                                   struct error *err) {
     bool mixed = h->n_weight_sets == 1 && strcmp(h->op->name, "delta") == 0;
@@ -373,7 +376,8 @@ static int coef_search_check(const struct coef_search *h, struct error *err) {
     return OK;
 }
 
-/* The starting points are the single founders, with the operator's default step. */
+/* Opens the search. Its starting points are the single founders, with the operator's default step.
+ */
 static int coef_search_open(struct coef_search *h, struct error *err) {
     struct evolve_run *r = h->r;
     if (!(h->op = operator_find(r->o->evolve.merge_operator, err))) return err->code;
@@ -421,14 +425,16 @@ static int coef_search_generation(struct coef_search *h, int g, struct error *er
     return rc;
 }
 
-/* Training tokens of the result's fine-tuning, and FLOPs per token; 0 without fine-tuning. */
+/* *tokens, *flops: training tokens of the result's fine-tuning, and FLOPs per token; 0 without
+ * fine-tuning. */
 static int coef_search_finetune_cost(struct coef_search *h, double *tokens, double *flops,
                                      struct error *err) {
     struct evolve_run *r = h->r;
     *tokens = *flops = 0;
     if (r->o->evolve.finetune_steps == 0 || r->o->zero_adapters) return OK;
     if (count_finetune_tokens(r, r->o, err) != OK) return err->code;
-    struct adapter *a = coef_search_merge(h, search_ask(h->search), err); // all have the same rank
+    // all candidates have the same rank, so any one gives the cost
+    struct adapter *a = coef_search_merge(h, search_ask(h->search), err);
     if (!a) return err->code;
     *tokens = (double)r->o->evolve.finetune_steps * tokens_per_update(r, &r->o->finetune);
     *flops = evolve_run_token_flops(r, a);
@@ -477,7 +483,8 @@ static int method_coefficients(struct evolve_run *r, struct error *err) {
     return rc;
 }
 
-/* Merges all founders with equal weights by one operator: a soup, TIES, DARE. */
+/* Merges all founders with equal weights by one operator, for example delta (a model soup),
+ * delta_ties or delta_dare. */
 static int method_merge(struct evolve_run *r, struct error *err) {
     int best = 0, rc = evaluate_founders(r, &best, err);
     const struct adapter_operator *op =

@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* NaN as the worst fitness. */
+/* Replaces NaN by the worst fitness. */
 static double fitness_or_worst(double f) {
     return f != f ? -INFINITY : f;
 }
@@ -65,7 +65,8 @@ static void pick_truncation(const struct select_pool *p, struct rng *r, int *out
     free(order);
 }
 
-/* The lower index wins a tie, so that the result does not depend on the sampling order. */
+/* The lower index wins a tie, so that the result does not depend on the order in which candidates
+ * are sampled. */
 static void pick_tournament(const struct select_pool *p, struct rng *r, int *out, int k) {
     for (int i = 0; i < k; i++) {
         int best = p->n;
@@ -96,8 +97,8 @@ static void pick_rank(const struct select_pool *p, struct rng *r, int *out, int 
     free(weight);
 }
 
-/* Subtracts a bit less than the worst finite value: the worst becomes 1/N of the range; equal
- * values become 1. */
+/* Subtracts from each value a bit less than the worst finite value: the worst becomes 1/N of the
+ * range. If all values are equal, they become 1. A value that is not finite becomes 0. */
 static void offset_from_worst(const double *fitness, int n, double *out) {
     double lo = INFINITY, hi = -INFINITY;
     for (int i = 0; i < n; i++) {
@@ -154,7 +155,8 @@ void pareto_sort(const double *scores, int n, int m, int *front, double *crowdin
     int n_assigned = 0, f = 0;
     for (int i = 0; i < n; i++) front[i] = -1, crowding[i] = 0;
     for (; n_assigned < n; f++) {
-        for (int i = 0; i < n; i++) { // -2: in this front, and still compared with the others
+        // -2: in this front; such a candidate still dominates others in this round
+        for (int i = 0; i < n; i++) {
             bool dominated = front[i] >= 0;
             for (int j = 0; j < n && !dominated; j++)
                 dominated = (front[j] < 0) && dominates(scores + (size_t)j * (size_t)m,
@@ -179,7 +181,7 @@ void pareto_order(const double *scores, int n, int m, int *order) {
     free(crowding);
 }
 
-/* NSGA-II's binary tournament by the position in pareto_order. */
+/* NSGA-II's tournament of two candidates: the one that is earlier in pareto_order wins. */
 static void pick_pareto(const struct select_pool *p, struct rng *r, int *out, int k) {
     int *order = xcalloc((size_t)p->n, sizeof *order);
     pareto_order(p->scores, p->n, p->n_scores, order);
@@ -199,7 +201,7 @@ static double median(double *v, int n) {
 }
 
 /* epsilon[M]: the median absolute deviation of each item, below which score differences count as
- * noise (La Cava et al. 2016). With 0/1 scores it is below 1 and has no effect. */
+ * noise (La Cava et al. 2016). With scores 0 and 1, epsilon is below 1 and has no effect. */
 static void lexicase_epsilons(const struct select_pool *p, double *epsilon) {
     double *v = xcalloc((size_t)p->n, sizeof *v);
     for (int m = 0; m < p->n_scores; m++) {

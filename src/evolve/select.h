@@ -1,10 +1,11 @@
 /*
  * select: parent selection, survival, and partners in co-evolution.
  *
- * Pure: the caller passes in the random stream, and only an archive keeps state between calls.
- * Larger fitness is better; fitness may be negative, and adding a constant to all values changes no
+ * The caller passes in the random stream, and only an archive keeps state between calls. Larger
+ * fitness is better; fitness may be negative, and adding a constant to all values changes no
  * decision. NaN counts as the worst. The lower index wins a tie, so a fixed order of candidates
- * gives the same choice on every machine. Letters: N candidates, M scores each.
+ * gives the same choice on every machine. In array sizes, N is the number of candidates and M the
+ * number of scores of each.
  */
 #ifndef SHOAL_EVOLVE_SELECT_H
 #define SHOAL_EVOLVE_SELECT_H
@@ -23,7 +24,7 @@ struct select_pool {
 };
 struct selection {
     const char *name;
-    bool by_scores; /* reads `scores` instead of `fitness` */
+    bool by_scores; /* selects by `scores` instead of `fitness` */
     /* out[k]: indices of the chosen candidates, with repetitions. */
     void (*pick)(const struct select_pool *p, struct rng *r, int *out, int k);
 };

@@ -351,8 +351,7 @@ struct adapter *operator_weighted_sum(const struct operands *x, const double *co
  *
  * A candidate is one node, from the first generation that has its name to the last one: an elite
  * stays the same node. Parents come before children. A node without parents is a founder. Records
- * are borrowed and must outlive the lineage. Any thread may call these functions on its own
- * lineage.
+ * are borrowed and must outlive the lineage. Threads may use different lineages at the same time.
  */
 
 struct lineage_node {

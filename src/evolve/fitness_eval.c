@@ -56,7 +56,7 @@ struct task_source {
     int family; /* -1: a file */
     struct eval_task bank;
     struct task_item *items; /* [bank.n] */
-    uint32_t *indices[2];    /* of items for fitness, and for the test, in a seeded order */
+    uint32_t *indices[2];    /* indices of items for fitness, and for the test, in a seeded order */
     int n_indices[2];
     struct task_source *next;
 };

@@ -290,7 +290,7 @@ static void founder_shares(const struct lineage *l, int generation, double *flow
 }
 
 /* Sets share[]: one value for each of the first MAX_FOUNDER_LINES founders, then one for all other
- * founders together. Returns the number of founders with a line of their own. */
+ * founders together. Returns the number of founders with a separate value. */
 static int founder_line_shares(const struct lineage *l, const double *flow,
                                double share[MAX_FOUNDER_LINES + 1]) {
     int n = 0;

@@ -624,8 +624,9 @@ json_t *evolve_run_plan(const struct evolve_env *env, const struct evolve_recipe
     return v;
 }
 
-/* Loads recipe, seed and numeric class of a stored run. ERR_MISMATCH if the run is of the fast
- * class and was made at another processor level, so that this machine cannot reproduce its bits. */
+/* Loads recipe, seed and numeric class of a stored run. ERR_MISMATCH if the run has the numeric
+ * class fast and was made at another processor level, so that this machine cannot reproduce its
+ * bits. */
 static int stored_options(const struct evolve_env *env, const char *id, struct evolve_recipe *o,
                           enum numeric_class *cls, struct error *err) {
     char *dir = path_join(env->root, id), *path = path_join(dir, "recipe.yaml"),

@@ -29,7 +29,7 @@ struct search_options {                       /* filled from option rows */
     double inertia, cognitive, social, repel; /* pso: weights of the velocity's terms */
     double step, step_decay, step_min;        /* pso: move = step · velocity; the step shrinks */
     int64_t patience;                /* pso: rounds without a new personal best before a restart */
-    double blx_alpha, mutation_rate; /* ga: how far a child may lie beyond its parents; share of
+    double blx_alpha, mutation_rate; /* ga: how far a child may be beyond its parents; share of
                                         coordinates with noise */
     int64_t tournament_size;         /* ga */
 };

@@ -1,6 +1,6 @@
 /*
- * dpo: DPO on pairs of a chosen and a rejected answer. The loss depends on the differences of their
- * log-probabilities from those under the reference.
+ * dpo: DPO on pairs of a chosen and a rejected answer. The loss depends on the log-probabilities of
+ * the two answers, minus their log-probabilities under the reference.
  *
  * The reference is the start adapter. Its log-probabilities are computed once per run for all
  * pairs, by the trainer before the first update. The two answers of a pair are in the same pass.
@@ -18,11 +18,11 @@ struct preference_data { /* the pairs of one job */
 struct dpo_trainer {
     struct train_loop c;
     struct preference_data *jobs; /* [n] */
-    int64_t per_update;           /* pairs of each adapter */
-    struct train_sample *batch;
-    const double **reference; /* reference log-probabilities of each sample in the batch */
+    int64_t per_update;           /* pairs of each adapter in an update */
+    struct train_sample *batch;   /* [n_batch] samples of the next pass, borrowed */
+    const double **reference;     /* reference log-probabilities of each sample in the batch */
     int n_batch;
-    int64_t rows;
+    int64_t rows; /* tokens in the batch */
     struct dpo dpo;
 };
 
@@ -206,7 +206,8 @@ int dpo_run(const struct train_loop *c, const struct rl_options *o, struct error
 
 /* the plan */
 
-/* Counts the passes of the first epoch of the job with most pairs, packed as in dpo_step. */
+/* Counts the passes of the first epoch of the job with most pairs, packed as dpo_step does, and
+ * scales the counts to the run. */
 static void passes_count(struct dpo_trainer *p, struct training_plan *plan) {
     int64_t max_pairs = 0;
     for (int j = 0; j < p->c.n; j++) max_pairs = MAX(max_pairs, p->jobs[j].data.n / 2);
@@ -256,8 +257,8 @@ static int batch_score(void *ctx, struct error *err) {
     return trainer_eval_loss(p->c.trainer, p->batch, p->n_batch, &nll, &targets, err);
 }
 
-/* Measures the time of the first pass, once as a reference pass and once as an update. The
- * reference log-probabilities are still 0; their values do not affect the time. */
+/* Measures the time of the first pass twice: as a forward pass for the reference, and as a training
+ * pass. The reference log-probabilities are still 0; their values do not affect the time. */
 static int times_measure(struct dpo_trainer *p, struct rl_plan *out, struct error *err) {
     struct training_plan *plan = &out->run;
     double score_seconds;

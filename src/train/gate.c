@@ -1,9 +1,9 @@
 /*
  * gate: the paired test that decides whether a trained adapter is published.
  *
- * It needs only forward passes, not a trainer, and measures the model as it will be served. Samples
- * are computed one after another in file order, so neither the number of threads nor other samples
- * change a digit.
+ * The test needs only forward passes, not a trainer, and measures the model as it will be served.
+ * Samples are computed one after another in file order, so neither the number of threads nor other
+ * samples change a bit of a result.
  */
 #include "train/train.h"
 
@@ -11,7 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS = 64 }; /* rows of a forward pass, whose logits are in memory */
+enum { ROWS = 64 }; /* rows of a forward pass; the logits of all of them are in memory */
 
 struct gate_scores {
     struct forward *f;
@@ -19,7 +19,7 @@ struct gate_scores {
     float *logits; /* [ROWS][V] */
     int32_t vocab;
     int32_t next[ROWS]; /* the target token of each row of logits */
-    double nll[ROWS];
+    double nll[ROWS];   /* nll of each target */
 };
 
 static void targets_score(void *ctx, int64_t begin, int64_t end, int thread) {
@@ -33,8 +33,8 @@ static void targets_score(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-/* Runs rows [from, from + n) of a sample. Adds the negative log-likelihood of their targets to *sum
- * and their number to *targets. */
+/* Runs rows [from, from + n) of a sample. Adds the negative log-likelihood of the rows' targets to
+ * *sum, and the number of targets to *targets. */
 static void rows_run(struct gate_scores *c, const struct train_sample *s, int32_t from, int32_t n,
                      struct pool *pool, double *sum, int64_t *targets) {
     struct batch_row rows[ROWS];
@@ -92,8 +92,8 @@ struct gate_comparison gate_compare(const double *before, const double *after, i
     return g;
 }
 
-/* NULL if the new adapter is better, or if nothing was held out; else the reason for the refusal.
- */
+/* NULL if the new adapter is better, or if nothing was held out; else the reason why it is not
+ * published. */
 static const char *reason_not_better(const struct gate_comparison *g, double alpha) {
     if (g->n == 0) return NULL;
     if (g->n < 32 && ldexp(1, 1 - (int)g->n) > alpha)

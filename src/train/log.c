@@ -1,8 +1,8 @@
 /*
  * log: train.jsonl, metrics in the store, report.html.
  *
- * An error of writing a line ends the run: the last checkpoint remains valid, and a run without its
- * log would have no evidence. The lines since the last checkpoint are added to the store in one
+ * If a line cannot be written, the run ends: its last checkpoint remains valid, and a run without a
+ * complete log has no evidence. The lines since the last checkpoint are added to the store in one
  * transaction. Curves store means of neighbouring points (struct curve), so the page of a million
  * updates is as small as that of a thousand.
  *
@@ -18,14 +18,15 @@
 #include <string.h>
 #include <unistd.h>
 
-enum { MAX_CURVES = 32 }; /* adapters with a separate curve */
+enum { MAX_CURVES = 32 }; /* largest number of adapters with a curve */
 
-/* A chart has one line per adapter. With `key`, its values are log[object][adapter][key], without
- * `key` log[object][adapter]. Without `object` the chart has one line, log[key] of the run. */
+/* A chart has one line per adapter. With `key`, the values are line[object][adapter][key] of the
+ * log's lines; without `key`, line[object][adapter]. Without `object`, the chart has one line for
+ * the run: line[key]. */
 struct chart {
     const char *title, *object, *key;
-    const char *band_key; /* member that is the band around the line, or NULL */
-    double unit;          /* unit of the numbers on the chart */
+    const char *band_key; /* like `key`, for the width of the band around the line; NULL: no band */
+    double unit;          /* divisor of the values, such as 1e6 for MB */
 };
 static const struct chart charts[] = {
     {"Loss", "losses", NULL, NULL, 1},
@@ -54,12 +55,12 @@ struct train_log {
     struct store *store;
     const char *run;
     FILE *f;
-    json_t *sections;             /* heading: table */
+    json_t *sections;             /* {heading: table} */
     json_t *names;                /* names of the adapters, once known */
     json_t *pending;              /* lines not yet in the store */
     int n;                        /* number of names with curves */
     struct curve *curves, *bands; /* [N_CHARTS][n], once names are known */
-    double seconds;               /* seconds of earlier processes of this run */
+    double seconds;               /* seconds that earlier processes of this run took */
     int64_t last_step;            /* step of the last line in the file */
 };
 
@@ -68,7 +69,7 @@ static json_t *number_json(double x) {
 }
 
 /* {step, loss, lr, grad_norm, tokens, targets, tokens_per_s, seconds, rss, peak, losses} and the
- * method's figures; a number that is not finite is null. */
+ * metrics of the method. A number that is not finite becomes null. */
 static json_t *train_event_json(const struct train_event *e) {
     json_t *losses = json_object();
     for (int j = 0; j < e->n; j++)
@@ -172,8 +173,8 @@ static void curves_add(struct train_log *l, const json_t *line) {
     }
 }
 
-/* Copies a line of an earlier process if the checkpoint includes its step. Drops an incomplete last
- * line and lines in another format. */
+/* Copies a line that an earlier process wrote, if the checkpoint includes its step. Drops an
+ * incomplete last line and lines in another format. */
 static int copy_earlier_line(struct train_log *l, const char *text, size_t len, int64_t done,
                              struct atomic_file *w, struct error *err) {
     json_t *line = json_loadb(text, len, 0, NULL);

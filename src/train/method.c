@@ -1,4 +1,4 @@
-/* method: the training methods by name, and runs and plans of any of them. */
+/* method: names of the training methods, and runs and plans of any method. */
 #include "train/train.h"
 
 #include <string.h>

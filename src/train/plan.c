@@ -1,9 +1,8 @@
 /*
- * plan: functions shared by the plans of all methods. They count passes as runs pack them, copy the
- * first samples, and measure times.
- *
- * A plan measures a small part of a run and extrapolates. It counts the passes of one epoch, so the
- * counts of a longer run are estimates: another epoch may be packed differently.
+ * plan: functions shared by the plans of all methods. They count passes, packed as in runs, copy
+ * the first samples, and measure times. A plan measures a small part of a run and extrapolates. It
+ * counts the passes of one epoch, so the counts of a longer run are estimates: another epoch may be
+ * packed differently.
  */
 #include "train/train_loop.h"
 

@@ -3,14 +3,16 @@
  * trainer's adapters, computes their rewards, and trains on them.
  *
  * A step samples num_generations (k) completions of each of its prompts and makes num_iterations
- * updates with them. The policy is the softmax of all logits divided by the temperature. Sampling,
- * ratios and KL use this policy, so the gradient is that of the sampled policy. The forward passes
- * of the engine and of the trainer have the same bits, and both run on one copy of the model. The
- * reference of the KL is the initial adapter; the engine computes its log-probabilities.
+ * updates with these completions. The policy is the softmax of all logits divided by the
+ * temperature. Sampling, ratios and KL use this policy, so the gradient is that of the sampled
+ * policy. The forward passes of the engine and of the trainer have the same bits, and both run on
+ * one copy of the model. The reference of the KL is the initial adapter; the engine computes its
+ * log-probabilities.
  *
- * Invariants: a completion's seed is a function of the options' seed, the adapter's name, the step
- * and its slot, so a completion depends only on these, its prompt and its adapter. Steps are
- * atomic: a checkpoint is never made between a step's sampling and its updates.
+ * Invariants: the seed of a completion is a function of the options' seed, the adapter's name, the
+ * step and the completion's slot. So a completion depends only on its seed, its prompt and its
+ * adapter. Steps are atomic: no checkpoint is made between the sampling and the last update of a
+ * step.
  */
 #include "train/train_loop.h"
 
@@ -19,13 +21,14 @@
 #include <string.h>
 
 #define BASELINE_DECAY 0.9
-#define MAX_SEQS 128
+#define MAX_SEQS 128 /* most completions that the engine samples at once */
 
 struct rl_policy { /* state of one adapter */
     struct prompt_set prompts;
     struct epoch_shuffle order;
     struct adapter *policy; /* copy of the trainer's adapter after the last update */
-    double baseline; /* REINFORCE: exponential moving average of mean rewards, started at 0 */
+    double baseline; /* REINFORCE: exponential moving average of the steps' mean rewards, started at
+                        0 */
     double first_reward, last_reward; /* mean rewards of the first and the last step */
 };
 struct rl_completion {
@@ -36,9 +39,9 @@ struct rl_completion {
     struct engine_request request;
     struct train_sample sample; /* prompt and completion; the completion is the target */
     int32_t n;                  /* number of target tokens */
-    float *reference;           /* [n] */
-    double *
-        old; /* [n] log-probabilities under the sampling policy: the engine's, then the trainer's */
+    float *reference;           /* [n] log-probabilities under the reference */
+    double *old; /* [n] log-probabilities under the sampling policy: first the engine's; the first
+                    update replaces them by the trainer's */
     int32_t sampled; /* number of sampled tokens, without the end token */
     struct buf text;
     double count; /* number of completions that it represents in the loss; 0: skipped */
@@ -47,27 +50,29 @@ struct rl_trainer {
     struct train_loop c;
     enum train_method method;
     const struct rl_options *o;
-    struct reward_fn reward, owned_reward; /* owned_reward: opened here by name, else empty */
+    struct reward_fn reward, owned_reward; /* owned_reward: opened by name in this file; empty if
+                                              the caller gave a reward */
     struct engine *engine;
     struct rl_policy *policies; /* [n] */
-    int64_t per_update;         /* prompts of each adapter; in a plan only some of a step's */
+    int64_t per_update;         /* prompts of each adapter in a step; in a plan, a part of them */
     int32_t longest;            /* tokens of the longest prompt with its completion */
     struct trainer_snapshot *snapshot; /* NULL without kl_max */
 
-    /* state of a step: [n][per_update][k] */
+    /* state of a step; arrays of completions are [n][per_update][k] */
     int n_completions;
     struct rl_completion *completions;
     double *rewards, *advantages;
     struct train_sample *batch;
     struct rollout *rollouts;
-    struct policy_loss_stats *sums;    /* [n] sums over an update */
-    struct policy_loss_stats *sampled; /* [n] kl and tokens of a step's completions */
+    struct policy_loss_stats *sums; /* [n] sums over an update */
+    /* [n] kl and tokens of a step's completions under the sampling policy */
+    struct policy_loss_stats *sampled;
 };
 
 /* sampling */
 
-/* Seed of the completion in slot `slot` of an adapter, independent of the other adapters. Ids begin
- * at 1, so that they do not collide with other streams of the same seed. */
+/* Seed of the completion in slot `slot` of an adapter, independent of the other adapters. Slots
+ * count from 1 in the generator's id, so that the stream differs from others of the same seed. */
 static uint64_t rl_completion_seed(const struct rl_trainer *l, int job, int64_t step,
                                    int64_t slot) {
     const char *name = l->c.jobs[job].name;
@@ -101,7 +106,8 @@ static void rl_completion_begin(struct rl_trainer *l, int64_t step, int i) {
                                 .n_stop = p->end >= 0};
 }
 
-/* Makes the training sample of a completion. The sampled end token is a target too. */
+/* Makes the training sample of a completion. If the completion ended, its end token is a target
+ * too. */
 static void rl_completion_finish(const struct rl_trainer *l, struct rl_completion *p) {
     const struct engine_request *r = &p->request;
     bool ended = r->finish == FINISH_STOP;
@@ -147,9 +153,9 @@ static int generate_completions(struct rl_trainer *l, int64_t step, struct error
     return rc;
 }
 
-/* Computes the log-probabilities of the completions and adds up the KL from the reference.
- * under_current false: computes the reference log-probabilities, and the KL of the sampling policy
- * into `sampled`. True: the KL of the current policies into `sums`. */
+/* Computes log-probabilities of the completions and adds up a KL from the reference. under_current
+ * false: under the reference; stores them, and adds the KL of the sampling policy to `sampled`.
+ * under_current true: under the current policies; adds their KL to `sums`. */
 static int compute_logprobs(struct rl_trainer *l, bool under_current, struct error *err) {
     for (int i = 0; i < l->n_completions; i++) {
         struct rl_completion *p = &l->completions[i];
@@ -195,8 +201,8 @@ static int compute_rewards(struct rl_trainer *l, struct error *err) {
     return rc;
 }
 
-/* The moving average of the earlier steps' rewards, corrected for its start at 0 (as Adam's moments
- * are). */
+/* The moving average of the rewards of earlier steps, corrected for its start at 0 as Adam's
+ * moments are; 0 in the first step. */
 static double baseline_value(const struct rl_policy *t, int64_t step) {
     return step ? t->baseline / (1 - math_pow(BASELINE_DECAY, (double)step)) : 0;
 }
@@ -218,13 +224,14 @@ static void compute_advantages(struct rl_trainer *l, int64_t step) {
 
 /* updates */
 
-/* Without KL in the loss, a completion with advantage 0 has no gradient, so it is skipped. The
- * `count` of the others is the number of completions that each represents. If none has a gradient,
- * none is skipped. */
+/* Without KL in the loss, a completion with advantage 0 has no gradient. */
 static bool has_no_gradient(const struct rl_trainer *l, int i) {
     return l->o->kl_coef == 0 && l->advantages[i] == 0;
 }
 
+/* Sets `count` of the completions. A completion without gradient gets 0 and is skipped; each other
+ * one represents the same share of the adapter's completions. If no completion has a gradient, none
+ * is skipped. */
 static void compute_loss_weights(struct rl_trainer *l) {
     int64_t per_adapter = l->per_update * l->o->num_generations;
     for (int j = 0; j < l->c.n; j++) {
@@ -239,8 +246,8 @@ static void compute_loss_weights(struct rl_trainer *l) {
     }
 }
 
-/* Packs completions from *i on into the next pass: samples and the inputs of their loss. Returns
- * their number. */
+/* Packs completions from *i on into the next pass: their samples and the inputs of their loss.
+ * Advances *i. Returns the number of packed completions. */
 static int pack_completions(struct rl_trainer *l, int *i) {
     int64_t rows = 0;
     int n = 0;
@@ -289,7 +296,8 @@ static double sums_kl(const struct policy_loss_stats *s) {
     return s->tokens ? s->kl / (double)s->tokens : 0;
 }
 
-/* Undoes the update of every adapter whose KL exceeds kl_max. *undone: number of these adapters. */
+/* Undoes the update of every adapter whose KL exceeds kl_max. *undone: number of adapters whose
+ * update was undone. */
 static int kl_rollback(struct rl_trainer *l, int64_t update, int *undone, struct error *err) {
     *undone = 0;
     if (!l->snapshot) return OK;
@@ -313,8 +321,8 @@ static double std_deviation(const double *v, int64_t n, double mean) {
     return sqrt(sum / (double)n);
 }
 
-/* The fraction of prompts whose completions differ in reward; RLOO and GRPO learn only from these.
- */
+/* The fraction of prompts whose completions differ in reward; RLOO and GRPO learn only from these
+ * prompts. */
 static double nonzero_variance_share(const struct rl_trainer *l, int j) {
     const double *r = l->rewards + j * l->per_update * l->o->num_generations;
     int64_t mixed = 0;
@@ -327,8 +335,8 @@ static double nonzero_variance_share(const struct rl_trainer *l, int j) {
     return (double)mixed / (double)l->per_update;
 }
 
-/* Metrics of adapter j for the log. Clipping is reported only with several updates per step: in the
- * first one all ratios are 1. The entropy is estimated as the mean of -log π over the sampled
+/* Metrics of adapter j for the log. Clipping is reported only if a step has several updates: in the
+ * first update all ratios are 1. The entropy is estimated as the mean of -log π over the sampled
  * tokens. */
 static json_t *policy_stats_json(const struct rl_trainer *l, int j) {
     int64_t per_adapter = l->per_update * l->o->num_generations, tokens = 0, sampled = 0, ended = 0;
@@ -418,8 +426,8 @@ static void rl_trainer_restore(void *ctx, const json_t *state) {
         l->policies[j].first_reward = json_number_value(json_array_get(v, 1));
         l->policies[j].last_reward = json_number_value(json_array_get(v, 2));
     }
-    CHECK(sync_policies(l, &err) == OK); // it can only fail for a DoRA norm of 0, which would have
-                                         // failed the step before the checkpoint
+    CHECK(sync_policies(l, &err) == OK); // this can only fail for a DoRA norm of 0, which would
+                                         // have failed the step before the checkpoint
 }
 
 /* opening */
@@ -462,7 +470,7 @@ static int completions_alloc(struct rl_trainer *l, struct error *err) {
     return l->rollouts ? OK : err->code;
 }
 
-/* Number of completions of a whole step, all adapters. */
+/* Number of completions of a whole step, over all adapters. */
 static int64_t completions_per_step(const struct rl_trainer *l) {
     return l->c.o->bsz * l->c.o->grad_accum * l->o->num_generations * l->c.n;
 }
@@ -470,7 +478,8 @@ static int64_t completions_per_step(const struct rl_trainer *l) {
 static int options_check(const struct rl_trainer *l, struct error *err) {
     if (l->method != METHOD_REINFORCE && l->o->num_generations < 2)
         return error_set(err, ERR_USAGE,
-                         "'k' is 1; this method compares completions of one prompt, so at least 2");
+                         "'num_generations' is 1; this method compares completions of one prompt, "
+                         "so it needs at least 2");
     if (l->o->max_new_tokens >= train_loop_max_length(&l->c))
         return error_set(err, ERR_USAGE,
                          "'max_new_tokens' is %lld; a sample has room for %d tokens in all",

@@ -1,11 +1,12 @@
 /*
  * pretrain: trains a small base model from scratch, first its tokenizer, then its weights, on the
- * task families of eval/fry.c, common variants of the train split only.
+ * train split of the task families of eval/fry.c. The weights see the common variants of the items
+ * only.
  *
  * A recipe is one YAML mapping (pretrain_option_rows). Every sample is a pure function of (seed,
- * update, row), so the stream has no state: a checkpoint holds the trainer and the number of
- * updates done, and a resumed run ends with the bits of an uninterrupted one. It needs no network
- * and no corpus.
+ * update, row), so the stream of samples has no state: a checkpoint holds the trainer and the
+ * number of updates done, and a resumed run ends with the bits of an uninterrupted one. Pretraining
+ * needs no network and no corpus.
  */
 #define _GNU_SOURCE
 #include "train/train.h"
@@ -23,7 +24,7 @@ const struct option_row pretrain_option_rows[] = {
     ROW("vocab", OPT_INT, vocab, "768", 300, 65536, "N",
         "tokens in the tokenizer that is trained first"),
     ROW("tokenizer-items", OPT_INT, tokenizer_items, "2000", 100, 1e6, "N",
-        "items of each family that the tokenizer sees"),
+        "items of each family that the tokenizer is trained on"),
     ROW("mix", OPT_LIST, mix, NULL, 0, 0, "FAMILY=WEIGHT",
         "families and their fraction of the samples"),
     ROW("steps", OPT_INT, steps, "6000", 1, 1e9, "N", "updates"),
@@ -33,7 +34,8 @@ const struct option_row pretrain_option_rows[] = {
         "final learning rate as a fraction of the peak"),
     ROW("warmup-steps", OPT_INT, warmup_steps, "100", 0, 1e9, "N", "updates of linear warm-up"),
     ROW("beta2", OPT_FLOAT, beta2, "0.98", 0, 0.9999999, "X", "AdamW's second decay"),
-    ROW("weight-decay", OPT_FLOAT, weight_decay, "0.05", 0, 1, "X", "decoupled, on matrices"),
+    ROW("weight-decay", OPT_FLOAT, weight_decay, "0.05", 0, 1, "X",
+        "decoupled weight decay, of matrices only"),
     ROW("max-grad-norm", OPT_FLOAT, max_grad_norm, "1.0", 0, 1e9, "X", "clip the gradient's norm"),
     ROW("chain-of-thought-fraction", OPT_FLOAT, chain_of_thought, "0.2", 0, 1, "X",
         "fraction of samples with a chain of thought"),
@@ -47,7 +49,7 @@ const struct option_row pretrain_option_rows[] = {
     ROW("eval-every", OPT_INT, eval_every, "500", 0, 1e9, "N",
         "updates between accuracy lines; 0: never"),
     ROW("eval-items", OPT_INT, eval_items, "200", 1, 1e6, "N",
-        "dev items a family for those lines"),
+        "dev items per family for an accuracy line"),
     ROW("save-every", OPT_INT, save_every, "500", 1, 1e9, "N", "updates between checkpoints"),
     {0},
 };
@@ -56,14 +58,14 @@ const struct option_row pretrain_option_rows[] = {
 struct pretrain {
     struct pretrain_options o;
     enum numeric_class cls;
-    double cumulative_share[32]; /* by family */
+    double cumulative_share[32]; /* [family] sum of the shares up to this family */
     struct model *model;
     struct trainer *trainer;
     struct pool *pool;
     const char *dir;
     char *checkpoint;
-    FILE *log;
-    double started;
+    FILE *log;      /* log.jsonl */
+    double started; /* time of clock_now */
 };
 
 static int parse_mix(struct pretrain *p, struct error *err) {
@@ -104,7 +106,7 @@ static const char *noisy_answer(struct rng *r, const struct task_item *it, float
 
 struct conversation_text {
     struct chat_message msgs[6];
-    char *allocated[3]; /* contents of messages that are freed with them */
+    char *allocated[3]; /* contents of messages, which conversation_release frees; NULL: unused */
     int n;
 };
 
@@ -138,8 +140,8 @@ static void conversation_release(struct conversation_text *conversation) {
     for (int i = 0; i < 3; i++) free(conversation->allocated[i]);
 }
 
-/* An exercise: repeat a text that is longer than in any task. It trains attention to earlier
- * tokens, which every family needs first. */
+/* Makes an exercise: repeat a text that is longer than in any task. The exercise trains attention
+ * to earlier tokens, which every family needs first. */
 static void copy_task_item(struct rng *r, struct task_item *out) {
     struct buf text = {0};
     for (int i = 0, n = 6 + (int)rng_below(r, 9); i < n; i++) {
@@ -310,7 +312,7 @@ static int pretrain_open(struct pretrain *p, struct error *err) {
     return trainer_load(p->trainer, p->checkpoint, NULL, err);
 }
 
-/* AdamW in f32: a weight, its gradient and two moments. */
+/* with AdamW in f32: a weight, its gradient and two moments */
 enum { BYTES_PER_PARAMETER = 16 };
 
 json_t *pretrain_plan(const struct pretrain_options *o, const char *dir, struct error *err) {

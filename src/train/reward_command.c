@@ -1,9 +1,10 @@
 /*
  * reward_command: rewards from a program of the user.
  *
- * The program runs in a sandbox. It reads its input from an unnamed file, so neither side can block
- * the other. Its output is bounded in time and size. If the user disables the sandbox, the
- * program's process group is killed when it ends.
+ * The program runs in a sandbox. It reads its input from an unnamed file, so that neither the
+ * program nor this process can block the other by a full pipe. Its time and the size of its output
+ * are limited. If the user has disabled the sandbox, the program's process group is killed when the
+ * program ends.
  */
 #define _GNU_SOURCE
 #include "train/reward_command.h"
@@ -22,18 +23,19 @@
 #include <sys/wait.h>
 #include <unistd.h>
 
-/* Limits of a command. They are generous, because the user has written the program, but they
- * protect the machine. */
+/* Limits of a command. The user has written the program, so the limits are large, but they protect
+ * the machine. */
 enum {
-    MAX_NUMBER_BYTES = 64, /* bytes per number */
+    MAX_NUMBER_BYTES = 64, /* bytes of output per completion */
     MAX_PROCESSES = 512,
     MAX_FILES = 1024,
-    MAX_OUTPUT_BYTES = 16 << 20, /* bytes of output, mainly messages on stderr */
+    /* bytes of output of a sandboxed command, mainly messages on stderr */
+    MAX_OUTPUT_BYTES = 16 << 20,
 };
 
 struct reward_command {
     struct strings argv;
-    double timeout;
+    double timeout; /* seconds */
     bool sandbox, network;
     struct strings read, write;
     char *dir; /* working directory in the sandbox */
@@ -97,7 +99,7 @@ static int spawn(const struct strings *argv, int in, int out, pid_t *pid, struct
     return rc;
 }
 
-/* Reads until end of file. Fails at the deadline, or after more than `limit` bytes. */
+/* Reads until end of file. ERR_STATE at the deadline, ERR_FORMAT after more than `limit` bytes. */
 static int read_output(int fd, double deadline, size_t limit, struct buf *out, struct error *err) {
     char bytes[4096];
     for (;;) {
@@ -265,8 +267,8 @@ static bool has_any_file(const char *folder, const char *const *names, int n) {
     return false;
 }
 
-/* Adds to `read` a program's folder and, for an interpreter, its parent folder: that of a virtual
- * environment, conda, pyenv, or a separate installation of Python. */
+/* Adds to `read` the program, its folder and, for an interpreter, the parent of this folder: the
+ * folder of a virtual environment, of conda, of pyenv, or of a separate installation of Python. */
 static void allow_program_dirs(struct reward_command *c, const char *path) {
     static const char *const markers[] = {"pyvenv.cfg", "conda-meta", "libexec/pyenv"};
     if (strncmp(path, "/usr/", 5) == 0 || strncmp(path, "/bin/", 5) == 0) return;
@@ -281,7 +283,7 @@ static void allow_program_dirs(struct reward_command *c, const char *path) {
     free(parent);
 }
 
-/* Adds to `read` the files that arguments name. Returns whether one of them is in the working
+/* Adds to `read` the files that are arguments. Returns whether one of these files is in the working
  * folder. */
 static bool allow_argv_files(struct reward_command *c, const char *working_dir) {
     struct stat st;
@@ -298,8 +300,8 @@ static bool allow_argv_files(struct reward_command *c, const char *working_dir) 
     return is_in_working_dir;
 }
 
-/* Replaces the program's name by its absolute path, which is searched as a shell does, and adds its
- * folders to `read`. */
+/* Replaces the program's name by its absolute path, found as a shell finds it, and adds the
+ * program's folders to `read`. */
 static int resolve_program(struct reward_command *c, const char *working_dir, struct error *err) {
     char *name = c->argv.v[0], *path;
     if (!strchr(name, '/'))

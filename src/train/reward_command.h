@@ -4,8 +4,9 @@
 
 #include "train/train.h"
 
-/* A program that implements score_batch of struct reward_fn. `command` is split at blanks or, with
- * `shell`, is a line for /bin/sh. */
+/* A program that computes rewards. `command` is split at blanks or, with `shell`, is a line for
+ * /bin/sh. reward_command_run implements score_batch of struct reward_fn: it runs the program once
+ * on all n completions. */
 struct reward_command;
 struct reward_command *reward_command_open(const char *command, bool shell,
                                            const struct rl_options *o, struct error *err);

@@ -13,14 +13,14 @@
 #include <string.h>
 
 struct reward_state {
-    pcre2_code *pattern;            /* regex:PATTERN; NULL: each item has a pattern */
-    struct reward_command *command; /* command:WORDS, shell:LINE */
+    pcre2_code *pattern; /* compiled PATTERN of regex:PATTERN; NULL: each item has a pattern */
+    struct reward_command *command; /* the command of command:WORDS or shell:LINE */
 };
 
 /* exact */
 
-/* Compares with a text by grader `exact`, with a number by grader `number`; true if one of several
- * answers matches. */
+/* Whether the completion matches the answer. A text is compared by grader `exact`, a number by
+ * grader `number`. If the answer is a list, one of its members must match. */
 static bool answer_matches(const char *completion, const json_t *answer) {
     struct error err;
     bool number = json_is_number(answer);

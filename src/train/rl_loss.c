@@ -1,6 +1,6 @@
 /*
- * rl_loss: options and losses of preference and reward training. All functions are pure; dpo.c and
- * policy_gradient.c call them.
+ * rl_loss: options, losses and advantages of preference and reward training, which dpo.c and
+ * policy_gradient.c use. No function does I/O.
  */
 #include "train/train.h"
 
@@ -11,7 +11,7 @@
 #define AT(field) offsetof(struct rl_options, field)
 const struct option_row rl_option_rows[] = {
     {"beta", OPT_FLOAT, AT(beta), "0.1", 1e-6, 1e3, "X",
-     "dpo: strength of the KL constraint to the reference model"},
+     "dpo: strength of the KL constraint to the initial adapter"},
     {"num-generations", OPT_INT, AT(num_generations), "8", 1, 4096, "N",
      "rewards: completions per prompt"},
     {"max-new-tokens", OPT_INT, AT(max_new_tokens), "64", 1, 1e6, "N",
@@ -27,11 +27,11 @@ const struct option_row rl_option_rows[] = {
     {"kl-coef", OPT_FLOAT, AT(kl_coef), "0.02", 0, 1e3, "X",
      "rewards: coefficient of the KL divergence to the initial adapter"},
     {"kl-max", OPT_FLOAT, AT(kl_max), "0", 0, 1e6, "X",
-     "rewards: undo updates above a KL divergence of X nats per token (0: never)"},
+     "rewards: undo an update after which the KL divergence is above X nats per token (0: never)"},
     {"reward", OPT_STRING, AT(reward), "exact", 0, 0, "NAME",
      "exact, regex[:PATTERN], command:WORDS or shell:LINE", JOB_ARG_REWARD},
     {"reward-timeout", OPT_FLOAT, AT(reward_timeout), "60", 0.001, 1e6, "S",
-     "timeout of a reward command in seconds per update"},
+     "timeout of a reward command in seconds per step"},
     {"reward-sandbox", OPT_BOOL, AT(reward_sandbox), "true", 0, 0, NULL,
      "run reward commands in a sandbox without network that can write only its own /tmp",
      JOB_ARG_FORBIDDEN},
@@ -47,11 +47,12 @@ const struct option_row rl_option_rows[] = {
     {0},
 };
 
-/* log(1 + exp(-x)), and σ(-x) */
+/* log(1 + exp(-x)) */
 static double softplus_neg(double x) {
     return math_log(1 + math_exp(-fabs(x))) + MAX(-x, 0.0);
 }
 
+/* σ(-x) */
 static double sigmoid_neg(double x) {
     return x > 0 ? math_exp(-x) / (1 + math_exp(-x)) : 1 / (1 + math_exp(x));
 }
@@ -66,7 +67,7 @@ static void weights_set(struct loss_sample *s, double w) {
     for (int32_t i = 0; i < s->n; i++) s->weight[i] = (float)w;
 }
 
-/* The implicit reward of an answer. */
+/* The implicit reward of an answer, β (log π - log π_ref). Adds its KL and its tokens to *sums. */
 static double implicit_reward(const struct dpo *d, const struct loss_sample *s,
                               struct dpo_stats *sums) {
     const double *reference = d->reference[s->sample - d->batch];
@@ -95,7 +96,7 @@ static void pair_loss(struct dpo *d, struct loss_sample *c, struct loss_sample *
 int dpo_loss(void *ctx, struct loss_sample *v, int n, struct error *err) {
     struct dpo *d = ctx;
     struct loss_sample **in_batch_order =
-        xcalloc((size_t)n, sizeof *in_batch_order); // by index in the batch
+        xcalloc((size_t)n, sizeof *in_batch_order); // index: that of the sample in the batch
     (void)err;
     for (int i = 0; i < n; i++) {
         CHECK(v[i].sample >= d->batch && v[i].sample < d->batch + n);

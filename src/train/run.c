@@ -1,15 +1,15 @@
 /*
- * run: a recorded training run: its record is made before the training, the gate and the
- * publication follow it.
+ * run: a recorded training run. Its record is made before the training; the gate and the
+ * publication follow the training.
  *
  * RUNS/ID/ holds train.jsonl and report.html; RUNS/shoal.db holds the same as rows. ID is a
- * function of the output directory, the model and the options, so a repeated command resumes or
- * replaces its run.
+ * function of the output directory, the model and the options, so a repeated command resumes its
+ * run or, if that is complete, replaces it.
  *
- * Two rules of order: Every condition that could prevent the publication (an unreadable held-out
+ * Two rules of order. 1. Every condition that could prevent the publication (an unreadable held-out
  * file, an existing adapter that cannot be kept, a folder that cannot be written) is checked before
- * the training. An adapter that the gate rejects is written next to its target before any message
- * reports it.
+ * the training. 2. An adapter that the gate rejects is written next to its target before a message
+ * reports the rejection.
  */
 #define _GNU_SOURCE
 #include "hub/hub.h"
@@ -26,36 +26,37 @@ const struct option_row gate_option_rows[] = {
     ROW("runs", OPT_STRING, runs, "runs", 0, 0, "DIR", "folder of runs and of shoal.db",
         JOB_ARG_SERVER_ONLY),
     ROW("eval-data", OPT_LIST, eval_data, NULL, 0, 0, "FILE …",
-        "held-out conversations: published only when better on them than the current "
-        "adapter; NAME=FILE for one of several",
+        "held-out conversations: an adapter is published only if it is better on them than the "
+        "current one; NAME=FILE for one of several adapters",
         JOB_ARG_NAMED_FILE),
     ROW("gate-alpha", OPT_FLOAT, alpha, "0.05", 1e-6, 1, "P",
-        "better means: chance would do it at most this often"),
+        "largest p-value at which an adapter counts as better"),
     ROW("retain-data", OPT_LIST, retain_data, NULL, 0, 0, "FILE …",
-        "conversations that must not become worse; NAME=FILE for one of several",
+        "conversations that must not become worse; NAME=FILE for one of several adapters",
         JOB_ARG_NAMED_FILE),
     ROW("retain-tolerance", OPT_FLOAT, tolerance, "0.05", 0, 100, "X",
-        "increase of the loss on them that is allowed, in nats per token"),
+        "largest increase of the loss on the retained data, in nats per token"),
     ROW("retain", OPT_STRING, retain, NULL, 0, 0, "LIST",
         "task families that must not become worse: fry, or names", JOB_ARG_TEXT),
-    ROW("retain-n", OPT_INT, retain_n, "500", 1, 1e6, "N", "questions of each"),
+    ROW("retain-n", OPT_INT, retain_n, "500", 1, 1e6, "N", "questions per family of --retain"),
     ROW("retain-points", OPT_FLOAT, points, "1", 0, 100, "X",
-        "accuracy that may be lost, in points"),
+        "accuracy that a family of --retain may lose, in points"),
     ROW("tags", OPT_LIST, tags, NULL, 0, 0, "TAG …",
-        "kept with the version, for 'shoal adapter list'", JOB_ARG_TEXT),
+        "tags that are stored with the version, for 'shoal adapter list'", JOB_ARG_TEXT),
     {0},
 };
 
-/* Seed of the questions for --retain. They are from the dev split, so that test questions stay
- * unused. */
+/* Seed of the questions for --retain. The questions are from the dev split, so that test questions
+ * stay unused. */
 enum { RETAIN_SEED = 1000003 };
 
 struct gated_job { /* a train_job, and the data of its quality gate */
     const char *name;
     char *dir;
-    struct adapter *baseline; /* existing or initial adapter; NULL: the base model */
+    /* the existing adapter, or else the initial one; NULL: the base model */
+    struct adapter *baseline;
     struct dataset eval, retain;
-    char *where; /* directory that the result was written to */
+    char *where; /* directory that the result was written to; malloc'ed */
     struct train_result result;
 };
 struct recorded_run {
@@ -89,8 +90,8 @@ static int data_open(struct dataset *d, const struct strings *list, const char *
     return error_wrap(err, "%s of '%s'", what, t->name);
 }
 
-/* Opens the adapter that the result is compared with: the existing one, else the one that training
- * starts from; NULL if there is neither: the base model. */
+/* Opens the adapter that the result is compared with: the existing adapter, or else the adapter
+ * that training starts from. If there is neither, the baseline stays NULL: the base model. */
 static int baseline_open(struct gated_job *t, const struct train_job *job, struct model *m,
                          struct error *err) {
     json_t *versions = adapter_versions(t->dir, err); // also finishes an interrupted installation
@@ -127,8 +128,8 @@ static int gated_job_open(struct recorded_run *r, struct gated_job *t, const str
     return rc;
 }
 
-/* "train-critic-1a2b3c4d": the last part of the output directory, and a hash of everything that
- * determines the run except the bytes of its data. */
+/* Such as "train-critic-1a2b3c4d": from the last part of the output directory, and a hash of
+ * everything that determines the run except the bytes of its data. */
 static char *run_id_make(const char *out, const json_t *recipe) {
     char *text = json_canonical(recipe), *path = path_absolute(out), slug[25] = "";
     const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
@@ -350,7 +351,7 @@ static int gated_job_finish(struct recorded_run *r, struct gated_job *t, struct 
     return rc == OK ? gated_job_report(r, t, err) : rc;
 }
 
-/* One row per adapter and test. */
+/* The table of the gate on the page, with one row per adapter and test. */
 static json_t *gate_table(const struct recorded_run *r) {
     json_t *rows = json_array(), *v;
     size_t k;
@@ -398,7 +399,7 @@ static int run_finish(struct recorded_run *r, struct error *err) {
     return rc == OK ? report_finish(r, err) : rc;
 }
 
-/* The error that names the adapters that were not published. */
+/* Sets ERR_STATE with the names of the adapters that were not published. */
 static int rejected_error(const struct recorded_run *r, struct error *err) {
     struct buf list = {0};
     for (int i = 0; i < r->q->n; i++) {
@@ -420,7 +421,8 @@ static void gated_job_release(struct gated_job *t) {
     free(t->where);
 }
 
-/* Releases everything. Returns rc, or ERR_STATE when it was OK and an adapter was not published. */
+/* Sets the run's state in the store and releases everything. Returns rc, or ERR_STATE if rc is OK
+ * and an adapter was not published. */
 static int run_close(struct recorded_run *r, int rc, struct error *err) {
     struct error ignored; // only the first error is reported
     if (r->store) store_run_status(r->store, r->id, rc == OK ? "done" : "failed", &ignored);

@@ -1,8 +1,8 @@
 /*
  * sft: a fine-tuning run: several adapters, one dataset each, trained together.
  *
- * The samples of an update are a function of the options and the update's number only: sample
- * number p of a job is entry p mod n of the shuffle of epoch p / n. So a checkpoint stores no
+ * The samples of an update are a function of the options and the update's number only: the p-th
+ * sample of a job is entry p mod n of the shuffle of epoch p / n. So a checkpoint stores no
  * positions, and a resumed run has the bits of an uninterrupted one. A pass packs as many samples
  * as fit PACK_MAX_TOKENS; the packing changes no bits of the result. The job with the largest
  * dataset determines the number of updates; the others begin another epoch.
@@ -12,7 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-struct job_data { /* samples of one job */
+struct job_data { /* the data of one job */
     struct dataset data;
     struct epoch_shuffle order;
 };
@@ -21,15 +21,16 @@ struct sft_trainer {
     struct train_loop c;
     struct job_data *job_data;          /* [c.n] */
     const struct es_options *estimates; /* options of `es`, or NULL */
-    struct es *es; /* estimates gradients instead of backward passes; NULL without `estimates` */
-    int64_t per_update; /* samples of each job */
+    /* estimates gradients, instead of backward passes; NULL if `estimates` is NULL */
+    struct es *es;
+    int64_t per_update; /* samples of each job in an update */
     /* samples of the next pass; their tokens are borrowed from job_data */
     struct train_sample *batch;
     int n_batch;
-    int64_t rows;
+    int64_t rows; /* tokens in the batch */
 };
 
-/* Sample number p, counted from the start of the run. */
+/* The p-th sample of the job in the run. */
 static const struct train_sample *sample_at(struct job_data *f, int64_t seed, int64_t p) {
     return &f->data.v[epoch_shuffle_at(&f->order, seed, p)];
 }
@@ -91,8 +92,8 @@ static json_t *identity_json(const struct sft_trainer *r) {
     return id;
 }
 
-/* Lint of job j's data, already loaded. `eval` holds the evaluation data of the previous job and is
- * reused if the file is the same. */
+/* Sets the lint of job j, whose data is loaded. `eval` holds the evaluation data of an earlier job;
+ * it is used again if job j has the same file, else replaced. */
 static int job_lint(struct sft_trainer *r, int j, struct dataset *eval, struct error *err) {
     struct train_job *job = &r->c.jobs[j];
     bool same = j > 0 && job->eval_data && r->c.jobs[j - 1].eval_data &&
@@ -134,7 +135,8 @@ static int64_t largest_dataset_size(const struct sft_trainer *r) {
     return max;
 }
 
-/* Checks the options before it reads the data. */
+/* Checks the options, reads the data, and makes the trainer; in this order, because reading may
+ * take long. */
 static int sft_open(struct sft_trainer *r, struct error *err) {
     enum optim optim;
     int rc = lr_schedule_parse(r->c.o->lr_scheduler, &r->c.schedule, err);
@@ -196,7 +198,8 @@ int sft_run(const struct model *m, struct train_job *jobs, int n, const struct t
 
 /* the plan */
 
-/* Counts the passes of the first epoch of the job with most samples, packed as in batch_add. */
+/* Counts the passes of the first epoch of the job with most samples, packed as batch_add does, and
+ * scales the counts to the run. */
 static void passes_count(struct sft_trainer *r, struct training_plan *p) {
     int64_t counted =
         MIN(r->c.steps, (largest_dataset_size(r) + r->per_update - 1) / r->per_update);
@@ -243,8 +246,8 @@ static const struct train_sample *longest_sample(const struct sft_trainer *r) {
     return longest;
 }
 
-/* Measures the time of all ES members of one adapter on a few samples: the longest one, which
- * determines the memory, and as many of the first ones as fill four passes. */
+/* Measures the time of all ES members of one adapter on a few samples: the longest sample, which
+ * determines the memory, and further samples of the first update until four passes are full. */
 static int es_members_measure(struct sft_trainer *r, struct training_plan *p, struct error *err) {
     int64_t members = r->estimates->population, enough = 4 * r->estimates->pass_rows;
     for (int64_t i = 0; i < r->per_update && (i == 0 || p->pass_tokens < enough); i++) {

@@ -17,29 +17,30 @@
 /* runs */
 
 /* sft_run fine-tunes n adapters together, one dataset each, with the same options. It saves a
- * checkpoint to the file `checkpoint` (may be NULL) every save_steps, and resumes from it if it
- * exists. `log` (may be NULL) receives a JSON line per update. */
+ * checkpoint to the file `checkpoint` (may be NULL) every save_steps and at the end, and resumes
+ * from this file if it exists. `log` (may be NULL) receives a JSON line per update. */
 struct train_job {
     const char *name, *data;
-    const char *eval_data;  /* NULL, or held-out samples: lint reports those that `data` contains;
-                               training does not use them */
-    struct adapter *start;  /* NULL: a new one, initialised from a hash of name and seed */
-    struct adapter *result; /* set on success; the caller releases */
+    const char *eval_data;  /* file of held-out samples, or NULL: lint reports the samples that
+                               `data` contains too; training does not use the file */
+    struct adapter *start;  /* NULL: a new adapter, initialised from a hash of name and seed */
+    struct adapter *result; /* set on success; the caller releases it */
     double first_loss, last_loss;
     struct lint lint; /* report on `data`; set before training begins */
 };
 int sft_run(const struct model *m, struct train_job *jobs, int n, const struct train_options *o,
             struct pool *pool, const char *checkpoint, FILE *log, struct error *err);
 
-/* The argument of callbacks after an update or, with rewards, after a step of several updates. */
+/* The argument of `update`, which is called after each step. A step is one update or, with rewards,
+ * num_iterations updates. */
 struct train_event {
     int64_t step, steps;              /* steps done, total */
     double lr, seconds, tokens_per_s; /* seconds since the run began or continued */
     const struct update_stats *stats;
-    const struct train_job *jobs; /* last_loss is the loss of this update */
+    const struct train_job *jobs; /* their last_loss is the loss of this step's last update */
     int n;
-    bool checkpoint_due; /* a checkpoint is due: it is saved after the callback, which should save
-                 its own data first */
+    bool checkpoint_due; /* if the run has a checkpoint file, it is saved after this callback, which
+                            should save its own data first */
     const json_t *extra_metrics; /* metrics of the method, {…, adapters: {NAME: {…}}}, or NULL */
 };
 /* An error that a callback returns ends the run. */
@@ -59,15 +60,16 @@ int sft_run_with_callbacks(const struct model *m, struct train_job *jobs, int n,
 
 /* The work and resources of an sft_run. The samples of a pass are packed without padding. */
 struct training_plan {
-    int64_t updates, samples_per_update; /* samples of each adapter */
-    int64_t passes, samples, tokens;     /* totals of the run, all adapters; for es, all members */
-    /* maxima over the passes; tokens of the longest sample */
+    int64_t updates, samples_per_update; /* samples_per_update: of each adapter */
+    /* totals of the run over all adapters; with es, passes and tokens of all members */
+    int64_t passes, samples, tokens;
+    /* max_samples, max_rows: largest pass; longest: tokens of the longest sample */
     int64_t max_samples, max_rows, longest;
     size_t bytes; /* bytes of memory, without the model */
-    /* measured: the first pass, forward and backward, or with es some members */
+    /* measured: the first pass, forward and backward; with es all members on a few samples */
     double pass_seconds;
-    int64_t pass_tokens;            /* number of tokens in these passes */
-    double update_seconds, seconds; /* measured: an optimizer step; estimated: the whole run */
+    int64_t pass_tokens;            /* number of tokens in the measured passes */
+    double update_seconds, seconds; /* an optimizer step, measured; the whole run, estimated */
     struct train_sample *first;     /* [n_first] the first bsz samples of each adapter */
     int n_first;
 };
@@ -91,19 +93,20 @@ enum train_method { METHOD_SFT, METHOD_ES, METHOD_DPO, METHOD_REINFORCE, METHOD_
 int train_method_parse(const char *name, enum train_method *out, struct error *err);
 const char *train_method_name(enum train_method method);
 
-struct rl_options {          /* filled from option rows */
-    double beta;             /* 0.1: for DPO */
-    int64_t num_generations; /* 8 completions per prompt */
-    int64_t max_new_tokens;  /* 64 */
-    double temperature;      /* 1: the policy is the softmax of the logits divided by it */
-    char *prefix;            /* NULL; given beginning of each completion, not sampled */
-    int64_t num_iterations;  /* 1 update per sampling */
-    double clip_range;       /* 0.2 */
-    double kl_coef, kl_max;  /* 0.02; 0: no bound */
-    char *reward;            /* exact */
-    double reward_timeout;   /* 60 seconds per update, for commands */
-    bool reward_sandbox;     /* true: commands run in a sandbox */
-    bool reward_network;     /* false; true: commands may use the network */
+struct rl_options {          /* filled from option rows; the numbers are the defaults */
+    double beta;             /* 0.1: DPO's strength of the KL constraint */
+    int64_t num_generations; /* 8 completions per prompt, k */
+    int64_t max_new_tokens;  /* 64 tokens of a completion */
+    double temperature; /* 1: the policy is the softmax of the logits divided by the temperature */
+    char *prefix;       /* NULL: none; given beginning of each completion, not sampled */
+    int64_t num_iterations; /* 1 update per step, that is per sampling */
+    double clip_range;      /* 0.2: bound on the ratio of new to old policy (PPO) */
+    /* 0.02: weight of the KL in the loss; 0: no bound on the KL after an update */
+    double kl_coef, kl_max;
+    char *reward;                             /* exact */
+    double reward_timeout;                    /* 60 seconds per step, for commands */
+    bool reward_sandbox;                      /* true: commands run in a sandbox */
+    bool reward_network;                      /* false; true: commands may use the network */
     struct strings reward_read, reward_write; // additional paths for commands
 };
 extern const struct option_row rl_option_rows[];
@@ -111,14 +114,15 @@ extern const struct option_row rl_option_rows[];
 /* rewards */
 
 struct reward_input {
-    const json_t *item; /* the whole JSON object from the data */
+    const json_t *item; /* the whole JSON object of the prompt in the data */
     const char *text;
     bool ended; /* the completion ended with its end token, before max_new_tokens */
 };
 struct reward_fn {
     /* Reward of one completion. If it is NULL, score_batch is used. */
     double (*score_one)(void *ctx, const json_t *item, const char *completion);
-    /* Rewards of all completions of a step. A number that is not finite is an error. */
+    /* Rewards of all completions of a step. For both functions, a reward that is not finite ends
+     * the run with an error. */
     int (*score_batch)(void *ctx, const struct reward_input *v, int n, double *out,
                        struct error *err);
     /* Checks, when data is read, whether an item has the fields that the reward needs. May be NULL.
@@ -127,24 +131,24 @@ struct reward_fn {
     void *ctx;
 };
 /*
- * Rewards by name. `exact`: 1 if the answer (the text after the last "answer:", or the whole text)
- * equals the item's "answer", a text or one of several, except for case, width and white space. If
- * the item's answer is a number, grader `number` compares. `regex` or `regex:PATTERN`: 1 if the
- * item's "pattern", or PATTERN, matches. `command:WORDS`: the program reads a line {"item",
- * "completion", "ended"} for each completion and prints a number for each; without a shell.
- * `shell:LINE` uses a shell.
+ * Rewards by name. `exact`: 1 if the completion's answer (the text after the last "answer:", or the
+ * whole text) equals the item's "answer", which is a text or a list of texts; case, width and white
+ * space do not matter. If the item's answer is a number, grader `number` compares. `regex` or
+ * `regex:PATTERN`: 1 if the item's "pattern", or PATTERN, matches. `command:WORDS`: a program,
+ * started without a shell, reads a line {"item", "completion", "ended"} for each completion and
+ * prints a number for each completion. `shell:LINE`: the same for a line of /bin/sh.
  *
- * A command runs in a sandbox (sandbox/sandbox.h) and, when it ends, is killed with all processes
- * that it started. It reads the system, the working folder (unless that is /, /tmp or the home
- * folder), its program's folder, files among its arguments, and reward_read; it writes a private
- * /tmp and reward_write. ERR_STATE or ERR_MISSING: commands cannot run here.
+ * A command runs in a sandbox (sandbox/sandbox.h); when it ends, all processes that it started are
+ * killed. It may read the system, the working folder (unless that is /, /tmp, the home folder or a
+ * parent of it), its program's folder, files among its arguments, and reward_read. It may write a
+ * private /tmp and reward_write. ERR_STATE or ERR_MISSING: commands cannot run here.
  */
 int reward_fn_open(struct reward_fn *r, const struct rl_options *o, struct error *err);
 void reward_fn_close(struct reward_fn *r);
 
 /* runs */
 
-/* Like sft_run. `reward` NULL: use o->reward. Methods sft and es are not accepted. */
+/* Like sft_run. `reward` NULL: the reward is p->reward. `method` must not be sft or es. */
 int rl_run(const struct model *m, struct train_job *jobs, int n, const struct train_options *o,
            enum train_method method, const struct rl_options *p, const struct reward_fn *reward,
            struct pool *pool, const char *checkpoint, FILE *log, struct error *err);
@@ -154,14 +158,15 @@ int rl_run_with_callbacks(const struct model *m, struct train_job *jobs, int n,
                           struct pool *pool, const char *checkpoint,
                           const struct train_callbacks *callbacks, struct error *err);
 
-/* The work and resources of an rl_run. For rewards, the first completions of the first step are
- * sampled and rewarded, as many as the engine holds at once. The run begins with the same
- * completions. */
+/* The work and resources of an rl_run. For rewards, a plan samples and rewards the first
+ * completions of the first step, about as many as the engine holds at once. The run begins with the
+ * same completions. */
 struct rl_plan {
-    /* As for sft_run; its samples are chosen and rejected answers (two per pair), or completions.
-     * `updates` is the number of steps. For rewards, tokens and passes are estimates from the first
-     * completions; `longest`, `max_rows` and `bytes` are bounds. `first`: chosen and rejected
-     * answer of the first pair of each adapter, or its first completion. */
+    /* As for sft_run. Samples are the chosen and rejected answers (two per pair) or, for rewards,
+     * the completions. `updates` is the number of steps. For rewards, tokens and passes are
+     * estimates from the first completions; `longest`, `max_rows` and `bytes` are upper bounds.
+     * `first`: of each adapter the chosen and the rejected answer of the first pair, or the first
+     * completion. */
     struct training_plan run;
     struct pair_length_stats {
         struct length_stats prompt, chosen, rejected; /* answers: target tokens */
@@ -169,9 +174,10 @@ struct rl_plan {
     double reference_seconds; /* dpo: the reference pass over all pairs, once per run */
     json_t *completions; /* rewards: metrics of the first completions by adapter, as in the log;
                             else NULL */
-    int64_t sampled;     /* number of these completions */
-    double sampling_seconds, reward_seconds, scoring_seconds; /* measured on these completions */
-    size_t engine_bytes;                                      /* part of run.bytes */
+    int64_t sampled;     /* number of completions that the plan sampled */
+    /* measured on these completions: sampling, rewards, log-probabilities under the reference */
+    double sampling_seconds, reward_seconds, scoring_seconds;
+    size_t engine_bytes; /* part of run.bytes */
 };
 int rl_plan_make(const struct model *m, struct train_job *jobs, int n,
                  const struct train_options *o, enum train_method method,
@@ -188,7 +194,7 @@ struct train_request {
     int n;
     enum train_method method;
     const struct train_options *train;
-    const struct rl_options *policy; /* used by dpo and rewards */
+    const struct rl_options *policy; /* used by dpo, reinforce, rloo and grpo */
     const struct es_options *es;     /* used by es */
 };
 int train_run(const struct train_request *q, const char *checkpoint,
@@ -202,13 +208,14 @@ json_t *train_plan_json(const struct train_request *q, const struct rl_plan *pla
 
 /*
  * DPO (Rafailov et al. 2023), -log σ(β ((log π(c) - log π_ref(c)) - (log π(r) - log π_ref(r)))), on
- * pairs: sample 2i of a pass is chosen, 2i + 1 rejected. The loss sample's count is the number of
- * pairs.
+ * pairs: sample 2i of a pass is chosen, 2i + 1 rejected. The counts of the loss samples sum to the
+ * number of pairs.
  */
 struct dpo_stats {
-    double margin, chosen; /* sums of β (log π - log π_ref): chosen - rejected; chosen */
+    double margin, chosen; /* sums over pairs of β (log π - log π_ref): margin: chosen minus
+                              rejected; chosen: of the chosen */
     double kl;        /* summed ½ (log π - log π_ref)² over tokens: the KL to second order */
-    int64_t n, right; /* number of pairs; number with a positive margin */
+    int64_t n, right; /* number of pairs; number of pairs with a positive margin */
     int64_t tokens;
 };
 struct dpo {
@@ -216,48 +223,50 @@ struct dpo {
     const struct train_sample *batch; /* samples of the pass */
     const double *const
         *reference; /* for each sample, its [targets] log-probabilities under the reference */
-    struct dpo_stats *sums; /* [adapters] sums, added to */
+    struct dpo_stats *sums; /* [adapters] dpo_loss adds to them */
 };
 int dpo_loss(void *ctx, struct loss_sample *v, int n, struct error *err);
 
 /*
  * Policy gradient with a clipped ratio per token (PPO's surrogate): with ρ = π / π_old and
  * advantage A, -Σ min(ρ A, clip(ρ, 1 ± c) A) + kl_coef · k3, k3 = π_ref / π - 1 - log(π_ref / π).
- * If π_old is π, its gradient is that of -A log π. Summed over a completion's tokens, or with
- * `token_mean` (GRPO) their mean. The count is the number of completions.
+ * If π_old is π, the gradient of the first term is that of -A log π. The loss of a completion is
+ * the sum over its tokens or, with `token_mean` (GRPO), the mean. The counts of the loss samples
+ * sum to the number of completions.
  */
 struct rollout {
     double advantage;
     const float *reference; /* [targets] log-probabilities under the reference */
     double *old;            /* [targets] log-probabilities under the sampling policy */
-    double count; /* number of completions that it represents, because completions without gradient
-                     are left out */
+    double count; /* number of completions that this one represents, because completions without
+                     gradient are left out */
 };
 struct policy_loss_stats {
-    double kl; /* summed k3 */
-    int64_t tokens, clipped;
+    double kl;               /* summed k3 */
+    int64_t tokens, clipped; /* number of tokens; of tokens whose ratio is clipped */
 };
 struct policy_loss {
     const struct train_sample *batch; /* samples of the pass */
     const struct rollout *rollouts;   /* for each sample */
     double clip, kl_coef;
     bool token_mean;
-    bool is_first_update; /* the current policy has sampled the completions: the loss fills `old` */
-    struct policy_loss_stats *sums; /* [adapters] sums, added to */
+    /* the current policy has sampled the completions: policy_loss fills `old` */
+    bool is_first_update;
+    struct policy_loss_stats *sums; /* [adapters] policy_loss adds to them */
 };
 int policy_loss(void *ctx, struct loss_sample *v, int n, struct error *err);
-/* k3, at least 0. */
+/* k3 of one token from its log-probabilities; at least 0. */
 double kl_k3(double logp, double reference);
 
 /* Advantages from rewards [n][k] of n prompts. REINFORCE: reward minus `baseline`; RLOO: minus the
- * mean of the prompt's other k - 1; GRPO: minus the prompt's mean, divided by its standard
- * deviation. */
+ * mean of the prompt's other k - 1; GRPO: minus the prompt's mean, divided by the prompt's standard
+ * deviation (0 if that is 0). */
 void policy_advantages(enum train_method method, const double *rewards, int64_t n, int64_t k,
                        double baseline, double *out);
 
-/* Pretraining of a small base from a recipe: see pretrain.c. */
+/* Pretraining of a small base model from a recipe (pretrain.c). */
 
-struct pretrain_options {
+struct pretrain_options { /* meanings and defaults: pretrain_option_rows */
     char *shape;
     int64_t vocab, tokenizer_items, steps, rows, warmup_steps, seed, eval_every, eval_items,
         save_every;
@@ -266,11 +275,12 @@ struct pretrain_options {
     struct strings mix;
 };
 extern const struct option_row pretrain_option_rows[];
-/* The plan of pretrain_run, with the same checks: {shape, parameters, updates, done, tokens, ...};
- * "parameters" is for the whole vocabulary. Returns NULL and an error if a check fails. */
+/* The plan of pretrain_run, with the same checks of mix and shape: {shape, parameters, updates,
+ * "tokens, about", …}. "parameters" assumes that the tokenizer gets o->vocab tokens. NULL: `err` is
+ * set. */
 json_t *pretrain_plan(const struct pretrain_options *o, const char *dir, struct error *err);
-/* Writes the finished model as a Hugging Face directory, with log.jsonl; continues from
- * DIR/checkpoint.bin if it exists. */
+/* Trains, and writes the model to the folder `dir` in Hugging Face's format, with log.jsonl.
+ * Continues from checkpoint.bin in this folder if it exists. */
 int pretrain_run(const struct pretrain_options *o, const char *dir, enum numeric_class cls,
                  struct pool *pool, struct error *err);
 
@@ -279,18 +289,19 @@ int pretrain_run(const struct pretrain_options *o, const char *dir, enum numeric
  * samples that training did not use. A second test checks that the samples to retain did not become
  * worse.
  *
- * Both compare, sample by sample, the mean negative log-likelihood of the targets before and after
- * (nats per token), as the serving forward pass computes it. gate_compare and gate_decide are pure.
+ * Both tests compare, sample by sample, the mean negative log-likelihood of the targets (nats per
+ * token) under the adapters before and after. It is computed by the forward pass that serving uses.
+ * gate_compare and gate_decide are pure.
  */
 
-/* nll[i]: mean over the targets of sample i, under an adapter (bound to the model; NULL: the base
- * model). */
+/* Sets nll[i] to the mean over the targets of sample i under an adapter, which is bound to the
+ * model (NULL: the base model). */
 int gate_eval_nll(const struct model *m, const struct adapter *a, const struct dataset *d,
                   struct pool *pool, double *nll, struct error *err);
 
 struct gate_comparison {
-    int64_t n; /* 0: not measured */
-    double before, after;
+    int64_t n;                  /* 0: not measured */
+    double before, after;       /* mean nll */
     struct stats_interval gain; /* mean of before - after, 95 % t interval */
     double p;                   /* two-sided sign-flip test */
 };
@@ -301,8 +312,9 @@ struct gate {
     bool publish;
     char why[256]; /* one line of text for the user */
 };
-/* Publishes if the gain is above 0 with p <= alpha and, if retention was measured, its interval
- * excludes a loss of more than `tolerance` nats per token. Sets publish and why. */
+/* Sets publish and why. Publishes if two conditions hold: nothing was held out, or the gain is
+ * above 0 with p <= alpha; retention was not measured, or its interval excludes a loss of more than
+ * `tolerance` nats per token. */
 void gate_decide(struct gate *g, double alpha, double tolerance);
 json_t *gate_json(const struct gate *g);
 
@@ -310,55 +322,57 @@ json_t *gate_json(const struct gate *g);
  * log: the records of a training run: DIR/train.jsonl with one line per update, the same lines as
  * metrics of a run in the store, and DIR/report.html with curves.
  *
- * A log receives the events of a run (train_log_callbacks). It contains each update once and in
- * order, also when the run was killed and resumed: lines of updates after the checkpoint are
- * removed. The page is rewritten before every checkpoint; the caller adds sections and writes it
- * once more at the end. One thread.
+ * A log receives the events of a run (train_log_callbacks). The log contains each step once and in
+ * order, also if the run was killed and resumed: lines of steps after the checkpoint are removed.
+ * The page is rewritten before every checkpoint; at the end the caller adds sections and writes the
+ * page once more. One thread may use a log.
  */
 
-/* Writes the events as lines and flushes each. */
+/* Callbacks that write each event as a line of `f` and flush it. */
 struct train_callbacks train_jsonl_callbacks(FILE *f);
 
 struct train_log;
-/* DIR must exist. store may be NULL; store and texts must outlive the log. */
+/* The folder `dir` must exist. `store` may be NULL. `store` and `run` are borrowed until
+ * train_log_free. */
 struct train_log *train_log_open(const char *dir, const char *title, struct store *store,
                                  const char *run);
 void train_log_free(struct train_log *l); /* may be NULL */
 struct train_callbacks train_log_callbacks(struct train_log *l);
-/* Adds a table to the page (see html_table), or replaces the one with this heading. Takes ownership
- * of `value`. */
+/* Adds a table (see html_table) to the page, or replaces the table with this heading. Takes
+ * ownership of `value`. */
 void train_log_section(struct train_log *l, const char *heading, json_t *value);
-int train_log_report(struct train_log *l, struct error *err);
+int train_log_report(struct train_log *l, struct error *err); /* writes report.html */
 
 /*
  * run: a recorded training run, with the gate and the publication of its result (run.c).
  *
- * The run's folder RUNS/ID and its rows in RUNS/shoal.db are made before training. After it, each
- * adapter is compared with the version before it. Then it is published or, if the gate rejects it,
- * saved next to its target. DIR/checkpoint.bin exists until every result is on disk, and the same
- * call resumes from it.
+ * The run's folder RUNS/ID and its rows in RUNS/shoal.db are made before training. After training,
+ * each adapter is compared with the version before it. Then the adapter is published or, if the
+ * gate rejects it, saved next to its target. DIR/checkpoint.bin exists until every result is on
+ * disk, and the same call resumes from it.
  */
 
-struct gate_options { /* filled from option rows */
+struct gate_options { /* filled from option rows; meanings: gate_option_rows */
     char *runs, *retain;
     struct strings eval_data, retain_data, tags;
     double alpha, tolerance, points;
     int64_t retain_n;
 };
 extern const struct option_row gate_option_rows[];
-/* The file for an adapter in a list of FILE and NAME=FILE: that with its name, else the one without
- * a name; NULL: none. */
+/* The file for an adapter in a list of FILE and NAME=FILE: the file with the adapter's name, else
+ * the last file without a name; NULL: none. */
 const char *data_file_for_adapter(const struct strings *list, const char *name);
 
 struct family_result {
     int family; /* index into fry_families */
     struct stats_interval before, after;
     struct stats_mcnemar change; /* after - before */
-    double p_holm;
+    double p_holm;               /* corrected for the number of families */
 };
 struct train_result {
     const struct train_job *job;
-    const char *dir;  /* the directory with the adapter: the target, or that of a rejected one */
+    const char *dir;  /* the directory with the adapter: the target, or the directory for rejected
+                         adapters */
     struct gate gate; /* gate.publish: whether `dir` is the published version */
     struct family_result families[FRY_MAX_FAMILIES];
     int n_families;
@@ -368,14 +382,14 @@ json_t *train_result_json(const struct train_result *r);
 
 struct train_output {
     const char *dir; /* the target: the directory that the adapter is published in */
-    bool subfolders; /* each adapter is in a subfolder of its name */
+    bool subfolders; /* each adapter has a subfolder with its name */
     const struct gate_options *gate;
-    /* Called for each adapter when its files are written. */
+    /* Called for each adapter after its files were written. */
     void (*on_result)(void *ctx, const struct train_result *r);
     void *ctx;
 };
-/* Locks the directory. ERR_STATE if an adapter was not published. The caller releases the jobs'
- * results. */
+/* Trains, compares and publishes; holds a lock on o->dir meanwhile. ERR_STATE if an adapter was not
+ * published. The caller releases the jobs' results. */
 int train_and_publish(const struct train_request *q, const struct train_output *o,
                       struct error *err);
 

@@ -59,7 +59,8 @@ int64_t train_loop_count_steps(const struct train_loop *c, int64_t n, int64_t pe
     return c->o->max_steps > 0 ? c->o->max_steps : MAX((int64_t)ceil(exact - 1e-9), 1);
 }
 
-/* Retains the adapters of the jobs. New ones depend on the job's name. */
+/* Sets the initial adapters: those of the jobs, retained, or new ones, whose values depend on the
+ * job's name and the seed. */
 static int initial_adapters_make(struct train_loop *c, struct error *err) {
     struct adapter_config a;
     int rc = train_adapter_config(c->o, &c->m->config, &a, err);
@@ -76,8 +77,8 @@ static int initial_adapters_make(struct train_loop *c, struct error *err) {
     return rc;
 }
 
-/* Adds to an error the step of the checkpoint, if there is one. It says "at least", because a save
- * whose last flush fails has already replaced the file. */
+/* Adds the step of the checkpoint, if there is one, to the error's text. The text says "at least",
+ * because a save whose last flush fails has already replaced the file. */
 static int error_add_resume_hint(const struct train_loop *c, struct error *err) {
     if (c->saved < 0) return err->code;
     char *what = xstrdup(err->text);
@@ -188,7 +189,7 @@ static int train_loop_save(struct train_loop *c, const struct train_loop_ops *s,
     return rc;
 }
 
-/* Loads the checkpoint; refuses one with another identity. */
+/* Loads the checkpoint; ERR_MISMATCH if it has another identity. */
 static int train_loop_resume(struct train_loop *c, const struct train_loop_ops *s,
                              struct error *err) {
     json_t *extra = NULL;
@@ -212,7 +213,8 @@ static int train_loop_resume(struct train_loop *c, const struct train_loop_ops *
     return rc;
 }
 
-/* Runs one step, reports it and, if it is due, saves a checkpoint. */
+/* Runs one step, reports it and, if one is due, saves a checkpoint. Sets `detail` for the progress
+ * bar. */
 static int step_run(struct train_loop *c, const struct train_loop_ops *s, int64_t step,
                     char detail[64], struct error *err) {
     int64_t done = step + 1;
@@ -245,8 +247,8 @@ static int callbacks_begin(const struct train_loop *c, struct error *err) {
     return rc;
 }
 
-/* Exports adapter j as the job's result, bound to the model, with its lineage: hashes of data and
- * initial adapter. */
+/* Exports adapter j as the job's result and binds it to the model. Its lineage has the method and
+ * the hashes of data, initial adapter and model. */
 static int export_result(struct train_loop *c, int j, struct error *err) {
     json_t *lineage = json_pack("{s:s,s:s,s:s}", "operator", c->method, "data", c->data[j], "start",
                                 c->initial_adapters[j]->hash);

@@ -11,10 +11,10 @@
 
 #include "train/train.h"
 
-/* The order of n samples: number p, counted from the start of the run, is entry p mod n of the
- * shuffle of epoch p / n. */
+/* The order of n samples: the p-th sample of the run is entry p mod n of the shuffle of epoch p /
+ * n. */
 struct epoch_shuffle {
-    uint32_t *v; /* [n] permutation of `epoch` */
+    uint32_t *v; /* [n] the permutation of `epoch` */
     int n;
     int64_t epoch;
 };
@@ -30,19 +30,21 @@ struct train_loop {
     int n;
     const char *method;     /* the method's name in the lineage of results */
     const char *unit;       /* name of a step in messages: "step", or "update" for sft and es */
-    const char *checkpoint; /* may be NULL, like `callbacks` */
-    const struct train_callbacks *callbacks;
-    int64_t steps;     /* number of steps of the run */
-    int64_t per_step;  /* number of updates of a step */
+    const char *checkpoint; /* NULL: no checkpoints */
+    const struct train_callbacks *callbacks; /* may be NULL */
+    int64_t steps;                           /* number of steps of the run */
+    int64_t per_step;                        /* number of updates of a step */
     json_t *identity;  /* everything that determines the run: a checkpoint with another identity is
-                          refused. The method sets its part, train_loop_begin adds the common part */
+                          refused. The method sets its part; train_loop_begin adds the part that all
+                          methods have */
     const char **data; /* [n] hashes of the data files */
 
     struct adapter **initial_adapters; /* [n] adapters at the start of training, ready to run */
     struct trainer *trainer;
     enum lr_schedule schedule;
-    int64_t saved;                    /* the step that `checkpoint` holds; -1: none */
-    double run_started, step_started; /* clock times; of the run, since it was begun or resumed */
+    int64_t saved; /* the step that `checkpoint` holds; -1: none */
+    /* times of clock_now: when the run was begun or resumed, and when the step began */
+    double run_started, step_started;
     /* statistics of the last update, with the tokens and targets of the whole step */
     struct update_stats stats;
     double lr; /* learning rate of the last update */
@@ -51,8 +53,8 @@ struct train_loop_ops {
     /* Runs step `step`, counted from 0: calls train_loop_optimizer_step for each update, and adds
      * the method's metrics for the log to `line`. */
     int (*run)(void *ctx, int64_t step, json_t *line, struct error *err);
-    /* Save and restore the method's part of a checkpoint; NULL for methods without one.
-     * restore(NULL) is called for a run without a checkpoint. */
+    /* Save and restore the method's part of a checkpoint; NULL if the method has none. A run
+     * without a checkpoint calls restore with NULL. */
     json_t *(*state)(void *ctx);
     void (*restore)(void *ctx, const json_t *state);
     void *ctx;
@@ -63,20 +65,22 @@ struct train_loop train_loop_make(const struct model *m, struct train_job *jobs,
                                   struct pool *pool);
 /* Maximum number of tokens of a sample. */
 int32_t train_loop_max_length(const struct train_loop *c);
-/* Number of steps: the options' max_steps or, if that is 0, enough for their epochs of `n` samples
- * with `per_step` samples per step. */
+/* Number of steps: the option max_steps or, if that is 0, enough for the option epochs, with `n`
+ * samples per epoch and `per_step` samples per step. */
 int64_t train_loop_count_steps(const struct train_loop *c, int64_t n, int64_t per_step);
 /* Makes the trainer and the initial adapters: those of the jobs, or new ones. */
 int train_loop_begin(struct train_loop *c, struct error *err);
 void train_loop_log_lint(const struct train_loop *c); /* logs the findings of lint */
+/* Resumes from the checkpoint if it exists, runs the remaining steps, and sets the jobs' results.
+ */
 int train_loop_run(struct train_loop *c, const struct train_loop_ops *s, struct error *err);
-/* Runs the optimizer at the learning rate of update `u`. */
+/* Runs the optimizer with the learning rate of update `u`, and sets the losses of the jobs. */
 int train_loop_optimizer_step(struct train_loop *c, int64_t u, struct error *err);
 void train_loop_release(struct train_loop *c);
 
-/* dpo.c and policy_gradient.c; the train_loop holds the arguments of rl_run. */
-json_t *
-rl_identity(const struct train_loop *c); /* the part of the identity that both methods have */
+/* dpo.c and policy_gradient.c. `c` holds the arguments of rl_run. */
+/* The part of the identity that dpo and the methods with rewards have. */
+json_t *rl_identity(const struct train_loop *c);
 int dpo_run(const struct train_loop *c, const struct rl_options *o, struct error *err);
 int dpo_plan(const struct train_loop *c, const struct rl_options *o, struct rl_plan *out,
              struct error *err);
@@ -89,8 +93,8 @@ int policy_gradient_plan(const struct train_loop *c, enum train_method method,
 
 /* plan.c: functions shared by the plans of all methods. */
 
-/* Maximum number of tokens of a pass, unless a sample is longer. It affects speed only, not the
- * bits of a result. */
+/* Maximum number of tokens of a pass, unless a sample is longer. The limit affects speed only, not
+ * the bits of a result. */
 #define PACK_MAX_TOKENS 2048
 static inline bool pack_is_full(int64_t rows, int64_t more) {
     return rows > 0 && rows + more > PACK_MAX_TOKENS;
@@ -103,13 +107,13 @@ struct pack_counter {
 };
 /* Adds `n` samples that must be in the same pass. */
 void pack_counter_add(struct pack_counter *c, const struct train_sample *v, int n);
-/* Scales the counts of `counted` updates to plan->updates. */
+/* Scales passes and tokens, which were counted for `counted` updates, to plan->updates. */
 void training_plan_scale(struct training_plan *plan, int64_t counted);
 /* Appends a copy of the sample to plan->first, which has room for it. */
 void training_plan_add_example(struct training_plan *plan, const struct train_sample *s,
                                int adapter);
-/* Measures the seconds of a call of `fn`. If it took less than 2 seconds, the call is repeated and
- * only the second one counts, because the first one also touches new memory. */
+/* Measures the seconds of a call of `fn`. If the call took less than 2 seconds, it is repeated and
+ * only the second call counts, because the first call also touches new memory. */
 int training_plan_time(int (*fn)(void *ctx, struct error *err), void *ctx, double *seconds,
                        struct error *err);
 /* Measures the seconds of an optimizer step, with a learning rate of 0. */

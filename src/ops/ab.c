@@ -1,13 +1,13 @@
 /*
  * ab: experiments and promotions. The state of an experiment is the result of applying the events
- * of its log to a struct.
+ * of its log, in order, to a struct ab_experiment.
  *
  *   start ──> outcome … ──> decided | stop ──> delete ──> start …
  *
  * Invariants. 1. An event is stored before it is applied, and the events determine the state of an
  * experiment. 2. A running experiment retains its adapters: the compared content cannot change,
- * whatever is loaded under their names. 3. "decided" is written when the test has decided; if the
- * server was killed in between, the next start writes it.
+ * whatever is loaded under their names. 3. "decided" is written when the test has decided. If the
+ * server was killed between the deciding outcome and this event, the next start writes the event.
  */
 #define _GNU_SOURCE
 #include "adapter/adapter.h"
@@ -19,6 +19,7 @@
 #include <string.h>
 #include <time.h>
 
+/* Limits: experiments that exist, names of experiments (also deleted ones), events read at once. */
 enum { MAX_EXPERIMENTS = 64, MAX_NAMES = 4096, PAGE = 256 };
 
 enum state { DELETED, RUNNING, STOPPED, DECIDED };
@@ -26,7 +27,7 @@ enum state { DELETED, RUNNING, STOPPED, DECIDED };
 struct ab_experiment {
     char name[AB_NAME_LEN];
     enum state state;
-    int64_t seq, run;   /* events in its log; the index of its start event */
+    int64_t seq, run;   /* seq: number of events in its log; run: number of its start event */
     json_t *spec, *end; /* the start event, and the event that ended it */
     const char *model;  /* borrowed from spec */
     double share;
@@ -35,12 +36,13 @@ struct ab_experiment {
     int n_users;
     uint64_t seed;
     struct sequential_test test;
-    double *scores[2]; /* [max_pairs] outcomes by side, n of them set */
+    double *scores[2]; /* [max_pairs] outcomes by side, of which n are set */
     int64_t n[2];
-    struct adapter *arms[2]; /* both or none; set while it runs */
-    char *problem;           /* why it cannot continue, or the error of its decision; NULL: none */
-    uint64_t n_assigned;     /* requests without a user that got an arm since the server began */
-    uint64_t n_requests[2];  /* by side, since the server began */
+    struct adapter *arms[2]; /* both or none; set while the experiment runs */
+    /* why the experiment cannot continue, or the error of its decision; NULL: none */
+    char *problem;
+    uint64_t n_assigned;    /* requests without a user that got an arm since the server began */
+    uint64_t n_requests[2]; /* by side, since the server began */
 };
 
 static struct ab_experiment *experiment_find(const struct ab *ab, const char *name) {
@@ -211,8 +213,8 @@ static int event_apply(struct ab *ab, struct ab_experiment *e, json_t *event, st
                      ab->path, (long long)e->seq + 1, e->name);
 }
 
-/* Appends an event after the last one that this server knows. If the store has another event there,
- * another server writes to the file. */
+/* Appends an event to the log as number seq + 1. ERR_STATE: the store has an event with this
+ * number, so another server writes to the file. */
 static int log_add(struct ab *ab, const char *log, int64_t seq, json_t *event, struct error *err) {
     json_t *events = json_pack("[O]", event);
     int rc = store_log_append(ab->store, log, seq + 1, events, err);
@@ -258,7 +260,7 @@ static int events_read(struct ab *ab, struct ab_experiment *e, struct error *err
 
 /* promotions: names that refer to the winner of an experiment */
 
-/* The promotion of the name, or NULL. */
+/* The stored promotion of the name, or NULL. */
 static json_t *promotion_get(struct ab *ab, const char *model) {
     struct error none;
     json_t *v = store_document_get(ab->store, "promoted", model, &none);
@@ -282,8 +284,8 @@ static struct adapter *adapter_find_by_hash(const struct ab *ab, const char *nam
     return NULL;
 }
 
-/* Publishes the promoted adapter, unless the model's files were replaced since the promotion: then
- * the new files are served. */
+/* Publishes the promoted adapter. If the model's files were replaced since the promotion, does
+ * nothing, so that the new files are served. */
 static void promotion_restore(struct ab *ab, const char *model, const json_t *v) {
     struct error err;
     struct adapter *now = adapter_pool_get(ab->o.pool, model, &err), *a = NULL;
@@ -319,8 +321,8 @@ void ab_end_promotion(struct ab *ab, const char *name) {
 }
 
 /* Stores that the model's name refers to the winner, whose content differs from `now`. "from" is
- * the hash of the model's files, also after several promotions; the next start compares the files
- * with it. */
+ * the hash of the model's files, also after several promotions, because the next start compares the
+ * files with this hash. */
 static int promotion_put(struct ab *ab, const struct ab_experiment *e, int winner,
                          const struct adapter *now, struct error *err) {
     json_t *earlier = promotion_get(ab, e->model);
@@ -379,7 +381,7 @@ static void experiment_update_metrics(struct ab *ab, const struct ab_experiment 
 
 /* deciding */
 
-/* The side whose content the name gets; -1: the name keeps its content. */
+/* The side whose content the name gets by the test's decision; -1: the name keeps its content. */
 static int winning_side(const struct ab_experiment *e) {
     return e->test.decision == SEQUENTIAL_B_BETTER  ? 1
            : e->test.decision == SEQUENTIAL_B_WORSE ? 0
@@ -410,7 +412,7 @@ static void experiment_decide(struct ab *ab, struct ab_experiment *e) {
     json_object_set_new(event, "serves", json_string(a ? a->hash : now ? now->hash : ""));
     int rc = decision_put(ab, e, winner, now, event, &err);
     char *path = xstrdup(spec_string(e, "paths", MAX(winner, 0)));
-    /* Publishes before the experiment ends, so that no request in between gets the loser. */
+    /* Publishes before the experiment ends, so that no request gets the loser between the two. */
     if (rc == OK && winner >= 0) rc = ab->o.publish(ab->o.ctx, e->model, a, path, &err);
     problem_set(ab, e, rc == OK ? NULL : err.text);
     if (rc == OK) rc = event_apply(ab, e, event, &err);
@@ -470,9 +472,10 @@ static int64_t user_number(const struct ab_experiment *e, const char *user) {
     return (int64_t)((hash_fnv1a(user, strlen(user)) ^ e->seed) >> 11 | 1);
 }
 
-/* Assigns the side by a random number in [0, 1): b below its share. The number depends on the user
- * or, without a user, on the number of the request since the server began. Ratings count if the
- * number is within the smaller share of the border, which is the same range on both sides. */
+/* Assigns the side by a random number in [0, 1): side b if the number is below b's share. The
+ * number depends on the user or, without a user, on the number of the request since the server
+ * began. Ratings count if the distance of the number from b's share is at most the smaller share,
+ * so that both sides count equally many. */
 static void assign_side(const struct ab *ab, struct ab_experiment *e, struct ab_arm *arm) {
     int64_t user = arm->user;
     uint64_t key = user ? (uint64_t)user : e->seed;
@@ -504,7 +507,7 @@ struct adapter *ab_assign(struct ab *ab, const char *model, const char *user, st
 
 /* start */
 
-/* Names appear in headers and logs. */
+/* Names appear in HTTP headers and logs, so few characters are allowed. */
 int ab_name_check(const char *name, struct error *err) {
     static const char letters[] =
         "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789._-";
@@ -566,7 +569,8 @@ static int start_check(const struct ab *ab, const struct ab_spec *p, struct erro
     return OK;
 }
 
-/* Stores and applies the start event, of which it takes ownership. *out: the experiment as JSON. */
+/* Stores and applies the start event. Takes ownership of the event. *out: the experiment as JSON.
+ */
 static int experiment_start(struct ab *ab, const struct ab_spec *p, json_t *event, json_t **out,
                             struct error *err) {
     json_t *name = json_pack("{s:s}", "name", p->name);
@@ -608,8 +612,8 @@ json_t *ab_start(struct ab *ab, const struct ab_spec *p, struct error *err) {
 
 /* resuming */
 
-/* Loads the adapters of a running experiment. Without them it is suspended, and the name's own
- * content answers all requests. */
+/* Loads the adapters of a running experiment. If one cannot be loaded, the experiment is suspended,
+ * and the name's own content answers all requests. */
 static void arms_load(struct ab *ab, struct ab_experiment *e) {
     struct adapter *found[2] = {NULL, NULL};
     struct error err = {0};

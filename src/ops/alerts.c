@@ -1,8 +1,8 @@
 /*
  * alerts: rules, their states, and messages about them.
  *
- * At each evaluation a rule has one value, a number, which is compared with its limit. Rules about
- * changes take the value from the current sample and the oldest one of the last
+ * At each evaluation a rule has one value, a number, which is compared with its limit. The value of
+ * a rule about changes is computed from the current sample and the oldest sample of the last
  * ALERT_WINDOW_SECONDS. One thread evaluates the rules and sends the messages; it does not hold the
  * lock while it sends.
  */
@@ -18,7 +18,7 @@
 #include <time.h>
 
 enum {
-    MAX_SAMPLES = 64,
+    MAX_SAMPLES = 64, /* per rule */
     MAX_MESSAGES = 64,
     REPEAT_SECONDS = 4 * 3600,
     SEND_TIMEOUT_SECONDS = 5,
@@ -34,8 +34,8 @@ struct sample {
 };
 struct alert_state {
     enum alert_status status;
-    /* `value`: of the last evaluation, NaN: not available. `since`: when the status began; both
-     * times are on the clock of alerts_evaluate's caller. */
+    /* value: of the last evaluation; NaN: not available. since: when the status began. Both times
+     * are on the clock of the caller of alerts_evaluate. */
     double value, since, last_message_at;
     int64_t since_unix;                 /* when the status began, in unix seconds */
     struct sample samples[MAX_SAMPLES]; /* ring buffer of n samples */
@@ -57,7 +57,7 @@ struct alerts {
     pthread_cond_t stop;
     struct alert_state states[N_ALERT_RULES];
     struct message
-        messages[MAX_MESSAGES]; /* [n_messages] queue; a message that failed is appended again */
+        messages[MAX_MESSAGES]; /* [n_messages] a queue; a message that failed is appended again */
     int n_messages;
     uint64_t sent, failed;
 };
@@ -72,8 +72,9 @@ static struct sample *oldest_sample_in_window(struct alert_state *state, double 
     return NULL;
 }
 
-/* The increases since the oldest sample in the window, `seconds` ago: *a and *b of the values of a
- * and b, `counts` of the buckets of a's histogram. False: the window has no earlier sample. */
+/* Computes the increases since the oldest sample in the window, which is *seconds old: *a and *b of
+ * the values of families a and b, counts[] of the buckets of a's histogram. False: the window has
+ * no earlier sample. */
 static bool increase_in_window(struct alert_state *state, const struct sample *s, double *a,
                                double *b, uint64_t *counts, double *seconds) {
     const struct sample *old = oldest_sample_in_window(state, s->time);
@@ -118,15 +119,15 @@ static double rule_value(struct alert_state *state, const struct alert_rule *r,
                    : NAN;
     case ALERT_FAILED:
         return increase_in_window(state, s, &a, &b, counts, &seconds) ? a : NAN;
-    case ALERT_ABSENT: /* this and restarts: only Prometheus can detect them */
+    case ALERT_ABSENT: /* only Prometheus can detect that a server is absent or has restarted */
     case ALERT_RESTARTS:
         break;
     }
     return NAN;
 }
 
-/* Whether the condition holds. A firing alert has hysteresis: its condition holds until the value
- * is a tenth better than the limit. */
+/* Whether the condition holds for a value. For a firing alert there is hysteresis: the condition
+ * holds until the value is better than the limit by a tenth of the limit. */
 static bool condition_holds(const struct alert_rule *r, double value, bool firing) {
     double hysteresis = firing ? 0.1 * r->limit : 0;
     if (isnan(value)) return false;
@@ -144,7 +145,7 @@ static void format_time(char out[32], int64_t t) {
 
 static char *webhook_body(const struct alerts *a, const struct alert_rule *r,
                           const struct alert_state *state, bool resolved) {
-    char started[32], ended[32] = "0001-01-01T00:00:00Z"; /* in Alertmanager: not ended */
+    char started[32], ended[32] = "0001-01-01T00:00:00Z"; /* not ended, in Alertmanager's format */
     const char *status = resolved ? "resolved" : "firing";
     format_time(started, state->since_unix);
     if (resolved) format_time(ended, (int64_t)time(NULL));
@@ -187,7 +188,7 @@ static struct message message_remove(struct alerts *a, int i) {
     return m;
 }
 
-/* Appends a message to the queue. If it is full, drops the first one. */
+/* Appends a message to the queue. If the queue is full, drops the first message. */
 static void message_add(struct alerts *a, struct message m) {
     if (a->n_messages == MAX_MESSAGES) free(message_remove(a, 0).body);
     a->messages[a->n_messages++] = m;
@@ -252,7 +253,8 @@ void alerts_evaluate(struct alerts *a, double now) {
         alert_update(a, i, now, rule_value(state, r, &s));
         if (state->n && now - state->samples[(state->next + MAX_SAMPLES - 1) % MAX_SAMPLES].time <
                             (double)ALERT_WINDOW_SECONDS / (MAX_SAMPLES - 2))
-            continue; /* the samples are so far apart that the ring buffer spans the whole window */
+            continue; /* too soon: samples are so far apart that the ring buffer spans the whole
+                         window */
         state->samples[state->next] = s;
         state->next = (state->next + 1) % MAX_SAMPLES;
         state->n = MIN(state->n + 1, MAX_SAMPLES);
@@ -262,8 +264,8 @@ void alerts_evaluate(struct alerts *a, double now) {
 
 /* the thread */
 
-/* Sends the first message that is due; a message that fails is queued again. The caller holds the
- * lock, which is released while the message is sent. Returns false if none is due. */
+/* Sends the first message that is due; if that fails, queues the message again. The caller holds
+ * the lock, which is released while the message is sent. Returns false if no message is due. */
 static bool send_message(struct alerts *a) {
     struct error err;
     int i = 0;

@@ -1,13 +1,13 @@
 /*
  * feedback: ratings of replies by users. The last replies are kept in memory, so that they can be
- * rated by their ids. A rated reply becomes a row in the store, which is never removed and is
+ * rated by their ids. A rated reply becomes a row in the store. Rows are never removed, and are
  * exported as training data.
  *
  * A row is {id, created, updated, model, key, messages or prompt, reply, rating, correction,
  * comment, arm: {name, run, user, side, place}}, without the fields that are not set; place is the
- * index of the outcome. A further rating of the same reply adds or replaces fields of its row,
- * except a rating that an experiment has used, because a sequential test cannot remove an outcome.
- * Only the key that received a reply may rate it.
+ * index of the outcome. A further rating of the same reply adds or replaces fields of the row. A
+ * rating that an experiment has used cannot be replaced, because a sequential test cannot remove an
+ * outcome. Only the key that received a reply may rate it.
  */
 #define _GNU_SOURCE
 #include "ops/internal.h"
@@ -19,19 +19,21 @@
 
 enum {
     MAX_REPLIES = 4096,
-    KEY_SHARE = 4,        /* the replies of one key may use a quarter of the bytes in memory */
+    KEY_SHARE = 4, /* if several keys have replies, one key's replies may use a quarter of the bytes
+                      in memory */
     MAX_CHANGES = 16,     /* maximum number of ratings of a reply */
     DAY_SHARE = 16,       /* a key may write a sixteenth of --max-feedback per day */
-    PAGE_BYTES = 4 << 20, /* bytes of rows that are read at once, exceeded by at most one row */
-    TEXT_MAX = 1 << 20,   /* bytes; a longer reply can be rated, but its text is not kept */
-    ROW_BYTES = 512, /* estimated bytes of a row and its event in the store, without its texts */
-    PAGE = 64,
+    PAGE_BYTES = 4 << 20, /* bytes of rows after which no further row is read at once */
+    TEXT_MAX = 1 << 20, /* bytes of a reply's prompt and text; of a longer reply, which can be rated
+                           too, no text is kept */
+    ROW_BYTES = 512,    /* estimated bytes that a row adds to the store besides its JSON */
+    PAGE = 64,          /* rows of an export that are read at once */
 };
 
 struct kept_reply {
     char id[FEEDBACK_ID_LEN];
     char *key, *model;   /* key may be NULL */
-    char *prompt, *text; /* both JSON or both NULL */
+    char *prompt, *text; /* both are JSON, or both NULL: not kept */
     struct ab_arm arm;
     int64_t created;
     size_t bytes;
@@ -39,7 +41,8 @@ struct kept_reply {
 struct feedback_log { /* a ring: v[first] is the oldest of n */
     struct kept_reply v[MAX_REPLIES];
     int first, n;
-    size_t bytes, max_bytes; /* in total, with names; the oldest replies are removed first */
+    size_t bytes,
+        max_bytes; /* memory of all replies, and its limit; the oldest replies are removed first */
 };
 
 /* replies that can be rated */
@@ -68,8 +71,8 @@ static void remove_text(struct feedback_log *replies, struct kept_reply *r) {
     replies->bytes -= bytes;
 }
 
-/* If there are replies of several keys and this one has more than its share, removes the oldest
- * texts of this key, so that it does not displace those of other keys. */
+/* If there are replies of other keys, and with the new reply its key has more than its share,
+ * removes the key's oldest texts, so that the key does not displace replies of other keys. */
 static void enforce_key_share(struct feedback_log *replies, const struct kept_reply *new_reply) {
     size_t bytes = new_reply->bytes;
     bool has_other_keys = false;
@@ -149,8 +152,8 @@ static json_t *reply_find(struct ab *ab, const char *id) {
     return row;
 }
 
-/* The row of a reply: the stored one, or with *fresh a new one if it is not rated yet. An error if
- * another key received the reply. */
+/* The row of a reply: the stored row or, if the reply is not rated yet, a new row (*is_new).
+ * ERR_MISSING if the reply is unknown or another key received it. */
 static json_t *row_find(struct ab *ab, const char *id, const char *key, bool *is_new,
                         struct error *err) {
     json_t *row = store_document_get(ab->store, "feedback", id, err);
@@ -192,7 +195,8 @@ static int quota_refuse(enum feedback_refusal *out, enum feedback_refusal reason
     return error_set(err, ERR_STATE, "%s", text);
 }
 
-/* Checks whether `bytes` more may be written for a row, and counts the change in the row. */
+/* Checks whether `bytes` more may be written for a row, and counts the change in the row. today:
+ * bytes that the key has written today. */
 static int quota_check(struct ab *ab, json_t *row, int64_t today, int64_t bytes,
                        enum feedback_refusal *refusal, struct error *err) {
     int64_t max_bytes = ab->o.max_bytes;
@@ -219,7 +223,7 @@ static void row_set_rating(json_t *row, const struct feedback_rating *o) {
     json_object_set_new(row, "updated", json_integer((json_int_t)time(NULL)));
 }
 
-/* The arm of a row; *place: the index of its outcome; -1: no outcome yet. */
+/* The arm of a row. *place: the index of the row's outcome; -1: no outcome yet. */
 static struct ab_arm row_arm(const json_t *row, int64_t *place) {
     const json_t *v = json_object_get(row, "arm"), *at = json_object_get(v, "place");
     struct ab_arm arm = {.run = json_integer_value(json_object_get(v, "run")),
@@ -253,7 +257,7 @@ static int row_store(struct ab *ab, const char *id, const json_t *row, bool is_n
     return rc;
 }
 
-/* feedback_rate; the caller holds store_lock. */
+/* Does the work of feedback_rate. The caller holds store_lock. */
 static int rating_store(struct ab *ab, const struct feedback_rating *o, const char *key,
                         bool *counted, enum feedback_refusal *refusal, struct error *err) {
     bool is_new;
@@ -309,7 +313,8 @@ int feedback_rate(struct ab *ab, const struct feedback_rating *o, const char *ke
 
 /* reading */
 
-/* The rows after the first `seq` ones, at most `limit`, and PAGE_BYTES with one row more. */
+/* The rows after the first `seq` rows: at most `limit`, and no further row once they exceed
+ * PAGE_BYTES. */
 static json_t *rows_after(struct store *store, int64_t seq, int64_t limit, struct error *err) {
     json_t *ids = store_log_list(store, "feedback", seq, limit, err), *v, *rows;
     size_t i, bytes = 0;
@@ -341,7 +346,8 @@ json_t *feedback_list(struct ab *ab, int64_t after, int64_t limit, bool *more, s
 
 /* The request's messages with roles and texts only. zero_weights: earlier turns of the assistant
  * get weight 0 in the loss, because no user rated them as good. NULL: training cannot use the
- * messages, because they contain tool calls, or end with a turn of the assistant. */
+ * messages, because they are missing, contain tool calls or other roles, or end with a turn
+ * of the assistant. */
 static json_t *messages_without_tools(const json_t *messages, bool zero_weights) {
     json_t *out = json_array();
     const json_t *m = NULL;

@@ -1,10 +1,9 @@
 /*
- * keys: API keys as an event log in the store, a table of the keys in memory, and a thread that
- * synchronises both.
- *
- * The log "keys" holds {op: "add", …} and {op: "revoke", …}. It is append-only, so the new events
- * are the changes of other processes. Document "key"/ID holds the usage of a key. This file knows
- * no HTTP, and has no clock except the timer of its thread.
+ * keys: API keys: an event log in the store, a table of the keys in memory, and a thread that
+ * synchronises the log and the table. The log "keys" holds {op: "add", …} and {op: "revoke", …}.
+ * The log is append-only, so events after the last known one are the changes of other processes.
+ * Document "key"/ID holds the usage of a key. This file knows no HTTP. It reads a clock only for
+ * the timer of its thread and in keys_restore; other times are passed in.
  *
  * Invariants:
  * 1. A change is in the store before it is in the table.
@@ -34,6 +33,7 @@
 /* The largest integer that every JSON parser represents exactly. */
 #define COUNT_MAX ((int64_t)1 << 53)
 
+/* TAIL: characters of a secret that are shown; PAGE: events that are read at once; DAY: seconds. */
 enum { RANDOM_BYTES = 32, TAIL = 4, SECRET_MAX = 512, PAGE = 256, DAY = 86400 };
 
 struct usage_count {
@@ -45,15 +45,16 @@ struct key_usage {
     int64_t last; /* time of the last use, in seconds */
 };
 struct token_bucket {
-    double level, at;
+    double level, at; /* tokens at time `at`, in seconds */
 };
 struct api_key {
     char id[KEY_ID_LEN], name[KEY_NAME_LEN], tail[TAIL + 1], hash[HASH_LEN];
-    bool is_fixed, is_startup_token; /* fixed keys are in memory only; the start-up token is one */
+    /* fixed keys are in memory only; the start-up token is a fixed key */
+    bool is_fixed, is_startup_token;
     int64_t created, revoked;
     struct key_spec spec;
     struct token_bucket requests, tokens;
-    struct key_usage used, unsaved;
+    struct key_usage used, unsaved; /* unsaved: not yet in the store */
 };
 struct keys {
     /* protects the store and `seq`, the number of events applied to the table */
@@ -121,9 +122,9 @@ static int64_t count_tokens(const struct usage_count *c) {
     return saturating_add(c->prompt, c->completion);
 }
 
-/* Sets today's usage to 0 if `day` is another day. Threads may be late at midnight, so the day
- * before u->day is ignored. If `day` is earlier than that, u->day came from a wrong clock, and is
- * replaced. */
+/* Sets today's usage to 0 if `day` is not u->day. Threads may be late at midnight, so
+ * the day before u->day changes nothing. If `day` is earlier still, u->day came from a wrong clock,
+ * and is replaced. */
 static void usage_start_day(struct key_usage *u, int64_t day) {
     if (day <= u->day && day >= u->day - 1) return;
     u->day = day;
@@ -134,7 +135,7 @@ static bool usage_is_nonzero(const struct key_usage *u) {
     return u->all.requests || u->all.prompt || u->all.completion;
 }
 
-/* Adds usage. Does nothing if `added` is zero; then its day is not valid. */
+/* Adds usage. Does nothing if `added` is zero, because then its day is not valid. */
 static void usage_add(struct key_usage *to, const struct key_usage *added) {
     if (!usage_is_nonzero(added)) return;
     usage_start_day(to, added->day);
@@ -184,7 +185,8 @@ static int usage_load(struct keys *k, const char *id, struct key_usage *out, str
                      k->path, id);
 }
 
-/* Adds to the usage in the store, which another server may have changed. *total: the sum. */
+/* Adds `added` to the usage in the store, which another server may have changed. *total: the sum.
+ */
 static int usage_store(struct keys *k, const char *id, const struct key_usage *added,
                        struct key_usage *total, struct error *err) {
     int rc = usage_load(k, id, total, err);
@@ -213,8 +215,9 @@ static int key_find_by_name(const struct keys *k, const char *name) {
     return -1;
 }
 
-/* The index of the key with this hash; -1: none. The time of comparing the first digits reveals
- * nothing useful about 256 random bits; the full comparison takes constant time. */
+/* The index of the key with this hash; -1: none. The comparison of the first 16 digits does not
+ * take constant time, which reveals nothing useful about a hash of 256 random bits. The comparison
+ * of the whole hash takes constant time. */
 static int key_find_by_hash(const struct keys *k, const char *hash) {
     for (int i = 0; i < k->n; i++)
         if (memcmp(k->v[i].hash, hash, 16) == 0 &&
@@ -335,9 +338,9 @@ static int revoke_apply(struct keys *k, json_t *event, struct error *err) {
     return OK;
 }
 
-/* Applies an event to the table. Events are numbered, so that a deleted one is detected. Fields of
- * keys that events set change only with store_lock held, so its holder may read them without
- * table_lock. */
+/* Applies an event to the table. Events are numbered, so that a deleted event is detected. The
+ * fields of keys that events set change only with store_lock held, so a thread that holds
+ * store_lock may read these fields without table_lock. */
 static int event_apply(struct keys *k, json_t *event, struct error *err) {
     const char *op = json_get_string(event, "op");
     int rc;
@@ -372,15 +375,15 @@ static int events_read(struct keys *k, struct error *err) {
     }
 }
 
-/* Begins the transaction of a change of keys, which is on the disk when it is committed. Usage,
- * which is written every second, does not wait for the disk. */
+/* Begins the transaction of a change of keys: its commit waits for the disk. The commits of usage,
+ * every second, do not. */
 static int change_begin(struct keys *k, struct error *err) {
     int rc = store_set_synchronous(k->store, true, err);
     return rc == OK ? store_begin(k->store, err) : rc;
 }
 
-/* Appends the event and commits, or rolls back if rc is an error; then the event may be NULL. Takes
- * ownership of the event. */
+/* Appends the event, commits, and applies the event to the table. If rc is an error, rolls back
+ * instead; then the event may be NULL. Takes ownership of the event. */
 static int change_commit(struct keys *k, json_t *event, int rc, struct error *err) {
     json_t *events = json_array();
     if (rc == OK) {
@@ -436,7 +439,7 @@ int keys_add(struct keys *k, const char *name, const struct key_spec *spec, doub
     return rc;
 }
 
-/* The index of the key to revoke, or an error. */
+/* The index of the key to revoke; < 0: an error code. */
 static int find_revocable_key(const struct keys *k, const char *id_or_name, struct error *err) {
     int i = key_find(k, id_or_name);
     if (i < 0) i = key_find_by_name(k, id_or_name);
@@ -466,8 +469,8 @@ int keys_revoke(struct keys *k, const char *id_or_name, double now, struct error
     return rc;
 }
 
-/* Id, name and tail contain no part of the secret or its hash, because an administrator's secret
- * may be short enough to be guessed. */
+/* Adds a key from the command line to the table. Its id, name and tail contain no part of the
+ * secret or its hash, because an administrator's secret may be short enough to be guessed. */
 static void fixed_key_append(struct keys *k, const char *hash, unsigned bits) {
     struct api_key x = {.is_fixed = true, .spec.scopes = bits};
     memcpy(x.hash, hash, HASH_LEN);
@@ -523,8 +526,9 @@ void keys_add_startup_token(struct keys *k, char secret[KEY_SECRET_LEN]) {
 
 /* admission */
 
-/* Adds the tokens of the time since the last call. If the clock was set back by more than a second,
- * continues from the current level; less may be a late thread. */
+/* Adds the tokens of the time since the last call. `now` may be up to a second earlier than at the
+ * last call, because threads may be late: then nothing is added. If `now` is earlier by more, the
+ * clock was set back, and the time counts from `now` on. */
 static void token_bucket_refill(struct token_bucket *b, int64_t per_minute, double now) {
     double full = (double)per_minute;
     if (now < b->at - 1) b->at = now;
@@ -533,8 +537,8 @@ static void token_bucket_refill(struct token_bucket *b, int64_t per_minute, doub
     b->at = now;
 }
 
-/* Seconds until the bucket holds one token, rounded up to milliseconds so that a client that waits
- * this long is admitted despite rounding of clocks. 0: it holds one. */
+/* Seconds until the bucket holds one token; 0: it holds one, or there is no limit. Rounded up to
+ * milliseconds, so that a client that waits this long is admitted despite rounding of clocks. */
 static double token_bucket_wait(struct token_bucket *b, int64_t per_minute, double now) {
     if (!per_minute) return 0;
     token_bucket_refill(b, per_minute, now);
@@ -577,9 +581,8 @@ static bool key_is_within_quota(struct api_key *x, double now, struct key_decisi
     return true;
 }
 
-/* Takes a token from the bucket of requests only if both buckets have one, so that a refused
- * request uses nothing.
- */
+/* Takes a token from the bucket of requests only if the buckets of requests and of tokens each hold
+ * one, so that a refused request uses nothing. */
 static bool key_is_within_rate(struct api_key *x, double now, struct key_decision *out) {
     const struct key_spec *s = &x->spec;
     double requests = token_bucket_wait(&x->requests, s->requests_per_minute, now),
@@ -602,8 +605,8 @@ static void key_add_usage(struct api_key *x, struct usage_count c, double now) {
     if (!x->is_fixed) usage_add(&x->unsaved, &u);
 }
 
-/* Hashes the secret that a client sent and returns its length. A secret that is too long is hashed
- * as an empty one. */
+/* Hashes the secret that a client sent (NULL: an empty one) and returns its length. A secret that
+ * is too long is hashed as an empty one. */
 static size_t hash_client_secret(const char *secret, char hash[HASH_LEN]) {
     size_t len = secret ? strnlen(secret, SECRET_MAX + 1) : 0;
     sha256_bytes(secret, len <= SECRET_MAX ? len : 0, hash);
@@ -700,11 +703,13 @@ json_t *keys_list(struct keys *k, double now) {
 
 /* The usage of one key while it is written to the store. */
 struct usage_flush {
-    int at;
+    int at; /* index of the key in the table */
     char id[KEY_ID_LEN];
-    struct key_usage more, total;
+    struct key_usage more, total; /* usage to add; usage in the store after that */
 };
 
+/* Moves the unsaved usage of all keys to a list, *out (malloc'ed). Returns the number of its
+ * entries. */
 static int usage_flush_begin(struct keys *k, struct usage_flush **out) {
     int n = 0;
     *out = NULL;
@@ -723,8 +728,8 @@ static int usage_flush_begin(struct keys *k, struct usage_flush **out) {
     return n;
 }
 
-/* Ends a write: `used` becomes the stored total or, if the write failed, the usage is unsaved
- * again. Usage that was recorded meanwhile is kept. */
+/* Ends a write. If it succeeded, `used` becomes the stored total plus the usage that was recorded
+ * meanwhile. If it failed, the usage is unsaved again. */
 static void usage_flush_end(struct keys *k, const struct usage_flush *s, int n, bool saved) {
     pthread_mutex_lock(&k->table_lock);
     for (int i = 0; i < n; i++) {
@@ -754,7 +759,7 @@ static int usage_flush(struct keys *k, struct error *err) {
     return rc;
 }
 
-/* Writes the usage even if the events cannot be read. */
+/* Writes the usage even if the events cannot be read; the first error is returned. */
 int keys_sync(struct keys *k, struct error *err) {
     struct error ignored = {0};
     pthread_mutex_lock(&k->store_lock);
@@ -763,7 +768,7 @@ int keys_sync(struct keys *k, struct error *err) {
     return rc != OK ? rc : saved;
 }
 
-/* Calls keys_sync every second. Logs an error that repeats only once. */
+/* Calls keys_sync every second. Of equal consecutive errors only the first is logged. */
 static void *sync_thread_main(void *arg) {
     struct keys *k = arg;
     struct error err, last_logged = {0};
@@ -807,7 +812,7 @@ static void keys_free(struct keys *k) {
     free(k);
 }
 
-/* Opens a store without the thread, for a single call. */
+/* Opens a store and reads its keys, without the thread. */
 static struct keys *keys_load(const char *store_path, struct error *err) {
     struct keys *k = xcalloc(1, sizeof *k);
     k->path = xstrdup(store_path);
@@ -828,8 +833,9 @@ static int revoke_put(struct keys *k, const char *id, int64_t at, struct error *
     return event_put(k, revoke_event(id, k->seq + 1, at), err);
 }
 
-/* Copies the revocation of key x, or adds x as a revoked key. If another key in `to` has its name,
- * x is not added: its secret is unknown there. */
+/* Copies the revocation of key x to `to`. If `to` does not have x, adds x as a revoked key, unless
+ * another key in `to` has its name; then x is unknown there, so its secret is refused too. *n
+ * counts changed keys. */
 static int key_restore(struct keys *to, const struct api_key *x, int64_t now, int *n,
                        struct error *err) {
     int i = key_find(to, x->id), rc = OK;
@@ -840,7 +846,7 @@ static int key_restore(struct keys *to, const struct api_key *x, int64_t now, in
     return rc;
 }
 
-/* Copies the revocations first, because they free names, then the new keys. */
+/* Copies first the revocations, because they free names, then the keys that `to` does not have. */
 static int keys_copy(const struct keys *from, struct keys *to, int *n, struct error *err) {
     int rc = OK;
     for (int round = 0; round < 2; round++)
@@ -882,7 +888,7 @@ static int parent_dir_make(const char *path, struct error *err) {
     return rc;
 }
 
-/* Starts the thread with all signals blocked: other threads handle them. */
+/* Starts the thread with all signals blocked, so that other threads handle signals. */
 static int sync_thread_start(struct keys *k, struct error *err) {
     sigset_t all, old;
     sigfillset(&all);

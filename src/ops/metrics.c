@@ -1,15 +1,15 @@
 /*
  * metrics: the registry of metrics, and its output as Prometheus' text, OpenMetrics and JSON.
  *
- * The numbers of a series change only by atomic operations: the value of a counter or gauge, or the
- * sum and one count per bucket of a histogram. Adding to a double is a compare-and-swap of its
- * bits. Everything else in the registry is protected by its lock, which is held while the text is
- * written.
+ * The numbers of a series are the value of a counter or gauge, or the sum and one count per bucket
+ * of a histogram. They change only by atomic operations. Adding to a double is a compare-and-swap
+ * of its bits. Everything else in the registry is protected by its lock, which is held while the
+ * text is written.
  *
- * Invariants: a series never moves while it exists; the output of a histogram's count is the sum of
- * its buckets as they were read, so that buckets, +Inf and count agree despite concurrent
- * observations (the sum of values may differ by the latest observations); the families with the
- * label "adapter" have at most max_adapters names in addition to "other".
+ * Invariants. 1. A series never moves while it exists. 2. The count of a histogram in the output is
+ * the sum of its buckets as they were read, so that buckets, +Inf and count agree despite
+ * concurrent observations; the sum of values may lack or include the latest observations. 3. The
+ * families with the label "adapter" have at most max_adapters names in addition to "other".
  */
 #define _GNU_SOURCE
 #include "ops/ops.h"
@@ -22,8 +22,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Upper bounds of buckets. Families of vLLM have vLLM's bounds, so that its dashboards and rules
- * work; steps of a small model need finer ones. */
+/* Upper bounds of buckets. Families with vLLM's names have vLLM's bounds, so that dashboards and
+ * rules for vLLM work. Steps of a small model need finer bounds. */
 static const double bounds_FIRST_TOKEN[] = {0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1,
                                             0.25,  0.5,   0.75, 1,    2.5,  5,    7.5,  10,
                                             20,    40,    80,   160,  640,  2560};
@@ -65,7 +65,8 @@ const struct metric_family metric_families[N_METRICS] = {
 #undef FAMILY
 #undef ALIAS
 
-/* Maximum bytes of a label's value, and of one of an info metric. Longer values are cut. */
+/* Maximum bytes of a label's value, and of a label's value of an info metric. Longer values are
+ * cut. */
 enum { LABEL_BYTES = 200, INFO_BYTES = 4000 };
 
 struct metric {
@@ -153,8 +154,8 @@ double metric_value(const struct metric *s) {
     return double_of(atomic_load_explicit(&s->value, memory_order_relaxed));
 }
 
-/* Reads the cumulative counts [n_bounds + 1]; returns the last, which is the number of
- * observations. */
+/* Sets counts [n_bounds + 1] to the cumulative counts of the buckets. Returns the last one, the
+ * number of observations. */
 static uint64_t histogram_read(const struct metric *s, uint64_t counts[METRICS_BOUNDS + 1]) {
     uint64_t sum = 0;
     for (int i = 0; i <= s->family->n_bounds; i++) {
@@ -251,7 +252,7 @@ static struct metric *series_find(const struct family_series *all, char *const *
     return NULL;
 }
 
-/* The place of the value of the label "adapter"; NULL: the family has no such label. */
+/* The element of `values` for the label "adapter"; NULL: the family has no such label. */
 static char **adapter_label(const struct metric_family *f, char **values) {
     for (int i = 0; i < f->n_labels; i++)
         if (strcmp(f->labels[i], "adapter") == 0) return &values[i];
@@ -269,11 +270,13 @@ static void value_set_other(char **value) {
     *value = xstrdup("other");
 }
 
-/* Replaces the name by "other" if the table of adapters is full. */
+/* Replaces an adapter name that is not in the table of names by "other" if the table is full. */
 static void adapter_limit_names(struct metrics *m, char **value) {
     if (m->n_adapters == m->max_adapters && !adapter_find(m, *value)) value_set_other(value);
 }
 
+/* Adds `step` to the number of series with the adapter name of `s`. Adds a new name to the table,
+ * and removes a name without series. */
 static void adapter_count_series(struct metrics *m, struct metric *s, int step) {
     char **value = adapter_label(s->family, s->values);
     if (!value || strcmp(*value, "other") == 0) return;
@@ -298,8 +301,8 @@ static struct metric *series_add(struct metrics *m, enum metric_id id, char **va
     return s;
 }
 
-/* Finds or adds the series with these values, [n_labels] of the family. Takes ownership of those
- * that it sets to NULL, and may replace the others. */
+/* Finds or adds the series with these values [n_labels]. The values are malloc'ed: takes ownership
+ * of those that it sets to NULL, and may replace others. */
 static struct metric *series_get(struct metrics *m, enum metric_id id, char **values) {
     const struct metric_family *f = &metric_families[id];
     struct family_series *all = &m->series[id];
@@ -474,7 +477,7 @@ struct metric_aggregate metric_aggregate_read(struct metrics *m, enum metric_id 
 
 /* text */
 
-/* The shortest decimal text that converts to the same double. */
+/* Appends a number with as few digits as convert back to the same double, at least 15 if needed. */
 static void add_number(struct buf *b, double x) {
     char text[32];
     if (isnan(x) || isinf(x)) {
@@ -488,7 +491,7 @@ static void add_number(struct buf *b, double x) {
     buf_puts(b, text);
 }
 
-/* name{labels} value */
+/* Appends a line "name{labels} value". */
 static void add_sample(struct buf *b, const char *name, const char *suffix, const char *labels,
                        double x) {
     buf_printf(b, "%s%s", name, suffix);
@@ -498,8 +501,8 @@ static void add_sample(struct buf *b, const char *name, const char *suffix, cons
     buf_puts(b, "\n");
 }
 
-/* Bounds are always written as floats ("1.0"), as OpenMetrics requires and vLLM does in both
- * formats: the value of a label must not depend on the format. */
+/* Bounds are written as floats ("1.0") in both formats, as vLLM does and OpenMetrics requires,
+ * because the value of a label must not depend on the format. */
 static void add_bucket(struct buf *b, const char *name, const struct metric *s, int i, uint64_t n) {
     double bound = i < s->family->n_bounds ? s->family->bounds[i] : INFINITY;
     buf_printf(b, "%s_bucket{%s%sle=\"", name, s->labels, *s->labels ? "," : "");
@@ -515,7 +518,8 @@ static void add_histogram(struct buf *b, const char *name, const struct metric *
     add_sample(b, name, "_count", s->labels, (double)total);
 }
 
-/* OpenMetrics names a family of counters without the _total of its samples. */
+/* In OpenMetrics the heading names a family of counters without the suffix _total of its samples.
+ */
 static void add_heading(struct buf *b, const struct metric_family *f, bool openmetrics) {
     int n = (int)strlen(f->name);
     if (openmetrics && f->type == METRIC_TYPE_COUNTER) n -= (int)strlen("_total");

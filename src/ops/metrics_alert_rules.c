@@ -1,8 +1,7 @@
 /*
  * metrics_alert_rules: exports for other programs: alert rules for Prometheus and a dashboard for
- * Grafana. Both are generated from the table of families: a rule names families by their ids, and
- * the dashboard has a panel for each family with a section. So neither can name a metric that does
- * not exist.
+ * Grafana. A rule names families by their ids, and the dashboard has a panel for each family with a
+ * section. So neither of them can name a metric that does not exist.
  */
 #define _GNU_SOURCE
 #include "ops/ops.h"
@@ -86,8 +85,9 @@ json_t *metrics_alert_rules(void) {
     return json_pack("{s:[{s:s,s:o}]}", "groups", "name", "shoal", "rules", list);
 }
 
-/* Writes mappings, sequences of mappings, and strings, which have the same form in YAML and JSON.
- * after_dash: the line begins with the dash of a sequence, and the first key follows on it. */
+/* Writes mappings, sequences of mappings, and strings as YAML; a JSON string is valid YAML.
+ * after_dash: the dash of a sequence begins the current line, and the first key follows on the same
+ * line. */
 static void yaml_write(struct buf *b, json_t *v, int depth, bool after_dash) {
     const char *key;
     json_t *item;
@@ -126,8 +126,8 @@ static bool ends_with(const char *text, const char *end) {
     return n >= m && strcmp(text + n - m, end) == 0;
 }
 
-/* Grafana's name of the unit at the end of a metric's name. Counters are shown as rates: seconds
- * per second are a share. */
+/* Grafana's name for the unit at the end of a metric's name. Counters are shown as rates, so a
+ * counter of seconds is shown as a share. */
 static const char *grafana_unit(const struct metric_family *f) {
     static const char *const units[][2] = {
         {"_bytes", "bytes"},
@@ -141,7 +141,7 @@ static const char *grafana_unit(const struct metric_family *f) {
     return "short";
 }
 
-/* "{{model_name}} {{engine}}" */
+/* A legend with the family's labels, such as "{{model_name}} {{engine}}"; malloc'ed. */
 static char *legend_format(const struct metric_family *f, const char *prefix) {
     struct buf b = {0};
     buf_puts(&b, prefix);
@@ -185,7 +185,7 @@ static json_t *targets_json(const struct metric_family *f) {
     return targets;
 }
 
-/* The name without its prefix, suffix and underscores: "requests rejected". */
+/* The name without prefix, "_total" and underscores, such as "Requests rejected"; malloc'ed. */
 static char *panel_title(const struct metric_family *f) {
     const char *colon = strchr(f->name, ':');
     char *title = xstrdup(colon                                     ? colon + 1

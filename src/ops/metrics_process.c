@@ -35,8 +35,8 @@ static double count_fds(void) {
     return n;
 }
 
-/* The fields of /proc/self/stat from the third on, numbered as in proc(5). The second is a name
- * that may hold spaces and parentheses, so counting begins after the last parenthesis. */
+/* Fields of /proc/self/stat, numbered as in proc(5). The second field is a name that may contain
+ * spaces and parentheses, so stat_read counts from the last parenthesis on. */
 enum { MINOR = 10, MAJOR = 12, USER = 14, SYSTEM = 15, THREADS = 20, START = 22, SIZE, RESIDENT };
 
 static bool stat_read(double field[RESIDENT + 1]) {
@@ -75,7 +75,7 @@ struct process_state process_read(void) {
     return s;
 }
 
-/* The types of NVML, as in its binary interface. */
+/* Types of NVML, laid out as in its binary interface. */
 typedef struct nvml_device *nvml_device;
 struct nvml_memory {
     unsigned long long total, free, used;
@@ -94,8 +94,8 @@ struct nvml {
     int (*memory)(nvml_device d, struct nvml_memory *out);
 };
 
-/* dlsym returns a data pointer for functions too. C has no conversion to a function pointer, so its
- * bits are copied. */
+/* Sets the function pointer at `function` to the symbol. dlsym returns a data pointer for functions
+ * too; C has no conversion of it to a function pointer, so its bits are copied. */
 static bool load_symbol(const struct nvml *g, const char *name, void *function) {
     void *address = dlsym(g->library, name);
     memcpy(function, &address, sizeof address);

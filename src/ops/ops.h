@@ -11,20 +11,22 @@
  * metrics: the server's counters, gauges and histograms, and their text for Prometheus.
  *
  * metrics.inc declares all metrics, one row per family. A series is a family with values for its
- * labels. metric_get finds or creates a series under the registry's lock. Frequent callers store
- * the handle: metric_add, metric_set_total, metric_set and metric_observe are atomic, take no lock,
- * and any thread may call them at any time. The registry owns its series. A handle is valid until
- * the registry is freed or the series is removed; using it afterwards is a use after free.
+ * labels. metric_get finds or creates a series under the registry's lock, and returns its handle.
+ * Frequent callers store the handle, because metric_add, metric_set_total, metric_set and
+ * metric_observe are atomic and take no lock. Any thread may call them at any time. The registry
+ * owns its series. A handle is valid until the series is removed or the registry is freed.
  *
- * Label values from outside are bounded. The first max_adapters adapter names get series, the same
- * names in all families, and the others share "other"; so a server registers the adapters of its
- * command line first. No family has more than METRICS_SERIES series: when it is full, further label
- * values share one series in which every label is "other".
+ * The number of label values is bounded, because clients choose some of them. The first
+ * max_adapters adapter names get series, the same names in all families; all other names share the
+ * value "other". So a server registers the adapters of its command line first. No family has more
+ * than METRICS_SERIES series: in a full family, further label values share one series in which
+ * every label is "other".
  *
  * Counters and histograms without labels exist from the start, at 0. A family without series does
  * not appear in the text.
  */
 
+/* Limits of a family: labels, bounds, series. METRICS_ADAPTERS: default of max_adapters. */
 enum { METRICS_LABELS = 3, METRICS_BOUNDS = 24, METRICS_SERIES = 512, METRICS_ADAPTERS = 20 };
 
 #define FAMILY(id, ...) METRIC_##id,
@@ -42,6 +44,7 @@ enum metric_type {
     METRIC_TYPE_INFO, /* a gauge with one series, whose labels are those of the last metric_get */
     METRIC_TYPE_HISTOGRAM,
 };
+/* SAME: an alias shows each series of its source; SUM: it shows the sum of the series. */
 enum metric_alias { METRIC_ALIAS_NONE, METRIC_ALIAS_SAME, METRIC_ALIAS_SUM };
 
 struct metric_family {
@@ -60,20 +63,20 @@ const char *metric_type_name(enum metric_type type); /* Prometheus' name of the 
 struct metrics *metrics_new(int max_adapters); /* 0: METRICS_ADAPTERS */
 void metrics_free(struct metrics *m);
 
-/* metric_get(m, METRIC_VLLM_RUNNING, "fry", "0"): values for all labels of a family, in its order.
- * Any bytes are allowed; invalid text is replaced and long values are cut. */
+/* metric_get(m, METRIC_VLLM_RUNNING, "fry", "0"): values for all labels of the family, in the
+ * family's order. Any bytes are allowed: invalid text is replaced and long values are cut. */
 #define metric_get(m, id, ...)                                                                     \
     metric_find(m, id, (const char *const[]){"", ##__VA_ARGS__},                                   \
                 (int)ARRAY_LEN(((const char *const[]){"", ##__VA_ARGS__})) - 1)
-/* The same as a function; labels [1 + n], the first is ignored. */
+/* metric_get as a function: labels [1 + n], of which the first is ignored. */
 struct metric *metric_find(struct metrics *m, enum metric_id id, const char *const *labels, int n);
 /* Removes a series that is no longer needed, such as that of an ended job. When the last series of
- * an adapter is removed, another name can get series. */
+ * an adapter name is removed, another name can get series. */
 void metric_remove(struct metrics *m, struct metric *series);
 void metrics_clear(struct metrics *m, enum metric_id id); /* removes all series of a family */
 
 void metric_add(struct metric *s, double x); /* counter: x >= 0; gauge: any */
-/* Sets a counter to a total that is counted elsewhere; a lower value is ignored. */
+/* Sets a counter to a total that is counted elsewhere; a value below the counter is ignored. */
 void metric_set_total(struct metric *s, double x);
 void metric_set(struct metric *s, double x);     /* gauge; NaN and Inf are allowed */
 void metric_observe(struct metric *s, double x); /* histogram: x >= 0 */
@@ -83,21 +86,23 @@ double metric_value(const struct metric *s);     /* for a histogram: its sum */
  * observations. */
 double metric_quantile(const struct metric *s, double q);
 
-/* The answer to GET /metrics, in OpenMetrics if the client's Accept header requests it. Refreshes
- * the process and GPU metrics. */
+/* metrics_text appends the answer to GET /metrics, in Prometheus' text format or in OpenMetrics. It
+ * refreshes the process and GPU metrics first. */
 #define METRICS_CONTENT_TYPE_TEXT "text/plain; version=0.0.4; charset=utf-8"
 #define METRICS_CONTENT_TYPE_OPENMETRICS                                                           \
     "application/openmetrics-text; version=1.0.0; charset=utf-8"
 void metrics_text(struct metrics *m, struct buf *out, bool openmetrics);
 /* {name: {type, help, series: [{labels, value}]}} of all families with series, without aliases;
- * histograms have count, sum, p50, p90 and p99 instead of the value. NaN and infinity become null.
+ * a series of a histogram has count, sum, p50, p90 and p99 instead of the value. NaN and infinity
+ * become null.
  */
 json_t *metrics_json(struct metrics *m);
 
-/* Refreshes the metrics of the process and the machine. metrics_text and metrics_json do the same.
+/* Refreshes the metrics of the process and the machine. metrics_text and metrics_json call it.
  */
 void metrics_refresh(struct metrics *m);
-/* The sum over all series of a family that have this value for some label (NULL: all series). */
+/* The sum over all series of a family in which some label has the value `label` (NULL: all series).
+ */
 struct metric_aggregate {
     int n;                               /* number of series */
     double value;                        /* sum of their values */
@@ -111,7 +116,8 @@ double metric_histogram_quantile(enum metric_id id, const uint64_t *counts, doub
 /*
  * Alert rules over the metric families. They are exported to Prometheus as expressions, and the
  * built-in alerts below evaluate them directly. An alert fires when its condition on the families a
- * and b has held for `for_seconds`. The window of a condition is ALERT_WINDOW_SECONDS.
+ * and b has held for `for_seconds`. The window of a condition is ALERT_WINDOW_SECONDS; in
+ * Prometheus, that of ALERT_FAILED is 15 minutes.
  */
 enum alert_condition {
     ALERT_ABSENT,     /* a has no series */
@@ -121,7 +127,7 @@ enum alert_condition {
     ALERT_RATIO,      /* a / b > limit */
     ALERT_USAGE,      /* 1 - a / b > limit */
     ALERT_RATE,       /* rate of a per second, divided by b > limit */
-    ALERT_RATE_RATIO, /* rate of a over rate of b in the window, summed over adapters > limit */
+    ALERT_RATE_RATIO, /* rate of a / rate of b in the window, each summed over adapters > limit */
     ALERT_P95,        /* 95th percentile of the histogram a in the window > limit */
     ALERT_NOT_FINITE, /* a is NaN or infinite */
     ALERT_FAILED,     /* a increased in the series with state "failed" */
@@ -145,13 +151,13 @@ void metrics_alert_rules_yaml(struct buf *out);
 json_t *metrics_dashboard(void); /* for Grafana: a panel for every family that has a section */
 
 /*
- * metrics_process: statistics of this process, the machine and its GPUs. metrics.c reads them
- * whenever metrics are read. An unavailable value is negative. Any thread may call process_read;
- * calls of nvml_read must not overlap.
+ * metrics_process: statistics of this process, the machine and its GPUs. metrics.c reads these
+ * statistics whenever metrics are read. An unavailable value is negative. Any thread may call
+ * process_read; calls of nvml_read must not overlap.
  */
 
 struct process_state {
-    double cpu, start;              /* seconds of user and system time; seconds since 1970 */
+    double cpu, start; /* seconds of user and system time; start in seconds since 1970 */
     double resident, virtual_bytes; /* bytes */
     double threads, minor_faults, major_faults, fds, max_fds;
     double host_memory, host_available; /* bytes */
@@ -170,42 +176,44 @@ int nvml_read(struct nvml *g, struct gpu_stats out[GPUS_MAX]); /* number of GPUs
 /*
  * alerts: evaluation of the alert rules by the server itself, for users without Prometheus.
  *
- * A thread of the module evaluates each alert rule every few seconds. A rule whose condition holds
- * is pending until it has held for `for_seconds` seconds, then firing until its value is a tenth
- * within its limit again (hysteresis; Prometheus, which has the same rules, resolves an alert at
- * the limit itself). The webhooks receive a message when an alert fires, every four hours while it
- * fires, and when it is resolved: in the format of Alertmanager's webhook, version 4, or of Slack.
- * A message that fails is sent again after growing delays; at most 64 messages wait.
+ * A thread of the module evaluates each alert rule every few seconds. An alert is pending while its
+ * rule's condition holds, and firing when the condition has held for `for_seconds`. It stops firing
+ * when the value is better than the limit by a tenth of the limit (hysteresis; Prometheus, which
+ * has the same rules, resolves an alert at the limit itself). Each receiver gets a message when an
+ * alert fires, every four hours while it fires, and when it is resolved. The format is that of
+ * Alertmanager's webhook, version 4, or of Slack. A message that fails is sent again after growing
+ * delays. At most 64 messages wait; if there are more, the oldest are dropped.
  */
 
 struct alerts_options {
     double interval_seconds; /* interval between evaluations; 0: no thread evaluates or sends */
-    const struct strings *webhooks, *slack_urls; /* URLs; a Slack URL is itself the secret */
+    const struct strings *webhooks, *slack_urls; /* URLs (may be NULL); a Slack URL is a secret */
     const char *source;                          /* URL of the server, for the messages */
     void (*refresh)(void *ctx); /* updates the caller's metrics before an evaluation; may be NULL */
     void *ctx;
 };
 struct alerts;
-/* ERR_USAGE: a URL is invalid. The options and everything that they point to are borrowed. */
+/* ERR_USAGE: a URL is invalid. `o` is copied; `m` and everything that the options point to are
+ * borrowed until alerts_free. */
 struct alerts *alerts_new(struct metrics *m, const struct alerts_options *o, struct error *err);
 void alerts_free(struct alerts *a); /* may be NULL; messages that were not sent are lost */
 /* Evaluates all rules at `now`, in seconds on any monotonic clock. */
 void alerts_evaluate(struct alerts *a, double now);
-/* [{alert, severity, summary, state: inactive, pending or firing, value or null, limit, since,
- * for}], where `since` is the start of the state in unix seconds, and the messages' counts {sent,
- * failed, waiting}. */
+/* {alerts: [{alert, severity, summary, state, value, limit, since, for}], messages: {sent, failed,
+ * waiting}}: `state` is inactive, pending or firing, `value` may be null, and `since` is the start
+ * of the state in unix seconds. Rules that only Prometheus can evaluate are left out. */
 json_t *alerts_json(struct alerts *a);
 
 /*
  * keys: API keys, their scopes and limits, and their usage.
  *
- * A key consists of a secret, which only its owner has, and a row in the store: the SHA-256 of the
- * secret, its last four characters, scopes and limits. The secret is returned once, when the key is
- * made, and never appears in a file, log, error or JSON.
+ * A key consists of a secret, which only its owner has, and an entry in the store: the SHA-256 of
+ * the secret, the secret's last four characters, scopes and limits. The secret is returned once,
+ * when the key is made, and never appears in a file, log, error or JSON.
  *
  * Threads: any thread may call any function at any time; keys_close only when no other call is
  * running. keys_authorize and keys_record_usage use only memory. Once a second, a thread of the
- * module reads the changes that other processes made in the store, and writes the usage; so a kill
+ * module reads the changes that other processes made in the store, and writes the usage. So a kill
  * loses at most a second of usage, and never a key. New and revoked keys are on the disk when the
  * call returns, so that a power failure does not restore a revoked key; usage is written without
  * waiting for the disk. Several servers may share a store: the store has the sum of their usage,
@@ -223,7 +231,7 @@ struct key_spec {
     unsigned scopes; /* enum key_scope, or-ed; no scope implies another */
     /* Token buckets with the capacity of one minute, full at the start. */
     int64_t requests_per_minute, tokens_per_minute;
-    int64_t quota_day, quota; /* tokens, prompt and completion: per day, and in total */
+    int64_t quota_day, quota; /* prompt and completion tokens: per day, and in total */
     int64_t expires;          /* seconds since 1970 */
 };
 
@@ -236,21 +244,24 @@ enum {
 #define KEY_TOKEN_ID "start:token" /* key names have no colon */
 
 struct keys;
-/* Opens the store; creates the file and its folder if they do not exist. An invalid row is an
- * error: no key of such a store is accepted. */
+/* Opens the store; creates the file and its folder if they do not exist. An invalid entry is an
+ * error, so that no key of a damaged store is accepted. */
 struct keys *keys_open(const char *store_path, struct error *err);
 void keys_close(struct keys *k); /* writes the usage; may be NULL */
-/* Synchronises with the store now, as the module's thread does every second. */
+/* Reads changes from the store and writes the usage now, as the module's thread does every second.
+ */
 int keys_sync(struct keys *k, struct error *err);
 
-/* Whether any key exists, including revoked and expired ones: then requests need a key. So revoking
- * the last key closes the server; it does not open it. */
+/* Whether any key exists, including revoked and expired keys. If so, requests need a key. So
+ * revoking the last key closes the server and does not open it. */
 bool keys_exist(struct keys *k);
-/* Creates a key and writes its secret. Names are unique among keys that are not revoked. */
+/* Creates a key and writes its secret to `secret`. ERR_STATE: a key that is not revoked has this
+ * name. */
 int keys_add(struct keys *k, const char *name, const struct key_spec *spec, double now,
              char secret[KEY_SECRET_LEN], struct error *err);
 /* Adds a key from the command line, whose secret the administrator chose. It has no limits and is
- * in memory only. Adding the same secret again adds scopes. */
+ * in memory only. Adding the same secret again adds scopes to its key. ERR_USAGE: the secret is
+ * invalid, or is that of a key in the store. */
 int keys_add_fixed(struct keys *k, const char *secret, unsigned scopes, struct error *err);
 /* Creates the start-up token: a secret of 32 random bytes after "st-" with every scope, in memory
  * only. keys_exist does not count it and keys_list does not show it. Called at most once. */
@@ -260,8 +271,9 @@ bool keys_lookup(struct keys *k, const char *secret, char id[KEY_ID_LEN]);
 int keys_revoke(struct keys *k, const char *id_or_name, double now, struct error *err);
 /* For backups (backup/backup.h): restoring a state must not reactivate a key. Compares the keys in
  * serve.db of the folders `present` and `staged`. Keys that are revoked in `present` are revoked in
- * `staged` too. Keys made since the backup are added to `staged` as revoked: so their secrets are
- * still refused, their rows are kept, and a server that requires keys does not become open. */
+ * `staged` too. Keys made since the backup are added to `staged` as revoked keys, unless a key in
+ * `staged` has the name. So their secrets are still refused, and a server that requires keys does
+ * not become open. */
 int keys_restore(const char *present, const char *staged, struct error *err);
 /* An array of {id, name, tail, scopes, requests_per_minute, tokens_per_minute, quota_day, quota,
  * expires, created, revoked, last_used, today, all}, oldest first: times are in seconds, 0 means
@@ -273,7 +285,7 @@ unsigned keys_scopes(struct keys *k, const char *id);
 
 enum key_verdict {
     KEY_ADMITTED,
-    KEY_UNKNOWN,      /* 401 invalid_api_key, like the next two */
+    KEY_UNKNOWN,      /* 401 invalid_api_key, as for revoked and expired keys */
     KEY_REVOKED,      /* 401 */
     KEY_EXPIRED,      /* 401 */
     KEY_FORBIDDEN,    /* 403: a scope is missing */
@@ -283,16 +295,16 @@ enum key_verdict {
 struct key_decision {
     enum key_verdict verdict;
     double retry_after;                      /* seconds until a retry can succeed; 0: never */
-    char id[KEY_ID_LEN], name[KEY_NAME_LEN]; /* empty when unknown */
-    char message[160];                       /* message for the client; empty when admitted */
+    char id[KEY_ID_LEN], name[KEY_NAME_LEN]; /* empty if the key is unknown */
+    char message[160];                       /* message for the client; empty if admitted */
 };
-/* Whether a request may run. `secret` is the client's key, or NULL; `scope` holds all scopes that
- * the request needs, 0 accepts any key. An admitted request is counted here, its tokens by
- * keys_record_usage. */
+/* Whether a request may run. `secret` is the secret that the client sent, or NULL. `scope` holds
+ * all scopes that the request needs; 0: any valid key is enough. An admitted request is counted
+ * here; keys_record_usage counts its tokens. */
 enum key_verdict keys_authorize(struct keys *k, const char *secret, unsigned scope, double now,
                                 struct key_decision *out);
 /* Records the tokens of an admitted request when it ends. The level of the token bucket may become
- * negative; then the next request is refused until it is refilled. `id` is the id that
+ * negative; then requests are refused until the bucket holds a token again. `id` is the id that
  * keys_authorize returned. */
 void keys_record_usage(struct keys *k, const char *id, int64_t prompt_tokens,
                        int64_t completion_tokens, double now);
@@ -302,22 +314,22 @@ void keys_record_usage(struct keys *k, const char *id, int64_t prompt_tokens,
  *
  * An experiment belongs to the name of one model. While it runs, adapter a or b answers the
  * requests for that name. Ratings of the replies are the outcomes; the i-th outcome of a and the
- * i-th of b are a pair of the sequential test (eval/eval.h). When the test finds b better, the name
- * refers to b's content from then on; when it finds b worse, to a's. Such a change is a publication
- * in the adapter pool, so a running request keeps its adapter.
+ * i-th of b are a pair of the sequential test (eval/eval.h). If the test finds b better, the name
+ * refers to b's content from then on; if the test finds b worse, the name refers to a's content.
+ * Such a change is a publication in the adapter pool, so a running request keeps its adapter.
  *
  * The test assumes random assignment: if a and b are equal, the expected difference is 0. All
  * requests of a user go to one side, so by default only the user's first rating counts; otherwise
- * one generous user would favour one side all day. If the shares are unequal, the larger side
- * counts only as many replies as the smaller one receives. Otherwise its i-th outcome would come
- * earlier than that of the smaller side, and a drift of all ratings over time would look like a
- * difference.
+ * one generous user would favour one side all day. If the shares are unequal, ratings count for a
+ * part of the larger side's replies only: on average as many as the smaller side receives.
+ * Otherwise the i-th outcome of the larger side would come earlier than that of the smaller side,
+ * and a drift of all ratings over time would look like a difference.
  *
  * STATE/ab.db holds: log "ab", the names of the experiments; log "ab/NAME", the events of each; log
  * "feedback", the ids of rated replies in order, and document "feedback"/ID for each; document
- * "promoted"/MODEL, the content that a name refers to after a decision. All of it is stored before
- * it is acknowledged, so a kill loses nothing. Unrated replies are in memory only: after a restart
- * they cannot be rated. Only one server may use the file.
+ * "promoted"/MODEL, the content that a name refers to after a decision. Each change is stored
+ * before it is acknowledged, so a kill loses nothing. Unrated replies are in memory only, so they
+ * cannot be rated after a restart. Only one server may use the file.
  *
  * Threads: after ab_resume, any thread may call any function at any time; ab_close only when no
  * other call is running.
@@ -335,19 +347,19 @@ struct ab_options {   /* its pointers are borrowed until ab_close, except the pa
     struct metrics *metrics;
     int64_t started;    /* unix seconds; part of the seed for requests that name no user */
     bool feedback;      /* replies can be rated */
-    size_t reply_bytes; /* bytes of replies that can be rated, in memory */
-    int64_t max_bytes;  /* bytes of the file at which ratings are refused */
-    /* Publishes the adapter under the model's name. `path`: files with the same content. */
+    size_t reply_bytes; /* memory for replies that can be rated */
+    int64_t max_bytes;  /* size of the file above which ratings are refused */
+    /* Publishes the adapter under the model's name. `path`: directory of the adapter. */
     int (*publish)(void *ctx, const char *model, struct adapter *a, const char *path,
                    struct error *err);
     void *ctx;
 };
 
 struct ab;
-/* Reads the experiments and ratings of the state. */
+/* Reads the experiments and counts the ratings. NULL: `err` is set. */
 struct ab *ab_open(const struct ab_options *o, struct error *err);
-/* Restores the promotions of these models and resumes the experiments; call it when the adapters
- * are loaded, before the first request. */
+/* Restores the promotions of these models and resumes the experiments. The caller has loaded the
+ * adapters and answers no request yet. */
 void ab_resume(struct ab *ab, const struct strings *models);
 void ab_close(struct ab *ab); /* may be NULL */
 
@@ -364,7 +376,8 @@ struct ab_arm {
  */
 struct adapter *ab_assign(struct ab *ab, const char *model, const char *user, struct ab_arm *arm,
                           char **name);
-/* Called when a client has loaded an adapter under this name: removes the stored promotion. */
+/* Removes the stored promotion of a name; called when a client has loaded an adapter under this
+ * name. */
 void ab_end_promotion(struct ab *ab, const char *name);
 
 /* A new experiment; borrowed for the call. */
@@ -382,15 +395,16 @@ int ab_name_check(const char *name, struct error *err); /* ERR_USAGE: the name i
  * name exists, or one runs on the model. */
 json_t *ab_start(struct ab *ab, const struct ab_spec *spec, struct error *err);
 json_t *ab_list(struct ab *ab); /* a list of all experiments */
-/* The experiment with its statistics as JSON (docs/API.md): for ab_stop after the stop, for
- * ab_delete before the deletion. ERR_MISSING: it does not exist; ERR_STATE: it has ended. */
+/* The experiment with its statistics as JSON (docs/API.md). ab_stop returns it as it is after the
+ * stop, ab_delete as it was before the deletion. NULL: ERR_MISSING if the experiment does not
+ * exist; in ab_stop, ERR_STATE if it has ended. */
 json_t *ab_get(struct ab *ab, const char *name, struct error *err);
 json_t *ab_stop(struct ab *ab, const char *name, struct error *err);
 json_t *ab_delete(struct ab *ab, const char *name, struct error *err);
 
 /*
- * feedback: ratings of replies by users. They are the outcomes of experiments, and training data.
- * They use the file and the locks of the experiments.
+ * feedback: ratings of replies by users. Ratings are the outcomes of experiments, and training
+ * data. They are stored in the file of the experiments, under the same locks.
  */
 
 enum { FEEDBACK_ID_LEN = 40, FEEDBACK_LIST_MAX = 1000 };
@@ -403,21 +417,22 @@ struct feedback_reply {
     const struct ab_arm *arm;
     int64_t created; /* unix seconds */
 };
-/* Remembers a complete reply, before it is sent, so that it can be rated by its id. */
+/* Remembers a complete reply (copied), before it is sent, so that it can be rated by its id. */
 void feedback_log_reply(struct ab *ab, const struct feedback_reply *reply);
 
 struct feedback_rating {
-    const char *id, *correction, *comment; /* NULL: not given */
+    const char *id, *correction, *comment; /* correction, comment: may be NULL */
     double score;                          /* from 0 to 1; -1: not given */
 };
 enum feedback_refusal { FEEDBACK_NOT_REFUSED, FEEDBACK_OVER_QUOTA, FEEDBACK_FILE_FULL };
-/* Stores a rating by the key (may be NULL) that received the reply. *counted: it is an outcome of
- * an experiment. ERR_MISSING: the reply is unknown. ERR_STATE: the rating is final, or a quota
- * refuses it, which *refusal names. */
+/* Stores a rating by the key (may be NULL) that received the reply. *counted: whether the rating is
+ * an outcome of an experiment. ERR_MISSING: the reply is unknown, or another key received it.
+ * ERR_STATE: an experiment has used the earlier rating, or a quota refuses the rating; *refusal
+ * names the quota. */
 int feedback_rate(struct ab *ab, const struct feedback_rating *o, const char *key, bool *counted,
                   enum feedback_refusal *refusal, struct error *err);
-/* The ratings after the first `after` ones, at most `limit`, as JSON. *more: whether there are
- * further ones. */
+/* The ratings after the first `after` ratings as JSON: at most `limit`, fewer if they are long.
+ * *more: whether there are further ratings. */
 json_t *feedback_list(struct ab *ab, int64_t after, int64_t limit, bool *more, struct error *err);
 
 /* Corrected replies as training data: samples for SFT, or preference pairs. */
@@ -425,7 +440,8 @@ enum feedback_format { FEEDBACK_SFT, FEEDBACK_PREFERENCE };
 struct feedback_export;
 struct feedback_export *feedback_export_open(struct ab *ab, enum feedback_format format,
                                              struct error *err);
-/* The next samples as a list, which may be empty; NULL: the export is complete. */
+/* The next samples as a list, which may be empty. NULL: the export is complete, or ended by an
+ * error, which is logged. */
 json_t *feedback_export_next(struct feedback_export *e);
 void feedback_export_close(struct feedback_export *e);
 

@@ -132,7 +132,8 @@ int population_set_options(struct population *p, const struct evolve_options *o,
                            const struct fitness_options *f, uint64_t seed, struct error *err);
 /* Evaluates all candidates, computes fitness with its interval, credits operators, adapts steps,
  * fills the archive, releases the re-evaluated parents, and sorts by fitness (ties: by name). */
-int population_evaluate(struct population *p, const struct fitness_function *l, struct error *err);
+int population_evaluate(struct population *p, const struct fitness_function *fitness,
+                        struct error *err);
 /* Makes the next generation: first the elites, unchanged, then the children. A child comes from one
  * operator: a crossover of two distinct parents, or a mutation of one parent. All random numbers
  * depend on (seed, generation, child). */

@@ -27,7 +27,7 @@ const struct option_row evolve_recipe_rows[] = {
     ROW("chain-of-thought", OPT_BOOL, chain_of_thought, "true", 0, 0, NULL,
         "write a chain of thought before the answer"),
     ROW("vote", OPT_STRING, vote, "confidence", 0, 0, "NAME",
-        "aggregation: majority, confidence, logprob or borda"),
+        "vote of a team: majority, confidence, logprob, borda or quorum"),
     ROW("test-items", OPT_INT, test_items, "500", 1, 1e6, "N",
         "held-out questions of the final table"),
     ROW("curve", OPT_BOOL, curve, "true", 0, 0, NULL,

@@ -30,6 +30,7 @@ struct tree_layout {
     bool is_complete; /* all nodes are shown */
 };
 
+/* A node that compare_keys sorts by `key`, smallest first, then by number. */
 struct ranked_node {
     int node;
     double key;

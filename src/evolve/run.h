@@ -29,6 +29,7 @@ struct heldout_result {
     int64_t prefilled, generated; /* tokens */
 };
 
+/* Work that a run has done. */
 struct evolve_cost {
     int64_t forward_tokens, trained_tokens;
     double flops;

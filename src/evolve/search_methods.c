@@ -264,9 +264,9 @@ static int breed_next(struct evolve_run *r, struct population *p, struct error *
 /* Evaluates and records the population; *candidate_cost: mean FLOPs per candidate. */
 static int evaluate_population(struct evolve_run *r, struct population *p, double *candidate_cost,
                                struct error *err) {
-    const struct fitness_function l = {r, evolve_run_evaluate};
+    const struct fitness_function fitness = {r, evolve_run_evaluate};
     double before = r->spent.flops;
-    int all = p->n + p->n_reevaluated, rc = population_evaluate(p, &l, err);
+    int all = p->n + p->n_reevaluated, rc = population_evaluate(p, &fitness, err);
     *candidate_cost = (r->spent.flops - before) / all;
     return rc == OK ? evolve_run_record_generation(r, population_json(p), p->c, p->n, err) : rc;
 }

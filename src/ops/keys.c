@@ -703,9 +703,9 @@ json_t *keys_list(struct keys *k, double now) {
 
 /* The usage of one key while it is written to the store. */
 struct usage_flush {
-    int at; /* index of the key in the table */
+    int index; /* of the key in the table */
     char id[KEY_ID_LEN];
-    struct key_usage more, total; /* usage to add; usage in the store after that */
+    struct key_usage added, total; /* usage to add; usage in the store after that */
 };
 
 /* Moves the unsaved usage of all keys to a list, *out (malloc'ed). Returns the number of its
@@ -719,8 +719,8 @@ static int usage_flush_begin(struct keys *k, struct usage_flush **out) {
         if (!usage_is_nonzero(&x->unsaved)) continue;
         *out = xrealloc(*out, (size_t)(n + 1) * sizeof **out);
         struct usage_flush *s = &(*out)[n++];
-        s->at = i;
-        s->more = x->unsaved;
+        s->index = i;
+        s->added = x->unsaved;
         memcpy(s->id, x->id, sizeof x->id);
         x->unsaved = (struct key_usage){0};
     }
@@ -733,12 +733,12 @@ static int usage_flush_begin(struct keys *k, struct usage_flush **out) {
 static void usage_flush_end(struct keys *k, const struct usage_flush *s, int n, bool saved) {
     pthread_mutex_lock(&k->table_lock);
     for (int i = 0; i < n; i++) {
-        struct api_key *x = &k->v[s[i].at];
+        struct api_key *x = &k->v[s[i].index];
         if (saved) {
             x->used = s[i].total;
             usage_add(&x->used, &x->unsaved);
         } else {
-            usage_add(&x->unsaved, &s[i].more);
+            usage_add(&x->unsaved, &s[i].added);
         }
     }
     pthread_mutex_unlock(&k->table_lock);
@@ -750,7 +750,7 @@ static int usage_flush(struct keys *k, struct error *err) {
     if (n > 0) {
         rc = store_begin(k->store, err);
         for (int i = 0; rc == OK && i < n; i++)
-            rc = usage_store(k, s[i].id, &s[i].more, &s[i].total, err);
+            rc = usage_store(k, s[i].id, &s[i].added, &s[i].total, err);
         if (rc == OK) rc = store_commit(k->store, err);
         if (rc != OK) store_rollback(k->store);
         usage_flush_end(k, s, n, rc == OK);

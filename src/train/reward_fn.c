@@ -55,9 +55,9 @@ static int exact_check(void *ctx, const json_t *item, struct error *err) {
 /* regex */
 
 static int regex_check(void *ctx, const json_t *item, struct error *err) {
-    const struct reward_state *n = ctx;
+    const struct reward_state *state = ctx;
     const char *text = json_string_value(json_object_get(item, "pattern"));
-    if (n->pattern) return OK;
+    if (state->pattern) return OK;
     if (!text)
         return error_set(err, ERR_FORMAT, "'pattern' is missing, which reward regex looks for");
     pcre2_code *p = regex_compile(text, err);
@@ -67,10 +67,10 @@ static int regex_check(void *ctx, const json_t *item, struct error *err) {
 
 /* A completion that is not UTF-8, or for which the matcher exceeds its limits, does not match. */
 static double regex_reward(void *ctx, const json_t *item, const char *completion) {
-    const struct reward_state *n = ctx;
+    const struct reward_state *state = ctx;
     struct error err;
     const char *text = json_string_value(json_object_get(item, "pattern"));
-    pcre2_code *p = n->pattern ? n->pattern : regex_compile(text, &err);
+    pcre2_code *p = state->pattern ? state->pattern : regex_compile(text, &err);
     pcre2_match_data *m = pcre2_match_data_create(1, NULL);
     pcre2_match_context *limits = pcre2_match_context_create(NULL);
     CHECK(p && m && limits); // regex_check has compiled the pattern before
@@ -80,7 +80,7 @@ static double regex_reward(void *ctx, const json_t *item, const char *completion
     int rc = pcre2_match(p, (PCRE2_SPTR)completion, strlen(completion), 0, 0, m, limits);
     pcre2_match_context_free(limits);
     pcre2_match_data_free(m);
-    if (!n->pattern) pcre2_code_free(p);
+    if (!state->pattern) pcre2_code_free(p);
     return rc >= 0;
 }
 
@@ -96,22 +96,22 @@ static int command_rewards(void *ctx, const struct reward_input *v, int n, doubl
 }
 
 int reward_fn_open(struct reward_fn *r, const struct rl_options *o, struct error *err) {
-    struct reward_state *n = xcalloc(1, sizeof *n);
+    struct reward_state *state = xcalloc(1, sizeof *state);
     const char *spec = o->reward, *rest;
     int rc = OK;
-    *r = (struct reward_fn){.ctx = n};
+    *r = (struct reward_fn){.ctx = state};
     if (strcmp(spec, "exact") == 0) {
         r->score_one = exact_reward;
         r->check = exact_check;
     } else if (strcmp(spec, "regex") == 0 || (rest = text_after_prefix(spec, "regex"))) {
         r->score_one = regex_reward;
         r->check = regex_check;
-        if (spec[5] && !(n->pattern = regex_compile(spec + 6, err))) rc = err->code;
+        if (spec[5] && !(state->pattern = regex_compile(spec + 6, err))) rc = err->code;
     } else if ((rest = text_after_prefix(spec, "command")) ||
                (rest = text_after_prefix(spec, "shell"))) {
         r->score_batch = command_rewards;
-        n->command = reward_command_open(rest, *spec == 's', o, err);
-        rc = n->command ? OK : err->code;
+        state->command = reward_command_open(rest, *spec == 's', o, err);
+        rc = state->command ? OK : err->code;
     } else {
         rc = error_set(err, ERR_USAGE,
                        "reward '%s' is not known; there are exact, regex[:PATTERN], command:WORDS, "
@@ -123,11 +123,11 @@ int reward_fn_open(struct reward_fn *r, const struct rl_options *o, struct error
 }
 
 void reward_fn_close(struct reward_fn *r) {
-    struct reward_state *n = r->ctx;
-    if (n) {
-        pcre2_code_free(n->pattern);
-        reward_command_close(n->command);
+    struct reward_state *state = r->ctx;
+    if (state) {
+        pcre2_code_free(state->pattern);
+        reward_command_close(state->command);
     }
-    free(n);
+    free(state);
     *r = (struct reward_fn){0};
 }

@@ -131,7 +131,7 @@ static bool is_shown(const struct evolve_run *r, int g) {
 }
 
 /* The table always has the best founder. It has all founders with `curve`, or if there is a debate,
- * whose baselines they are. */
+ * because the founders are the debate's baselines. */
 static bool is_founder_measured(const struct evolve_run *r, int founder) {
     return r->o->curve || r->o->rounds || r->founders[founder] == r->best[0].adapter;
 }

@@ -43,7 +43,7 @@ enum sparsification {
 };
 struct merge_rule {
     enum sparsification sparse;
-    bool elect; /* only elements of the elected sign count; else a weighted sum */
+    bool elect; /* true: only elements of the elected sign count; false: a weighted sum */
     bool peft;  /* elects and averages as PEFT does */
 };
 #define OUTLIERS 0.01  /* share of elements that breadcrumbs drops */

@@ -46,7 +46,7 @@ static void add_number_cell(struct buf *b, const char *before, int digits, doubl
         buf_puts(b, "<td class=n>–");
 }
 
-/* Tables with many columns do not break cells; they scroll. */
+/* A table with many columns does not wrap its cells; it scrolls. */
 #define WIDE_TABLE                                                                                 \
     "<div style=\"overflow-x:auto\"><table style=\"white-space:nowrap;font-size:.8rem\">"
 #define WIDE_TABLE_END "</table></div>\n"

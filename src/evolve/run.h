@@ -1,12 +1,12 @@
 /*
- * run: the state of a run, shared by its files. run.c opens, continues and ends it; fitness_eval.c
- * evaluates candidates, search_methods.c searches for better ones, heldout.c evaluates the result
- * on questions that fitness never used.
+ * run: the state of a run, which the following files share. run.c opens, continues and ends it;
+ * fitness_eval.c evaluates candidates, search_methods.c searches for better ones, heldout.c
+ * evaluates the result on questions that fitness never used.
  *
- * A run is a function of its recipe, seed, base model, data and numeric class. It stores no
- * position: the results of calls are in the store, and trained adapters are in the run's folder
- * with a row in the store's ledger. A resumed run computes everything from the start and loads each
- * result that exists. So a killed run ends with the same hashes.
+ * A run is a function of its recipe, seed, base model, data and numeric class. A run stores no
+ * position. The results of model calls are in the store, and trained adapters are in the run's
+ * folder, with a row in the store's ledger. A resumed run computes everything from the start and
+ * loads each result that exists. So a run that was killed and resumed ends with the same hashes.
  */
 #ifndef SHOAL_EVOLVE_RUN_H
 #define SHOAL_EVOLVE_RUN_H

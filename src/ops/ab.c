@@ -31,7 +31,7 @@ struct ab_experiment {
     json_t *spec, *end; /* the start event, and the event that ended it */
     const char *model;  /* borrowed from spec */
     double share;
-    bool once; /* only one outcome per user counts; `users` [n_users] have one */
+    bool once; /* only one outcome per user counts; users [n_users]: those with an outcome */
     int64_t *users;
     int n_users;
     uint64_t seed;

@@ -235,8 +235,8 @@ static struct ab_arm row_arm(const json_t *row, int64_t *place) {
     return arm;
 }
 
-/* Stores the row, its entry in the log of rows if it is new, the day's usage, and the outcome, in
- * one transaction. */
+/* Stores in one transaction: the row, its entry in the log of rows if the row is new, the key's
+ * usage of the day, and the outcome if it is not NULL. */
 static int row_store(struct ab *ab, const char *id, const json_t *row, bool is_new,
                      const struct ab_arm *arm, json_t *outcome, const char *key, const json_t *day,
                      struct error *err) {

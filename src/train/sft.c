@@ -5,7 +5,7 @@
  * sample of a job is entry p mod n of the shuffle of epoch p / n. So a checkpoint stores no
  * positions, and a resumed run has the bits of an uninterrupted one. A pass packs as many samples
  * as fit PACK_MAX_TOKENS; the packing changes no bits of the result. The job with the largest
- * dataset determines the number of updates; the others begin another epoch.
+ * dataset determines the number of updates; jobs with smaller datasets begin another epoch.
  */
 #include "train/train_loop.h"
 

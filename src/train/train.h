@@ -82,8 +82,8 @@ void training_plan_release(struct training_plan *p);
 /*
  * rl: training from preferences (DPO) and from rewards (REINFORCE, RLOO, GRPO).
  *
- * With rewards, a run samples completions with the engine from the base weights that the trainer
- * uses and its current adapters, and trains on them. The reference is the start adapter. One thread
+ * With rewards, a run samples completions from the trainer's base weights and current adapters,
+ * with the engine, and trains on these completions. The reference is the start adapter. One thread
  * drives a run. Adapters of several jobs share sampling and passes. A run is a function of model,
  * data, options and rewards: the number of threads, or a kill and resume, changes no bit. Dropout
  * is off, because with it the trained policy would differ from the sampled one.
@@ -119,7 +119,7 @@ struct reward_input {
     bool ended; /* the completion ended with its end token, before max_new_tokens */
 };
 struct reward_fn {
-    /* Reward of one completion. If it is NULL, score_batch is used. */
+    /* Reward of one completion. If score_one is NULL, score_batch is used. */
     double (*score_one)(void *ctx, const json_t *item, const char *completion);
     /* Rewards of all completions of a step. For both functions, a reward that is not finite ends
      * the run with an error. */
@@ -310,7 +310,7 @@ struct gate_comparison gate_compare(const double *before, const double *after, i
 struct gate {
     struct gate_comparison eval, retain;
     bool publish;
-    char why[256]; /* one line of text for the user */
+    char why[256]; /* the reason, one line for the user */
 };
 /* Sets publish and why. Publishes if two conditions hold: nothing was held out, or the gain is
  * above 0 with p <= alpha; retention was not measured, or its interval excludes a loss of more than
@@ -319,8 +319,8 @@ void gate_decide(struct gate *g, double alpha, double tolerance);
 json_t *gate_json(const struct gate *g);
 
 /*
- * log: the records of a training run: DIR/train.jsonl with one line per update, the same lines as
- * metrics of a run in the store, and DIR/report.html with curves.
+ * log: the records of a training run: DIR/train.jsonl with one line per step, the same lines as
+ * metrics of the run in the store, and DIR/report.html with curves.
  *
  * A log receives the events of a run (train_log_callbacks). The log contains each step once and in
  * order, also if the run was killed and resumed: lines of steps after the checkpoint are removed.

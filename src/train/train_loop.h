@@ -99,8 +99,8 @@ int policy_gradient_plan(const struct train_loop *c, enum train_method method,
 static inline bool pack_is_full(int64_t rows, int64_t more) {
     return rows > 0 && rows + more > PACK_MAX_TOKENS;
 }
-/* Counts the passes of a plan. `rows` and `samples` are those of the current pass; they are 0 at
- * the start of every update. */
+/* Counts the passes of a plan. rows, samples: of the current pass; 0 at the start of every update.
+ */
 struct pack_counter {
     struct training_plan *plan;
     int64_t rows, samples;

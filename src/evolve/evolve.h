@@ -27,8 +27,8 @@ struct evolve_options {
     struct strings crossovers, mutations; /* operators; adaptive pursuit selects among them */
     double mutation_rate;                 /* fraction of children that are mutants of one parent */
     double blend_min, blend_max;          /* range of the second parent's weight */
-    bool preserve_norm; /* rescale a child of a weighted sum to the weighted mean of its parents'
-                           ‖ΔW‖, because summing reduces the norm */
+    bool preserve_norm; /* rescale the child of an operator on shares of ΔW to the weighted mean of
+                           its parents' ‖ΔW‖, because mixing reduces the norm */
     double target_step_divergence; /* target behaviour divergence of mutations; 0: fixed step */
     /* drop operators whose children have on average a fitness that is lower than their parents' by
      * more than this; 0: drop none */

@@ -25,8 +25,9 @@ enum { MAX_CURVES = 32 }; /* largest number of adapters with a curve */
  * the run: line[key]. */
 struct chart {
     const char *title, *object, *key;
-    const char *band_key; /* like `key`, for the width of the band around the line; NULL: no band */
-    double unit;          /* divisor of the values, such as 1e6 for MB */
+    const char
+        *band_key; /* like `key`, for half the width of the band around the line; NULL: no band */
+    double unit;   /* divisor of the values, such as 1e6 for MB */
 };
 static const struct chart charts[] = {
     {"Loss", "losses", NULL, NULL, 1},

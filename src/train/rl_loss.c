@@ -42,7 +42,6 @@ const struct option_row rl_option_rows[] = {
      JOB_ARG_FORBIDDEN},
     {"reward-write", OPT_LIST, AT(reward_write), NULL, 0, 0, "DIR",
      "folders that reward commands may write", JOB_ARG_FORBIDDEN},
-    {"num-generations", OPT_ALIAS, 0, "num-generations", 0, 0, NULL, NULL},
     {"max-completion-length", OPT_ALIAS, 0, "max-new-tokens", 0, 0, NULL, NULL},
     {0},
 };

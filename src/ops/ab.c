@@ -550,14 +550,14 @@ static struct ab_experiment *experiment_new(struct ab *ab, const char *name) {
 }
 
 static int start_check(const struct ab *ab, const struct ab_spec *p, struct error *err) {
-    const struct ab_experiment *e = experiment_find(ab, p->name);
+    const struct ab_experiment *e = experiment_find(ab, p->name), *running;
     int n_experiments = 0;
     for (int i = 0; i < ab->n; i++) n_experiments += ab->v[i]->state != DELETED;
     if (e && e->state != DELETED)
         return error_set(err, ERR_STATE, "there is an experiment '%s'; delete it first", p->name);
-    if ((e = experiment_running_on(ab, p->model)))
-        return error_set(err, ERR_STATE, "the experiment '%s' runs on '%s'; stop it first", e->name,
-                         p->model);
+    if ((running = experiment_running_on(ab, p->model)))
+        return error_set(err, ERR_STATE, "the experiment '%s' runs on '%s'; stop it first",
+                         running->name, p->model);
     if (!e && ab->n >= MAX_NAMES)
         return error_set(err, ERR_STATE,
                          "there have been experiments of %d names, which is the limit; reuse the "

@@ -40,10 +40,12 @@ CFLAGS_ALL = -std=gnu11 -g $(OPT) $(WARN) -ffp-contract=off -fno-math-errno -fvi
 LIBS    = $(shell pkg-config --libs $(PKGS)) -lunistring -lm -pthread -ldl
 
 # The program links its libraries statically if their archives are installed: fewer files, and a megabyte of memory less
-# than with shared objects.
-LIBS_shoal = $(LIBS)
-ifneq ($(wildcard $(shell $(CC) -print-file-name=libsqlite3.a)),)
-LIBS_shoal = -Wl,--gc-sections -Wl,-z,pack-relative-relocs -Wl,-Bstatic $(shell pkg-config --libs $(PKGS)) -lunistring -Wl,-Bdynamic -lm -pthread -ldl
+# than with shared objects. Only the program uses libedit (src/cli/line_editor.c); tinfo, bsd and md are for libedit.
+LIBS_shoal = $(LIBS) -ledit
+ARCHIVES := $(foreach lib,sqlite3 edit bsd md,$(wildcard $(shell $(CC) -print-file-name=lib$(lib).a)))
+ifeq ($(words $(ARCHIVES)),4)
+LIBS_shoal = -Wl,--gc-sections -Wl,-z,pack-relative-relocs -Wl,-Bstatic $(shell pkg-config --libs $(PKGS)) -lunistring \
+             -ledit -ltinfo -lbsd -lmd -Wl,-Bdynamic -lm -pthread -ldl
 endif
 
 # Instruction sets are enabled per file, never for the whole program: kernels are chosen at run time.

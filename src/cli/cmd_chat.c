@@ -7,12 +7,15 @@
  * store. If a line causes an error, the error is printed and the chat continues; only an error of
  * the store or the engine ends it.
  *
- * There is no line editing here; the terminal does it.
+ * On a terminal, line_editor.c edits the lines, and Ctrl-C stops a reply. Through a pipe, signals
+ * have their default effect.
  */
 #define _GNU_SOURCE
 #include "cli/generate.h"
+#include "cli/line_editor.h"
 #include "cli/panel.h"
 
+#include <signal.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -22,7 +25,7 @@ struct options {
     struct sampling_options sampling;
     struct panel_options panel;
     char *system, *adapter;
-    bool team;
+    bool team, history;
 };
 #define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
     { name, type, offsetof(struct options, field), fallback, min, max, metavar, help }
@@ -33,6 +36,8 @@ static const struct option_row rows[] = {
     SAMPLING_ROWS(struct options, sampling, "512"),
     ROW("team", OPT_BOOL, team, NULL, 0, 0, NULL,
         "let the team of 'shoal ask' answer, with the options from --agents on"),
+    ROW("history", OPT_BOOL, history, "true", 0, 0, NULL,
+        "keep the lines typed on a terminal in ~/.local/state/shoal/history, for the arrow keys"),
     SETUP_ROWS(struct options, setup),
     SETUP_RECORD_ROWS(struct options, setup),
     PANEL_ROWS(struct options, panel),
@@ -80,9 +85,9 @@ static bool row_changed(const struct option_row *row, const void *options, const
 
 /* Returns 1 for a flag without --team, 2 for a flag with --team, 0 for a flag of both modes. */
 static int row_mode(const struct option_row *row) {
-    static const char *const both[] = {"seed",       "conversation", "facts",
-                                       "model-name", "model-path",   "cache-folder",
-                                       "model-type", "local-files",  "log"};
+    static const char *const both[] = {"seed",       "conversation", "facts",      "model-name",
+                                       "model-path", "cache-folder", "model-type", "local-files",
+                                       "log",        "history"};
     size_t at = row->offset;
     for (size_t i = 0; i < ARRAY_LEN(both); i++)
         if (strcmp(row->name, both[i]) == 0) return 0;
@@ -101,6 +106,32 @@ static int flags_check(const struct options *o, struct error *err) {
             rc = error_set(err, ERR_USAGE, "'--%s' has no effect %s --team", row->name,
                            o->team ? "with" : "without");
     options_release(rows, &defaults);
+    return rc;
+}
+
+/* Ctrl-C: while a reply of an interactive chat is generated, it stops the reply */
+
+static volatile sig_atomic_t interrupted;
+
+static void on_interrupt(int sig) {
+    (void)sig;
+    interrupted = 1;
+}
+
+static int interrupted_error(struct error *err) {
+    return error_set(err, ERR_STATE, "the reply was stopped");
+}
+
+/* engine_run for an interactive chat with a team. ctx: the engine. */
+static int run_until_interrupt(void *ctx, struct engine_request *reqs, int n, struct error *err) {
+    int submitted = 0, rc = OK;
+    while (rc == OK && submitted < n) {
+        rc = engine_submit(ctx, &reqs[submitted], err);
+        if (rc == OK) submitted++;
+    }
+    while (rc == OK && engine_step(ctx) > 0)
+        if (interrupted) rc = interrupted_error(err);
+    for (int i = 0; rc != OK && i < submitted; i++) engine_cancel(ctx, &reqs[i]);
     return rc;
 }
 
@@ -205,8 +236,10 @@ static int reply_single(struct chat_session *ch, const char *line, struct error 
     if (rc == OK) rc = engine_submit(s->e, &r, err);
     while (rc == OK && !r.done) {
         engine_step(s->e);
+        if (interrupted) engine_cancel(s->e, &r);
         stream_update(&to, &r);
     }
+    interrupted = 0; // the text so far counts as the reply; the memory is updated
     buf_puts(&to.clean, "");
     if (rc == OK && ch->c->json) reply_print_json(line, to.clean.data, "model", &r);
     if (rc == OK && !ch->c->json) puts("");
@@ -337,7 +370,7 @@ static int do_quit(struct chat_session *ch, const char *arg, struct error *err) 
 }
 
 static const struct {
-    const char *name, *arg, *help;
+    const char *name, *arg, *help; /* help: NULL for another name of the command above */
     int (*run)(struct chat_session *ch, const char *arg, struct error *err);
 } commands[] = {
     {"/help", "", "this list; begin a line with // for a message that begins with a slash",
@@ -348,7 +381,9 @@ static const struct {
     {"/facts", "", "print the key facts about you and the summary", do_facts},
     {"/forget", "TEXT", "remove the facts that contain this text; all: all facts", do_forget},
     {"/board", "", "print the blackboard", do_board},
-    {"/quit", "", "end the chat", do_quit},
+    {"/quit", "", "end the chat; also /exit and /bye", do_quit},
+    {"/exit", "", NULL, do_quit},
+    {"/bye", "", NULL, do_quit},
 };
 
 static int do_help(struct chat_session *ch, const char *arg, struct error *err) {
@@ -356,8 +391,31 @@ static int do_help(struct chat_session *ch, const char *arg, struct error *err) 
     (void)arg;
     (void)err;
     for (size_t i = 0; i < ARRAY_LEN(commands); i++)
-        printf("%-8s %-5s %s\n", commands[i].name, commands[i].arg, commands[i].help);
+        if (commands[i].help)
+            printf("%-8s %-5s %s\n", commands[i].name, commands[i].arg, commands[i].help);
     return OK;
+}
+
+/* For line_editor.h. */
+static const char *command_name(int i, enum line_argument *arg) {
+    if (i >= (int)ARRAY_LEN(commands)) return NULL;
+    const char *a = commands[i].arg;
+    *arg = strcmp(a, "DIR") == 0 || strcmp(a, "FILE") == 0 ? LINE_ARG_PATH
+           : *a                                            ? LINE_ARG_TEXT
+                                                           : LINE_ARG_NONE;
+    return commands[i].name;
+}
+
+static int unknown_command_error(const char *line, size_t n, struct error *err) {
+    const char *names[ARRAY_LEN(commands)];
+    char *word = xstrndup(line, n);
+    for (size_t i = 0; i < ARRAY_LEN(commands); i++) names[i] = commands[i].name + 1;
+    const char *near = name_suggest(names, (int)ARRAY_LEN(commands), word + 1);
+    int rc = near ? error_set(err, ERR_USAGE,
+                              "no command '%s', did you mean '/%s'? /help lists all", word, near)
+                  : error_set(err, ERR_USAGE, "no command '%s'; /help lists them", word);
+    free(word);
+    return rc;
 }
 
 static int command_run(struct chat_session *ch, const char *line, struct error *err) {
@@ -366,7 +424,7 @@ static int command_run(struct chat_session *ch, const char *line, struct error *
     for (size_t i = 0; i < ARRAY_LEN(commands); i++)
         if (strlen(commands[i].name) == n && strncmp(commands[i].name, line, n) == 0)
             return commands[i].run(ch, arg, err);
-    return error_set(err, ERR_USAGE, "no command '%.*s'; /help lists them", (int)n, line);
+    return unknown_command_error(line, n, err);
 }
 
 /* Whether the chat continues after this error. */
@@ -376,6 +434,7 @@ static bool is_recoverable(int rc) {
 
 static int line_handle(struct chat_session *ch, const char *line, struct error *err) {
     struct error own = {0};
+    interrupted = 0;
     json_t *text = json_string(line);
     int rc = text ? OK : error_set(&own, ERR_FORMAT, "the line is not UTF-8");
     json_decref(text);
@@ -390,7 +449,7 @@ static int line_handle(struct chat_session *ch, const char *line, struct error *
     }
     fflush(stdout);
     if (rc == OK) return OK;
-    if (is_recoverable(rc)) {
+    if (is_recoverable(rc) || interrupted) {
         log_warn("%s", own.text);
         return OK;
     }
@@ -398,21 +457,60 @@ static int line_handle(struct chat_session *ch, const char *line, struct error *
     return rc;
 }
 
-static int chat_loop(struct chat_session *ch, struct error *err) {
-    char *line = NULL;
+/* A line of text without blanks around it; NULL: nothing is left to do with it. */
+static char *line_trim(char *line) {
+    size_t n = strlen(line);
+    while (n > 0 && strchr(" \t\r\n", line[n - 1])) line[--n] = 0;
+    return n > 0 ? line + strspn(line, " \t") : NULL;
+}
+
+/* Without line editing. prompt: for a terminal, where Ctrl-C at the prompt ends the program. */
+static int chat_without_editor(struct chat_session *ch, bool prompt, struct error *err) {
+    char *buf = NULL, *line;
     size_t size = 0;
-    bool interactive = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
     int rc = OK;
-    if (interactive) log_info("/help lists the commands, /quit ends");
     while (rc == OK && !ch->quit) {
-        if (interactive) printf("> ");
+        if (prompt) printf("> ");
         fflush(stdout);
-        ssize_t n = getline(&line, &size, stdin);
-        if (n < 0) break;
-        while (n > 0 && strchr(" \t\r\n", line[n - 1])) line[--n] = 0;
-        if (n > 0) rc = line_handle(ch, line + strspn(line, " \t"), err);
+        if (getline(&buf, &size, stdin) < 0) break;
+        if (prompt) signal(SIGINT, on_interrupt);
+        if ((line = line_trim(buf)) != NULL) rc = line_handle(ch, line, err);
+        if (prompt) signal(SIGINT, SIG_DFL);
     }
-    free(line);
+    free(buf);
+    return rc;
+}
+
+/* Ctrl-C clears the line. On an empty line, the second one in a row ends the chat. */
+static int chat_with_editor(struct chat_session *ch, struct line_editor *ed, struct error *err) {
+    int rc = OK, n_empty = 0;
+    signal(SIGINT, on_interrupt);
+    while (rc == OK && !ch->quit) {
+        char *line;
+        enum line_result got = line_editor_read(ed, &line);
+        bool empty = got == LINE_CLEARED && !*line;
+        n_empty = empty ? n_empty + 1 : 0;
+        if (got == LINE_END || n_empty == 2) break;
+        if (empty) log_info("Ctrl-D, /quit or a second Ctrl-C ends the chat");
+        if (got == LINE_READ && (line = line_trim(line)) != NULL) rc = line_handle(ch, line, err);
+    }
+    signal(SIGINT, SIG_DFL);
+    return rc;
+}
+
+static int chat_loop(struct chat_session *ch, struct error *err) {
+    struct line_editor_options eo = {
+        .prompt = "> ", .command = command_name, .history = ch->o->history};
+    bool interactive = isatty(STDIN_FILENO) && isatty(STDOUT_FILENO);
+    if (!interactive) return chat_without_editor(ch, false, err);
+    for (int i = 0; i < ch->panel.bases.n; i++) {
+        ch->panel.engine_clients[i].run = run_until_interrupt;
+        ch->panel.engine_clients[i].run_ctx = ch->panel.bases.v[i].e;
+    }
+    log_info("/help lists the commands, /quit ends");
+    struct line_editor *ed = line_editor_open(&eo);
+    int rc = ed ? chat_with_editor(ch, ed, err) : chat_without_editor(ch, true, err);
+    line_editor_close(ed);
     return rc;
 }
 
@@ -451,7 +549,9 @@ const struct cli_command cmd_chat = {
     .args = "MODEL",
     .summary = "chat with a model or a team in the terminal",
     .about =
-        "Lines are read from the terminal or a pipe; /help lists the commands. The prompt\n"
+        "Lines are read from the terminal or a pipe; /help lists the commands. On a terminal the\n"
+        "arrow keys edit the line and recall earlier ones, Ctrl-R searches them, Tab completes\n"
+        "commands and paths, Ctrl-C stops a reply or clears the line, and Ctrl-D ends. The prompt\n"
         "contains the last ten exchanges, a summary of the earlier ones, and key facts;\n"
         "--conversation keeps them in the store. With --team the agents of 'shoal ask' answer.\n"
         "\n"

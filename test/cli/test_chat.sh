@@ -1,0 +1,28 @@
+#!/bin/sh
+# test_chat: 'shoal chat' on a terminal (chat_pty.py), and that a pipe has no prompt, no history and no escape
+# sequences. Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary.
+set -u
+shoal=${SHOAL:-build/shoal}
+tmp=$(mktemp -d) || exit 1
+trap 'rm -rf "$tmp"' EXIT
+ok() { echo "ok $1"; }
+bad() { echo "not ok $1: $2"; }
+
+# ---- pipes
+"$shoal" run models/fry --chat 'sort: k b x' --temp 0 -n 12 >"$tmp/one" 2>/dev/null
+for end in quit exit bye; do
+    printf 'sort: k b x\n/%s\nnever said\n' $end | XDG_STATE_HOME=$tmp/state TERM=xterm "$shoal" chat models/fry --temp 0 -n 12 \
+        --store "$tmp/pipe.db" >"$tmp/out" 2>"$tmp/err"
+    if cmp -s "$tmp/one" "$tmp/out" && [ ! -s "$tmp/err" ]; then ok "a pipe gets only the reply; /$end ends it"
+    else bad "a pipe gets only the reply; /$end ends it" "$(cat "$tmp/out" "$tmp/err")"; fi
+done
+if [ -e "$tmp/state" ]; then bad "a pipe leaves no history" "$(find "$tmp/state")"; else ok "a pipe leaves no history"; fi
+printf '/hepl\n/nothing\n' | "$shoal" chat models/fry --store "$tmp/pipe.db" >"$tmp/out" 2>"$tmp/err"
+printf "warning: no command '/hepl', did you mean '/help'? /help lists all\nwarning: no command '/nothing'; /help lists them\n" >"$tmp/want"
+if cmp -s "$tmp/err" "$tmp/want"; then ok "unknown commands"; else bad "unknown commands" "$(cat "$tmp/err")"; fi
+
+# ---- a terminal
+command -v python3 >/dev/null || { echo "skip the terminal: python3 is not installed"; exit 0; }
+"$shoal" model new --shape stories15m --quant q8_0 "$tmp/slow.gguf" 2>"$tmp/err" || bad "a model" "$(cat "$tmp/err")"
+mkdir "$tmp/pty"
+python3 test/cli/chat_pty.py "$shoal" "$tmp/slow.gguf" "$tmp/pty" 2>"$tmp/err" || bad "the terminal" "$(tail -3 "$tmp/err")"

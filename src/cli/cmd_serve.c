@@ -100,19 +100,89 @@ static const struct option_row rows[] = {
 };
 #undef ROW
 
-/* Prints the addresses. The token is a secret, so it is not in the JSON lines, which are often
- * logged. In the page's address it is in the fragment, which browsers do not send: only the page
- * reads it. */
-static void on_ready(void *ctx, const char *url, const char *page, const char *token,
-                     const char *token_path) {
-    const struct cli_options *c = ctx;
-    if (c->json) {
-        cli_print_json(json_pack("{s:s,s:s+,s:s}", "listening", url, "page", page, "/",
-                                 "token_file", token_path));
+/* messages at the end of the start */
+
+struct ready_ctx {
+    const struct cli_options *c;
+    const struct http_options *http;
+    bool auth;
+};
+
+/* "2 adapters (a, b)", at most NAMES_SHOWN names. */
+static void add_names(struct buf *b, const struct strings *names, const char *kind,
+                      const char *prefix) {
+    enum { NAMES_SHOWN = 4 };
+    buf_printf(b, ", %d %s%s", names->n, kind, names->n == 1 ? "" : "s");
+    for (int i = 0; i < MIN(names->n, NAMES_SHOWN); i++)
+        buf_printf(b, "%s%s%s", i ? ", " : " (", prefix, names->v[i]);
+    if (names->n) buf_puts(b, names->n > NAMES_SHOWN ? " …)" : ")");
+}
+
+/* Adds a text as one word of a shell. */
+static void add_shell_quoted(struct buf *b, const char *text) {
+    buf_puts(b, "'");
+    for (; *text; text++)
+        if (*text == '\'')
+            buf_puts(b, "'\\''");
+        else
+            buf_add(b, text, 1);
+    buf_puts(b, "'");
+}
+
+/* A command that sends a chat and works when it is pasted on this machine. On a loopback address,
+ * which is rarely a name of the certificate, curl does not check the certificate. */
+static void add_curl(struct buf *b, const struct http_options *http, const struct serve_ready *r) {
+    bool loopback = http_is_loopback(http) || strcmp(r->url, r->page) != 0;
+    char *url = xasprintf("%s/v1/chat/completions", r->page);
+    json_t *model = json_string(r->model); // NULL if a file's name is not UTF-8
+    if (!model) model = json_string("");   // the base
+    json_t *v = json_pack("{s:o,s:i,s:[{s:s,s:s}]}", "model", model, "max_tokens", 64, "messages",
+                          "role", "user", "content", "Hello");
+    char *body = json_dumps(v, 0);
+    CHECK(body != NULL);
+    buf_puts(b, "curl ");
+    if (http->tls_cert && loopback) buf_puts(b, "-k ");
+    if (http->tls_cert && !loopback) {
+        buf_puts(b, "--cacert ");
+        add_shell_quoted(b, http->tls_cert);
+        buf_puts(b, " ");
+    }
+    if (r->needs_key) {
+        buf_puts(b, "-H \"Authorization: Bearer $(cat ");
+        add_shell_quoted(b, r->token_path);
+        buf_puts(b, ")\" ");
+    }
+    add_shell_quoted(b, url);
+    buf_puts(b, " -d ");
+    add_shell_quoted(b, body);
+    free(body);
+    free(url);
+    json_decref(v);
+}
+
+/* The token is a secret, so it is not in the JSON line, which is often logged. In the page's
+ * address it is in the fragment, which browsers do not send: only the page reads it. */
+static void on_ready(void *ctx, const struct serve_ready *r) {
+    const struct ready_ctx *x = ctx;
+    struct buf models = {0}, curl = {0};
+    if (x->c->json) {
+        cli_print_json(json_pack("{s:s,s:s+,s:s}", "listening", r->url, "page", r->page, "/",
+                                 "token_file", r->token_path));
         return;
     }
-    log_info("listening on %s — OpenAI's API is at %s/v1; Ctrl-C stops", url, url);
-    log_info("page %s/#token=%s", page, token);
+    add_names(&models, &r->adapters, "adapter", "");
+    add_names(&models, &r->teams, "team", "team:");
+    add_curl(&curl, x->http, r);
+    log_info("listening on %s — OpenAI's API is at %s/v1; Ctrl-C stops", r->url, r->url);
+    log_info("page %s/#token=%s", r->page, r->token);
+    log_info("model %s%s", r->model, models.data);
+    log_info("keys: %s", r->needs_key ? "every request needs a key ('shoal key list') or the token"
+                         : x->auth    ? "none; this machine may chat without one"
+                                      : "none; every client may chat without one (--no-auth)");
+    log_info("token in %s, for jobs and changes of the server", r->token_path);
+    log_info("try: %s", curl.data);
+    buf_release(&models);
+    buf_release(&curl);
 }
 
 /* Raises the limit of open files to the maximum: each client is a file descriptor, and the usual
@@ -181,6 +251,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
     const struct options *o = options;
     struct serve_options so = o->serve;
     struct setup s;
+    struct ready_ctx ready = {.c = c, .http = &so.http, .auth = so.auth};
     struct memory_plan plan;
     struct strings paths;
     struct setup_needs w = {.adapters = &paths,
@@ -206,7 +277,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
     so.max_memory = s.limit;
     so.plan = &plan;
     so.ready = on_ready;
-    so.ready_ctx = (void *)(uintptr_t)c;
+    so.ready_ctx = &ready;
     so.find = cli_find_file;
     so.modules = api_modules;
     so.job_kinds = job_kinds();

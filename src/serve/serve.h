@@ -13,6 +13,15 @@
 
 struct job_kind;
 struct server_module;
+/* A server that accepts requests. */
+struct serve_ready {
+    const char *url, *page;         /* its address, and the address for a browser on this machine;
+                                       both without a final slash */
+    const char *token, *token_path; /* the start-up token and the path of its file */
+    const char *model;              /* the base's id */
+    struct strings adapters, teams; /* ids, oldest first */
+    bool needs_key;                 /* requests without a key are refused */
+};
 struct serve_options { /* filled from option rows, except max_memory and the fields after it */
     struct http_options http;
     struct strings adapters;    /* name=path, or a path; its last part is then the name */
@@ -48,11 +57,8 @@ struct serve_options { /* filled from option rows, except max_memory and the fie
     const struct server_module *const *modules; /* the APIs (api/api.h), ends with a NULL */
     const struct job_kind *job_kinds;           /* commands that may run as jobs; NULL: none */
     char *(*find)(const char *path);            /* resolves a relative path; malloc'ed */
-    /* Called when the server accepts requests. url: its address; page: the address for a browser
-     * on this machine (both without a final slash); then the start-up token and the path of its
-     * file. */
-    void (*ready)(void *ctx, const char *url, const char *page, const char *token,
-                  const char *token_path);
+    void (*ready)(void *ctx,
+                  const struct serve_ready *r); /* called once, at the end of the start */
     void *ready_ctx;
 };
 

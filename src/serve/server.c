@@ -756,11 +756,29 @@ static void urls_format(const struct server *s, char url[512], char page[512]) {
     snprintf(page, 512, "%s://%s%s%s:%d", scheme, v6 ? "[" : "", browser_host, v6 ? "]" : "", port);
 }
 
-static void serve_until_signal(struct server *s, struct shutdown_state *shutdown) {
+static void report_ready(struct server *s) {
     char url[512], page[512];
-    int got;
+    struct serve_ready r = {.url = url,
+                            .page = page,
+                            .token = s->token,
+                            .token_path = s->token_path,
+                            .model = s->name,
+                            .needs_key = keys_exist(s->keys)};
+    int n;
+    struct adapter_entry *list = server_adapters(s, &n);
+    for (int i = 0; i < n; i++)
+        if (!list[i].is_base) strings_add(&r.adapters, list[i].name);
+    server_adapters_free(list, n);
+    for (int i = 0; i < s->n_teams; i++) strings_add(&r.teams, s->teams[i].name);
     urls_format(s, url, page);
-    s->options->ready(s->options->ready_ctx, url, page, s->token, s->token_path);
+    s->options->ready(s->options->ready_ctx, &r);
+    strings_release(&r.adapters);
+    strings_release(&r.teams);
+}
+
+static void serve_until_signal(struct server *s, struct shutdown_state *shutdown) {
+    int got;
+    report_ready(s);
     sigwait(&shutdown->set, &got);
     log_info("finishing running requests; a second signal ends the server at once");
     CHECK(pthread_create(&shutdown->thread, NULL, shutdown_thread, shutdown) == 0);

@@ -134,10 +134,8 @@ static void add_shell_quoted(struct buf *b, const char *text) {
 static void add_curl(struct buf *b, const struct http_options *http, const struct serve_ready *r) {
     bool loopback = http_is_loopback(http) || strcmp(r->url, r->page) != 0;
     char *url = xasprintf("%s/v1/chat/completions", r->page);
-    json_t *model = json_string(r->model); // NULL if a file's name is not UTF-8
-    if (!model) model = json_string("");   // the base
-    json_t *v = json_pack("{s:o,s:i,s:[{s:s,s:s}]}", "model", model, "max_tokens", 64, "messages",
-                          "role", "user", "content", "Hello");
+    json_t *v = json_pack("{s:s,s:i,s:[{s:s,s:s}]}", "model", r->model, "max_tokens", 64,
+                          "messages", "role", "user", "content", "Hello");
     char *body = json_dumps(v, 0);
     CHECK(body != NULL);
     buf_puts(b, "curl ");

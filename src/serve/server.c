@@ -798,12 +798,19 @@ static int state_protect(const char *dir, struct error *err) {
     return rc;
 }
 
+/* The model's name in replies: a file name may contain bytes that JSON cannot. malloc'ed. */
+static char *name_for_replies(const char *name) {
+    struct buf b = {0};
+    buf_add_sanitized(&b, name, strlen(name));
+    return b.data ? b.data : xstrdup("");
+}
+
 int serve_run(struct model *m, struct engine *e, const struct engine_options *eo, const char *path,
               const struct serve_options *o, struct error *err) {
     struct server s = {.options = o,
                        .model = m,
                        .engine = e,
-                       .name = xstrdup(m->name),
+                       .name = name_for_replies(m->name),
                        .path = xstrdup(path),
                        .started = (int64_t)time(NULL),
                        .threads = pool_size(eo->pool)};

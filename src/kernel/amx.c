@@ -1,5 +1,5 @@
 /*
- * amx: the AMX level: permission to use tiles, and the table of its products.
+ * amx: the AMX level: the permission to use tiles, and the function that sets its slots.
  *
  * A tile step multiplies up to 16 rows by one panel of 16 outputs. The int8 products (amx_int8.c)
  * belong to the exact class, the bf16 products (amx_bf16.c, amx_grad.c) and attention

@@ -1,17 +1,17 @@
 /*
- * amx: code that the files of the AMX level share: the configuration of tile registers and the
- * storing of sums. Private to src/kernel/amx*.c.
+ * amx: code that the files of the AMX level share: the configuration of tile registers, transposes,
+ * and the storing of sums. Private to src/kernel/amx*.c.
  *
- * Tile state belongs to a thread and no caller saves it. `amx_configured` names a thread's
- * configuration, so that a product that needs the same configuration does not load it again. No
- * other code in the process uses tiles.
+ * Tile registers and their configuration belong to a thread, and no caller saves them.
+ * `amx_configured` is the number of a thread's configuration, so that a product that needs the same
+ * configuration does not load it again. No other code in the process uses tiles.
  */
 #ifndef SHOAL_KERNEL_AMX_H
 #define SHOAL_KERNEL_AMX_H
 
 #include "kernel/avx512.h"
 
-/* Each sets the slots of its file: amx_int8.c, amx_bf16.c, amx_grad.c, amx_attention.c. */
+/* Each function sets the slots of the file of its name. */
 void amx_fill_int8(struct kernels *k);
 void amx_fill_bf16(struct kernels *k);
 void amx_fill_grad(struct kernels *k);
@@ -25,13 +25,13 @@ struct tile_config {
 };
 _Static_assert(sizeof(struct tile_config) == 64, "ldtilecfg reads 64 bytes");
 
-/* Names of configurations: TILE_CONFIG_FULL is all eight tiles 16 x 64; those of amx_int8.c are
- * smaller. */
+/* Numbers of configurations: TILE_CONFIG_FULL has eight tiles of 16 rows of 64 bytes; the numbers
+ * that amx_int8.c uses are smaller than it. */
 enum { TILE_CONFIG_FULL = 1 << 16 };
 
-enum { GROUP = 8 }; /* panels multiplied with all rows before the next: they stay in L2 */
+enum { GROUP = 8 }; /* panels that are multiplied with one chunk of the rows, in the L2 cache */
 
-/* The configuration that this thread has loaded; 0: none yet. */
+/* The number of the configuration that this thread has loaded; 0: none yet. */
 extern _Thread_local uint32_t amx_configured;
 
 INLINE void tile_config_set(struct tile_config *s, int tile, int rows, int row_bytes) {
@@ -40,7 +40,7 @@ INLINE void tile_config_set(struct tile_config *s, int tile, int rows, int row_b
 }
 
 INLINE void tile_config_load(const struct tile_config *s, uint32_t name) {
-    // gcc 12 declares only the first 8 bytes as read, and would drop the stores of the others.
+    // For gcc 12 the intrinsic reads only 8 bytes, so gcc would drop the stores to the other bytes.
     __asm__ volatile("" : : "r"(s) : "memory");
     _tile_loadconfig(s);
     amx_configured = name;
@@ -61,12 +61,12 @@ INLINE void tile_memory_barrier(const void *p) {
 
 enum { TILE = 512 }; /* bf16 elements of a tile: 16 x 32 */
 
-/* Mask of the lanes that exist when `n` elements are left. */
+/* Mask of the first n of 16 lanes: no lane if n is below 0, all if it is above 16. */
 INLINE __mmask16 elems_mask(int64_t n) {
     return n > 0 ? lanes_mask(n) : 0;
 }
 
-/* 32 values as bf16, low first. */
+/* 32 values as bf16: those of `low`, then those of `high`. */
 INLINE __m512i bf16_join(__m512 low, __m512 high) {
     return (__m512i)_mm512_cvtne2ps_pbh(high, low);
 }
@@ -79,7 +79,7 @@ INLINE __m512i bf16_interleave(__m512 even, __m512 odd) {
     return _mm512_permutexvar_epi16(_mm512_loadu_si512(order), bf16_join(even, odd));
 }
 
-/* r[i] lane j becomes r[j] lane i. */
+/* Transposes: lane j of r[i] becomes lane i of r[j]. */
 INLINE void transpose_16(__m512i r[16]) {
     __m512i t[16];
 #pragma GCC unroll 8
@@ -110,7 +110,7 @@ INLINE void transpose_16(__m512i r[16]) {
     }
 }
 
-/* y[r] (+)= sums[r] for `rows` rows of one panel, of which `left` outputs exist. */
+/* y[r] (+)= sums[r] for `rows` rows of one panel; only its first `left` outputs exist. */
 static inline void sums_store(float *y, int64_t ldy, const float (*sums)[PANEL], int64_t rows,
                               int64_t left, bool add) {
     const __mmask16 mask = left >= PANEL ? 0xFFFF : (__mmask16)((1u << left) - 1);

@@ -16,8 +16,8 @@ INLINE __mmask16 lanes_mask(int64_t left) {
     return left >= 16 ? 0xFFFF : (__mmask16)((1u << left) - 1);
 }
 
-/* 16 weights at w[i…] as f32; lanes outside `mask` are +0 and are not read. `whole` guarantees a
- * full mask. */
+/* The 16 weights w[i] … w[i + 15] as f32; lanes outside of `mask` are +0 and are not read. `whole`:
+ * the mask has all lanes. */
 INLINE __m512 weights_load(const void *w, int64_t i, __mmask16 mask, bool whole, enum dtype e) {
     if (e == DTYPE_I8) {
         const int8_t *b = (const int8_t *)w + i;
@@ -41,7 +41,8 @@ INLINE __m512 power_of_2(__m512i n) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));
 }
 
-/* The exp of internal.h. min and max return their second operand when one is NaN. */
+/* The exp of internal.h. The min and max instructions return their second operand if an operand is
+ * NaN. */
 INLINE __m512 lanes_exp(__m512 x) {
     const __m512 magic = _mm512_set1_ps(EXP_MAGIC), one = _mm512_set1_ps(1.0f);
     x = _mm512_max_ps(_mm512_set1_ps(EXP_LO), _mm512_min_ps(_mm512_set1_ps(EXP_HI), x));

@@ -1,14 +1,14 @@
 /*
  * kernel: the declarations that the level files share, and the formulas that they all evaluate.
  *
- * Only kernel.c and the level files include it. Everything here is `static inline` or a macro: a
- * level file is compiled with instructions that the processor may lack, so it must not emit a
- * symbol that the linker could choose for other files.
+ * Only the files of this folder and its tests include it. Every function that is defined here is
+ * `static inline`: a level file is compiled with instructions that the processor may lack, so it
+ * must not emit a symbol that the linker could choose for other files.
  *
- * Invariant: each slot computes the same IEEE operations in the same order at every level. The
- * vector levels do several lanes at once where scalar.c does one at a time; fma(a, b, c) below is
- * always the fused operation and a * b + c never is. The summation order of dot, sum and the q
- * types is in kernel.h.
+ * Invariant: each slot that exists at several levels computes the same IEEE operations in the same
+ * order at each of them. The vector levels compute several lanes at once, scalar.c one at a time.
+ * fma(a, b, c) below is always the fused operation, a * b + c never is. The order of the sums of
+ * dot, sum and the q types is in kernel.h.
  */
 // clang-format off
 /*
@@ -41,19 +41,19 @@
 
 #include "kernel/kernel.h"
 
-/* Each overwrites the slots for which its level has a faster function. They are called in this
- * order, lowest level first. */
+/* Each function overwrites the slots of `k` for which its level has a faster function. They are
+ * called in this order, lowest level first. */
 void kernels_fill_scalar(struct kernels *k);
 void kernels_fill_avx2(struct kernels *k);
 void kernels_fill_avx512(struct kernels *k);
 void kernels_fill_amx(struct kernels *k);
 
-/* Asks the system to let this process use tiles. The caller checks the processor's bits and XCR0
- * first. */
+/* Asks the system for permission to use tiles in this process; returns whether it is granted. The
+ * caller checks the processor's feature bits and XCR0 first. */
 bool amx_request(void);
 
-/* exp: e^r on |r| <= ln(2)/2 as 1 + r + r^2 (C2 + C3 r + … + C6 r^4), weighted minimax fit, 3.2e-9
- * relative. */
+/* exp: e^r on |r| <= ln(2)/2 as 1 + r + r^2 (C2 + C3 r + … + C6 r^4), a weighted minimax fit with a
+ * relative error of 3.2e-9. */
 #define EXP_HI 89.0f     /* above ln(FLT_MAX): the result is capped at FLT_MAX */
 #define EXP_LO (-104.0f) /* below ln(2^-150): the result rounds to 0 */
 #define EXP_MAGIC 0x1.8p+23f
@@ -75,11 +75,11 @@ struct quant_block {
 struct tensor_type_traits {
     enum tensor_type type;
     const char *name;
-    int block, bytes; /* weights in a block and its size; nf4's bytes are without the scales */
-    int group;        /* weights under one scale; 0: not quantised by blocks */
+    int block, bytes; /* weights in a block, and its bytes; of nf4 without the scales */
+    int group;        /* weights under one scale; 0 for types without `decode` */
     enum matrix_layout layout;
-    int8_t zero;
-    bool mins;
+    int8_t zero; /* matrix.zero */
+    bool mins;   /* the type has minima */
     void (*decode)(const uint8_t *block, struct quant_block *s);
     void (*quantize)(const float *x, uint8_t *block);
     void (*encode)(const struct quant_block *s,
@@ -88,7 +88,7 @@ struct tensor_type_traits {
 const struct tensor_type_traits *
 tensor_type_traits_find(enum tensor_type t); /* NULL when unknown */
 
-/* Inputs [k0, k1) of matrix_get_row; multiples of 32 where the type has blocks. */
+/* Inputs [k0, k1) of matrix_get_row; k0 and k1 are multiples of 32 if the type has blocks. */
 void matrix_get_row_part(const struct matrix *m, int64_t i, int64_t k0, int64_t k1, float *out);
 /* Returns `pool`, or NULL if a product of this size is faster in the calling thread. */
 struct pool *matrix_pool_for(struct pool *pool, int64_t rows, int64_t n, int64_t k);
@@ -101,7 +101,8 @@ struct pool *matrix_pool_for(struct pool *pool, int64_t rows, int64_t n, int64_t
 #define NF4_UNIT 32385.0f        /* 255 · 127 */
 #define NF4_OFFSET 128           /* makes every code an unsigned byte */
 
-/* For the quantised layouts: weights under one scale, and bytes of such a block of a panel. */
+/* For the quantised layouts: the number of weights under one scale (a group), and the bytes of a
+ * group of all 16 outputs of a panel. */
 static inline int layout_group(enum matrix_layout l) {
     return l == LAYOUT_Q6 ? 16 : QK;
 }
@@ -113,8 +114,8 @@ static inline int64_t layout_scales(enum matrix_layout l, int64_t k) {
     return (l == LAYOUT_NF4 ? (k + NF4_BLOCK - 1) / NF4_BLOCK : k / layout_group(l)) * PANEL;
 }
 
-/* Packs k inputs of one row as row r of a tile of `rows` rows: x is [K/32][rows][32], dx
- * [K/32][rows]. */
+/* Copies k inputs of one row, values q [K] and scales d [K/32], to row r of a tile of `rows` rows:
+ * x [K/32][rows][32] and dx [K/32][rows]. */
 static inline void int8_row_pack_tile(int8_t *x, float *dx, const int8_t *q, const float *d,
                                       int64_t k, int64_t r, int64_t rows) {
     for (int64_t b = 0; b < k / QK; b++) {
@@ -123,14 +124,15 @@ static inline void int8_row_pack_tile(int8_t *x, float *dx, const int8_t *q, con
     }
 }
 
-/* Rounds half to even, for magnitudes below 2^22: adding 1.5 · 2^23 leaves no bit for a fraction.
+/* Rounds half to even, for magnitudes below 2^22: the sum with 1.5 · 2^23 has no bit for a
+ * fraction.
  */
 static inline float round_even(float u) {
     return (u + 0x1.8p+23f) - 0x1.8p+23f;
 }
 
-/* Element-wise code that each level file compiles with its own instructions; `exp` is the function
- * of the level. */
+/* The functions *_with are bodies of slots that each level file compiles with its own instructions;
+ * `exp`, `dot` and `sum` are the functions of that level. */
 static inline void act_backward_with(void (*exp)(float *, const float *, int64_t),
                                      float *restrict dx, float *restrict dup,
                                      const float *restrict dy, const float *restrict x,
@@ -162,7 +164,7 @@ static inline void norm_gain_backward_with(const struct norm_rows *r, float *res
     }
 }
 
-/* dx may be u. */
+/* On entry u is dy. dx may be equal to u. */
 static inline void norm_backward_with(float (*dot)(const float *, const float *, int64_t),
                                       float (*sum)(const float *, int64_t), float *dx, float *u,
                                       const float *x, const float *g, float mean, float rstd,
@@ -179,24 +181,24 @@ static inline void norm_backward_with(float (*dot)(const float *, const float *,
 }
 
 /*
- * Large gemm_nn products: columns of v are packed as f32 in panels as wide as a tile of outputs,
- * GEMM_NN_KC rows at a time, so that they stay in the first-level cache while all rows of t are
- * multiplied with them. Between such slabs an output is stored in y, so its chain of multiply-adds
- * is that of kernel.h. A t with tj != 1 is packed as well, GEMM_NN_MC rows at a time. A row-major t
- * is read in place, GEMM_NN_MC_DIRECT rows for each time that v is packed. A column-major t is read
- * in place too when v has at most GEMM_NN_NARROW columns, too few to pay for packing (a head's keys
- * and values).
+ * Large gemm_nn products. v is processed in slabs of GEMM_NN_KC rows. The columns of a slab are
+ * packed as f32 in panels as wide as a tile of outputs; a panel stays in the first-level cache
+ * while a block of rows of t is multiplied with it. Between two slabs an output is stored in y, so
+ * it remains the one chain of multiply-adds that kernel.h defines. A row-major t (tj = 1) is read
+ * in place, in blocks of GEMM_NN_MC_DIRECT rows. Another t is packed, in blocks of GEMM_NN_MC rows.
+ * Exception: a column-major t (tm = 1) is read in place if v has at most GEMM_NN_NARROW columns (a
+ * head's keys and values), too few for the packing to be worth its time.
  */
 enum { GEMM_NN_KC = 256, GEMM_NN_MC = 96, GEMM_NN_MC_DIRECT = 384, GEMM_NN_NARROW = 64 };
 
-struct gemm_nn_args {
+struct gemm_nn_args { /* as in kernels.gemm_nn_f32 */
     float *y;
     const float *t;
     const void *v;
     int64_t ldy, tm, tj, rows, ldv, k, n;
 };
-/* The tile functions of a level. A tile is up to `rows` rows of t against the first n (at most
- * `width`) columns of a panel. */
+/* The tile functions of a level. `tile` adds to y the product of up to `rows` rows of t and the
+ * first n columns of a panel (all `width` columns if n is larger). */
 struct gemm_nn_tiles {
     int rows, width;
     void (*pack)(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n);
@@ -204,7 +206,7 @@ struct gemm_nn_tiles {
                  int64_t k, int64_t n, int rows);
 };
 
-/* Whether packing pays, as measured on AVX2. */
+/* Whether packing saves more time than it takes, as measured on AVX2. */
 static inline bool gemm_nn_is_large(const struct gemm_nn_args *p) {
     return p->rows >= 16 && p->k >= 64 && p->n >= 16;
 }
@@ -220,7 +222,8 @@ static inline void gemm_nn_pack_a(float *out, const float *t, int64_t tm, int64_
         }
 }
 
-/* Rows [m, m + rows) over the slab that begins at j. */
+/* Multiplies rows [m, m + rows) of t with the slab of v that begins at row j. `size`: bytes of an
+ * element of v. */
 static inline void gemm_nn_block(const struct gemm_nn_args *p, const struct gemm_nn_tiles *l,
                                  int64_t size, int64_t j, int64_t m, int64_t rows) {
     _Alignas(64) float panel[GEMM_NN_KC * 32], packed[GEMM_NN_KC * GEMM_NN_MC];
@@ -249,7 +252,7 @@ static inline void gemm_nn_blocked(const struct gemm_nn_args *p, const struct ge
 }
 
 /* Spreads the prefetches over the steps of a product. A step prefetches at most PACE_MAX lines, so
- * that its own loads are not delayed; the rest is not prefetched. */
+ * that its own loads are not delayed; lines beyond that are not prefetched. */
 static inline void prefetch_begin(struct prefetch_list *a, int64_t steps) {
     enum { PACE_MAX = 32 };
     int64_t lines = 0;
@@ -266,7 +269,7 @@ static inline void prefetch_step(struct prefetch_list *a) {
     }
 }
 
-/* Pairs of weights of one panel of LAYOUT_BF16: [K rounded up to 32, / 2][16 outputs][2]. */
+/* The weights of one panel of LAYOUT_BF16: [K rounded up to 32, / 2][16 outputs][2]. */
 static inline const uint16_t *bf16_panel(const struct matrix *w, int64_t panel) {
     return (const uint16_t *)w->data + panel * PANEL * ((w->k + 31) / 32 * 32);
 }
@@ -275,28 +278,30 @@ static inline const uint16_t *bf16_panel(const struct matrix *w, int64_t panel) 
  * The fast class below AMX: every output is one chain of multiply-adds, so the lanes of a vector
  * are adjacent outputs and no sum across lanes is needed. A tile is some rows by some panels of
  * such chains over the whole K. The weights are widened as they are loaded from the second-level
- * cache, with two operations for two vectors of weights. With fewer rows a tile has more panels, so
- * that there are enough independent chains to hide the latency of a multiply-add.
+ * cache, with one operation per vector. With fewer rows a tile has more panels, so that there
+ * are enough independent chains to hide the latency of a multiply-add.
  */
 struct bf16_gemm {
     float *y;
     int64_t ldy;
     const struct gemm_input *in;
     const struct matrix *w;
-    int64_t n1;
+    int64_t n1; /* outputs from n1 on are not stored */
     bool add;
 };
+/* The functions for one number of rows; both start at row m and panel `panel`. */
 struct bf16_gemm_tile {
-    int panels;
-    void (*multiply_panels)(const struct bf16_gemm *c, int64_t m,
-                            int64_t panel); /* starts at row m and this panel */
-    void (*multiply_panel)(const struct bf16_gemm *c, int64_t m, int64_t panel);
+    int panels; /* panels that multiply_panels computes */
+    void (*multiply_panels)(const struct bf16_gemm *c, int64_t m, int64_t panel);
+    void (*multiply_panel)(const struct bf16_gemm *c, int64_t m, int64_t panel); /* one panel */
 };
 
-/* tiles[r - 1] multiplies r rows, at most `max_rows`. */
+/* Computes outputs [n0, c->n1) of all rows. tiles[r - 1] is for r rows, r at most `max_rows`. */
 static inline void bf16_gemm_run(const struct bf16_gemm *c, int64_t n0,
                                  const struct bf16_gemm_tile *tiles, int64_t max_rows) {
-    enum { CHAIN_BYTES = 262144 }; /* bytes of weights that all rows use before the next weights */
+    enum {
+        CHAIN_BYTES = 262144
+    }; /* bytes of weights that are multiplied with all rows at a time */
     const int64_t rows = c->in->rows, first = n0 / PANEL, end = (c->n1 + PANEL - 1) / PANEL;
     const int64_t width = MAX(CHAIN_BYTES / (bf16_panel(c->w, 1) - bf16_panel(c->w, 0)) / 2, 1);
     const int64_t step = rows > max_rows ? width : end;

@@ -1,13 +1,15 @@
 /*
- * backward: products of a backward pass: dX = dY W, whose sum runs over the outputs of a weight
- * matrix, and gemm_nn over a pool, from which the rest of a backward pass is built.
+ * backward: products of a backward pass over a thread pool: dX = dY W, whose sum runs over the
+ * outputs of a weight matrix; dW = dYᵀ X in tiles; and gemm_nn.
  *
- * A matrix is packed for y = x Wᵀ only. For dX its rows are used in place, or are widened a tile at
- * a time, or (quantised types, if the caller requests int8) one block of inputs is transposed once
+ * A matrix is packed for y = x Wᵀ only. For dX there are four ways. f32 and bf16 rows are used in
+ * place. The tiles of AMX read every layout (gemm_tiles_backward). Other packed weights are widened
+ * to f32 a tile at a time. If the caller requests int8, quantised weights are transposed in units:
+ * a unit is the 32 inputs (q6_k: 16) that share one scale in each output. A unit is transposed once
  * for many rows of dY, so that its quads run along the outputs. The scale differs from output to
- * output, so it is multiplied into dY; the transposed block then has scales of 1 and is multiplied
- * by the forward slots. This scaling is repeated for every block of inputs, so it is done in 16
- * bits. Nothing is allocated, and no level is named.
+ * output, so dY is multiplied by it; the transposed unit then has scales of 1 and is multiplied by
+ * the forward slots. The multiplication of dY is repeated for every unit, so it is done in 16 bits.
+ * Nothing is allocated.
  *
  * Invariant: a row of dX depends only on the same row of dY, and the sum of each of its values runs
  * over the outputs in one order, however rows and inputs are divided.
@@ -17,14 +19,14 @@
 #include "kernel/internal.h"
 
 enum {
-    INT8_ROWS = 32,       /* rows of dY that are quantised for one block of inputs at once */
-    TRANSPOSE_ROWS = 256, /* rows of dY per transposed block; a multiple of INT8_ROWS */
-    TILE_ROWS = 512,      /* the same where dY is in tiles; a multiple of 16 */
+    INT8_ROWS = 32,       /* rows of dY that are quantised for one unit at once */
+    TRANSPOSE_ROWS = 256, /* rows of dY per transposed unit; a multiple of INT8_ROWS */
+    TILE_ROWS = 512,      /* AMX: rows of dY that are packed in tiles at once; a multiple of 16 */
     OUTPUT_SLICE = 4096,  /* outputs that are summed before the sum is added to dX */
-    TILE_OUTPUTS = 256,
+    TILE_OUTPUTS = 256,   /* outputs and inputs of a tile of widened weights */
     TILE_INPUTS = 64,
     MIN_BLOCKS = TILE_INPUTS, /* blocks of inputs whose minima are summed at once */
-    MIN_ROWS = 128,
+    MIN_ROWS = 128,           /* rows of dY for which minima are summed at once */
 };
 
 struct gemm_nn_job {
@@ -33,7 +35,7 @@ struct gemm_nn_job {
     bool add;
 };
 
-/* Rows [m0, m1) and columns [c0, c1). */
+/* Computes rows [m0, m1) and columns [c0, c1) of y. */
 static void gemm_nn_part(const struct gemm_nn_job *p, int64_t m0, int64_t m1, int64_t c0,
                          int64_t c1) {
     const struct gemm_nn_args *m = &p->m;
@@ -67,7 +69,7 @@ void gemm_nn_parallel(enum dtype e, float *y, int64_t ldy, const float *t, int64
         pool_run(use, gemm_nn_by_columns, &p, n, 64);
 }
 
-/* One product and its scratch. */
+/* A product dX = dY W and its scratch. */
 struct backward_job {
     float *dx;
     const float *dy;
@@ -76,32 +78,32 @@ struct backward_job {
     bool add;
     char *scratch;
     size_t thread_bytes;
-    /* int8 and tiles: the current slice and rows, at the start of the scratch */
-    /* outputs [first_output, first_output + n_outputs), rows [first_row, first_row + n_rows) */
+    /* int8 and tiles: the current slice, outputs [first_output, first_output + n_outputs) and rows
+     * [first_row, first_row + n_rows), and its dY, at the start of the scratch */
     int64_t first_output, n_outputs, first_row, n_rows;
     int16_t *q;              /* [n_rows][whole_blocks(n_outputs)]: dY in 16 bits */
-    float *d;                /* [n_rows][whole_blocks(n_outputs) / 32], times 2^23 */
+    float *d;                /* [n_rows][whole_blocks(n_outputs) / 32]: scales of q times 2^23 */
     struct gemm_input tiles; /* [n_rows][n_outputs]: dY in tiles */
 };
 
-/* Scratch of one thread, for slices of n outputs (a multiple of 32). */
+/* int8: scratch of one thread, for slices of n outputs (a multiple of 32) and one unit. */
 struct transposed_panels {
     int8_t *q;                 /* [INT8_ROWS][n]: dY times the scales, quantised */
     float *d;                  /* [INT8_ROWS][n / 32] */
-    float *scales;             /* [n]: the scales of the current block */
+    float *scales;             /* [n]: the scales of the current unit */
     int16_t *q_scales;         /* [n]: the same in 16 bits */
-    float *d_scales;           /* [n / 32] */
-    uint8_t *panels;           /* [2][n][16], in LAYOUT_Q4 and LAYOUT_NF4 half of that */
-    float *unit_scales;        /* [2][n / 32][16], in LAYOUT_Q6 [n / 16][16] */
-    uint8_t *unit_scale_bytes; /* LAYOUT_NF4: [2][n / 64 rounded up][16] */
+    float *d_scales;           /* [n / 32]: the scales of q_scales */
+    uint8_t *panels;           /* transposed unit: [2][n][16]; Q4 and NF4: half of that */
+    float *unit_scales;        /* its scales, all 1: [2][n / 32][16], in LAYOUT_Q6 [n / 16][16] */
+    uint8_t *unit_scale_bytes; /* its scale bytes, all 1: [2][n / 64 rounded up][16] */
 };
 
 static int64_t whole_blocks(int64_t n) {
     return (n + QK - 1) / QK * QK;
 }
 
-/* Per output: q, panels, then d (a 32nd of INT8_ROWS floats), scales, unit_scales, q_scales,
- * d_scales and unit_scale_bytes. */
+/* Bytes per output: the terms are q, panels, d (INT8_ROWS / 32 floats), scales, unit_scales,
+ * q_scales, d_scales and unit_scale_bytes (each at most one byte). */
 enum { TRANSPOSED_BYTES = INT8_ROWS + 2 * PANEL + 4 * (INT8_ROWS / QK) + 4 + 4 + 2 + 1 + 1 };
 
 static struct transposed_panels transposed_panels_layout(char *at, int64_t n) {
@@ -116,7 +118,7 @@ static struct transposed_panels transposed_panels_layout(char *at, int64_t n) {
     return t;
 }
 
-/* Scratch that all threads share, for dY in 16 bits, or in tiles. */
+/* Bytes of the scratch that all threads share: a slice of dY in 16 bits or in tiles. */
 static size_t shared_scratch(int64_t n) {
     size_t slice = (size_t)MIN(whole_blocks(n), OUTPUT_SLICE);
     return MAX(TRANSPOSE_ROWS * (slice * sizeof(int16_t) + slice / QK * sizeof(float)),
@@ -138,7 +140,8 @@ static char *scratch_of_thread(const struct backward_job *p, int thread) {
     return (char *)((at + 63) / 64 * 64);
 }
 
-/* Inputs [begin, end), in units of 32. */
+/* f32 path of packed weights: widens a tile of weights, then multiplies all rows of dY with it.
+ * Items are blocks of 32 inputs. */
 static void backward_widened(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct backward_job *p = ctx;
     const struct matrix *w = p->w;
@@ -158,15 +161,15 @@ static void backward_widened(void *ctx, int64_t begin, int64_t end, int thread) 
     }
 }
 
-/* The integers of types with minima are not negative. The rounding of dY would give twice the error
- * with them as with integers around zero, so half of their range is subtracted and added to the
- * minimum. Returns that half. */
+/* Returns c, half of the range of the integers of a type with minima, or 0. These integers are not
+ * negative, and with them the rounding of dY would cause twice the error as with integers around
+ * zero. So the product uses q - c, and c · scale is added to the minimum. */
 static int code_centre(const struct matrix *w) {
     return !w->mins ? 0 : w->layout == LAYOUT_Q4 ? 8 : 16;
 }
 
-/* Sets out[i][b] to the minima of outputs [o, o + n), blocks [b0, b0 + blocks), for centred
- * integers. */
+/* Sets out[i][b] to the minimum of output o + i in block b0 + b, plus c · scale (see code_centre),
+ * for n outputs and `blocks` blocks. */
 static void minima_gather(float *out, const struct matrix *w, int64_t o, int64_t n, int64_t b0,
                           int64_t blocks) {
     int64_t stride = layout_scales(w->layout, w->k);
@@ -201,13 +204,14 @@ static void backward_minima(void *ctx, int64_t b0, int64_t b1, int thread) {
         }
 }
 
-/* Sets `by` to the scales of unit u (a block's inputs under one scale) for outputs [o, o + n), then
- * zeros. */
+/* Sets `by` to the scales of unit u for outputs [o, o + n), and the rest of the last block to
+ * zeros.
+ */
 static void scales_gather(float *by, const struct matrix *w, int64_t u, int64_t o, int64_t n) {
     int64_t stride = layout_scales(w->layout, w->k), at = o / PANEL * stride;
     for (int64_t i = 0; i < n; i += PANEL, at += stride) {
         if (w->layout != LAYOUT_NF4) {
-            // whole panels are stored; `by` has room for whole blocks
+            // copies all 16 scales of a panel, also beyond n: `by` has room for whole blocks
             memcpy(by + i, w->scales + at + u * PANEL, PANEL * sizeof *by);
             continue;
         }
@@ -218,8 +222,9 @@ static void scales_gather(float *by, const struct matrix *w, int64_t u, int64_t 
     memset(by + n, 0, (size_t)(whole_blocks(n) - n) * sizeof *by);
 }
 
-/* Transposes four quads of bytes: byte j of quad i becomes byte i of quad j, by two perfect
- * shuffles. Each shuffle is written as two SSE2 instructions; otherwise gcc moves single bytes. */
+/* quads_transpose: byte j of quad i becomes byte i of quad j, for four quads of bytes. It
+ * interleaves the two halves twice. An interleaving is written as two SSE2 instructions, because
+ * gcc moves single bytes otherwise. */
 typedef uint8_t byte_quads __attribute__((vector_size(16)));
 typedef uint64_t qword_pair __attribute__((vector_size(16)));
 static byte_quads halves_interleave(byte_quads x) {
@@ -237,9 +242,9 @@ static byte_quads quads_at(const uint8_t *p) {
     return x;
 }
 
-/* Transposes sixteen outputs of an int8 unit. A source panel has quads of inputs for each output;
- * the transposed panels have quads of outputs for each input and are `panel` bytes apart. `centred`
- * subtracts 16. */
+/* Transposes sixteen outputs of an int8 unit. The source panel has quads of inputs for each output;
+ * the transposed panels, `panel` bytes apart, have quads of outputs for each input. With `centred`,
+ * 16 is subtracted from each integer. */
 static void bytes_transpose(uint8_t *to, size_t panel, const uint8_t *from, int inputs,
                             bool centred) {
     for (int p = 0; p < inputs / 4; p++)
@@ -250,8 +255,8 @@ static void bytes_transpose(uint8_t *to, size_t panel, const uint8_t *from, int 
         }
 }
 
-/* The same for 32 outputs in nibbles: low nibbles are inputs 0 to 15, and in the transposed block
- * outputs 0 to 15. */
+/* The same for 32 outputs in nibbles, panels `first` and `second` (NULL: zeros). Low nibbles are
+ * inputs 0 to 15 in the source, and outputs 0 to 15 in the transposed unit. */
 static void nibbles_transpose(uint8_t *to, size_t panel, const uint8_t *first,
                               const uint8_t *second) {
     for (int p = 0; p < 4; p++)
@@ -266,8 +271,8 @@ static void nibbles_transpose(uint8_t *to, size_t panel, const uint8_t *first,
         }
 }
 
-/* Transposes unit u of outputs [o, o + n). n is a multiple of 32; outputs that do not exist become
- * zeros. */
+/* Transposes unit u of outputs [o, o + n) to t->panels. n is a multiple of 32; outputs that do not
+ * exist become zeros. */
 static void panels_transpose(const struct transposed_panels *t, const struct matrix *w, int64_t u,
                              int64_t o, int64_t n) {
     int group = layout_group(w->layout), bytes = layout_bytes(w->layout);
@@ -288,8 +293,8 @@ static void panels_transpose(const struct transposed_panels *t, const struct mat
     }
 }
 
-/* Prefetches panels [g, end) of the unit that is transposed next. Its blocks are pages apart, so
- * the processor does not prefetch them. */
+/* Prefetches panels [g, end) of unit u, which is transposed next. The parts of a unit in successive
+ * panels are pages apart, so the processor's own prefetcher does not load them. */
 static void panels_prefetch(const struct matrix *w, int64_t u, int64_t g, int64_t end) {
     int64_t bytes = layout_bytes(w->layout), stride = w->k / layout_group(w->layout) * bytes,
             scales = layout_scales(w->layout, w->k);
@@ -300,7 +305,7 @@ static void panels_prefetch(const struct matrix *w, int64_t u, int64_t g, int64_
     }
 }
 
-/* Quantises dY of the slice to 16 bits; the last block is filled up with zeros. */
+/* Quantises dY of the slice to 16 bits; the last block is padded with zeros. Items are rows. */
 static void grad_quantize_i16(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct backward_job *p = ctx;
@@ -319,7 +324,7 @@ static void grad_quantize_i16(void *ctx, int64_t begin, int64_t end, int thread)
     }
 }
 
-/* Computes q and d of rows [m, m + rows) of the current rows, times the block's scales. */
+/* Sets t->q and t->d to dY times the unit's scales, for rows [m, m + rows) of the slice. */
 static void rows_quantize(const struct transposed_panels *t, const struct backward_job *p,
                           int64_t m, int64_t rows) {
     const struct kernels *kern = kernels_get();
@@ -331,7 +336,8 @@ static void rows_quantize(const struct transposed_panels *t, const struct backwa
     }
 }
 
-/* Units [begin, end) of inputs. */
+/* Computes dX of the slice for units [begin, end) of inputs. `unit` is the nf4 row scale that makes
+ * the factor row_scale / NF4_UNIT equal to 1. */
 static void backward_int8(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct backward_job *p = ctx;
     const struct matrix *w = p->w;
@@ -381,7 +387,7 @@ static void backward_int8_all(struct backward_job *p, struct pool *pool) {
         }
 }
 
-/* Inputs [begin, end), in units of 32. */
+/* Items are blocks of 32 inputs. */
 static void backward_tiles(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct backward_job *p = ctx;
     (void)thread;
@@ -441,12 +447,13 @@ void matrix_mul_backward(float *dx, int64_t lddx, const float *dy, int64_t lddy,
         pool_run(use, backward_widened, &p, (w->k + QK - 1) / QK, TILE_INPUTS / QK);
 }
 
+/* Items are groups of 32 rows. */
 static void pairs_range(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     for (int64_t i = begin; i < end; i++) kernels_get()->tiles_pack_pairs(ctx, i);
 }
 
-/* Outputs [begin, end), in units of 32. */
+/* Items are groups of 32 outputs. */
 static void weight_grad_range(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct weight_grad_job *j = ctx;
     (void)thread;

@@ -101,8 +101,8 @@ struct pool *matrix_pool_for(struct pool *pool, int64_t rows, int64_t n, int64_t
 #define NF4_UNIT 32385.0f        /* 255 · 127 */
 #define NF4_OFFSET 128           /* makes every code an unsigned byte */
 
-/* For the quantised layouts: the number of weights under one scale (a group), and the bytes of a
- * group of all 16 outputs of a panel. */
+/* For the quantised layouts: the number of weights in a group, which share one scale (in LAYOUT_NF4
+ * two groups share it), and the bytes of one group of all 16 outputs of a panel. */
 static inline int layout_group(enum matrix_layout l) {
     return l == LAYOUT_Q6 ? 16 : QK;
 }
@@ -278,7 +278,7 @@ static inline const uint16_t *bf16_panel(const struct matrix *w, int64_t panel) 
  * The fast class below AMX: every output is one chain of multiply-adds, so the lanes of a vector
  * are adjacent outputs and no sum across lanes is needed. A tile is some rows by some panels of
  * such chains over the whole K. The weights are widened as they are loaded from the second-level
- * cache, with one operation per vector. With fewer rows a tile has more panels, so that there
+ * cache; a vector takes one operation. With fewer rows a tile has more panels, so that there
  * are enough independent chains to hide the latency of a multiply-add.
  */
 struct bf16_gemm {
@@ -299,9 +299,7 @@ struct bf16_gemm_tile {
 /* Computes outputs [n0, c->n1) of all rows. tiles[r - 1] is for r rows, r at most `max_rows`. */
 static inline void bf16_gemm_run(const struct bf16_gemm *c, int64_t n0,
                                  const struct bf16_gemm_tile *tiles, int64_t max_rows) {
-    enum {
-        CHAIN_BYTES = 262144
-    }; /* bytes of weights that are multiplied with all rows at a time */
+    enum { CHAIN_BYTES = 262144 }; /* bytes of weights that all rows use at a time */
     const int64_t rows = c->in->rows, first = n0 / PANEL, end = (c->n1 + PANEL - 1) / PANEL;
     const int64_t width = MAX(CHAIN_BYTES / (bf16_panel(c->w, 1) - bf16_panel(c->w, 0)) / 2, 1);
     const int64_t step = rows > max_rows ? width : end;

@@ -1,10 +1,11 @@
 /*
- * kernel: the level that this machine runs, the layout of weights in memory, and products over a
- * thread pool.
+ * kernel: the choice of the level for this machine, the layout of weights in memory, and products
+ * over a thread pool.
  *
- * It does no heavy arithmetic: it packs, converts, divides work into ranges, and calls the table.
- * Levels are chosen from feature bits and from the state that the system saves on a context switch
- * (XCR0, and the permission call that AMX needs), never from a processor's model.
+ * This file does no heavy arithmetic: it packs, converts, divides work into ranges, and calls the
+ * slots. A level is chosen by the processor's feature bits and by the register state that the
+ * system saves on a context switch (XCR0, and the permission call that AMX needs), never by the
+ * processor's model.
  *
  * Invariant: the division of a product over threads never changes the results, because every output
  * of a slot depends only on one row of x and one row of w.
@@ -183,13 +184,14 @@ static int64_t source_row(const int32_t *order, int64_t i) {
     return order ? order[i] : i;
 }
 
-/* Writes one output's block into its panel: quads of four bytes, PANEL * 4 bytes apart. */
+/* Writes one output's bytes of a block into its panel: each quad of four bytes is PANEL * 4 bytes
+ * after the one before. */
 static void quads_write(uint8_t *block, int lane, const uint8_t *bytes, int quads) {
     for (int p = 0; p < quads; p++) memcpy(block + (p * PANEL + lane) * 4, bytes + 4 * p, 4);
 }
 
-/* Packs the 32 integers of one output's block into its panel, as nibbles in the order of a file or
- * as int8. */
+/* Packs the 32 integers of one output's block into block `at` of the panels: as nibbles in the
+ * order of q4_0, or as int8. */
 static void block_pack(struct matrix *m, int64_t at, int lane, const int8_t *q) {
     uint8_t *data = (uint8_t *)(uintptr_t)m->data, bytes[QK];
     if (m->layout == LAYOUT_Q4) {
@@ -201,7 +203,8 @@ static void block_pack(struct matrix *m, int64_t at, int lane, const int8_t *q) 
     }
 }
 
-/* Packs the file block that begins at weight k of output i. */
+/* Packs the decoded file block that begins at weight k of output i. Returns ERR_NUMERIC if a scale
+ * or minimum is not finite. */
 static int quant_block_pack(struct matrix *m, int64_t i, int64_t k,
                             const struct tensor_type_traits *traits, const struct quant_block *s,
                             struct error *err) {
@@ -246,7 +249,7 @@ static void bf16_row_pack(struct matrix *m, int64_t i, const uint8_t *row) {
         memcpy(&panel[(k / 2 * PANEL + i % PANEL) * 2 + k % 2], row + 2 * k, 2);
 }
 
-/* Packs one file row of `type`, which is m->type unless f16 is widened. */
+/* Packs one file row of `type` as row i. `type` is m->type, or f16 that is widened to f32. */
 static int row_pack(struct matrix *m, enum tensor_type type, int64_t i, const uint8_t *src,
                     struct error *err) {
     const struct tensor_type_traits *traits = tensor_type_traits_find(type);
@@ -276,7 +279,7 @@ int matrix_set_row(struct matrix *m, int64_t i, const void *row, struct error *e
     return row_pack(m, m->file_type, i, row, err);
 }
 
-/* Rejects impossible shapes before sizes are computed from them. */
+/* Rejects unknown types and impossible shapes before sizes are computed from them. */
 static int shape_check(enum tensor_type type, int64_t n, int64_t k, struct error *err) {
     const struct tensor_type_traits *traits = tensor_type_traits_find(type);
     if (!traits) return error_set(err, ERR_FORMAT, "tensor type %d is not supported", (int)type);
@@ -343,8 +346,8 @@ int matrix_alloc(struct matrix *m, enum tensor_type type, int64_t n, int64_t k,
     return matrix_alloc_data(m, arena, err);
 }
 
-/* Panels do not contain the scale of a super-block, so for types with super-blocks m keeps a
- * pointer to the file rows. */
+/* Panels do not contain the scales d and dmin of a super-block (256 weights), so for types with
+ * super-blocks m keeps a pointer to the file rows, and a copy of `order`. */
 static int matrix_set_file_rows(struct matrix *m, const void *rows, const int32_t *order,
                                 struct arena *arena, struct error *err) {
     if (tensor_type_block_size(m->type) <= QK) return OK;
@@ -374,8 +377,8 @@ int matrix_init(struct matrix *m, enum tensor_type type, int64_t n, int64_t k, c
     return rc == OK ? matrix_set_file_rows(m, rows, row_order, arena, err) : rc;
 }
 
-/* Unpacks the 32 integers of block b of output i, minus the zero point; for nf4 the indices of the
- * codes. */
+/* Unpacks the 32 integers of block b of output i, with the zero point subtracted; for nf4 they are
+ * indices of nf4_codes. */
 static void block_unpack(const struct matrix *m, int64_t i, int64_t b, int8_t q[QK]) {
     bool nibbles = m->layout >= LAYOUT_Q4;
     int payload = nibbles ? QK / 2 : QK, lane = (int)(i % PANEL);
@@ -388,7 +391,7 @@ static void block_unpack(const struct matrix *m, int64_t i, int64_t b, int8_t q[
     }
 }
 
-/* The scale of output i's 16 weights from k on. */
+/* The scale of the 16 weights from k on of output i; for nf4 the scale byte. */
 static float scale_at(const struct matrix *m, int64_t i, int64_t k) {
     int64_t at = i / PANEL * layout_scales(m->layout, m->k) + i % PANEL;
     if (m->layout == LAYOUT_NF4) return (float)m->scale_bytes[at + k / NF4_BLOCK * PANEL];
@@ -501,7 +504,8 @@ static size_t align_64(size_t n) {
 
 enum { INPUT_PARTS = 7 };
 
-/* Offsets of the arrays of a gemm_input from a 64-byte boundary; the last is the end. */
+/* Offsets in the scratch of a gemm_input, from a 64-byte boundary, of q, d, sum, q_sum, tiles,
+ * q_tiles and d_tiles; at[INPUT_PARTS] is the size. */
 static void gemm_input_layout(int64_t rows, int64_t k, size_t at[INPUT_PARTS + 1]) {
     size_t r = (size_t)rows, tiled = (r + 15) / 16 * 16, kp = (size_t)(k + 31) / 32 * 32,
            packed = kernels_get()->int8_tile_rows ? tiled : 0;
@@ -593,9 +597,9 @@ void gemm_nn(enum dtype e, float *y, int64_t ldy, const float *t, int64_t tm, in
     }
 }
 
-/* Quantises a row to 16 bits: t / s, rounded half to even, and returns s, the row's largest
- * magnitude over 32767. Values that are not finite give zeros and a NaN scale, so that the result
- * is NaN too. */
+/* Quantises a row to 16 bits: writes t / s, rounded half to even, and returns s, the row's largest
+ * magnitude over 32767. If a value is not finite, it returns NaN, so that the products are NaN too.
+ */
 static float row_quantize_i16(const float *t, int64_t n, int16_t *out) {
     float s = row_amax(t, n) / 32767.0f;
     bool fine = s >= FLT_MIN && s <= FLT_MAX;
@@ -629,8 +633,8 @@ size_t gemm_input_scratch(int64_t max_rows, int64_t max_k) {
     return at[INPUT_PARTS] + 64;
 }
 
-/* Computes Σ q of each block, by which products multiply the offsets of weights, and d times it,
- * for minima. */
+/* Computes q_sum = Σ q of each block, by which products multiply the offsets of weights, and sum =
+ * d · Σ q, by which they multiply the minima. */
 static void block_sums_compute(int32_t *q_sum, float *sum, const int8_t *q, const float *d,
                                int64_t blocks) {
     for (int64_t b = 0; b < blocks; b++, q += QK) {
@@ -672,7 +676,7 @@ void gemm_input_pack_tiles(struct gemm_input *in, struct pool *pool) {
     pool_run(pool, pack_tiles_range, in, in->rows, 16);
 }
 
-/* Rows per tile of gemm_input.q_tiles, or 0. */
+/* Rows per tile of gemm_input.q_tiles; 0 if the products read q. */
 static int64_t int8_tile_rows(int64_t rows) {
     const struct kernels *k = kernels_get();
     return k->int8_tile_rows ? k->int8_tile_rows(rows) : 0;
@@ -684,7 +688,7 @@ static void int8_row_to_tiles(const struct gemm_input *in, int64_t m, const int8
     int8_row_pack_tile(in->q_tiles + at, in->d_tiles + at / QK, q, d, in->k, m % tile, tile);
 }
 
-/* Fills the last tile with zeros, before its rows are packed. */
+/* Fills the last tile with zeros; the caller packs its rows afterwards. */
 static void int8_tiles_pad(const struct gemm_input *in) {
     const int64_t tile = int8_tile_rows(in->rows), last = (in->rows - 1) / tile * tile * in->k;
     memset(in->q_tiles + last, 0, (size_t)(tile * in->k));
@@ -732,7 +736,7 @@ void gemm_input_prepare(struct gemm_input *in, const float *x, int64_t ldx, int6
     }
     if (tiles) in->tiles = tiles_in_scratch(rows, k, scratch);
     struct pool *use = rows * k < 8192 ? NULL : pool;
-    // one thread packs a tile: the cache lines of its rows are shared
+    // Each tile is packed by one thread, because rows of a tile share cache lines.
     if (int8) pool_run(use, quantize_rows_range, in, rows, MAX(int8_tile_rows(rows), 1));
     if (tiles) gemm_input_pack_tiles(in, use);
 }
@@ -779,7 +783,7 @@ struct gemm_input gemm_input_tile_rows(const struct gemm_input *in, int64_t begi
     return part;
 }
 
-#define SERIAL_OPS 65536 /* multiply-adds below which waking threads takes longer than it saves */
+#define SERIAL_OPS 65536 /* with fewer multiply-adds, waking threads takes longer than it saves */
 
 struct pool *matrix_pool_for(struct pool *pool, int64_t rows, int64_t n, int64_t k) {
     return rows * n < SERIAL_OPS / MAX(k, 1) ? NULL : pool;
@@ -791,7 +795,8 @@ struct gemm_product {
     int64_t ldy, n;
     const struct gemm_input *in;
     const struct matrix *w;
-    const float *x, *rows_w; /* plain f32 products */
+    /* plain f32 products, instead of `in` and `w` */
+    const float *x, *rows_w;
     int64_t ldx, ldw, rows, k;
     bool add;
 };

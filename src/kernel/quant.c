@@ -1,17 +1,18 @@
 /*
- * quant: the weight types, and rows between f32 and the blocks of a file.
+ * quant: the weight types, and the conversion of rows between f32 and the blocks of a file.
  *
- * One table has each type's name, block and packing for kernel.c, and the functions of quantised
- * types. `decode` splits a block into integers, scales and minima, from which kernel.c computes
- * values and panels. `quantize` chooses them as llama.cpp's reference quantiser does, search
- * included, with the same float operations in the same order, so that files are equal byte for byte
- * (test_quant has hashes of its blocks). `encode` is the inverse of `decode`.
+ * One table has each type's name, block sizes, layout in memory and, for quantised types, its
+ * functions. `decode` splits a block into integers, scales and minima, from which kernel.c computes
+ * values and panels. `quantize` computes a block from f32 values. It chooses integers, scales and
+ * minima with the same search and the same float operations in the same order as llama.cpp's
+ * reference quantiser, so that files are equal byte for byte (test/kernel/test_quant.c has hashes
+ * of the reference's blocks). `encode` is the inverse of `decode`.
  *
  * Not here: panels and products (kernel.c and the levels), and the choice of a type for each tensor
  * of a model (model/quant_mix.c).
  *
  * Invariant: any bytes can be decoded and any floats quantised without undefined behaviour. A block
- * of values that are not finite has a scale that is not finite, which matrix_set_row refuses, or
+ * with values that are not finite gets a scale that is not finite, which matrix_set_row refuses, or
  * meaningless integers.
  */
 #include <math.h>
@@ -46,7 +47,7 @@ static int clip_float(float v, int lo, int hi) {
 }
 
 /* Rounds to the nearest integer, halves to even, for |v| < 2^22; the result for other values is
- * unspecified. The addition leaves the integer in the low bits of the mantissa. */
+ * unspecified. After the addition the low bits of the mantissa are the integer. */
 static int round_to_int(float v) {
     float shifted = v + 0x1.8p+23f;
     int32_t bits;
@@ -54,6 +55,7 @@ static int round_to_int(float v) {
     return (bits & 0x7fffff) - 0x400000;
 }
 
+/* 1 / d, or 0 for d = 0. */
 static float inverse_of(float d) {
     return d != 0 ? 1.0f / d : 0.0f;
 }
@@ -64,7 +66,7 @@ static float amax_of(const float *x, int n) {
     return amax;
 }
 
-/* The first value of the largest magnitude, with its sign. */
+/* The value with the largest magnitude, with its sign; of equal magnitudes the first one. */
 static float extreme_of(const float *x, int n) {
     float amax = 0, extreme = 0;
     for (int i = 0; i < n; i++)
@@ -88,7 +90,8 @@ static struct value_range range_of(const float *x, int n) {
     return r;
 }
 
-/* n bytes of nibbles: the low nibbles are the first n integers, the high ones the next n. */
+/* Decodes n bytes of nibbles: the low nibbles are the first n integers, the high nibbles the next
+ * n. `zero` is subtracted from each. */
 static void nibbles_decode(const uint8_t *bytes, int n, int zero, int8_t *q) {
     for (int i = 0; i < n; i++) {
         q[i] = (int8_t)((bytes[i] & 15) - zero);
@@ -118,7 +121,7 @@ static void q8_0_quantize(const float *x, uint8_t *b) {
     q8_0_encode(&s, b);
 }
 
-/* The value of largest magnitude becomes -zero exactly. */
+/* Chooses the scale so that the value with the largest magnitude becomes the integer -zero. */
 static void symmetric_quantize(const float *x, int zero, struct quant_block *s) {
     s->scale[0] = extreme_of(x, QK) / (float)-zero;
     float inverse = inverse_of(s->scale[0]), half = (float)zero + 0.5f;
@@ -126,7 +129,7 @@ static void symmetric_quantize(const float *x, int zero, struct quant_block *s) 
         s->q[i] = (int8_t)(clip_float(x[i] * inverse + half, 0, 2 * zero - 1) - zero);
 }
 
-/* The smallest value becomes 0, the largest `top`. */
+/* Chooses scale and minimum so that the smallest value becomes 0 and the largest value `top`. */
 static void affine_quantize(const float *x, int top, struct quant_block *s) {
     struct value_range r = range_of(x, QK);
     s->scale[0] = (r.hi - r.lo) / (float)top;
@@ -219,9 +222,10 @@ static void q5_1_quantize(const float *x, uint8_t *b) {
     q5_1_encode(&s, b);
 }
 
-/* q4_k and q5_k: f16 d, f16 dmin, eight 6-bit scales and eight 6-bit minima in 12 bytes. Bytes 0..3
- * and 4..7 hold the first four of each; their upper bit pairs belong to the last four, whose low
- * nibbles are bytes 8..11. */
+/* q4_k and q5_k: f16 d, f16 dmin, then 12 bytes with eight 6-bit scales and eight 6-bit minima. The
+ * low six bits of bytes 0..3 are scales 0..3, those of bytes 4..7 are minima 0..3. The low nibbles
+ * of bytes 8..11 are the low four bits of scales 4..7, the high nibbles those of minima 4..7. The
+ * upper two bits of scales 4..7 are in bytes 0..3, those of minima 4..7 in bytes 4..7. */
 static void six_bits_decode(const uint8_t *p, int j, int *scale, int *min) {
     if (j < 4) {
         *scale = p[j] & 63;
@@ -265,8 +269,8 @@ static void q5_k_decode(const uint8_t *b, struct quant_block *s) {
         s->q[i] = (int8_t)(s->q[i] + (b[16 + i % QK] >> i / QK & 1) * 16);
 }
 
-/* One candidate of affine_fit: a rounding of x, with the scale and minimum of its least squares
- * fit. */
+/* A candidate of affine_fit: integers q for x, the scale and minimum with the smallest weighted
+ * error for these integers, and this error. */
 struct affine {
     float scale, min, error;
     uint8_t q[QK];
@@ -281,6 +285,7 @@ static float affine_error(const struct affine *a, const float *x, const float *w
     return error;
 }
 
+/* Sets a->q to (x - lo) · inverse, rounded and clipped to 0..top. */
 static void affine_round(struct affine *a, const float *x, float inverse, float lo, int top) {
     for (int i = 0; i < QK; i++)
         a->q[i] = (uint8_t)clip(round_to_int(inverse * (x[i] - lo)), 0, top);
@@ -308,9 +313,9 @@ static bool affine_solve(struct affine *a, const float *x, const float *w, float
     return true;
 }
 
-/* x ≈ scale q + min with q in 0..top and min <= 0: tries `steps` + 1 roundings, with ranges from
- * top + from upwards in steps of `by`, each with its best scale, and takes the one with the
- * smallest weighted error. */
+/* Fits x ≈ scale q + min with q in 0..top and min <= 0. The first candidate maps the range of x to
+ * 0..top. `steps` + 1 more candidates map it to 0..top + from, 0..top + from + by, … and clip to
+ * 0..top. *best becomes the candidate with the smallest weighted error. */
 static void affine_fit(struct affine *best, const float *x, const float *w, int top, float from,
                        float by, int steps) {
     struct value_range r = range_of(x, QK);
@@ -326,7 +331,7 @@ static void affine_fit(struct affine *best, const float *x, const float *w, int 
     best->scale = 1 / inverse;
     affine_round(best, x, inverse, lo, top);
     best->error = affine_error(best, x, w);
-    // As in the reference, each try uses the minimum of the best candidate so far.
+    // As in the reference, each candidate starts from the minimum of the best one so far.
     for (int step = 0; step <= steps; step++) {
         struct affine a;
         inverse = (from + by * (float)step + (float)top) / (r.hi - best->min);
@@ -337,8 +342,8 @@ static void affine_fit(struct affine *best, const float *x, const float *w, int 
     }
 }
 
-/* Writes d, dmin and the twelve bytes of scales of a super-block, and sets q to its integers for
- * the stored scales. */
+/* Writes d, dmin and the twelve bytes of scales and minima of a super-block to b, and sets q to its
+ * integers, computed with the rounded scales and minima. */
 static void k_quantize(const float *x, uint8_t *b, int top, float from, int steps, int8_t *q) {
     struct affine fit[SUB_BLOCKS];
     float top_scale = 0, top_min = 0, w[QK];
@@ -356,7 +361,7 @@ static void k_quantize(const float *x, uint8_t *b, int top, float from, int step
           by_min = top_min > 0 ? 63.0f / top_min : 0.0f;
     memset(b, 0, 16);
     for (int j = 0; j < SUB_BLOCKS; j++) {
-        // A negative scale wraps around before it is capped, as in the reference.
+        // A negative scale wraps around to a large one before it is capped, as in the reference.
         uint8_t scale = (uint8_t)round_to_int(by_scale * fit[j].scale),
                 min = (uint8_t)round_to_int(by_min * -fit[j].min);
         six_bits_encode(b + 4, j, MIN(scale, 63), MIN(min, 63));
@@ -388,8 +393,9 @@ static void q5_k_quantize(const float *x, uint8_t *b) {
 
 enum { Q6_GROUP = 16 }; /* weights under one scale of q6_k */
 
-/* Halves of 128 weights: 64 bytes of nibbles, 32 of bit pairs. Weight 32 c + i of a half has its
- * nibble in byte 32 (c % 2) + i, low for c < 2, and its pair at bits 2 c of byte i. */
+/* A q6_k block has two halves of 128 weights, each with 64 bytes of nibbles and 32 bytes of bit
+ * pairs. Weight 32 c + i of a half has its low four bits in byte 32 (c % 2) + i of the nibbles (the
+ * low nibble if c < 2), and its upper two bits at bits 2 c and 2 c + 1 of byte i of the pairs. */
 static void q6_k_decode(const uint8_t *b, struct quant_block *s) {
     float d = f16_read(b + 208);
     for (int j = 0; j < SUPER_BLOCK / Q6_GROUP; j++) s->scale[j] = d * (float)(int8_t)b[192 + j];
@@ -401,8 +407,8 @@ static void q6_k_decode(const uint8_t *b, struct quant_block *s) {
     }
 }
 
-/* x ≈ scale q with q in -32..31: tries nineteen roundings, each with its best scale under the
- * weights x², and takes the one with the smallest weighted error. */
+/* Fits x ≈ scale q with q in -32..31: tries nineteen ranges, and for the integers of each the scale
+ * with the smallest error, weighted by x². Sets q to the best integers and returns their scale. */
 static float symmetric_fit(const float *x, int8_t *q) {
     float extreme = extreme_of(x, Q6_GROUP), scale = 0, best = 0;
     memset(q, -32, Q6_GROUP); // the result of the reference when all values are near zero
@@ -458,6 +464,7 @@ static void q6_k_quantize(const float *x, uint8_t *b) {
     q6_k_encode(q, b);
 }
 
+/* The fields are those of struct tensor_type_traits, in its order. */
 static const struct tensor_type_traits tensor_type_table[] = {
     {.type = TENSOR_F32, .name = "f32", .block = 1, .bytes = 4},
     {.type = TENSOR_F16, .name = "f16", .block = 1, .bytes = 2},
@@ -546,9 +553,9 @@ static void nf4_decode(const uint8_t *src, float *dst, int64_t k) {
     }
 }
 
-/* Sets the codes of n weights to the nearest ones in units of `unit` (the lower one of two equally
- * near codes) and returns their squared error. A weight's code is the number of midpoints below the
- * weight, counted for all weights at once. */
+/* Sets codes[i] to the index of the value nf4_codes[…] · unit that is nearest to x[i] (the lower
+ * one of two equally near values), and returns the squared error of all n weights. The index is the
+ * number of midpoints between adjacent values that are below the weight. */
 static float nf4_round_to_codes(const float *x, int n, float unit, uint8_t *codes) {
     float inverse = inverse_of(unit), v[NF4_BLOCK], error = 0;
     int32_t count[NF4_BLOCK] = {0};
@@ -565,8 +572,9 @@ static float nf4_round_to_codes(const float *x, int n, float unit, uint8_t *code
     return error;
 }
 
-/* Returns the scale byte with the smallest error. Tries bytes from the one that represents the
- * largest weight down to three quarters of it, which clips that weight in favour of the others. */
+/* Returns the scale byte with the smallest error, and sets `codes` for it. Tries bytes from the one
+ * that represents the largest weight down to three quarters of it: a smaller byte clips the largest
+ * weights but is more precise for the others. */
 static uint8_t nf4_choose_scale(const float *x, int n, float unit, uint8_t *codes) {
     int top = clip_float(amax_of(x, n) * inverse_of(unit) / 127.0f + 0.5f, 0, 255), best = top;
     float least = nf4_round_to_codes(x, n, (float)top * unit, codes);

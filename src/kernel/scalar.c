@@ -1,9 +1,9 @@
 /*
- * scalar: every slot in plain C, one number at a time.
+ * scalar: the slots in plain C, one number at a time, except those that only AMX has.
  *
- * The other levels are compared with this definition, so it is written to be read, not to be fast.
- * It is plain C; fmaf() is the C library's, which is exact on every machine. It follows the order
- * of kernel.h literally: sixteen partial sums, the tail padded with zeros, then the fixed tree.
+ * The other levels are compared with these functions, so they are written to be read, not to be
+ * fast. fmaf() of the C library rounds once on every machine. The sums follow the order of kernel.h
+ * literally: sixteen partial sums, the tail padded with zeros, then the fixed tree.
  *
  * Invariant: no result depends on how a caller divides rows or outputs into ranges.
  */
@@ -14,7 +14,7 @@
 
 #define LANES 16
 
-/* The fixed tree: l and l+8, then l+4, l+2, l+1. */
+/* The fixed tree: adds lanes l and l+8, then l and l+4, l and l+2, l and l+1. */
 static float lanes_sum(const float lane[LANES]) {
     float t[LANES];
     memcpy(t, lane, sizeof t);
@@ -142,9 +142,8 @@ static void gemm_nn_i16_i8(float *y, int64_t ldy, const int16_t *t, int64_t ldt,
         }
 }
 
-/* Integer dot of `weights` int8 weights: w is the block's panel bytes, n the output inside the
- * panel.
- */
+/* Integer dot of x and the first `weights` int8 weights of a block: w has the block's bytes in the
+ * panel, n is the output within the panel. */
 static int32_t block_q8(const int8_t *x, const int8_t *w, int weights, int n) {
     int32_t s = 0;
     for (int p = 0; p < weights / 4; p++)
@@ -152,7 +151,7 @@ static int32_t block_q8(const int8_t *x, const int8_t *w, int weights, int n) {
     return s;
 }
 
-/* The same for 32 nibbles, each the index of a code. */
+/* The same for 32 nibbles, which are indices of `codes`. */
 static int32_t block_q4(const int8_t *x, const uint8_t *w, const int8_t codes[16], int n) {
     int32_t s = 0;
     for (int p = 0; p < 4; p++)
@@ -163,7 +162,7 @@ static int32_t block_q4(const int8_t *x, const uint8_t *w, const int8_t codes[16
     return s;
 }
 
-/* Fills in the code of each nibble value. */
+/* Sets codes[i] to the integer that nibble i means. */
 static void codes_fill(const struct matrix *w, int8_t codes[16]) {
     for (int i = 0; i < 16; i++)
         codes[i] = w->layout == LAYOUT_NF4 ? nf4_codes[i] : (int8_t)(i - w->zero);
@@ -175,7 +174,9 @@ static float block_scale(const struct matrix *w, int64_t b, int64_t n) {
     return w->scales[at + b * PANEL];
 }
 
-/* One output of a packed q matrix: acc = fma((float)s_b, dw_b * dx_b, acc), blocks in order. */
+/* One output of a packed quantised matrix: acc = fma((float)s_b, dw_b * dx_b, acc), blocks in
+ * order.
+ */
 static float dot_packed(const struct gemm_input *in, int64_t m, const struct matrix *w, int64_t n) {
     int group = layout_group(w->layout), bytes = layout_bytes(w->layout), lane = (int)(n % PANEL);
     int64_t blocks = w->k / group;
@@ -215,7 +216,7 @@ static void quantize_row(const float *x, int64_t k, int8_t *q, float *d) {
         for (int i = 0; i < QK; i++) amax = fabsf(x[i]) > amax ? fabsf(x[i]) : amax;
         amax = amax > FLT_MAX ? FLT_MAX : amax;
         float scale = amax / 127.0f;
-        if (scale < FLT_MIN) { // its inverse could overflow
+        if (scale < FLT_MIN) { // 1 / scale could overflow
             d[b] = 0;
             memset(q, 0, QK);
             continue;
@@ -241,7 +242,7 @@ static void quantize_row16(const float *x, int64_t k, int16_t *q, float *d) {
     }
 }
 
-/* The product's upper half, rounded, like the instruction PMULHRSW. */
+/* The result of the instruction PMULHRSW: a b / 2^15, rounded. */
 static int high_half(int a, int b) {
     return (a * b + 0x4000) >> 15;
 }
@@ -309,7 +310,7 @@ static float exp_value(float x) {
     p = fmaf(p, r, EXP_C2);
     p = fmaf(p, r, 1.0f);
     p = fmaf(p, r, 1.0f);
-    // In two steps, so that results up to 2^128 and denormals are rounded once.
+    // Two factors, because 2^n alone can overflow or be a denormal; only the last product rounds.
     float y = p * power_of_two(n >> 1) * power_of_two(n - (n >> 1));
     return FLT_MAX < y ? FLT_MAX : y;
 }
@@ -363,7 +364,7 @@ static void adamw_row(float *w, const float *g, float *m, float *v, int64_t n, f
     }
 }
 
-/* Transposes in tiles that touch few cache lines at a time. */
+/* Transposes in tiles of 16 by 16, which use few cache lines at a time. */
 static void transpose_tiles(float *dst, int64_t ld_dst, const float *src, int64_t ld_src,
                             int64_t rows, int64_t cols) {
     const int64_t tile = 16;

@@ -1,12 +1,12 @@
 /*
  * avx2: the slots for processors with AVX2, FMA and F16C; eight floats at a time.
  *
- * The products are in dot form: an output keeps its sixteen lanes in two registers, a block of 2
+ * In the f32 products of few rows, an output keeps its sixteen lanes in two registers, a block of 2
  * rows × 3 outputs fills twelve of the sixteen registers, and shuffles compute the fixed tree of
  * kernel.h for several outputs at once. Blocks of outputs stay in the second-level cache, blocks of
  * rows in the first. Blocking never changes the order of the sum in a lane, so it cannot change a
- * bit. Many rows are multiplied with transposed outputs (gemm_lanes). This file exports only the
- * fill function.
+ * bit. Many rows are multiplied with transposed weights (gemm_lanes). This file exports only
+ * kernels_fill_avx2.
  *
  * Invariant: tails are loaded under a mask as zeros and go through the same operations as full
  * vectors; nothing outside the caller's arrays is read or written.
@@ -19,8 +19,8 @@
 
 #define INLINE static inline __attribute__((always_inline))
 #define UNROLL _Pragma("GCC unroll 16")
-/* Keeps a vector in its register here, and the surrounding steps in the order of the source.
- * Without it gcc moves the additions of eight accumulators after all products, runs out of
+/* Keeps v in its register at this place, and the steps around it in the order of the source.
+ * Without this macro gcc moves the additions of eight accumulators after all products, has too few
  * registers and spills. */
 #define KEEP_IN_REGISTER(v) __asm__ volatile("" : "+x"(v))
 
@@ -32,6 +32,7 @@ INLINE __m256i tail_mask(int64_t n) {
     return _mm256_loadu_si256((const __m256i *)(mask_table + 8 - c));
 }
 
+/* Loads or stores the first n of 8 floats; the other lanes are loaded as +0. */
 INLINE __m256 tail_load(const float *p, int64_t n) {
     return _mm256_maskload_ps(p, tail_mask(n));
 }
@@ -52,19 +53,21 @@ INLINE void store_up_to_8(float *p, __m256 v, int64_t n) {
         tail_store(p, v, n);
 }
 
-/* a and b hold lane l + lane l+8 of two dots; the result has their l + l+4 in its lower and upper
- * half. */
+/* a and b are two dots after the addition of lanes l and l+8. Adds lanes l and l+4: the lower half
+ * of the result belongs to a, the upper half to b. */
 INLINE __m256 tree_halves(__m256 a, __m256 b) {
     return _mm256_add_ps(_mm256_permute2f128_ps(a, b, 0x20), _mm256_permute2f128_ps(a, b, 0x31));
 }
 
-/* Four pairs of dots after tree_halves: [p q r s] of the first dots, then of the second. */
+/* The rest of the tree for four results of tree_halves. The lower half of the result has the dots
+ * of the lower halves of p, q, r and s, the upper half those of their upper halves. */
 INLINE __m256 tree_finish(__m256 p, __m256 q, __m256 r, __m256 s) {
     __m256 pq = _mm256_add_ps(_mm256_shuffle_ps(p, q, 0x44), _mm256_shuffle_ps(p, q, 0xee));
     __m256 rs = _mm256_add_ps(_mm256_shuffle_ps(r, s, 0x44), _mm256_shuffle_ps(r, s, 0xee));
     return _mm256_add_ps(_mm256_shuffle_ps(pq, rs, 0x88), _mm256_shuffle_ps(pq, rs, 0xdd));
 }
 
+/* The rest of the tree, after lanes l and l+8, for one dot. */
 INLINE float tree_one(__m256 v) {
     __m128 h = _mm_add_ps(_mm256_castps256_ps128(v), _mm256_extractf128_ps(v, 1));
     h = _mm_add_ps(h, _mm_movehl_ps(h, h));
@@ -83,7 +86,8 @@ INLINE __m256 weights_load(const void *w, int64_t i, enum dtype e) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_cvtepu16_epi32(h), 16));
 }
 
-/* The first n elements (none when n is negative), then zeros. n is below 8. */
+/* The first n of eight elements from index i (none if n is negative, all if it is above 8), then
+ * zeros. */
 INLINE __m256 weights_tail(const void *w, int64_t i, int64_t n, enum dtype e) {
     if (e == DTYPE_F32) return tail_load((const float *)w + i, n);
     uint16_t h[8] = {0};
@@ -94,13 +98,14 @@ INLINE __m256 weights_tail(const void *w, int64_t i, int64_t n, enum dtype e) {
     return weights_load(h, 0, e);
 }
 
+/* Row `row` of w, whose rows are ldw elements apart. */
 INLINE const void *weights_row(const void *w, int64_t row, int64_t ldw, enum dtype e) {
     const int64_t size = e == DTYPE_F32 ? 4 : e == DTYPE_I8 ? 1 : 2;
     return (const char *)w + row * ldw * size;
 }
 
-/* One step of 16 for R rows and C outputs: acc[(r * C + c)] is lanes 0..7, acc[R * C + …]
- * lanes 8..15. */
+/* One step of 16 values of K for R rows and C outputs: acc[r * C + c] has lanes 0..7, acc[R * C + r
+ * * C + c] lanes 8..15. `left` values remain; `tail`: they are fewer than 16. */
 INLINE void block_step(__m256 *acc, const float *x, int64_t ldx, const void *const *w, int64_t i,
                        int64_t left, int R, int C, enum dtype e, bool tail) {
     UNROLL for (int half = 0; half < 2; half++) {
@@ -108,7 +113,7 @@ INLINE void block_step(__m256 *acc, const float *x, int64_t ldx, const void *con
         __m256 wv[4], xv;
         UNROLL for (int c = 0; c < C; c++) {
             wv[c] = tail ? weights_tail(w[c], at, n, e) : weights_load(w[c], at, e);
-            if (R > 1) __asm__("" : "+x"(wv[c])); // or the compiler loads it again for each row
+            if (R > 1) __asm__("" : "+x"(wv[c])); // else gcc loads it again for each row
         }
         UNROLL for (int r = 0; r < R; r++) {
             xv = tail ? tail_load(x + r * ldx + at, n) : _mm256_loadu_ps(x + r * ldx + at);
@@ -120,7 +125,8 @@ INLINE void block_step(__m256 *acc, const float *x, int64_t ldx, const void *con
     }
 }
 
-/* y[0..R)[0..C) from R rows of x and C rows of w; (R, C) is (2, 3), (1, 4), (2, 1) or (1, 1). */
+/* The dots of R rows of x and C rows of w: v[r * C + c] has lane l + lane l+8. (R, C) is (2, 3),
+ * (1, 4) or (1, 1). */
 INLINE void block_dots(__m256 *v, const float *x, int64_t ldx, const void *w, int64_t ldw,
                        int64_t k, int R, int C, enum dtype e) {
     __m256 acc[12];
@@ -133,6 +139,7 @@ INLINE void block_dots(__m256 *v, const float *x, int64_t ldx, const void *w, in
     UNROLL for (int o = 0; o < R * C; o++) v[o] = _mm256_add_ps(acc[o], acc[R * C + o]);
 }
 
+/* y[0..2] (+)= the first three lanes of v. */
 INLINE void store_3(float *y, __m128 v, bool add) {
     if (add) {
         __m128 old =
@@ -153,6 +160,7 @@ INLINE void block_2x3(float *y, int64_t ldy, const float *x, int64_t ldx, const 
     store_3(y + ldy, _mm256_extractf128_ps(t, 1), add);
 }
 
+/* The rest of the tree, after lanes l and l+8, for four dots. */
 INLINE __m128 tree_four(const __m256 v[4]) {
     __m256 ac = tree_halves(v[0], v[2]), bd = tree_halves(v[1], v[3]);
     __m256 t = tree_finish(ac, bd, ac, bd); // [a b a b | c d c d]
@@ -216,7 +224,7 @@ INLINE void transpose_8(__m256 *v) {
     UNROLL for (int i = 0; i < 8; i++) v[i] = t[i];
 }
 
-/* Packs sixteen outputs as [lane][k / 16][output]. */
+/* Packs sixteen rows of w as panel[lane][k / 16][output]. */
 INLINE void lanes_pack(float *panel, const void *w, int64_t ldw, int64_t k, enum dtype e) {
     for (int64_t i = 0; i < k; i += 8)
         for (int o = 0; o < 16; o += 8) {
@@ -229,15 +237,15 @@ INLINE void lanes_pack(float *panel, const void *w, int64_t ldw, int64_t k, enum
         }
 }
 
-#define LANES_ROWS 48   /* below this, transposing costs more than it saves */
-#define LANES_K 3072    /* 192 KiB of transposed outputs */
+#define LANES_ROWS 48   /* with fewer rows, gemm_lanes is slower than tile_dots */
+#define LANES_K 3072    /* largest K of gemm_lanes: 192 KiB of transposed weights */
 #define LANES_BLOCK 768 /* part of K for which six rows stay in the first-level cache */
 
-/* Continues one lane of R rows × 16 outputs over k more values. */
+/* Continues one lane of R rows × 16 outputs over k / 16 more steps. */
 INLINE void lane_sums(__m256 *acc, const float *x, int64_t ldx, const float *panel, int64_t k,
                       int R) {
     const float *end = panel + k, *x3 = x + 3 * ldx;
-    __asm__("" : "+r"(x3)); // two bases reach six rows
+    __asm__("" : "+r"(x3)); // addresses of six rows from two base registers
     for (; panel < end; panel += 32, x += 32, x3 += 32) UNROLL for (int i = 0; i < 32; i += 16) {
             __m256 w0 = _mm256_load_ps(panel + i), w1 = _mm256_load_ps(panel + i + 8);
             UNROLL for (int r = 0; r < R; r++) {
@@ -248,8 +256,8 @@ INLINE void lane_sums(__m256 *acc, const float *x, int64_t ldx, const float *pan
         }
 }
 
-/* R rows × 16 outputs. The lanes are visited in the order in which the tree adds them, l and l + 8
- * first, so that four levels of sums suffice. */
+/* y of R rows × 16 outputs. The lanes are computed in the order in which the tree adds them, l and
+ * l + 8 first, so that only five sums exist at a time, one for each level of the tree. */
 INLINE void lanes_block(float *y, int64_t ldy, const float *x, int64_t ldx, const float *panel,
                         int64_t k, bool add, int R) {
     static const uint8_t lanes[16] = {0, 8, 4, 12, 2, 10, 6, 14, 1, 9, 5, 13, 3, 11, 7, 15};
@@ -275,18 +283,17 @@ INLINE void lanes_block(float *y, int64_t ldy, const float *x, int64_t ldx, cons
     }
 }
 
-/* Not inlined, because the compiler would otherwise keep other values in the registers of the
- * innermost loop. */
+/* Not inlined, because gcc would then keep other values in registers that the inner loop needs. */
 static __attribute__((noinline)) void lanes_block_6(float *y, int64_t ldy, const float *x,
                                                     int64_t ldx, const float *panel, int64_t k,
                                                     bool add) {
     lanes_block(y, ldy, x, ldx, panel, k, add, 6);
 }
 
-/* Many rows, and a K that is a multiple of 32: a vector holds one lane of eight outputs, and the
- * lanes are computed one after the other. No shuffles are needed at the end of a dot, which take a
- * fifth of its time when K is small, and bf16 is widened once for all rows. Sixteen outputs stay in
- * the caches while all rows are multiplied. */
+/* Sixteen outputs of many rows, for a K that is a multiple of 32. A vector holds one lane of eight
+ * outputs, and the lanes are computed one after the other. So a dot needs no shuffles at its end,
+ * which take a fifth of its time if K is small. The weights are widened once for all rows, and stay
+ * in the caches while all rows are multiplied. */
 INLINE void gemm_lanes(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                        const void *w, int64_t ldw, int64_t k, bool add, enum dtype e) {
     _Alignas(32) float panel[16 * LANES_K];
@@ -334,7 +341,7 @@ static void gemm_i8(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t 
     gemm_blocked(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, add, DTYPE_I8);
 }
 
-/* R rows of C vectors (C == 1: n <= 8 of its lanes) over all of k. */
+/* y += t v for R rows and C vectors of 8 columns, over all of k. If C is 1, only n exist. */
 INLINE void gemm_nn_unpacked_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
                                   const void *v, int64_t ldv, int64_t k, int64_t n, int R, int C,
                                   enum dtype e) {
@@ -354,7 +361,7 @@ INLINE void gemm_nn_unpacked_tile(float *y, int64_t ldy, const float *t, int64_t
         store_up_to_8(y + r * ldy + 8 * c, acc[r * C + c], part ? n : 8);
 }
 
-/* R rows times all n columns: 8 accumulators at a time. */
+/* R rows from m on times all n columns, with 8 accumulators at a time. */
 INLINE void gemm_nn_rows(const struct gemm_nn_args *p, int64_t m, int R, enum dtype e) {
     float *y = p->y + m * p->ldy;
     const float *t = p->t + m * p->tm;
@@ -367,7 +374,7 @@ INLINE void gemm_nn_rows(const struct gemm_nn_args *p, int64_t m, int R, enum dt
                               p->k, MIN(p->n - c, 8), R, 1, e);
 }
 
-/* panel[k][16]: zeros from column n on. */
+/* Packs k rows of 16 columns of v as panel[k][16] in f32, with zeros from column n on. */
 INLINE void gemm_nn_pack_b(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n,
                            enum dtype e) {
     for (int64_t j = 0; j < k; j++, panel += 16) {
@@ -378,7 +385,8 @@ INLINE void gemm_nn_pack_b(float *panel, const void *v, int64_t ldv, int64_t k, 
     }
 }
 
-/* R rows by 16 columns. With R = 6 there are twelve accumulators, two vectors of v and one of t. */
+/* y += t v for R rows by 16 columns. R = 6 uses fifteen registers: twelve accumulators, two vectors
+ * of v and one of t. */
 INLINE void gemm_nn_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
                          const float *panel, int64_t k, int64_t n, int R) {
     __m256 acc[12];
@@ -427,7 +435,7 @@ INLINE void gemm_nn_run(const struct gemm_nn_args *p, const struct gemm_nn_tiles
         gemm_nn_blocked(p, tiles, size);
         return;
     }
-    // few columns, as with a small rank: with eight rows there are as many independent sums
+    // Few columns, such as a small rank: eight rows give eight independent sums.
     for (; p->n <= 8 && m + 8 <= p->rows; m += 8) gemm_nn_rows(p, m, 8, e);
     for (; m + 4 <= p->rows; m += 4) gemm_nn_rows(p, m, 4, e);
     for (; m < p->rows; m++) gemm_nn_rows(p, m, 1, e);
@@ -454,7 +462,8 @@ INLINE __m256i quad_broadcast(const void *x) {
     return _mm256_set1_epi32(four);
 }
 
-/* One row of int8 blocks times R rows of int8 weights, all at least -127; eight lanes each. */
+/* One row of int8 blocks times R rows of int8 weights: acc[r] has the eight lanes of gemm_i8_i8.
+ * All integers are at least -127. */
 INLINE void lanes_i8(__m256 *acc, const int8_t *q, const float *d, const int8_t *w, int64_t ldw,
                      int64_t k, int R) {
     const __m256i ones = _mm256_set1_epi16(1);
@@ -488,7 +497,7 @@ static void gemm_i8_i8(float *y, int64_t ldy, const struct gemm_input *in, const
     }
 }
 
-/* R rows by C · 8 outputs, over all pairs. With C == 1 and n below 8, only the first n outputs
+/* gemm_nn_i16_i8 for R rows by C · 8 outputs. With C == 1 and n below 8, only the first n outputs
  * exist. */
 INLINE void pairs_block(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
                         const int8_t *v, int64_t ldv, int64_t pairs, int64_t n, int R, int C) {
@@ -514,6 +523,7 @@ INLINE void pairs_block(float *y, int64_t ldy, const int16_t *t, int64_t ldt, co
     }
 }
 
+/* gemm_nn_i16_i8 for R rows and all n outputs. */
 INLINE void pairs_rows(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
                        const int8_t *v, int64_t ldv, int64_t pairs, int64_t n, int R) {
     int64_t c = 0;
@@ -531,38 +541,38 @@ static void gemm_nn_i16_i8(float *y, int64_t ldy, const int16_t *t, int64_t ldt,
         pairs_rows(y + m * ldy, ldy, t + m * ldt, ldt, s + m, v, ldv, pairs, n, 1);
 }
 
-#define SUM_GROUPS 512     /* groups of K whose activation sums are held at once */
-#define PANEL_BYTES 262144 /* bytes of weights per block of panels: half the second-level cache */
+#define SUM_GROUPS 512     /* groups of K whose activation sums are stored at once */
+#define PANEL_BYTES 262144 /* bytes of weights in a block of panels: half the L2 cache */
 
 /*
- * How weights are multiplied with activations. MADDUBS multiplies unsigned by signed bytes and adds
- * pairs in 16 bits, saturating, so int8 weights need care and those of six bits or fewer do not.
+ * How int8 activations x are multiplied with weights w. The instruction MADDUBS multiplies unsigned
+ * by signed bytes and adds pairs of products in 16 bits with saturation.
  *
- * SIGNED: any int8. The sign of w is applied to x; a pair is at most 2 * 128 * 127, and is widened
- * immediately.
+ * SIGNED: w is any int8. |w| is multiplied with x that has the sign of w applied. The sum of a pair
+ * is at most 2 * 128 * 127, so it does not saturate; it is widened to 32 bits immediately.
  *
- * NARROW: u = w + c is in 0..63. A 16-bit lane starts from -c Σx and adds the products u x of half
- * a group. It may overflow in between, but the result Σ w x fits: 16 products of at most 16 * 127,
- * or 8 of 32 * 127 for q6_k.
+ * NARROW: u = w + c is in 0..63, so a pair cannot saturate. A 16-bit lane starts from -c Σx and
+ * adds the products u x of half a group. It may wrap around in between, but the result Σ w x fits
+ * into 16 bits: 16 products of at most 16 * 127, or for q6_k 8 products of at most 32 * 127.
  *
- * NARROW_CENTRED: w is in 0..31, whose sum does not fit, but w - 16 does: NARROW with u = w and c =
- * 16, then 16 Σx is added in 32 bits.
+ * NARROW_CENTRED: w is in 0..31. Σ w x does not fit into 16 bits, but Σ (w - 16) x does: it is
+ * computed as in NARROW with u = w and c = 16, and 16 Σx is added in 32 bits.
  */
 enum int8_product_kind { SIGNED, NARROW, NARROW_CENTRED };
 
-/* R rows times one panel. All pointers are at the first row, panel and block of the range. */
+/* R rows times some blocks of one panel. All pointers are at the first row and the first block. */
 struct panel_job {
-    const int8_t *x;         /* [R][K] */
-    const float *dx;         /* [R][K/32] */
-    const int32_t *bias;     /* [R][SUM_GROUPS], two 16-bit lanes of -c Σx; not for SIGNED */
-    const uint8_t *w;        /* [blocks][layout_bytes] */
-    const float *dw;         /* [blocks][PANEL] */
+    const int8_t *x;     /* [R][K] */
+    const float *dx;     /* [R][K/32] */
+    const int32_t *bias; /* [R][SUM_GROUPS], each two 16-bit lanes of -c Σx; unused in SIGNED */
+    const uint8_t *w;    /* [blocks][layout_bytes] */
+    const float *dw;     /* [blocks][PANEL] */
     const uint8_t *dw_bytes; /* nf4: [blocks / 2][PANEL] */
     int64_t k, blocks;
     int8_t c; /* the offset of NARROW */
 };
 
-/* Weights of the low nibbles of v: int8 codes, or the u of NARROW. */
+/* The weights that the low nibbles of v mean: for nf4 int8 codes, for q4 the u of NARROW. */
 INLINE __m256i nibble_weights(__m256i v, enum matrix_layout l) {
     v = _mm256_and_si256(v, _mm256_set1_epi8(15));
     if (l == LAYOUT_Q4) return v;
@@ -590,7 +600,7 @@ INLINE void quad_dots(__m256i *s, __m256i w0, __m256i w1, const int8_t *x, int64
     }
 }
 
-/* The exact dots of block b. */
+/* The exact dots of block b: s[2r] and s[2r + 1] are row r with outputs 0..7 and 8..15. */
 INLINE void block_dots_q(__m256i *s, const struct panel_job *j, int64_t b, int R,
                          enum matrix_layout l, enum int8_product_kind kind) {
     const int group = layout_group(l);
@@ -626,7 +636,7 @@ INLINE void block_dots_q(__m256i *s, const struct panel_job *j, int64_t b, int R
     }
 }
 
-/* Scales of outputs 8 * half … of block b. */
+/* Scales (for nf4: scale bytes) of outputs 8 * half … 8 * half + 7 in block b. */
 INLINE __m256 scales_load(const struct panel_job *j, int64_t b, int half, enum matrix_layout l) {
     if (l != LAYOUT_NF4) return _mm256_loadu_ps(j->dw + b * PANEL + half * 8);
     const uint8_t *bytes = j->dw_bytes + b * QK / NF4_BLOCK * PANEL + half * 8;
@@ -666,8 +676,8 @@ INLINE void panel_dots(float *acc, const struct panel_job *j, int R, enum matrix
 REDUCE_8(sum_of_8, _mm256_add_epi16) // each dword two 16-bit lanes
 REDUCE_8(max_of_8, _mm256_max_epi32)
 
-/* Computes the starting values of NARROW's lanes. Byte pairs 0 and 1 of every quad have one lane
- * each. */
+/* Computes the values -c Σx from which the 16-bit lanes of NARROW start. Of every quad of bytes,
+ * the first pair belongs to one lane and the second pair to the other lane. */
 static void bias_compute(int32_t *bias, const int8_t *x, int64_t groups, int group, int8_t c) {
     const __m256i many = _mm256_set1_epi8(c);
     const __m128i bytes = _mm_set1_epi8(c);
@@ -690,7 +700,7 @@ static void bias_compute(int32_t *bias, const int8_t *x, int64_t groups, int gro
     }
 }
 
-/* Stores a row's sums with one panel in its outputs n … below n1. */
+/* Stores the sums `acc` of a row and one panel to outputs n … n + 15, except those from n1 on. */
 INLINE void panel_store(float *y, const float *acc, const struct matrix *w, int64_t n, int64_t n1,
                         bool add, enum matrix_layout l) {
     for (int half = 0; half < 2 && n + 8 * half < n1; half++) {
@@ -703,13 +713,13 @@ INLINE void panel_store(float *y, const float *acc, const struct matrix *w, int6
     }
 }
 
-/* The offset c of NARROW. */
+/* The offset c of NARROW and NARROW_CENTRED. */
 static int8_t narrow_centre(const struct matrix *w) {
     return w->layout == LAYOUT_Q6 ? 32 : w->layout == LAYOUT_Q4 ? w->zero : 16;
 }
 
 /* Rows m..m+R times panels p0..p1. Outputs from n1 on (the padding of a panel) are computed but not
- * stored. */
+ * stored. `biased` is the first block that `bias` describes. */
 INLINE void rows_packed(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                         int64_t m, int64_t p0, int64_t p1, int64_t n1, bool add, int R,
                         enum matrix_layout l, enum int8_product_kind kind) {
@@ -779,7 +789,8 @@ static void gemm_q4(float *y, int64_t ldy, const struct gemm_input *in, const st
         gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q4, NARROW);
 }
 
-/* Sixteen weights with k even (half 0) or odd, as f32 in two vectors. */
+/* The weights of sixteen outputs for the even k (half 0) or the odd k of a pair, as two vectors of
+ * f32. */
 INLINE void pair_load(__m256 v[2], const uint16_t *pairs, int half) {
     UNROLL for (int h = 0; h < 2; h++) {
         __m256i both = _mm256_loadu_si256((const __m256i *)(pairs + 16 * h));
@@ -788,7 +799,7 @@ INLINE void pair_load(__m256 v[2], const uint16_t *pairs, int half) {
     }
 }
 
-/* One k of R rows and P panels, `stride` weights apart. */
+/* One k of R rows and P panels, which are `stride` weights apart. */
 INLINE void chains_step(__m256 *acc, const float *x, int64_t ldx, const uint16_t *pairs,
                         int64_t stride, int half, int R, int P) {
     UNROLL for (int p = 0; p < P; p++) {
@@ -804,8 +815,8 @@ INLINE void chains_step(__m256 *acc, const float *x, int64_t ldx, const uint16_t
     }
 }
 
-/* R · P is at most 5: ten accumulators, two vectors of weights, one of x, a mask. At 6 gcc spills,
- * which costs a third. */
+/* R rows and P panels over the whole K. R · P is at most 5, which takes ten accumulators, two
+ * vectors of weights, one of x and a mask. With 6, gcc spills and is a third slower. */
 INLINE void chains_tile(const struct bf16_gemm *c, int64_t m, int64_t panel, int R, int P) {
     const int64_t k = c->w->k, ldx = c->in->ldx;
     const uint16_t *pairs = bf16_panel(c->w, panel);
@@ -816,7 +827,7 @@ INLINE void chains_tile(const struct bf16_gemm *c, int64_t m, int64_t panel, int
     UNROLL for (int o = 0; o < 2 * R * P; o++) acc[o] = _mm256_setzero_ps();
     for (int64_t i = 0; i + 2 <= k; i += 2, x += 2, pairs += 2 * PANEL) {
         chains_step(acc, x, ldx, pairs, stride, 0, R, P);
-        __asm__("" : "+r"(pairs)); // or the pairs stay in registers that the sums need
+        __asm__("" : "+r"(pairs)); // else gcc keeps the pairs in registers that the sums need
         chains_step(acc, x, ldx, pairs, stride, 1, R, P);
     }
     if (k % 2) chains_step(acc, x, ldx, pairs, stride, 0, R, P);
@@ -851,7 +862,8 @@ static void gemm_bf16_fast(float *y, int64_t ldy, const struct gemm_input *in,
     if (in->rows > 0) bf16_gemm_run(&c, n0, tiles, ARRAY_LEN(tiles));
 }
 
-/* Eight lanes of the largest |v|. Magnitudes compare like integers, and NaN is the largest. */
+/* Each lane of the result is the largest |v[i]| of this lane, as bits. Magnitudes compare like
+ * integers, and a NaN is larger than all numbers. */
 INLINE __m256i lanes_amax(const __m256 v[4]) {
     const __m256i magnitude = _mm256_set1_epi32(0x7fffffff);
     __m256i m = _mm256_and_si256(_mm256_castps_si256(v[0]), magnitude);
@@ -860,7 +872,7 @@ INLINE __m256i lanes_amax(const __m256 v[4]) {
     return m;
 }
 
-/* The largest |v| as quantize_row defines it. */
+/* The largest of 32 magnitudes, as quantize_row defines it: NaN is ignored, at most FLT_MAX. */
 INLINE float block_amax(const __m256 v[4]) {
     __m256 sign = _mm256_set1_ps(-0.0f), m = _mm256_setzero_ps();
     UNROLL for (int i = 0; i < 4; i++) m = _mm256_max_ps(_mm256_andnot_ps(sign, v[i]), m);
@@ -871,7 +883,7 @@ INLINE float block_amax(const __m256 v[4]) {
 
 INLINE __m256i lanes_quantize(__m256 x, __m256 inverse, bool finite) {
     __m256 u = _mm256_mul_ps(x, inverse);
-    if (finite) return _mm256_cvtps_epi32(u); // at most 127 and some roundings
+    if (finite) return _mm256_cvtps_epi32(u); // |u| is 127 plus rounding errors at most
     __m256 real = _mm256_cmp_ps(u, u, _CMP_ORD_Q);
     u = _mm256_max_ps(_mm256_set1_ps(-127.0f), _mm256_min_ps(_mm256_set1_ps(127.0f), u));
     return _mm256_cvtps_epi32(_mm256_and_ps(u, real));
@@ -899,8 +911,8 @@ INLINE void block_quantize(const float *x, int64_t b, int8_t *q, float *d) {
     lanes_store_i8(q + b * QK, v, _mm256_set1_ps(tiny ? 0.0f : 1.0f / scale), false);
 }
 
-/* Computes the scales of eight blocks, which share two divisions; false when a value is not
- * finite. */
+/* Computes the scales of eight blocks and their inverses with two divisions for all eight. Returns
+ * false if a value is not finite; the scales are then wrong. */
 INLINE bool scales_compute(const float *x, int64_t b, float max, float *d, float *inverse) {
     __m256 v[4];
     __m256i m[8];
@@ -916,8 +928,8 @@ INLINE bool scales_compute(const float *x, int64_t b, float max, float *d, float
     return _mm256_testz_si256(odd, odd);
 }
 
-/* Computes the scales of many blocks before the first block is quantised, so that the divisions
- * overlap. */
+/* Computes the scales of up to MANY blocks before it quantises the first of them, so that the
+ * divisions overlap. */
 static void quantize_row(const float *x, int64_t k, int8_t *q, float *d) {
     enum { MANY = 64 };
     int64_t b = 0, blocks = k / QK;
@@ -1067,12 +1079,13 @@ static void rope_row(float *x, const float *cosine, const float *sine, int64_t h
     }
 }
 
-/* 2^n for n in -126..127. */
+/* 2^n for n in -126..127; the result for other n (only after a NaN) is unspecified. */
 INLINE __m256 power_of_two(__m256i n) {
     return _mm256_castsi256_ps(_mm256_slli_epi32(_mm256_add_epi32(n, _mm256_set1_epi32(127)), 23));
 }
 
-/* The formula of internal.h; MINPS and MAXPS give their second operand when either is NaN. */
+/* The exp of internal.h. The instructions MINPS and MAXPS return their second operand if an operand
+ * is NaN. */
 INLINE __m256 exp_lanes(__m256 x) {
     x = _mm256_max_ps(_mm256_set1_ps(EXP_LO), _mm256_min_ps(_mm256_set1_ps(EXP_HI), x));
     __m256 magic = _mm256_set1_ps(EXP_MAGIC);
@@ -1163,8 +1176,8 @@ static void adamw_row(float *w, const float *g, float *m, float *v, int64_t n, f
     }
 }
 
-/* Eight rows of eight: interleaves pairs of rows, then pairs of pairs, then exchanges the
- * halves. */
+/* Transposes eight rows of eight: interleaves pairs of rows, then pairs of these pairs, then
+ * exchanges the halves. */
 static void transpose_8x8(float *dst, int64_t ld_dst, const float *src, int64_t ld_src) {
     __m256 a[8], b[8];
     for (int i = 0; i < 8; i++) a[i] = _mm256_loadu_ps(src + i * ld_src);

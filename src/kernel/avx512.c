@@ -2,14 +2,14 @@
  * avx512: the kernels that are faster with 512-bit registers, for processors with AVX-512 F, BW,
  * VL, DQ and VNNI.
  *
- * One zmm register is the 16 lanes of the exact class's dot product, so each output owns one
- * accumulator and the fixed tree is done for eight outputs at once. In packed products the lanes
- * are the panel's 16 outputs instead, and nothing is reduced across lanes. Slots that would not be
+ * A zmm register holds the 16 lanes of a dot product of the exact class, so each output has one
+ * accumulator, and the fixed tree is computed for eight outputs at once. In packed products the
+ * lanes are the panel's 16 outputs instead, and no sum runs across lanes. Slots that would not be
  * faster keep the AVX2 functions.
  *
- * Invariant: every slot gives the bits of scalar.c. This file never queries the processor and never
- * allocates, and no result depends on the division of rows or outputs. test/kernel/test_emulated.c
- * runs this same source on emulated instructions.
+ * Invariant: every slot gives the bits of scalar.c, and no result depends on the division of rows
+ * or outputs. This file never queries the processor and never allocates.
+ * test/kernel/test_emulated.c runs this source with emulated instructions.
  */
 #include <math.h>
 #include <string.h>
@@ -19,10 +19,10 @@
 enum {
     TILE_ROWS = 3, /* 3 × 8 accumulators, 3 inputs and 1 weight fill 28 of the 32 registers */
     TILE_COLS = 8,
-    ROW_BLOCK = 48, /* rows that are multiplied with 8 weights while these stay in L1 */
+    ROW_BLOCK = 48, /* rows that are multiplied with 8 rows of weights, which stay in L1 */
 };
 
-/* acc[r][c] += x[r][i…] * w[c][i…], lane by lane. */
+/* acc[r][c] += x[r] * w[c] for the 16 values from i on, lane by lane. */
 INLINE void tile_step(__m512 acc[TILE_ROWS][TILE_COLS], const float *x, int64_t ldx, const void *w,
                       int64_t ldw, int64_t i, __mmask16 mask, bool whole, int rows, int cols,
                       enum dtype e) {
@@ -40,18 +40,20 @@ INLINE void tile_step(__m512 acc[TILE_ROWS][TILE_COLS], const float *x, int64_t 
     }
 }
 
-/* Adds lanes l and l + 8 of two accumulators: a's sums in the low half, b's in the high half. */
+/* Adds lanes l and l + 8 of two accumulators: the low half of the result belongs to a, the high
+ * half to b. */
 INLINE __m512 fold_8(__m512 a, __m512 b) {
     return _mm512_add_ps(_mm512_shuffle_f32x4(a, b, 0x44), _mm512_shuffle_f32x4(a, b, 0xEE));
 }
 
-/* Adds lanes l and l + 4: the result has one quarter for each of four accumulators, in order. */
+/* Adds lanes l and l + 4 of four accumulators, after fold_8: each quarter of the result belongs to
+ * one accumulator, in order. */
 INLINE __m512 fold_4(__m512 ab, __m512 cd) {
     return _mm512_add_ps(_mm512_shuffle_f32x4(ab, cd, 0x88), _mm512_shuffle_f32x4(ab, cd, 0xDD));
 }
 
-/* The rest of the tree, over the eight lanes of each half: element c of the result is the sum of
- * half c of the four vectors. */
+/* The rest of the tree, over the eight lanes of each half of four vectors: element c of the result
+ * is the sum of half c % 2 of vector c / 2. */
 INLINE __m256 halves_sum8(__m512 ab, __m512 cd, __m512 ef, __m512 gh) {
     __m512 lo = fold_4(ab, cd), hi = fold_4(ef, gh);
     __m512 two = _mm512_add_ps(_mm512_shuffle_ps(lo, hi, 0x44), _mm512_shuffle_ps(lo, hi, 0xEE));
@@ -74,7 +76,8 @@ INLINE float lanes_sum(__m512 v) {
     return _mm512_cvtss_f32(_mm512_add_ps(two, _mm512_shuffle_ps(two, two, 0x55)));
 }
 
-/* y[r][c] (+)= x[r]·w[c] for rows × cols outputs; both are constants where this is inlined. */
+/* y[r][c] (+)= x[r]·w[c] for rows × cols outputs; `rows` and `cols` are constants where this is
+ * inlined. */
 INLINE void tile_mul(float *y, int64_t ldy, const float *x, int64_t ldx, const void *w, int64_t ldw,
                      int64_t k, int rows, int cols, enum dtype e, bool add) {
     __m512 acc[TILE_ROWS][TILE_COLS];
@@ -96,8 +99,8 @@ INLINE void tile_mul(float *y, int64_t ldy, const float *x, int64_t ldx, const v
     }
 }
 
-/* One function for each shape of tile: y[r][c] (+)= x[r]·w[c]. They are not inlined into one
- * function, because the time of the compiler grows faster than the size of a function. */
+/* One function for each shape of tile: y[r][c] (+)= x[r]·w[c]. The functions are not inlined into
+ * one, because the compiler's time grows faster than the size of a function. */
 typedef void (*tile_fn)(float *y, int64_t ldy, const float *x, int64_t ldx, const void *w,
                         int64_t ldw, int64_t k, bool add);
 #define TILE(name, rows, cols, e)                                                                  \
@@ -120,7 +123,7 @@ TILES(i8, 1, DTYPE_I8)
 TILES(i8, 2, DTYPE_I8)
 TILES(i8, 3, DTYPE_I8)
 
-/* [element][rows - 1][1, 4 or 8 outputs] */
+/* [dtype][rows - 1][0, 1, 2: 1, 4, 8 outputs] */
 static const tile_fn tile_fns[N_DTYPE][TILE_ROWS][3] = {
     [DTYPE_F32] = {{f32_1x1, f32_1x4, f32_1x8},
                    {f32_2x1, f32_2x4, f32_2x8},
@@ -131,8 +134,8 @@ static const tile_fn tile_fns[N_DTYPE][TILE_ROWS][3] = {
     [DTYPE_I8] = {{i8_1x1, i8_1x4, i8_1x8}, {i8_2x1, i8_2x4, i8_2x8}, {i8_3x1, i8_3x4, i8_3x8}},
 };
 
-/* Multiplies blocks of rows, in each block 8 outputs at a time; the remaining outputs are computed
- * by 4 and by 1. */
+/* Multiplies blocks of ROW_BLOCK rows, in each block 8 outputs at a time; the remaining outputs are
+ * computed 4 at a time, then one at a time. */
 INLINE void rows_mul(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                      const void *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, enum dtype e,
                      bool add) {
@@ -170,16 +173,17 @@ static void avx512_gemm_i8(float *y, int64_t ldy, const float *x, int64_t ldx, i
 }
 
 /*
- * VNNI multiplies unsigned by signed bytes. Weights become unsigned by an offset (int8: w + 128,
- * that is w ^ 0x80; q4: the nibble itself is w + zero; nf4: a table of codes + 128), so a block's
- * dot is Σ (w + offset) x - offset Σ x, exact in 32 bits. The second term starts the integer
- * accumulator and is computed once for all panels.
+ * The VNNI instructions multiply unsigned by signed bytes. Weights become unsigned by an offset
+ * (int8: w + 128, that is w ^ 0x80; q4: the nibble itself is w + zero; nf4: a table of codes +
+ * 128), so a block's dot is Σ (w + offset) x - offset Σ x, exact in 32 bits. The term -offset Σ x,
+ * the correction, is the start value of the integer accumulator; it is computed once for all
+ * panels.
  */
 enum {
     Q_ROWS = 4, /* 4 rows × 2 panels: 8 integer and 8 float accumulators */
     Q_PANELS = 2,
-    Q_ROW_BLOCK = 32, /* rows and blocks whose corrections are kept on the stack (32 KiB) */
-    Q_BLOCKS = 256,
+    Q_ROW_BLOCK = 32, /* rows whose corrections are on the stack at a time */
+    Q_BLOCKS = 256,   /* blocks of these rows: 32 KiB together */
 };
 
 struct q_product {
@@ -191,6 +195,7 @@ struct q_product {
     bool add;
 };
 
+/* The offset that makes the weights unsigned. */
 static int32_t offset_of(const struct matrix *w) {
     return w->layout == LAYOUT_Q4 ? w->zero : w->layout == LAYOUT_NF4 ? NF4_OFFSET : 128;
 }
@@ -199,8 +204,8 @@ INLINE __m512 add_integers(__m512 a, __m512 b) {
     return _mm512_castsi512_ps(_mm512_add_epi32(_mm512_castps_si512(a), _mm512_castps_si512(b)));
 }
 
-/* The sums of 256 bytes in groups, times the offset: 16 sums of 16 bytes, or in the first 8 lanes
- * sums of 32 bytes. 32-bit words are shuffled as floats. */
+/* The sums of 256 bytes in groups, times the offset: 16 sums of 16 bytes, or 8 sums of 32 bytes in
+ * the first 8 lanes. 32-bit words are shuffled as floats. */
 INLINE __m512i groups_sum(const int8_t *x, int32_t offset, int group) {
     __m512 v[4];
 #pragma GCC unroll 4
@@ -222,7 +227,8 @@ INLINE __m512i groups_sum(const int8_t *x, int32_t offset, int group) {
     return _mm512_castps_si512(_mm512_permutexvar_ps(order, sums));
 }
 
-/* correction[b] = -offset · q_sum[b]. */
+/* correction[b] = -offset · q_sum[b] for `blocks` blocks; also writes the elements up to the next
+ * multiple of 16. */
 static void corrections_scale(int32_t *correction, const int32_t *q_sum, int32_t offset,
                               int64_t blocks) {
     const __m512i by = _mm512_set1_epi32(-offset);
@@ -232,7 +238,8 @@ static void corrections_scale(int32_t *correction, const int32_t *q_sum, int32_t
     }
 }
 
-/* start[b] = -offset · Σ q over block b; elements after the last block are overwritten. */
+/* correction[b] = -offset · Σ q over block b, for `blocks` blocks; also writes the elements up to
+ * the next multiple of 256 / group. */
 static void corrections_sum(int32_t *correction, const int8_t *q, int32_t offset, int64_t blocks,
                             int group) {
     const int64_t blocks_per_step = 256 / group;
@@ -246,7 +253,7 @@ static void corrections_sum(int32_t *correction, const int8_t *q, int32_t offset
     }
 }
 
-/* start[m][b] of rows m0… and blocks b0… to b1. */
+/* Sets the corrections of rows [m0, m0 + rows) and blocks [b0, b1). */
 static void corrections_fill(int32_t correction[Q_ROW_BLOCK][Q_BLOCKS], const struct q_product *p,
                              int64_t m0, int64_t rows, int64_t b0, int64_t b1) {
     const int group = layout_group(p->w->layout);
@@ -261,7 +268,8 @@ static void corrections_fill(int32_t correction[Q_ROW_BLOCK][Q_BLOCKS], const st
     }
 }
 
-/* Loads quad p of the first and of the second half of one panel's block, as unsigned bytes. */
+/* Loads quad p of the first half (lo) and of the second half (hi) of a panel's block, as unsigned
+ * bytes. */
 INLINE void quads_load(const uint8_t *block, int p, enum matrix_layout l, __m512i *lo,
                        __m512i *hi) {
     __m512i raw = _mm512_loadu_si512(block + 64 * p);
@@ -291,8 +299,8 @@ INLINE __m512i quad_spread(const void *x) {
     return _mm512_set1_epi32(four);
 }
 
-/* dots[r][j] += block dot of row r and panel j; x is [rows][K], `stride` the bytes between panels.
- */
+/* dots[r][j] += the dot of one block of row r and panel j. x is [rows][K]; panels are `stride`
+ * bytes apart. */
 INLINE void block_dots(__m512i dots[Q_ROWS][Q_PANELS], const uint8_t *w, int64_t stride,
                        const int8_t *x, int64_t k, int rows, int panels, enum matrix_layout l) {
     const int half = layout_group(l) / 2;
@@ -314,7 +322,7 @@ INLINE void block_dots(__m512i dots[Q_ROWS][Q_PANELS], const uint8_t *w, int64_t
     }
 }
 
-/* The scales of block b of one panel. */
+/* The scales (for nf4: scale bytes) of block b of one panel. */
 INLINE __m512 scales_load(const struct q_product *p, int64_t panel, int64_t b,
                           enum matrix_layout l) {
     const int64_t at = panel * layout_scales(l, p->in->k);
@@ -324,7 +332,7 @@ INLINE __m512 scales_load(const struct q_product *p, int64_t panel, int64_t b,
         _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)bytes)));
 }
 
-/* part[r][j] continues the sums of row m + r and panel `panel` + j over blocks b0…b1. */
+/* Continues the sums part[r][j] of row m + r and panel `panel` + j over blocks [b0, b1). */
 INLINE void panels_run(float part[Q_ROWS][Q_PANELS][16], const struct q_product *p, int64_t panel,
                        int64_t m, const int32_t (*correction)[Q_BLOCKS], int64_t b0, int64_t b1,
                        int rows, int panels, enum matrix_layout l) {
@@ -362,7 +370,7 @@ INLINE void panels_run(float part[Q_ROWS][Q_PANELS][16], const struct q_product 
     }
 }
 
-/* One function for each number of rows and panels; arguments as above. */
+/* One function for each number of rows and panels; the arguments are those of panels_run. */
 typedef void (*panels_fn)(float part[Q_ROWS][Q_PANELS][16], const struct q_product *p,
                           int64_t panel, int64_t m, const int32_t (*correction)[Q_BLOCKS],
                           int64_t b0, int64_t b1);
@@ -385,7 +393,7 @@ PANEL_KIND(q6, LAYOUT_Q6)
 PANEL_KIND(q4, LAYOUT_Q4)
 PANEL_KIND(nf4, LAYOUT_NF4)
 
-/* [layout - LAYOUT_Q8][1, 2 or 4 rows][panels - 1] */
+/* [layout - LAYOUT_Q8][0, 1, 2: 1, 2, 4 rows][panels - 1] */
 static const panels_fn panels_fns[4][3][Q_PANELS] = {
     {{q8_1x1, q8_1x2}, {q8_2x1, q8_2x2}, {q8_4x1, q8_4x2}},
     {{q6_1x1, q6_1x2}, {q6_2x1, q6_2x2}, {q6_4x1, q6_4x2}},
@@ -393,6 +401,7 @@ static const panels_fn panels_fns[4][3][Q_PANELS] = {
     {{nf4_1x1, nf4_1x2}, {nf4_2x1, nf4_2x2}, {nf4_4x1, nf4_4x2}},
 };
 
+/* Stores the sums of `rows` rows and `panels` panels to y, except outputs from n1 on. */
 static void part_store(const struct q_product *p, float part[Q_ROWS][Q_PANELS][16], int64_t panel,
                        int64_t m, int64_t n1, int rows, int panels) {
     for (int j = 0; j < panels; j++) {
@@ -451,7 +460,7 @@ static void avx512_gemm_q(float *y, int64_t ldy, const struct gemm_input *in,
     }
 }
 
-/* Two rows of int8 weights, as unsigned bytes. */
+/* 32 int8 weights of row a, then 32 of row b, as unsigned bytes. */
 INLINE __m512i halves_load(const int8_t *a, const int8_t *b) {
     const __m256i lo = _mm256_loadu_si256((const __m256i *)(const void *)a),
                   hi = _mm256_loadu_si256((const __m256i *)(const void *)b);
@@ -462,10 +471,10 @@ INLINE __m512i halves_load(const int8_t *a, const int8_t *b) {
 enum {
     GEMM_I8_I8_ROWS = 4,
     GEMM_I8_I8_PAIRS = 4
-}; /* 16 sums of pairs of weight rows, eight lanes each */
+}; /* rows of x and pairs of rows of w in a tile; a pair's vector has 8 lanes for each row of w */
 
-/* y[r][c] for `rows` rows of x from `m` on and `cols` rows of w. A pair holds two rows of w; a
- * single row fills both halves. */
+/* gemm_i8_i8 for `rows` rows of x from m on and `cols` rows of w. The halves of a vector are two
+ * rows of w; if cols is 1, both halves are the same row. */
 INLINE void gemm_i8_i8_tile(float *y, int64_t ldy, const struct gemm_input *in, int64_t m,
                             const int8_t *w, int64_t ldw, int cols, int rows, int pairs) {
     const int64_t k = in->k, blocks = k / QK;
@@ -508,8 +517,8 @@ INLINE void gemm_i8_i8_tile(float *y, int64_t ldy, const struct gemm_input *in, 
     }
 }
 
-/* The function of the level below. It is used for a single row of w, as in a perturbation, which
- * would use only half of each vector here. */
+/* The slot of the level below, set by kernels_fill_avx512. It computes products with a single row
+ * of w (as in a perturbation), for which this file would use only half of each vector. */
 static void (*lower_gemm_i8_i8)(float *y, int64_t ldy, const struct gemm_input *in, const int8_t *w,
                                 int64_t ldw, int64_t n0, int64_t n1);
 
@@ -536,7 +545,8 @@ static void avx512_gemm_i8_i8(float *y, int64_t ldy, const struct gemm_input *in
     }
 }
 
-/* acc[r][c] += the pairs of row r by those of vector c; the last vector has the lanes of `tail`. */
+/* acc[r][c] += one pair of row r of t times the pairs of the 16 outputs of vector c. The last
+ * vector has only the lanes of `tail`. */
 INLINE void pairs_step(__m512i acc[8][4], const int16_t *t, int64_t ldt, const int8_t *v, int rows,
                        int vectors, __mmask16 tail) {
     __m512i w[4];
@@ -552,8 +562,8 @@ INLINE void pairs_step(__m512i acc[8][4], const int16_t *t, int64_t ldt, const i
     }
 }
 
-/* `rows` rows by some vectors of outputs, over all pairs. The loop is unrolled by four pairs,
- * because gcc copies all sums at the end of an iteration. */
+/* gemm_nn_i16_i8 for `rows` rows and `vectors` vectors of outputs. The loop is unrolled by four
+ * pairs, because gcc copies all sums at the end of an iteration. */
 INLINE void pairs_tile(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
                        const int8_t *v, int64_t ldv, int64_t pairs, int rows, int vectors,
                        __mmask16 tail) {
@@ -584,7 +594,7 @@ INLINE void pairs_tile(float *y, int64_t ldy, const int16_t *t, int64_t ldt, con
     }
 }
 
-/* `rows` rows times all outputs, `vectors` vectors at a time. */
+/* gemm_nn_i16_i8 for `rows` rows and all outputs, `vectors` vectors at a time. */
 INLINE void pairs_rows(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
                        const int8_t *v, int64_t ldv, int64_t pairs, int64_t n, int rows,
                        int vectors) {
@@ -643,7 +653,7 @@ static float avx512_max(const float *a, int64_t n) {
     __m512 acc = low;
     for (int64_t i = 0; i < n; i += 16) {
         acc = _mm512_max_ps(_mm512_mask_loadu_ps(low, lanes_mask(n - i), a + i),
-                            acc); /* NaN leaves acc */
+                            acc); /* a NaN does not change acc */
     }
     float lanes[16], best = -INFINITY;
     _mm512_storeu_ps(lanes, acc);
@@ -720,7 +730,7 @@ static void avx512_gelu(float *y, const float *x, int64_t n) {
     }
 }
 
-/* The formula of act_backward_with; without `up`, dx = d · dy. */
+/* The formula of act_backward_with. */
 static void avx512_act_backward(float *dx, float *dup, const float *dy, const float *x,
                                 const float *up, int64_t n, bool gelu) {
     const __m512 one = _mm512_set1_ps(1.0f), sign = _mm512_set1_ps(-0.0f),
@@ -759,8 +769,8 @@ static float avx512_softmax(float *x, int64_t n) {
     return lanes_sum(acc);
 }
 
-/* Continues rows × vectors accumulators of y over all of k; the last vector has the lanes of
- * `tail`. */
+/* y += t v for `rows` rows and `vectors` vectors of 16 columns, over all of k. The last vector has
+ * only the lanes of `tail`. */
 INLINE void gemm_nn_unpacked_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
                                   const void *v, int64_t ldv, int64_t k, int rows, int vectors,
                                   __mmask16 tail, enum dtype e) {
@@ -774,7 +784,8 @@ INLINE void gemm_nn_unpacked_tile(float *y, int64_t ldy, const float *t, int64_t
         }
     }
     for (int64_t j = 0; j < k; j++) {
-        if (rows == 8) // a narrow range of many long rows
+        if (rows ==
+            8) // only two vectors of each row of v are read, so the rows are prefetched here
             for (int c = 0; c < vectors; c++)
                 __builtin_prefetch((const char *)v +
                                    ((j + 12) * ldv + 16 * c) * (e == DTYPE_BF16 ? 2 : 4));
@@ -796,7 +807,7 @@ INLINE void gemm_nn_unpacked_tile(float *y, int64_t ldy, const float *t, int64_t
     }
 }
 
-/* Eight rows, or at most four, times all n columns. */
+/* `rows` rows (8, or at most 4) from m on times all n columns. */
 INLINE void gemm_nn_rows(const struct gemm_nn_args *p, int64_t m, int rows, enum dtype e) {
     const size_t size = e == DTYPE_BF16 ? sizeof(uint16_t) : sizeof(float);
     const float *t = p->t + m * p->tm;
@@ -811,8 +822,8 @@ INLINE void gemm_nn_rows(const struct gemm_nn_args *p, int64_t m, int rows, enum
                               p->ldv, p->k, rows, 1, lanes_mask(p->n - c), e);
 }
 
-/* `rows` rows by at most eight columns, as with a small rank, in 256-bit vectors, of which the
- * processor can start twice as many per cycle. */
+/* `rows` rows by at most eight columns (such as a small rank). It uses 256-bit vectors, because the
+ * processor can start twice as many of their operations in a cycle. */
 INLINE void gemm_nn_narrow_rows(const struct gemm_nn_args *p, int64_t m, int rows, int64_t tm) {
     const __mmask8 mask = (__mmask8)lanes_mask(p->n);
     const float *t = p->t + m * tm, *t4 = t + 4 * tm, *v = p->v;
@@ -820,7 +831,7 @@ INLINE void gemm_nn_narrow_rows(const struct gemm_nn_args *p, int64_t m, int row
     __m256 acc[16];
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) acc[r] = _mm256_maskz_loadu_ps(mask, y + r * p->ldy);
-    __asm__("" : "+r"(t4)); // two bases reach eight rows
+    __asm__("" : "+r"(t4)); // addresses of eight rows from two base registers
     for (int64_t j = 0; j < p->k; j++, t += p->tj, t4 += p->tj, v += p->ldv) {
         const __m256 x = _mm256_maskz_loadu_ps(mask, v);
         if (tm == 1) __builtin_prefetch(t + 12 * p->tj);
@@ -834,7 +845,7 @@ INLINE void gemm_nn_narrow_rows(const struct gemm_nn_args *p, int64_t m, int row
     for (int r = 0; r < rows; r++) _mm256_mask_storeu_ps(y + r * p->ldy, mask, acc[r]);
 }
 
-/* panel[k][32]: zeros from column n on. */
+/* Packs k rows of 32 columns of v as panel[k][32] in f32, with zeros from column n on. */
 INLINE void gemm_nn_pack_b(float *panel, const void *v, int64_t ldv, int64_t k, int64_t n,
                            enum dtype e) {
     const __mmask16 mask[2] = {lanes_mask(n), n > 16 ? lanes_mask(n - 16) : 0};
@@ -844,11 +855,11 @@ INLINE void gemm_nn_pack_b(float *panel, const void *v, int64_t ldv, int64_t k, 
     }
 }
 
-/* Rows of a tile of two vectors: 24 independent sums are three times what two units with a latency
- * of four cycles need. */
+/* Rows of a tile of two vectors. Its 24 independent sums are three times as many as two arithmetic
+ * units with a latency of four cycles need. */
 enum { GEMM_NN_TILE_ROWS = 12 };
 
-/* `rows` rows of 32 columns. */
+/* y += t v for `rows` rows and 32 columns of a panel; columns from n on do not exist. */
 INLINE void gemm_nn_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
                          const float *panel, int64_t k, int64_t n, int rows) {
     const __mmask16 mask[2] = {lanes_mask(n), n > 16 ? lanes_mask(n - 16) : 0};
@@ -905,7 +916,7 @@ INLINE void gemm_nn_run(const struct gemm_nn_args *p, const struct gemm_nn_tiles
     }
     int64_t m = 0;
     const bool narrow = p->n <= 8 && e == DTYPE_F32;
-    // adjacent rows: as many as a cache line holds
+    // With tm == 1, 16 rows of a column of t are one cache line.
     for (; narrow && p->tm == 1 && m + 16 <= p->rows; m += 16) gemm_nn_narrow_rows(p, m, 16, 1);
     for (; narrow && m + 8 <= p->rows; m += 8) gemm_nn_narrow_rows(p, m, 8, p->tm);
     for (; m + 8 <= p->rows; m += 8) gemm_nn_rows(p, m, 8, e);
@@ -949,6 +960,7 @@ INLINE void chains_step(__m512 acc[8][4], const float *x, int64_t ldx, const uin
     }
 }
 
+/* `rows` rows by `panels` panels over the whole K. */
 INLINE void chains_tile(const struct bf16_gemm *c, int64_t m, int64_t panel, int rows, int panels) {
     const int64_t k = c->w->k, ldx = c->in->ldx;
     const uint16_t *pairs = bf16_panel(c->w, panel);

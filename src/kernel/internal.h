@@ -278,8 +278,8 @@ static inline const uint16_t *bf16_panel(const struct matrix *w, int64_t panel) 
  * The fast class below AMX: every output is one chain of multiply-adds, so the lanes of a vector
  * are adjacent outputs and no sum across lanes is needed. A tile is some rows by some panels of
  * such chains over the whole K. The weights are widened as they are loaded from the second-level
- * cache; a vector takes one operation. With fewer rows a tile has more panels, so that there
- * are enough independent chains to hide the latency of a multiply-add.
+ * cache; widening takes one operation for each vector. With fewer rows, a tile has more panels, so
+ * that there are enough independent chains to hide the latency of a multiply-add.
  */
 struct bf16_gemm {
     float *y;

@@ -12,7 +12,8 @@
  * 2018).
  *
  * Invariant: a query's result does not depend on other queries. Key tiles and blocks begin at fixed
- * positions, and a tile without keys that a query attends to leaves the bits of its sums unchanged.
+ * positions. A tile in which a query attends to no key leaves the bits of this query's sums
+ * unchanged.
  */
 #include <math.h>
 #include <string.h>
@@ -41,15 +42,15 @@ struct query_block {
     uint16_t *q;          /* [QUERY_BLOCK/16][Ep/32][16 pairs of elements][16 queries][2] */
     uint16_t *k;          /* [KEY_BLOCK/16][Ep/32][16 keys][32 elements] */
     uint16_t *v;          /* [KEY_BLOCK/32][Ep/16][16 elements][32 keys] */
-    float *s;             /* [KEY_BLOCK][16 queries] scores */
-    uint16_t *p;          /* [KEY_BLOCK/32][16 pairs of keys][16 queries][2] probabilities */
+    float *s;             /* [KEY_BLOCK][16 queries] scores of one tile of queries */
+    uint16_t *p;          /* [KEY_BLOCK/32][16 pairs of keys][16 queries][2] their probabilities */
     float *out;           /* [QUERY_BLOCK/16][Ep][16 queries] unnormalized outputs */
-    float *max, *sum;     /* [QUERY_BLOCK] running maximum score times scale log2(e), and sum */
+    float *max, *sum;     /* [QUERY_BLOCK] running maximum of score · scale · log2(e), and sum */
     int32_t *first, *end; /* [QUERY_BLOCK] keys [first, end) that the query attends to */
 };
 
-/* Places the arrays in `base` and returns their size in bytes; with NULL it only computes the
- * size. */
+/* Places the arrays in `base` and returns their size in bytes. If `base` is NULL, it only computes
+ * the size. */
 static size_t query_block_layout(struct query_block *b, int64_t e, uint8_t *base) {
     size_t used = 0;
     b->e = e;
@@ -86,7 +87,7 @@ INLINE __m512 elems_load(const void *row, int64_t i, __mmask16 mask, __m512 scal
     return type == DTYPE_I8 ? _mm512_mul_ps(v, scale) : v;
 }
 
-/* 2^x for x <= 0, +0 where the mask is 0; NaN stays NaN. */
+/* 2^x for x <= 0; +0 in lanes outside of the mask. NaN stays NaN. */
 INLINE __m512 exp2_masked(__m512 x, __mmask16 mask) {
     const __m512 magic = _mm512_set1_ps(EXP_MAGIC);
     x = _mm512_max_ps(_mm512_set1_ps(EXP2_LO), x);
@@ -95,15 +96,15 @@ INLINE __m512 exp2_masked(__m512 x, __mmask16 mask) {
     y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(EXP2_C2));
     y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(EXP2_C1));
     y = _mm512_fmadd_ps(y, r, _mm512_set1_ps(1.0f));
-    // The low bits of t are the exponent: it is added to that of y.
+    // The low bits of t are the integer part of x, which is added to the exponent of y.
     const __m512i exponent = _mm512_slli_epi32(_mm512_castps_si512(t), 23);
     return _mm512_castsi512_ps(_mm512_maskz_add_epi32(mask, _mm512_castps_si512(y), exponent));
 }
 
 /* packing */
 
-/* Packs 16 rows of n floats as [Ep/32][16 pairs of elements][16 rows][2]. All packing functions
- * round to bf16 and write zeros for elements from n on. */
+/* Packs 16 rows of n floats as [Ep/32][16 pairs of elements][16 rows][2]. This and the other
+ * packing functions round to bf16 and write zeros for elements from n on. */
 static void rows_pack_pairs(uint16_t *to, const float *const rows[PANEL], int64_t n, int64_t ep) {
     const __m512 one = _mm512_set1_ps(1.0f);
     for (int64_t e = 0; e < ep; e += 32, to += TILE) {
@@ -126,8 +127,8 @@ struct tile_rows {
     __mmask16 mask[KEY_TILE];
 };
 
-/* Sets the rows of positions at, at + 1, …, which are `bytes` apart. Positions outside of
- * [begin, end) do not exist; at least one of the 32 does. */
+/* Sets r to the rows of the 32 positions from `at` on. Rows are `bytes` apart; row 0 begins at
+ * `base`. Positions outside of [begin, end) do not exist; the range is not empty. */
 static void tile_rows_set(struct tile_rows *r, const void *base, const uint16_t *scales,
                           int64_t bytes, int64_t at, int64_t begin, int64_t end) {
     for (int64_t i = 0; i < KEY_TILE; i++) {
@@ -172,8 +173,8 @@ INLINE void rows_pack_transposed(uint16_t *to, const struct tile_rows *r, int64_
     }
 }
 
-/* Packs the 16 queries of tile `tile` and initialises their state; lanes after the last query
- * repeat it. */
+/* Packs the 16 queries of tile `tile` and initialises their maxima, sums and outputs. Lanes after
+ * the last query are copies of the last query. */
 static void queries_pack(const struct query_block *b, int64_t tile) {
     const struct attention_job *j = b->job;
     const float *rows[PANEL];
@@ -204,7 +205,7 @@ static void keys_pack(const struct query_block *b, int64_t at, int64_t begin, in
     const int64_t bytes = keys->ld * (int64_t)dtype_size(keys->dtype), row = at % keys->page;
     const bool scaled = keys->dtype == DTYPE_I8;
     struct tile_rows k, v;
-    begin += row - at, end += row - at; // as rows of the page
+    begin += row - at, end += row - at; // now relative to the page
     tile_rows_set(&k, page.k, scaled ? page.k_scale : NULL, bytes, row, begin, end);
     tile_rows_set(&v, page.v, scaled ? page.v_scale : NULL, bytes, row, begin, end);
     switch (keys->dtype) {
@@ -224,8 +225,8 @@ static void keys_pack(const struct query_block *b, int64_t at, int64_t begin, in
 
 /* products */
 
-/* Adds products to the sums in the tile registers 0 … 3 (or 0 and 1 without `four`): four (or two)
- * tiles of rows, `stride` elements apart, times one tile of columns. */
+/* Adds products to the sums in the tile registers 0 … 3 (without `four`: 0 and 1): four (or two)
+ * tiles of rows, which are `stride` elements apart, times one tile of columns. */
 INLINE void sums_add(const uint16_t *rows, int64_t stride, const uint16_t *columns, bool four) {
     _tile_loadd(4, columns, 64);
     _tile_loadd(5, rows, 64);
@@ -267,8 +268,8 @@ INLINE void scores_block(float *s, const uint16_t *rows, const uint16_t *queries
     sums_store_to(s, four);
 }
 
-/* s [KEY_BLOCK][16] = scores of rows (keys, or values for dP) times 16 queries, for the tiles [t0,
- * t1) of 32 rows. rows: two [Ep/32][16][32] for each tile; queries: [Ep/32][16 pairs][16][2]. */
+/* s [KEY_BLOCK][16] = rows times 16 queries, for the tiles [t0, t1) of 32 rows. The rows are keys,
+ * or values (dP). A tile of rows is [2][Ep/32][16][32]; queries: [Ep/32][16 pairs][16][2]. */
 INLINE void scores_compute(float *s, const uint16_t *rows, const uint16_t *queries, int64_t ep,
                            int64_t t0, int64_t t1) {
     for (int64_t t = t0; t < t1; t += 2) {
@@ -301,8 +302,8 @@ INLINE void outputs_add(float *out, const uint16_t *v, const uint16_t *p, int64_
 
 /* softmax */
 
-/* The key ranges of 16 queries, and the range of keys that all of them attend to: both ends of the
- * ranges ascend with the query. */
+/* The key ranges of 16 queries, and the keys [all_first, all_end) to which all 16 attend. `first`
+ * and `end` ascend with the query. */
 struct key_ranges {
     __m512i first, end;
     int32_t all_first, all_end;
@@ -315,12 +316,12 @@ static struct key_ranges key_ranges_load(const int32_t first[PANEL], const int32
                                .all_end = end[0]};
 }
 
-/* Whether some of the 16 queries does not attend to all of the 32 keys from `key` on. */
+/* Whether at least one of the 16 queries does not attend to all of the 32 keys from `key` on. */
 INLINE bool keys_need_mask(const struct key_ranges *r, int32_t key) {
     return key < r->all_first || key + KEY_TILE > r->all_end;
 }
 
-/* The queries that attend to this key; all of them unless `masked`. */
+/* The queries that attend to this key; without `masked` all 16. */
 INLINE __mmask16 key_mask(const struct key_ranges *r, int32_t key, bool masked) {
     const __m512i at = _mm512_set1_epi32(key);
     if (!masked) return 0xFFFF;
@@ -341,7 +342,7 @@ INLINE __m512 keys_max(__m512 m, const float *s, const struct key_ranges *r, int
     return _mm512_max_ps(_mm512_max_ps(part[0], part[1]), _mm512_max_ps(part[2], part[3]));
 }
 
-/* p = 2^(s scale - max) of 32 keys, and sum[j % 2] += p. */
+/* p = 2^(s scale - max) of 32 keys; adds p of key j to sum[j % 2]. */
 INLINE void keys_exp(uint16_t *p, __m512 sum[2], const float *s, __m512 scale, __m512 minus_max,
                      const struct key_ranges *r, int32_t key, bool masked) {
 #pragma GCC unroll 4
@@ -362,8 +363,8 @@ INLINE void keys_exp(uint16_t *p, __m512 sum[2], const float *s, __m512 scale, _
 static void running_max_update(const struct query_block *b, int64_t tile, __m512 max) {
     const __m512 old = _mm512_loadu_ps(b->max + tile * PANEL);
     if (_mm512_cmp_ps_mask(max, old, _CMP_GT_OQ) == 0) return;
-    // A query without keys so far has -Inf - -Inf = NaN, for which max_ps returns its second
-    // operand; its sums are 0.
+    // For a query without keys so far, old - max may be -Inf - -Inf = NaN. Then max_ps returns its
+    // second operand, and the sums of this query are 0.
     const __m512 factor =
         exp2_masked(_mm512_max_ps(_mm512_sub_ps(old, max), _mm512_set1_ps(EXP2_LO)), 0xFFFF);
     float *out = b->out + tile * b->ep * PANEL, *sum = b->sum + tile * PANEL;
@@ -423,8 +424,8 @@ INLINE __m512 output_load(const float *x, int64_t i, __m512 factor) {
     return _mm512_fmadd_ps(_mm512_loadu_ps(x + i * PANEL), factor, _mm512_setzero_ps());
 }
 
-/* Writes the rows of 16 queries from x [Ep][16], times `factor`. Several lanes may have the same
- * row, and then the same values. */
+/* Writes n elements of the rows of 16 queries from x [Ep][16], times `factor`. Lanes with the same
+ * row have the same values. */
 static void queries_write(float *const rows[PANEL], const float *x, __m512 factor, int64_t n) {
     for (int64_t e = 0; e < n; e += 16) {
         const __mmask16 mask = elems_mask(n - e);
@@ -512,13 +513,12 @@ static size_t amx_attention_scratch(int64_t head_dim) {
 }
 
 /*
- * Backward; ' is the transpose. The scores S = K Q' are computed again. P = 2^(S scale log2(e) -
- * max), with the maxima of the forward pass, are probabilities that are not normalized. Each query
- * has factor = scale / sum and delta = (dO · O) factor. Then
- *     dV += P (dO / sum)       dP = V dO'       dS = P (dP factor - delta)
- *     dK += dS Q               dQ' += K' dS
- * The code writes dout and out for dO and O. P and dS of [keys][32 queries] are the first operand
- * of dV and dK without a transpose, and dS of [pairs of keys][16 queries] is the second operand of
+ * Backward pass; ' is the transpose. The scores S = K Q' are computed again. P = 2^(S scale log2(e)
+ * - max), with the maxima of the forward pass, are probabilities before the division by their sum.
+ * Each query has factor = scale / sum and delta = (dO · O) factor. Then dV += P (dO / sum)       dP
+ * = V dO'       dS = P (dP factor - delta) dK += dS Q               dQ' += K' dS The code writes
+ * dout and out for dO and O. P and dS are stored as [keys][32 queries], the first operand of the
+ * products dV and dK. dS is also stored as [pairs of keys][16 queries][2], the second operand of
  * dQ'. Sums over queries run in blocks of BACKWARD_QUERIES at fixed positions, in the order of
  * queries.
  */
@@ -541,8 +541,8 @@ struct backward_block {
     float *s, *dp;                  /* [2][KEY_BLOCK][16] */
     uint16_t *p, *ds;               /* [KEY_BLOCK/16][BACKWARD_QUERIES/32][16 keys][32 queries] */
     uint16_t *ds_pairs;             /* [2][KEY_BLOCK/32][16 pairs of keys][16 queries][2] */
-    float *max, *factor, *delta;    /* [BACKWARD_QUERIES] */
-    int32_t *first, *end;           /* [BACKWARD_QUERIES] */
+    float *max, *factor, *delta;    /* [BACKWARD_QUERIES] see the formulas above */
+    int32_t *first, *end;           /* [BACKWARD_QUERIES] keys [first, end) of each query */
 };
 
 static size_t backward_block_layout(struct backward_block *b, int64_t e, int64_t rows,
@@ -588,7 +588,7 @@ static void backward_keys_pack(const struct backward_block *b) {
     memset(b->dv, 0, (size_t)(b->keys * b->ep) * sizeof *b->dv);
 }
 
-/* Packs 32 rows as [Ep/16][16 pairs of rows][16 elements][2], row i times factor[i]. */
+/* Packs 32 rows as [Ep/16][16 pairs of rows][16 elements][2]; row i is multiplied by factor[i]. */
 static void rows_pack_scaled(uint16_t *to, const float *const rows[GROUP_QUERIES],
                              const float *factor, int64_t n, int64_t ep) {
     for (int64_t e = 0; e < ep; e += 16, to += TILE) {
@@ -604,8 +604,8 @@ static void rows_pack_scaled(uint16_t *to, const float *const rows[GROUP_QUERIES
     }
 }
 
-/* dout · out of a query. dout is rounded to bf16 as in dP, so that dS of a query with only one key
- * is 0. */
+/* dout · out of a query. dout is rounded to bf16, as it is for dP, so that dS is 0 for a query with
+ * only one key. */
 static float dout_dot_out(const float *dout, const float *out, int64_t n) {
     const __m512 zero = _mm512_setzero_ps();
     __m512 sum = zero;
@@ -621,8 +621,9 @@ static float dout_dot_out(const float *dout, const float *out, int64_t n) {
     return total;
 }
 
-/* Sets the statistics, the key range and the rows of query i of the block. Queries after the last
- * one are zeros and contribute nothing. Returns the inverse of the query's sum. */
+/* Sets the statistics, the key range and the rows *q and *dout of query i of the block. Queries
+ * after the last one have rows of zeros and contribute nothing. Returns the inverse of the query's
+ * sum (0 for such a query). */
 static float backward_query(const struct backward_block *b, int64_t i, const float **q,
                             const float **dout) {
     const struct attention_backward_job *j = b->job;
@@ -675,9 +676,9 @@ static struct query_constants query_constants_load(const struct backward_block *
     };
 }
 
-/* Computes P and dS of 32 keys and 32 queries. s and dp begin at the first key; p and ds are
- * [2][BACKWARD_QUERIES/32] tiles of 16 keys. ds_pairs points to the tile of the first 16 queries;
- * that of the others is KEY_BLOCK * PANEL elements later. */
+/* Computes P and dS of 32 keys and 32 queries. s and dp begin at the first key. In p and ds the
+ * tile of the second 16 keys is BACKWARD_QUERIES/32 tiles after that of the first 16. In ds_pairs
+ * the tile of the second 16 queries is KEY_BLOCK * PANEL elements after that of the first 16. */
 INLINE void score_gradients_compute(const struct query_constants constants[2], const float *s,
                                     const float *dp, uint16_t *p, uint16_t *ds, uint16_t *ds_pairs,
                                     __m512 scale, int32_t key, bool masked) {
@@ -706,8 +707,8 @@ INLINE void score_gradients_compute(const struct query_constants constants[2], c
     }
 }
 
-/* Sets t to the range [t[0], t[1]) of those tiles of the key block at `block` to which some query
- * of the group attends. */
+/* Sets t so that [t[0], t[1]) are the tiles of the key block at `block` that have keys to which a
+ * query of the group attends. */
 static void group_tile_range(const struct backward_block *b, int64_t group, int64_t block,
                              int64_t t[2]) {
     const int32_t *first = b->first + group * GROUP_QUERIES, *end = b->end + group * GROUP_QUERIES;
@@ -715,7 +716,7 @@ static void group_tile_range(const struct backward_block *b, int64_t group, int6
     t[1] = (MIN(end[GROUP_QUERIES - 1] - block, KEY_BLOCK) + KEY_TILE - 1) / KEY_TILE;
 }
 
-/* Computes P and dS of 32 queries and a block of keys, and adds to dQ. */
+/* Computes P and dS of 32 queries and a block of keys, and adds K' dS to the queries' dQ'. */
 static void group_backward(const struct backward_block *b, int64_t group, int64_t block) {
     const int64_t at = group * GROUP_QUERIES * b->ep;
     const struct query_constants constants[2] = {
@@ -776,6 +777,7 @@ static void key_grads_add(float *d, const uint16_t *p, const uint16_t *x, int64_
     }
 }
 
+/* Adds a block of keys to dQ, dK and dV for the queries of the current block. */
 static void key_block_backward(const struct backward_block *b, int64_t block, int64_t groups) {
     for (int64_t g = 0; g < groups; g++) group_backward(b, g, block);
     for (int64_t i = 0; i < KEY_BLOCK / KEY_TILE && block + i * KEY_TILE < b->keys; i++) {

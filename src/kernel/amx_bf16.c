@@ -2,18 +2,18 @@
  * amx_bf16: products in bf16 tiles: the fast class on AMX, for every type of weights.
  *
  * Weights are bf16 panels, or are dequantised a panel at a time, w = bf16(matrix_get_row), into
- * scratch that stays in the caches while all rows are multiplied with it. Inputs are packed in
- * tiles by the caller (gemm_input.tiles). Whole dot products stay in tile registers. The sums of a
- * block of 32 rows by 32 outputs are stored while the next block is multiplied: the tile stores and
- * the vector steps on the sums are interleaved with the tile steps of the next block, so they cost
- * no extra time.
+ * scratch that stays in the caches while all rows are multiplied with it. The caller packs inputs
+ * in tiles (gemm_input.tiles). A sum stays in a tile register for a slice of SLICE steps of K. The
+ * sums of a block of 32 rows by 32 outputs are stored while the next block is multiplied: the tile
+ * stores and the vector operations on the sums are interleaved with the tile steps of the next
+ * block, so they take no extra time.
  *
  * Not here: attention (amx_attention.c), the exact class (amx_int8.c).
  *
  * Invariants. An output is one chain over K in tile steps of 32, from +0, zero padded; between
- * slices of K the sum is stored in f32, which is exact. At the end it is stored to y, or added to y
- * by one addition. Tile rows are independent and threads split outputs, so that the bits of a row
- * depend on this row and the weights only.
+ * slices of K the sum is stored in f32, which is exact. At the end the sum is stored to y, or added
+ * to y by one addition. Tile rows are independent and threads never split a sum, so the bits of a
+ * row depend only on this row and the weights.
  */
 #include <immintrin.h>
 #include <string.h>
@@ -21,66 +21,66 @@
 #include "kernel/amx.h"
 
 enum {
-    SLICE = 64,      /* tile steps of K for which a pair of panels is held in scratch */
-    BLOCKS_MAX = 16, /* blocks that are multiplied with a pair of panels before the next pair */
+    SLICE = 64,      /* tile steps of K for which a pair of panels fits into scratch */
+    BLOCKS_MAX = 16, /* row blocks that are multiplied with one pair of panels */
     BLOCK_ROWS = 32, /* two tiles */
     SUMS = 4 * 256,  /* f32 sums of a block: [2 row tiles][2 column tiles][16][16] */
 };
 
-/* One product y[rows][n] of A tiles with column tiles of 16 outputs. */
+/* One product y[rows][n] of the tiles `a` of rows with column tiles of 16 outputs (B tiles). */
 struct tile_product {
     float *y;
     int64_t ldy;
     const uint16_t *a; /* [rows / 16 rounded up][steps][16][32] */
     int64_t rows, steps, n;
-    int64_t skip; /* rows at the start without outputs */
+    int64_t skip; /* number of rows at the start whose outputs are not stored */
     bool add;
-    const struct gemm_gated *gated; /* its outputs instead of y, or NULL */
+    const struct gemm_gated *gated; /* the outputs, instead of y; or NULL */
     const struct matrix *w;
     const struct gemm_low_rank *low_rank; /* or NULL */
     int64_t low_rank_row;
-    int64_t first_output; /* backward: the output of step 0 */
+    int64_t first_output; /* backward: the first output of step 0 */
     /* Sets b[0] and b[1] to the B tiles of column tiles c and c + 1, steps [s0, s1); `scratch` has
-     * room for them. Only b[0] when c + 1 does not exist. */
+     * room for them. Sets only b[0] if column tile c + 1 does not exist. If gated, b[0] is column
+     * tile c of gate and b[1] that of up. */
     void (*panels)(const struct tile_product *p, int64_t c, int64_t s0, int64_t s1,
                    uint16_t (*scratch)[SLICE * TILE], const uint16_t *b[2]);
     struct prefetch_list *prefetch;
 };
 
-/* Up to 32 rows that begin at row `tile`, a multiple of 16; rows [skip, rows) of them have outputs.
- */
+/* Rows [tile + skip, tile + rows) of a product; `tile` is a multiple of 16, `rows` at most 32. */
 struct row_block {
     int64_t tile, skip, rows;
     const struct low_rank_rows *low_rank; /* the parts of these rows, or NULL */
 };
 
-/* A block whose sums are still in tiles 0 … 3, and the destination of the sums. */
+/* A block whose sums are still in tile registers 0 … 3, and the destination of the sums. */
 struct tile_block {
     float *sums; /* [SUMS] */
     float *y;
     int64_t out_offset;    /* gated: the block's first element in the outputs */
-    int64_t skip, rows;    /* rows [skip, rows) have outputs; 0: partial sums stay in `sums` */
-    __mmask16 left, right; /* outputs that exist */
+    int64_t skip, rows;    /* rows [skip, rows) are written to y; rows 0: only `sums` is written */
+    __mmask16 left, right; /* outputs that exist in the left and the right column tile */
 };
 
 /* The low-rank parts of a range of rows, packed for a pair of column tiles. */
 struct low_rank_panels {
-    _Alignas(64) uint16_t v[2][LOW_RANK_STEPS * TILE];
-    int64_t steps[2];
-    const struct low_rank_rows *rows; /* the range of rows */
+    _Alignas(64) uint16_t v[2][LOW_RANK_STEPS * TILE]; /* B tiles of each column tile */
+    int64_t steps[2];                                  /* tile steps of each column tile */
+    const struct low_rank_rows *rows;                  /* the range of rows */
 };
 
-/* One row of a B tile: 16 pairs (even, odd). */
+/* Stores one row of a B tile: 16 pairs (even, odd) in bf16. */
 INLINE void pairs_store(uint16_t *to, __m512 even, __m512 odd) {
     _mm512_store_si512(to, bf16_interleave(even, odd));
 }
 
 /* The scales, minima and codes of one panel of quantised weights. */
 struct panel_scales {
-    const uint8_t *data, *bytes; /* its blocks; nf4: its scales */
-    const float *scales, *mins;
-    __m512i mins_at;    /* index of the minima of block 0 */
-    __m512 codes, unit; /* nibbles: value of each code; nf4: the rows' scales */
+    const uint8_t *data, *bytes; /* the blocks; nf4: the scale bytes */
+    const float *scales, *mins;  /* not nf4: the scales; the minima, or NULL */
+    __m512i mins_at;             /* indices in `mins` of the 16 minima of block 0 */
+    __m512 codes, unit;          /* nibbles: the value of each nibble; nf4: row scales / NF4_UNIT */
 };
 
 INLINE struct panel_scales panel_scales_of(const struct matrix *w, int64_t panel) {
@@ -111,7 +111,7 @@ INLINE struct panel_scales panel_scales_of(const struct matrix *w, int64_t panel
     return s;
 }
 
-/* q d (unit) + min, rounded as in matrix_get_row. */
+/* The weight q · d (nf4: · unit) + min, rounded as in matrix_get_row. */
 INLINE __m512 weight_value(__m512 q, __m512 d, __m512 unit, __m512 min, enum matrix_layout l,
                            bool mins) {
     __m512 v = _mm512_mul_ps(q, d);
@@ -119,12 +119,13 @@ INLINE __m512 weight_value(__m512 q, __m512 d, __m512 unit, __m512 min, enum mat
     return mins ? _mm512_add_ps(v, min) : v;
 }
 
-/* Byte j of every quad, as a number. */
+/* Byte j of every quad, as a signed number in f32. */
 INLINE __m512 quad_byte(__m512i quads, int j) {
     return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(quads, 24 - 8 * j), 24));
 }
 
-/* Block b of a panel as a B tile: 32 inputs by 16 outputs; `l` and `mins` are constants. */
+/* Writes block b of a panel as a B tile: 32 inputs by 16 outputs. `l` and `mins` are constants
+ * where this is inlined. */
 INLINE void block_dequantize(uint16_t *to, const struct panel_scales *s, int64_t b,
                              enum matrix_layout l, bool mins) {
     __m512 d, unit = s->unit, min = _mm512_setzero_ps();
@@ -188,7 +189,7 @@ static dequantize_fn dequantize_of(const struct matrix *w) {
     }
 }
 
-/* The elements of rows that are used in place. */
+/* The dtype of weights that are rows, not panels. */
 static enum dtype rows_dtype(const struct matrix *w) {
     if (w->layout != LAYOUT_ROW_MAJOR) return DTYPE_I8;
     return w->type == TENSOR_BF16 ? DTYPE_BF16 : w->type == TENSOR_F16 ? DTYPE_F16 : DTYPE_F32;
@@ -201,7 +202,8 @@ INLINE __m512i bf16_load(const void *x, int64_t i, int64_t left, enum dtype e) {
     return bf16_join(low, high);
 }
 
-/* Rows of weights as the B tiles of one panel: inputs along a row become pairs down a tile. */
+/* Packs steps [s0, s1) of the rows of one panel as B tiles: adjacent inputs of a row become a pair,
+ * and row i becomes column i of the tile. */
 INLINE void panel_pack_as(uint16_t *to, const struct matrix *w, int64_t panel, int64_t s0,
                           int64_t s1, enum dtype e) {
     const int64_t n = MIN(w->n - panel * PANEL, PANEL);
@@ -233,6 +235,7 @@ static void panel_pack(uint16_t *to, const struct matrix *w, int64_t panel, int6
     }
 }
 
+/* The B tiles of panel c, steps [s0, s1): in place, or written to scratch. */
 static const uint16_t *panel_load(const struct matrix *w, int64_t c, int64_t s0, int64_t s1,
                                   uint16_t *scratch) {
     if (w->layout == LAYOUT_BF16) return bf16_panel(w, c) + s0 * TILE;
@@ -274,7 +277,8 @@ INLINE void pairs_transpose(uint16_t *to, const uint16_t *from) {
     }
 }
 
-/* Inputs [16 c, 16 c + 32) of panel `o` of 16 outputs: half a tile for each of two columns. */
+/* Transposes inputs [16 c, 16 c + 32) of panel `o` of 16 outputs. The results are half a B tile for
+ * column tile c (left) and half a B tile for column tile c + 1 (right). */
 static void panel_transpose(const struct tile_product *p, int64_t c, int64_t o, uint16_t *left,
                             uint16_t *right) {
     _Alignas(64) uint16_t tile[TILE];
@@ -288,7 +292,8 @@ static void panel_transpose(const struct tile_product *p, int64_t c, int64_t o, 
     pairs_transpose(right, from + TILE / 2);
 }
 
-/* Columns [k, k + 16) of `pairs` pairs of rows from o on, in the order of B tiles. */
+/* Packs columns [k, k + 16) of `pairs` pairs of rows from row o on in the order of B tiles; rows
+ * that do not exist become zeros. */
 INLINE void rows_pair_as(const struct matrix *w, int64_t o, int64_t pairs, int64_t k, uint16_t *to,
                          enum dtype e) {
     const __mmask16 mask = elems_mask(w->k - k);
@@ -329,7 +334,7 @@ static void rows_pair(const struct matrix *w, int64_t o, int64_t pairs, int64_t 
     }
 }
 
-/* The columns are inputs, the steps outputs. */
+/* tile_product.panels of dX = dY W: columns are inputs, and steps run over outputs. */
 static void backward_panels(const struct tile_product *p, int64_t c, int64_t s0, int64_t s1,
                             uint16_t (*scratch)[SLICE * TILE], const uint16_t *b[2]) {
     uint16_t *left = scratch[0], *right = scratch[1];
@@ -346,12 +351,12 @@ static void backward_panels(const struct tile_product *p, int64_t c, int64_t s0,
     }
 }
 
+/* Writes 16 values in bf16 to element `at`, unless `tiles` is NULL. */
 INLINE void half_row_store(uint16_t *tiles, int64_t at, __m512 v) {
     if (tiles) _mm256_storeu_si256((__m256i *)(void *)(tiles + at), (__m256i)_mm512_cvtneps_pbh(v));
 }
 
-/* Stores rows [r0, r1) of a gated block, whose left tiles are gates and whose right tiles are ups.
- */
+/* Stores rows [r0, r1) of a gated block. Its left column tile is x gateᵀ, its right one x upᵀ. */
 INLINE void gated_rows_store(const struct tile_product *p, const struct tile_block *b, int64_t r0,
                              int64_t r1) {
     const struct gemm_gated *g = p->gated;
@@ -386,8 +391,8 @@ INLINE void block_rows_store(const struct tile_product *p, const struct tile_blo
     }
 }
 
-/* The tile stores of the previous block and the first step of the next one; `from`: partial sums.
- */
+/* Stores tile register t of the previous block, and computes the first step of the next block in
+ * it, from the partial sums `from`, or from +0 if `from` is NULL. */
 #define FIRST_STEP(t, at, a, b)                                                                    \
     do {                                                                                           \
         _tile_stored(t, previous->sums + (at), 64);                                                \
@@ -398,7 +403,8 @@ INLINE void block_rows_store(const struct tile_product *p, const struct tile_blo
         _tile_dpbf16ps(t, a, b);                                                                   \
     } while (0)
 
-/* The low-rank steps of a block; t[i] are the tiles of gemm_low_rank.t for column i. */
+/* Adds the low-rank steps of a block to tile registers 0 … 3; t[i] are the tiles of gemm_low_rank.t
+ * for column tile i of the pair. */
 INLINE void low_rank_mul(const struct low_rank_panels *low, const uint16_t *const t[2], bool tall) {
     for (int64_t s = 0; s < low->steps[0]; s++) {
         _tile_loadd(6, low->v[0] + s * TILE, 64);
@@ -416,8 +422,8 @@ INLINE void low_rank_mul(const struct low_rank_panels *low, const uint16_t *cons
     }
 }
 
-/* Multiplies 32 rows (`tall`; else 16) by two panels, into tiles 0 … 3, and stores the sums of
- * `previous`. */
+/* Multiplies 32 rows (`tall`; else 16) by two panels, into tile registers 0 … 3, and stores the
+ * sums of `previous`. */
 INLINE void block_mul(const struct tile_product *p, const uint16_t *a, const uint16_t *const b[2],
                       int64_t steps, const float *from, const struct tile_block *previous,
                       bool tall) {
@@ -433,7 +439,7 @@ INLINE void block_mul(const struct tile_product *p, const uint16_t *a, const uin
     if (tall) {
         FIRST_STEP(2, 512, 5, 6);
         FIRST_STEP(3, 768, 5, 7);
-    } else { // the block before may have been tall
+    } else { // the previous block may have been tall
         _tile_stored(2, previous->sums + 512, 64);
         _tile_stored(3, previous->sums + 768, 64);
     }
@@ -457,7 +463,7 @@ INLINE void block_mul(const struct tile_product *p, const uint16_t *a, const uin
     if (done < rows) block_rows_store(p, previous, done, rows);
 }
 
-/* Prefetches outputs that are not in the caches, because they would delay the stores of a block. */
+/* Prefetches a block's outputs: cache misses would delay its stores. */
 INLINE void outputs_prefetch(const float *y, int64_t ldy, int64_t rows) {
     for (int64_t r = 0; r < rows; r++, y += ldy) {
         __builtin_prefetch(y, 1, 3);
@@ -475,8 +481,8 @@ struct product_run {
     int n_blocks;
 };
 
-/* Sets t->blocks to the next blocks, which begin at row `row`; returns the first row after them. A
- * block never spans rows with different low-rank parts. */
+/* Sets t->blocks to the blocks from row `row` on, at most BLOCKS_MAX; returns the first row after
+ * them. All rows of a block have the same low-rank parts. */
 static int64_t blocks_next(struct product_run *t, int64_t row) {
     const struct tile_product *p = t->p;
     const struct gemm_low_rank none = {0}, *low = p->low_rank ? p->low_rank : &none;
@@ -498,7 +504,8 @@ static int64_t blocks_next(struct product_run *t, int64_t row) {
     return row;
 }
 
-/* The parts' columns [16 c, 16 c + 32) as B tiles; gated: columns [16 c, 16 c + 16) of both. */
+/* Packs columns [16 c, 16 c + 32) of the low-rank parts of `rows` as B tiles; if gated, columns [16
+ * c, 16 c + 16) of the parts of gate and of up. */
 static void low_rank_panels_pack(struct low_rank_panels *low, const struct tile_product *p,
                                  const struct low_rank_rows *rows, int64_t c) {
     low->rows = rows;
@@ -517,7 +524,7 @@ static void low_rank_panels_pack(struct low_rank_panels *low, const struct tile_
     tile_memory_barrier(low->v);
 }
 
-/* Adds the low-rank steps of a block's columns c and c + 1. */
+/* Adds the low-rank steps of a block's column tiles c and c + 1 (gated: c of gate and of up). */
 static void block_add_low_rank(struct product_run *t, const struct row_block *b, int64_t c,
                                bool tall) {
     const struct tile_product *p = t->p;
@@ -530,7 +537,7 @@ static void block_add_low_rank(struct product_run *t, const struct row_block *b,
         low_rank_mul(t->low_panels, rows, false);
 }
 
-/* Steps [s0, s1) of the blocks by columns c and c + 1. */
+/* Multiplies the blocks with column tiles c and c + 1, steps [s0, s1). */
 static void columns_mul(struct product_run *t, int64_t c, int64_t s0, int64_t s1,
                         const uint16_t *const b[2]) {
     const struct tile_product *p = t->p;
@@ -566,7 +573,7 @@ static void columns_mul(struct product_run *t, int64_t c, int64_t s0, int64_t s1
     }
 }
 
-/* Column tiles [c0, c1) of all rows. */
+/* Computes column tiles [c0, c1) of all rows. */
 static void tile_product_run(const struct tile_product *p, int64_t c0, int64_t c1) {
     _Alignas(64) uint16_t scratch[2][SLICE * TILE];
     _Alignas(64) float sums[SUMS], partial[BLOCKS_MAX * SUMS];
@@ -619,7 +626,7 @@ static void gated_panels(const struct tile_product *p, int64_t c, int64_t s0, in
     b[1] = panel_load(p->gated->up, c, s0, s1, scratch[1]);
 }
 
-/* Zeroes the second half of the last tile of outputs, for an N that is not a multiple of 32. */
+/* Zeroes the second 16 columns of the last tile of outputs, which have no column tile. */
 static void half_tile_clear(uint16_t *tiles, int64_t rows, int64_t n) {
     const int64_t tile = (n + 31) / 32 * TILE;
     for (int64_t m = 0; tiles && m < (rows + 15) / 16 * 16; m++)
@@ -676,7 +683,7 @@ INLINE __m512 half_row_load(const uint16_t *from) {
         _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)from)), 16));
 }
 
-/* Values [i, i + 16) of the row; *dgate and *dup are set to the results too. */
+/* Computes values [i, i + 16) of the row, stores them in f32, and sets *dgate and *dup to them. */
 INLINE void gated_backward_16(const struct gated_backward_row *r, int64_t i, int64_t n,
                               __m512 *dgate, __m512 *dup) {
     const int64_t at = i / 32 * TILE + i % 32;

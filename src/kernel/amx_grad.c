@@ -1,15 +1,15 @@
 /*
  * amx_grad: gradients of weights in bf16 tiles, dW += dYᵀ X: the fast class on AMX.
  *
- * The sum runs over rows of a batch. A row tile is 16 outputs of dY by 32 rows, transposed while it
- * is packed; a column tile is 16 inputs of X by pairs of rows, which needs no transpose. The sums
- * are loaded from the f32 gradient and stored to it, which is exact, so rows may be divided over
- * calls at multiples of 32.
+ * The sum runs over the rows of a batch. A row tile is 16 outputs of dY by 32 rows, transposed
+ * while it is packed; a column tile is 16 inputs of X by 16 pairs of rows, which needs no
+ * transpose. The sums are loaded from the f32 gradient and stored to it, which is exact, so a batch
+ * may be divided into several calls at multiples of 32 rows.
  *
  * Not here: dX = dY W (amx_bf16.c).
  *
- * Invariant. An element of dW is one chain over groups of 32 rows in their order, the last one zero
- * padded. It does not depend on the range of outputs that a call computes.
+ * Invariant: an element of dW is one chain over groups of 32 rows in their order; the last group is
+ * padded with zeros. It does not depend on the range of outputs that a call computes.
  */
 #include <immintrin.h>
 
@@ -17,12 +17,12 @@
 
 enum {
     GROUP_ROWS = 32,
-    GROUPS = 16,           /* groups of rows whose tiles are held at once */
-    COLUMN = GROUPS * TILE /* elements of their tiles of 16 columns */
+    GROUPS = 16,           /* groups of rows whose tiles of dY are packed at once */
+    COLUMN = GROUPS * TILE /* elements of the tiles of 16 outputs and these groups */
 };
 
-/* Packs up to 32 rows x[rows][ld], of whose 16 columns those in `mask` exist, as a tile: [16 pairs
- * of rows][16 columns][2], or with `transpose` [16 columns][32 rows]. */
+/* Packs 16 columns of up to 32 rows x[rows][ld] as a tile: [16 pairs of rows][16 columns][2], or
+ * with `transpose` [16 columns][32 rows]. Columns outside of `mask` become zeros. */
 INLINE void group_pack(uint16_t *to, const float *x, int64_t ld, int64_t rows, __mmask16 mask,
                        bool transpose) {
     __m512i r[16];
@@ -47,7 +47,8 @@ INLINE void group_pack_columns(uint16_t *to, int64_t column, const float *x, int
             group_pack(to, x + c, ld, rows, elems_mask(left - c), transpose);
 }
 
-/* A block of the gradient, [32][ld], or a copy of it: two row tiles by two column tiles. */
+/* A block of 32 by 32 elements of the gradient, [32][ld], or a copy of it: two row tiles by two
+ * column tiles. */
 struct grad_block {
     float *data;
     int64_t ld;
@@ -58,7 +59,8 @@ INLINE float *block_tile(const struct grad_block *b, int i, int j) {
 }
 
 #define TILE_STORE(t, b, i, j) _tile_stored(t, block_tile(b, i, j), 4 * (b)->ld)
-/* The tile store of the previous block, if there is one, and the first step of the current one. */
+/* Stores tile register t of the previous block, if there is one, and computes the first step of the
+ * current block in it. */
 #define GRAD_STEP(t, i, j, x, y)                                                                   \
     do {                                                                                           \
         if (previous->data) TILE_STORE(t, previous, i, j);                                         \
@@ -66,9 +68,9 @@ INLINE float *block_tile(const struct grad_block *b, int i, int j) {
         _tile_dpbf16ps(t, x, y);                                                                   \
     } while (0)
 
-/* Adds n groups to the block `current`, in tiles 0 … 3, of which `tall` and `wide` say whether the
- * second row tile and the second column tile exist. `a` and `b` are pairs of columns of tiles,
- * those of b `column` elements apart. */
+/* Adds n groups to the block `current`, in tile registers 0 … 3. `tall`: the second row tile
+ * exists; `wide`: the second column tile exists. `a` has the row tiles, the second COLUMN elements
+ * after the first; `b` the column tiles, the second `column` elements after the first. */
 INLINE void block_add(const uint16_t *a, const uint16_t *b, int64_t column, int64_t n,
                       const struct grad_block *current, const struct grad_block *previous,
                       bool tall, bool wide) {
@@ -91,7 +93,7 @@ INLINE void block_add(const uint16_t *a, const uint16_t *b, int64_t column, int6
     }
 }
 
-/* Stores a whole block, which stays in its tiles until the next one begins. */
+/* Stores a whole block that is still in tile registers (b->data), and clears b->data. */
 static void block_store(struct grad_block *b) {
     if (b->data) {
         TILE_STORE(0, b, 0, 0);
@@ -103,7 +105,7 @@ static void block_store(struct grad_block *b) {
     b->data = NULL;
 }
 
-/* Copies the existing elements of a block to copy [32][32], and zeros elsewhere. */
+/* Copies the n by k elements that exist of a block to copy [32][32]; the others become zeros. */
 INLINE void copy_load(float *copy, const struct grad_block *b, int64_t n, int64_t k) {
     for (int64_t i = 0; i < 32; i++)
         for (int64_t c = 0; c < 32; c += 16)
@@ -111,6 +113,7 @@ INLINE void copy_load(float *copy, const struct grad_block *b, int64_t n, int64_
                                                                       b->data + i * b->ld + c));
 }
 
+/* Copies these elements back to the block. */
 INLINE void copy_store(const float *copy, const struct grad_block *b, int64_t n, int64_t k) {
     for (int64_t i = 0; i < n; i++)
         for (int64_t c = 0; c < k; c += 16)
@@ -118,7 +121,7 @@ INLINE void copy_store(const float *copy, const struct grad_block *b, int64_t n,
                                   _mm512_loadu_ps(copy + 32 * i + c));
 }
 
-/* The same for a block with fewer than 32 outputs (n) or inputs (k), through a copy. */
+/* Adds groups to a block with fewer than 32 outputs (n) or inputs (k), through a copy. */
 static void block_add_partial(const uint16_t *a, const uint16_t *b, int64_t column, int64_t groups,
                               struct grad_block block, int64_t n, int64_t k) {
     _Alignas(64) float copy[32 * 32];
@@ -146,7 +149,8 @@ static int64_t groups_of(const struct weight_grad_job *j) {
     return (j->rows + GROUP_ROWS - 1) / GROUP_ROWS;
 }
 
-/* Outputs [n, n + 32) of groups [g0, g0 + groups); `previous` is still in tiles. */
+/* Adds groups [g0, g0 + groups) to outputs [n, n + 32) of the gradient. `previous` is the block
+ * that is still in tile registers, before and after the call. */
 static void outputs_grad(const struct weight_grad_job *j, int64_t n, int64_t g0, int64_t groups,
                          struct grad_block *previous) {
     _Alignas(64) uint16_t a[2 * COLUMN];

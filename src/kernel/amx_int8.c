@@ -2,16 +2,17 @@
  * amx_int8: products of quantised weights with int8 activations in tile registers: the exact class
  * on AMX.
  *
- * One tile step covers one block of 32 weights (q6_k: 16). Its integers are stored after each step,
- * and AVX-512 multiplies them by the scales and accumulates them in block order, so the bits are
- * those of scalar.c. The steps are pipelined: sums are stored four steps after the product and
- * accumulated two steps later, so that neither unit waits for the other. Rows are divided into
- * equal tiles. Up to SUPER_TILES of them are multiplied with a panel before the next panel, so that
- * a panel of nibbles is unpacked once for all of them. Inputs are prepared in tile order; the rows
- * of a view are not, and are copied into that order.
+ * One tile step multiplies one block of 32 weights (q6_k: 16). Its integer sums are stored, and
+ * AVX-512 instructions multiply them by the scales and accumulate them in block order, so the bits
+ * are those of scalar.c. The steps are pipelined: the sums of a step are stored four steps later
+ * and accumulated two steps after that, so that the tile unit and the vector units do not wait for
+ * each other. Rows are divided into equal tiles. Up to SUPER_TILES tiles are multiplied with a
+ * panel before the next panel, so that a panel of nibbles is unpacked once for all of them. Inputs
+ * are usually in the order of tiles already (gemm_input.q_tiles); the rows of a view are not, and
+ * are copied into that order.
  *
- * Invariant: a row's bits depend on that row and the weights only, because tile rows are
- * independent and every row walks K in the same order.
+ * Invariant: a row's bits depend only on that row and the weights, because tile rows are
+ * independent and the sum of every row runs over K in the same order.
  */
 #include <immintrin.h>
 #include <string.h>
@@ -20,16 +21,16 @@
 
 enum {
     MIN_TILE_ROWS = 5, /* fewer rows are faster without tiles */
-    SUPER_TILES = 8,   /* row tiles that are multiplied with one panel before the next */
+    SUPER_TILES = 8,   /* row tiles that are multiplied with one panel before the next panel */
     SUPER_ROWS = SUPER_TILES * 16,
     RUN = 2048,                    /* inputs of a panel that are unpacked at a time */
-    COPY_BYTES = SUPER_ROWS * RUN, /* of the rows that are copied at a time */
-    SLOTS = 4,                     /* tiles of sums, each with a slot in memory */
+    COPY_BYTES = SUPER_ROWS * RUN, /* bytes of the rows that are copied at a time */
+    SLOTS = 4,                     /* tile registers of sums, each with a slot in memory */
     NEXT_LINES = 4,                /* cache lines of the next panel that a step prefetches */
     ACCUMULATE_LAG = 6,            /* steps from a product to the accumulation of its sums */
 };
 
-/* Tiles 0 to 3 int32 sums, 4 and 5 activations, 6 and 7 weights. */
+/* Configures the tile registers: 0 to 3 are int32 sums, 4 and 5 activations, 6 and 7 weights. */
 static void tile_config_int8(int rows, int group) {
     const uint32_t name = (uint32_t)group << 8 | (uint32_t)rows;
     if (amx_configured == name) return;
@@ -40,15 +41,15 @@ static void tile_config_int8(int rows, int group) {
     tile_config_load(&s, name);
 }
 
-/* One row tile against blocks of one panel; pointers are at the first block. */
+/* One row tile times some blocks of one panel; the pointers are at the first block. */
 struct tile_run {
     const int8_t *x;     /* [blocks of 32][rows of the tile][32] */
     const float *dx;     /* [blocks of 32][rows of the tile] */
     const int8_t *w;     /* [blocks][group / 4][16][4] */
     const float *dw;     /* [blocks][16] */
-    int64_t count;       /* blocks */
-    const uint8_t *next; /* prefetched, NEXT_LINES a step; or NULL */
-    bool first;          /* the sums start from +0 */
+    int64_t count;       /* number of blocks */
+    const uint8_t *next; /* memory of which a step prefetches NEXT_LINES lines; or NULL */
+    bool first;          /* these are the first blocks of K: the sums start from +0 */
 };
 
 /* acc[r] = fma(dot of row r, dw * dx of row r, acc[r]) for block b. */
@@ -63,22 +64,22 @@ INLINE void block_accumulate(__m512 *acc, const int32_t (*dots)[PANEL], const st
     }
 }
 
-/* Prefetches into the second-level cache. With more lines per step, the queue of cache misses is
- * full and loads wait. */
+/* Prefetches into the second-level cache. With more lines per step, the queue of cache misses would
+ * be full, and loads would wait. */
 INLINE void next_panel_prefetch(const struct tile_run *s, int64_t b) {
     if (!s->next) return;
     for (int i = 0; i < NEXT_LINES; i++)
         __builtin_prefetch(s->next + (b * NEXT_LINES + i) * 64, 0, 2);
 }
 
-/* The inputs of block b. */
+/* The inputs of block b; for q6_k two blocks share 32 inputs. */
 INLINE const int8_t *block_inputs(const struct tile_run *s, int64_t b, int rows, int group) {
     return s->x + b * group / QK * rows * QK + b * group % QK;
 }
 
-/* Step b: stores the sums of block b - 4 from tile `sum`, multiplies block b into that tile, and
- * accumulates block b - 6, whose sums were stored two steps ago. Unless `whole`, some of the three
- * blocks do not exist. */
+/* Step b: stores the sums of block b - 4 from tile register `sum`, multiplies block b into that
+ * register, and accumulates block b - 6, whose sums were stored two steps ago. Without `whole`,
+ * each of the three blocks may not exist. */
 #define STEP(sum, a, w_, b, whole)                                                                 \
     do {                                                                                           \
         if ((whole) || ((b) >= SLOTS && (b)-SLOTS < s.count)) _tile_stored(sum, ring[sum], 64);    \
@@ -105,7 +106,7 @@ INLINE const int8_t *block_inputs(const struct tile_run *s, int64_t b, int rows,
 /* Continues `part` (rows × 16 sums); `rows` and `group` are constants where this is inlined. */
 INLINE void blocks_run(float (*part)[PANEL], const struct tile_run *run, int rows, int group) {
     const struct tile_run s =
-        *run; // a copy that tile_memory_barrier does not reach stays in registers
+        *run; // tile_memory_barrier does not affect this copy, so it stays in registers
     const int bytes = group * PANEL;
     const __mmask16 started = s.first ? 0 : 0xFFFF;
     int32_t ring[SLOTS][16][PANEL] __attribute__((aligned(64)));
@@ -153,16 +154,16 @@ struct int8_product {
     const struct gemm_input *in;
     const struct matrix *w;
     int64_t n0, n1;
-    int64_t tile, chunk; /* rows of a tile; inputs that are copied at a time */
+    int64_t tile, chunk; /* rows of a tile; inputs of a row that are processed at a time */
     bool add;
 };
 
-/* Operands in the order in which the tiles load them, and sums of the chunks so far. */
+/* Operands in the order in which tile registers load them, and the sums over the chunks so far. */
 struct scratch {
     int8_t x[COPY_BYTES];       /* [tiles][blocks of 32][rows of a tile][32] */
     float dx[COPY_BYTES / QK];  /* [tiles][blocks of 32][rows of a tile] */
-    int8_t w[RUN * PANEL];      /* a nibble panel as int8 */
-    float dw[RUN / QK * PANEL]; /* nf4: its scales */
+    int8_t w[RUN * PANEL];      /* blocks of a nibble panel as int8 */
+    float dw[RUN / QK * PANEL]; /* nf4: the scale bytes of these blocks as f32 */
     float part[GROUP][SUPER_ROWS][PANEL];
 } __attribute__((aligned(64)));
 
@@ -175,9 +176,8 @@ INLINE __m512i codes_load(const struct matrix *w) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)codes));
 }
 
-/* Unpacks blocks of a nibble panel to int8 tiles: quads 0 … 3 are the low nibbles, 4 … 7 the high
- * ones.
- * */
+/* Unpacks blocks of a nibble panel to int8 tiles. The low nibbles become quads 0 … 3, the high
+ * nibbles quads 4 … 7. */
 static void nibbles_unpack(int8_t *out, const uint8_t *w, int64_t blocks, __m512i codes) {
     const __m512i nibble = _mm512_set1_epi8(15);
     for (int64_t b = 0; b < blocks; b++) {
@@ -208,8 +208,8 @@ struct row_tiles {
     int64_t k; /* inputs of a row in these arrays */
 };
 
-/* Copies inputs k0 … k1 of rows m0 … m0 + rows. The last tile is filled up with copies of the last
- * row. */
+/* Copies inputs [k0, k1) of rows [m0, m0 + rows) to s in the order of tiles. The last tile is
+ * filled with copies of the last row. */
 static void rows_copy(struct scratch *s, const struct int8_product *p, int64_t m0, int64_t rows,
                       int64_t k0, int64_t k1) {
     const struct gemm_input *in = p->in;
@@ -222,8 +222,8 @@ static void rows_copy(struct scratch *s, const struct int8_product *p, int64_t m
     tile_memory_barrier(s);
 }
 
-/* Returns the same inputs in tile order, in place or copied. `copied`: the first input of the chunk
- * in `s`. */
+/* Returns the same inputs in the order of tiles, in place or copied to s. *copied is the first
+ * input of the chunk that is in s, or -1. */
 static struct row_tiles row_tiles_get(struct scratch *s, const struct int8_product *p, int64_t m0,
                                       int64_t rows, int64_t k0, int64_t k1, int64_t *copied) {
     const struct gemm_input *in = p->in;
@@ -239,7 +239,7 @@ static const uint8_t *panel_data(const struct matrix *w, int64_t panel, int64_t 
            (panel * w->k + k0) / layout_group(w->layout) * layout_bytes(w->layout);
 }
 
-/* `k` inputs of one panel from k0 on. */
+/* The weights of one panel for k inputs from k0 on; nibbles are unpacked to s. */
 static struct tile_run panel_blocks(struct scratch *s, const struct matrix *w, int64_t panel,
                                     int64_t k0, int64_t k) {
     const uint8_t *data = panel_data(w, panel, k0);
@@ -259,14 +259,15 @@ static struct tile_run panel_blocks(struct scratch *s, const struct matrix *w, i
     return run;
 }
 
-/* nf4: the sums of one panel times its rows' scales. */
+/* nf4: multiplies the sums of one panel by the scales of its rows. */
 static void sums_scale(float (*sums)[PANEL], int64_t rows, const float *row_scales) {
     const __m512 scale = _mm512_div_ps(_mm512_loadu_ps(row_scales), _mm512_set1_ps(NF4_UNIT));
     for (int64_t r = 0; r < rows; r++)
         _mm512_storeu_ps(sums[r], _mm512_mul_ps(_mm512_loadu_ps(sums[r]), scale));
 }
 
-/* Inputs k0 … k1 of all row tiles against one panel. The first tiles prefetch the next one. */
+/* Multiplies inputs [k0, k1) of all row tiles with one panel. The first row tiles prefetch the next
+ * panel. */
 static void panel_run(const struct int8_product *p, struct scratch *s, float (*part)[PANEL],
                       const struct row_tiles *x, int64_t panel, int64_t rows, int64_t k0,
                       int64_t k1) {
@@ -295,8 +296,8 @@ static void panel_store(const struct int8_product *p, float (*part)[PANEL], int6
     prefetch_step(p->in->prefetch);
 }
 
-/* Rows m0 … m0 + rows (at most SUPER_TILES tiles) against all panels. Where K is longer than a
- * chunk, GROUP panels share a chunk of the rows. */
+/* Multiplies rows [m0, m0 + rows) (at most SUPER_TILES tiles) with all panels. If K is longer than
+ * a chunk, GROUP panels are multiplied with each chunk before the next chunk. */
 static void row_tiles_mul(const struct int8_product *p, struct scratch *s, int64_t m0,
                           int64_t rows) {
     const int64_t k = p->in->k, end = (p->n1 + PANEL - 1) / PANEL, group = p->chunk < k ? GROUP : 1;
@@ -313,7 +314,8 @@ static void row_tiles_mul(const struct int8_product *p, struct scratch *s, int64
     }
 }
 
-/* Rows of the equal tiles that `rows` rows are divided into: an even number. */
+/* Divides `rows` rows into equal tiles and returns the rows of a tile, an even number; 0 for fewer
+ * than MIN_TILE_ROWS rows. */
 static int64_t int8_tile_rows(int64_t rows) {
     if (rows < MIN_TILE_ROWS) return 0;
     const int64_t tiles = (rows + 15) / 16;
@@ -323,7 +325,7 @@ static int64_t int8_tile_rows(int64_t rows) {
 typedef void (*packed_fn)(float *y, int64_t ldy, const struct gemm_input *in,
                           const struct matrix *w, int64_t n0, int64_t n1, bool add);
 
-/* `few_rows` is the function for few rows. */
+/* `few_rows` computes products of fewer than MIN_TILE_ROWS rows. */
 static void int8_mul(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                      int64_t n0, int64_t n1, bool add, packed_fn few_rows) {
     if (in->rows < MIN_TILE_ROWS) {
@@ -342,7 +344,7 @@ static void int8_mul(float *y, int64_t ldy, const struct gemm_input *in, const s
         row_tiles_mul(&p, &s, m, MIN(in->rows - m, super_rows));
 }
 
-/* Set once, when the table is filled. */
+/* The AVX-512 functions; set once, by amx_fill_int8. */
 static packed_fn few_rows_q8, few_rows_q4;
 
 static void amx_gemm_q8(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,

@@ -1,17 +1,19 @@
 /*
  * attention: causal attention of the packed samples, forward and backward.
  *
- * A work item is one sample and one kv head (forward in f32: one query head), so no two threads
- * write to the same memory and the gradients of a shared kv head are summed over its query heads in
- * order. Blocks of BLOCK query rows are multiplied with all keys that any of these rows attends to.
- * Probabilities are recomputed in the backward pass instead of being stored, because they would be
- * the only activation that grows with the square of the length (as in Dao et al. 2022).
+ * A work item is one sample and one kv head (in the f32 forward pass: one query head), so no two
+ * threads write to the same memory, and the gradients of a shared kv head are summed over its query
+ * heads in order. Blocks of BLOCK query rows are multiplied with all keys to which one of these
+ * rows attends. The backward pass computes probabilities again instead of storing them, because
+ * they would be the only activation that grows with the square of the length (as in Dao et al.
+ * 2022).
  *
- * In the fast class on AMX, the attention kernels compute the whole item of a kv head, in bf16.
+ * In the fast class on AMX, kernels.attention and kernels.attention_backward compute an item in
+ * bf16.
  *
- * Invariant: a sample's results depend on no rows of other samples; those of the forward pass have
- * the engine's bits. The f32 backward pass computes its scores from keys that were transposed once:
- * the same scores except for rounding, at twice the speed.
+ * Invariant: a sample's results do not depend on rows of other samples. The results of the forward
+ * pass have the engine's bits. The f32 backward pass computes its scores from keys that are
+ * transposed once: they differ from the forward pass by rounding, and are computed twice as fast.
  */
 #include "backprop/internal.h"
 
@@ -26,7 +28,8 @@ struct attend_job {
     int l;
 };
 
-/* One query head of one sample: the offsets of its first rows, and the row strides. */
+/* One query head of one sample, of n rows: the offsets of its first row in the arrays of the shapes
+ * of q and k, and the row strides of these arrays. */
 struct head {
     int64_t offset_q, offset_k, ldq, ldk, n;
     int64_t window; /* number of keys that a row attends to, including its own */
@@ -48,7 +51,7 @@ bool attention_uses_tiles(const struct trainer *t) {
     return t->k->attention && t->model->cls == NUMERIC_FAST && t->c.head_dim <= ATTENTION_MAX_DIM;
 }
 
-/* The key ranges of a sample's rows, and the scratch of the kernels. */
+/* Fast class: one thread's key ranges of a sample's rows, and the scratch of the kernel. */
 struct tile_scratch {
     int32_t *first, *end; /* [length padded] */
     void *kernel;
@@ -90,8 +93,9 @@ static int64_t first_key(const struct head *h, int64_t i) {
     return MAX(i + 1 - h->window, 0);
 }
 
-/* Turns scores of queries [i0, i1) over keys [j0, i1), p [i1 - i0][ldp], into exp(score - max), or
- * zero for masked keys. by[i - i0] is the factor that normalizes row i to probabilities. */
+/* Replaces the scores p [i1 - i0][ldp] of queries [i0, i1) and keys [j0, i1) by exp(score - max),
+ * or by zero for masked keys; j0 is first_key of i0. by[i - i0] is set to the factor that makes row
+ * i probabilities. */
 static void softmax_block(const struct trainer *t, const struct head *h, float *p, int64_t ldp,
                           float *by, int64_t i0, int64_t i1) {
     int64_t j0 = first_key(h, i0);
@@ -105,7 +109,7 @@ static void softmax_block(const struct trainer *t, const struct head *h, float *
     }
 }
 
-/* y [rows][ldy] = x [rows][ldx] · m [E][ldm], the first n columns; m are transposed keys or values.
+/* y [rows][ldy] = x [rows][ldx] · m [E][ldm], the first n columns. m has transposed keys or values.
  */
 static void scores_from_transposed(const struct trainer *t, float *y, int64_t ldy, const float *x,
                                    int64_t ldx, int64_t rows, const float *m, int64_t ldm,
@@ -114,6 +118,7 @@ static void scores_from_transposed(const struct trainer *t, float *y, int64_t ld
     t->k->gemm_nn_f32(y, ldy, x, ldx, 1, rows, m, ldm, t->c.head_dim, n);
 }
 
+/* f32 forward pass; items are query heads of samples. */
 static void attend_items(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct attend_job *job = ctx;
     const struct trainer *t = job->t;
@@ -143,7 +148,7 @@ static struct attention_page sample_page(const void *ctx, int64_t page) {
     return *(const struct attention_page *)ctx;
 }
 
-/* All query heads of one kv head of one sample. */
+/* Fast class: all query heads of one kv head of one sample. */
 static void head_attend_tiles(const struct attend_job *job, const struct packed_seq *sp, int64_t kv,
                               float *scratch) {
     const struct trainer *t = job->t;
@@ -193,7 +198,8 @@ void attention_forward(struct trainer *t, int l) {
     pool_run(t->pool, attend_items, &job, (int64_t)t->n_seqs * t->c.n_heads, 1);
 }
 
-/* Softmax backward on one block: dp becomes the gradient of the raw scores, p probabilities. */
+/* Softmax backward of one block: p [i1 - i0][ld] becomes probabilities, and dp, their gradients,
+ * becomes the gradients of the scores before scaling. */
 static void softmax_block_backward(const struct trainer *t, const struct head *h, float *p,
                                    float *dp, int64_t ld, const float *by, int64_t i0, int64_t i1) {
     int64_t j0 = first_key(h, i0);
@@ -208,7 +214,7 @@ static void softmax_block_backward(const struct trainer *t, const struct head *h
     }
 }
 
-/* One query head of one sample; adds to dk and dv of its kv head. */
+/* f32 backward pass of one query head of one sample: sets dq, adds to dk and dv of its kv head. */
 static void head_backward(const struct trainer *t, const struct activations *a,
                           const struct head *h, const struct scratch *s) {
     int64_t e = t->c.head_dim, ld = s->ld;
@@ -228,6 +234,7 @@ static void head_backward(const struct trainer *t, const struct activations *a,
     }
 }
 
+/* f32 backward pass; items are kv heads of samples. */
 static void attend_backward_items(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct attend_job *job = ctx;
     const struct trainer *t = job->t;

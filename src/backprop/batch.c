@@ -1,14 +1,16 @@
 /*
  * batch: packs samples end to end, and owns the memory of one pass over them.
  *
- * Samples of one adapter are adjacent, in the order given; attention is block-diagonal, so there is
- * no padding. Memory grows to the largest batch so far and is then reused. The size of a pass is
- * computed first and allocated at once, so a batch too large for the machine is an error and does
- * not end the program. Memory plans use the same computation without allocating (trainer_bytes).
+ * Samples of one adapter are adjacent, in the order given. There is no padding, because attention
+ * is block-diagonal. Memory grows to the largest batch so far and is then reused. The size of a
+ * pass is computed first and then reserved at once, so a batch that is too large for the machine
+ * gives an error and does not end the program. trainer_bytes uses the same computation without
+ * allocating.
  *
- * With gradient checkpointing, the limit is the size of one pass over all samples in which all
- * layers share one set of activations. Passes over few samples leave most of that memory free; the
- * activations of as many upper layers as fit into it are then stored.
+ * With gradient checkpointing, the memory limit of a pass is the size of one pass over all samples
+ * of the call in which all layers share one set of activations. The passes have few samples and
+ * leave most of that memory free, so as many upper layers as fit into it store their own
+ * activations.
  */
 #include "backprop/internal.h"
 
@@ -17,6 +19,7 @@
 
 #define CHUNK 512 /* rows per chunk in a layer's row-wise parts; a multiple of 32 */
 
+/* Allocates in batch_arena, or with t->measuring only adds to t->act_bytes and returns NULL. */
 static void *act_alloc(struct trainer *t, size_t bytes) {
     if (!t->measuring) return arena_alloc(&t->batch_arena, bytes);
     t->act_bytes += (MAX(bytes, 1) + 63) / 64 * 64;
@@ -31,8 +34,8 @@ static size_t tiles_bytes(int64_t rows, int64_t width) {
     return (size_t)((rows + 15) / 16 * 16 * ((width + 31) / 32 * 32)) * sizeof(uint16_t);
 }
 
-/* Whether an adapter of the trainer adapts this projection (with checkpointing: in any layer): 0
- * no, 1 by LoRA, 2 by DoRA. */
+/* How the trainer's adapters change this projection (with checkpointing: in any layer): 0 not, 1 by
+ * LoRA, 2 at least one by DoRA. */
 static int projection_adapter_kind(const struct trainer *t, int l, int p) {
     int found = 0;
     for (int i = 0; i < t->n_adapters; i++) {
@@ -77,7 +80,8 @@ static void layer_activations_alloc(struct trainer *t, int l, struct activations
     }
 }
 
-/* With checkpointing, all layers below those with stored activations share one set. */
+/* Allocates the activations of all layers. With checkpointing, all layers but the upper
+ * n_stored_layers share one set. */
 static void activations_alloc(struct trainer *t) {
     struct activations shared = {0};
     for (int l = 0; l <= t->c.n_layers; l++) {
@@ -95,6 +99,7 @@ static void activations_alloc(struct trainer *t) {
     }
 }
 
+/* `wide`: the largest number of inputs or outputs of a projection. */
 static void gradients_alloc(struct trainer *t, int64_t wide) {
     const struct model_config *c = &t->c;
     int64_t m = t->cap_rows, q = (int64_t)c->n_heads * c->head_dim,
@@ -157,7 +162,7 @@ static void batch_alloc(struct trainer *t) {
     for (int p = 0; p < N_PROJ; p++)
         wide = MAX(wide, MAX(proj_in(&t->c, (enum proj)p), proj_out(&t->c, (enum proj)p)));
     t->chunk = MIN(CHUNK, t->cap_rows);
-    /* about 16 MB of logits at a time */
+    /* about 16 MB of logits over the vocabulary at a time */
     t->head_chunk = MAX(16, MIN(1024, ((int64_t)1 << 22) / t->c.vocab_size / 16 * 16));
     t->dora_out = NULL;
     activations_alloc(t);
@@ -199,8 +204,8 @@ static size_t batch_bytes(struct trainer *t) {
     return t->act_bytes;
 }
 
-/* Sets n_stored_layers to the number of layers whose activations fit into the memory of one pass
- * over all rows. */
+/* Sets n_stored_layers to the number of upper layers that can have their own activations within the
+ * memory limit: that of one pass over all rows of the call with shared activations. */
 static void choose_checkpointed_layers(struct trainer *t) {
     int64_t rows = t->cap_rows;
     t->n_stored_layers = 0;
@@ -220,6 +225,7 @@ static int64_t rows_round_up(int64_t rows) {
     return (rows / step + 1) * step;
 }
 
+/* Raises the capacities to at least those of a pass of `rows` rows. */
 static void capacity_raise(struct trainer *t, int64_t rows, int64_t longest) {
     t->cap_rows = MAX(t->cap_rows, rows_round_up(rows));
     t->cap_columns = MAX(t->cap_columns, t->columns);
@@ -228,7 +234,7 @@ static void capacity_raise(struct trainer *t, int64_t rows, int64_t longest) {
 }
 
 size_t trainer_bytes(const struct trainer *t, int64_t rows, int64_t longest) {
-    struct trainer s = *t; // a copy, whose arrays are only counted
+    struct trainer s = *t; // a copy: batch_bytes only counts its arrays
     size_t bytes = 0;
     s.acts = xcalloc((size_t)t->c.n_layers + 1, sizeof *s.acts);
     s.att_scratch = xcalloc((size_t)pool_size(t->pool), sizeof *s.att_scratch);
@@ -248,8 +254,8 @@ void batch_free_activations(struct trainer *t) {
     t->cap_rows = t->cap_len = t->cap_call_rows = t->cap_columns = 0;
 }
 
-/* If the batch exceeds the capacity, computes the new size, allocates it at once (so a batch too
- * large for the machine is an error), and assigns the arrays. */
+/* If the batch exceeds a capacity, raises it, reserves the whole memory at once (so a batch that is
+ * too large for the machine gives an error), and assigns the arrays. */
 static int batch_reserve(struct trainer *t, struct error *err) {
     if (t->rows <= t->cap_rows && t->longest <= t->cap_len && t->call_rows <= t->cap_call_rows &&
         t->columns <= t->cap_columns)
@@ -266,7 +272,7 @@ static int batch_reserve(struct trainer *t, struct error *err) {
     return OK;
 }
 
-/* Number of rows to compute: a last target at token i needs rows 0..i-1. */
+/* Number of rows to compute: if token i is the last target, rows 0..i-1 are needed. */
 static int32_t sample_rows(const struct train_sample *s) {
     for (int32_t i = s->n - 1; i > 0; i--)
         if (s->mask[i]) return i;
@@ -302,6 +308,7 @@ static int sample_check(const struct trainer *t, const struct train_sample *s, i
     return OK;
 }
 
+/* Checks the samples, and sets t->rows and t->longest. */
 static int batch_measure(struct trainer *t, const struct train_sample *samples, int n,
                          struct error *err) {
     t->rows = t->longest = 0;
@@ -315,6 +322,7 @@ static int batch_measure(struct trainer *t, const struct train_sample *samples, 
     return OK;
 }
 
+/* Appends a sample to the batch; a sample without a target has no rows. */
 static void sample_pack(struct trainer *t, const struct train_sample *s, int32_t adapter,
                         int64_t ordinal) {
     int64_t at = t->n_seqs ? t->seqs[t->n_seqs - 1].end : 0;
@@ -336,7 +344,6 @@ static void sample_pack(struct trainer *t, const struct train_sample *s, int32_t
     }
 }
 
-/* Packs the samples of one adapter together, in the order given. */
 int batch_pack(struct trainer *t, const struct train_sample *samples, int n, struct error *err) {
     int rc = batch_measure(t, samples, n, err);
     if (!rc) rc = batch_reserve(t, err);

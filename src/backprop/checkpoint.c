@@ -3,14 +3,14 @@
  *
  *   "SHOALTRN"  u32 version  u32 header bytes  header (JSON)
  *   for each tensor: f32[n], then its optimizer state
- *   SHA-256 of everything before, 64 hex characters
+ *   SHA-256 of all bytes before it, as 64 hex characters
  *
  * The header has the fingerprint of the trainer (shape, base, options), the counts of updates, the
  * tensors' names and sizes, and the caller's `extra`. Numbers are little-endian, as on every
  * machine that Shoal runs on.
  *
- * Invariants: a checkpoint is saved only between updates, so it contains no gradient; the whole
- * file is checked before the first number of the trainer changes.
+ * Invariants: a checkpoint is saved only when no sample was accumulated since the last update, so
+ * it contains no gradient. The whole file is checked before the trainer changes.
  */
 #include "backprop/internal.h"
 
@@ -86,8 +86,8 @@ static size_t state_bytes(const struct trainer *t) {
     return n;
 }
 
-/* Checks magic, version, checksum and lengths. Returns the parsed header; *at is the offset of the
- * tensors. */
+/* Checks magic, version, checksum and lengths. Returns the parsed header (the caller decrefs it)
+ * and sets *at to the offset of the tensors; NULL on an error. */
 static json_t *file_check(const struct file_map *map, const char *path, size_t *at,
                           struct error *err) {
     uint32_t numbers[2];
@@ -124,6 +124,7 @@ static bool tensors_match(const struct trainer *t, const json_t *tensors) {
     return true;
 }
 
+/* Checks that the file belongs to this trainer; `bytes` is the size of the tensors in the file. */
 static int header_check(const struct trainer *t, const json_t *header, const char *path,
                         size_t bytes, struct error *err) {
     const char *fingerprint = json_string_value(json_object_get(header, "fingerprint"));

@@ -1,14 +1,14 @@
 /*
  * cross_entropy: final norm, logits, cross-entropy and their gradient, fused and in chunks.
  *
- * Only rows that predict a target are computed, `head_chunk` of them at a time, so the logits never
- * exist all at once; they are replaced by their gradient in place. This is the gradient of the
- * *sum* over targets; the update divides it by their number. A loss over choices needs only the
- * logits of the choices, so only the panels of the head that contain them are multiplied, with the
- * same bits.
+ * Only rows that predict a target are computed, trainer.head_chunk of them at a time, so the logits
+ * of all rows never exist at once. Logits are replaced by their gradient in place. It is the
+ * gradient of the *sum* over targets; the update divides it by their number. A loss over choices
+ * needs only the logits of the choices, so only the panels of the head that contain the choices are
+ * multiplied. These logits have the same bits as in a product with the whole head.
  *
- * Invariant: chunks are a function of the vocabulary's size only, so sums over rows keep their
- * order.
+ * Invariant: the size of a chunk depends only on the size of the vocabulary, so sums over rows keep
+ * their order.
  */
 #include "backprop/internal.h"
 
@@ -21,6 +21,7 @@ struct loss_job {
     int64_t first; /* first target of the chunk */
 };
 
+/* Copies the last layer's output for the chunk's targets to hx, and sets hn to its norm. */
 static void gather_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct loss_job *job = ctx;
@@ -39,6 +40,8 @@ static float *choice_logit(const struct trainer *t, float *row, int32_t i) {
     return row + i * CHOICE_PANEL + t->choices[i] % CHOICE_PANEL;
 }
 
+/* Computes the logits of each choice's panel. matrix_mul_range writes output n to column n, so
+ * column0 is n0 columns before the place of the panel. */
 static void choice_logits_compute(struct trainer *t, const struct gemm_input *in) {
     const struct matrix *w = &t->model->head;
     for (int32_t i = 0; i < t->n_choices; i++) {
@@ -48,9 +51,9 @@ static void choice_logits_compute(struct trainer *t, const struct gemm_input *in
     }
 }
 
-/* Computes log-probabilities over the choices and the target's nll. Then replaces the choices'
- * logits by their gradients, w - p · sum(w), with w the derivatives of the loss by the
- * log-probabilities and p the probabilities. All other logits have gradient 0. */
+/* Computes log-probabilities over the choices, and the target's nll. Then replaces the choices'
+ * logits by their gradients, (w - p · Σ w) · logit_scale, with w the derivatives of the loss by the
+ * log-probabilities and p the probabilities. Other logits of the panels are not read any more. */
 static void choice_cross_entropy(struct trainer *t, int64_t target, float *row) {
     int32_t n = t->n_choices;
     double *logp = t->choice_logp + target * n, max = -INFINITY, sum = 0, total = 0;
@@ -69,8 +72,8 @@ static void choice_cross_entropy(struct trainer *t, int64_t target, float *row) 
         *choice_logit(t, row, i) = (float)(w[i] - math_exp(logp[i]) * total) * t->logit_scale;
 }
 
-/* Computes the nll from the logits, and replaces the logits by weight · (softmax minus the target's
- * one-hot). Both use the scaled logits. */
+/* Items are rows. Computes the nll from the logits times logit_scale, and replaces the logits by
+ * their gradients: target_weight · logit_scale · (softmax - one-hot of the target). */
 static void cross_entropy_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct loss_job *job = ctx;
@@ -93,8 +96,8 @@ static void cross_entropy_rows(void *ctx, int64_t begin, int64_t end, int thread
     }
 }
 
-/* Computes dhn of n rows from the gradients of the choices' logits, and in full training adds the
- * gradient of the head. */
+/* Computes dhn of n rows from the gradients of the choices' logits. In full training also adds to
+ * the gradient of the head. */
 static void choices_backward(struct trainer *t, int64_t n) {
     int64_t d = t->c.d_model;
     float *w = xmalloc((size_t)d * sizeof *w);
@@ -118,6 +121,7 @@ static void lm_head_backward(struct trainer *t, int64_t n) {
     if (t->full) weight_grad_add(t, t->g_head, t->logits, w->n, t->hn, d, n);
 }
 
+/* Sets t->dx of the rows of targets [first, first + n). */
 static void chunk_backward(struct trainer *t, int64_t first, int64_t n) {
     int64_t d = t->c.d_model;
     if (t->choices)

@@ -8,26 +8,26 @@
  *
  *     ΔW± = s B A ± σ s (E_B A + B E_A) = s B A ± σ s (u (Aᵀp)ᵀ + (B q) vᵀ),
  *
- * so both members are the adapter's map plus or minus one map of rank 2, for any rank of the
- * adapter. At σ → 0 the derivative along E is that of (B + σ E_B)(A + σ E_A); the omitted term is
- * σ² E_B E_A. Perturbing A and B instead of W keeps the space small, r (in + out) directions
- * instead of in · out, and the estimate's error grows with their number. The result remains one
- * plain adapter of its rank.
+ * so both members are the adapter's map (with its scale s) plus or minus one map of rank 2, for any
+ * rank of the adapter. At σ → 0 the derivative along E is that of (B + σ E_B)(A + σ E_A); the
+ * omitted term is σ² E_B E_A. The perturbation is in A and B, not in W, so there are r (in + out)
+ * directions instead of in · out; the estimate's error grows with their number. The trained adapter
+ * remains one plain adapter of the same rank.
  *
- * The signs are lora_perturbation_signs of the pair's number in its update: u and v with the layer
- * number l of the projection; p and q, R each, with the layer number L + l. They are generated when
- * a pair is evaluated and again when its fitness is known, and are not stored in between.
+ * The signs come from lora_perturbation_signs for the seed of the update and the number of the
+ * pair: u and v with the layer number l of the projection; p and q, R values each, with the layer
+ * number L + l. They are generated when a pair is evaluated, and again when its fitness is known;
+ * they are not stored in between.
  *
- * Exact match needs no generation: greedy decoding produces the target answer if and only if every
- * target token is the most probable one after the tokens before it, which one forward pass over the
- * sample computes.
+ * The fitness `exact` needs no generation: greedy decoding produces the target answer if and only
+ * if every target token is the most probable token after the tokens before it. One forward pass
+ * over the sample computes that.
  *
- * If the adapter changes upper layers only, the layers below them are computed once for all
- * members.
+ * If the adapter changes only upper layers, the layers below are computed once for all members.
  *
- * Invariant: rows of the forward pass do not depend on other rows of the batch, scores are summed
- * per sample and samples in order, and sums over pairs are in their order. So neither the number of
- * threads nor the division into passes changes a bit.
+ * Invariant: rows of the forward pass do not depend on other rows of the batch. Scores are summed
+ * in the order of targets and samples, and gradients in the order of pairs. So neither the number
+ * of threads nor the division into passes changes a bit.
  */
 #include "backprop/internal.h"
 
@@ -40,10 +40,10 @@ enum {
     LOGIT_BYTES = 8 << 20, /* bytes of logits that exist at once */
 };
 
-/* The score of a member on one sample. */
+/* The score of a member on one sample (in es.out: on one target). */
 struct member_score {
     double nll;
-    int32_t hits, targets; /* targets that were the most probable token; number of targets */
+    int32_t hits, targets; /* targets that are the most probable token; number of targets */
 };
 struct fitness {
     const char *name;
@@ -54,9 +54,9 @@ struct shaping {
     void (*shape)(double *f, int n); /* in place */
 };
 
-struct member_seq { /* one member's forward pass over one sample */
-    int32_t sample, out, n_out;
-    struct member_score *score;
+struct member_seq {             /* one member's forward pass over one sample */
+    int32_t sample, out, n_out; /* index in es.samples; range [out, out + n_out) of es.out */
+    struct member_score *score; /* the result */
 };
 
 struct es {
@@ -65,9 +65,9 @@ struct es {
     struct pool *pool;
     const struct fitness *fitness;
     const struct shaping *shaping;
-    double fitness_mean, fitness_std; /* fitness of the last call */
+    double fitness_mean, fitness_std; /* over the members of the last call */
 
-    /* these grow with the longest sample so far */
+    /* allocated again for a longer sample */
     struct forward *forward;
     int32_t slot_len, max_rows;
     size_t forward_size;      /* bytes, including the arrays below */
@@ -95,12 +95,13 @@ struct es {
     int32_t first_layer;    /* lowest layer that the adapter changes */
     float *stream;          /* inputs of first_layer, [rows of all samples][D]; NULL if it is 0 */
     int64_t *stream_offset; /* [n + 1] first row of each sample */
-    struct lora_pack *center, **pairs; /* [N/2]: those of the pass in progress */
+    struct lora_pack *center, **pairs; /* the adapter; [N/2] pairs in the current pass, else NULL */
     float *factors;                    /* factors of one pair, all projections: [2][in], [out][2] */
-    size_t *factor_at;                 /* [L][N_PROJ] */
+    size_t *factor_at;                 /* [L][N_PROJ] offsets in `factors` */
     double *coef;                      /* [N/2] coefficient of each pair's direction */
 
-    size_t fixed_size, packs_size, packs_peak; /* bytes: es_new's arrays; packs, now and at most */
+    /* bytes of es_new's arrays; of the packs now, and at most; of `stream` at most */
+    size_t fixed_size, packs_size, packs_peak;
     size_t stream_peak;
 };
 
@@ -126,7 +127,7 @@ static void shape_none(double *f, int n) {
     (void)f, (void)n;
 }
 
-/* If all members have the same fitness, the result is zeros. */
+/* (f - mean) / standard deviation; zeros if the standard deviation is 0. */
 static void shape_zscore(double *f, int n) {
     double mean = 0, squares = 0;
     for (int i = 0; i < n; i++) mean += f[i] / n;
@@ -205,7 +206,7 @@ int es_options_check(const struct es_options *o, const struct train_options *tra
     return OK;
 }
 
-/* Number of floats of one pair's factors; sets the offset of each projection. */
+/* Returns the number of floats of one pair's factors; sets at[l * N_PROJ + p] to their offset. */
 static size_t factors_layout(const struct model_config *c, size_t *at) {
     size_t floats = 0;
     for (int32_t i = 0; i < c->n_layers * N_PROJ; i++) {
@@ -275,14 +276,14 @@ size_t es_bytes(const struct es *e) {
     return e->fixed_size + e->forward_size + e->packs_peak + e->stream_peak;
 }
 
-/* Rows of a sample. The last target is only predicted, and later tokens have no effect. */
+/* Rows of a sample: the tokens before the last target. Later tokens have no effect. */
 static int32_t sample_rows(const struct train_sample *s) {
     int32_t last = s->n - 1;
     while (last > 0 && !s->mask[last]) last--;
     return MAX(last, 0);
 }
 
-/* Allocates the forward pass, if the present one is too short for the longest sample. */
+/* Allocates the forward pass again if its slots are too short for the longest sample. */
 static int forward_reserve(struct es *e, struct error *err) {
     int32_t longest = 1;
     for (int i = 0; i < e->n; i++) longest = MAX(longest, sample_rows(&e->samples[i]));
@@ -318,6 +319,7 @@ struct sign_noise {
     float *u, *v, *p, *q; /* [out], [in], [R], [R] */
 };
 
+/* One allocation, large enough for any projection; the caller frees `u`. */
 static struct sign_noise sign_noise_new(const struct model_config *c, int32_t r) {
     size_t widest = (size_t)MAX(MAX(c->d_ff, c->d_model), c->n_heads * c->head_dim);
     float *all = xcalloc(2 * (widest + (size_t)r), sizeof *all);
@@ -336,11 +338,12 @@ struct pair_job {
     const struct trainer *t;
     int index;
     struct lora_perturbation noise;
-    float *factors;   /* factors of a projection, [2][in], [out][2], … */
-    const size_t *at; /* … at this offset: [L][N_PROJ] */
+    float *factors;   /* for each projection [2][in], [out][2] */
+    const size_t *at; /* [L][N_PROJ] offset of each projection in `factors` */
 };
 
-/* Computes one pair's map of rank 2 in projections [begin, end): a = (Aᵀp, v), b = (u, B q). */
+/* Computes one pair's map of rank 2 in projections [begin, end): a = (Aᵀp, v), [2][in], and b = (u,
+ * B q), [out][2]. */
 static void perturbation_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct pair_job *j = ctx;
@@ -388,6 +391,7 @@ struct adapter *es_perturbation(const struct trainer *t, int index,
     return a;
 }
 
+/* Packs `loras` [L][N_PROJ], counts the bytes, and frees `loras`. */
 static struct lora_pack *lora_pack_create(struct es *e, struct lora *loras) {
     struct lora_pack *p = lora_pack_new(&e->m->config, loras, DTYPE_F32);
     e->packs_size += p->bytes;
@@ -474,7 +478,8 @@ static bool pass_has_room(const struct es *e, int32_t rows) {
     return e->n_seqs < MAX_SEQS && e->n_rows + rows <= e->max_rows;
 }
 
-/* Appends a member's forward pass over a sample; returns false if it does not fit into the pass. */
+/* Appends a member's forward pass over a sample; returns false if it does not fit into the pass.
+ * Member 2 i is pair i with the sign +, member 2 i + 1 with the sign -. */
 static bool pass_add(struct es *e, int member, int sample, struct member_score *score) {
     const struct train_sample *s = &e->samples[sample];
     int32_t rows = sample_rows(s), pair = member / 2;
@@ -530,8 +535,8 @@ static void lm_head_score_items(void *ctx, int64_t begin, int64_t end, int threa
     }
 }
 
-/* Computes the logits of the outputs, a chunk at a time, and their scores. The loss has the
- * trainer's bits. */
+/* Computes the logits of the rows that predict a target, a chunk at a time, and their scores. The
+ * loss has the trainer's bits. */
 static void lm_head_score(struct es *e) {
     const struct matrix *w = &e->m->head;
     int64_t d = e->m->config.d_model;
@@ -547,6 +552,7 @@ static void lm_head_score(struct es *e) {
     }
 }
 
+/* Runs the pass, sets the scores of its samples, and empties it. */
 static int pass_run(struct es *e, struct error *err) {
     int rc = OK;
     if (e->n_rows && e->stream)
@@ -620,11 +626,12 @@ static void lower_layers_release(struct es *e) {
     e->stream_offset = NULL;
 }
 
+/* Frees the maps of pairs [0, end). */
 static void pairs_release(struct es *e, int64_t end) {
     for (int64_t i = 0; i < end; i++) lora_pack_release(e, &e->pairs[i]);
 }
 
-/* scores [N][n] */
+/* Sets scores [N][n]: each member on each sample. */
 static int evaluate_population(struct es *e, struct member_score *scores, struct error *err) {
     int64_t all = e->o->population * e->n;
     int rc = OK;
@@ -639,7 +646,8 @@ static int evaluate_population(struct es *e, struct member_score *scores, struct
     return rc;
 }
 
-/* Turns scores into the pairs' coefficients: (f₊ - f₋) / (N σ), shaped. */
+/* Computes the fitness of the members from their scores, and the pairs' coefficients (f₊ - f₋) /
+ * (N σ) from the shaped fitness. */
 static void pair_coefficients(struct es *e, const struct member_score *scores) {
     int n = (int)e->o->population;
     double *f = xmalloc((size_t)n * sizeof *f), squares = 0;

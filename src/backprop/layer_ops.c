@@ -1,12 +1,12 @@
 /*
- * layer_ops: the row-wise operations of a transformer between its products, forward with the
- * engine's bits, and backward.
+ * layer_ops: the row-wise operations of a transformer between its products. The forward functions
+ * have the engine's bits.
  *
- * Norms (Zhang & Sennrich 2019; Ba, Kiros & Hinton 2016), biases, the rotary embedding (Su et al.
- * 2021) and the gated activation. Values that are cheap to recompute are not stored: roots of mean
- * squares, normed rows, activations.
+ * The operations are norms (RMS norm: Zhang & Sennrich 2019; LayerNorm: Ba, Kiros & Hinton 2016),
+ * biases, the rotary embedding (Su et al. 2021) and the activation. The backward functions compute
+ * the statistics of norms and the sigmoid of activations again, so that these are not stored.
  *
- * Invariant: threads split rows or, if sums run over rows, columns; every sum is in the order of
+ * Invariant: threads divide rows, or columns if a sum runs over rows. Every sum is in the order of
  * the rows. So results do not depend on the number of threads or on chunks.
  */
 #include "backprop/internal.h"
@@ -14,6 +14,8 @@
 #include <math.h>
 #include <string.h>
 
+/* An operation on `rows` rows of `width` values. y is the output, x and u are inputs, z is the dy
+ * of norm_backward. */
 struct rows_job {
     struct trainer *t;
     float *y, *z;
@@ -37,7 +39,7 @@ void norm_forward(struct trainer *t, float *y, const float *x, const float *g, c
     pool_run(t->pool, norm_items, &j, rows, 8);
 }
 
-/* Sets t->mean[i] (0 for an RMS norm) and t->rstd[i]: a normed row is (x - mean) · rstd. */
+/* Sets t->mean[i] (0 for an RMS norm) and t->rstd[i]: normed row i is (x - mean) · rstd. */
 static void row_stats(const struct rows_job *j, int64_t i) {
     const struct kernels *k = j->t->k;
     const float *x = j->x + i * j->width;
@@ -56,7 +58,7 @@ static void rstd_items(void *ctx, int64_t begin, int64_t end, int thread) {
     for (int64_t i = begin; i < end; i++) row_stats(ctx, i);
 }
 
-/* Items are columns; each iterates over all rows in order. */
+/* Adds to dg and db. Items are columns; each is summed over all rows in order. */
 static void gain_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct rows_job *j = ctx;
@@ -184,7 +186,7 @@ static void gated_backward_items(void *ctx, int64_t begin, int64_t end, int thre
     for (int64_t i = begin; i < end; i++) {
         uint16_t *dgate_tiles = gemm_input_tile_row(&j->dgate, i);
         const int64_t at =
-            dgate_tiles - j->dgate.tiles; // the offset is the same in all four arrays
+            dgate_tiles - j->dgate.tiles; // the same offset in all four arrays of tiles
         const struct gated_backward_row row = {.gate = j->g->gate_out + at,
                                                .up = j->g->up_out + at,
                                                .dact = t->dact + i * f,

@@ -3,15 +3,15 @@
  * and the backward pass.
  *
  * The forward pass computes x Wᵀ with the engine's products; the backward pass computes dX = dY W
- * with the same matrix, and in full training dW += dYᵀ X. Everything except attention runs in
- * chunks of rows, so that intermediate values stay small and in cache. Values that are cheap to
- * recompute (outputs of norms, the activation) are not stored. With gradient checkpointing only the
- * input of a layer is stored; the layer's forward pass, except for its last product, is run again
+ * with the same matrix, and in full training dW += dYᵀ X. The products run in chunks of rows, so
+ * that intermediate values stay small and in cache. Values that are cheap to compute again (outputs
+ * of norms, the activation) are not stored. With gradient checkpointing, the lower layers store
+ * only their inputs; the forward pass of such a layer, except for its last product, is run again
  * before its backward pass (Chen et al. 2016).
  *
- * Invariant: threads split outputs, never a sum, and sums over rows continue from chunk to chunk,
- * so results depend on neither. Sums over rows in tiles take 32 rows at a time from the first row
- * of a pass; a chunk is a multiple of that.
+ * Invariant: threads divide outputs, never a sum, and sums over rows continue from chunk to chunk.
+ * So results depend neither on threads nor on chunks. In tiles, sums over rows add 32 rows at a
+ * time from the first row of a pass on; the number of rows of a chunk is a multiple of 32.
  */
 #include "backprop/internal.h"
 
@@ -22,7 +22,7 @@ static struct gemm_input input_prepare(struct trainer *t, int l, int p, int n, c
                           t->pool);
 }
 
-/* y (+)= x Wᵀ plus the adapters' parts, for a range of rows. */
+/* y (+)= x Wᵀ plus the adapters' parts, for a range of rows; `in` is x. */
 static void linear_forward(struct trainer *t, int l, int p, struct row_range range, float *y,
                            const struct gemm_input *in, bool add) {
     const struct matrix *w = &t->model->layers[l].proj[p];
@@ -33,8 +33,8 @@ static void linear_forward(struct trainer *t, int l, int p, struct row_range ran
     lora_up(t, l, p, range, y, base_out, in);
 }
 
-/* Prepares the gradient of a projection's outputs as the input of products: rows, and tiles if a
- * product needs them. */
+/* Prepares the gradient of a projection's outputs as the input of products: rows, and also tiles if
+ * the caller has them or the products with A and B need them. */
 static struct gemm_input output_grad_prepare(struct trainer *t, int l, int p, const float *dy,
                                              uint16_t *tiles, int64_t rows) {
     const int64_t n = t->model->layers[l].proj[p].n;
@@ -58,7 +58,7 @@ static void linear_backward_inputs(struct trainer *t, int l, int p, struct row_r
     if (dx) lora_backward_up(t, l, p, range, dx, dy, chain);
 }
 
-/* Adds the gradients of the weights; must follow linear_backward_inputs. */
+/* Adds the gradients of the weights. It reads t->dh, so it must follow linear_backward_inputs. */
 static void linear_backward_weights(struct trainer *t, int l, int p, struct row_range range,
                                     const struct gemm_input *dy, const float *x) {
     const struct matrix *w = &t->model->layers[l].proj[p];
@@ -68,7 +68,8 @@ static void linear_backward_weights(struct trainer *t, int l, int p, struct row_
     bias_backward(t, t->layers[l].bias[p], dy->x, range.rows, w->n);
 }
 
-/* `tiles`: dy in tiles, or NULL if the caller has none. */
+/* The whole backward pass of a projection: dx (+)= …, and the gradients of weights and magnitudes.
+ * `tiles` is dy in tiles; NULL if the caller did not compute it. */
 static void linear_backward(struct trainer *t, int l, int p, struct row_range range, float *dx,
                             const float *dy, uint16_t *tiles, const float *x, bool add) {
     const float *dz = dora_backward(t, l, p, range, dy);
@@ -81,8 +82,8 @@ static struct row_range row_range_at(const struct trainer *t, int64_t r0) {
     return (struct row_range){r0, MIN(t->chunk, t->rows - r0)};
 }
 
-/* out = x + the output of a branch (attention or MLP): a projection of `in`, its bias, and its norm
- * if it has one. */
+/* out = x + the output of a branch (attention or MLP). This output is a projection p of `in` plus
+ * its bias, and is normed if `branch` is not NULL; `branch` then stores it before the norm. */
 static void branch_forward(struct trainer *t, int l, int p, struct row_range range, float *out,
                            const float *x, const struct gemm_input *in, float *branch,
                            const float *norm) {
@@ -96,8 +97,8 @@ static void branch_forward(struct trainer *t, int l, int p, struct row_range ran
     residual_forward(t, out, t->dxn, range.rows, d);
 }
 
-/* The gradient of the output of a branch's last projection: dx, or dx after the backward pass of
- * the branch's norm. */
+/* Returns the gradient of the output of a branch's last projection: t->dx, or, if the branch has a
+ * norm, the result of the norm's backward pass. */
 static const float *branch_backward(struct trainer *t, struct row_range range, const float *branch,
                                     const float *norm, float *g_norm) {
     int64_t d = t->c.d_model;
@@ -153,7 +154,7 @@ static void attention_block_forward(struct trainer *t, int l) {
     attention_forward(t, l);
 }
 
-/* mlp_tiles: the matrices, gates and ups of a range of rows. */
+/* mlp_tiles: the matrices and outputs of the gated MLP for a range of rows. */
 static struct gemm_gated gated_mlp_rows(const struct trainer *t, int l, struct row_range range) {
     const struct model_layer *w = &t->model->layers[l];
     const struct activations *a = &t->acts[l];
@@ -178,13 +179,14 @@ static void gate_up_tiles_items(void *ctx, int64_t begin, int64_t end, int threa
     j->t->k->gemm_tiles_silu(&j->g, &j->in, 32 * begin, MIN(32 * end, j->t->c.d_ff));
 }
 
+/* Packs x [rows][F] in tiles. */
 static void rows_pack_tiles(struct trainer *t, uint16_t *tiles, const float *x, int64_t rows) {
     struct gemm_input in = {.rows = rows, .k = t->c.d_ff, .ldx = t->c.d_ff, .x = x, .tiles = tiles};
     gemm_input_pack_tiles(&in, t->pool);
 }
 
-/* mlp_tiles: computes gate, up and activation of the normed rows; returns the inputs of the next
- * product. If some adapter's part does not join the chains of sums, separate products are used. */
+/* mlp_tiles: computes gate, up and activation of the normed rows, and returns the inputs of the
+ * next product. If an adapter's part is not chained (internal.h), it uses separate products. */
 static struct gemm_input gate_up_forward_tiles(struct trainer *t, int l, struct row_range range,
                                                const struct gemm_input *in) {
     struct gated_job j = {t, gated_mlp_rows(t, l, range), *in};
@@ -206,7 +208,8 @@ static struct gemm_input gate_up_forward_tiles(struct trainer *t, int l, struct 
                                .tiles = t->act_tiles};
 }
 
-/* The same in f32. Without `down` the result is not prepared for the base product. */
+/* The same in f32. Without `down` the caller needs no base product of down_proj, and the result is
+ * prepared only if the products with A need it. */
 static struct gemm_input gate_up_forward(struct trainer *t, int l, struct row_range range,
                                          const struct gemm_input *in, bool down) {
     const struct model_layer *w = &t->model->layers[l];
@@ -222,8 +225,8 @@ static struct gemm_input gate_up_forward(struct trainer *t, int l, struct row_ra
     return input_prepare(t, l, PROJ_DOWN, 1, t->act_buf, range.rows);
 }
 
-/* Attention's output projection and the MLP. Without `whole`, only the values that the backward
- * pass reads are computed: the last product is omitted. */
+/* The output projection of attention, and the MLP. Without `whole`, it computes only the values
+ * that the backward pass reads, and omits the last product unless one of these values needs it. */
 static void mlp_forward(struct trainer *t, int l, bool whole) {
     const struct model_layer *w = &t->model->layers[l];
     struct activations *a = &t->acts[l];
@@ -300,7 +303,7 @@ static void qkv_backward(struct trainer *t, int l) {
     const struct activations *a = &t->acts[l];
     int64_t d = t->c.d_model, nq = (int64_t)t->c.n_heads * t->c.head_dim,
             nk = (int64_t)t->c.n_kv_heads * t->c.head_dim;
-    float *dxn = t->full || l > 0 ? t->dxn : NULL; // nothing before the first layer is trained
+    float *dxn = t->full || l > 0 ? t->dxn : NULL; // LoRA: nothing below layer 0 is trained
     struct norm_params n = {w->attn_norm, w->attn_norm_bias, g->attn_norm, g->attn_norm_bias};
     rope_rotate(t, l, t->dq, nq, true);
     rope_rotate(t, l, t->dk, nk, true);
@@ -320,7 +323,7 @@ void layer_backward(struct trainer *t, int l) {
     const struct layer_grads *g = &t->layers[l];
     const struct activations *a = &t->acts[l];
     int64_t q = (int64_t)t->c.n_heads * t->c.head_dim;
-    // after the forward pass, the shared activations are those of the last layer that uses them
+    // The last layer with shared activations needs no second forward pass: they are still its own.
     if (t->checkpointing && l + 1 < t->c.n_layers - t->n_stored_layers) {
         for (int p = 0; p < N_PROJ; p++) lora_dropout_mask(t, l, p);
         attention_block_forward(t, l);

@@ -4,14 +4,14 @@
  *   h = scale · A drop(x)    z = W x + B h       y = z; with DoRA y = (m / ‖W + scale B A‖) ⊙ z
  *   dh = scale · Bᵀ dz       dA += dhᵀ drop(x)   dB += dzᵀ h   dx += drop(Aᵀ dh)
  *
- * LoRA: Hu et al. 2022. DoRA: Liu et al. 2024; as in PEFT its norm is a constant for the gradient.
- * Dropout applies before A only, also with DoRA. The rows of a range are processed in runs
- * (adjacent samples of one adapter). All runs are one parallel region, so that threads are woken
- * once for any number of adapters. If the base product runs in tiles, B h (forward) and Aᵀ dh
- * (backward) continue its chains of sums (part_in_chain).
+ * drop is dropout. LoRA: Hu et al. 2022. DoRA: Liu et al. 2024; as in PEFT, the gradient treats the
+ * norm as a constant. Dropout applies only before A, also with DoRA. The rows of a range are
+ * processed in runs: rows of adjacent samples of one adapter. All runs are one parallel region, so
+ * that threads are woken once for any number of adapters. If the base product runs in tiles, B h
+ * (forward) and Aᵀ dh (backward) can continue its chains of sums (part_in_chain).
  *
- * Invariant: see internal.h. Sums over rows are chains in the order of the rows, and threads divide
- * outputs.
+ * Invariant: see internal.h. A sum over rows is one chain in the order of the rows; threads divide
+ * rows or columns of the results, never a sum.
  */
 #include "backprop/internal.h"
 
@@ -24,10 +24,11 @@ struct lora_job {
     struct row_range range;
     float *y, *dora_out;
     const float *x, *dy;
-    const struct gemm_input *in; /* lora_tiles: the inputs of the first product, x or dY */
+    /* inputs of the first low-rank product: forward x, or NULL if x has no tiles; backward dY */
+    const struct gemm_input *in;
     bool backward;
     bool chain;      /* the base product runs in tiles */
-    uint16_t *tiles; /* the parts that join its chain */
+    uint16_t *tiles; /* h or dh of the parts that continue the chains of the base product */
 };
 
 /* Whether an adapter's part continues the chain of sums of the base product. The forward pass uses
@@ -43,7 +44,7 @@ size_t lora_tile_scratch(const struct trainer *t) {
     return gemm_input_scratch(TILE_ROWS, t->max_r);
 }
 
-/* y[rows] = in wᵀ for rows [at, at + rows) of the inputs, w [n][K] in f32. */
+/* y = j->in wᵀ for rows [at, at + rows) of the inputs, w [n][K] in f32; y has rows of max_r. */
 static void lora_down_tiles(const struct lora_job *j, float *y, int64_t at, int64_t rows,
                             const float *w, int64_t n) {
     const struct matrix m = matrix_view(DTYPE_F32, false, w, n, j->in->k);
@@ -51,7 +52,7 @@ static void lora_down_tiles(const struct lora_job *j, float *y, int64_t at, int6
     j->t->k->gemm_tiles(y - in.skip * j->t->max_r, j->t->max_r, &in, &m, 0, n, false);
 }
 
-/* y[rows][width] (+)= h w, w [n][width] in f32. */
+/* y[rows][width] (+)= h w, w [n][width] in f32, in tiles; rows of h are max_r apart. */
 static void lora_up_tiles(const struct lora_job *j, float *y, int64_t width, const float *h,
                           int64_t rows, const float *w, int64_t n, bool add, int thread) {
     const struct trainer *t = j->t;
@@ -64,12 +65,12 @@ static void lora_up_tiles(const struct lora_job *j, float *y, int64_t width, con
     }
 }
 
-/* Iterator over runs of rows of one adapter: lora_rows_next returns the next one within [begin,
- * end). */
+/* Iterator over runs of rows of one adapter. lora_rows_next sets begin, end and lp of the next run
+ * within [begin, end), or returns false. */
 struct lora_rows {
-    int seq;            /* next index in trainer.seqs */
-    int64_t begin, end; /* rows of the batch */
-    const struct lora_params *lp;
+    int seq;                      /* next index in trainer.seqs */
+    int64_t begin, end;           /* rows of the batch */
+    const struct lora_params *lp; /* the adapter's LoRA of the projection */
 };
 
 static bool lora_rows_next(const struct lora_job *j, struct lora_rows *r, int64_t begin,
@@ -86,13 +87,14 @@ static bool lora_rows_next(const struct lora_job *j, struct lora_rows *r, int64_
     return true;
 }
 
-/* The probability of dropout in units of 1/65536, from which dropout_factor is computed, so that
- * the result is exactly unbiased. */
+/* The probability of dropout, rounded to 1/65536, in this unit. dropout_factor is computed from the
+ * rounded probability, so that dropout does not change the expected value. */
 static uint32_t dropout_threshold(const struct trainer *t) {
     return MIN((uint32_t)(t->dropout * 65536.0f + 0.5f), 65535u);
 }
 
-/* Sets the dropout decisions of a row in zeroed bits; one random number gives two decisions. */
+/* Sets the mask bits of one row, 1 where a value is kept; `bits` must be zeroed. One random number
+ * gives two bits. */
 static void dropout_mask_row(struct rng *r, uint8_t *bits, int64_t width, uint32_t threshold) {
     enum { MANY = 64 };
     uint32_t draws[MANY];
@@ -131,8 +133,8 @@ void lora_dropout_mask(struct trainer *t, int l, int p) {
         pool_run(t->pool, dropout_mask_items, &j, t->n_seqs, 1);
 }
 
-/* y (+)= x times the factor where kept, else 0. Four columns at a time: four bits of the mask
- * select a row of `factors`. */
+/* y (+)= x · factor where the mask bit is 1, else 0. It processes four columns at a time: four bits
+ * of the mask select a row of `factors`. */
 static void dropout_row(float *restrict y, const float *restrict x, const uint8_t *bits,
                         const float (*factors)[4], int64_t width, bool add) {
     int64_t c = 0;
@@ -153,7 +155,8 @@ static float dropout_factor(const struct trainer *t) {
     return 65536.0f / (float)(65536 - dropout_threshold(t));
 }
 
-/* Rows [begin, end) of the range; y and x point to the range's first row. */
+/* y (+)= dropout of x for rows [begin, end) of the range; y and x begin at the range's first row.
+ */
 static void dropout_rows(const struct lora_job *j, float *y, const float *x, int64_t begin,
                          int64_t end, bool add) {
     const struct trainer *t = j->t;
@@ -173,7 +176,7 @@ static void dropout_tiles_items(void *ctx, int64_t begin, int64_t end, int threa
     const struct lora_job *j = ctx;
     const int64_t width = j->in->k, stride = (width + 7) / 8;
     const uint8_t *dropout_mask = j->t->acts[j->l].dropout_mask[j->p] + j->range.r0 * stride;
-    uint64_t masks[16]; // of four values
+    uint64_t masks[16]; // masks[bits]: all ones for those of four bf16 values that are kept
     for (int bits = 0; bits < 16; bits++) {
         masks[bits] = 0;
         for (int i = 0; i < 4; i++)
@@ -192,18 +195,20 @@ static void dropout_tiles_items(void *ctx, int64_t begin, int64_t end, int threa
     }
 }
 
-/* y (+)= x ⊙ factor */
+/* y (+)= x ⊙ factor, the element-wise product */
 static void mul_rows(float *restrict y, const float *restrict x, const float *restrict factor,
                      int64_t n, bool add) {
     for (int64_t i = 0; i < n; i++) y[i] = add ? y[i] + x[i] * factor[i] : x[i] * factor[i];
 }
 
+/* t->drop = drop(x). Items are rows. */
 static void dropout_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct lora_job *j = ctx;
     dropout_rows(j, j->t->drop, j->x, begin, end, false);
 }
 
+/* Computes h. Items are rows. */
 static void lora_down_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct lora_job *j = ctx;
@@ -224,6 +229,7 @@ static void lora_down_items(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
+/* Adds B h and applies DoRA, as lora_up. Items are rows. */
 static void lora_up_items(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct lora_job *j = ctx;
     const struct trainer *t = j->t;
@@ -248,13 +254,14 @@ static void lora_up_items(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-/* Rows of an item: more if the weights are packed again for each item. */
+/* The grain of pool_run: more rows in tiles, because every work item packs the weights again. */
 static int64_t rows_per_item(const struct trainer *t) {
     return t->lora_tiles ? 32 : 8;
 }
 
-/* Returns the parts of one product, or of gate and up, that continue its chain of sums, or NULL: B
- * in the forward pass, A in the backward pass. */
+/* Returns the parts that continue the chains of sums of one product (n = 1), or of gate and up (n =
+ * 2); NULL if there are no such parts. The matrices are B in the forward pass, A in the backward
+ * pass. */
 static const struct gemm_low_rank *chained_low_rank(const struct lora_job *first, int n) {
     struct trainer *t = first->t;
     struct lora_rows r = {0};
@@ -336,7 +343,7 @@ void lora_up(struct trainer *t, int l, int p, struct row_range range, float *y, 
     pool_run(t->pool, lora_up_items, &j, range.rows, rows_per_item(t));
 }
 
-/* dm[o] += Σ over rows of dy z / norm. Items are outputs. */
+/* gm[o] += Σ over rows of dy[o] z[o] / norm[o]. Items are outputs. */
 static void magnitude_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct lora_job *j = ctx;
@@ -352,7 +359,7 @@ static void magnitude_items(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-/* dz = mult ⊙ dy, in t->dora_out. */
+/* Sets dz = mult ⊙ dy in t->dora_out; without DoRA dz = dy. Items are rows. */
 static void dora_backward_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct lora_job *j = ctx;
@@ -397,7 +404,7 @@ static void lora_backward_down_items(void *ctx, int64_t begin, int64_t end, int 
     }
 }
 
-/* Adds to dx. Items are rows. */
+/* Adds drop(Aᵀ dh) to dx. Items are rows. */
 static void lora_backward_up_items(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct lora_job *j = ctx;
     const struct trainer *t = j->t;
@@ -418,7 +425,7 @@ static void lora_backward_up_items(void *ctx, int64_t begin, int64_t end, int th
     }
 }
 
-/* dA[:, i] += Σ dhᵀ x and dB[o] += Σ dzᵀ h: items are columns of A, then rows of B. */
+/* ga += dhᵀ drop(x) and gb += dzᵀ h. Items are the columns of A, then the rows of B. */
 static void lora_grad_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct lora_job *j = ctx;
@@ -485,6 +492,7 @@ struct dora_job {
     const struct lora_params *lp;
 };
 
+/* Computes norm and mult. Items are outputs. */
 static void dora_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct dora_job *j = ctx;

@@ -2,14 +2,14 @@
  * optimizer: learning-rate schedules, gradient clipping and the step: AdamW (Loshchilov & Hutter
  * 2019), AdamW with 8-bit states (Dettmers et al. 2022), SGD with momentum.
  *
- * 8-bit states store both moments in blocks of MOMENT_BLOCK with two scales: m as the sign and
- * square root of its ratio to the block's largest value, v as the fourth root of its ratio. Small
- * values keep most of their precision that way, and v, a divisor, is never rounded to zero.
+ * 8-bit states store the moments m and v in blocks of MOMENT_BLOCK values with one scale for m and
+ * one for v, the largest magnitude in the block. m is stored as its sign and the square root of |m|
+ * / scale, v as the fourth root of v / scale. So small values keep most of their precision. v is a
+ * divisor, so a positive v is never rounded to zero.
  *
- * The gradient of each group (an adapter, or the whole model) is averaged over the group's targets
- * and clipped by its norm, and the group has its own count of updates, so groups that train
- * together take the same steps as alone. A group without a target since the last update takes no
- * step.
+ * The gradient of each group (an adapter, or the whole model) is divided by the group's count and
+ * clipped by its norm, and the group has its own count of updates. So groups that train together
+ * take the same steps as alone. A group without a target since the last update takes no step.
  *
  * Invariant: norms are summed in double over fixed pieces in a fixed order; no parameter changes
  * before all norms have been checked to be finite.
@@ -22,7 +22,7 @@
 
 enum {
     PIECE = 4096, /* a multiple of MOMENT_BLOCK */
-    SUMS = 4,     /* pieces that are summed at once */
+    SUMS = 4,     /* pieces whose sums of squares are computed at the same time */
 };
 
 float lr_schedule_at(enum lr_schedule s, double lr, double min_ratio, int64_t step, int64_t warmup,
@@ -34,19 +34,19 @@ float lr_schedule_at(enum lr_schedule s, double lr, double min_ratio, int64_t st
     return (float)(lr * (min_ratio + (1 - min_ratio) * left));
 }
 
-/* A part of a tensor of the group. */
+/* Values [begin, begin + n) of a tensor of the group. */
 struct piece {
     int tensor;
     int64_t begin, n;
     double squares; /* sum of squares of its gradient */
 };
 
-/* All tensors of a group in one parallel region. */
+/* A step of a group: the pieces of all its tensors are the items of one parallel region. */
 struct step_job {
     struct trainer *t;
     struct piece *pieces;
     int64_t n_pieces;
-    float factor, lr, bc1, bc2;
+    float factor, lr, bc1, bc2; /* factor of the gradients (1 / count, clipping); see adamw */
 };
 
 static struct step_job step_job_new(struct trainer *t, const struct param_group *g) {
@@ -62,8 +62,8 @@ static struct step_job step_job_new(struct trainer *t, const struct param_group 
     return j;
 }
 
-/* Sums of squares of `many` arrays, each in order; the chains of additions of several arrays
- * overlap. */
+/* Sums of squares of `many` arrays, each in order. The additions of several arrays are interleaved,
+ * so that the processor overlaps them. */
 static inline void squares_sum(const float *const g[SUMS], int64_t n, int many, double sum[SUMS]) {
     for (int64_t e = 0; e < n; e++)
         for (int i = 0; i < many; i++) sum[i] += (double)g[i][e] * (double)g[i][e];
@@ -151,7 +151,7 @@ static void adamw_8bit(const struct step_job *j, int tensor, int64_t begin, int6
     }
 }
 
-/* m = momentum · m + g + decay · w, w -= lr · m. */
+/* m = momentum · m + g + decay · w, w -= lr · m: here weight decay is a part of the gradient. */
 static void sgd(const struct step_job *j, int tensor, int64_t begin, int64_t end) {
     struct train_tensor *x = &j->t->tensors[tensor];
     float *m = j->t->moments[tensor].data, decay = decay_of(j->t, tensor);
@@ -204,7 +204,7 @@ static void param_group_step(struct trainer *t, struct param_group *g, double no
     g->loss = g->nll / g->count;
 }
 
-/* Fills `norms` with the norm of each group's mean gradient; fails if one is not finite. */
+/* Sets `norms` to the norm of each group's mean gradient; ERR_NUMERIC if one is not finite. */
 static int grad_norms_compute(struct trainer *t, double *norms, struct error *err) {
     for (int i = 0; i < t->n_groups; i++) {
         const struct param_group *g = &t->groups[i];

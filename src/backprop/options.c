@@ -1,8 +1,8 @@
 /*
  * options: the table of training options, named as in PEFT and TRL.
  *
- * Flags, recipe keys, defaults, ranges and help all come from these rows; no default is defined
- * elsewhere. Aliases are the names that PEFT, TRL and earlier programs (docs/COMPATIBILITY.md) use.
+ * Flags, recipe keys, defaults, ranges and help texts come from these rows. Aliases are the names
+ * that PEFT, TRL and earlier programs (docs/COMPATIBILITY.md) use.
  */
 #include "backprop/backprop.h"
 
@@ -76,7 +76,8 @@ const struct option_row train_option_rows[] = {
     {0},
 };
 
-/* Index of `name` in a NULL-terminated list, or ERR_USAGE with all known names. */
+/* Returns the index of `name` in a NULL-terminated list, or ERR_USAGE (below 0) with a message that
+ * has all known names. */
 static int name_parse(const char *what, const char *name, const char *const *known,
                       struct error *err) {
     struct buf list = {0};
@@ -107,7 +108,8 @@ int lr_schedule_parse(const char *name, enum lr_schedule *out, struct error *err
     return MIN(i, OK);
 }
 
-/* The names of a list as "q_proj,k_proj", or `none`; malloc'ed. */
+/* Returns the names of a list joined as "q_proj,k_proj", or a copy of `none` if the list is empty;
+ * malloc'ed. */
 static char *list_join(const struct strings *list, const char *none) {
     struct buf text = {0};
     for (int i = 0; i < list->n; i++) buf_printf(&text, "%s%s", i ? "," : "", list->v[i]);

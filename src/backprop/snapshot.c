@@ -1,6 +1,6 @@
 /*
- * snapshot: undoes updates. A snapshot is a copy of every adapter's parameters and optimizer state.
- * It does not include accumulated gradients.
+ * snapshot: undoes updates. A snapshot has room for the parameters and the optimizer state of all
+ * adapters; adapters are saved and restored one at a time. Gradients are not included.
  */
 #include "backprop/internal.h"
 
@@ -9,7 +9,7 @@
 
 struct trainer_snapshot {
     struct param_group *groups; /* [n_groups] */
-    uint8_t *bytes;             /* each tensor's numbers, then its moments */
+    uint8_t *bytes;             /* for each tensor its parameters, then its optimizer state */
     size_t size;                /* size of `bytes` */
 };
 
@@ -31,7 +31,8 @@ size_t trainer_snapshot_bytes(const struct trainer_snapshot *s) {
     return s->size;
 }
 
-/* Copies adapter i's tensors from the trainer to the snapshot or, with `restore`, the other way. */
+/* Copies adapter i's tensors and their optimizer state from the trainer to the snapshot, or with
+ * `restore` from the snapshot to the trainer. */
 static void adapter_copy(const struct trainer_snapshot *s, const struct trainer *t, int i,
                          bool restore) {
     uint8_t *p = s->bytes;

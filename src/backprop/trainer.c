@@ -1,11 +1,11 @@
 /*
- * trainer: parameters and the order of one forward and backward pass.
+ * trainer: the parameters, and the order of a forward and backward pass.
  *
- * Full training works on the model's f32 arrays. LoRA training works on copies of the adapters'
- * floats over the frozen base model, which is not copied and may be quantised. This file does not
- * pack batches, choose samples or learning rates, or decide when to update.
+ * Full training changes the model's f32 arrays. LoRA training changes copies of the adapters'
+ * parameters; the base model is frozen, is not copied and may be quantised. This file does not pack
+ * batches, choose samples or learning rates, or decide when to update.
  *
- * Invariant: gradients are sums until trainer_update divides by each group's count.
+ * Invariant: gradients are sums until trainer_update divides them by each group's count.
  */
 #include "backprop/internal.h"
 
@@ -38,7 +38,7 @@ static float *tensor_add(struct trainer *t, float *w, int64_t n, bool decay, con
     return t->tensors[i].g;
 }
 
-/* The gradient of the tensor stored at w, or NULL. */
+/* The gradient array of the tensor whose parameters are at w, or NULL. */
 static float *grad_of(const struct trainer *t, const void *w) {
     for (int i = 0; w && i < t->n_tensors; i++)
         if (t->tensors[i].w == w) return t->tensors[i].g;
@@ -62,8 +62,8 @@ static void layer_grads_set(struct trainer *t, int l) {
     g->k_norm = grad_of(t, w->k_norm);
 }
 
-/* Adds all weights of the model, trained in place. Matrices decay, except token and position
- * tables. */
+/* Adds all weights of the model; they are trained in place. Weight decay applies to matrices,
+ * except token and position tables. */
 static void full_params_add(struct trainer *t, struct model *m) {
     for (int32_t i = 0; i < model_weight_count(&t->c); i++) {
         struct model_weight w = model_weight_at(m, i);
@@ -79,8 +79,8 @@ static void full_params_add(struct trainer *t, struct model *m) {
     t->groups[0].n_tensors = t->n_tensors;
 }
 
-/* The magnitudes of projection j of adapter i, in the trainer's copy of its floats; NULL without
- * DoRA. */
+/* The magnitudes of projection j (layer * N_PROJ + projection) of adapter i, in the trainer's copy
+ * of its parameters; NULL without DoRA. */
 static float *magnitude_of(const struct trainer *t, int i, int64_t j) {
     const struct adapter *ad = t->adapters[i];
     return ad->config.dora ? t->adapter_data[i] + (ad->magnitude[j] - ad->data) : NULL;
@@ -92,6 +92,7 @@ static float *lora_tensor(struct trainer *t, int i, int64_t j, float *w, int64_t
                       proj_hf_path(t->c.arch, (enum proj)(j % N_PROJ)), what);
 }
 
+/* Copies adapter i's parameters and adds its tensors as group i. */
 static void adapter_add(struct trainer *t, int i) {
     const struct adapter *ad = t->adapters[i];
     struct param_group *g = &t->groups[i];
@@ -120,8 +121,8 @@ static void adapter_add(struct trainer *t, int i) {
     g->n_tensors = t->n_tensors - g->first_tensor;
 }
 
-/* Upper bound of the arena's size: for every adapter its floats, gradients, moments and transposes,
- * in named tensors. */
+/* Upper bound of the bytes of one adapter in the arena: parameters, gradients and transposes (n
+ * floats each), optimizer state, and the names and alignment of tensors. */
 static size_t lora_bytes(const struct model_config *c, const struct adapter_config *a,
                          enum optim optim) {
     size_t n = adapter_param_count(c, a), tensors = (size_t)c->n_layers * N_PROJ * 3;
@@ -129,8 +130,8 @@ static size_t lora_bytes(const struct model_config *c, const struct adapter_conf
            tensors * (256 + 8 * 64 + MOMENT_BLOCK);
 }
 
-/* Hashes a sample of the base model's weights, which is enough to distinguish two models of one
- * shape without reading all weights. */
+/* Hashes every step-th row of a matrix, or with step 0 only the first row. Such a sample of the
+ * base model distinguishes two models of one shape without reading all weights. */
 static void rows_hash(const struct matrix *m, int64_t step, struct sha256 *h) {
     float *row = xmalloc((size_t)m->k * sizeof *row);
     for (int64_t i = 0; i < m->n; i += step) {
@@ -141,6 +142,8 @@ static void rows_hash(const struct matrix *m, int64_t step, struct sha256 *h) {
     free(row);
 }
 
+/* Hashes a norm and the first row of each projection of every layer, and every 16th row of the
+ * head. */
 static void base_fingerprint(const struct trainer *t, struct sha256 *h) {
     const struct model *m = t->model;
     int64_t d = t->c.d_model;
@@ -253,7 +256,8 @@ struct trainer *trainer_new_full(struct model *m, const struct train_options *o,
     return t;
 }
 
-/* Training can change only low-rank parts of layers and their magnitudes. */
+/* Refuses an adapter with its own embedding or head: training changes only low-rank parts of layers
+ * and DoRA's magnitudes. */
 static int adapter_check(const struct adapter *a, struct error *err) {
     if (a->vocab_overrides)
         return error_set(
@@ -405,20 +409,21 @@ static void finite_items(void *ctx, int64_t begin, int64_t end, int thread) {
     struct finite_job *j = ctx;
     uint32_t bits[64] = {0}, bad = 0;
     (void)thread;
-    for (int64_t i = begin; i < end; i += 64) { // with a constant length gcc uses vectors
+    for (int64_t i = begin; i < end; i += 64) { // 64 values: gcc vectorizes a constant length
         memcpy(bits, j->x + i, (size_t)MIN(end - i, 64) * sizeof *bits);
         for (int k = 0; k < 64; k++) bad |= (bits[k] & 0x7f800000u) + 0x00800000u;
     }
     if (bad & 0x80000000u) atomic_store(&j->bad, true);
 }
 
-/* Whether all values are finite: no NaN and no Inf. */
+/* Whether all values are finite, that is neither NaN nor Inf. */
 static bool all_finite(struct trainer *t, const float *x, int64_t n) {
     struct finite_job j = {.x = x};
     pool_run(t->pool, finite_items, &j, n, 4096);
     return !atomic_load(&j.bad);
 }
 
+/* Sets acts[0].x to the embeddings. Items are rows. */
 static void embed_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     struct trainer *t = ctx;
@@ -436,7 +441,8 @@ static void embed_items(void *ctx, int64_t begin, int64_t end, int thread) {
     free(pos);
 }
 
-/* Items are columns; each adds all rows in order. */
+/* Adds to the gradients of the token and position tables. Items are columns; each is summed over
+ * all rows in order. */
 static void embed_backward_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     struct trainer *t = ctx;
@@ -475,7 +481,8 @@ static int layers_backward(struct trainer *t, struct error *err) {
     return OK;
 }
 
-/* Calls the loss function with the samples of a pass and the log-probabilities of their targets. */
+/* Calls the loss function with the samples of a pass, sets the weights of the targets, and adds the
+ * losses and counts to the groups. */
 static int loss_fn_apply(struct trainer *t, const struct loss_fn *loss, struct error *err) {
     struct loss_sample *v = xcalloc((size_t)t->n_seqs, sizeof *v);
     double *logp = xmalloc((size_t)t->targets * sizeof *logp);
@@ -510,7 +517,8 @@ static void nll_add(struct trainer *t) {
     }
 }
 
-/* Allocates the arrays of a loss over choices. Every target must be one of the choices. */
+/* For a loss over choices: checks that every target is one of the choices (CHECK), and allocates
+ * the arrays. */
 static int choices_alloc(struct trainer *t, const struct loss_fn *loss, struct error *err) {
     t->choices = loss ? loss->choices : NULL;
     if (!t->choices) return OK;

@@ -155,8 +155,7 @@ static float dropout_factor(const struct trainer *t) {
     return 65536.0f / (float)(65536 - dropout_threshold(t));
 }
 
-/* y (+)= dropout of x for rows [begin, end) of the range; y and x begin at the range's first row.
- */
+/* y (+)= drop(x) for rows [begin, end) of the range; y and x begin at the range's first row. */
 static void dropout_rows(const struct lora_job *j, float *y, const float *x, int64_t begin,
                          int64_t end, bool add) {
     const struct trainer *t = j->t;

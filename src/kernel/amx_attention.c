@@ -513,14 +513,17 @@ static size_t amx_attention_scratch(int64_t head_dim) {
 }
 
 /*
- * Backward pass; ' is the transpose. The scores S = K Q' are computed again. P = 2^(S scale log2(e)
- * - max), with the maxima of the forward pass, are probabilities before the division by their sum.
- * Each query has factor = scale / sum and delta = (dO · O) factor. Then dV += P (dO / sum)       dP
- * = V dO'       dS = P (dP factor - delta) dK += dS Q               dQ' += K' dS The code writes
- * dout and out for dO and O. P and dS are stored as [keys][32 queries], the first operand of the
- * products dV and dK. dS is also stored as [pairs of keys][16 queries][2], the second operand of
- * dQ'. Sums over queries run in blocks of BACKWARD_QUERIES at fixed positions, in the order of
- * queries.
+ * Backward pass; ' is the transpose. The scores S = K Q' are computed again. With the maxima of the
+ * forward pass, P = 2^(S scale log2(e) - max) are probabilities before the division by their sum.
+ * Each query has factor = scale / sum and delta = (dO · O) factor. Then
+ *
+ *     dV += P (dO / sum)       dP = V dO'       dS = P (dP factor - delta)
+ *     dK += dS Q               dQ' += K' dS
+ *
+ * The code writes dout and out for dO and O. P and dS are stored as [keys][32 queries], the first
+ * operand of the products dV and dK. dS is also stored as [pairs of keys][16 queries][2], the
+ * second operand of dQ'. Sums over queries run in blocks of BACKWARD_QUERIES at fixed positions, in
+ * the order of queries.
  */
 enum { BACKWARD_QUERIES = 128, GROUP_QUERIES = 32 };
 

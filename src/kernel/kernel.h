@@ -587,14 +587,15 @@ enum grad_path { GRAD_F32, GRAD_INT8, GRAD_TILES };
  *         gemm_tiles_backward.
  *   int8  (if matrix_needs_int8(w), else as f32) Σ_o over blocks b of 32 outputs. scale[o] is the
  *         scale of output o for the 32 inputs (q6_k: 16) that include i. dY[m][o] and scale[o] are
- *         quantised to 16 bits each; q_u is multiply_to_int8 of the two quantised values, and d_u =
- *         d_dy · 2^23 · d_scale. acc = fma((float)Σ q_u q_w, d_u, acc) for b = 0, 1, …; for
+ *         quantised to 16 bits each; q_u is multiply_to_int8 of the two quantised values, and d_u
+ *         = d_dy · 2^23 · d_scale. acc = fma((float)Σ q_u q_w, d_u, acc) for b = 0, 1, …; for
  *         q6_k a block has 16 outputs. The sums of slices of 4,096 outputs are added to dX one
  *         after another. For types with minima, dX first gets Σ_o dY[m][o] · (mins[o] + c ·
- * scale[o]) as one chain, and q_w - c replaces q_w; c is 8 for nibbles, else 16. nf4: the scale is
- * byte · (row_scale / 32385). A row of dX depends only on the same row of dY. `scratch` has
- * matrix_mul_backward_scratch(max_n, threads of the pool) bytes, where max_n is the largest N. The
- * path f32 of LAYOUT_ROW_MAJOR does not use it.
+ *         scale[o]) as one chain, and q_w - c replaces q_w; c is 8 for nibbles, else 16. nf4: the
+ *         scale is byte · (row_scale / 32385).
+ * A row of dX depends only on the same row of dY. `scratch` has matrix_mul_backward_scratch(max_n,
+ * threads of the pool) bytes, where max_n is the largest N. The path f32 of LAYOUT_ROW_MAJOR does
+ * not use it.
  */
 size_t matrix_mul_backward_scratch(int64_t max_n, int threads);
 void matrix_mul_backward(float *dx, int64_t lddx, const float *dy, int64_t lddy, int64_t rows,

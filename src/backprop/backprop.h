@@ -104,7 +104,7 @@ struct loss_fn {
 int trainer_accumulate_loss(struct trainer *t, const struct train_sample *samples, int n,
                             const struct loss_fn *loss, struct error *err);
 struct update_stats {
-    double loss; /* sum of losses / sum of counts since the last update: the mean over targets */
+    double loss;      /* sum of losses / sum of counts since the last update: mean over targets */
     double grad_norm; /* before clipping; the largest over adapters */
     int64_t tokens, targets;
 };

@@ -10,10 +10,9 @@
  * Letters as in model.h (D d_model, H n_heads, K n_kv_heads, E head_dim, F d_ff, V vocab_size, L
  * n_layers). M rows of the packed batch, C rows of a chunk of it, Q = H·E, G = K·E, I and O the
  * inputs and outputs of a projection, R the rank of an adapter and Rmax the largest rank, A in
- * array shapes the number of adapters, N rows of a chunk of the head. A sample of n tokens has at
- * most n
- * - 1 rows: the last token is only a target. Rows after the last target have no effect, so they are
- * not computed.
+ * array shapes the number of adapters, N rows of a chunk of the head. A sample has fewer
+ * rows than tokens: its last token is only a target. Rows after the last target have no effect, so
+ * they are not computed.
  *
  * The forward pass equals the one in serving: the same products over the same (quantised) matrices
  * and the same order of sums, so a row's logits have the bits that the engine computes with f32
@@ -33,11 +32,10 @@
 /* Parameters with a common gradient norm and target count: one adapter, or the whole model. */
 struct param_group {
     int64_t updates; /* number of updates: AdamW's t */
-    int64_t
-        samples;  /* samples since the last update; part of the key of dropout's random numbers */
-    double count; /* divisor of the gradient's sum: targets, or the loss function's count */
-    double nll;   /* sum of the losses since the last update */
-    double loss;  /* mean loss of the last update: nll / count */
+    int64_t samples; /* samples since the last update; a part of the key of dropout masks */
+    double count;    /* divisor of the gradient's sum: targets, or the loss function's count */
+    double nll;      /* sum of the losses since the last update */
+    double loss;     /* mean loss of the last update: nll / count */
     int first_tensor, n_tensors; /* range in trainer.tensors */
 };
 
@@ -97,8 +95,7 @@ struct trainer {
     int n_stored_layers; /* with checkpointing: upper layers that keep their activations */
     /* path of all rows: ROWS_EXACT; in the fast class ROWS_KNOWN, or ROWS_TRAINING in full mode */
     enum row_path row_path;
-    enum grad_path
-        grad_path;   /* arithmetic of dX = dY W of the base model, and in full mode of dW */
+    enum grad_path grad_path; /* arithmetic of dX of the base model, and in full mode of dW */
     bool lora_tiles; /* LoRA mode: products with A and B run in bf16 tiles; dA and dB run in f32 */
     bool mlp_tiles;  /* gate, up and activation are one product in tiles, and are stored in bf16 */
     char fingerprint[HASH_LEN]; /* hash of options, configuration and a sample of the base */
@@ -213,8 +210,8 @@ void layer_backward(struct trainer *t, int l);
 struct row_range {
     int64_t r0, rows;
 };
-void lora_prepare(
-    struct trainer *t); /* if t->derived_stale: computes bt, and with DoRA mult, norm */
+/* If t->derived_stale, computes bt, and with DoRA mult and norm. */
+void lora_prepare(struct trainer *t);
 void lora_dropout_mask(struct trainer *t, int l, int p); /* draws the dropout mask of all rows */
 /* h = scale · A drop(x) of the projections p … p + n - 1, which read the same inputs; n is at most
  * 2. Returns the chained parts, which the caller passes to the base product, or NULL. */

@@ -510,11 +510,11 @@ static void low_rank_panels_pack(struct low_rank_panels *low, const struct tile_
                                  const struct low_rank_rows *rows, int64_t c) {
     low->rows = rows;
     for (int i = 0; i < 2; i++) {
-        const int of = p->gated ? i : 0;
+        const int product = p->gated ? i : 0;
         int64_t end = 0;
         memset(low->v[i], 0, sizeof low->v[i]);
-        for (int k = 0; k < rows->n_parts[of]; k++) {
-            const struct low_rank_part *part = &rows->parts[of][k];
+        for (int k = 0; k < rows->n_parts[product]; k++) {
+            const struct low_rank_part *part = &rows->parts[product][k];
             rows_pair(&part->v, 0, (part->v.n + 1) / 2, (p->gated ? c : c + i) * PANEL,
                       low->v[i] + part->column * 16);
             end = MAX(end, part->column + part->v.n);

@@ -679,21 +679,21 @@ REDUCE_8(max_of_8, _mm256_max_epi32)
 /* Computes the values -c Σx from which the 16-bit lanes of NARROW start. Of every quad of bytes,
  * the first pair belongs to one lane and the second pair to the other lane. */
 static void bias_compute(int32_t *bias, const int8_t *x, int64_t groups, int group, int8_t c) {
-    const __m256i many = _mm256_set1_epi8(c);
-    const __m128i bytes = _mm_set1_epi8(c);
+    const __m256i offset_32 = _mm256_set1_epi8(c);
+    const __m128i offset_16 = _mm_set1_epi8(c);
     int64_t g = 0;
     for (; group == QK && g + 8 <= groups; g += 8) {
         __m256i m[8];
-        UNROLL for (int i = 0; i < 8; i++) m[i] =
-            _mm256_maddubs_epi16(many, _mm256_loadu_si256((const __m256i *)(x + (g + i) * QK)));
+        UNROLL for (int i = 0; i < 8; i++) m[i] = _mm256_maddubs_epi16(
+            offset_32, _mm256_loadu_si256((const __m256i *)(x + (g + i) * QK)));
         _mm256_storeu_si256((__m256i *)(bias + g),
                             _mm256_sub_epi16(_mm256_setzero_si256(), sum_of_8(m)));
     }
     for (x += g * group; g < groups; g++, x += group) {
-        __m128i h = _mm_maddubs_epi16(bytes, _mm_loadu_si128((const __m128i *)x));
+        __m128i h = _mm_maddubs_epi16(offset_16, _mm_loadu_si128((const __m128i *)x));
         if (group == QK)
             h = _mm_add_epi16(
-                h, _mm_maddubs_epi16(bytes, _mm_loadu_si128((const __m128i *)(x + QK / 2))));
+                h, _mm_maddubs_epi16(offset_16, _mm_loadu_si128((const __m128i *)(x + QK / 2))));
         h = _mm_add_epi16(h, _mm_shuffle_epi32(h, 0x4e));
         h = _mm_add_epi16(h, _mm_shuffle_epi32(h, 0xb1));
         bias[g] = _mm_cvtsi128_si32(_mm_sub_epi16(_mm_setzero_si128(), h));
@@ -912,7 +912,7 @@ INLINE void block_quantize(const float *x, int64_t b, int8_t *q, float *d) {
 }
 
 /* Computes the scales of eight blocks and their inverses with two divisions for all eight. Returns
- * false if a value is not finite; the scales are then wrong. */
+ * false if a value is not finite; the scale of its block is then wrong. */
 INLINE bool scales_compute(const float *x, int64_t b, float max, float *d, float *inverse) {
     __m256 v[4];
     __m256i m[8];
@@ -920,12 +920,13 @@ INLINE bool scales_compute(const float *x, int64_t b, float max, float *d, float
         block_load(v, x, b + i);
         m[i] = lanes_amax(v);
     }
-    __m256i most = max_of_8(m), odd = _mm256_cmpgt_epi32(most, _mm256_set1_epi32(0x7f7fffff));
-    __m256 scale = _mm256_div_ps(_mm256_castsi256_ps(most), _mm256_set1_ps(max)),
+    __m256i amax = max_of_8(m),
+            not_finite = _mm256_cmpgt_epi32(amax, _mm256_set1_epi32(0x7f7fffff));
+    __m256 scale = _mm256_div_ps(_mm256_castsi256_ps(amax), _mm256_set1_ps(max)),
            tiny = _mm256_cmp_ps(scale, _mm256_set1_ps(FLT_MIN), _CMP_LT_OQ);
     _mm256_storeu_ps(d + b, _mm256_andnot_ps(tiny, scale));
     _mm256_storeu_ps(inverse, _mm256_andnot_ps(tiny, _mm256_div_ps(_mm256_set1_ps(1.0f), scale)));
-    return _mm256_testz_si256(odd, odd);
+    return _mm256_testz_si256(not_finite, not_finite);
 }
 
 /* Computes the scales of up to MANY blocks before it quantises the first of them, so that the
@@ -961,7 +962,7 @@ INLINE void words_store(int16_t *q, const __m256i a[4]) {
 }
 
 static void block_quantize16(const float *x, int64_t b, int16_t *q, float *d) {
-    const __m256 most = _mm256_set1_ps(QUANTIZED16_MAX);
+    const __m256 limit = _mm256_set1_ps(QUANTIZED16_MAX);
     __m256 v[4];
     __m256i a[4];
     block_load(v, x, b);
@@ -971,7 +972,7 @@ static void block_quantize16(const float *x, int64_t b, int16_t *q, float *d) {
     d[b] = tiny ? 0.0f : scale;
     UNROLL for (int i = 0; i < 4; i++) {
         __m256 u = _mm256_mul_ps(v[i], inverse), real = _mm256_cmp_ps(u, u, _CMP_ORD_Q);
-        u = _mm256_max_ps(_mm256_sub_ps(_mm256_setzero_ps(), most), _mm256_min_ps(most, u));
+        u = _mm256_max_ps(_mm256_sub_ps(_mm256_setzero_ps(), limit), _mm256_min_ps(limit, u));
         a[i] = _mm256_cvtps_epi32(_mm256_and_ps(u, real));
     }
     words_store(q + b * QK, a);
@@ -1120,8 +1121,8 @@ static void gelu_row(float *y, const float *x, int64_t n) {
         __m256 v = load_up_to_8(x + i, n - i);
         __m256 u = _mm256_mul_ps(v, _mm256_fmadd_ps(_mm256_mul_ps(v, v), _mm256_set1_ps(GELU_CUBE),
                                                     _mm256_set1_ps(GELU_LINE)));
-        __m256 below = _mm256_add_ps(one, exp_lanes(_mm256_xor_ps(u, sign)));
-        store_up_to_8(y + i, _mm256_div_ps(v, below), n - i);
+        __m256 denominator = _mm256_add_ps(one, exp_lanes(_mm256_xor_ps(u, sign)));
+        store_up_to_8(y + i, _mm256_div_ps(v, denominator), n - i);
     }
 }
 

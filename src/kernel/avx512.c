@@ -725,8 +725,8 @@ static void avx512_gelu(float *y, const float *x, int64_t n) {
         const __m512 cube = _mm512_fmadd_ps(_mm512_mul_ps(v, v), _mm512_set1_ps(GELU_CUBE),
                                             _mm512_set1_ps(GELU_LINE));
         const __m512 u = _mm512_mul_ps(v, cube);
-        const __m512 below = _mm512_add_ps(one, lanes_exp(_mm512_xor_ps(u, sign)));
-        _mm512_mask_storeu_ps(y + i, mask, _mm512_div_ps(v, below));
+        const __m512 denominator = _mm512_add_ps(one, lanes_exp(_mm512_xor_ps(u, sign)));
+        _mm512_mask_storeu_ps(y + i, mask, _mm512_div_ps(v, denominator));
     }
 }
 

@@ -64,8 +64,8 @@ INLINE __m512 lanes_exp(__m512 x) {
 /* The formula of silu_mul. */
 INLINE __m512 lanes_silu_mul(__m512 gate, __m512 up) {
     const __m512 minus = _mm512_xor_ps(gate, _mm512_set1_ps(-0.0f)),
-                 below = _mm512_add_ps(_mm512_set1_ps(1.0f), lanes_exp(minus));
-    return _mm512_mul_ps(_mm512_div_ps(gate, below), up);
+                 denominator = _mm512_add_ps(_mm512_set1_ps(1.0f), lanes_exp(minus));
+    return _mm512_mul_ps(_mm512_div_ps(gate, denominator), up);
 }
 
 #endif

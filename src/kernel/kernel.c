@@ -487,9 +487,9 @@ bool matrix_uses_tiles(const struct matrix *m, enum row_path path) {
 size_t matrix_bytes(const struct matrix *m) {
     bool nf4 = m->layout == LAYOUT_NF4, mins = tensor_type_traits_find(m->type)->mins;
     size_t scale = nf4 ? 1 : sizeof(float);
-    size_t rows = nf4 ? (size_t)panel_count(m->n) * PANEL * sizeof(float) : 0,
-           least = mins ? (size_t)m->n * (size_t)(m->k / QK) * sizeof(float) : 0;
-    return data_bytes(m) + scale_count(m) * scale + rows + least;
+    size_t row_scale_bytes = nf4 ? (size_t)panel_count(m->n) * PANEL * sizeof(float) : 0,
+           mins_bytes = mins ? (size_t)m->n * (size_t)(m->k / QK) * sizeof(float) : 0;
+    return data_bytes(m) + scale_count(m) * scale + row_scale_bytes + mins_bytes;
 }
 
 size_t matrix_bytes_of(enum tensor_type type, int64_t n, int64_t k, enum numeric_class cls) {
@@ -602,15 +602,15 @@ void gemm_nn(enum dtype e, float *y, int64_t ldy, const float *t, int64_t tm, in
  */
 static float row_quantize_i16(const float *t, int64_t n, int16_t *out) {
     float s = row_amax(t, n) / 32767.0f;
-    bool fine = s >= FLT_MIN && s <= FLT_MAX;
+    bool in_range = s >= FLT_MIN && s <= FLT_MAX;
     float nan = 0;
     for (int64_t i = 0; i < n; i++) {
-        float u = fine ? t[i] / s : 0.0f;
+        float u = in_range ? t[i] / s : 0.0f;
         u = u < -32767.0f ? -32767.0f : u > 32767.0f ? 32767.0f : u == u ? u : 0.0f;
         out[i] = (int16_t)round_even(u);
         nan += t[i] - t[i];
     }
-    return fine ? s + nan : nan;
+    return in_range ? s + nan : nan;
 }
 
 void gemm_nn_i8_pairs(float *y, int64_t ldy, const float *t, int64_t ldt, int64_t rows,

@@ -227,16 +227,16 @@ static void quantize_row(const float *x, int64_t k, int8_t *q, float *d) {
 }
 
 static void quantize_row16(const float *x, int64_t k, int16_t *q, float *d) {
-    const float most = QUANTIZED16_MAX;
+    const float limit = QUANTIZED16_MAX;
     for (int64_t b = 0; b < k / QK; b++, x += QK, q += QK) {
         float amax = 0;
         for (int i = 0; i < QK; i++) amax = fabsf(x[i]) > amax ? fabsf(x[i]) : amax;
         amax = amax > FLT_MAX ? FLT_MAX : amax;
-        float scale = amax / most, inverse = scale < FLT_MIN ? 0.0f : 1.0f / scale;
+        float scale = amax / limit, inverse = scale < FLT_MIN ? 0.0f : 1.0f / scale;
         d[b] = scale < FLT_MIN ? 0.0f : scale;
         for (int i = 0; i < QK; i++) {
             float u = x[i] * inverse;
-            u = u != u ? 0.0f : u < -most ? -most : u > most ? most : u;
+            u = u != u ? 0.0f : u < -limit ? -limit : u > limit ? limit : u;
             q[i] = (int16_t)round_even(u);
         }
     }

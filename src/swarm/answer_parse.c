@@ -1,11 +1,11 @@
 /*
- * answer_parse: extracts the answer from free text with a grader or by the prefix "answer:",
- * matches equal answers, grades them, and computes the probability of an answer's tokens.
+ * answer_parse: extracts the answer from free text, by a grader or by the prefix "answer:". It also
+ * finds equal answers, grades answers, and computes the probability of an answer's tokens.
  *
- * answer_tokens_find locates the tokens of a graded answer by truncating the text, so that graders
- * need not report positions. The last token ends the shortest prefix from which the grader extracts
- * this answer; the first token is the latest one from which the text up to that end still gives it.
- * Example:
+ * answer_tokens_find locates the tokens of an answer by truncating the text, because graders do not
+ * report positions. First it removes tokens at the end while the grader still extracts the same
+ * answer. Then it removes tokens at the beginning until the rest gives the same answer with as few
+ * tokens as possible. Example:
  *
  *   "I take 3 and get\n#### 16 apples" → " 16"
  */
@@ -16,7 +16,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* The text after the last "answer:" up to the line's end, trimmed; NULL: none. */
+/* The text after the last "answer:" up to the line's end, without blanks and full stops at its end.
+ * It points into `text`; NULL: no such text. */
 static const char *answer_after_marker(const char *text, size_t *len) {
     const char *p = text, *found = NULL;
     while ((p = strcasestr(p, ANSWER_PREFIX))) found = p += strlen(ANSWER_PREFIX);
@@ -27,7 +28,7 @@ static const char *answer_after_marker(const char *text, size_t *len) {
     return *len ? found : NULL;
 }
 
-/* The answer that the grader extracts; NULL: none. */
+/* The answer that the grader extracts, malloc'ed; NULL: none. */
 static char *extract_answer(const struct grader *g, const char *text) {
     struct buf form = {0};
     if (grader_extract(g, text, &form)) return form.data;
@@ -47,7 +48,7 @@ static size_t token_begin(const struct llm_call *c, int i) {
     return i ? (size_t)c->ends[i - 1] : 0;
 }
 
-/* The byte range of the tokens that give `form`. */
+/* Finds the byte range [*begin, *end) of the tokens from which the grader extracts `form`. */
 static void answer_tokens_find(const struct grader *g, const struct llm_call *c, const char *text,
                                const char *form, size_t *begin, size_t *end) {
     char *copy = xstrdup(text);

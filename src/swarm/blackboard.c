@@ -2,11 +2,12 @@
  * blackboard: the event log and the state computed from it.
  *
  * Invariants:
- * 1. Every change of a board goes through event_apply, for new events and for events from the
- *    store, and event_apply reads only the event and the board. So a replay gives the same board.
+ * 1. Only event_apply changes a board, for new events and for events from the store. It reads only
+ *    the event and the board, so a replay gives the same board.
  * 2. An event is stored before it is applied to the board.
- * 3. Event n of the log has sequence number n; the events in memory are first, first + 1, …, last.
- * 4. An expired entry is never returned; it is removed when room is needed.
+ * 3. Event n of the log, from 1, has sequence number n. The events in memory are the latest ones,
+ *    without a gap.
+ * 4. An expired entry is never returned; it is removed when another entry needs its place.
  *
  * Events hold embeddings as base64 of little-endian floats, which preserves every bit.
  */
@@ -21,22 +22,22 @@
 #include <string.h>
 
 enum {
-    NAME_MAX_BYTES = 256,
-    DEPTH_MAX = 64,
-    PAGE_EVENTS = 256,
-    DEBUG_CHARS = 100,
-    DEBUG_VECTOR = 16
+    NAME_MAX_BYTES = 256, /* maximum length of a key or a slot's name */
+    DEPTH_MAX = 64,       /* nesting of an event */
+    PAGE_EVENTS = 256,    /* events that are read from the store at once */
+    DEBUG_CHARS = 100,    /* characters of a text in the debug view */
+    DEBUG_VECTOR = 16     /* minimum numbers of an array that the debug view shows as a vector */
 };
 
-/* An entry and a slot entry keep a reference to their event. */
+/* A value under a key. */
 struct board_entry {
-    json_t *event;
+    json_t *event;  /* owned reference to the write event, as in struct slot_entry */
     double expires; /* INFINITY: never */
     int64_t seq;
 };
 struct slot_entry {
     json_t *event;
-    char id[9];
+    char id[9];       /* entry_id: 8 hex digits */
     float *embedding; /* [d]; NULL: none */
     int32_t d;
 };
@@ -50,8 +51,8 @@ struct blackboard {
     char *name;
     double (*clock)(void *ctx);
     void *clock_ctx;
-    json_t *persistent; /* array of text */
-    bool frozen;        /* set in a replay up to an earlier event */
+    json_t *persistent; /* array of names of keys and slots */
+    bool frozen;        /* read-only: opened with `until` */
     double time;        /* timestamp of the last event */
     int64_t last_seq;
     json_t *events; /* the latest events, each with its seq */
@@ -84,7 +85,7 @@ static bool event_op_is(const json_t *event, const char *op) {
     return text && strcmp(text, op) == 0;
 }
 
-/* Time never decreases: otherwise an expired entry would become visible again. */
+/* The current time. It never decreases: otherwise an expired entry would become visible again. */
 static double board_now(const struct blackboard *b) {
     double now = b->clock && !b->frozen ? b->clock(b->clock_ctx) : b->time;
     CHECK(isfinite(now));
@@ -108,7 +109,8 @@ static void entry_remove(struct blackboard *b, int i) {
     b->entries[i] = b->entries[--b->n_entries];
 }
 
-/* The entry to evict: an expired one, then the lowest priority, then the oldest. */
+/* The index of the entry to evict: an expired one, else the one with the lowest priority; among
+ * equals the oldest. */
 static int entry_to_evict(const struct blackboard *b, double now) {
     int worst = 0;
     for (int i = 1; i < b->n_entries; i++) {
@@ -150,7 +152,7 @@ static void slot_free(struct slot *s) {
     free(s);
 }
 
-/* The floats of an event, or NULL when it has no embedding or an invalid one. */
+/* The embedding [*d] of an event, malloc'ed; NULL: it is missing or invalid. */
 static float *event_embedding(const json_t *event, int32_t *d) {
     const char *text = event_text(event, "embedding");
     size_t max_bytes = text ? strlen(text) / 4 * 3 : 0, n_bytes = 0;
@@ -185,6 +187,7 @@ static void slot_apply(struct blackboard *b, json_t *event) {
     free(named);
 }
 
+/* Whether a "clear" event keeps the key or slot `name`. */
 static bool clear_keeps(const json_t *event, const char *name) {
     const json_t *keep = json_object_get(event, "keep"), *v;
     size_t i;
@@ -212,7 +215,7 @@ static bool name_is_valid(const char *name) {
     return name && *name && strlen(name) <= NAME_MAX_BYTES;
 }
 
-/* Rejects nesting that readers and replays cannot parse. */
+/* Whether `v` is nested deeper than DEPTH_MAX; a replay could not parse such an event. */
 static bool is_nested_too_deep(const json_t *v, int depth) {
     size_t i;
     const char *key;
@@ -225,7 +228,7 @@ static bool is_nested_too_deep(const json_t *v, int depth) {
     return false;
 }
 
-/* Checks that an event can be applied, both for events from a file and for new ones. */
+/* Checks that an event, from the store or new, can be applied. */
 static int event_check(const struct blackboard *b, const json_t *event, struct error *err) {
     const json_t *embedding = json_object_get(event, "embedding");
     const char *slot = event_text(event, "slot"), *problem = NULL;
@@ -294,6 +297,7 @@ int blackboard_refresh(struct blackboard *b, struct error *err) {
     return b->store && !b->frozen ? board_replay(b, 0, err) : OK;
 }
 
+/* Checks that an event can be applied and stored. */
 static int new_event_check(const struct blackboard *b, const json_t *event, struct error *err) {
     if (event_check(b, event, err) != OK) return err->code = ERR_USAGE;
     if (is_nested_too_deep(event, 0))
@@ -377,7 +381,8 @@ int64_t blackboard_last_seq(const struct blackboard *b) {
 
 /* writing and reading */
 
-/* Copies the value, because the caller may change it. NULL if the key is not UTF-8. */
+/* A "write" event with a copy of the value, because the caller may change the value later. NULL if
+ * the key is not UTF-8. */
 static json_t *write_event_new(const struct blackboard *b, const char *key, const json_t *value,
                                const struct blackboard_write_options *w) {
     CHECK(value && (!w || w->ttl >= 0));
@@ -437,7 +442,8 @@ static int entry_order(const void *pa, const void *pb) {
                           : (a->seq > b->seq) - (a->seq < b->seq);
 }
 
-/* The entries that have not expired, in order. Returns their number. */
+/* Sets `out` to the entries that have not expired, in the order of blackboard_read_all. Returns
+ * their number. */
 static int entries_live(const struct blackboard *b, const struct board_entry *out[BOARD_MAX_KEYS]) {
     double now = board_now(b);
     int n = 0;
@@ -470,7 +476,7 @@ static int64_t first_seq_in_memory(const struct blackboard *b) {
     return b->last_seq - (int64_t)json_array_size(b->events) + 1;
 }
 
-/* At most n events after `after` that are in the store and no longer in memory; sets their seq. */
+/* Reads the n events after event `after` from the store and sets their seq. */
 static json_t *events_from_store(const struct blackboard *b, int64_t after, int64_t n,
                                  struct error *err) {
     json_t *page = store_log_list(b->store, b->name, after, n, err), *event;
@@ -480,6 +486,7 @@ static json_t *events_from_store(const struct blackboard *b, int64_t after, int6
     return page;
 }
 
+/* At most n events after event `after` that are in memory. */
 static json_t *events_from_memory(const struct blackboard *b, int64_t after, int64_t n) {
     json_t *out = json_array();
     int64_t first = first_seq_in_memory(b);
@@ -522,7 +529,7 @@ json_t *blackboard_history(const struct blackboard *b, const char *key, struct e
     return out;
 }
 
-/* The first characters of a text. */
+/* The first DEBUG_CHARS characters of a text, with "…" if more follow. */
 static json_t *text_shorten(const char *text) {
     size_t len = strlen(text), n = utf8_prefix_len(text, len, DEBUG_CHARS);
     return json_sprintf("%.*s%s", (int)n, text, n < len ? "…" : "");
@@ -577,7 +584,7 @@ json_t *blackboard_debug_view(const struct blackboard *b) {
 
 /* public functions of slots */
 
-/* json_pack fails for text that is not UTF-8 and then releases its arguments. */
+/* A "slot" event; NULL if the slot's name or the text is not UTF-8. */
 static json_t *slot_event_new(const struct blackboard *b, const struct blackboard_slot_entry *e) {
     json_t *event = json_pack("{s:s,s:f,s:s,s:s}", "op", "slot", "timestamp", board_now(b), "slot",
                               e->slot, "text", e->text);
@@ -626,12 +633,13 @@ json_t *blackboard_slot_list(const struct blackboard *b, const char *slot) {
     return out;
 }
 
-/* Inserts a match into out[n], most similar first, and keeps at most `max`. */
 struct match {
     const struct slot_entry *e;
     double similarity;
     int64_t seq;
 };
+/* Inserts a match into out[n], which is sorted by falling similarity and then by age, and keeps at
+ * most `max` matches. Returns their new number. */
 static int match_insert(struct match *out, int n, int max, struct match m) {
     int rank = n;
     while (rank > 0 && (out[rank - 1].similarity < m.similarity ||

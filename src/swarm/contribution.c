@@ -2,9 +2,9 @@
  * contribution: the contribution of each agent to its team, as values of cooperative games.
  *
  * The value of every coalition is measured on the same items, so all differences are paired and
- * each agent's value has a confidence interval: the weighted sum of differences of one item is one
- * observation, and the mean over items is the value (Shapley 1953, Banzhaf 1965, Castro et al. 2009
- * for sampled permutations).
+ * each agent's value has a confidence interval. The weighted sum of an agent's differences on one
+ * item is one observation; the mean of the observations over the items is the agent's value
+ * (Shapley 1953, Banzhaf 1965; sampled permutations: Castro et al. 2009).
  */
 #include "swarm/swarm.h"
 
@@ -12,6 +12,7 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The results [n_items] of coalition `mask`. */
 static const uint8_t *coalition_row(const uint8_t *right, uint32_t mask, int n_items) {
     return right + (size_t)mask * (size_t)n_items;
 }
@@ -22,7 +23,7 @@ static void marginal_add(double *v, const uint8_t *with, const uint8_t *without,
     for (int i = 0; i < n_items; i++) v[i] += weight * ((double)with[i] - (double)without[i]);
 }
 
-/* 1 / (n C(n-1, s)) = s! (n-s-1)! / n! */
+/* Weight of a coalition of s of n agents: 1 / (n C(n-1, s)) = s! (n-s-1)! / n! */
 static double shapley_weight(int n, int s) {
     double ways = 1;
     for (int i = 0; i < s; i++) ways = ways * (n - 1 - i) / (i + 1);
@@ -68,17 +69,18 @@ int coalition_game_play_all(const struct coalition_game *g, uint8_t *right, stru
 
 /* sampling */
 
+/* State of the estimation of Shapley values, and after sampler_clear of Banzhaf values. */
 struct shapley_sampler {
     const struct coalition_game *g;
-    uint8_t **played;     /* [2^n] rows, NULL until the coalition is played */
-    double *v;            /* [n_agents][n_items] sums of the current estimator */
-    double *sum, *square; /* [n_agents] sums over the samples' means */
+    uint8_t **played;     /* [2^n] results of a coalition; NULL until it is played */
+    double *v;            /* [n_agents][n_items] sums of the marginal contributions */
+    double *sum, *square; /* [n_agents] sums of the samples' means, and of their squares */
     int n;                /* number of samples */
     struct error *err;
 };
 
-/* The results [n_items] of a coalition, which is played on its first use; NULL: an error in s->err.
- */
+/* The results [n_items] of a coalition; plays the coalition on first use. NULL: an error is in
+ * s->err. */
 static const uint8_t *coalition_get(struct shapley_sampler *s, uint32_t mask) {
     size_t bytes = (size_t)MAX(s->g->n_items, 1);
     if (s->played[mask]) return s->played[mask];
@@ -90,8 +92,8 @@ static const uint8_t *coalition_get(struct shapley_sampler *s, uint32_t mask) {
     return s->played[mask] = right;
 }
 
-/* Adds agent a's marginal contribution to coalition `mask`, and adds its mean over items to *mean.
- */
+/* Adds agent a's marginal contribution to coalition `mask` to s->v, and its mean over the items to
+ * *mean. */
 static int sample_add(struct shapley_sampler *s, int a, uint32_t mask, double *mean) {
     const uint8_t *without = coalition_get(s, mask),
                   *with = without ? coalition_get(s, mask | 1u << a) : NULL;
@@ -112,8 +114,9 @@ static void sample_finish(struct shapley_sampler *s, const double *mean) {
     s->n++;
 }
 
-/* The mean over items and samples, with the error of both. `marginals_per_sample`: marginals that a
- * sample adds for each agent. */
+/* Agent a's value: the mean over items and samples. The interval combines the error of the items
+ * and that of the samples. `marginals_per_sample`: marginal contributions of each agent in one
+ * sample. */
 static struct stats_interval sampled_interval(const struct shapley_sampler *s, int a,
                                               int marginals_per_sample) {
     int n = s->g->n_items;
@@ -158,6 +161,7 @@ static int permutation_sample(struct shapley_sampler *s, uint64_t seed, int inde
     return rc;
 }
 
+/* A random coalition for each agent is one sample. */
 static int coalition_sample(struct shapley_sampler *s, uint64_t seed, int index) {
     double mean[TEAM_MAX] = {0};
     int n = s->g->n_agents, rc = OK;
@@ -276,8 +280,8 @@ int contribution_leave_one_out(const struct llm_client *client, const struct age
     return OK;
 }
 
-/* Whether the vote of all agents except agent `without` (-1: of all agents) is correct on item i.
- */
+/* Whether the vote of all agents except `without` is correct on item i; without -1: all agents
+ * vote. */
 static bool vote_is_correct(const struct vote *v, const struct agent_answer *answers, int n_agents,
                             const struct task_item *items, int n_items, int i, int without) {
     struct agent_answer team[64];
@@ -303,6 +307,7 @@ void contribution_leave_one_out_vote(const struct vote *v, const struct agent_an
     free(without);
 }
 
+/* Jensen-Shannon divergence of two distributions over n choices, base 2. */
 static double jensen_shannon(const float *p, const float *q, int n) {
     double sum = 0, log2 = math_log(2);
     for (int i = 0; i < n; i++) {

@@ -1,9 +1,9 @@
 /*
- * debate: debates of whole task sets, and the self-consistency baseline: runs a workflow and reads
- * the answers after every round from the transcripts.
+ * debate: debates of whole task sets, and the self-consistency baseline. A debate runs a workflow
+ * and reads the answers after every round from the transcripts.
  *
- * Invariant: an agent's first answer does not depend on the team, so teams that share agents share
- * those calls through the store.
+ * Invariant: an agent's first answer does not depend on the other agents. So teams that share an
+ * agent share the calls of its first answers through the store.
  */
 #define _GNU_SOURCE
 #include "grade/grade.h"
@@ -17,7 +17,8 @@ static struct agent_answer *answer_at(const struct debate *d, int round, int age
                        (size_t)item];
 }
 
-/* The answers after each round: an agent that did not speak keeps its previous answer. */
+/* Sets the answers of one item after each round. An agent that gave no answer in a round keeps its
+ * previous one. */
 static void answers_fill(struct debate *d, const struct transcript *o, int item) {
     for (int a = 0; a < d->n_agents; a++) answer_at(d, 0, a, item)->choice = -1;
     for (int r = 0, u = 0; r < d->rounds; r++) {
@@ -30,6 +31,7 @@ static void answers_fill(struct debate *d, const struct transcript *o, int item)
     }
 }
 
+/* The choice of the vote on the answers after round r; -1: no answers, or no quorum. */
 static int vote_after_round(const struct debate *d, const struct vote *v, int r, int item,
                             int n_choices) {
     struct agent_answer last[TEAM_MAX];
@@ -49,7 +51,7 @@ static void costs_add(struct debate *d, const struct transcript *o) {
     }
 }
 
-/* right: [candidates] grades, used if the item has no choices. */
+/* right: [n_candidates] grades of the candidates, used if the item has no choices. */
 static bool choice_is_correct(const struct task_item *it, const uint8_t *right, int choice) {
     if (choice < 0) return false;
     return it->n_choices ? choice == it->correct : right[choice];
@@ -60,6 +62,7 @@ bool debate_answer_is_correct(const struct debate *d, const struct task_item *it
     return choice_is_correct(&items[item], d->transcripts[item].right, choice);
 }
 
+/* Sets all results of item i, and adds its costs and flips. */
 static void item_measure(struct debate *d, const struct task_item *items, const struct vote *v,
                          int i) {
     const struct transcript *o = &d->transcripts[i];

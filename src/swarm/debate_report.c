@@ -1,9 +1,10 @@
 /*
- * debate_report: the report of a debate over many questions: converts the measurements to one JSON
- * object with rows, comparisons and statistics, and writes it as a table and as HTML.
+ * debate_report: the report of a debate over many questions. It converts the measurements to one
+ * JSON object with rows, comparisons and statistics, and prints this object as a table and as HTML.
  *
- * All comparisons use the same items. The self-consistency baseline samples the agent with the best
- * accuracy alone on these same items, which favours the baseline.
+ * All comparisons use the same items. The self-consistency baseline samples the agent with the
+ * highest first-round accuracy. This agent is selected on the same items, which favours the
+ * baseline.
  */
 #define _GNU_SOURCE
 #include "swarm/swarm.h"
@@ -30,7 +31,7 @@ struct round_cost {
     int64_t calls, prefilled, generated;
 };
 
-/* Cost of the first `rounds` rounds, of one agent or (-1) of all agents. */
+/* Cost of the first `rounds` rounds. agent -1: of all agents; else of this agent. */
 static struct round_cost cost_of(const struct debate *d, int rounds, int agent) {
     struct round_cost c = {0};
     for (int i = 0; i < d->n_items; i++)
@@ -46,6 +47,7 @@ static struct round_cost cost_of(const struct debate *d, int rounds, int agent) 
 
 /* building */
 
+/* A report in construction. The pointers are borrowed, except for d, rows and baselines[].right. */
 struct report_builder {
     const struct llm_client *llm_client;
     const struct agent *team;
@@ -56,9 +58,9 @@ struct report_builder {
     const struct debate_report_options *w;
     struct debate d;
     json_t *rows;
-    struct { /* baselines of the debate */
+    struct { /* results that the debate is compared with */
         char name[96];
-        uint8_t *right;
+        uint8_t *right; /* [n_items] */
     } baselines[MAX_BASELINES];
     int n_baselines;
 };
@@ -105,6 +107,7 @@ static void result_rows_add(struct report_builder *m) {
     free(oracle);
 }
 
+/* The number of samples, 1 to max_samples, whose cost is closest to `tokens`. */
 static int samples_for_tokens(int64_t tokens, int64_t tokens_per_sample, int max_samples) {
     return (int)MAX(
         1, MIN((int64_t)max_samples, (tokens + tokens_per_sample / 2) / MAX(tokens_per_sample, 1)));
@@ -133,8 +136,9 @@ static int baseline_full_evidence(struct report_builder *m, struct progress *p, 
     return rc;
 }
 
-/* Self-consistency of the best single agent: the accuracy curve, and a row for each number of
- * samples that costs as many tokens as the debate. */
+/* Self-consistency of the best single agent. Appends the accuracy for 1, 2, 4, … samples to
+ * `curve`. Adds a row for the number of samples that costs as many generated tokens as the debate,
+ * and a row for the number that costs as many tokens in total. */
 static int baseline_self_consistency(struct report_builder *m, struct progress *p, json_t *curve,
                                      struct error *err) {
     int best = best_single_agent(m), max_samples = m->w->samples;
@@ -222,7 +226,8 @@ static int solved_game_play(void *ctx, uint32_t mask, uint8_t *right, struct err
     return OK;
 }
 
-/* The error of sampled Shapley and Banzhaf values: root mean square over agents and seeds. */
+/* The error of sampled Shapley and Banzhaf values compared with the exact ones, as root mean square
+ * over agents and seeds, for 4, 16 and 64 samples. */
 static json_t *sampling_json(const struct report_builder *m, const uint8_t *right,
                              const struct contribution *exact) {
     struct solved_game solved = {right, m->n_items};
@@ -293,6 +298,7 @@ static json_t *calibration_json(const struct report_builder *m) {
     return list;
 }
 
+/* by enum workflow_stop_reason */
 static const char *const stop_reason_names[] = {"rounds", "agreed", "budget", "nobody"};
 
 static json_t *stop_reasons_json(const struct debate *d) {
@@ -505,7 +511,8 @@ void debate_transcript_html(const json_t *transcript, struct buf *page) {
     buf_puts(page, "</p>\n");
 }
 
-/* Accuracy after each round, or by number of samples. */
+/* Plots accuracy against the round (`rounds`: list is by_round) or against the number of samples
+ * (list is self_consistency). */
 static void page_curve(const json_t *list, const char *label, const char *x_title, bool rounds,
                        struct buf *page) {
     struct curve c = {0};

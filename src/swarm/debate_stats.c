@@ -1,14 +1,15 @@
 /*
- * debate_stats: statistics of a debate's answers: changes that made them right or wrong, changes to
- * the majority's answer, items that at least one agent answers correctly (the oracle), calibration.
- * Pure functions of answers and items.
+ * debate_stats: statistics of a debate's answers: how many became right or wrong, how many changed
+ * to the majority's answer, the items that at least one agent answers correctly (the oracle), and
+ * calibration. Pure functions of answers and items.
  */
 #include "swarm/swarm.h"
 
 #include <math.h>
 #include <string.h>
 
-enum { BINS = 10, FIT_STEPS = 60 }; /* of the calibration error, of the temperature's fit */
+/* BINS of the calibration error; FIT_STEPS of the search for the temperature */
+enum { BINS = 10, FIT_STEPS = 60 };
 
 static const struct agent_answer *answer_at(const struct debate *d, int round, int agent,
                                             int item) {
@@ -16,7 +17,7 @@ static const struct agent_answer *answer_at(const struct debate *d, int round, i
                        (size_t)item];
 }
 
-/* The choice of more than half of those other agents that have an answer; -1: there is none. */
+/* The choice of more than half of the other agents that have an answer; -1: no such choice. */
 static int others_majority(const struct debate *d, int round, int agent, int item) {
     int others = 0;
     for (int a = 0; a < d->n_agents; a++)
@@ -30,7 +31,7 @@ static int others_majority(const struct debate *d, int round, int agent, int ite
     return -1;
 }
 
-/* Adds the change of one agent's answer since the previous round. */
+/* Adds the change of one agent's answer between the previous round and `round` to the counts. */
 static void answer_change_count(const struct debate *d, const struct task_item *items, int round,
                                 int agent, int item, struct debate_round_stats *out) {
     int previous = answer_at(d, round - 1, agent, item)->choice,
@@ -68,15 +69,15 @@ void debate_oracle(const struct debate *d, uint8_t *any_correct) {
             any_correct[i] |= d->first_correct[(size_t)a * (size_t)d->n_items + (size_t)i];
 }
 
-/* Input of the calibration: one answer as a probability distribution over n outcomes. */
+/* Input of the calibration: one answer as a probability distribution p over n outcomes. */
 struct prediction {
     double p[EVAL_MAX_CHOICES];
-    int n, answered, correct; /* answered: the outcome that the agent chose */
+    int n, answered, correct; /* number of outcomes; the agent's and the correct outcome */
 };
 
 /* The prediction of an agent's answer in the first round. The outcomes are the item's choices; an
- * item without choices has two: 0, the agent's answer is correct; 1, it is wrong. False: there is
- * no answer, no known correct one, or only one choice, so the item is left out. */
+ * item without choices has two: 0, the agent's answer is correct; 1, it is wrong. Returns false if
+ * the item is left out: it has no answer, no known correct answer, or only one choice. */
 static bool prediction_init(const struct debate *d, const struct task_item *items, int item,
                             int agent, struct prediction *prediction) {
     const struct task_item *it = &items[item];
@@ -102,8 +103,8 @@ static void prediction_apply_temperature(struct prediction *prediction, double t
     for (int c = 0; c < prediction->n; c++) prediction->p[c] /= sum;
 }
 
-/* Returns the mean negative log-likelihood of the correct outcomes over the *n items that can be
- * used; *ece is the expected calibration error over BINS bins. */
+/* Returns the mean negative log-likelihood of the correct outcomes at `temperature`. *n: number of
+ * items with a prediction; *ece: expected calibration error over BINS bins. */
 static double calibration_measure(const struct debate *d, const struct task_item *items, int agent,
                                   double temperature, double *ece, int64_t *n) {
     double nll = 0, confidence_sum[BINS] = {0}, correct_sum[BINS] = {0};
@@ -124,8 +125,8 @@ static double calibration_measure(const struct debate *d, const struct task_item
     return nll / (double)MAX(*n, 1);
 }
 
-/* Golden-section search of the temperature T that minimises the negative log-likelihood, which is
- * unimodal in log T, between 1/20 and 20. */
+/* Finds T between 1/20 and 20 by golden-section search over log T, in which the negative
+ * log-likelihood has a single minimum. */
 struct debate_calibration debate_calibration(const struct debate *d, const struct task_item *items,
                                              int agent) {
     const double golden = 0.6180339887498949, log_lowest = -2.995732273553991; // log(1/20)

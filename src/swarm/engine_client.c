@@ -1,11 +1,11 @@
 /*
- * engine_client: the llm_client on an engine: converts calls to requests, computes their keys,
- * reads known results from the store, runs all others in one multi-LoRA batch and stores their
- * results in one transaction.
+ * engine_client: the llm_client on an engine. It converts calls to requests, computes the requests'
+ * keys, reads known results from the store, runs the other requests in one multi-LoRA batch and
+ * stores their results in one transaction.
  *
- * A judge's call needs two requests: the answer, chosen among the candidates with exact
- * probabilities, and a rationale for it under a grammar. A judge's reply is never parsed,
- * so it cannot be malformed.
+ * A judge's call needs two requests: one chooses the answer among the candidates with exact
+ * probabilities; the other generates a rationale for this answer under a grammar. The answer is not
+ * parsed from text, so it cannot be malformed.
  */
 #define _GNU_SOURCE
 #include "swarm/swarm.h"
@@ -20,17 +20,18 @@ enum { CALLS_PER_BATCH = 4096, LOOP_TOKENS = 16 };
 #define JUDGE_PREFIX "{\"answer\": \""
 #define NO_ROOM "the call has no room in the context"
 
+/* One request of a call. */
 struct pending_llm_call {
     struct llm_call *call;
     struct choice_prompt prompt;
     struct engine_request req;
-    char key[HASH_LEN];
-    bool cached;
+    char key[HASH_LEN]; /* request key, by which the store finds the result */
+    bool cached;        /* the store had the result */
 };
-/* The requests of one engine batch: first answers, then the rationales of judges. */
+/* The requests of one engine batch: either texts and answers, or the rationales of judges. */
 struct call_batch {
     struct engine_client *client;
-    const char *model; /* hash */
+    const char *model; /* hash of the model */
     struct pending_llm_call *v;
     int n;
     struct grammar *rationale; /* NULL until it is needed */
@@ -66,6 +67,7 @@ static int judge_init(struct choice_prompt *a, const struct tokenizer *tok,
     return OK;
 }
 
+/* A judge's chat with its reply up to the beginning of the rationale. */
 static int rationale_init(struct choice_prompt *a, const struct tokenizer *tok,
                           const struct llm_call *c, struct error *err) {
     *a = (struct choice_prompt){0};
@@ -89,8 +91,8 @@ static int text_init(struct choice_prompt *a, const struct tokenizer *tok, const
     return OK;
 }
 
-/* Whether the request generates free text without a grammar. Only then the result records its
- * tokens. */
+/* Whether the request generates free text without a grammar. The result of other requests does not
+ * record tokens. */
 static bool is_free_text(const struct pending_llm_call *p) {
     return p->req.n_choices == 0 && !p->req.grammar;
 }
@@ -110,6 +112,7 @@ static int pending_prompt_init(struct call_batch *b, struct pending_llm_call *p,
                               c->chain_of_thought, err);
 }
 
+/* Whether the request fits in the engine's context. */
 static bool has_room(const struct call_batch *b, const struct engine_request *r) {
     int64_t longest = 0;
     for (int32_t i = 0; i < r->n_choices; i++) longest = MAX(longest, r->choices[i].n);
@@ -131,7 +134,7 @@ static int pending_prepare(struct call_batch *b, struct pending_llm_call *p, boo
     if (free_text) p->req.grammar = rationale ? b->rationale : c->grammar;
     p->req.sampling.temperature = c->temperature;
     p->req.sampling.top_p = c->temperature > 0 ? c->top_p : 1;
-    /* a greedy call does not depend on the seed */
+    /* a greedy call does not depend on the seed, so the seed is not part of its key */
     p->req.sampling.seed = c->temperature > 0 ? c->seed : 0;
     if (!has_room(b, &p->req)) c->failed = NO_ROOM;
     engine_request_key(&p->req, b->model, b->client->model->cls, p->key);
@@ -147,7 +150,8 @@ static void *array32_copy(const void *v, int32_t n) {
     return n ? memcpy(xmalloc((size_t)n * 4), v, (size_t)n * 4) : NULL;
 }
 
-/* Adds the costs, because a judge's call has two requests. */
+/* Sets the call's results from a stored or computed result. It adds to the call's costs, because a
+ * judge's call has two requests. */
 static void result_apply(const struct store_call *s, struct pending_llm_call *p) {
     struct llm_call *c = p->call;
     for (int i = 0; i < MIN(s->n_choices, EVAL_MAX_CHOICES); i++) c->answer.prob[i] = s->prob[i];
@@ -166,7 +170,8 @@ static void result_apply(const struct store_call *s, struct pending_llm_call *p)
     c->truncated |= s->finish;
 }
 
-/* Appends the sanitized text of the tokens, and moves each token's end offset accordingly. */
+/* Appends the sanitized bytes of `raw` to `text`. Changes ends[n], the offsets at which the tokens
+ * end, from offsets in `raw` to offsets in `text`. */
 static void sanitized_add(const struct buf *raw, int32_t *ends, int n, struct buf *text) {
     const uint8_t *v = (const uint8_t *)raw->data;
     int k = 0;
@@ -183,8 +188,8 @@ static void sanitized_add(const struct buf *raw, int32_t *ends, int n, struct bu
     for (; k < n; k++) ends[k] = (int32_t)text->len;
 }
 
-/* The result of a computed request in the form that the store keeps. Arrays are borrowed from the
- * request, except `ends`. */
+/* The result of a computed request in the form that the store keeps. `text` holds its text. The
+ * arrays are borrowed from the request, except `ends`, which the caller frees. */
 static struct store_call store_call_of(const struct call_batch *b, const struct pending_llm_call *p,
                                        struct buf *text) {
     const struct engine_request *r = &p->req;
@@ -200,7 +205,7 @@ static struct store_call store_call_of(const struct call_batch *b, const struct 
     memcpy(s.key, p->key, HASH_LEN);
     struct buf raw = {0};
     tokenizer_decode_offsets(b->client->model->tok, r->out, r->n_out, false, &raw, s.ends);
-    sanitized_add(&raw, s.ends, r->n_out, text); // it becomes part of other calls
+    sanitized_add(&raw, s.ends, r->n_out, text); // it may be in later prompts
     buf_release(&raw);
     s.text = text->data;
     if (is_free_text(p)) s.n_tokens = r->n_out;
@@ -211,7 +216,7 @@ static bool is_cache_miss(const struct pending_llm_call *p) {
     return !p->cached && !p->call->failed;
 }
 
-/* Runs the cache misses as one array of requests. */
+/* Runs all requests that are not cached as one array. */
 static int run_cache_misses(struct call_batch *b, struct error *err) {
     struct engine_request *reqs = xcalloc((size_t)MAX(b->n, 1), sizeof *reqs);
     int m = 0, rc = OK;
@@ -227,6 +232,7 @@ static int run_cache_misses(struct call_batch *b, struct error *err) {
     return rc;
 }
 
+/* Applies the computed results to their calls and stores them in one transaction. */
 static int results_store(struct call_batch *b, struct error *err) {
     struct store *store = b->client->store;
     int rc = store ? store_begin(store, err) : OK;
@@ -266,7 +272,7 @@ static bool cache_lookup(const struct call_batch *b, struct pending_llm_call *p)
     return fits;
 }
 
-/* Runs one batch; the caller has set b->v[i].call. */
+/* Runs one request of each call b->v[i].call. rationale: the second request of a judge's call. */
 static int batch_run(struct call_batch *b, bool rationale, struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < b->n; i++) {
@@ -283,7 +289,8 @@ static int batch_run(struct call_batch *b, bool rationale, struct error *err) {
     return rc;
 }
 
-/* A rationale is text up to the closing quote of a JSON string. */
+/* Generates the rationale of each judge's call in calls[n]. A rationale is the text before the
+ * closing quote of a JSON string. */
 static int rationales_run(struct call_batch *b, struct llm_call *calls, int n, struct error *err) {
     static const char pattern[] = "([^\"\\\\\\x00-\\x1f]){1,400}\"\\}";
     memset(b->v, 0, (size_t)b->n * sizeof *b->v);

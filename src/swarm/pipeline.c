@@ -1,14 +1,15 @@
 /*
- * pipeline: builds a team for the question, runs a workflow with it, writes every step to the
- * board, and stores the exchange in the conversation memory.
+ * pipeline: builds a team for the question, runs a workflow with this team, writes every reply to
+ * the board, and stores the exchange in the conversation memory.
  *
  * Invariants:
  * 1. A call goes only to the client of its agent's stage. The calls of a step that go to the same
  *    client are one batch.
- * 2. No agent can stop the others: an agent that fails or returns no usable text is skipped, and if
- *    no text is usable the answer is a fallback text.
- * 3. The board has the latest utterance of each internal agent and of the output under a key,
- *    every summary under its own key, and all utterances of an agent in the agent's slot.
+ * 2. An agent that fails or returns no usable text does not stop the other agents. If no text is
+ *    usable, the answer is a fallback text.
+ * 3. The board has the latest utterance of each internal agent under the agent's key, every summary
+ *    under a separate key, the final answer under BOARD_FINAL_RESPONSE, and all nonempty utterances
+ *    of an agent in the agent's slot.
  */
 #define _GNU_SOURCE
 #include "swarm/swarm.h"
@@ -18,13 +19,13 @@
 
 enum {
     LONG_QUESTION = 150,          /* characters; a longer question is summarized */
-    LONG_REFERENCE = 500,         /* characters; so is a question with longer references */
+    LONG_REFERENCE = 500,         /* characters; a question with longer references is summarized */
     QUESTION_SUMMARY_CHARS = 250, /* maximum length of the summary of a question */
-    CONTEXT_CHARS = 1500,         /* of the conversation, before halving */
+    CONTEXT_CHARS = 1500,         /* characters of the conversation in a prompt, before halving */
     MIN_ANSWER_CHARS = 10,        /* minimum length of an answer with --compat legacy */
-    SUMMARY_TOKENS = 256,         /* token limits of a summary, of the extracted facts */
-    FACT_TOKENS = 256,
-    MAX_HALVINGS = 3 /* after so many halvings, context and references are left out */
+    SUMMARY_TOKENS = 256,         /* token limit of a summary */
+    FACT_TOKENS = 256,            /* token limit of the extracted facts */
+    MAX_HALVINGS = 3 /* in the attempt after this many halvings, context and references are empty */
 };
 
 static const char *const stage_names[PIPELINE_N_STAGES] = {"internal", "summary", "output"};
@@ -43,11 +44,11 @@ struct pipeline_state {
     enum language lang;
     enum question_type type;
     struct agent agents[TEAM_MAX];
-    char *system[TEAM_MAX];
-    char **names; /* owned by the answer */
+    char *system[TEAM_MAX]; /* system prompts, owned */
+    char **names;           /* [TEAM_MAX] in the pipeline_answer, which owns the texts */
     int n_agents;
-    int n_utterances[TEAM_MAX];
-    int n_halvings; /* times that context and references were halved */
+    int n_utterances[TEAM_MAX]; /* by agent, in this attempt */
+    int n_halvings;             /* attempts before this one; each halves context and references */
 };
 
 /* LLM calls */
@@ -56,7 +57,7 @@ static bool same_client(const struct llm_client *a, const struct llm_client *b) 
     return a->ask == b->ask && a->ctx == b->ctx;
 }
 
-/* Sends those of the calls whose stage has this client, as one batch. */
+/* Runs, as one batch, the calls of all stages that have this client. */
 static int calls_run_on_client(const struct pipeline_state *t, const struct llm_client *client,
                                struct llm_call *calls, int n, struct error *err) {
     struct llm_call *selected = xcalloc((size_t)n, sizeof *selected);
@@ -88,7 +89,8 @@ static int calls_run(const struct pipeline_state *t, struct llm_call *calls, int
     return rc;
 }
 
-/* Asks the summary model. The caller sets the kind of reply in `c`, and releases it. */
+/* Asks the summary model. The caller sets the limits and the kind of reply in `c`, and releases `c`
+ * also after an error. */
 static int summary_model_ask(const struct pipeline_options *o, const char *system, const char *user,
                              struct llm_call *c, struct error *err) {
     static const struct agent summary_agent = {.name = "summary", .role = "summary"};
@@ -106,6 +108,8 @@ static int summary_model_ask(const struct pipeline_options *o, const char *syste
 
 /* the board */
 
+/* Writes `value`, which it takes over, to the board, and reports the write to on_write. value NULL:
+ * the text was not UTF-8. */
 static int board_put_reply(const struct pipeline_options *o, const char *key, json_t *value,
                            const struct llm_call *c, int iteration, struct error *err) {
     if (!value) return error_set(err, ERR_FORMAT, "'%s' is not UTF-8", key);
@@ -121,6 +125,7 @@ static int board_put(const struct pipeline_options *o, const char *key, json_t *
     return board_put_reply(o, key, value, NULL, 0, err);
 }
 
+/* Adds a text to the slot of its agent. */
 static int slot_put(const struct pipeline_state *t, int agent, const char *text,
                     struct error *err) {
     const struct embedder *e = t->o->embedder;
@@ -150,7 +155,7 @@ static int utterance_put(struct pipeline_state *t, const struct llm_call *c, str
     return rc == OK && *text ? slot_put(t, agent, text, err) : rc;
 }
 
-/* The workflow's llm_client: writes each reply to the board at once. */
+/* `ask` of the workflow's llm_client. It runs the calls and then writes each reply to the board. */
 static int pipeline_ask(void *ctx, struct llm_call *calls, int n, struct error *err) {
     struct pipeline_state *t = ctx;
     if (t->o->progress)
@@ -226,7 +231,7 @@ static int question_type_by_model(struct pipeline_state *t, struct error *err) {
 
 /* inputs of the team */
 
-/* Appends snippets of the knowledge base for the question; they are shorter after each halving. */
+/* Appends snippets of the knowledge base for the question. Each halving halves their length. */
 static int references_find(const struct pipeline_state *t, struct buf *out, struct error *err) {
     buf_puts(out, "");
     if (!t->o->knowledge || t->n_halvings == MAX_HALVINGS) return OK;
@@ -243,8 +248,8 @@ static bool is_longer(const char *text, int chars) {
     return utf8_prefix_len(text, len, (size_t)chars) < len;
 }
 
-/* Summarizes a question with its references in one or two sentences. Empty if both are short, if
- * summaries are off, or if the summary model returns nothing usable. */
+/* Summarizes a question with its references in one or two sentences. Appends nothing if both are
+ * short, if summaries are off, or if the summary model returns no usable text. */
 static int question_summarize(const struct pipeline_state *t, const char *references,
                               struct buf *out, struct error *err) {
     static const char *const prompts[N_LANGUAGES] = {
@@ -272,8 +277,8 @@ static int question_summarize(const struct pipeline_state *t, const char *refere
     return rc;
 }
 
-/* workflow_options.given: the conversation, the references and the summary of the question, which
- * are also written to the board; the type of the question; and whether summaries are on. */
+/* Builds workflow_options.given: the conversation, the references, the summary of the question, the
+ * type of the question, and whether summaries are on. Writes the first three to the board. */
 static int given_build(const struct pipeline_state *t, json_t **out, struct error *err) {
     static const char *const keys[] = {BOARD_CONVERSATION, BOARD_RAG, BOARD_INITIAL_SUMMARY};
     struct buf text[3] = {{0}};
@@ -295,6 +300,7 @@ static int given_build(const struct pipeline_state *t, json_t **out, struct erro
 
 /* the answer */
 
+/* Whether the cleaned text of an utterance, which it sets in *out, can be an answer. */
 static bool is_usable(const struct pipeline_options *o, const struct utterance *u,
                       struct buf *out) {
     out->len = 0;
@@ -302,8 +308,8 @@ static bool is_usable(const struct pipeline_options *o, const struct utterance *
            (!o->compat || is_longer(out->data, MIN_ANSWER_CHARS - 1));
 }
 
-/* Selects the result's text if it is usable, else (not with --compat legacy) the last usable
- * utterance, else a fallback text. */
+/* Selects the answer: the text of the final utterance if it is usable, else the last usable
+ * utterance (not with --compat legacy), else a fallback text. */
 static void answer_select(const struct pipeline_state *t, struct pipeline_answer *a) {
     const struct transcript *transcript = &a->transcript;
     struct buf text = {0};
@@ -323,7 +329,7 @@ static bool given_has_text(const json_t *given, const char *key) {
     return *json_string_value(json_object_get(given, key)) != 0;
 }
 
-/* Whether at least one agent of the internal stage replied, and the result was written. */
+/* Whether at least one agent of the internal stage replied and there is a final utterance. */
 static bool transcript_is_complete(const struct pipeline_state *t,
                                    const struct transcript *transcript) {
     bool has_internal_reply = false;
@@ -335,7 +341,8 @@ static bool transcript_is_complete(const struct pipeline_state *t,
     return has_internal_reply && transcript->final_utterance >= 0;
 }
 
-/* Runs the team once. *retry: the transcript is not complete, and a shorter context may fit. */
+/* Runs the team once. *retry: the transcript is not complete, and a prompt with a shorter context
+ * may fit. */
 static int team_attempt(struct pipeline_state *t, const struct task_item *item,
                         struct pipeline_answer *a, bool *retry, struct error *err) {
     const struct pipeline_options *o = t->o;
@@ -360,6 +367,7 @@ static int team_attempt(struct pipeline_state *t, const struct task_item *item,
     return rc;
 }
 
+/* Answers with a team, in up to MAX_HALVINGS + 1 attempts. */
 static int team_answer(struct pipeline_state *t, struct pipeline_answer *a, struct error *err) {
     const struct pipeline_options *o = t->o;
     char *question = xstrdup(t->question);
@@ -377,7 +385,7 @@ static int team_answer(struct pipeline_state *t, struct pipeline_answer *a, stru
     return rc;
 }
 
-/* A question that the memory can answer needs no team. */
+/* Sets the answer if the conversation memory can answer the question; no team runs then. */
 static bool answer_from_memory(const struct pipeline_state *t, struct pipeline_answer *a) {
     struct buf known = {0};
     if (!t->o->memory || !conversation_answer_from_facts(t->o->memory, t->question, &known))
@@ -411,7 +419,8 @@ void pipeline_answer_release(struct pipeline_answer *a) {
 
 /* conversation memory */
 
-/* Summarizes the exchanges that the memory drops; on failure the previous summary stays. */
+/* Summarizes the exchanges that the memory drops, with the previous summary. If the model gives no
+ * usable text, appends the previous summary. */
 static int exchanges_summarize(void *ctx, const char *previous, const char *exchanges,
                                struct buf *out, struct error *err) {
     static const char *const prompts[N_LANGUAGES] = {
@@ -428,8 +437,8 @@ static int exchanges_summarize(void *ctx, const char *previous, const char *exch
     return rc;
 }
 
-/* Facts that the model extracts as JSON; those that the user did not state are removed. NULL: none,
- * or an error in err. */
+/* The facts that the summary model extracts as JSON, without facts that the user did not state.
+ * NULL: no facts, or an error in err. */
 static json_t *facts_from_model(const struct pipeline_options *o, const char *statements,
                                 struct error *err) {
     static const char *const prompts[N_LANGUAGES] = {

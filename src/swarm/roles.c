@@ -1,5 +1,5 @@
 /*
- * roles: tables of roles and of the question types that select them.
+ * roles: tables of roles, and of the keywords that determine a question's type.
  *
  * Names, temperatures and the order of the types are fixed for compatibility
  * (docs/COMPATIBILITY.md). The keywords of a type are one string, separated by '|'.
@@ -21,7 +21,8 @@ int question_type_find(const char *name) {
     return -1;
 }
 
-/* `legacy` are the keywords of --compat legacy. */
+/* `legacy`: Japanese and Latin keywords, the only ones with --compat legacy. `chinese`: additional
+ * keywords without it. */
 static const struct {
     const char *legacy, *chinese;
 } keywords[QUESTION_DEFAULT] = {
@@ -47,8 +48,8 @@ static bool is_letter(const uint8_t *p, const uint8_t *end) {
     return c < 0x2E80 && uc_is_property_alphabetic(c);
 }
 
-/* Whether no alphabetic letter is adjacent to text[at .. at + n). A Japanese particle may follow a
- * Latin word. */
+/* Whether no letter is adjacent to text[at .. at + n). Characters from U+2E80 on, such as Japanese
+ * particles, do not count as letters here. */
 static bool is_whole_word(const char *text, size_t len, size_t at, size_t n) {
     const uint8_t *p = (const uint8_t *)text, *end = p + len, *prev = p + at;
     if (prev > p) {

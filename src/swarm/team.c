@@ -1,7 +1,6 @@
 /*
- * team: parser of team files: the top level and each agent are option rows over a part of the
- * document, so that unknown keys, wrong types and ranges are reported as in a recipe, with file and
- * line.
+ * team: parser of team files. The keys of the top level and of an agent are option rows, so unknown
+ * keys, wrong types and values out of range are reported with file and line, as in a recipe.
  *
  * Invariants: agents have distinct names; the team owns the texts that its agents point to.
  */
@@ -59,6 +58,7 @@ static int format_error(const struct yaml *y, const char *key_path, const char *
     return error_add_location(y, key_path, err);
 }
 
+/* A copy of the text that the team owns; NULL for NULL. */
 static const char *team_copy_text(struct team *t, const char *text) {
     if (!text) return NULL;
     strings_add(&t->texts, text);
@@ -73,7 +73,7 @@ static bool name_is_taken(const struct team *t, const char *name) {
     return false;
 }
 
-/* "runs/x/critic" → "critic", and "critic#2" for the second agent. malloc'ed. */
+/* "runs/x/critic" → "critic"; "critic#2" if an agent has that name already. malloc'ed. */
 static char *name_make_unique(const struct team *t, const char *dir) {
     char *path = xstrdup(dir);
     for (size_t n = strlen(path); n > 1 && path[n - 1] == '/'; n--) path[n - 1] = 0;
@@ -93,7 +93,7 @@ static void term_add(struct team *t, const char *path, float weight) {
     t->terms[t->adapters.n - 1] = (struct weighted_adapter){.weight = weight};
 }
 
-/* The caller adds the agent's terms first. */
+/* Adds an agent whose terms the caller has added. name NULL: the name of its first adapter. */
 static struct agent *agent_add(struct team *t, const char *name) {
     struct agent *a = &t->v[t->n];
     char *unique_name = name ? NULL : name_make_unique(t, t->adapters.v[t->first[t->n]]);
@@ -103,7 +103,7 @@ static struct agent *agent_add(struct team *t, const char *name) {
     return a;
 }
 
-/* The path of an adapter; NULL: it does not exist. */
+/* The path of an adapter in a team file, malloc'ed; NULL: the adapter does not exist. */
 static char *adapter_find(const char *file, const char *path) {
     if (strcmp(path, "base") == 0 || hub_is_name(path)) return xstrdup(path);
     char *found = path_relative_to(file, path);
@@ -143,7 +143,8 @@ static int terms_read(struct team *t, const struct yaml *y, const char *key_path
     return rc;
 }
 
-/* A part of a document as a separate one. The caller calls json_decref on its lines. */
+/* The mapping `root`, which is at key_path in the document, as a separate document. The caller
+ * calls json_decref on its `lines`. */
 static struct yaml yaml_subtree(const struct yaml *y, json_t *root, const char *key_path) {
     struct yaml part = {y->path, root, json_object()};
     size_t n = strlen(key_path);

@@ -1,9 +1,9 @@
 /*
- * team_solver: teams as candidates of an evaluation: a team debates the questions of a task, and
- * its decision is its answer.
+ * team_solver: teams as candidates of an evaluation. A team debates the questions of a task; its
+ * decision is its answer.
  *
- * Agents receive the question in the model's chat template, in the prompts of their protocol,
- * whatever prompt format the task uses for single adapters.
+ * Agents receive the question in the prompts of their protocol and in the model's chat template.
+ * The prompt format that the task uses for single adapters does not apply.
  */
 #include "swarm/swarm.h"
 

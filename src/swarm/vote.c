@@ -1,6 +1,6 @@
 /*
- * vote: pure functions of answers. Each computes a score for every choice; vote_decide breaks ties
- * in the same way for all votes.
+ * vote: the votes, as pure functions of answers. Each vote adds to a score of every choice;
+ * vote_decide selects the best choice and breaks ties in the same way for all votes.
  */
 #define _GNU_SOURCE
 #include "swarm/swarm.h"
@@ -9,7 +9,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* For free answers an agent has a probability only for its answer. */
+/* The probability of choice c in an answer. Beyond EVAL_MAX_CHOICES only the probability of the
+ * agent's own choice is known; that of the others counts as 0. */
 static double answer_prob(const struct agent_answer *a, int c) {
     return c < EVAL_MAX_CHOICES ? (double)a->prob[c] : c == a->choice ? (double)a->confidence : 0;
 }
@@ -25,7 +26,7 @@ static void confidence(const struct agent_answer *a, int n, int n_choices, doubl
     for (int i = 0; i < n; i++) out[a[i].choice] += answer_prob(&a[i], a[i].choice);
 }
 
-/* Product of experts: summed log-probabilities of every choice. */
+/* Product of experts: the score of a choice is the sum of its log-probabilities. */
 static void logprob(const struct agent_answer *a, int n, int n_choices, double *out) {
     for (int i = 0; i < n; i++)
         for (int c = 0; c < n_choices; c++) out[c] += math_log(fmax(answer_prob(&a[i], c), 1e-12));
@@ -75,6 +76,7 @@ int vote_decide(const struct vote *v, const struct agent_answer *answers, int n,
     return best;
 }
 
+/* The answer in a JSON reply, malloc'ed; NULL: none. */
 static char *json_answer(const json_t *v) {
     static const char *const keys[] = {"answer", "vote", "conclusion"};
     for (size_t i = 0; i < ARRAY_LEN(keys); i++) {
@@ -85,7 +87,8 @@ static char *json_answer(const json_t *v) {
     return NULL;
 }
 
-/* The text from the first '{' to the first '}', if that is JSON with an answer. */
+/* The answer in the text from the first '{' to the next '}', malloc'ed. NULL: that text is not JSON
+ * or has no answer. *confidence is changed only if the JSON has a number for it. */
 static char *json_vote(const char *text, float *confidence) {
     const char *open = strchr(text, '{'), *close = open ? strchr(open, '}') : NULL;
     if (!close) return NULL;
@@ -98,7 +101,7 @@ static char *json_vote(const char *text, float *confidence) {
     return out;
 }
 
-/* Bytes of white space at p; 0: none. */
+/* Bytes of the white-space character at p; 0: p is not at white space. */
 static size_t white_space_len(const char *p) {
     return *p && strchr(" \t\r\n\f\v", *p) ? 1 : strncmp(p, "\u3000", 3) == 0 ? 3 : 0;
 }

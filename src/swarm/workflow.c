@@ -1,9 +1,9 @@
 /*
- * workflow: parser of workflows: YAML to nodes with parsed templates, and edges between node
- * indices.
+ * workflow: parser of workflows. It converts YAML to nodes with parsed templates and to edges
+ * between node indices.
  *
- * All errors are reported here, with file and line, except those that depend on a template's
- * variables. Invariant: a parsed workflow is read-only and may be shared by threads.
+ * It reports all errors of a file, with file and line, except those that depend on the values of a
+ * template's variables. Invariant: a parsed workflow is read-only and may be shared by threads.
  */
 #define _GNU_SOURCE
 #include "swarm/internal.h"
@@ -23,7 +23,7 @@ const char *workflow_builtin(int i, const char **text) {
     return builtin[i].name;
 }
 
-struct workflow_reader { /* a file; `key_path` is the dotted path of the value being read */
+struct workflow_reader { /* `key_path`: the dotted path of the value that is read, for messages */
     const struct yaml *y;
     struct workflow *w;
     char key_path[128];
@@ -36,6 +36,7 @@ static int format_error(const struct workflow_reader *r, const char *what, const
                      subject);
 }
 
+/* Sets r->key_path from a format with a name and, if it has %d, a number. */
 static int set_key_path(struct workflow_reader *r, const char *format, const char *name, int i) {
     char text[sizeof r->key_path];
     snprintf(text, sizeof text, format, name, i);
@@ -43,7 +44,7 @@ static int set_key_path(struct workflow_reader *r, const char *format, const cha
     return OK;
 }
 
-/* Index of a word in `known` (ended by NULL). */
+/* Sets *out to the index of the text `v` in `known` (ended by NULL). */
 static int enum_read(struct workflow_reader *r, const json_t *v, const char *const *known,
                      int *out) {
     const char *text = json_string_value(v);
@@ -71,7 +72,8 @@ static int template_read(struct workflow_reader *r, const json_t *v, struct jinj
                       MAX(yaml_line(r->y, r->key_path), 1));
 }
 
-/* Checks that mapping `v`, if not NULL, has only these keys (ended by NULL). */
+/* Checks that `v` is NULL or a mapping that has only keys in `known` (ended by NULL). Sets
+ * r->key_path to key_path. */
 static int keys_check(struct workflow_reader *r, const json_t *v, const char *key_path,
                       const char *const *known) {
     const char *key;
@@ -99,7 +101,7 @@ static int node_find(const struct workflow *w, const char *name) {
     return -1;
 }
 
-/* "all", a role, or a list of roles. */
+/* Reads the key `by` of a node: "all", a role, or a list of roles. */
 static int speakers_read(struct workflow_reader *r, const json_t *v, struct workflow_node *n) {
     size_t count = json_is_array(v) ? json_array_size(v) : 1;
     for (size_t i = 0; i < count; i++) {
@@ -211,7 +213,7 @@ static int nodes_read(struct workflow_reader *r, const json_t *v) {
     return OK;
 }
 
-/* A condition is an expression of `{{ … }}`. */
+/* The condition is a Jinja expression; its template renders to "true" or to an empty text. */
 static int edge_read(struct workflow_reader *r, const json_t *v, struct workflow_edge *e) {
     const char *from = json_string_value(json_object_get(v, "from")),
                *to = json_string_value(json_object_get(v, "to"));
@@ -299,7 +301,7 @@ static int budget_read(struct workflow_reader *r, const json_t *v) {
     return rc;
 }
 
-/* {language: {name: text}} */
+/* Reads the key `words`: {language: {name: text}}. */
 static int translations_read(struct workflow_reader *r, json_t *v) {
     const char *lang, *name;
     json_t *words, *text;

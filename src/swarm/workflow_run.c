@@ -1,9 +1,10 @@
 /*
- * workflow_run: executor of workflows: every item is a track through the graph, and each step runs
- * all calls of all tracks whose inputs are ready in one batch.
+ * workflow_run: executor of workflows. Every item has a track, which is its position in the graph
+ * with its utterances. Each step runs, in one batch, all calls of all tracks whose inputs are
+ * ready.
  *
- * The variables of a template are computed for every call from the track's utterances, so a call
- * depends on its inputs only: the same call in another team has the same key in the store.
+ * The variables of a template are computed for every call from the track's utterances. So a call
+ * depends on its inputs only, and the same call in another team has the same key in the store.
  * Invariants: an utterance is never changed; a step starts only if the budget covers it.
  */
 #define _GNU_SOURCE
@@ -17,16 +18,16 @@
 
 struct workflow_track {
     const struct task_item *item;
-    struct transcript *o;
-    int index;               /* index of the item; seeds its random orders */
-    int node;                /* current node; -1: done */
+    struct transcript *o;    /* the caller's transcript of the item */
+    int index;               /* index of the item; part of the seeds of its random orders */
+    int node;                /* current node; -1: the item has ended */
     int n_spoken;            /* in-turn nodes: number of agents that have replied in this step */
     int waiting;             /* number of agents that have not replied in this step */
     int step_begin;          /* index of the first utterance of this step */
     int reported_utterances; /* utterances already passed to `on_step` */
-    int round, capacity;     /* round counts from 0; capacity: of the utterances */
-    int calls;
-    int64_t generated;
+    int round, capacity;     /* current round, from 0; capacity of o->v */
+    int calls;               /* calls so far; a step without speakers counts as one */
+    int64_t generated;       /* generated tokens so far */
 };
 struct workflow_execution {
     const struct workflow *w;
@@ -35,9 +36,9 @@ struct workflow_execution {
     const struct workflow_options *options;
     int rounds;
     const struct vote *vote;
-    const struct grader *exact_grader;
+    const struct grader *exact_grader; /* compares free answers if the options have no grader */
     double (*clock)(void);
-    double deadline; /* on that clock; INFINITY: none */
+    double deadline; /* a time of `clock`; INFINITY: no deadline */
     bool deadline_passed;
     struct workflow_track *tracks;
     int n_tracks;
@@ -57,7 +58,7 @@ static const char *role_name(const struct workflow_execution *r, int agent) {
 
 /* variables of templates */
 
-/* The last `tail` characters of a text, with a mark if text is cut. */
+/* The last `tail` characters of a text, after "[...]" if the text is longer; tail 0: all of it. */
 static json_t *tail_json(const char *text, int tail) {
     size_t len = strlen(text), begin = len;
     for (int n_left = tail; tail && begin > 0 && n_left > 0; n_left--) {
@@ -72,7 +73,8 @@ static const char *answer_text(const struct transcript *o, const struct utteranc
     return u->answer < 0 ? "" : o->candidates[u->answer];
 }
 
-/* The latest utterance of `agent` before utterance `end` that did not fail. */
+/* The latest utterance of `agent` before index `end` that did not fail and, if `answered`, has an
+ * answer. NULL: no such utterance. */
 static const struct utterance *latest_utterance(const struct workflow_track *t, int agent, int end,
                                                 bool answered) {
     for (int i = end - 1; i >= 0; i--) {
@@ -128,8 +130,8 @@ static json_t *texts_json(char *const *v, int n) {
     return list;
 }
 
-/* Whether all agents that have an answer have the same one. A single answer is a consensus only in
- * a team of one. */
+/* Whether all agents that have an answer have the same answer. One answer alone is a consensus only
+ * in a team of one agent. */
 static bool has_consensus(const struct workflow_execution *r, const struct workflow_track *t) {
     int answer = -1, n_answers = 0;
     for (int a = 0; a < r->n_agents; a++) {
@@ -142,7 +144,7 @@ static bool has_consensus(const struct workflow_execution *r, const struct workf
     return n_answers > 1 || (n_answers == 1 && r->n_agents == 1);
 }
 
-/* English words, overridden by the item's language. */
+/* The variable `words`: the English texts, replaced where the item's language has a text. */
 static json_t *translations_json(const struct workflow *w, const char *lang) {
     json_t *words = json_object();
     json_object_update(words, json_object_get(w->translations, "en"));
@@ -150,7 +152,7 @@ static json_t *translations_json(const struct workflow *w, const char *lang) {
     return words;
 }
 
-/* Variables of an item, with the question as agent `me` sees it; -1: whole. */
+/* Variables of an item, with the question as agent `me` sees it; me -1: the whole question. */
 static json_t *track_vars(const struct workflow_execution *r, const struct workflow_track *t,
                           int me) {
     const char *lang = t->item->lang ? t->item->lang : "en";
@@ -164,7 +166,7 @@ static json_t *track_vars(const struct workflow_execution *r, const struct workf
                      given ? json_incref(given) : json_object());
 }
 
-/* Variables for agent `me`; in-turn nodes include the utterances of the current step. */
+/* Variables for agent `me`. In an in-turn node they include the utterances of the current step. */
 static json_t *agent_vars(const struct workflow_execution *r, const struct workflow_track *t,
                           int me) {
     const struct workflow_node *n = &r->w->nodes[t->node];
@@ -207,9 +209,10 @@ static int messages_render(const struct workflow_execution *r, struct pending_ca
     return rc;
 }
 
-/* The seed depends on the agent's name and on its number of earlier utterances, so that an agent
- * samples the same in every team (common random numbers) and in any graph. It has 53 bits, so that
- * a client that stores numbers as doubles can return it. */
+/* The seed depends on the run's seed, the item, the agent's name and the number of the agent's
+ * earlier utterances. So an agent has the same random numbers in every team and in any graph
+ * (common random numbers). A seed has 53 bits, because a JSON reader may store numbers as doubles.
+ */
 static uint64_t call_seed(const struct workflow_execution *r, const struct workflow_track *t,
                           int agent) {
     const char *name = r->team[agent].name;
@@ -245,8 +248,8 @@ static int call_init(const struct workflow_execution *r, struct pending_call *a,
     return messages_render(r, a, c, err);
 }
 
-/* Selects the agents that reply next in a track's step. Returns their number; 0: no agent has the
- * role, or the budget does not cover them (the track then ends). */
+/* Selects the agents that reply next in a track's step. Returns their number. 0: no agent has the
+ * role, or the budget does not cover the step; in the second case the track ends (node -1). */
 static int speakers_select(const struct workflow_execution *r, struct workflow_track *t,
                            int out[TEAM_MAX]) {
     const struct workflow_node *n = &r->w->nodes[t->node];
@@ -267,7 +270,8 @@ static int speakers_select(const struct workflow_execution *r, struct workflow_t
 
 /* replies */
 
-/* Sets the utterance's answer, as the index of a candidate of the track, and its probability. */
+/* Sets the answer of an utterance, which is the index of a candidate, and its probability. A new
+ * free answer becomes a candidate. */
 static void utterance_set_answer(const struct workflow_execution *r, struct workflow_track *t,
                                  const struct llm_call *c, struct utterance *u) {
     const struct grader *grader = r->options->grader, *same_grader = c->reply == REPLY_LEGACY ? NULL
@@ -336,7 +340,7 @@ static int edge_condition_holds(const struct workflow_execution *r, const struct
     return rc;
 }
 
-/* Ends a step: moves the track to the next node, or ends it. */
+/* Ends a step: moves the track to the next node, or ends the track. */
 static int track_advance(const struct workflow_execution *r, struct workflow_track *t,
                          struct error *err) {
     int from = t->node;
@@ -359,6 +363,7 @@ static int track_advance(const struct workflow_execution *r, struct workflow_tra
     return OK;
 }
 
+/* Ends a turn. In an in-turn node the step ends with the turn of the last agent. */
 static int track_end_turn(const struct workflow_execution *r, struct workflow_track *t,
                           struct error *err) {
     if (!r->w->nodes[t->node].in_turn || t->waiting == 1) return track_advance(r, t, err);
@@ -368,7 +373,8 @@ static int track_end_turn(const struct workflow_execution *r, struct workflow_tr
 
 /* decision */
 
-/* The ballots of a track: the last answer of each agent, or all answers. The judge has no vote. */
+/* Collects the ballots of a track: the last answer of each agent, or all answers
+ * (vote_all_rounds). Answers of the judge's node do not count. Returns their number. */
 static int ballots_collect(const struct workflow_execution *r, const struct workflow_track *t,
                            struct agent_answer *out) {
     int n = 0;
@@ -385,6 +391,7 @@ static int ballots_collect(const struct workflow_execution *r, const struct work
     return n;
 }
 
+/* Sets answer, scores, right and final_utterance of the transcript from its utterances. */
 static void track_decide(const struct workflow_execution *r, struct workflow_track *t) {
     struct transcript *o = t->o;
     struct agent_answer *v = xcalloc((size_t)o->n + 1, sizeof *v);
@@ -418,7 +425,7 @@ static void track_report(const struct workflow_execution *r, struct workflow_tra
     t->reported_utterances = t->o->n;
 }
 
-/* Runs all calls of all tracks whose inputs are ready. */
+/* Runs the calls of all tracks whose inputs are ready, as one batch. */
 static int workflow_step(struct workflow_execution *r, const struct llm_client *client,
                          int *n_calls, struct error *err) {
     size_t max_calls = (size_t)r->n_tracks * (size_t)r->n_agents;
@@ -429,8 +436,8 @@ static int workflow_step(struct workflow_execution *r, const struct llm_client *
     for (int i = 0; rc == OK && i < r->n_tracks; i++) {
         struct workflow_track *t = &r->tracks[i];
         int n_speakers = t->node < 0 ? 0 : speakers_select(r, t, speakers);
-        if (t->node >= 0 && n_speakers == 0) { // no agent has the role; counted, so that cycles end
-            t->calls++;
+        if (t->node >= 0 && n_speakers == 0) { // no agent has the role
+            t->calls++;                        // such a step counts as a call, so that cycles end
             rc = track_advance(r, t, err);
         }
         for (int k = 0; rc == OK && k < n_speakers; k++, n++) {
@@ -464,7 +471,8 @@ static void track_init(struct workflow_track *t, const struct task_item *it, str
         o->candidates[o->n_candidates++] = xstrdup(it->choices[c]);
 }
 
-/* Templates use JSON, which requires UTF-8. */
+/* Checks that a text is UTF-8, which the JSON variables of templates require. `what` names the text
+ * in the message. */
 static int text_check(const char *text, const char *what, struct error *err) {
     json_t *v = json_string(text ? text : "");
     if (!v) return error_set(err, ERR_FORMAT, "%s is not UTF-8", what);

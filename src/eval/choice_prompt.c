@@ -1,7 +1,7 @@
 /*
- * choice_prompt: turns an item into the tokens of a chat, a suffix and the choices. No free text is
- * parsed: the answer is one of the choices, decoded with its exact probability. evaluate.c runs the
- * requests.
+ * choice_prompt: turns an item into the tokens of a chat, a suffix and the choices. No answer is
+ * parsed from text: it is one of the choices, decoded with its exact probability. evaluate.c and
+ * swarm/engine_client.c run the requests.
  */
 #define _GNU_SOURCE
 #include "eval/eval.h"

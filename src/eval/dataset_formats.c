@@ -1,12 +1,12 @@
 /*
  * dataset_formats: reads lines of question files in common formats.
  *
- * The fields of a line determine its format, so one file may be the Hugging Face dump of a data
- * set, another the one of llm-foundry or a user's file, without an option. This file extracts only
- * the meaning (question, choices, index of the right choice); task.c builds the text for the model.
+ * The fields of a line determine its format, so no option is needed: a file may be the Hugging Face
+ * dump of a data set, a file of llm-foundry or a user's file. This file extracts only question,
+ * choices and the index of the right choice; task.c builds the text for the model.
  *
- * Invariants: a result owns all its strings; a line has 2 to EVAL_MAX_OPTIONS choices, or none and
- * a text answer; `correct` is the index of a choice.
+ * Invariants: a result owns all its strings. A line has either 2 to EVAL_MAX_OPTIONS choices, and
+ * `correct` is the index of one of them; or no choices and a text answer, and `correct` is -1.
  */
 #define _GNU_SOURCE
 #include "eval/eval.h"
@@ -62,6 +62,7 @@ int choice_index(const json_t *answer, char *const *choices, int n) {
     return index >= 0 && index < n ? (int)index : -1;
 }
 
+/* Sets `correct` to `index`; -1: reports that `field` names no choice. */
 static int correct_set(struct dataset_row *f, const json_t *row, const char *field, int index,
                        struct error *err) {
     const json_t *v = json_path_get(row, field);
@@ -115,7 +116,8 @@ static void prefix_strip(char *s, const char *prefix) {
     if (strncmp(s, prefix, n) == 0) memmove(s, s + n, strlen(s + n) + 1);
 }
 
-/* boolq writes "Passage: …\nQuestion: …?"; the question mark is removed. */
+/* Splits a boolq question "Passage: …\nQuestion: …?" into passage and question; removes the
+ * question mark. Leaves other questions unchanged. */
 static void passage_split(struct dataset_row *f) {
     static const char separator_text[] = "\nQuestion: ";
     char *separator = NULL;
@@ -131,7 +133,7 @@ static void passage_split(struct dataset_row *f) {
     f->question = question;
 }
 
-/* llm-foundry: "Question: " or "Passage: " is a part of the field `query`. */
+/* llm-foundry: the field `query` begins with "Question: " or "Passage: ". */
 static int llm_foundry_read(const json_t *row, struct dataset_row *f, struct error *err) {
     if (question_choices_read(f, row, "query", "choices", "gold", err) != OK) return err->code;
     prefix_strip(f->question, "Question: ");
@@ -139,7 +141,7 @@ static int llm_foundry_read(const json_t *row, struct dataset_row *f, struct err
     return OK;
 }
 
-/* llm-foundry's winogrande: two contexts, one continuation. */
+/* llm-foundry's winogrande: two contexts with the same continuation. */
 static int llm_foundry_winogrande_read(const json_t *row, struct dataset_row *f,
                                        struct error *err) {
     char *continuation = field_text(row, "continuation", err);
@@ -178,7 +180,7 @@ static int winogrande_read(const json_t *row, struct dataset_row *f, struct erro
     return correct_set(f, row, "answer", index, err);
 }
 
-/* ARC: each choice has a label, a letter or a number. */
+/* ARC: each choice has a label, which is a letter or a number; answerKey is the right label. */
 static int arc_read(const json_t *row, struct dataset_row *f, struct error *err) {
     if (question_read(f, row, "question", err) != OK ||
         choices_read(f, row, "choices.text", err) != OK)
@@ -191,7 +193,7 @@ static int arc_read(const json_t *row, struct dataset_row *f, struct error *err)
     return correct_set(f, row, "answerKey", index, err);
 }
 
-/* boolq: no or yes, in this order. */
+/* boolq: the choices are no and yes, in this order. */
 static int boolq_read(const json_t *row, struct dataset_row *f, struct error *err) {
     const char *field = json_path_get(row, "label") ? "label" : "answer";
     f->choices[0] = xstrdup("no");
@@ -220,7 +222,7 @@ static int numbered_choices_read(const json_t *row, struct dataset_row *f, struc
                              choice_index(json_path_get(row, "label"), f->choices, f->n), err);
 }
 
-/* truthfulqa, one right answer: its label is 1. */
+/* truthfulqa with one right answer (mc1): the label of the right answer is 1. */
 static int mc1_read(const json_t *row, struct dataset_row *f, struct error *err) {
     if (question_read(f, row, "question", err) != OK ||
         choices_read(f, row, "mc1_targets.choices", err) != OK)
@@ -244,8 +246,8 @@ static void replace_all(struct buf *b, const char *from, const char *to) {
     *b = out;
 }
 
-/* Removes WikiHow's marks: " [title]" ends a sentence, other brackets are deleted with their
- * content. */
+/* Removes WikiHow's marks, malloc'ed: " [title]" becomes ". "; other brackets are deleted with
+ * their content. */
 static char *hellaswag_clean(const char *text) {
     size_t n = strlen(text);
     while (n > 0 && strchr(" \t\r\n", text[n - 1])) n--;
@@ -264,7 +266,7 @@ static char *hellaswag_clean(const char *text) {
     return out.data;
 }
 
-/* Appends the first letter in upper case, the others in lower case. */
+/* Appends `s` with its first letter in upper case and the others in lower case. */
 static void capitalized_add(const char *s, struct buf *out) {
     size_t n = 0, first = (*s & 0x80) ? 1 : (*s != 0);
     while (first && (s[first] & 0xC0) == 0x80) first++;
@@ -276,7 +278,8 @@ static void capitalized_add(const char *s, struct buf *out) {
     free(tail);
 }
 
-/* "activity: first sentence, Beginning of the second", then the endings. */
+/* hellaswag: the question is "activity: first sentence Beginning of the second"; the choices are
+ * its endings. */
 static int hellaswag_read(const json_t *row, struct dataset_row *f, struct error *err) {
     struct buf b = {0};
     const char *label = json_string_value(json_path_get(row, "activity_label")),
@@ -307,14 +310,15 @@ static int choice_list_read(const json_t *row, struct dataset_row *f, struct err
     return question_choices_read(f, row, "question", "choices", "answer", err);
 }
 
-/* No choices: the answer is text, for a grader. */
+/* A question without choices: the answer is a text for a grader. */
 static int free_answer_read(const json_t *row, struct dataset_row *f, struct error *err) {
     f->correct = -1;
     if (question_read(f, row, "question", err) != OK) return err->code;
     return (f->answer = field_text(row, "answer", err)) ? OK : err->code;
 }
 
-/* The first format whose fields are all present is used, so formats with more fields come first. */
+/* The first format whose required fields are all present is used. So a format comes before formats
+ * that require only some of its fields. */
 static const struct dataset_format {
     const char *required_fields[4];
     int (*read)(const json_t *row, struct dataset_row *out, struct error *err);
@@ -364,16 +368,16 @@ int dataset_row_parse(const json_t *row, struct dataset_row *out, struct error *
 
 /* CSV */
 
-enum { CSV_FIELDS = 2 + EVAL_MAX_OPTIONS };
+enum { CSV_FIELDS = 2 + EVAL_MAX_OPTIONS }; /* maximum cells of a row */
 
 struct csv {
-    const char *path, *p, *end;
-    int line;
+    const char *path, *p, *end; /* p: the next byte */
+    int line;                   /* line of p, from 1 */
     struct buf cells[CSV_FIELDS];
-    int n;
+    int n; /* cells of the current row */
 };
 
-/* Reads one cell; quotes may hold commas, line ends and doubled quotes. */
+/* Reads one cell. A cell in quotes may contain commas, line ends and doubled quotes. */
 static int cell_read(struct csv *c, struct error *err) {
     if (c->n == CSV_FIELDS)
         return error_set(err, ERR_FORMAT, "'%s', line %d: more than %d cells", c->path, c->line,
@@ -417,13 +421,14 @@ static int row_read(struct csv *c, struct error *err) {
     return OK;
 }
 
-/* A letter or a digit: an index. NULL: neither. */
+/* The index that a cell with one letter or digit names; NULL: the cell is neither. */
 static json_t *csv_answer(const struct buf *cell) {
     char c = cell->len == 1 ? cell->data[0] : 0;
     if (c >= 'A' && c <= 'Z') return json_integer(c - 'A');
     return c >= '0' && c <= '9' ? json_integer(c - '0') : NULL;
 }
 
+/* Calls fn with the row as an object. */
 static int row_visit(const struct csv *c, int line, json_file_each_fn fn, void *ctx,
                      struct error *err) {
     json_t *choices = json_array(), *answer = csv_answer(&c->cells[c->n - 1]);

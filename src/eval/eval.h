@@ -1,11 +1,12 @@
 /*
- * eval: tasks, requests and grading, and the statistics that every claim of Shoal carries.
+ * eval: tasks, requests and grading, and the statistics of every result that Shoal reports.
  *
- * fry.c generates the starter model's task families. Every item has a canonical key (its content
- * without language and wording); hash(key) decides its split, so train, dev (fitness) and test are
- * disjoint by construction: no seed and no wording can carry a question across. Generators and
- * statistics are pure. eval_run_family and eval_solver_answer drive an engine,
- * model_divergence_measure runs two models, eval_task_open reads files.
+ * fry.c generates the starter model's task families. Every item has a canonical key: its content
+ * without language and wording. The hash of the key decides the item's split (train, dev or test;
+ * dev is for fitness). So the splits are disjoint: no seed and no wording moves a question to
+ * another split. Generators and statistics are pure functions. eval_run_family and
+ * eval_solver_answer drive an engine, model_divergence_measure runs two models, eval_task_open
+ * reads files.
  */
 #ifndef SHOAL_EVAL_H
 #define SHOAL_EVAL_H
@@ -17,41 +18,42 @@
 struct task_item {
     char *question;                  /* the user's message */
     char *work;                      /* a short correct derivation, for training; may be "" */
-    char *choices[EVAL_MAX_CHOICES]; /* candidate answers, shuffled */
-    int n_choices, correct;
-    const char *lang;   /* "en", "ja", "zh" */
-    bool rare;          /* a variant that does not occur in pretraining */
-    char *key;          /* canonical content */
-    char *duplicate_of; /* key of the same question in another family, or NULL */
-    char *gold;         /* without choices: the text that a grader compares answers with, or NULL */
-    char **views; /* [n_views] parts of the question for the agents of a team: agent i sees view i
-                     mod n_views */
-    int n_views;  /* 0: all agents see the question */
+    char *choices[EVAL_MAX_CHOICES]; /* [n_choices] candidate answers */
+    int n_choices, correct;          /* correct: index of the right choice; -1: unknown */
+    const char *lang;                /* "en", "ja", "zh" */
+    bool rare;                       /* a variant that does not occur in pretraining */
+    char *key;                       /* canonical content, see above */
+    char *duplicate_of;              /* key of the same question in another family, or NULL */
+    char *gold;   /* item without choices: the text that a grader compares with, or NULL */
+    char **views; /* [n_views] variants of the question with a part of its evidence; agent i of a
+                     team sees view i mod n_views */
+    int n_views;  /* 0: all agents see `question` */
 };
 void task_item_release(struct task_item *it);
 
 enum data_split { SPLIT_TRAIN, SPLIT_DEV, SPLIT_TEST };
 struct task_family {
     const char *name;
-    bool easy;        /* the starter model answers at least 99 % */
+    bool easy;        /* the starter model answers at least 99 % correctly */
     float rare_share; /* share of rare variants outside pretraining; 0 for easy families */
     const char *description;
+    /* Generates an item whose choice 0 is the right one; `rare` selects the variant. */
     void (*generate)(struct rng *r, bool rare, struct task_item *out);
 };
 extern const struct task_family fry_families[];
 int fry_count(void);
 int fry_find(const char *name); /* -1 when unknown */
 #define FRY_MAX_FAMILIES 64
-/* "fry" (all families) or names, comma-separated → pick[fry_count()]. */
+/* Sets pick[i] for each family i in a comma-separated list of names; "fry" stands for all
+ * families. */
 int fry_parse_families(const char *list, bool pick[FRY_MAX_FAMILIES], struct error *err);
-/* Item `index` of a family's split: a pure function of its arguments. `pretrain`: common variants
- * only. */
+/* Generates item `index` of a family's split, with shuffled choices. `pretrain`: only common
+ * variants. */
 void fry_item(int family, enum data_split split, uint64_t seed, uint32_t index, bool pretrain,
               struct task_item *out);
 enum data_split fry_split_of(const char *key);
 
-/* The three built-in personas: name, system prompt, and the families of the persona's
- * conversations. */
+/* The three built-in personas. families: the families of a persona's conversations. */
 struct fry_persona {
     const char *name, *system;
     const char *families[3];
@@ -59,65 +61,74 @@ struct fry_persona {
 extern const struct fry_persona fry_personas[3];
 /* The debate message to an agent: "others say 12 and 15. answer again." malloc'ed. */
 char *fry_debate_turn(const char *const *others, int n);
-/* Build a conversation: append a turn; append the assistant's answer; write all turns (taken over)
- * as a line of {messages}. */
+/* Appends a turn to a conversation, which is an array of {role, content}. */
 void messages_add(json_t *turns, const char *role, const char *text);
+/* Appends the assistant's turn "answer: CHOICE". */
 void messages_add_answer(json_t *turns, const char *choice);
+/* Appends the line {"messages": turns} to `text`. Takes ownership of `turns`. */
 void messages_to_jsonl(struct buf *text, json_t *turns);
-/* Writes n conversations of a persona as JSONL (train split). */
+/* Writes n conversations of a persona, from the train split, to a JSONL file. */
 int fry_write_persona(const struct fry_persona *p, int n, uint64_t seed, const char *path,
                       struct error *err);
-/* Writes n questions of the families with their answers, the families in turn. */
+/* Writes n questions of the train split with their answers to a JSONL file. The families take
+ * turns. */
 int fry_write_tasks(const bool pick[FRY_MAX_FAMILIES], int n, uint64_t seed, const char *path,
                     struct error *err);
 
-/* Writes n conversations in which the assistant answers, sees two other answers and answers again.
- * Each of the three first answers is correct with probability 1/2; the last answer is correct. */
+/* Writes n conversations of the train split in which the assistant answers, sees the answers of two
+ * others and answers again. Each of these three answers is correct with probability 1/2. The
+ * assistant's second answer is always correct. */
 int fry_write_critic(const bool pick[FRY_MAX_FAMILIES], int n, uint64_t seed, const char *path,
                      struct error *err);
 
-/* split_evidence.c: questions ("largest", "earliest") whose evidence is split among a team: the
- * question contains all of it, a view contains a third. */
-int split_evidence_find(const char *name); /* -1 when unknown */
+/* split_evidence.c: questions of two kinds ("largest", "earliest") whose evidence is split among a
+ * team. The question contains all of the evidence, each of its three views a third. */
+int split_evidence_find(const char *name); /* index of the kind; -1 when unknown */
 void split_evidence_item(int kind, enum data_split split, uint64_t seed, uint32_t index,
                          struct task_item *out);
-/* Writes n conversations of the train split that teach the question, a share of it, and the
- * debate. */
+/* Writes n conversations of the train split to a JSONL file: in turn the whole question, a view,
+ * and a view followed by a debate. */
 int split_evidence_write(int kind, int n, uint64_t seed, const char *path, struct error *err);
 
 /* prompts */
 
-/* The assistant's first words; a space and one choice follow, closed by <|im_end|>. */
+/* Begins the assistant's answer. A space, one choice and the end-of-turn token follow. */
 #define ANSWER_PREFIX "answer:"
+/* Begins the reasoning, after which a line with ANSWER_PREFIX follows. */
 #define WORK_PREFIX "work:"
 
-/* A question as tokens: the chat up to the assistant's first words, the suffix, and the choices
- * with their end. */
+/* A question as tokens. prompt: the chat up to the prefix of the assistant's turn. suffix: the
+ * tokens between the reasoning and the choice; empty: no reasoning. choices: [n_choices], each with
+ * its end; `seq` has the same tokens for a request. stop: [n_stop] tokens that end the reasoning.
+ */
 struct choice_prompt {
-    struct token_ids prompt, suffix, *choices; /* [n_choices] */
+    struct token_ids prompt, suffix, *choices;
     struct token_seq *seq;
     int32_t stop[2];
     int n_stop, n_choices;
 };
-/* Choice i is the tokens of `text`, followed by `end` if it is a token. */
+/* Sets choice i to the tokens of `text`, followed by the token `end` if end >= 0. */
 void choice_prompt_add_choice(struct choice_prompt *a, int i, const struct tokenizer *tok,
                               const char *text, int32_t end);
-/* chain_of_thought: generates reasoning (up to max_tokens), then "\nanswer: " and the choice;
- * otherwise only the choice. */
+/* The request of this prompt decodes "answer: CHOICE". With chain_of_thought it first generates
+ * reasoning, up to the request's max_tokens or the end of the line. The caller calls
+ * choice_prompt_release also after an error. */
 int choice_prompt_init(struct choice_prompt *a, const struct tokenizer *tok,
                        const struct chat_message *chat, int n_msgs, const struct task_item *it,
                        bool chain_of_thought, struct error *err);
 void choice_prompt_release(struct choice_prompt *a);
-/* Fills a request that borrows the tokens of `a`. */
+/* Sets *out to a request that borrows the tokens of `a`. max_tokens: limit of the reasoning. */
 void choice_prompt_request(const struct choice_prompt *a, struct adapter *adapter,
                            int32_t max_tokens, struct engine_request *out);
 
-/* Accuracy of one adapter on one family. right[i] (may be NULL) is the result of each item. */
+/* Accuracy of one adapter on families. */
 struct eval_score {
     int64_t n, correct;
     int64_t prefilled, generated, truncated;
     double seconds;
 };
+/* Measures an adapter on items 0..n-1 of a family's split and adds the result to *out. right[n]
+ * (may be NULL): whether each item was answered correctly. */
 int eval_run_family(struct engine *e, const struct tokenizer *tok, int family,
                     enum data_split split, uint64_t seed, int32_t n, struct adapter *adapter,
                     bool chain_of_thought, uint8_t *right, struct eval_score *out,
@@ -125,20 +136,21 @@ int eval_run_family(struct engine *e, const struct tokenizer *tok, int family,
 
 /* comparing models */
 
-/* Tokens of one sequence. `scored` has a byte for each token, nonzero if its prediction counts;
- * NULL: all but the first. */
+/* The n tokens v of one sequence. scored[n]: nonzero if the prediction of the token counts; NULL:
+ * all tokens but the first count. */
 struct scored_sequence {
     const int32_t *v;
     const char *scored;
     int32_t n;
 };
-/* Divergence of m[1] from m[0] on passages that fit both. */
+/* Divergence of model m[1] from model m[0], which have the same vocabulary. */
 struct model_divergence {
     int64_t n; /* number of predictions */
     double perplexity[2];
     double kl_mean, kl_p99; /* KL(m[0] ‖ m[1]) per prediction, in nats */
     double same_top;        /* share of predictions with the same most probable token */
 };
+/* Every sequence fits in the context of both models. */
 struct model_divergence model_divergence_measure(const struct model *const m[2],
                                                  const struct scored_sequence *seqs, int n,
                                                  struct pool *pool, struct progress *p);
@@ -156,42 +168,45 @@ struct stats_interval stats_wilson(int64_t correct,
 struct stats_mcnemar {
     struct stats_interval diff;
     double p;
-    int64_t n, only_a, only_b;
+    int64_t n, only_a, only_b; /* pairs; pairs of which only a, or only b, is 1 */
 };
 struct stats_mcnemar stats_mcnemar(const uint8_t *a, const uint8_t *b, int64_t n);
-/* The quantile of Student's t that corresponds to the normal quantile z: the Cornish-Fisher
- * expansion in 1/ν (Abramowitz & Stegun 26.7.5). It needs more than two degrees of freedom. */
+/* The quantile of Student's t that corresponds to the normal quantile z, by the Cornish-Fisher
+ * expansion in 1/dof (Abramowitz & Stegun 26.7.5). It is accurate for dof > 2. */
 double stats_t_quantile(double z, int64_t dof);
 struct stats_interval stats_mean_interval(const double *v,
                                           int64_t n); /* mean with 95 % t interval */
-/* Two-sided p of paired differences whose signs are exchangeable under the null hypothesis
- * (Fisher's sign-flip test of the mean): all 2^n flips if n <= 16, else 9999 samples from a fixed
- * seed. */
+/* Two-sided p of Fisher's sign-flip test of the mean of paired differences. Under the null
+ * hypothesis their signs are exchangeable. It uses all 2^n flips if n <= 16, else 9999 random flips
+ * from a fixed seed. */
 double stats_sign_flip_test(const double *diff, int64_t n);
-/* The smallest difference that a paired test on n items detects with power 0.8 at α = 0.05 if
- * `discordant` is the share of pairs that differ. */
+/* The smallest difference of proportions that a paired test on n items detects with power 0.8 at
+ * α = 0.05. `discordant`: share of the pairs that differ. */
 double stats_min_detectable_effect(int64_t n, double discordant);
-/* Percentile interval, 95 %, of the mean, from a bootstrap that resamples whole clusters of
- * dependent values (cluster_of[i] in 0..n_clusters-1): 1000 resamples by the seed. */
+/* The mean with its 95 % percentile interval from 1000 bootstrap resamples by the seed. The
+ * bootstrap resamples whole clusters, because the values of a cluster are dependent. cluster_of[i]:
+ * cluster of v[i], 0..n_clusters-1. */
 struct stats_interval stats_cluster_bootstrap(const double *v, const int32_t *cluster_of, int64_t n,
                                               int32_t n_clusters, uint64_t seed);
-/* Two one-sided tests at 5 % (Schuirmann 1987): whether the mean is within ± margin, that is,
- * whether the 90 % interval is inside. */
+/* Two one-sided tests at 5 % (Schuirmann 1987): whether the 90 % normal interval of the mean is
+ * inside (-margin, margin). */
 bool stats_tost(const double *diff, int64_t n, double margin);
+/* Holm's adjustment of n p values for multiple comparisons. */
 void stats_holm(const double *p, int n, double *adjusted);
 
 /*
  * task: the questions of a task, from the built-in families or from local files.
  *
- * A task is a row of a table (task.c), a recipe in YAML, or a JSONL file with known fields. The
- * fields of a line determine its format (dataset_formats.c); the task determines the text for the
- * model. Built-in tasks use the wording of lm-evaluation-harness, so scores can be compared:
+ * A task from files is a built-in task (a row of a table in task.c), a recipe in YAML, or a JSONL
+ * file with known fields. The fields of a line determine its format (dataset_formats.c); the task
+ * determines the text for the model. Built-in tasks use the wording of lm-evaluation-harness, so
+ * scores can be compared:
  *
  *     preamble of the subject | context of the question | delimiter | option
  *     (description, examples)                            `-- scored, one option at a time
  *
- * A task owns its texts and is immutable once it is open. It stores the questions of files; it
- * generates those of a family, or of a task with split evidence, on each query.
+ * A task owns its texts and is immutable once it is open. A task from files stores its questions. A
+ * family, or a task with split evidence, generates a question on each query.
  */
 
 #define EVAL_MAX_OPTIONS EVAL_MAX_CHOICES
@@ -201,7 +216,7 @@ struct eval_question {
     char *options[EVAL_MAX_OPTIONS];  /* [n], without the delimiter */
     char *contexts[EVAL_MAX_OPTIONS]; /* context of one option; NULL: `context` */
     int n, correct;
-    char *answer;  /* generation: the text that the grader compares with */
+    char *answer;  /* generated answers: the gold answer; else NULL */
     char *cluster; /* questions of one cluster are dependent; NULL: an independent question */
     int subject;
     const char *path; /* the file it was read from; NULL: generated */
@@ -209,8 +224,9 @@ struct eval_question {
 };
 void eval_question_release(struct eval_question *q);
 
-/* CHAT_CHOICE: decodes one of the choices in the model's chat template. LOGLIKELIHOOD: selects the
- * option that is most probable after the context. GENERATE: generates text for a grader. */
+/* EVAL_CHAT_CHOICE: decodes one of the choices in the model's chat template. EVAL_LOGLIKELIHOOD:
+ * selects the option that is most probable after the context. EVAL_GENERATE: generates a text,
+ * which a grader scores. */
 enum eval_output_type { EVAL_CHAT_CHOICE, EVAL_LOGLIKELIHOOD, EVAL_GENERATE };
 
 struct eval_subject {
@@ -220,92 +236,98 @@ struct eval_task {
     char *name;
     enum eval_output_type output_type;
     int64_t n_questions;
-    bool reports_acc_norm;         /* acc_norm is its usual metric */
+    bool reports_acc_norm;         /* the task's usual metric is acc_norm, see eval_result */
     char *delimiter;               /* text between a context and an option */
     struct strings files;          /* files that were read */
     struct eval_subject *subjects; /* [n_subjects] */
     int n_subjects;
-    struct eval_question *questions; /* [n]; NULL if questions are generated */
+    struct eval_question *questions; /* [n_questions]; NULL if questions are generated */
     int family; /* generated questions: index in fry_families, or in split_evidence.c; -1: questions
                    of files */
     bool is_split_evidence;
     enum data_split split;
     uint64_t seed;
-    char *grader; /* GENERATE */
-    struct strings stops;
-    int32_t max_tokens;
-    size_t longest; /* bytes of the longest context including its preamble and option */
+    char *grader;         /* EVAL_GENERATE: name of the grader */
+    struct strings stops; /* texts that end the generation */
+    int32_t max_tokens;   /* maximum generated tokens; 0 without generation */
+    size_t longest;       /* bytes of the longest context including its preamble and option */
 };
 
 struct eval_task_options {
-    const char *dir; /* folder of the built-in tasks' files */
-    int64_t n;       /* questions of each task; 0: 1000 of a family, all of a file */
-    int64_t shots;   /* examples before each question, the first ones of the task's examples */
-    enum data_split split;
-    uint64_t seed; /* seed of the sampled questions */
+    const char *dir;       /* folder with the files of built-in tasks; may be NULL */
+    int64_t n;             /* questions of each task; 0: 1000 if they are generated, else all */
+    int64_t shots;         /* number of examples before each question */
+    enum data_split split; /* split of generated questions */
+    uint64_t seed;         /* selects the questions */
 };
-/* `name`: a family, a task of split_evidence.c, a built-in task, a JSONL file, or a recipe (.yaml).
- */
+/* `name`: a family, a kind of split evidence, a built-in task, a JSONL file, or a recipe (.yaml).
+ * Call eval_task_release also after an error. */
 int eval_task_open(struct eval_task *b, const char *name, const struct eval_task_options *o,
                    struct error *err);
 void eval_task_release(struct eval_task *b);
-/* Returns a question that the task owns, or one made in `scratch`. The caller releases `scratch` in
- * both cases. */
+/* Returns question i: in `scratch` if it is generated, else a question that the task owns. The
+ * caller may release `scratch` in either case. */
 const struct eval_question *eval_task_question(const struct eval_task *b, int64_t i,
                                                struct eval_question *scratch);
 /*
- * All questions as items for a team, [n]; free them with task_items_release. An item's question is
- * the text that the model would see, its choices are the options. Where contexts differ, the
- * differing part belongs to the choice. A question with a generated answer has a gold answer
- * instead.
+ * All questions as items for a team, [n_questions]; free them with task_items_release. An item's
+ * question is the text that the model would see, and its choices are the options. If each option
+ * has a separate context, the part in which the contexts differ belongs to the choice. A question
+ * with a generated answer has a gold answer instead of choices.
  */
 struct task_item *eval_task_items(const struct eval_task *b);
 void task_items_release(struct task_item *v, int64_t n);
-/* "a,b": names for eval_task_open; "fry" means every family. *out is malloc'ed. */
+/* Opens the tasks of a comma-separated list of names for eval_task_open; "fry" stands for all
+ * families. The caller releases each of the *n tasks and frees *out, also after an error. */
 int eval_tasks_open(const char *list, const struct eval_task_options *o, struct eval_task **out,
                     int *n, struct error *err);
-/* Names and explanations of the built-in tasks; NULL past the end. */
+/* Name and explanation of built-in task i; NULL past the last. */
 const char *eval_task_builtin(int i, const char **summary);
 
 /* Lines of files (dataset_formats.c). */
 
-/* The content of a line, in any format; it owns its strings. */
+/* The content of a line in any format. The row owns its strings; a text that the line lacks is
+ * NULL. */
 struct dataset_row {
     char *question, *passage;
     char *choices[EVAL_MAX_OPTIONS];
     char *contexts[EVAL_MAX_OPTIONS]; /* one per choice, or NULL */
-    int n, correct;                   /* correct < 0: no choices */
+    int n, correct;                   /* number of choices; correct < 0: no choices */
     char *answer, *cluster, *subject;
 };
 void dataset_row_release(struct dataset_row *f);
-/* Reads a line of any known format; the error names the field that is wrong. */
+/* Reads a line of any known format. The error names the wrong field. The caller releases `out` also
+ * after an error. */
 int dataset_row_parse(const json_t *row, struct dataset_row *out, struct error *err);
 /* The index of the choice that an answer names: an index from 0, the text of a choice, a letter, or
  * an index as text; -1: none. */
 int choice_index(const json_t *answer, char *const *choices, int n);
 /* "choices.text" → row["choices"]["text"], or NULL. */
 const json_t *json_path_get(const json_t *row, const char *path);
-/* A string, or a number as text; NULL otherwise. malloc'ed. */
+/* The text of a string or a number, malloc'ed; NULL for other values. */
 char *json_scalar_text(const json_t *v);
-/* Calls fn for every row of a CSV file with the columns question, choices and answer (a letter or
- * an index from 0), as an object of those fields; a header with these names is skipped. */
+/* Calls fn for every row of a CSV file. The first column is the question, the last one the answer
+ * (a letter or an index from 0), the others are the choices. fn receives {question, choices,
+ * answer}. A header, whose first cell is "question", is skipped. */
 int csv_each(const char *path, json_file_each_fn fn, void *ctx, struct error *err);
 
 /*
- * evaluate: candidates on the same questions, and the statistics of their differences.
+ * evaluate: results of candidates on the same questions, and statistics of their differences.
  *
  * A candidate is a name and a function that answers a task: the base model, an adapter
  * (eval_solver_answer), or a team. eval_summarize is pure: it turns results into statistics.
  */
 
-/* The result of one question. Format failures are separate from wrong answers. */
+/* The result of one question. A text without an answer is counted separately from a wrong answer.
+ */
 struct eval_result {
-    bool right;      /* acc: the most probable option; for a grader, a score of at least 1/2 */
-    bool right_norm; /* acc_norm: log-probability per character of the option's text */
-    bool prompt_truncated; /* too long: the beginning of its context was dropped */
-    bool truncated;        /* generation reached its limit */
-    bool no_answer;        /* the text holds no answer */
-    int16_t choice;        /* -1: none */
+    bool right;            /* acc: the choice is correct; for a grader, the score is at least 1/2 */
+    bool right_norm;       /* acc_norm: the option with the highest log-probability per character is
+                              correct */
+    bool prompt_truncated; /* the beginning of a too long context was dropped */
+    bool truncated;        /* generation reached its token limit */
+    bool no_answer;        /* the grader found no answer in the text */
+    int16_t choice;        /* index of the option; -1: none */
     float prob;            /* probability of the choice among the options */
     float score;           /* score of the grader */
 };
@@ -313,38 +335,41 @@ struct eval_cost {
     int64_t calls, prefilled, generated;
     double seconds;
 };
-/* out [task->n]. `p` (may be NULL) counts questions, from `done` on. */
 struct eval_candidate {
     const char *name;
+    /* Answers all questions of a task: sets out[task->n_questions] and adds to *cost. `p` (may be
+     * NULL) counts questions, beginning with `done`. */
     int (*answer)(void *ctx, const struct eval_task *task, struct eval_result *out,
                   struct eval_cost *cost, struct progress *p, int64_t done, struct error *err);
     void *ctx;
 };
 
-/* One adapter (NULL: the base model) on an engine with room for max_len tokens per request. */
+/* One adapter (NULL: the base model) on an engine. */
 struct eval_solver {
     struct engine *e;
     const struct tokenizer *tok;
     struct adapter *adapter;
-    int32_t max_len;
-    bool chain_of_thought; /* CHAT: think first */
+    int32_t max_len;       /* tokens that a request may have; longer contexts are cut */
+    bool chain_of_thought; /* EVAL_CHAT_CHOICE: generate reasoning before the choice */
 };
+/* eval_candidate.answer of a struct eval_solver. */
 int eval_solver_answer(void *solver, const struct eval_task *task, struct eval_result *out,
                        struct eval_cost *cost, struct progress *p, int64_t done, struct error *err);
 
-/* The grader of a task with generated answers (else NULL). Fails if the grader rejects the gold
- * answer of a question. */
+/* Sets *out to the grader of an EVAL_GENERATE task, and to NULL for other tasks. Fails if the
+ * grader rejects the gold answer of a question. */
 struct grader;
 int eval_task_grader(const struct eval_task *task, const struct grader **out, struct error *err);
 /* Approximate length of the longest request of a task from files, in tokens. */
 int32_t eval_task_max_request_tokens(const struct eval_task *task, const struct tokenizer *tok);
-/* Encodes like lm-evaluation-harness: white space at the end of the context moves to the
- * continuation, both are encoded as one text, which is cut at the length of the encoded context.
- * Appends to both outputs. If no token is left for the continuation, it is encoded separately. */
+/* Encodes a context and its continuation like lm-evaluation-harness. White space at the end of the
+ * context moves to the continuation. Context and continuation are encoded as one text; the tokens
+ * after the length of the encoded context are the continuation. If there are no such tokens, the
+ * continuation is encoded separately. Appends to prompt and continuation_ids. */
 void eval_encode_pair(const struct tokenizer *tok, const char *context, const char *continuation,
                       struct token_ids *prompt, struct token_ids *continuation_ids);
 
-/* The scores of a candidate, and its comparison with the first one on the same questions. */
+/* The scores of a candidate, and its comparison with the first candidate on the same questions. */
 struct eval_summary {
     int64_t n, correct, correct_norm, prompts_truncated, truncated, no_answer;
     struct stats_interval acc, acc_norm; /* Wilson */
@@ -352,42 +377,45 @@ struct eval_summary {
     int64_t n_clusters;
     double score; /* mean score of the grader */
     struct eval_cost cost;
-    /* comparison with the first candidate; zero for the first one */
+    /* comparison with the first candidate; for the first candidate: zero, with p = 1 */
     struct stats_mcnemar versus;
     struct stats_interval versus_clustered;
     bool equivalent; /* the difference is within 2 points, by two one-sided tests at 5 % */
-    double p_holm;   /* adjusted over all comparisons of the run; the caller sets it */
+    double p_holm;   /* p adjusted for all comparisons of the run; set by the caller, initially 1 */
 };
 /* Compares the results [n] of a candidate with those of the first candidate, baseline [n].
  * cluster_of: [n], from eval_task_clusters. */
 struct eval_summary eval_summarize(const struct eval_result *results,
                                    const struct eval_result *baseline, int64_t n,
                                    const int32_t *cluster_of, int32_t n_clusters, uint64_t seed);
-/* Numbers the clusters of the questions. A question without a cluster forms a separate one. Returns
- * the number of clusters. */
+/* Sets cluster_of[n_questions] to the numbers of the questions' clusters. A question without a
+ * cluster forms a separate cluster. Returns the number of clusters. */
 int32_t eval_task_clusters(const struct eval_task *task, int32_t *cluster_of);
 
 /*
- * sequential: is b better than a? A test that may decide after each pair of scores.
+ * sequential: a test whether b is better than a that may decide after each pair of scores.
  *
- * A fixed-sample test that is repeated after every pair sooner or later finds a difference even
- * between equals. This test allows a look after every pair. It is a betting test (Waudby-Smith &
- * Ramdas 2024, "Estimating means of bounded random variables by betting", JRSS B 86(1)). For the
- * hypothesis that the mean difference d = b - a is μ, a bettor begins with wealth 1 and stakes a
- * fixed share λ of its wealth on "more than μ" before each pair, so its wealth is the product of 1
- * + λ(d_i - μ). It cannot become negative while λ <= 1/2. If μ is true, the expected gain is zero
- * for any distribution of the scores and any dependence on earlier ones: the wealth is an e-value
- * at every time, and by Ville's inequality it ever reaches 1/p with probability p at most. The best
- * λ depends on unknown quantities, so the money is divided among eight bettors, λ = 2^-1 … 2^-8:
- * their mean is a wealth too, and loses at most a factor of 8 against the best of them. A second
- * eight bet on "less than μ". Each side decides at 2/α, so both together err with probability α.
+ * A fixed-sample test that is repeated after every pair eventually finds a difference even if there
+ * is none. This test may be evaluated after every pair. It is a betting test (Waudby-Smith & Ramdas
+ * 2024, "Estimating means of bounded random variables by betting", JRSS B 86(1)). For the
+ * hypothesis that the mean of the differences d = b - a is μ, a bettor begins with wealth 1. Before
+ * each pair the bettor stakes a fixed share λ of its wealth on "more than μ". So the wealth is the
+ * product of 1 + λ(d_i - μ), which cannot become negative if λ <= 1/2. If μ is the true mean, the
+ * expected gain is zero for any distribution of the scores and any dependence on earlier scores. So
+ * the wealth is an e-value at every time, and by Ville's inequality the probability that it ever
+ * reaches 1/p is at most p. The best λ depends on unknown quantities, so eight bettors with λ =
+ * 2^-1 … 2^-8 share the initial wealth. Their mean wealth is an e-value too; it is at least an
+ * eighth of the wealth of the best bettor. Eight more bettors stake on "less than μ". The test
+ * decides when the mean wealth of either side reaches 2/α, so the probability of a wrong decision
+ * is at most α.
  *
- * The confidence sequence is the set of all μ whose bettors have not reached 2/α. It holds the true
- * mean at all times at once with probability 1 - α, and excludes 0 exactly when the test decides.
+ * The confidence sequence is the set of all μ for which neither side has reached 2/α. With
+ * probability 1 - α it contains the true mean at all times. From min_pairs on, it excludes 0
+ * exactly when the test decides.
  *
- * The only assumption is that, under "no difference", the next pair's mean difference is 0 given
- * all earlier pairs. Pure; the state is a function of the options and the pairs, so stored pairs
- * reproduce it bit by bit on every machine.
+ * The only assumption is that, if there is no difference, the expected difference of the next pair
+ * is 0 given all earlier pairs. The state is a function of the options and the pairs, so stored
+ * pairs reproduce the same bits on every machine.
  */
 
 enum { SEQUENTIAL_BETS = 8, SEQUENTIAL_PAIRS_MAX = 100000 };
@@ -396,8 +424,7 @@ enum sequential_decision {
     SEQUENTIAL_CONTINUE,
     SEQUENTIAL_B_BETTER,
     SEQUENTIAL_B_WORSE,
-    SEQUENTIAL_NO_DIFFERENCE, /* max_pairs reached without a decision: no difference, or too small a
-                                 one */
+    SEQUENTIAL_NO_DIFFERENCE, /* no decision after max_pairs: no difference, or one too small */
 };
 const char *sequential_decision_name(enum sequential_decision d); /* "b_better" */
 
@@ -412,18 +439,19 @@ struct sequential_test {
     double *diff; /* [n] b - a */
     int64_t n, cap;
     double sum[2];                         /* sums of a's scores and of b's */
-    double log_wealth[2][SEQUENTIAL_BETS]; /* for μ = 0: bets on more, bets on less */
+    double log_wealth[2][SEQUENTIAL_BETS]; /* μ = 0: bettors on "b is better", on "b is worse" */
 };
 
 void sequential_init(struct sequential_test *s, const struct sequential_options *o);
 void sequential_release(struct sequential_test *s);
-/* Adds a pair, both in [0, 1]. After a decision, pairs change nothing. */
+/* Adds a pair of scores in [0, 1] and returns the decision. After a decision it changes nothing. */
 enum sequential_decision sequential_add(struct sequential_test *s, double a, double b);
-/* The e-value against "no difference" of the bets on b (0) or on a (1); at most 1e307. */
+/* The e-value against "no difference" of the bettors on b (side 0) or on a (side 1); at most
+ * 1e307. */
 double sequential_e_value(const struct sequential_test *s, int side);
 double sequential_threshold(const struct sequential_test *s); /* the e-value that decides: 2/α */
-/* The mean difference with its confidence sequence. The time is proportional to the number of
- * pairs: 1 ms for a thousand. */
+/* The mean difference with the interval of its confidence sequence. The time is proportional to the
+ * number of pairs: 1 ms for a thousand. */
 struct stats_interval sequential_difference(const struct sequential_test *s);
 
 #endif

@@ -2,10 +2,10 @@
  * evaluate: turns questions into requests to an engine, grades the results and summarizes them.
  *
  * A window of jobs is submitted to the engine and refilled as jobs end, so the batch stays full
- * until the last question. A job is one question: one request that generates the answer, or one
- * with all options as choices (they share the context, which is prefilled once), or one request per
- * option if each option has its own context. The preamble of a subject is prefilled once:
- * its other questions find it in the engine's prefix cache.
+ * until the last question. A job is one question. It has one request that generates the answer, or
+ * one request with all options as choices (the shared context is prefilled once), or one request
+ * per option if each option has a separate context. The preamble of a subject is prefilled once:
+ * later questions of the subject find it in the engine's prefix cache.
  *
  * Invariant: a result depends on the question, the model and the adapter only, never on the window.
  */
@@ -20,7 +20,7 @@
 enum {
     WINDOW_JOBS = 1024,
     COT_MAX_TOKENS = 32,    /* tokens of the reasoning before the answer */
-    TOKENIZATION_SLACK = 8, /* extra tokens that a concatenation may have compared with its parts */
+    TOKENIZATION_SLACK = 8, /* tokens that a text may have in excess of the sum of its parts */
 };
 static const double EQUIVALENCE_MARGIN =
     0.02; /* the largest difference of accuracies that counts as equivalent */
@@ -44,7 +44,7 @@ struct eval_window {
     struct eval_result *out;
     struct eval_cost *cost;
     struct eval_job *jobs; /* [WINDOW_JOBS] */
-    int64_t next, done;    /* index of the next question; number of graded questions */
+    int64_t next, done;    /* index of the next question to start; number of graded questions */
 };
 
 /* encoding */
@@ -83,8 +83,8 @@ void eval_encode_pair(const struct tokenizer *tok, const char *context, const ch
     buf_release(&text);
 }
 
-/* Drops the beginning of a prompt that exceeds `room` tokens and returns true. Does nothing if room
- * < 1. */
+/* Drops tokens at the beginning of a prompt that has more than `room` tokens, and returns true.
+ * Otherwise, and if room < 1, returns false. */
 static bool prompt_truncate_left(struct token_ids *prompt, int64_t room) {
     if (prompt->n <= room || room < 1) return false;
     memmove(prompt->v, prompt->v + prompt->n - room, (size_t)room * sizeof *prompt->v);
@@ -92,6 +92,7 @@ static bool prompt_truncate_left(struct token_ids *prompt, int64_t room) {
     return true;
 }
 
+/* The preamble and the context of an option, malloc'ed. */
 static char *question_context(const struct eval_task *task, const struct eval_question *q,
                               int option) {
     const char *context = q->contexts[option] ? q->contexts[option] : q->context;
@@ -180,6 +181,7 @@ static int question_error_wrap(const struct eval_task *task, const struct eval_q
     return error_wrap(err, "question %lld of '%s'", (long long)index, task->name);
 }
 
+/* Starts the next question in the free job `j`. */
 static int job_begin(struct eval_window *w, struct eval_job *j, struct error *err) {
     int rc = OK, submitted = 0;
     *j = (struct eval_job){.index = w->next++};
@@ -327,8 +329,8 @@ static int window_refill(struct eval_window *w, struct error *err) {
     return rc;
 }
 
-/* Runs the remaining requests (after an error there may be some), because the engine uses them
- * until they are done, and releases all jobs. */
+/* Releases all jobs. After an error some requests may be unfinished; it runs these first, because
+ * the engine uses a request until it is done. */
 static void window_drain(struct eval_window *w) {
     while (engine_step(w->s->e) > 0) continue;
     for (int i = 0; i < WINDOW_JOBS; i++)

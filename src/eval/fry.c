@@ -1,16 +1,17 @@
 /*
  * fry: the task families that train and measure the starter model.
  *
- * A maker generates one question in one of three languages from an rng. Easy families contain only
- * variants that pretraining shows. Harder ones mix a common variant with a rare one that
- * pretraining never shows (addition and subtraction, larger and smaller, …). The base model then
- * scores between chance and certainty, so that adapters, votes and evolution can show an effect.
- * `rare` selects the variant; fry_item samples it with the family's share.
+ * A function make_… generates one question in one of three languages from an rng. Easy families
+ * contain only variants that occur in pretraining. Harder families mix a common variant with a rare
+ * variant that does not occur in pretraining (addition and subtraction, larger and smaller, …). So
+ * the accuracy of the base model is between chance and 1, and adapters, votes and evolution can
+ * have an effect. The parameter `rare` selects the variant; fry_item samples it with the family's
+ * share.
  *
  * Invariant: `key` contains everything that identifies a question, and nothing else. The hash of
- * the key decides the split, so a question of the test split can never be sampled for training or
- * for fitness. Two pairs of families ask the same question in other words (sort and order, compare
- * and pick): for a measured split the key `twin` must belong to that split too.
+ * the key decides the split, so a question of the test split is never sampled for training or for
+ * fitness. Two pairs of families ask the same question in other words (sort and order, compare and
+ * pick): in the dev and test splits, the key `duplicate_of` must belong to the same split.
  */
 #define _GNU_SOURCE
 #include "eval/eval.h"
@@ -49,7 +50,7 @@ static void add_number(struct task_item *it, int value) {
     add_choice(it, text);
 }
 
-/* Before the call, choice 0 is the right one; afterwards the order carries no information. */
+/* Shuffles the choices and sets `correct`. Before the call, choice 0 is the right one. */
 static void shuffle_choices(struct rng *r, struct task_item *it) {
     it->correct = 0;
     for (int i = it->n_choices - 1; i > 0; i--) {
@@ -64,7 +65,7 @@ static void shuffle_choices(struct rng *r, struct task_item *it) {
     }
 }
 
-/* n distinct letters in v. */
+/* Writes n distinct random letters and a NUL to v. */
 static void sample_letters(struct rng *r, char *v, int n) {
     uint32_t order[26];
     for (uint32_t i = 0; i < 26; i++) order[i] = i;
@@ -141,7 +142,8 @@ static void make_sort(struct rng *r, bool rare, struct task_item *it) {
     add_swapped(r, it, v, n);
 }
 
-/* The larger (or smaller) of two different numbers of three digits. */
+/* The larger (or smaller) of two different numbers of three digits. The family `duplicate_name`
+ * asks for the larger one too. */
 static void make_number_comparison(struct rng *r, struct task_item *it, const char *const asks[],
                                    const char *name, const char *duplicate_name, bool smaller) {
     int a = rng_between(r, 100, 999), b = rng_between(r, 100, 999), lang = sample_lang(r);
@@ -170,7 +172,8 @@ static void add_near_numbers(struct rng *r, struct task_item *it, int right) {
     }
 }
 
-/* A pattern of 2 to 4 letters, shown twice and started again: which letter comes next? */
+/* A pattern of 2 to 4 letters is shown twice, and then up to all but one of its letters again:
+ * which letter comes next? */
 static void make_sequence(struct rng *r, bool rare, struct task_item *it) {
     (void)rare;
     static const char *const asks[] = {"next: %s", "つぎは：%s", "下一个：%s"};
@@ -226,7 +229,7 @@ static void make_voice(struct rng *r, bool rare, struct task_item *it) {
     free(sentence);
 }
 
-/* Common: four digits plus one. Rare: minus one. */
+/* Common: a number of four digits plus a digit. Rare: minus a digit. */
 static void make_arithmetic(struct rng *r, bool rare, struct task_item *it) {
     static const char *const sums[] = {"%d + %d = ?", "%dたす%dは？", "%d加%d等于？"};
     static const char *const differences[] = {"%d - %d = ?", "%dひく%dは？", "%d减%d等于？"};
@@ -241,7 +244,7 @@ static void make_arithmetic(struct rng *r, bool rare, struct task_item *it) {
     add_near_numbers(r, it, right);
 }
 
-/* Common: the larger of two. Rare: the smaller. */
+/* Common: the larger of two numbers. Rare: the smaller one. */
 static void make_pick(struct rng *r, bool rare, struct task_item *it) {
     static const char *const larger[] = {"pick the larger of %d and %d", "%dと%dから大を選んで",
                                          "从%d和%d中选大"};
@@ -271,8 +274,8 @@ static void make_order(struct rng *r, bool rare, struct task_item *it) {
     add_swapped(r, it, rare ? reversed : v, n);
 }
 
-/* Steps on a grid. Common: one to three steps. Rare: the question is "back", the cell from which
- * the steps lead here. */
+/* One to three steps on a grid. Common: to which cell do the steps lead from here? Rare: from which
+ * cell do the steps lead here? */
 static void make_route(struct rng *r, bool rare, struct task_item *it) {
     static const char *const ahead[] = {"from %d,%d go %s. where?", "%d,%dから%sへ進む。どこ？",
                                         "从%d,%d走%s。在哪？"};
@@ -311,9 +314,9 @@ static void make_route(struct rng *r, bool rare, struct task_item *it) {
 
 /*
  * Two premises about three kinds, then a question. Here "all A are B" is strict: kinds are never
- * empty and never equal, so B has more members than A. Common: all A are B, all B are C; is each A
- * C (yes), is each C A (no, C has more members)? Rare: no B are C, all A are B, is each A C (no,
- * but the same words with "all" say yes); or the premises share no kind (unknown).
+ * empty and never equal, so B has more members than A. Common: all A are B, all B are C. Is each A
+ * a C? Yes. Is each C an A? No, C has more members. Rare: all A are B, no B is C. Is each A a C?
+ * No. Or: all A are B, all D are C. Is each A a C? Unknown, the premises share no kind.
  */
 static void make_syllogism(struct rng *r, bool rare, struct task_item *it) {
     static const char *const all[] = {"all %s are %s.", "%s はみな %s だ。", "所有 %s 都是 %s 。"};
@@ -378,13 +381,14 @@ void task_item_release(struct task_item *it) {
     *it = (struct task_item){0};
 }
 
-/* One key in eight belongs to the test split, one in eight to the fitness split. */
+/* One key in eight belongs to the test split, one in eight to the dev split. */
 enum data_split fry_split_of(const char *key) {
     uint64_t h = hash_fnv1a(key, strlen(key)) % 8;
     return h == 0 ? SPLIT_TEST : h == 1 ? SPLIT_DEV : SPLIT_TRAIN;
 }
 
-/* For training only the item's key counts. A measured item must be unseen in both families. */
+/* In the train split only the item's key counts. An item of the dev or test split must not occur in
+ * training under its duplicate's key either. */
 static bool item_in_split(const struct task_item *it, enum data_split split) {
     return fry_split_of(it->key) == split &&
            (split == SPLIT_TRAIN || !it->duplicate_of || fry_split_of(it->duplicate_of) == split);
@@ -439,7 +443,7 @@ void messages_to_jsonl(struct buf *text, json_t *turns) {
     json_decref(v);
 }
 
-/* One conversation. system: may be NULL. */
+/* A conversation of question and answer. system: may be NULL. */
 static json_t *conversation_json(const char *system, const struct task_item *it,
                                  bool chain_of_thought) {
     json_t *turns = json_array();
@@ -456,8 +460,8 @@ static json_t *conversation_json(const char *system, const struct task_item *it,
     return turns;
 }
 
-/* A conversation: a first answer and two other answers, each correct with probability 1/2, then the
- * correct answer. */
+/* A conversation: the assistant's first answer (weight 0: not a target), two answers of others, and
+ * the correct answer. Each of the first three answers is correct with probability 1/2. */
 static json_t *critique_json(const struct task_item *it, struct rng *r) {
     const char *answers[3];
     for (int i = 0; i < 3; i++) {
@@ -484,7 +488,7 @@ static void line_add(struct buf *text, int family, uint64_t seed, int i, const c
     task_item_release(&it);
 }
 
-/* Item i as a line with three first answers and the corrected one. */
+/* Item i of a family's train split as a line of critique_json. */
 static void critic_line_add(struct buf *text, int family, uint64_t seed, int i) {
     struct task_item it;
     struct rng r = rng_make(seed, RNG_SHUFFLE, (uint32_t)i, 3);
@@ -493,8 +497,8 @@ static void critic_line_add(struct buf *text, int family, uint64_t seed, int i) 
     task_item_release(&it);
 }
 
-/* Alternates plain answers, answers with reasoning, the system prompt, and both, because the
- * adapter must act as the persona with and without that prompt. */
+/* Alternates between plain answers, answers with reasoning, the system prompt, and reasoning with
+ * the system prompt, because the adapter must act as the persona with and without this prompt. */
 int fry_write_persona(const struct fry_persona *p, int n, uint64_t seed, const char *path,
                       struct error *err) {
     struct buf text = {0};
@@ -506,7 +510,7 @@ int fry_write_persona(const struct fry_persona *p, int n, uint64_t seed, const c
     return rc;
 }
 
-/* n lines, the families in turn. */
+/* Writes n lines; the families take turns. */
 static int families_write(const bool pick[FRY_MAX_FAMILIES], int n, uint64_t seed, bool critic,
                           const char *path, struct error *err) {
     struct buf text = {0};

@@ -1,19 +1,19 @@
 /*
  * perplexity: measures how the predictions of two models differ on the same tokens.
  *
- * For a model and its quantised copy, the perplexity of each measures the prediction of a text, and
- * the Kullback-Leibler divergence per position measures the effect of quantisation: it is zero only
- * if the two distributions are equal, for any text.
+ * Typical use: a model and its quantised copy. The perplexity of each model measures how well it
+ * predicts a text. The Kullback-Leibler divergence per position measures the effect of
+ * quantisation: for any text it is zero only if the two distributions are equal.
  *
- * Invariant: the numbers depend on models and tokens only. Positions are computed separately and
- * summed in order, so the number of threads cannot change a digit.
+ * Invariant: the results depend on models and tokens only. Positions are computed separately and
+ * summed in order, so the number of threads does not change any bit.
  */
 #include "eval/eval.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { ROWS = 64 }; /* positions per step, whose logits are kept */
+enum { ROWS = 64 }; /* positions per forward pass */
 
 /* The result of one position. */
 struct position {
@@ -23,10 +23,10 @@ struct position {
 
 struct divergence_run {
     struct forward *f[2];
-    float *logits[2];          /* [ROWS][V] */
-    float *scratch;            /* [threads][V] */
-    int32_t next[ROWS];        /* the actual next tokens, -1: not scored */
-    struct position out[ROWS]; /* results of the step's rows */
+    float *logits[2];          /* [ROWS][vocab] */
+    float *scratch;            /* [threads][vocab] */
+    int32_t next[ROWS];        /* the token that follows each row; -1: not scored */
+    struct position out[ROWS]; /* results of the rows */
     int32_t vocab;
 };
 
@@ -37,7 +37,7 @@ static int32_t argmax(const float *v, int32_t n) {
     return best;
 }
 
-/* Returns log Σ exp(x) of a row and replaces x by exp(x - max). */
+/* Returns log Σ exp(x) of a row, replaces each x by exp(x - max), and sets *total to their sum. */
 static double row_normalise(float *x, int32_t n, double *total) {
     const struct kernels *k = kernels_get();
     double max = (double)k->max(x, n);
@@ -45,7 +45,8 @@ static double row_normalise(float *x, int32_t n, double *total) {
     return max + math_log(*total);
 }
 
-/* With weights e_i = exp(a_i - max a): KL = Σ e_i (a_i - b_i) / Σ e_i - lse(a) + lse(b). */
+/* Compares the logits a and b of one row. With e_i = exp(a_i - max a) and lse = log Σ exp:
+ * KL = Σ e_i (a_i - b_i) / Σ e_i - lse(a) + lse(b). Overwrites b. */
 static void position_compare(struct divergence_run *c, int64_t row, float *scratch) {
     int32_t n = c->vocab, next = c->next[row];
     const float *a = c->logits[0] + row * n;
@@ -106,7 +107,8 @@ static struct model_divergence positions_sum(const struct position *p, int64_t n
     return d;
 }
 
-/* Appends the scored positions of one passage to `out`. The last token has no known successor. */
+/* Writes the results of the scored positions of one passage to `out` and returns their number. The
+ * last token is not scored as a position, because its successor is unknown. */
 static int64_t passage_run(struct divergence_run *c, const struct scored_sequence *s,
                            struct pool *pool, struct position *out) {
     int64_t done = 0;

@@ -1,9 +1,9 @@
 /*
- * sequential: the wealth of the bettors, and the confidence interval.
+ * sequential: the wealth of the bettors, and the confidence interval (see eval.h).
  *
- * For μ = 0 the wealth is updated with each pair, as a logarithm, because it may exceed any double.
- * For another μ it is recomputed from the differences on each query. At the same λ it falls as μ
- * rises, so the end of the interval is found by bisection.
+ * For μ = 0 the logarithm of the wealth is updated with each pair; the wealth itself may be too
+ * large for a double. For another μ the wealth is recomputed from all differences on each query.
+ * The wealth of a bettor falls as μ rises, so bisection finds the end of the interval.
  */
 #include "eval/eval.h"
 
@@ -17,11 +17,12 @@ const char *sequential_decision_name(enum sequential_decision d) {
     return names[d];
 }
 
+/* λ of bettor k: 2^-(k + 1). */
 static double bet_fraction(int k) {
     return 1.0 / (double)(2 << k);
 }
 
-/* log of the mean of exp(v): the joint wealth of all bettors. */
+/* The logarithm of the bettors' mean wealth, from the logarithms v of their wealths. */
 static double log_mean_exp(const double v[SEQUENTIAL_BETS]) {
     double max = v[0], sum = 0;
     for (int k = 1; k < SEQUENTIAL_BETS; k++) max = fmax(max, v[k]);
@@ -73,9 +74,10 @@ double sequential_e_value(const struct sequential_test *s, int side) {
     return fmin(math_exp(log_mean_exp(s->log_wealth[side])), 1e307);
 }
 
-/* log wealth of a bettor that stakes λ on a mean of sign·d above μ. Logarithms are expensive, so
- * one is computed for the product of FACTORS_PER_LOG factors. Each factor is 1/2 or more, except
- * for λ = 1/2, where underflow can only reduce the wealth, which is conservative. */
+/* The logarithm of the wealth of a bettor that stakes λ on "the mean of sign·d is above μ".
+ * Logarithms are expensive, so one is computed for the product of FACTORS_PER_LOG factors. For λ <=
+ * 1/4 each factor is at least 1/2. For λ = 1/2 the product may underflow; this only reduces the
+ * wealth, which is conservative. */
 static double log_wealth_at(const struct sequential_test *s, double sign, double mu,
                             double lambda) {
     double log_sum = 0;
@@ -88,13 +90,14 @@ static double log_wealth_at(const struct sequential_test *s, double sign, double
     return log_sum;
 }
 
+/* Whether the bettors on this side have reached the threshold for the hypothesis μ. */
 static bool is_ruled_out(const struct sequential_test *s, double sign, double mu) {
     double v[SEQUENTIAL_BETS];
     for (int k = 0; k < SEQUENTIAL_BETS; k++) v[k] = log_wealth_at(s, sign, mu, bet_fraction(k));
     return log_mean_exp(v) >= math_log(sequential_threshold(s));
 }
 
-/* A lower bound of the smallest mean of sign·d that is not ruled out, from bisection. */
+/* A lower bound, by bisection, of the smallest mean of sign·d that is not ruled out. */
 static double confidence_lower_bound(const struct sequential_test *s, double sign) {
     double lo = -1, hi = 1;
     if (!is_ruled_out(s, sign, lo)) return lo;

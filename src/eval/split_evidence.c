@@ -1,11 +1,11 @@
 /*
- * split_evidence: questions with split evidence. Every agent of a team sees a part of the evidence,
- * so a vote without communication cannot find the answer, and the others' findings are sufficient
- * to find it.
+ * split_evidence: questions with split evidence. Every agent of a team sees a part of the evidence.
+ * Without communication each agent gives a different answer, so no majority exists. With the
+ * answers of the other agents, an agent can find the right answer.
  *
- * A question has six items of one kind in three shares of two. An agent can name the best item of
- * its share; the best of these three is the answer. Training conversations teach three things in
- * turn: the whole question, a share, and a share followed by the others' answers.
+ * A question has six items, numbers or letters, in three shares of two. An agent can name the best
+ * item of its share; the best of these three items is the answer. Training conversations teach
+ * three things in turn: the whole question, a share, and a share followed by the others' answers.
  */
 #define _GNU_SOURCE
 #include "eval/eval.h"
@@ -31,6 +31,7 @@ int split_evidence_find(const char *name) {
     return -1;
 }
 
+/* Choices [from, from + n) with blanks between them, malloc'ed. */
 static char *items_text(const struct task_item *it, int from, int n) {
     struct buf b = {0};
     for (int i = from; i < from + n; i++)
@@ -38,6 +39,7 @@ static char *items_text(const struct task_item *it, int from, int n) {
     return b.data;
 }
 
+/* The question about choices [from, from + n), malloc'ed. */
 static char *question_text(int kind, int lang, const struct task_item *it, int from, int n) {
     char *items = items_text(it, from, n), *out = xasprintf(kinds[kind].questions[lang], items);
     free(items);
@@ -52,6 +54,7 @@ static int best_choice(int kind, const int *values, int from, int n) {
     return best;
 }
 
+/* Generates an item of any split, the values of its choices and its language. */
 static void item_make(struct rng *r, int kind, struct task_item *it, int values[N_ITEMS],
                       int *lang) {
     int n = kinds[kind].letters ? 26 : 100;
@@ -94,7 +97,7 @@ void split_evidence_item(int kind, enum data_split split, uint64_t seed, uint32_
     item_generate(kind, split, seed, index, out, values);
 }
 
-/* In turn: the whole question, a share, a share followed by the debate. */
+/* Conversation `index`. In turn: the whole question, a share, a share followed by the debate. */
 static json_t *conversation_json(int kind, uint64_t seed, int index) {
     struct task_item it;
     int values[N_ITEMS], share = index / 3 % SHARES, n = 0;

@@ -1,7 +1,7 @@
 /*
- * stats: statistics for reported results. Pure functions; binomial tails are exact in log space,
- * everything else is the textbook formula named in its comment. Uses Shoal's logarithm and
- * exponential, so results do not depend on the C library.
+ * stats: statistics for reported results, as pure functions. Exact binomial tails are computed in
+ * log space; the source of every other formula is named in its comment. Logarithms and exponentials
+ * are Shoal's, so results do not depend on the C library.
  */
 #include "eval/eval.h"
 
@@ -16,7 +16,7 @@ json_t *stats_interval_json(struct stats_interval v) {
     return json_pack("{s:f,s:f,s:f}", "value", v.value, "lo", v.lo, "hi", v.hi);
 }
 
-/* Wilson 1927, 95 %. */
+/* Score interval of Wilson 1927, 95 %. */
 struct stats_interval stats_wilson(int64_t correct, int64_t n) {
     if (n <= 0) return (struct stats_interval){0, 0, 1};
     double p = (double)correct / (double)n, z2 = Z95 * Z95, d = 1 + z2 / (double)n;
@@ -60,7 +60,8 @@ double stats_t_quantile(double z, int64_t dof) {
            (79 * z9 + 776 * z7 + 1482 * z5 - 1920 * z3 - 945 * z) / (92160 * v * v * v * v);
 }
 
-/* At z = Z95. With 1 or 2 degrees of freedom the expansion is too inaccurate. */
+/* The 97.5 % quantile of Student's t. For 1 and 2 degrees of freedom it is a constant, because the
+ * expansion is too inaccurate there. */
 static double t975(int64_t dof) {
     return dof == 1 ? 12.706204736 : dof == 2 ? 4.302652730 : stats_t_quantile(Z95, dof);
 }
@@ -77,7 +78,7 @@ struct stats_interval stats_mean_interval(const double *v, int64_t n) {
 
 enum { SAMPLED_FLIPS = 9999, MAX_EXHAUSTIVE_N = 16 };
 
-/* Sum of the differences, each negated if its random bit is set; the rng yields 32 bits at a
+/* Sum of the differences, each negated if its random bit is set. The rng yields 32 bits at a
  * time. */
 static double flipped_sum(const double *diff, int64_t n, struct rng *r) {
     double sum = 0;
@@ -89,7 +90,8 @@ static double flipped_sum(const double *diff, int64_t n, struct rng *r) {
     return sum;
 }
 
-/* A sum within rounding error of the observed one counts as equally far from zero. */
+/* A flipped sum whose distance from zero is within rounding error of the observed sum's counts as
+ * equally far from zero. */
 double stats_sign_flip_test(const double *diff, int64_t n) {
     double sum = 0, abs_sum = 0;
     int64_t n_extreme = 0,
@@ -175,7 +177,8 @@ static int by_p(const void *a, const void *b) {
     return x->p < y->p ? -1 : x->p > y->p ? 1 : x->index - y->index;
 }
 
-/* Holm 1979: step-down, monotone, at most 1. */
+/* Holm 1979, step-down: the i-th smallest of n values is multiplied by n - i (i from 0); adjusted
+ * values do not decrease in this order and are at most 1. */
 void stats_holm(const double *p, int n, double *adjusted) {
     struct ranked_p *v = xcalloc((size_t)MAX(n, 1), sizeof *v);
     for (int i = 0; i < n; i++) v[i] = (struct ranked_p){p[i], i};

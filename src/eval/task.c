@@ -1,13 +1,12 @@
 /*
- * task: opens tasks by name, by file, by recipe.
+ * task: opens tasks by name, by file or by recipe.
  *
  * A built-in task is a row of `builtins`: the possible paths of its files, and the text for the
- * model. The wording is that of lm-evaluation-harness, task by task. Examples before a question
- * (--shots) are the first ones of the task's dev or train file; they are the same before every
- * question of a subject, so their prefix is computed once.
+ * model in the wording of lm-evaluation-harness. The examples before a question (--shots) are the
+ * first examples of its subject in the task's train or dev file. They are the same before every
+ * question of a subject, so the engine computes this prefix once.
  *
- * Not here: the meaning of a file's line (dataset_formats.c), the requests to the engine
- * (evaluate.c).
+ * dataset_formats.c interprets the lines of files; evaluate.c makes the requests to the engine.
  */
 #define _GNU_SOURCE
 #include "eval/eval.h"
@@ -18,19 +17,23 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* FAMILY_N: questions of a family by default. GENERATE_TOKENS: maximum generated tokens by default.
+ */
 enum { FAMILY_N = 1000, GENERATE_TOKENS = 256, MAX_SUBJECTS = 1000 };
 
 /* The configuration of a task without its questions, from a row of `builtins` or a recipe. */
 struct task_config {
     const char *name, *summary;
-    const char *files, *shots; /* patterns relative to the data folder; the first match counts */
+    const char *files, *shots; /* glob patterns, separated by blanks, relative to the data folder;
+                                  the first pattern with a match is used */
     const char *description;   /* preamble; may contain {subject} */
-    const char *template; /* {question} {passage} {choices} {lettered}, or a field of the line */
+    const char *template;      /* context; its placeholders are {question}, {passage}, {choices},
+                                  {lettered} and {FIELD}, a field of the line */
     const char *delimiter;
     bool letters;           /* the letters A, B … are scored instead of the choices' texts */
     bool normed;            /* reports acc_norm by default */
     bool strip_white_space; /* white space around the question is removed */
-    bool subject;           /* a file is a subject: NAME_test.csv */
+    bool subject;           /* questions have subjects: the field `subject`, or the file's name */
     const char *grader;
     const char *stops[4];
 };
@@ -137,11 +140,11 @@ static const struct option_row recipe_rows[] = {
     RECIPE("question", OPT_STRING, question, "question", "field of the question"),
     RECIPE("choices", OPT_LIST, choices, NULL, "a field with a list, or a field for each choice"),
     RECIPE("answer", OPT_STRING, answer, "answer", "field: index from 0, letter, or text"),
-    RECIPE("cluster", OPT_STRING, cluster, NULL, "field that dependent questions share"),
+    RECIPE("cluster", OPT_STRING, cluster, NULL, "field whose value dependent questions share"),
     RECIPE("description", OPT_STRING, description, NULL,
            "text before the examples and the question"),
     RECIPE("template", OPT_STRING, template, QUESTION_ANSWER, "context of an answer"),
-    RECIPE("delimiter", OPT_STRING, delimiter, " ", "between context and answer"),
+    RECIPE("delimiter", OPT_STRING, delimiter, " ", "text between context and answer"),
     RECIPE("letters", OPT_BOOL, letters, NULL, "score A, B … instead of the choices' texts"),
     RECIPE("grader", OPT_STRING, grader, NULL, "generate, and grade the text"),
     RECIPE("stop", OPT_LIST, stop, NULL, "texts that end the generation"),
@@ -210,7 +213,7 @@ static void choices_add(struct buf *b, const struct dataset_row *f) {
     for (int i = 0; i < f->n; i++) buf_printf(b, "%s%s", i ? ", " : "", f->choices[i]);
 }
 
-/* Appends the value of a template's {name}. */
+/* Appends the value of the placeholder {name} of a template. */
 static int template_value_add(struct buf *b, const char *name, const struct dataset_row *f,
                               const json_t *row, struct error *err) {
     char *value = NULL;
@@ -225,7 +228,7 @@ static int template_value_add(struct buf *b, const char *name, const struct data
     else if ((value = json_scalar_text(json_path_get(row, name))))
         buf_puts(b, value);
     else
-        return error_set(err, ERR_FORMAT, "the template's '{%s}' is no field of it", name);
+        return error_set(err, ERR_FORMAT, "the template's '{%s}' is no field of the line", name);
     free(value);
     return OK;
 }
@@ -264,7 +267,7 @@ static void strip_white_space(char *s) {
     s[n - from] = 0;
 }
 
-/* Builds a question from a line; moves strings out of `f`. */
+/* Builds a question from a line. Moves strings from `f` to the question. */
 static int question_make(const struct task_reader *r, struct dataset_row *f, const json_t *row,
                          struct eval_question *q, struct error *err) {
     const struct task_config *config = r->config;
@@ -312,7 +315,7 @@ static int recipe_row_read(const struct task_recipe *recipe, const json_t *row,
     return OK;
 }
 
-/* All lines of a task must be of one kind: with choices, or for a grader. */
+/* Checks that a line has choices if the task has no grader, and no choices if it has one. */
 static int row_kind_check(const struct task_reader *r, const struct dataset_row *f,
                           struct error *err) {
     if (r->config->letters && f->n > 26)
@@ -324,7 +327,8 @@ static int row_kind_check(const struct task_reader *r, const struct dataset_row 
                                     : "the line has choices, but the task has a grader");
 }
 
-/* The subject is a field of the line or the name of the file. */
+/* Sets the subject: the field of the line, or else the name of the file. The subject is also the
+ * cluster of a question without a cluster. */
 static int subject_set(const struct task_reader *r, const char *row_subject,
                        struct eval_question *q, struct error *err) {
     char *name = !r->config->subject ? xstrdup("")
@@ -381,7 +385,7 @@ static int by_name(const void *a, const void *b) {
     return strcmp(*(char *const *)a, *(char *const *)b);
 }
 
-/* Finds the files of the first pattern that matches, sorted by bytes. */
+/* Finds the files of the first pattern with a match, sorted by the bytes of their names. */
 static void files_find(const char *dir, const char *patterns, struct strings *out) {
     char *list = xstrdup(patterns), *save = NULL;
     for (char *p = strtok_r(list, " ", &save); p && out->n == 0; p = strtok_r(NULL, " ", &save)) {
@@ -411,7 +415,8 @@ static int files_missing(const struct eval_task *b, const char *dir, const char 
                      what, b->name, dir, (int)strcspn(patterns, " "), patterns);
 }
 
-/* Reads the files of `path`, or else of the patterns. */
+/* Reads the file `path`; if path is NULL, reads the files in `dir` that the patterns find.
+ * `description` names the files in messages. */
 static int question_files_read(struct task_reader *r, const char *dir, const char *patterns,
                                const char *path, const char *description, struct error *err) {
     struct strings files = {0};
@@ -431,12 +436,14 @@ static int question_files_read(struct task_reader *r, const char *dir, const cha
 
 /* examples */
 
+/* Appends an example: context, delimiter, answer and an empty line. */
 static void example_add(struct buf *b, const struct eval_task *k, const struct eval_question *q) {
     const char *context = q->context ? q->context : q->contexts[q->correct],
                *answer = q->n ? q->options[q->correct] : q->answer;
     buf_printf(b, "%s%s%s\n\n", context, k->delimiter, answer);
 }
 
+/* Sets the preamble of a subject: the description and the first `shots` examples of the subject. */
 static int fewshot_preamble_make(struct eval_task *b, const struct task_config *config, int subject,
                                  const struct question_list *examples, int64_t shots,
                                  struct error *err) {
@@ -465,7 +472,7 @@ static int fewshot_preamble_make(struct eval_task *b, const struct task_config *
     return n < shots ? err->code : OK;
 }
 
-/* Keeps n of the questions, sampled by the seed, in their order. */
+/* Keeps a random sample of n questions, in their order; n = 0: all. */
 static void questions_sample(struct question_list *q, int64_t n, uint64_t seed) {
     if (n == 0 || n >= q->n) return;
     uint32_t *order = xcalloc((size_t)q->n, sizeof *order);
@@ -486,6 +493,7 @@ static void questions_sample(struct question_list *q, int64_t n, uint64_t seed) 
     free(keep);
 }
 
+/* Bytes of the preamble, the longest context and the longest option of a question. */
 static size_t question_bytes(const struct eval_task *b, const struct eval_question *q) {
     size_t context = q->context ? strlen(q->context) : 0, option = 0;
     for (int i = 0; i < q->n; i++) {
@@ -653,7 +661,7 @@ const struct eval_question *eval_task_question(const struct eval_task *b, int64_
 
 /* for teams */
 
-/* Length of the common prefix of a question's contexts, up to a blank; 0 without one. */
+/* Length of the common prefix of a question's contexts up to its last blank; 0 without a blank. */
 static size_t contexts_common_prefix(const struct eval_question *q) {
     const char *first = q->contexts[0];
     size_t n = strlen(first);
@@ -671,6 +679,7 @@ static const char *skip_blank(const char *text) {
     return text + (*text == ' ');
 }
 
+/* Converts a question from a file to an item for a team. */
 static void question_to_item(const struct eval_task *b, const struct eval_question *q,
                              struct task_item *out) {
     size_t shared = q->contexts[0] ? contexts_common_prefix(q) : 0;

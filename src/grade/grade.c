@@ -1,7 +1,8 @@
 /*
- * grade: the table of graders, and the short graders: letter, exact, regex.
+ * grade: the table of graders, the graders letter, exact and regex, and the extraction of f1 and
+ * math.
  *
- * A grader extracts an answer from a text in a normal form and scores that form against a gold
+ * A grader extracts an answer from a text in a normal form and scores this form against a gold
  * answer. This file finds the answer marks of a text ("answer:", 答えは, ####, \boxed) for all
  * graders. The last mark counts, because models repeat the marks of the question before they
  * answer.
@@ -22,10 +23,10 @@
 struct grader {
     const char *name;
     bool (*extract)(const char *text, struct buf *out);
-    double (*score)(const char *form, const char *gold); /* NULL: 1 for equal forms */
-    bool (*equivalent)(const char *a, const char *b); /* NULL: equivalent if the forms are equal */
+    double (*score)(const char *form, const char *gold); /* NULL: 1 for equal forms, else 0 */
+    bool (*equivalent)(const char *a, const char *b);    /* for unequal forms; NULL: false */
     int (*check)(const char *gold, struct error *err);
-    bool gold_is_literal; /* a gold answer is compared as written, without extraction */
+    bool gold_is_literal; /* `score` gets the gold answer as written, not its form */
 };
 
 /* spans */
@@ -81,7 +82,8 @@ static struct text_span text_span_last_line(struct text_span text) {
 
 /* marks */
 
-/* Matches one of `words` at the beginning, after blanks and emphasis. Returns the bytes, or 0. */
+/* Bytes of one of `words` at the beginning, with the blanks and emphasis signs before it; 0: none
+ * of them is there. */
 static size_t leading_word_len(struct text_span s, const char *const *words, int n) {
     size_t skip = 0;
     while (skip < s.len && strchr(" \t*_", s.ptr[skip]) && s.ptr[skip]) skip++;
@@ -90,7 +92,7 @@ static size_t leading_word_len(struct text_span s, const char *const *words, int
     return 0;
 }
 
-/* Returns the bytes of "answer is:", 答えは and the like; 0: no mark begins here. */
+/* Bytes of the mark at the beginning: "answer is:", 答えは and the like; 0: no mark is there. */
 static size_t answer_mark_len(struct text_span s) {
     static const char *const names[] = {"answer", "答え", "答案", "正解", "解答", "回答"};
     static const char *const links[] = {":", "：", "=", "is ", "is:", "は", "是", "为", "為"};
@@ -117,8 +119,8 @@ bool find_marked_answer(struct text_span text, struct text_span *out) {
     return found && out->len > 0;
 }
 
-/* Finds the content of the braces after "\boxed". At most 16 letters and digits may follow without
- * braces. */
+/* Finds the content of the braces after "\boxed"; without braces, the letters and digits that
+ * follow, at most 16. */
 static bool box_content(struct text_span s, struct text_span *out) {
     int depth = 0;
     size_t skip = 0;
@@ -143,8 +145,8 @@ static bool box_content(struct text_span s, struct text_span *out) {
     return false;
 }
 
-/* Searches from the end. Only the last TRIES boxes are tried, which bounds the cost of unclosed
- * boxes. */
+/* Searches from the end of the text. It tries only the last TRIES boxes, which bounds the cost of
+ * boxes that are not closed. */
 bool find_boxed_answer(struct text_span text, struct text_span *out) {
     enum { TRIES = 16 };
     size_t end = text.len;
@@ -165,7 +167,8 @@ bool find_boxed_answer(struct text_span text, struct text_span *out) {
 
 /* letter */
 
-/* Returns the character here as ASCII, also for full-width ones; 0 for others and at the end. */
+/* The first character, if it is ASCII or has an ASCII equivalent (full-width characters, 。); else,
+ * and at the end, 0. *len: its bytes. */
 static char ascii_at(struct text_span s, size_t *len) {
     ucs4_t c = 0;
     *len = s.len ? (size_t)u8_mbtouc(&c, (const uint8_t *)s.ptr, s.len) : 0;
@@ -209,7 +212,7 @@ static bool is_only_closing(struct text_span s) {
     return true;
 }
 
-/* Whether a second letter follows, as in "B and C" or "A/B". */
+/* Whether a second choice letter follows the first one, as in "B and C" or "A/B". */
 static bool second_letter_follows(struct text_span s) {
     static const char *const links[] = {"and ", "or ", "&", "/", ",", "と", "、", "和", "或"};
     while (s.len && strchr(")]}. *", *s.ptr)) s = span_skip(s, 1);
@@ -221,9 +224,8 @@ static bool second_letter_follows(struct text_span s) {
     return is_choice(c) && !isalnum((unsigned char)ascii_at(span_skip(s, len), &next));
 }
 
-/* Returns the letter at the start of a marked answer; 0: none. The letter must be alone or precede
- * a sign. An upper-case letter other than A may also precede words, because "A" may be an article.
- */
+/* The letter at the start of a marked answer; 0: none. The letter must be alone or precede a sign.
+ * An upper-case letter may also precede words, except for A, which may be an article. */
 static char marked_letter(struct text_span s) {
     bool bracket = false;
     size_t len, next;
@@ -241,6 +243,7 @@ static char marked_letter(struct text_span s) {
     return sign || words ? (char)toupper((unsigned char)c) : 0;
 }
 
+/* The letter of a text that has nothing else than one letter and signs; else 0. */
 static char lone_letter(struct text_span s) {
     bool bracket = false;
     size_t len;
@@ -249,7 +252,7 @@ static char lone_letter(struct text_span s) {
     return is_choice(c) && is_only_closing(span_skip(s, len)) ? (char)toupper((unsigned char)c) : 0;
 }
 
-/* "B) Paris", "(B) Paris", "B. Paris". */
+/* The letter of a line such as "B) Paris", "(B) Paris" or "B. Paris"; else 0. */
 static char listed_letter(struct text_span line) {
     bool bracket = false;
     size_t len, next;
@@ -259,7 +262,8 @@ static char listed_letter(struct text_span line) {
     return after == ')' || (after == '.' && !bracket) || (after == ']' && bracket) ? c : 0;
 }
 
-/* The letter that begins lines, if all such lines have the same letter; else 0. */
+/* The letter of the lines that listed_letter finds, if all these lines have the same letter;
+ * else 0. */
 static char only_listed_letter(struct text_span text) {
     char found = 0;
     while (text.len) {
@@ -286,6 +290,7 @@ static bool letter_extract(const char *text, struct buf *out) {
     return c != 0;
 }
 
+/* Checks that the grader finds an answer in the gold answer. */
 static int form_check(const struct grader *g, const char *gold, const char *what,
                       struct error *err) {
     struct buf form = {0};
@@ -301,8 +306,8 @@ static ucs4_t char_fold(ucs4_t c) {
     return uc_tolower(c);
 }
 
-/* From this code point on (CJK radicals, kana, ideographs, hangul, their punctuation) a blank
- * separates nothing. */
+/* From this code point on (CJK radicals, kana, ideographs, hangul, their punctuation),
+ * text_normalize drops blanks next to a character. */
 enum { DENSE_FROM = 0x2E80 };
 
 void text_normalize(const char *text, size_t len, struct buf *out) {
@@ -362,8 +367,7 @@ pcre2_code *regex_compile(const char *text, struct error *err) {
                                   &code, &offset, NULL);
     if (p) return p;
     pcre2_get_error_message(code, (PCRE2_UCHAR *)reason, sizeof reason);
-    error_set(err, ERR_FORMAT, "pattern '%s' is wrong at character %zu: %s", text, offset + 1,
-              reason);
+    error_set(err, ERR_FORMAT, "pattern '%s' is wrong at byte %zu: %s", text, offset + 1, reason);
     return NULL;
 }
 
@@ -390,7 +394,7 @@ static double regex_score(const char *form, const char *gold) {
     return rc >= 0;
 }
 
-/* The text unchanged, except for white space at both ends. */
+/* Extracts the whole text without white space at both ends. */
 static bool trimmed_extract(const char *text, struct buf *out) {
     return span_append(text_span_trim(text_span_of(text)), out);
 }
@@ -421,7 +425,8 @@ static bool has_prose(struct text_span s) {
     return false;
 }
 
-/* The text from the first $ to the last one; a single $ is a currency sign. \( and \[ likewise. */
+/* Finds the text between the first and the last $; a single $ is a currency sign. Without two $:
+ * the text between the first \( and the last \), or between \[ and \]. */
 static bool find_delimited_formula(struct text_span s, struct text_span *out) {
     static const char *const pairs[][2] = {{"\\(", "\\)"}, {"\\[", "\\]"}};
     const char *open = memchr(s.ptr, '$', s.len), *close = open ? memrchr(s.ptr, '$', s.len) : NULL;
@@ -440,7 +445,7 @@ static bool find_delimited_formula(struct text_span s, struct text_span *out) {
     return out->len > 0;
 }
 
-/* The last formula of the line. */
+/* Finds the last formula of the line. */
 static bool last_formula(struct text_span line, struct text_span *out) {
     struct text_span formula;
     const char *close = line.len ? memrchr(line.ptr, '$', line.len) : NULL;
@@ -454,7 +459,7 @@ static bool last_formula(struct text_span line, struct text_span *out) {
     return true;
 }
 
-/* "5. I hope it is correct." → 5 */
+/* The text before the first ". ": "5. I hope it is correct." → 5 */
 static struct text_span first_sentence(struct text_span s) {
     const char *end = memmem(s.ptr, s.len, ". ", 2);
     return end ? (struct text_span){s.ptr, (size_t)(end - s.ptr)} : s;
@@ -561,6 +566,7 @@ bool grader_extract(const struct grader *g, const char *text, struct buf *out) {
     return found;
 }
 
+/* Scores a form, which was extracted from a text, against a gold answer. */
 static double form_score(const struct grader *g, const char *form, const char *gold) {
     struct buf gold_form = {0};
     if (g->gold_is_literal) return g->score(form, gold);

@@ -1,12 +1,13 @@
 /*
  * grade: extracts the answer from a text, scores it, and tells whether two answers are the same.
  *
- * A grader is a row of a table: `letter`, `number`, `math`, `exact`, `regex`, `f1`, `rouge_l`,
- * `bleu`. Grading and voting use the same normal form, so two answers that are both right count as
- * one in a vote. A text without an answer is counted separately from a wrong answer.
+ * A grader is a row of a table in grade.c: `letter`, `number`, `math`, `exact`, `regex`, `f1`,
+ * `rouge_l`, `bleu`. Grading and voting use the same normal form, so a vote counts different
+ * spellings of the same answer together. A text without an answer is counted separately from a
+ * wrong answer.
  *
  * All functions are pure and may be called from any thread. Texts are UTF-8; an invalid byte counts
- * as U+FFFD. A hostile text costs time linear in its length plus a bounded amount; scores do not
+ * as U+FFFD. The time for any text is linear in its length plus a bounded amount. Scores do not
  * depend on the C library's mathematics.
  */
 #ifndef SHOAL_GRADE_H
@@ -20,40 +21,41 @@ const struct grader *grader_find(const char *name, struct error *err);
 const struct grader *grader_at(int i); /* NULL past the last */
 const char *grader_name(const struct grader *g);
 
-/* Refuses a gold answer that no text can match: a pattern that does not compile, an invalid letter,
- * an empty text. */
+/* Fails for a gold answer that no text can match: a pattern that does not compile, an invalid
+ * letter, an empty text. */
 int grader_check(const struct grader *g, const char *gold, struct error *err);
 
 struct grade {
     double score; /* 0..1; f1, rouge_l and bleu use the whole range, the others 0 and 1 */
     bool found;   /* false: the text holds no answer in the grader's form, and the score is 0 */
 };
-/* Grades a model's whole text against golds[n_golds]; the best score counts. The golds have passed
- * grader_check. */
+/* Grades a model's whole text against golds[n_golds]; the best score counts. The caller has checked
+ * the golds with grader_check. */
 struct grade grader_grade(const struct grader *g, const char *text, const char *const *golds,
                           int n_golds);
 
 /*
  * Appends the answer of a text in the grader's normal form. If there is no answer, it appends
- * nothing and returns false. Equal forms are the same answer. For all graders except `math` the
- * reverse also holds, so the form is a key to group by. Extraction from a form returns that form
- * again, unless it contains a mark (answer:, \boxed).
+ * nothing and returns false. Equal forms are the same answer. For all graders except `math`,
+ * different forms are different answers, so the form can be the key of a group. Extraction from a
+ * form returns the same form, unless the form contains a mark (answer:, \boxed).
  */
 bool grader_extract(const struct grader *g, const char *text, struct buf *out);
 
 /* Whether two texts give the same answer; false if either has no answer. */
 bool grader_equivalent(const struct grader *g, const char *a, const char *b);
-/* For votes: group[i] is the group of text i, numbered in order of first appearance, -1 without an
- * answer. Returns the number of groups. A text joins the first group whose first text is the
- * same. */
+/* For votes. Sets group[i] to the group of text i, or -1 if the text has no answer. Groups are
+ * numbered in order of first appearance. A text joins the first group whose first text has an
+ * equivalent answer. Returns the number of groups. */
 int grader_group_answers(const struct grader *g, const char *const *texts, int n, int *group);
 
-/* Compiles a pattern over Unicode; free the result with pcre2_code_free. On failure it returns
- * NULL, and the error names the character that is wrong. */
+/* Compiles a Unicode regular expression; free the result with pcre2_code_free. NULL on failure; the
+ * error names the byte (from 1) at which the pattern is wrong. */
 struct pcre2_real_code_8 *regex_compile(const char *text, struct error *err);
 
-/* Appends `text` in lower case and ordinary width. A run of white space becomes one blank, or
- * nothing next to a script that is written without blanks. Output: at most twice the input's
+/* Appends `text` in lower case, with full-width ASCII in ordinary width. A run of white space
+ * becomes one blank; at both ends, and next to a script that is written without blanks, it is
+ * dropped. The output of valid UTF-8 has at most twice its bytes; an invalid byte becomes U+FFFD, 3
  * bytes. */
 void text_normalize(const char *text, size_t len, struct buf *out);
 

@@ -1,15 +1,16 @@
 /*
  * math_equivalent: whether two formulas have the same meaning.
  *
- * Values without roots and functions are compared exactly. Both are computed modulo a 61-bit prime,
- * with π, e and every variable at an arbitrary point. Equal formulas give equal numbers; different
- * formulas give different numbers except with a probability of about 2^-50 (Schwartz 1980, Zippel
- * 1979). This detects a difference in the fortieth digit and handles 2^{10000}. All other values
- * are computed in complex double at fixed points, each with a bound of its error.
+ * Two values without roots and functions (except factorials and binomials) are compared exactly:
+ * both are computed modulo a 61-bit prime, with a pseudo-random number for π, e and every variable.
+ * Equal formulas give equal numbers; different formulas give different numbers except with a
+ * probability of about 2^-50 (Schwartz 1980, Zippel 1979). This detects a difference in the
+ * fortieth digit and handles 2^{10000}. All other values are computed in complex double at fixed
+ * points, each with a bound of its error.
  *
- * Lists and sets match in any order, points and matrices element by element, inequalities also as
- * intervals, "x = 5" as 5. The comparison of two trees ends after STEP_BUDGET steps at the latest,
- * with "no".
+ * Lists and sets match in any order, points and matrices element by element. An inequality also
+ * matches an interval, and "x = 5" matches 5. If STEP_BUDGET steps do not decide the comparison of
+ * two trees, they count as different.
  */
 #define _GNU_SOURCE
 #include "grade/internal.h"
@@ -20,14 +21,14 @@
 #include <string.h>
 
 enum {
-    STEP_BUDGET = MATH_MAX_STEPS / 16, /* budget of one of the 16 pairs of readings */
-    POINTS = 10,                       /* points at which a variable is evaluated */
-    MAX_ITEMS = 64,                    /* items of a list */
+    STEP_BUDGET = MATH_MAX_STEPS / 16, /* steps for one of the 16 pairs of readings */
+    POINTS = 10,                       /* points at which formulas with variables are evaluated */
+    MAX_ITEMS = 64,                    /* maximum items of a list */
     MAX_EXACT_FACTORIAL = 1000,        /* largest argument of an exact factorial */
 };
 
-/* A value in a tree. `sign` selects the sign of each ±; 0: both signs. `plain`: percent and degrees
- * are units and change nothing. */
+/* A node of a tree, with the way to evaluate it. `sign` is the sign of each ±; 0: both signs.
+ * `plain`: percent and degree signs have no effect. *budget: remaining steps. */
 struct ref {
     const struct math_expr *m;
     int node, sign;
@@ -48,10 +49,13 @@ static struct ref first_child(struct ref r) {
     return child(r, node_of(r)->first);
 }
 
+/* Spends a step; false: the budget is exhausted. */
 static bool budget_spend(struct ref r) {
     return --*r.budget > 0;
 }
 
+/* Whether the subtree has a node of one of `kinds`, bits KIND(k). True if the budget is exhausted.
+ */
 static bool contains_kind(struct ref r, unsigned kinds) {
     if (!budget_spend(r) || kinds >> node_of(r)->kind & 1) return true;
     for (int c = node_of(r)->first; c != MATH_NONE; c = r.m->node[c].next)
@@ -61,7 +65,7 @@ static bool contains_kind(struct ref r, unsigned kinds) {
 
 #define KIND(k) (1u << (k))
 
-/* Random bits that depend on the name and the number of the point only. */
+/* Pseudo-random bits that depend only on the name and the number of the point. */
 static uint64_t point_bits(uint64_t name, uint32_t point) {
     struct rng rng = rng_make(name, RNG_TASK, point, 0);
     return rng_u64(&rng);
@@ -71,12 +75,12 @@ static uint64_t point_bits(uint64_t name, uint32_t point) {
 
 struct exact_decimal {
     const char *s;
-    int n, n_fraction; /* bytes of digits, digits after the point */
+    int n, n_fraction; /* bytes of the digits and signs; number of digits after the point */
     int exponent;      /* power of ten */
 };
 
-/* Points into the text, so the digits keep their blanks, commas and braces; `n` is where they
- * end. */
+/* The digits of a number in the text. They may contain blanks, commas and braces; an exponent is
+ * not part of them. */
 static struct exact_decimal decimal_of(struct ref r) {
     const struct math_node *v = node_of(r);
     struct exact_decimal d = {.s = r.m->text.data + v->pos, .n = v->len};
@@ -133,7 +137,8 @@ static uint64_t digits_mod(const char *s, int n) {
     return v;
 }
 
-/* N / 10^f. With r repeating digits: (N - N without them) / (10^(f-r) (10^r - 1)). */
+/* A number with the digits N, f of them after the point: N / 10^f. If the last r digits repeat:
+ * (N - (N without these r digits)) / (10^(f-r) (10^r - 1)). */
 static uint64_t number_mod(struct ref r) {
     struct exact_decimal d = decimal_of(r);
     int repeat = node_of(r)->repeat;
@@ -194,7 +199,7 @@ static bool power_mod(struct ref r, uint64_t *out) {
     return true;
 }
 
-/* n! (ordered, k = n) and n over k of small integers. */
+/* n over k of small integers. ordered: without division by k!, which is n! for k = n. */
 static uint64_t binomial_mod(int64_t n, int64_t k, bool ordered) {
     uint64_t out = k >= 0 && k <= n, denominator = 1;
     for (int64_t i = 0; out && i < k; i++) {
@@ -204,11 +209,13 @@ static uint64_t binomial_mod(int64_t n, int64_t k, bool ordered) {
     return mod_mul(out, mod_inverse(denominator));
 }
 
+/* The number for a variable or constant. */
 static uint64_t symbol_mod(uint64_t name) {
     return point_bits(name, UINT32_MAX) % PRIME;
 }
 
-/* For any n other than a small integer, n! becomes a separate variable, one for each value of n. */
+/* Factorial or binomial. For any n other than a small integer, n! is a variable that depends on the
+ * value of n. */
 static bool call_mod(struct ref r, uint64_t *out) {
     struct ref a = first_child(r);
     int64_t n, k;
@@ -223,7 +230,7 @@ static bool call_mod(struct ref r, uint64_t *out) {
     return true;
 }
 
-/* The children's sum or product. */
+/* The sum or product of the children. */
 static bool fold_mod(struct ref r, bool product, uint64_t *out) {
     uint64_t total = product, x;
     for (int c = node_of(r)->first; c != MATH_NONE; c = r.m->node[c].next) {
@@ -234,7 +241,8 @@ static bool fold_mod(struct ref r, bool product, uint64_t *out) {
     return true;
 }
 
-/* False if the value is not a rational function, and at a pole. */
+/* Computes a value modulo PRIME. False: the value is not a rational function, has a pole at this
+ * point, or the budget is exhausted. */
 static bool mod_value(struct ref r, uint64_t *out) {
     const struct math_node *v = node_of(r);
     if (!budget_spend(r)) return false;
@@ -284,7 +292,7 @@ static bool mod_value(struct ref r, uint64_t *out) {
 
 /* values in complex double */
 
-/* `err` bounds the rounding error. */
+/* A complex number; `err` bounds its absolute rounding error. */
 struct value {
     double re, im, err;
 };
@@ -296,6 +304,7 @@ static double magnitude(struct value a) {
     return a.im == 0 ? fabs(a.re) : sqrt(a.re * a.re + a.im * a.im);
 }
 
+/* A result with the propagated error `err`; adds the error of its own rounding. */
 static struct value value_with_error(double re, double im, double err) {
     struct value v = {re, im, 0};
     v.err = err + EPS * magnitude(v);
@@ -327,8 +336,8 @@ static struct value invert(struct value a) {
     return value_with_error(a.re / d, -a.im / d, a.err / d);
 }
 
-/* The angle of a point on the unit circle, -π < t <= π. Newton's method on sin(angle - t), whose
- * convergence is cubic here, from a start that is off by less than 0.34. */
+/* The angle t of the point (c, s) on the unit circle, -π < t <= π. Newton's method for sin(angle -
+ * t) = 0 converges cubically; the error of the initial t is less than 0.34. */
 static double angle(double c, double s) {
     double t = (s < 0 ? -PI : PI) / 2 * (1 - c);
     for (int i = 0; i < 5; i++) t += s * math_cos(t) - c * math_sin(t);
@@ -374,7 +383,7 @@ static struct value power_value(struct value a, struct value e) {
     return exponential(multiply(e, logarithm(a)));
 }
 
-/* An odd root of a negative number is negative. */
+/* The root of a. An odd root of a negative number is the negative real root. */
 static struct value root_value(struct value a, struct value degree) {
     bool is_odd = degree.im == 0 && fabs(degree.re) < 1e9 && fmod(fabs(degree.re), 2) == 1;
     bool negate = is_odd && a.im == 0 && a.re < 0;
@@ -390,19 +399,20 @@ static struct value sine(struct value a, bool cosine) {
     return cosine ? scale(add(up, down), 0.5, 0) : scale(add(up, scale(down, -1, 0)), 0, -0.5);
 }
 
-/* -i ln(iz + √(1 - z²)). */
+/* arcsin z = -i ln(iz + √(1 - z²)). */
 static struct value arc_sine(struct value a) {
     struct value rest = square_root(add(real(1), scale(multiply(a, a), -1, 0)));
     return scale(logarithm(add(scale(a, 0, 1), rest)), 0, -1);
 }
 
-/* i/2 (ln(1 - iz) - ln(1 + iz)). */
+/* arctan z = i/2 (ln(1 - iz) - ln(1 + iz)). */
 static struct value arc_tangent(struct value a) {
     struct value below = logarithm(add(real(1), scale(a, 0, -1)));
     struct value above = logarithm(add(real(1), scale(a, 0, 1)));
     return scale(add(below, scale(above, -1, 0)), 0, 0.5);
 }
 
+/* (e^a + sign e^-a) / 2: cosh for sign 1, sinh for -1. */
 static struct value hyperbolic(struct value a, double sign) {
     struct value up = exponential(a), down = exponential(scale(a, -1, 0));
     return scale(add(up, scale(down, sign, 0)), 0.5, 0);
@@ -492,7 +502,7 @@ static struct value number_value(struct ref r) {
     return v;
 }
 
-/* The value of a variable: positive at even points, of either sign at odd ones. */
+/* The value of a variable at a point: positive at even points, of either sign at odd points. */
 static struct value name_value(uint64_t name, uint32_t point) {
     uint64_t bits = point_bits(name, point);
     double x = 0.5 + 2 * (double)(bits >> 32) * 0x1p-32;
@@ -574,8 +584,8 @@ static bool is_real(struct value a) {
     return fabs(a.im) <= 4 * a.err;
 }
 
-/* Compares the points where both values are real; if no point is, all points. So √x equals itself
- * on either side of zero. */
+/* Compares two values at the points where both are real; if there is no such point, at all points.
+ * A value that is not usable at a point is not compared there. */
 static bool equal_at_points(struct ref a, struct ref b) {
     unsigned names = KIND(MATH_NAME);
     uint32_t points = contains_kind(a, names) || contains_kind(b, names) ? POINTS : 1;
@@ -598,7 +608,8 @@ static bool values_equal(struct ref a, struct ref b) {
     return equal_at_points(a, b);
 }
 
-/* If only one of the values has a percent or degree sign, 10% equals 0.1 and also 10. */
+/* Compares two values. If only one of them has percent or degree signs, the signs may also be
+ * ignored: 10% equals 0.1 and 10. */
 static bool values_equal_ignoring_units(struct ref a, struct ref b) {
     unsigned scaled = KIND(MATH_PERCENT) | KIND(MATH_DEGREE);
     if (node_of(a)->kind >= MATH_LIST || node_of(b)->kind >= MATH_LIST) return false;
@@ -617,8 +628,8 @@ static bool is_value(struct ref r) {
     return node_of(r)->kind < MATH_LIST;
 }
 
-/* Collects the items of an unordered list; a value with ± counts as two items. -1: too many to
- * compare. */
+/* Collects the items of an unordered list, or the value itself as one item; a value with ± counts
+ * as two items. Returns their number; -1: more than MAX_ITEMS. */
 static int items_collect(struct ref r, struct ref out[MAX_ITEMS]) {
     int n = 0;
     int kind = node_of(r)->kind;
@@ -640,8 +651,8 @@ static int items_collect(struct ref r, struct ref out[MAX_ITEMS]) {
     return n;
 }
 
-/* Matches each item of a with one item of b. If one side has a single item, every item of the other
- * must equal it, so repetitions do not count. */
+/* Whether the items of a and b match one to one in any order. If one side has a single item, every
+ * item of the other side must be equal to it, so repetitions do not count. */
 static bool items_match(struct ref a, struct ref b) {
     struct ref x[MAX_ITEMS], y[MAX_ITEMS];
     bool taken[MAX_ITEMS] = {false};
@@ -665,6 +676,7 @@ static bool children_equal(struct ref a, struct ref b) {
     return c == d;
 }
 
+/* At least one of the nodes is a matrix. A matrix with one row or column also equals a point. */
 static bool matrices_equal(struct ref a, struct ref b) {
     bool both_matrices = node_of(a)->kind == MATH_MATRIX && node_of(b)->kind == MATH_MATRIX;
     struct ref m = node_of(a)->kind == MATH_MATRIX ? a : b;
@@ -694,7 +706,7 @@ static struct ref relation_part(struct ref r, int i) {
     return p;
 }
 
-/* Whether an equation can define it: x, f(x), AB. */
+/* Whether the value is a name that an equation can define: x, f(x), AB. */
 static bool is_name(struct ref r) {
     if (node_of(r)->kind == MATH_MULTIPLY) r = first_child(r);
     return node_of(r)->kind == MATH_NAME;
@@ -736,7 +748,7 @@ static bool is_less(enum math_relation r) {
     return r == REL_LT || r == REL_LE;
 }
 
-/* Reads x > 2, 2 < x, 1 < x <= 3, (1,3]. */
+/* Reads x > 2, 2 < x, 1 < x <= 3 or (1,3] as a range; false for other relations. */
 static bool range_of(struct ref r, struct real_range *out) {
     int n = math_child_count(r.m, r.node);
     *out = (struct real_range){0};
@@ -771,13 +783,13 @@ static bool ranges_equal(const struct real_range *a, const struct real_range *b)
     return true;
 }
 
-/* Left minus right, at a point. */
+/* The left part minus the right part, at a point. */
 static struct value relation_difference(struct ref r, uint32_t point) {
     return add(value_of(relation_part(r, 0), point),
                scale(value_of(relation_part(r, 1), point), -1, 0));
 }
 
-/* Whether one equation or inequality is a multiple of the other. A negative factor reverses an
+/* Whether relation a is relation b multiplied by a constant. A negative constant reverses an
  * inequality. */
 static bool are_multiples(struct ref a, struct ref b) {
     struct value ratio = NOT_A_VALUE, begin = NOT_A_VALUE;
@@ -848,8 +860,8 @@ static bool nodes_equal(struct ref a, struct ref b) {
 
 /* words */
 
-/* Lower case, without blanks next to signs, without mark bytes, and without brackets around a
- * single byte. Braces remain in a formula, where they have a meaning. */
+/* Appends the text in lower case, without blanks next to signs, without the bytes of enum math_mark
+ * (math_parse.c), and without brackets around a single byte. Braces remain only in a formula. */
 static void words_fold(const struct math_expr *m, struct buf *out) {
     struct buf folded = {0};
     bool formula = strpbrk(m->text.data, "\\^_") != NULL;
@@ -870,6 +882,7 @@ static void words_fold(const struct math_expr *m, struct buf *out) {
     buf_release(&folded);
 }
 
+/* Whether the two texts are equal as words. */
 static bool words_equal(const struct math_expr *a, const struct math_expr *b) {
     struct buf x = {0}, y = {0};
     words_fold(a, &x);
@@ -900,7 +913,7 @@ static bool parsed_equal(const struct math_expr *a, const struct math_expr *b, i
     return equal;
 }
 
-/* Skips a reading that would not give another tree. */
+/* Tries all pairs of readings. It skips a reading that would not give another tree. */
 bool math_equivalent(const char *a, const char *b, int64_t *steps) {
     struct math_expr *m = xcalloc(2, sizeof *m);
     bool equal = false;

@@ -1,15 +1,15 @@
 /*
  * math_parse: parses a formula, in LaTeX or plain text, into a tree.
  *
- * Two steps. Rewriting removes purely visual commands (\left, \!, \displaystyle, $) and unifies
- * spellings (\dfrac, ≤ and \leq, full-width digits); symbols that ASCII lacks become the bytes of
- * enum math_mark. Then a recursive descent reads lists, relations, sums, products, powers and
- * brackets. Units and words after a number are dropped; the first known unit is recorded.
+ * It has two steps. First, rewriting removes commands without meaning (\left, \!, \displaystyle, $)
+ * and unifies spellings (\dfrac, ≤ and \leq, full-width digits). Symbols that ASCII does not have
+ * become the bytes of enum math_mark. Second, a recursive descent parser reads lists, relations,
+ * sums, products, powers and brackets. It drops units and words after a number, and records the
+ * first known unit.
  *
  * A text that does not follow this grammar is not an error: the root is MATH_NONE, and the answer
- * is compared as words. Invariants: every loop consumes a byte, nesting is at most MATH_MAX_DEPTH,
- * there are at most MATH_MAX_NODES nodes; a node's subtree is reached through `first` and `next`
- * only.
+ * is compared as words. Invariants: every loop consumes a byte; nesting is at most MATH_MAX_DEPTH;
+ * there are at most MATH_MAX_NODES nodes.
  */
 #define _GNU_SOURCE
 #include "grade/internal.h"
@@ -20,6 +20,7 @@
 #include <unictype.h>
 #include <unistr.h>
 
+/* Bytes in a rewritten text that stand for symbols. */
 enum math_mark {
     PLUS_MINUS = 1,
     MINUS_PLUS,
@@ -28,8 +29,8 @@ enum math_mark {
     NOT_EQUAL,
     ELEMENT_OF,
     UNION,
-    ROW,
-    WORDS_OPEN = 14,
+    ROW,             /* end of a row of a matrix */
+    WORDS_OPEN = 14, /* begins words, which WORDS_CLOSE ends */
     WORDS_CLOSE,
     SET_OPEN,
     SET_CLOSE,
@@ -48,7 +49,7 @@ enum math_mark {
 struct rewrite {
     const char *from, *to;
 };
-/* Commands by name. WORDS_OPEN marks a command whose argument is words. */
+/* Commands without their backslash. `to` WORDS_OPEN: the argument of the command is words. */
 static const struct rewrite commands[] = {
     {"left", ""},
     {"right", ""},
@@ -207,7 +208,7 @@ static size_t digit_count(const char *s) {
     return n;
 }
 
-/* Bytes from the start of a brace's content to its closing brace, or to the end of the text. */
+/* Bytes from s, which is after an opening brace, to the closing brace or to the end of the text. */
 static size_t braced_len(const char *s) {
     int depth = 0;
     size_t n = 0;
@@ -222,9 +223,9 @@ static size_t braced_len(const char *s) {
     return n;
 }
 
-/* The argument of \text{…} becomes words between marks. It stays part of the formula if it has no
- * letters, or a single letter with neither a blank nor a digit before it. Returns the bytes
- * taken. */
+/* Rewrites the argument {…} of \text to words between WORDS_OPEN and WORDS_CLOSE. The argument
+ * stays part of the formula if it has no letters, or a single letter with neither a blank nor a
+ * digit before it. Returns the bytes read; 0: no argument follows. */
 static size_t words_rewrite(const char *s, struct buf *out) {
     size_t skip = strspn(s, " ");
     if (s[skip] != '{') return 0;
@@ -247,7 +248,7 @@ static size_t words_rewrite(const char *s, struct buf *out) {
     return skip + 1 + len + (content[len] == '}');
 }
 
-/* Rewrites the command at a backslash; returns the bytes taken. */
+/* Rewrites the command at a backslash; returns the bytes read. */
 static size_t command_rewrite(const char *s, struct buf *out) {
     size_t len = letter_count(s + 1);
     if (function_find(s + 1, len)) {
@@ -267,6 +268,7 @@ static size_t command_rewrite(const char *s, struct buf *out) {
     return 1 + len;
 }
 
+/* Rewrites the symbol or character at s; returns the bytes read. */
 static size_t symbol_rewrite(const char *s, struct buf *out) {
     for (size_t i = 0; i < ARRAY_LEN(symbols); i++) {
         size_t len = strlen(symbols[i].from);
@@ -326,7 +328,7 @@ static const char *const units[] = {
     "rad radian radians",
 };
 
-/* A hash of the unit's first name, or 0. */
+/* The hash of the first name of the unit that s[len] names; 0: no known unit. */
 static uint64_t unit_find(const char *s, size_t len) {
     for (size_t i = 0; i < ARRAY_LEN(units); i++)
         for (const char *p = units[i]; *p; p += strspn(p, " ")) {
@@ -344,15 +346,16 @@ struct math_parser {
     struct math_expr *m;
     const char *s; /* NUL-terminated */
     size_t pos;
-    int depth, reading;
+    int depth, reading;   /* nesting depth; bits of enum math_reading */
     bool failed, in_bars; /* in_bars: inside |…| */
-    bool has_word;        /* a word was parsed where a value is expected */
+    bool has_word;        /* a word is in the place of a value, and no = follows */
 };
 
 static int chain(struct math_parser *p);
 static int power(struct math_parser *p);
 static int list(struct math_parser *p, int *n_items);
 
+/* Every parsing function returns the index of its node; after a failure, p->failed is set. */
 static int fail(struct math_parser *p) {
     p->failed = true;
     return MATH_NONE;
@@ -415,7 +418,7 @@ static bool accept_command(struct math_parser *p, const char *name) {
     return true;
 }
 
-/* Skips a group in braces with any content. */
+/* Skips a group in braces with any content; false: no complete group is here. */
 static bool accept_braces(struct math_parser *p) {
     if (peek(p) != '{') return false;
     size_t len = braced_len(p->s + p->pos + 1);
@@ -424,7 +427,7 @@ static bool accept_braces(struct math_parser *p) {
     return true;
 }
 
-/* Bytes of the list separator here: a comma, "and", 或; 0: none. */
+/* Bytes of the list separator here: a comma, a semicolon, "and", 或 and the like; 0: none. */
 static size_t separator_len(struct math_parser *p) {
     static const char *const words[] = {"and", "or", "または", "及び", "と", "或者", "或", "和"};
     char c = peek(p);
@@ -442,6 +445,7 @@ static size_t separator_len(struct math_parser *p) {
     return 0;
 }
 
+/* Bytes of the run of characters from DENSE_FROM on; 0: none. */
 static size_t dense_run_len(const char *s) {
     size_t n = 0;
     ucs4_t c;
@@ -452,6 +456,7 @@ static size_t dense_run_len(const char *s) {
     return n;
 }
 
+/* Whether a factor begins here. */
 static bool starts_factor(struct math_parser *p) {
     unsigned char c = (unsigned char)peek(p);
     if (!c || separator_len(p) || is_at_command(p, "end")) return false;
@@ -461,11 +466,12 @@ static bool starts_factor(struct math_parser *p) {
     return isalnum(c) || strchr("([{\\\x0E\x10\x12\x14", c);
 }
 
-/* Whether ",000" or " 000" follows, without a fourth digit. */
+/* Whether a comma or blank and exactly three digits follow, as in ",000". */
 static bool is_thousands_group(const char *s) {
     return (*s == ',' || *s == ' ') && digit_count(s + 1) == 3;
 }
 
+/* Reads the groups of three digits after n_leading digits. */
 static void number_groups(struct math_parser *p, size_t n_leading) {
     const char *first = p->s + p->pos - n_leading;
     if (n_leading == 0 || n_leading > 3 || *first == '0') return;
@@ -476,7 +482,7 @@ static void number_groups(struct math_parser *p, size_t n_leading) {
     }
 }
 
-/* 0.1\overline{6}: the number of digits under the bar. */
+/* Reads repeating digits, as in 0.1\overline{6}, and returns their number. */
 static size_t number_repeat(struct math_parser *p) {
     const char *s = p->s + p->pos;
     if (strncmp(s, "\\overline {", 11) != 0) return 0;
@@ -493,7 +499,7 @@ static void number_exponent(struct math_parser *p) {
     if (!isalpha((unsigned char)s[1 + sign + n])) p->pos += 1 + sign + n;
 }
 
-/* 2516_8, 11_{16}: the base counts as a unit. */
+/* Reads the base of 2516_8 or 11_{16}. The base is recorded as the unit. */
 static void number_base(struct math_parser *p) {
     const char *s = p->s + p->pos;
     size_t brace = *s == '_' && s[1] == '{', n;
@@ -529,7 +535,7 @@ static int name_new(struct math_parser *p, uint64_t hash) {
     return n;
 }
 
-/* A letter with its index or primes: x_1, x_{1}, f''. */
+/* A name of len bytes with its index or primes: x_1, x_{1}, f''. */
 static int name(struct math_parser *p, size_t len) {
     char key[64];
     size_t n = MIN(len, sizeof key);
@@ -548,8 +554,8 @@ static int name(struct math_parser *p, size_t len) {
     return name_new(p, hash_fnv1a(key, n));
 }
 
-/* A whole word as a name, in lower case. A word is a valid value only on the left of an
- * equation. */
+/* A word of len bytes as a name, in lower case. A text with a word is a formula only if the word is
+ * on the left side of an equation. */
 static int word(struct math_parser *p, size_t len) {
     struct buf folded = {0};
     text_normalize(p->s + p->pos, len, &folded);
@@ -560,7 +566,7 @@ static int word(struct math_parser *p, size_t len) {
     return name_new(p, hash);
 }
 
-/* The argument of \frac and the like: a single digit, or a power. */
+/* An argument without braces, as of \frac12: a single digit, or a power. */
 static int argument(struct math_parser *p) {
     if (!isdigit((unsigned char)peek(p))) return power(p);
     int n = node_new(p, MATH_NUMBER);
@@ -570,7 +576,7 @@ static int argument(struct math_parser *p) {
     return n;
 }
 
-/* A group in braces without an exponent or other suffix, else an argument. */
+/* A group in braces, without a suffix such as an exponent; if no brace is here, an argument. */
 static int group(struct math_parser *p) {
     if (peek(p) != '{') return argument(p);
     int n_items = 0, n;
@@ -616,7 +622,7 @@ static int binomial(struct math_parser *p) {
     return n;
 }
 
-/* Takes {pmatrix}, or {array} with its columns {cc}. */
+/* Reads {pmatrix} and the like, or {array} with its columns {cc}. */
 static bool accept_matrix_kind(struct math_parser *p) {
     static const char *const kinds[] = {"matrix", "pmatrix", "bmatrix", "smallmatrix", "array"};
     const char *s = p->s + p->pos;
@@ -647,7 +653,7 @@ static int matrix(struct math_parser *p) {
     return n;
 }
 
-/* The rest after an opening bracket: a group, a point or an interval. */
+/* The rest after the opening bracket `open`: a group, a point or an interval. */
 static int bracket(struct math_parser *p, char open) {
     int n_items = 0;
     bool outer_bars = p->in_bars;
@@ -662,6 +668,7 @@ static int bracket(struct math_parser *p, char open) {
     return n;
 }
 
+/* The rest after an opening |, ⌊ or ⌈, as the argument of fn. */
 static int enclosed(struct math_parser *p, enum math_function fn, char close) {
     bool outer_bars = p->in_bars;
     p->in_bars = close == '|';
@@ -688,8 +695,9 @@ static int command(struct math_parser *p) {
     return name(p, 1 + letter_count(p->s + p->pos + 1));
 }
 
-/* sin x, sin^2 x, log_2 8, sin 2x. Without brackets the argument is all adjacent factors up to the
- * next function; for a root it is one power. */
+/* The rest after a function's name: sin x, sin^2 x, log_2 8, sin 2x. Without brackets the argument
+ * is all adjacent factors up to the next function; for a root it is one factor without its
+ * suffixes. */
 static int call(struct math_parser *p, enum math_function fn) {
     int base = MATH_NONE, exponent = MATH_NONE, factors = MATH_NONE;
     if (fn == FN_LOG && accept(p, '_')) base = group(p);
@@ -735,7 +743,7 @@ static int letter(struct math_parser *p) {
     return name(p, 1);
 }
 
-/* Skips words before a value. If no value follows, the words are a name. */
+/* Skips words before a value and reads the value. If no value follows, the words are a name. */
 static int value_after_words(struct math_parser *p) {
     const char *s = p->s + p->pos;
     bool marked = *s == WORDS_OPEN;
@@ -777,7 +785,7 @@ static int primary_inside(struct math_parser *p) {
     return fail(p);
 }
 
-/* Every recursion passes through here, group() or exponent(), which count the depth. */
+/* Every recursion passes through primary(), group() or exponent(), which count the depth. */
 static int primary(struct math_parser *p) {
     if (p->failed || ++p->depth > MATH_MAX_DEPTH) return fail(p);
     int n = primary_inside(p);
@@ -785,7 +793,7 @@ static int primary(struct math_parser *p) {
     return n;
 }
 
-/* Takes "^\circ", "^{\circ}" or "°", and the C of °C. */
+/* Skips a degree sign, which may be raised, and the C or F after it: "°", "^°", "^{°}", "°C". */
 static bool accept_degree(struct math_parser *p) {
     size_t saved_pos = p->pos;
     bool raised = accept(p, '^'), brace = raised && accept(p, '{');
@@ -827,6 +835,7 @@ static int power(struct math_parser *p) {
     return n;
 }
 
+/* Records the first known unit in s[len], if the text is not nested and has no unit yet. */
 static void unit_record(struct math_parser *p, const char *s, size_t len) {
     uint64_t unit = 0;
     for (size_t i = 0; i < len && !unit; i++) {
@@ -837,7 +846,8 @@ static void unit_record(struct math_parser *p, const char *s, size_t len) {
     if (p->depth == 0 && !p->m->unit) p->m->unit = unit;
 }
 
-/* Whether the letters after a value are a unit rather than variables. */
+/* Whether the `len` letters after a value are a unit, not variables. after_unit: the value already
+ * has a unit. */
 static bool letters_are_unit(struct math_parser *p, size_t len, bool after_unit) {
     const char *s = p->s + p->pos;
     if (len == 0 || function_find(s, len)) return false;
@@ -849,7 +859,7 @@ static bool letters_are_unit(struct math_parser *p, size_t len, bool after_unit)
     return unit_find(s, len) || (follows_blank(p) && (after_unit || len >= 4));
 }
 
-/* Bytes of a unit or of words after a value; 0: none. */
+/* Bytes of the unit or of the words after a value; 0: none. */
 static size_t unit_len(struct math_parser *p, bool after_unit) {
     char c = peek(p);
     const char *s = p->s + p->pos;
@@ -859,6 +869,7 @@ static size_t unit_len(struct math_parser *p, bool after_unit) {
     return letters_are_unit(p, len, after_unit) ? len : dense_run_len(s);
 }
 
+/* Skips the units and words after a value; false: there are none. */
 static bool accept_unit(struct math_parser *p) {
     bool after_unit = false;
     for (size_t len; (len = unit_len(p, after_unit)) > 0; after_unit = true) {
@@ -875,13 +886,13 @@ static bool accept_unit(struct math_parser *p) {
     return after_unit;
 }
 
-/* Whether the node is an integer as written, which a fraction may follow. */
+/* Whether the node is a number without a point, which may be the integer of a mixed number. */
 static bool is_integer_literal(const struct math_parser *p, int n) {
     const struct math_node *v = &p->m->node[n];
     return v->kind == MATH_NUMBER && !memchr(p->s + v->pos, '.', (size_t)v->len);
 }
 
-/* Bytes of "{12}" or "1" here; 0: something else. */
+/* Bytes of "{12}" or "1" here, with the blanks before it; 0: something else is here. */
 static size_t small_argument_len(const char *s) {
     size_t skip = strspn(s, " "), n = digit_count(s + skip + 1);
     if (isdigit((unsigned char)s[skip])) return skip + 1;
@@ -907,7 +918,8 @@ static int small_fraction(struct math_parser *p) {
     return node_with_children(p, MATH_MULTIPLY, a, node_with_child(p, MATH_INVERT, number(p)));
 }
 
-/* Parses a factor that follows `last` without a sign; a mixed number replaces `last`. */
+/* Parses a factor that follows the factor `last` without a sign. *mixed: the factor is the fraction
+ * of a mixed number, which the caller adds to `last`. */
 static int adjacent_factor(struct math_parser *p, int last, bool *mixed) {
     *mixed = is_integer_literal(p, last) && is_at_small_fraction(p);
     if (*mixed) return small_fraction(p);
@@ -949,6 +961,8 @@ static int term(struct math_parser *p) {
     return product == MATH_NONE ? last : product;
 }
 
+/* A term with its signs. Not `first`: a term must begin with a sign; MATH_NONE: there is no term.
+ */
 static int signed_term(struct math_parser *p, bool first) {
     bool minus = false, both = false;
     for (char c; (c = peek(p)) && strchr("+-\x01\x02", c); p->pos++, first = true) {
@@ -986,7 +1000,7 @@ static enum math_relation relation_of_mark(char c) {
     return mark ? (enum math_relation)(REL_EQ + (mark - marks)) : 0;
 }
 
-/* a = b < c. The answer of "1/3 ≈ 0.33" is the first part. */
+/* A relation: a = b < c. The value of "1/3 ≈ 0.33" is the part before ≈. */
 static int chain(struct math_parser *p) {
     int first = unions(p), all = MATH_NONE, n = 0;
     for (enum math_relation r; !p->failed && (r = relation_of_mark(peek(p))) != 0; n++) {
@@ -1004,7 +1018,7 @@ static int chain(struct math_parser *p) {
     return all == MATH_NONE ? first : all;
 }
 
-/* A single item without a list node, several as a list. */
+/* A list of *n_items items; a single item has no list node. */
 static int list(struct math_parser *p, int *n_items) {
     int first = chain(p), all = MATH_NONE;
     *n_items = 1;

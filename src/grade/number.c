@@ -2,12 +2,13 @@
  * number: the final number of a text, as school problems (GSM8K) are graded.
  *
  * The search order is \boxed{…}, then the text after "####" or "answer:", then the last number of
- * the text. Thousands separators, currency, percent and full-width digits have no effect; 万 and 億
- * multiply. An answer that consists of a number in Chinese characters counts too. The only
- * arithmetic is on fractions of two integers and these multipliers.
+ * the text. Thousands separators, currency and percent signs and full-width digits have no effect.
+ * A number may have multipliers such as 万 and 億. An answer may also be a number in Chinese
+ * characters only.
  *
- * The normal form is the number in decimal digits without loss, so numbers are equal exactly when
- * their forms are.
+ * The normal form is the number in decimal digits. A number in plain digits keeps all its digits,
+ * so two such numbers are equal exactly when their forms are equal. A fraction, or a number with
+ * multipliers, is computed as a double and rounded to 15 digits.
  */
 #define _GNU_SOURCE
 #include "grade/internal.h"
@@ -38,7 +39,8 @@ static void ascii_fold(struct text_span text, struct buf *out) {
     }
 }
 
-/* Appends the normal form of a number, given its digits and the position of the point. */
+/* Appends the normal form of a number with the digits v[n], of which `point` are before the decimal
+ * point. */
 static void decimal_append(bool minus, const char *v, size_t n, int64_t point, struct buf *out) {
     while (n && *v == '0') v++, n--, point--;
     while (n && v[n - 1] == '0') n--;
@@ -63,7 +65,7 @@ static void decimal_append(bool minus, const char *v, size_t n, int64_t point, s
     }
 }
 
-/* Appends a calculated number, to 15 digits. */
+/* Appends the normal form of a computed number, rounded to 15 digits. */
 static void double_append(double x, struct buf *out) {
     char text[40], v[40];
     size_t n = 0;
@@ -84,13 +86,14 @@ static size_t thousands_separator_len(const char *s, const char *end) {
     return 0;
 }
 
-/* 1,234.5e6 without its sign. */
+/* A number such as 1,234.5e6 without its sign. */
 struct number_text {
     struct buf digits;
-    int64_t point;
-    bool is_integer; /* an integer in plain digits */
+    int64_t point;   /* number of digits before the decimal point, with the exponent */
+    bool is_integer; /* it has neither separators nor a point */
 };
 
+/* Reads an exponent, "e6", and adds it to *out. Returns its end, or `s` if there is none. */
 static const char *exponent_read(const char *s, const char *end, int64_t *out) {
     if (s + 1 >= end || (*s != 'e' && *s != 'E')) return s;
     size_t sign = s[1] == '-' || s[1] == '+', n = digit_count(s + 1 + sign, end);
@@ -100,7 +103,7 @@ static const char *exponent_read(const char *s, const char *end, int64_t *out) {
     return s + 1 + sign + n;
 }
 
-/* Returns the end of the number, or NULL. */
+/* Reads a number. Returns its end; NULL: no number begins here. */
 static const char *decimal_read(const char *s, const char *end, struct number_text *d) {
     size_t n = digit_count(s, end), skip;
     bool fraction = s + n + 1 < end && s[n] == '.' && isdigit((unsigned char)s[n + 1]);
@@ -128,7 +131,7 @@ static double decimal_value(const struct number_text *d) {
     return x;
 }
 
-/* The factor of 万 and the like, or 0. */
+/* The value of the multiplier here, as 万; 0: no multiplier. *len: its bytes. */
 static double multiplier_value(const char *s, const char *end, size_t *len) {
     static const struct {
         const char *name;
@@ -141,8 +144,8 @@ static double multiplier_value(const char *s, const char *end, size_t *len) {
     return 0;
 }
 
-/* Reads the multipliers after a decimal: 3万5千, 1.2億. Returns the end, or `s` if no multiplier
- * follows. */
+/* Reads the multipliers after the number `first`, and further numbers with multipliers: 3万5千,
+ * 1.2億. *out: the value. Returns the end, or `s` if no multiplier follows. */
 static const char *multipliers_read(const char *s, const char *end, const struct number_text *first,
                                     double *out) {
     double part = decimal_value(first), times, section = 0;
@@ -166,7 +169,8 @@ static const char *multipliers_read(const char *s, const char *end, const struct
     return s;
 }
 
-/* "3/4", after its numerator. A date, 1/2/2020, has another slash on either side. */
+/* Reads the "/4" of 3/4. Returns the end, or `s` if no denominator follows. A second slash marks a
+ * date, as in 1/2/2020. */
 static const char *denominator_read(const char *s, const char *end, double *denominator) {
     size_t n = s < end && *s == '/' ? digit_count(s + 1, end) : 0;
     if (n == 0 || n > 18 || (s + 1 + n < end && s[1 + n] == '/')) return s;
@@ -174,7 +178,7 @@ static const char *denominator_read(const char *s, const char *end, double *deno
     return *denominator > 0 ? s + 1 + n : s;
 }
 
-/* "2 1/2": the fraction, after the integer. */
+/* Reads the " 1/2" of 2 1/2. Returns the end, or `s` if no fraction follows. */
 static const char *mixed_fraction_read(const char *s, const char *end, double *fraction) {
     size_t n = s < end && *s == ' ' ? digit_count(s + 1, end) : 0;
     double denominator;
@@ -185,7 +189,7 @@ static const char *mixed_fraction_read(const char *s, const char *end, double *f
     return rest;
 }
 
-/* Reads \frac{3}{4} or \dfrac{3}{4} as 3/4. */
+/* Reads \frac{3}{4} or \dfrac{3}{4} as 3/4. Returns the end; NULL: no such fraction. */
 static const char *latex_fraction_read(const char *s, const char *end, double *out) {
     static const char *const names[] = {"\\frac{", "\\dfrac{", "\\tfrac{"};
     for (size_t i = 0; i < ARRAY_LEN(names); i++) {
@@ -234,7 +238,8 @@ static const char *unsigned_read(bool minus, bool after_slash, const char *s, co
     return stop;
 }
 
-/* -5, -$5, $-5: returns where the digits begin. A minus after a digit or letter is a difference. */
+/* Skips the sign of -5 or -$5 and returns the position after it, or `s` if there is no sign. A
+ * minus after a digit, a letter or ")" is a subtraction and no sign. */
 static const char *sign_read(const char *begin, const char *s, const char *end, bool *minus) {
     *minus = *s == '-' && (s == begin || !(isalnum((unsigned char)s[-1]) || s[-1] == ')'));
     if (!*minus) return s;
@@ -242,7 +247,7 @@ static const char *sign_read(const char *begin, const char *s, const char *end, 
     return s + 1 < end && s[1] == '$' ? s + 2 : s + 1;
 }
 
-/* The first or the last number of a text. */
+/* Appends the first number of a text, or the last one if `last`. */
 static bool number_find(struct text_span text, bool last, struct buf *out) {
     const char *end = text.ptr + text.len;
     size_t begin = out->len;
@@ -268,7 +273,7 @@ static bool number_find(struct text_span text, bool last, struct buf *out) {
 
 /* numbers in Chinese characters */
 
-/* 0..9, or -1. */
+/* The value 0..9 of the digit here; -1: no digit. */
 static int kanji_digit(const char *s, const char *end) {
     static const char *const names[] = {"〇", "一", "二", "三", "四", "五",
                                         "六", "七", "八", "九", "零", "两"};
@@ -277,7 +282,8 @@ static int kanji_digit(const char *s, const char *end) {
     return -1;
 }
 
-/* 四千二十, 二〇二四. Returns the end, or `s` if no number begins here. */
+/* Reads a number in Chinese characters: 四千二十, 二〇二四. Returns the end, or `s` if no number
+ * begins here. */
 static const char *kanji_read(const char *s, const char *end, double *out) {
     double total = 0, section = 0, part = 0, times;
     bool has_digit = false; /* a digit precedes the next multiplier */
@@ -301,6 +307,7 @@ static const char *kanji_read(const char *s, const char *end, double *out) {
     return s;
 }
 
+/* Moves *s after `what` if it is there. */
 static bool skip_text(const char **s, const char *end, const char *what) {
     size_t n = strlen(what);
     if ((size_t)(end - *s) < n || memcmp(*s, what, n) != 0) return false;
@@ -308,7 +315,8 @@ static bool skip_text(const char **s, const char *end, const char *what) {
     return true;
 }
 
-/* Reads an answer that is only a number, a counter word and a full stop. */
+/* Appends the number of a text that consists of a number in Chinese characters, and optionally a
+ * counter word and a sentence end. False for other texts. */
 static bool kanji_find(struct text_span text, struct buf *out) {
     static const char *const counters[] = {
         "円", "元", "個", "个", "人", "本", "枚", "歳", "岁", "台", "匹", "冊", "册", "回", "次",
@@ -331,7 +339,9 @@ static bool kanji_find(struct text_span text, struct buf *out) {
 
 /* the extractor */
 
-/* The number of a marked answer: the first number after the last "=", else the last number. */
+/* Appends the number of a marked answer. After an "=": the first number after the last "=". Without
+ * an
+ * "=": the first number. If this finds none: the last number of the text. */
 static bool marked_number_find(struct text_span text, struct buf *out) {
     const char *equals = memrchr(text.ptr, '=', text.len);
     if (kanji_find(text, out)) return true;

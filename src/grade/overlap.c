@@ -1,9 +1,9 @@
 /*
  * overlap: scores of overlap with a reference: F1 of words, ROUGE-L, BLEU.
  *
- * All three split a text into words; a script that is written without blanks is split into
- * characters. Each follows its definition for signs and articles. Words are compared by 64-bit
- * hashes; at most WORDS words of a text count.
+ * All three scores split a text into words; a script that is written without blanks is split into
+ * characters. Each score treats signs and articles as its definition requires. Words are compared
+ * by 64-bit hashes; at most WORDS words of a text count.
  */
 #include "grade/internal.h"
 
@@ -19,13 +19,13 @@ enum { WORDS = 4096, DENSE_FROM = 0x2E80 };
 enum word_tokenization {
     WORDS_SQUAD, /* lower case, signs removed, no articles */
     WORDS_ROUGE, /* lower case, signs are separators */
-    WORDS_BLEU,  /* as written; a sign is a word unless is_inside_word() */
+    WORDS_BLEU,  /* case as written; a sign is a separate word unless is_inside_word() */
 };
 
 struct word_list {
-    uint64_t *v;
+    uint64_t *v; /* [n] hashes of the words */
     int n;
-    struct buf *text; /* output: the words with a blank between them; may be NULL */
+    struct buf *text; /* output: the words with a blank between words; may be NULL */
 };
 
 static bool is_article(const char *s, size_t n) {
@@ -33,6 +33,7 @@ static bool is_article(const char *s, size_t n) {
            (n == 3 && memcmp(s, "the", 3) == 0);
 }
 
+/* Adds the word to the list, unless it is empty or a dropped article, and empties it. */
 static void word_end(struct word_list *w, struct buf *word, enum word_tokenization tokenization) {
     bool is_kept = word->len && w->n < WORDS &&
                    !(tokenization == WORDS_SQUAD && is_article(word->data, word->len));
@@ -44,7 +45,7 @@ static void word_end(struct word_list *w, struct buf *word, enum word_tokenizati
     word->len = 0;
 }
 
-/* Whether a sign belongs to the word around it. */
+/* Whether the sign c, between prev and next, is a part of a word and does not end it. */
 static bool is_inside_word(ucs4_t c, ucs4_t prev, ucs4_t next) {
     if (c == '.' || c == ',')
         return prev < 0x80 && isdigit((int)prev) && next < 0x80 && isdigit((int)next);
@@ -93,7 +94,7 @@ static int by_value(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Size of the multiset intersection. Sorts both. */
+/* Size of the multiset intersection of a[n] and b[m]. Sorts both arrays. */
 static int multiset_overlap(uint64_t *a, int n, uint64_t *b, int m) {
     int n_common = 0;
     qsort(a, (size_t)n, sizeof *a, by_value);
@@ -107,6 +108,7 @@ static int multiset_overlap(uint64_t *a, int n, uint64_t *b, int m) {
     return n_common;
 }
 
+/* F1 of n_common common items of n and m items; 1 if both are 0. */
 static double f1_of_counts(int n_common, int n, int m) {
     if (n == 0 || m == 0) return n == m;
     return n_common ? 2.0 * n_common / (n + m) : 0;
@@ -129,7 +131,7 @@ void f1_words(const char *text, struct buf *out) {
     free(w.v);
 }
 
-/* Length of the longest common subsequence, row by row. */
+/* Length of the longest common subsequence, by dynamic programming with one row. */
 static int lcs_length(const struct word_list *a, const struct word_list *b) {
     int *row = xcalloc((size_t)b->n + 1, sizeof *row);
     for (int i = 0; i < a->n; i++)
@@ -143,7 +145,7 @@ static int lcs_length(const struct word_list *a, const struct word_list *b) {
     return n;
 }
 
-/* Lin 2004, F1 over a whole text, without stemming. */
+/* ROUGE-L (Lin 2004): F1 over a whole text, without stemming. */
 double rouge_l_score(const char *answer, const char *gold) {
     struct word_list a = {0}, b = {0};
     word_tokenize(answer, WORDS_ROUGE, &a);
@@ -154,7 +156,7 @@ double rouge_l_score(const char *answer, const char *gold) {
     return score;
 }
 
-/* Hashes of all runs of `order` words. */
+/* Hashes of all *n runs of `order` words, malloc'ed. */
 static uint64_t *ngram_hashes(const struct word_list *w, int order, int *n) {
     uint64_t *v = xcalloc(WORDS, sizeof *v);
     *n = MAX(w->n - order + 1, 0);
@@ -162,6 +164,7 @@ static uint64_t *ngram_hashes(const struct word_list *w, int order, int *n) {
     return v;
 }
 
+/* *total: number of a's n-grams; *n_common: how many of them also occur in b. */
 static void ngrams_overlap(const struct word_list *a, const struct word_list *b, int order,
                            int *n_common, int *total) {
     int n_gold;
@@ -173,8 +176,8 @@ static void ngrams_overlap(const struct word_list *a, const struct word_list *b,
 
 /*
  * BLEU-4 (Papineni et al. 2002) of one sentence against one reference, over the orders that the
- * sentence is long enough for. Exponential smoothing, as SacreBLEU's default: the k-th order
- * without a match counts as 1 / (2^k total).
+ * sentence is long enough for. Exponential smoothing as in SacreBLEU's default: the precision of
+ * the k-th order without a match is 1 / (2^k total). Without any match the score is 0.
  */
 double bleu_score(const char *answer, const char *gold) {
     struct word_list a = {0}, b = {0};

@@ -1,13 +1,13 @@
 /*
- * data: training files → token samples with a mask of targets.
+ * data: reads training files to token samples with a mask of targets.
  *
- * A file holds JSON objects, one per line, pretty-printed one after another, or in one array; each
- * is {messages}, {prompt, completion} or {text}. The targets are the assistant's turns with their
- * ends; the completion and the end of text; or all of the text. Other fields (ids, sources) are
- * ignored.
+ * A file has JSON objects, one per line, pretty-printed one after another, or in one array. Each
+ * object is {messages}, {prompt, completion} or {text}. The targets are the assistant's turns with
+ * their ends; the completion and the end-of-text token; or all of the text. Other fields (ids,
+ * sources) are ignored.
  *
- * This file does not shuffle, split or weight samples. lint.c checks them by the digests that are
- * computed here. Invariant: every kept sample has at least one target that follows another token.
+ * This file does not shuffle, split or weight samples. It computes the digests by which lint.c
+ * checks samples. Invariant: every kept sample has at least one target that follows another token.
  */
 #include "data/internal.h"
 
@@ -21,7 +21,7 @@ struct dataset_load_state {
     const struct tokenizer *tok;
     const char *path;
     int32_t max_length;
-    int cap, digests_cap;
+    int cap, digests_cap; /* capacities of d->v and d->digests */
 };
 
 static int field_error(const struct dataset_load_state *l, int line, struct error *err,
@@ -29,7 +29,8 @@ static int field_error(const struct dataset_load_state *l, int line, struct erro
     return error_set(err, ERR_FORMAT, "'%s' line %d: '%s' %s", l->path, line, field, what);
 }
 
-/* Returns `v` with room for one more item after `n`, or NULL, which leaves `v` unchanged. */
+/* Returns v, reallocated if needed, with room for one item after the first n. NULL: no memory; v is
+ * unchanged. */
 static void *array_grow(void *v, int n, int *cap, size_t size, struct error *err) {
     if (n < *cap) return v;
     int new_cap = *cap ? 2 * *cap : 64;
@@ -38,6 +39,7 @@ static void *array_grow(void *v, int n, int *cap, size_t size, struct error *err
     return v;
 }
 
+/* Makes room for one more sample and its digest. */
 static int dataset_reserve(struct dataset_load_state *l, struct error *err) {
     struct dataset *d = l->d;
     struct train_sample *v = array_grow(d->v, d->n, &l->cap, sizeof *v, err);
@@ -50,7 +52,8 @@ static int dataset_reserve(struct dataset_load_state *l, struct error *err) {
     return OK;
 }
 
-/* Takes ownership of ids and mask. A sample without a target after the cut is only counted. */
+/* Adds a sample. Takes ownership of ids and mask. If the cut leaves no target, the sample is only
+ * counted. */
 static int sample_add(struct dataset_load_state *l, struct token_ids *ids, struct buf *mask,
                       struct sample_digest *digest, struct error *err) {
     struct dataset *d = l->d;
@@ -125,7 +128,8 @@ int conversation_parse(const char *path, int line, const char *field, const json
     return rc;
 }
 
-/* Clears the mask of assistant turns with "weight": 0. Each turn is a run of ones in the mask. */
+/* Clears the mask of assistant turns with "weight": 0. Each assistant turn is a run of ones in the
+ * mask; if the chat template joins turns, weights are an error. */
 static int turn_weights_apply(const struct dataset_load_state *l, const json_t *list,
                               struct buf *mask, int line, struct error *err) {
     size_t turns = 0, runs = 0, i;
@@ -184,9 +188,10 @@ static int messages_parse(struct dataset_load_state *l, const json_t *list, int 
     return rc;
 }
 
-/* Encodes prompt and completion as one text, as the model will see it. The prompt's part is the
- * common prefix with the tokens of the prompt alone, so a token that spans both is a target.
- * `prompt` may be NULL. The end of text is a target too, so that generation learns to stop. */
+/* Adds a sample of prompt and completion, encoded as one text. The tokens that are equal to those
+ * of the prompt alone, from the beginning on, are no targets. So a token that spans the end of the
+ * prompt is a target. `prompt` may be NULL. The end-of-text token is a target too, so that the
+ * model learns to stop. */
 static int prompt_completion_encode(struct dataset_load_state *l, const json_t *prompt,
                                     const json_t *completion, int line, struct error *err) {
     struct token_ids ids = {0}, prompt_ids = {0};

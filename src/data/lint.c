@@ -1,13 +1,13 @@
 /*
  * lint: reports the content of a training file before training begins.
  *
- * It uses the digests that dataset_load computes for every sample, so it reads no file and stores
- * no text. Samples are compared by 64-bit hashes: of their exact content, and of the same text
- * without differences that a model should not learn from. A hash collision would cost a wrong line
- * in a report. Merely similar sentences are not detected.
+ * It uses the digests that the loaders compute for every sample, so it reads no file and stores no
+ * text. Samples are compared by two 64-bit hashes: of their exact content, and of their content
+ * after text_normalize (without case, width and white space). A hash collision would cause a wrong
+ * line in a report. Similar sentences are not detected.
  *
- * The comparison does not split words: blanks next to characters of scripts that are written
- * without them do not count, so Japanese and Chinese lines match wherever they were broken.
+ * text_normalize drops blanks next to characters of scripts that are written without blanks. So
+ * Japanese and Chinese texts match even if their lines are broken at other places.
  */
 #include "data/data.h"
 #include "grade/grade.h"
@@ -17,8 +17,8 @@
 
 /* hashes */
 
-/* Appends one message. The separators prevent different lists of messages from having equal
- * bytes. */
+/* Appends one message; `fold`: after text_normalize. Because of the separators, different lists of
+ * messages have different bytes. */
 static int message_add(struct buf *out, const char *role, const char *text, bool fold,
                        struct error *err) {
     size_t len = strlen(text);
@@ -34,6 +34,7 @@ static int message_add(struct buf *out, const char *role, const char *text, bool
     return OK;
 }
 
+/* Index of the assistant's last message; 0 without one. */
 static int last_answer_index(const struct chat_message *msgs, int n) {
     int last = 0;
     for (int i = 0; i < n; i++)
@@ -49,7 +50,7 @@ int sample_digest_compute(const struct chat_message *msgs, int n, struct sample_
         const char *role = msgs[i].role, *text = msgs[i].content;
         rc = message_add(&exact_text, role, text, false, err);
         if (rc == OK) rc = message_add(&near_text, role, text, true, err);
-        /* Without the system message, in which personas differ. */
+        /* system messages are left out: the same question to another persona is the same prompt */
         if (rc == OK && i < answer_index && strcmp(role, "system") != 0 && *text)
             rc = message_add(&prompt_text, "", text, true, err);
     }
@@ -77,8 +78,8 @@ static int compare_keys(const void *a, const void *b) {
     return x->index < y->index ? -1 : x->index > y->index;
 }
 
-/* Hashes of one kind, at `offset` in struct sample_digest, sorted; the earliest sample first among
- * equal hashes. */
+/* The hashes at `offset` in the digests of all samples, sorted; among equal hashes the earliest
+ * sample comes first. malloc'ed. */
 static struct hash_key *sorted_keys_new(const struct dataset *d, size_t offset, struct error *err) {
     struct hash_key *keys = try_calloc((size_t)MAX(d->n_read, 1), sizeof *keys, err);
     if (!keys) return NULL;
@@ -90,7 +91,7 @@ static struct hash_key *sorted_keys_new(const struct dataset *d, size_t offset, 
     return keys;
 }
 
-/* The earliest sample with this hash, or -1. */
+/* The index of the earliest sample with this hash; -1: no sample has it. */
 static int sorted_keys_find(const struct hash_key *keys, int n, uint64_t hash) {
     int low = 0, high = n;
     while (low < high) {
@@ -103,6 +104,7 @@ static int sorted_keys_find(const struct hash_key *keys, int n, uint64_t hash) {
     return low < n && keys[low].hash == hash ? keys[low].index : -1;
 }
 
+/* Counts a match of sample a with sample b, and keeps the lines of the first match. */
 static void match_add(struct lint_matches *p, const struct sample_digest *a,
                       const struct sample_digest *b) {
     if (p->n++) return;

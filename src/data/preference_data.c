@@ -1,9 +1,9 @@
 /*
- * preference_data: the data of preference and reward training: pairs of answers, and prompts
+ * preference_data: the data of training on preferences and rewards: pairs of answers, and prompts
  * without an answer.
  *
- * The prompt is never a target: earlier turns of the assistant belong to it. The formats are those
- * of TRL. Errors name file, line and field.
+ * The prompt, which includes earlier turns of the assistant, is never a target. The formats are
+ * those of TRL. Errors name file, line and field.
  */
 #define _GNU_SOURCE
 #include "data/internal.h"
@@ -21,7 +21,7 @@ struct pair_load_state {
     int32_t max_length;
     int cap;
 };
-struct encoded_text { /* one side of a pair, or a prompt */
+struct encoded_text { /* one side of a pair (chosen or rejected), or a prompt */
     struct token_ids ids;
     struct buf mask;
     struct sample_digest digest;
@@ -41,7 +41,7 @@ static void encoded_text_release(struct encoded_text *t) {
     buf_release(&t->mask);
 }
 
-/* Makes room for two more samples and their facts. */
+/* Makes room for two more samples and their digests. *cap: capacity of both arrays. */
 static int dataset_reserve(struct dataset *d, int *cap, struct error *err) {
     if (d->n_read + 2 <= *cap) return OK;
     int new_cap = *cap ? 2 * *cap : 64;
@@ -61,7 +61,8 @@ static int64_t count_targets(const struct train_sample *s) {
     return n;
 }
 
-/* Keeps both sides, or neither if a cut leaves one without a target. */
+/* Adds a pair and takes over its arrays. If a cut leaves one side without a target, the pair is
+ * only counted, and the caller keeps the arrays. */
 static int pair_add(struct pair_load_state *l, struct encoded_text side[2], int line,
                     struct error *err) {
     struct dataset *d = l->d;
@@ -92,7 +93,7 @@ static int pair_add(struct pair_load_state *l, struct encoded_text side[2], int 
     return OK;
 }
 
-/* Encodes prompt and answer as one text, followed by the end of text. */
+/* Encodes prompt and answer as one text, followed by the end-of-text token. */
 static void text_encode(const struct tokenizer *tok, const char *prompt, const char *answer,
                         struct token_ids *out) {
     struct buf text = {0};
@@ -103,6 +104,7 @@ static void text_encode(const struct tokenizer *tok, const char *prompt, const c
     buf_release(&text);
 }
 
+/* Appends the mask of t: the tokens from index `first` on are targets. */
 static void mask_completion(struct encoded_text *t, int first) {
     for (int i = 0; i < t->ids.n; i++) buf_add(&t->mask, i >= first ? "\1" : "\0", 1);
 }
@@ -113,9 +115,9 @@ static int common_prefix_len(const struct token_ids *a, const struct token_ids *
     return i;
 }
 
-/* The prompt is not a target: the common prefix with the tokens of the prompt alone, so a token
- * that spans both is a target. If `prompt` is NULL, the prompt is the common prefix of both
- * sides. */
+/* Encodes both sides of a pair of texts. The tokens that are equal to those of the prompt alone,
+ * from the beginning on, are no targets. If `prompt` is NULL, the tokens that are equal in both
+ * sides, from the beginning on, are no targets. */
 static int preference_texts_encode(struct pair_load_state *l, const char *prompt,
                                    const char *const answers[2], struct encoded_text side[2],
                                    struct error *err) {
@@ -142,7 +144,8 @@ static int count_assistant_turns(const struct chat_message *v, int n) {
     return count;
 }
 
-/* The first runs of ones in the mask are the assistant's turns in the prompt; clears them. */
+/* Clears the first `turns` runs of ones in the mask, which are the assistant's turns in the
+ * prompt. */
 static void mask_prompt_turns(struct buf *mask, int turns) {
     size_t i = 0;
     for (; turns > 0 && i < mask->len; turns--) {
@@ -181,8 +184,9 @@ static bool messages_equal(const struct chat_message *a, const struct chat_messa
     return !strcmp(a->role, b->role) && !strcmp(a->content, b->content);
 }
 
-/* Without a separate prompt, the sides are whole conversations and the prompt is their common
- * prefix. */
+/* Encodes both sides of a pair of message lists. If there is no prompt, or if `chosen` does not
+ * begin with the assistant, the sides are whole conversations, and their common prefix is the
+ * prompt. */
 static int preference_messages_encode(struct pair_load_state *l, const json_t *value,
                                       const json_t *prompt, struct encoded_text side[2], int line,
                                       struct error *err) {
@@ -262,6 +266,7 @@ struct prompt_load_state {
     int cap;
 };
 
+/* Encodes the prompt in `field`, a text or messages, up to the beginning of the answer. */
 static int prompt_encode(const struct prompt_load_state *l, const json_t *value, const char *field,
                          struct encoded_text *out, int line, struct error *err) {
     const json_t *content = json_object_get(value, field);
@@ -280,7 +285,7 @@ static int prompt_encode(const struct prompt_load_state *l, const json_t *value,
                          n ? "ends with the assistant's turn, which is to be written" : "is empty",
                          err);
     if (!rc) rc = chat_encode(s->tok, msgs, n, true, &out->ids, NULL, err);
-    msgs[n] = text[1]; // conversation_parse leaves room for one more
+    msgs[n] = text[1]; // conversation_parse leaves room for one more message
     if (!rc) rc = sample_digest_compute(msgs, n + 1, &out->digest, err);
     free(msgs);
     return rc;
@@ -328,7 +333,7 @@ static int prompt_parse(void *ctx, const json_t *value, int line, struct error *
     return rc;
 }
 
-/* "fry:FAMILY[:N]" */
+/* Generates the prompts of "fry:FAMILY[:N]". */
 static int fry_prompts_generate(struct prompt_load_state *l, struct error *err) {
     char name[32] = "", *end = NULL;
     const char *family_name = l->s->path + 4, *colon = strchrnul(family_name, ':');

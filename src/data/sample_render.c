@@ -1,9 +1,9 @@
 /*
- * sample_render: a sample as text, with its targets marked.
+ * sample_render: a sample as text with marks around its targets.
  *
- * Tokens become text in runs of targets or of other tokens, because a character may consist of
- * several tokens. The first token is never a target: no token precedes it. Terminal control
- * characters are replaced.
+ * A character may consist of several tokens, so tokens are not decoded one by one but in runs: a
+ * run of targets, or a run of other tokens. The first token is never a target, because no token
+ * precedes it. Control characters are replaced.
  */
 #include "data/data.h"
 

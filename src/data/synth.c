@@ -1,10 +1,10 @@
 /*
  * synth: reads prompts, generates answers and writes lines; synth_filter.c selects the answers.
  *
- * An answer's seed is a function of the option, the prompt's tokens and the answer's number, so a
+ * The seed of an answer is a function of --seed, the prompt's tokens and the answer's number. So a
  * prompt gets the same answers at any place in the file, and different prompts get independent
- * seeds. Calls that the store already has are not repeated: an interrupted run continues, and a
- * change of filters costs no generation.
+ * seeds. Calls that the store has already are not repeated: an interrupted run continues, and a
+ * change of the filters needs no generation.
  */
 #define _GNU_SOURCE
 #include "data/data.h"
@@ -58,8 +58,8 @@ const struct option_row synth_option_rows[] = {
 
 enum {
     MAX_MESSAGES = 4096,
-    TEMPLATE_TOKENS = 256, /* tokens that a chat template adds to a conversation, at most */
-    TOPICS_LIMIT = 256 << 20,
+    TEMPLATE_TOKENS = 256,    /* tokens that a chat template adds to a conversation, at most */
+    TOPICS_LIMIT = 256 << 20, /* bytes of a file of topics */
 };
 
 struct prompt_reader {
@@ -90,7 +90,8 @@ static json_t *message_json(const char *role, const json_t *content) {
     return json_pack("{s:s,s:O}", "role", role, "content", content);
 }
 
-/* A new list. It begins with the options' system message, if set and the prompt has no other. */
+/* A new list of messages. If `has_system` is false, it begins with the system message of the
+ * options, if they have one. */
 static json_t *messages_new(const struct synth_options *o, bool has_system) {
     json_t *list = json_array();
     json_t *system = o->system && !has_system ? json_string(o->system) : NULL;
@@ -224,8 +225,8 @@ struct chat_message *synth_messages(const struct synth_prompt *p, const char *an
 /* generating answers */
 
 enum {
-    LOOP_TOKENS = 48, /* a tail that repeats a cycle four times ends the answer */
-    SEED_BITS = 52,   /* so that every JSON parser reads the same number */
+    LOOP_TOKENS = 48, /* an answer ends if its last 48 tokens repeat a cycle four times */
+    SEED_BITS = 52,   /* a double, and so every JSON parser, represents such a seed exactly */
 };
 
 int synth_tokenize_prompts(struct synth *s, struct error *err) {
@@ -248,8 +249,7 @@ int synth_tokenize_prompts(struct synth *s, struct error *err) {
     return OK;
 }
 
-/* A function of the option `seed`, the prompt's tokens and the answer's index; other prompts of the
- * file have no effect. */
+/* The seed of a sample: a hash of the option `seed`, the answer's index and the prompt's tokens. */
 static uint64_t sample_seed(const struct synth *s, const struct synth_sample *x) {
     const struct token_ids *t = &s->prompts.v[x->prompt].tokens;
     uint64_t parts[] = {(uint64_t)s->o->seed, (uint64_t)x->index,
@@ -257,8 +257,8 @@ static uint64_t sample_seed(const struct synth *s, const struct synth_sample *x)
     return hash_fnv1a(parts, sizeof parts) & (((uint64_t)1 << SEED_BITS) - 1);
 }
 
-/* Every field is a part of the call's identity, so no field may depend on the batch or the
- * machine. */
+/* The request of a sample. Its fields are a part of the call's identity, so no field may depend on
+ * the batch or the machine. */
 static struct engine_request sample_request(const struct synth *s, struct synth_sample *x,
                                             const int32_t *stop, int32_t n_stop) {
     const struct synth_options *o = s->o;
@@ -278,6 +278,8 @@ static struct engine_request sample_request(const struct synth *s, struct synth_
                                    .user = x};
 }
 
+/* Sets the text and the numbers of a sample whose tokens are set. sum: of their log-probabilities.
+ */
 static void sample_finish(const struct synth *s, struct synth_sample *x, double sum,
                           enum finish_reason finish) {
     tokenizer_decode(s->model->tok, x->out.v, x->out.n, false, &x->text);
@@ -286,7 +288,8 @@ static void sample_finish(const struct synth *s, struct synth_sample *x, double 
     x->finish = finish;
 }
 
-/* Sums in the same order as outputs_read, so that a sample from the store has the same bits. */
+/* Sets the sample's result from a computed request. It sums in the same order as outputs_read, so a
+ * sample from the store has the same bits. */
 static void sample_set_result(const struct synth *s, struct synth_sample *x,
                               const struct engine_request *r) {
     double sum = 0;
@@ -302,7 +305,8 @@ static bool field_is_text(const json_t *v, const char *key, const char *text) {
     return value && strcmp(value, text) == 0;
 }
 
-/* Fast sums differ between instruction sets, and results may differ between versions. */
+/* Whether a stored call can replace a new one. Results of the class "fast" differ between
+ * instruction sets, and results may differ between versions of Shoal. */
 static bool call_is_usable(const struct synth *s, const json_t *call) {
     return field_is_text(call, "version", SHOAL_VERSION) &&
            (s->model->cls == NUMERIC_EXACT || field_is_text(call, "level", kernels_get()->name));
@@ -335,7 +339,7 @@ static bool outputs_read(const struct synth *s, struct synth_sample *x, const js
     return is_valid;
 }
 
-/* Reads the call from the store; false if the record is missing or unusable. */
+/* Sets the sample's result from the store; false: the record is missing or unusable. */
 static bool sample_from_cache(struct synth *s, struct synth_sample *x) {
     struct error none;
     json_t *call = s->calls ? store_record_get(s->calls, x->call, &none) : NULL;
@@ -346,8 +350,8 @@ static bool sample_from_cache(struct synth *s, struct synth_sample *x) {
     return found;
 }
 
-/* Generates a batch from sample `*at` on. It waits for the whole batch, which is long enough to
- * keep the engine's sequences filled until near its end. */
+/* Generates a batch of samples from index *next on, and advances *next. It waits for the whole
+ * batch, which is large enough to keep the engine's batch full for most of the time. */
 static int batch_generate(struct synth *s, struct engine_request *reqs, int *next,
                           struct error *err) {
     int32_t stop[2], n_stop = 0,
@@ -402,7 +406,8 @@ static bool same_adapter(const struct adapter *a, const struct adapter *b) {
     return a && b ? strcmp(a->hash, b->hash) == 0 : a == b;
 }
 
-/* Prompt and answer as one sequence, prefill only. */
+/* A request that only prefills prompt and answer as one sequence, in `all`, for log-probabilities.
+ */
 static struct engine_request perplexity_request(const struct synth *s, struct synth_sample *x,
                                                 struct token_ids *all) {
     const struct token_ids *prompt = &s->prompts.v[x->prompt].tokens;
@@ -424,13 +429,14 @@ static void perplexity_set_result(const struct synth *s, const struct engine_req
     x->perplexity = math_exp(-sum / x->out.n);
 }
 
+/* Computes the missing perplexities of a batch of samples from index *next on; advances *next. */
 static int batch_score_perplexity(struct synth *s, struct engine_request *reqs,
                                   struct token_ids *all, int *next, struct error *err) {
     int n = 0;
     for (; *next < s->n && n < SYNTH_BATCH_SIZE; ++*next) {
         struct synth_sample *x = &s->v[*next];
         if (x->filter != SYNTH_KEPT || x->perplexity > 0 || x->out.n == 0) continue;
-        if (same_adapter(s->judge, s->adapter)) // known from sampling
+        if (same_adapter(s->judge, s->adapter)) // known from generation
             x->perplexity = math_exp(-x->logprob);
         else
             reqs[n] = perplexity_request(s, x, &all[n]), n++;
@@ -461,9 +467,9 @@ static json_t *hash_json(const struct adapter *a) {
     return a ? json_string(a->hash) : json_null();
 }
 
-/* The origin of a sample: enough to find its call, and to repeat it without the record. The
- * instruction set is named only if bits depend on it, so that exact runs write the same file
- * everywhere. */
+/* The origin of a sample, by which its call can be found in the store, or repeated. It names the
+ * instruction set only for the class "fast", so runs of the class "exact" write the same file on
+ * every machine. */
 static json_t *source_json(const struct synth *s, const struct synth_sample *x) {
     const struct model *m = s->model;
     json_t *scores = json_pack("{s:o,s:o}", "logprob", json_from_float((float)x->logprob),

@@ -1,14 +1,15 @@
 /*
  * synth_filter: selects the generated answers that are useful for training.
  *
- * Each filter is a table row. Filters run in the table's order, each on the samples that the
- * earlier ones kept, and the report counts the samples that each one dropped. Cheap checks of the
- * text come first, then the user's rules, then comparisons (agreement, duplicates), and last the
- * filters that run a model.
+ * Each filter is a row of the table `filters`. Filters run in the table's order, each on the
+ * samples that the earlier filters kept. The report counts the samples that each filter dropped.
+ * Cheap checks of the text come first, then the user's rules, then comparisons (agreement,
+ * duplicates), and last the filter that runs a model.
  *
- * Invariant: a sample's result depends on options, samples and their order only. After the first
- * row, texts are UTF-8 without control characters; the other rows rely on it. No filter is learned:
- * languages are detected by Unicode scripts, and duplicates by lint's hashes.
+ * Invariant: a sample's result depends only on options, samples and their order. After the first
+ * filter, texts are UTF-8 without control characters except newline, tab and carriage return; the
+ * later filters require this. Languages are detected by Unicode scripts, and duplicates by the
+ * hashes of lint.c.
  */
 #define _GNU_SOURCE
 #define PCRE2_CODE_UNIT_WIDTH 8
@@ -23,19 +24,19 @@
 
 #define REASON_SIZE sizeof((struct synth_filter_stats){0}.reason)
 
-/* Hash table from a hash to its first sample or line: open addressing, at most half full. */
+/* Maps a hash to the first sample or line that has it. Open addressing, at most half full. */
 struct hash_set {
     struct hash_slot {
         uint64_t hash;
         int value;
         bool used;
     } * slots;
-    size_t size;
+    size_t size; /* a power of two */
 };
 
-struct perplexity_bound { /* bound of the perplexity: a value or a quantile */
+struct perplexity_bound {
     bool is_set, quantile;
-    double value;
+    double value; /* a perplexity; with `quantile`: a percentage of the samples */
 };
 
 struct synth_filter_set {
@@ -47,18 +48,19 @@ struct synth_filter_set {
     struct grammar *schema;
     struct grammar_machine *machine;
     struct dataset held_out;
-    struct hash_set held_near, held_prompt; /* values are lines */
+    struct hash_set held_near, held_prompt; /* values: lines of the held-out file */
     struct perplexity_bound min_perplexity, max_perplexity;
 
     /* state of one run */
     struct synth *s;
-    struct sample_digest *digests; /* [s->n] of the samples that reached the filter `duplicate` */
-    struct hash_set whole, near;   /* values are samples */
-    double min_value, max_value;   /* bounds of perplexity as values */
+    struct sample_digest *digests; /* [s->n] set for samples that reached the filter `duplicate` */
+    struct hash_set whole, near;   /* values: indices of samples */
+    double min_value, max_value;   /* bounds as perplexities */
 };
 
 /* the hash set */
 
+/* Makes room for n hashes. */
 static int hash_set_init(struct hash_set *t, int n, struct error *err) {
     t->size = 16;
     while (t->size < 2 * (size_t)n) t->size *= 2;
@@ -77,8 +79,8 @@ static struct hash_slot *hash_set_slot(const struct hash_set *t, uint64_t hash) 
     return &t->slots[i];
 }
 
-/* Returns the sample or line that added the hash first. If there was no such entry, it adds `at`
- * and returns -1. */
+/* Returns the value that was added with the hash. If the hash is new, adds it with `value` and
+ * returns -1. */
 static int hash_set_add(struct hash_set *t, uint64_t hash, int value) {
     struct hash_slot *slot = hash_set_slot(t, hash);
     if (slot->used) return slot->value;
@@ -91,9 +93,11 @@ static int hash_set_find(const struct hash_set *t, uint64_t hash) {
     return slot->used ? slot->value : -1;
 }
 
-/* the text itself */
+/* Filters of the text. A function X_rejects returns whether the filter X drops the sample. It
+ * writes its reason to reason[REASON_SIZE]; the text there has no meaning if it returns false. */
 
-/* A zero byte or an escape would break the sample's JSON line or a reader's terminal. */
+/* Drops texts with invalid UTF-8 or control characters: a zero byte would break the sample's JSON
+ * line, an escape character the terminal that shows it. */
 static bool text_rejects(struct synth_filter_set *r, const struct synth_sample *x, char *reason) {
     (void)r;
     const uint8_t *p = (const uint8_t *)x->text.data, *end = p + x->text.len;
@@ -154,12 +158,13 @@ struct script_counts {
 };
 
 /*
- * Japanese and Chinese share the Han characters and are distinguished by the share of kana: at
- * least a tenth is Japanese, less is Chinese. Names and numbers are written in Han only, so a short
- * text of Han only may be either.
+ * Japanese and Chinese share the Han characters. A text is Japanese if at least a tenth of its kana
+ * and Han characters are kana, else Chinese. Names and numbers are written in Han only, so a text
+ * of at most AMBIGUOUS_HAN_MAX Han characters and no kana counts as both.
  */
 enum { LETTERS_PER_KANA = 10, AMBIGUOUS_HAN_MAX = 8 };
 
+/* Whether the share of kana is that of a Japanese text. */
 static bool has_kana(const struct script_counts *c) {
     return LETTERS_PER_KANA * c->by_script[KANA] >= c->by_script[KANA] + c->by_script[HAN];
 }
@@ -183,11 +188,11 @@ static int64_t count_korean(const struct script_counts *c) {
 
 static const struct language {
     const char *name;
-    int64_t (*letters)(const struct script_counts *c); /* number of letters that may belong to it */
+    int64_t (*letters)(const struct script_counts *c); /* letters that may be of this language */
 } languages[] = {
     {"ja", count_japanese}, {"zh", count_chinese}, {"en", count_latin}, {"ko", count_korean}};
 
-/* Unicode assigns no script to the prolonged sound mark. */
+/* The script of a letter. Unicode assigns no script to the prolonged sound mark, which is kana. */
 static enum script_class script_of(ucs4_t c) {
     static const char *const names[] = {"Latin", "Han", "Hiragana", "Katakana", "Hangul"};
     static const enum script_class scripts[] = {LATIN, HAN, KANA, KANA, HANGUL};
@@ -215,7 +220,7 @@ static bool language_enabled(const struct synth_filter_set *r) {
     return r->language;
 }
 
-/* A text without letters, such as a number, passes for every language. */
+/* A text without letters, such as a number, is kept for every language. */
 static bool language_rejects(struct synth_filter_set *r, const struct synth_sample *x,
                              char *reason) {
     struct script_counts c = letters_count(&x->text);
@@ -227,7 +232,7 @@ static bool language_rejects(struct synth_filter_set *r, const struct synth_samp
 
 /* rules */
 
-/* 1: found, 0: not found, -1: the search exceeded its limit. */
+/* Searches for a pattern. 1: found; 0: not found; -1: the search exceeded its limit. */
 static int pattern_find(const struct synth_filter_set *r, const pcre2_code *code,
                         const struct buf *text) {
     int rc = pcre2_match(code, (PCRE2_SPTR)text->data, text->len, 0, 0, r->match, r->match_limit);
@@ -299,8 +304,8 @@ void synth_extract_answer(const char *text, const char *marker, struct buf *out)
     buf_puts(out, "");
 }
 
-/* The hash of a sample's answer, or 0. A truncated sample has no answer and agrees with no
- * other. */
+/* The hash of a sample's answer; 0: it has no answer. An unfinished sample has no answer, unless
+ * unfinished samples are kept. */
 static uint64_t answer_hash(const struct synth_filter_set *r, const struct synth_sample *x) {
     struct buf answer = {0};
     bool is_finished = x->finish == FINISH_STOP || r->o->unfinished;
@@ -310,7 +315,8 @@ static uint64_t answer_hash(const struct synth_filter_set *r, const struct synth
     return hash;
 }
 
-/* The agreement of all answers to a prompt, including dropped ones. */
+/* Sets the agreement of the samples [begin, end), which are all answers to one prompt. Dropped
+ * samples count too. */
 static void self_consistency_of_prompt(struct synth_filter_set *r, int begin, int end) {
     uint64_t hashes[SYNTH_MAX_SAMPLES];
     CHECK(end - begin <= (int)ARRAY_LEN(hashes));
@@ -341,7 +347,8 @@ static bool agreement_rejects(struct synth_filter_set *r, const struct synth_sam
 
 /* duplicates */
 
-/* Computes the digests for the filters duplicate, near_duplicate and held_out. */
+/* Prepares the filters duplicate, near_duplicate and held_out: computes the digests of all samples
+ * that are still kept. */
 static int duplicates_prepare(struct synth_filter_set *r, struct error *err) {
     struct synth *s = r->s;
     r->digests = try_calloc((size_t)MAX(s->n, 1), sizeof *r->digests, err);
@@ -360,6 +367,7 @@ static int duplicates_prepare(struct synth_filter_set *r, struct error *err) {
     return OK;
 }
 
+/* Writes the reason and returns true if `duplicate` is the index of a sample; -1: returns false. */
 static bool duplicate_reason(const struct synth_filter_set *r, int duplicate, char *reason) {
     if (duplicate < 0) return false;
     const struct synth_sample *x = &r->s->v[duplicate];
@@ -368,7 +376,7 @@ static bool duplicate_reason(const struct synth_filter_set *r, int duplicate, ch
     return true;
 }
 
-/* Samples come in order, so the kept one is the earliest that passed the earlier filters. */
+/* Samples come in order, so of equal samples the earliest one that reached this filter is kept. */
 static bool duplicate_rejects(struct synth_filter_set *r, const struct synth_sample *x,
                               char *reason) {
     int i = (int)(x - r->s->v);
@@ -403,7 +411,8 @@ static int compare_doubles(const void *a, const void *b) {
     return x < y ? -1 : x > y;
 }
 
-/* Turns the bounds into values: nearest ranks among the samples still kept, both inclusive. */
+/* Computes the perplexities and converts the bounds to perplexities. A quantile is the nearest rank
+ * among the samples that are still kept. A sample at a bound is kept. */
 static int perplexity_prepare(struct synth_filter_set *r, struct error *err) {
     const struct synth *s = r->s;
     if (synth_score_perplexity(r->s, err) != OK) return err->code;
@@ -430,7 +439,7 @@ static bool perplexity_enabled(const struct synth_filter_set *r) {
     return r->min_perplexity.is_set || r->max_perplexity.is_set;
 }
 
-/* A NaN is outside every bound. */
+/* A perplexity that is not a number is outside every bound. */
 static bool perplexity_rejects(struct synth_filter_set *r, const struct synth_sample *x,
                                char *reason) {
     bool low = r->min_perplexity.is_set && !(x->perplexity >= r->min_value);
@@ -444,7 +453,8 @@ static bool perplexity_rejects(struct synth_filter_set *r, const struct synth_sa
 
 static const struct synth_filter_row {
     const char *name;
-    bool (*enabled)(const struct synth_filter_set *r); /* NULL: always */
+    bool (*enabled)(const struct synth_filter_set *r); /* NULL: always enabled */
+    /* Called once, before `rejects`; may be NULL. */
     int (*prepare)(struct synth_filter_set *r, struct error *err);
     bool (*rejects)(struct synth_filter_set *r, const struct synth_sample *x, char *reason);
 } filters[] = {
@@ -468,6 +478,7 @@ const char *synth_filter_name(int filter) {
     return filter >= 0 && filter < (int)ARRAY_LEN(filters) ? filters[filter].name : NULL;
 }
 
+/* Runs filter f on the samples that are still kept. */
 static int filter_run(struct synth_filter_set *r, int f, struct error *err) {
     struct synth *s = r->s;
     struct synth_filter_stats *stats = &s->filter_stats[f];
@@ -582,7 +593,8 @@ static int held_out_read(struct synth_filter_set *r, const struct tokenizer *tok
     return OK;
 }
 
-enum { MATCH_LIMIT = 1000000 }; /* steps of a search, which bounds patterns of exponential cost */
+/* Maximum steps of a search; some patterns need exponential time. */
+enum { MATCH_LIMIT = 1000000 };
 
 struct synth_filter_set *synth_filter_set_new(const struct synth_options *o,
                                               const struct tokenizer *tok, struct error *err) {
@@ -630,7 +642,8 @@ int synth_count_kept(const struct synth *s) {
 
 enum { SNIPPET = 60 }; /* characters */
 
-/* The beginning of a text on one line; invalid bytes and control characters become U+FFFD. */
+/* Appends the beginning of a text as one line: white space becomes a blank, other control
+ * characters and invalid bytes become U+FFFD. */
 static void snippet_append(const struct buf *text, struct buf *out) {
     const uint8_t *p = (const uint8_t *)text->data, *end = p + text->len;
     for (int i = 0; p < end && i < SNIPPET; i++) {

@@ -82,8 +82,8 @@ static struct text_span text_span_last_line(struct text_span text) {
 
 /* marks */
 
-/* Bytes of one of `words` at the beginning, with the blanks and emphasis signs before it; 0: none
- * of them is there. */
+/* Bytes of one of `words` at the beginning, with the blanks and emphasis signs before it; 0: no
+ * such word. */
 static size_t leading_word_len(struct text_span s, const char *const *words, int n) {
     size_t skip = 0;
     while (skip < s.len && strchr(" \t*_", s.ptr[skip]) && s.ptr[skip]) skip++;
@@ -92,7 +92,7 @@ static size_t leading_word_len(struct text_span s, const char *const *words, int
     return 0;
 }
 
-/* Bytes of the mark at the beginning: "answer is:", 答えは and the like; 0: no mark is there. */
+/* Bytes of the mark at the beginning: "answer is:", 答えは and the like; 0: no mark begins here. */
 static size_t answer_mark_len(struct text_span s) {
     static const char *const names[] = {"answer", "答え", "答案", "正解", "解答", "回答"};
     static const char *const links[] = {":", "：", "=", "is ", "is:", "は", "是", "为", "為"};

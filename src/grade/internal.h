@@ -93,7 +93,7 @@ enum {
 struct math_node {
     uint8_t kind, op;
     int16_t first, next;      /* index of the first child and of the next sibling, or MATH_NONE */
-    int16_t pos, len, repeat; /* of a number, in math_expr.text */
+    int16_t pos, len, repeat; /* position of a number in math_expr.text */
     uint64_t name;
 };
 /* An ambiguous text has a default reading; each bit selects the other reading of one ambiguity. */

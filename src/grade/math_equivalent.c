@@ -304,7 +304,7 @@ static double magnitude(struct value a) {
     return a.im == 0 ? fabs(a.re) : sqrt(a.re * a.re + a.im * a.im);
 }
 
-/* A result with the propagated error `err`; adds the error of its own rounding. */
+/* A result with the propagated error `err`; adds the error of rounding the result. */
 static struct value value_with_error(double re, double im, double err) {
     struct value v = {re, im, 0};
     v.err = err + EPS * magnitude(v);

@@ -869,7 +869,7 @@ static size_t unit_len(struct math_parser *p, bool after_unit) {
     return letters_are_unit(p, len, after_unit) ? len : dense_run_len(s);
 }
 
-/* Skips the units and words after a value; false: there are none. */
+/* Skips the units and words after a value; false: no unit or word. */
 static bool accept_unit(struct math_parser *p) {
     bool after_unit = false;
     for (size_t len; (len = unit_len(p, after_unit)) > 0; after_unit = true) {

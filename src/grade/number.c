@@ -93,7 +93,7 @@ struct number_text {
     bool is_integer; /* it has neither separators nor a point */
 };
 
-/* Reads an exponent, "e6", and adds it to *out. Returns its end, or `s` if there is none. */
+/* Reads an exponent, "e6", and adds it to *out. Returns its end, or `s` without one. */
 static const char *exponent_read(const char *s, const char *end, int64_t *out) {
     if (s + 1 >= end || (*s != 'e' && *s != 'E')) return s;
     size_t sign = s[1] == '-' || s[1] == '+', n = digit_count(s + 1 + sign, end);
@@ -307,7 +307,7 @@ static const char *kanji_read(const char *s, const char *end, double *out) {
     return s;
 }
 
-/* Moves *s after `what` if it is there. */
+/* If `what` is at *s, moves *s after it. */
 static bool skip_text(const char **s, const char *end, const char *what) {
     size_t n = strlen(what);
     if ((size_t)(end - *s) < n || memcmp(*s, what, n) != 0) return false;

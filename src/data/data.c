@@ -189,7 +189,7 @@ static int messages_parse(struct dataset_load_state *l, const json_t *list, int 
 }
 
 /* Adds a sample of prompt and completion, encoded as one text. The tokens that are equal to those
- * of the prompt alone, from the beginning on, are no targets. So a token that spans the end of the
+ * of the prompt alone, from the beginning on, are not targets. So a token that spans the end of the
  * prompt is a target. `prompt` may be NULL. The end-of-text token is a target too, so that the
  * model learns to stop. */
 static int prompt_completion_encode(struct dataset_load_state *l, const json_t *prompt,

@@ -41,7 +41,7 @@ struct dataset {
 /* Loads a file of objects {messages}, {prompt, completion} or {text}: one per line, concatenated,
  * or in an array. Samples longer than max_length are cut; 0: not cut. Targets are the assistant's
  * turns with their ends, the completion, or all of the text. An assistant turn with "weight": 0 is
- * no target. Errors name file, line and field; after an error `d` is empty. */
+ * not a target. Errors name file, line and field; after an error `d` is empty. */
 int dataset_load(struct dataset *d, const char *path, const struct tokenizer *tok,
                  int32_t max_length, struct error *err);
 void dataset_release(struct dataset *d);

@@ -116,8 +116,8 @@ static int common_prefix_len(const struct token_ids *a, const struct token_ids *
 }
 
 /* Encodes both sides of a pair of texts. The tokens that are equal to those of the prompt alone,
- * from the beginning on, are no targets. If `prompt` is NULL, the tokens that are equal in both
- * sides, from the beginning on, are no targets. */
+ * from the beginning on, are not targets. If `prompt` is NULL, the tokens that are equal in both
+ * sides, from the beginning on, are not targets. */
 static int preference_texts_encode(struct pair_load_state *l, const char *prompt,
                                    const char *const answers[2], struct encoded_text side[2],
                                    struct error *err) {

@@ -278,8 +278,7 @@ static struct engine_request sample_request(const struct synth *s, struct synth_
                                    .user = x};
 }
 
-/* Sets the text and the numbers of a sample whose tokens are set. sum: of their log-probabilities.
- */
+/* Sets the text and the numbers of a sample whose tokens are set. sum: their log-probability. */
 static void sample_finish(const struct synth *s, struct synth_sample *x, double sum,
                           enum finish_reason finish) {
     tokenizer_decode(s->model->tok, x->out.v, x->out.n, false, &x->text);
@@ -351,7 +350,7 @@ static bool sample_from_cache(struct synth *s, struct synth_sample *x) {
 }
 
 /* Generates a batch of samples from index *next on, and advances *next. It waits for the whole
- * batch, which is large enough to keep the engine's batch full for most of the time. */
+ * batch, which is large enough to keep the engine's batch full most of the time. */
 static int batch_generate(struct synth *s, struct engine_request *reqs, int *next,
                           struct error *err) {
     int32_t stop[2], n_stop = 0,
@@ -406,8 +405,7 @@ static bool same_adapter(const struct adapter *a, const struct adapter *b) {
     return a && b ? strcmp(a->hash, b->hash) == 0 : a == b;
 }
 
-/* A request that only prefills prompt and answer as one sequence, in `all`, for log-probabilities.
- */
+/* A request for the log-probabilities of prompt and answer, which it appends to `all`. */
 static struct engine_request perplexity_request(const struct synth *s, struct synth_sample *x,
                                                 struct token_ids *all) {
     const struct token_ids *prompt = &s->prompts.v[x->prompt].tokens;

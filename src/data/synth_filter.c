@@ -675,7 +675,7 @@ void synth_report_text(const struct synth *s, struct buf *out) {
     }
 }
 
-static json_t *tally_json(const struct synth *s, int f) {
+static json_t *filter_stats_json(const struct synth *s, int f) {
     const struct synth_filter_stats *t = &s->filter_stats[f];
     json_t *v = json_pack("{s:s,s:i}", "filter", synth_filter_name(f), "dropped", t->dropped);
     if (!t->dropped) return v;
@@ -693,7 +693,7 @@ static json_t *tally_json(const struct synth *s, int f) {
 json_t *synth_report_json(const struct synth *s) {
     json_t *list = json_array();
     for (int f = 0; synth_filter_name(f); f++)
-        if (s->filter_stats[f].enabled) json_array_append_new(list, tally_json(s, f));
+        if (s->filter_stats[f].enabled) json_array_append_new(list, filter_stats_json(s, f));
     return json_pack("{s:i,s:i,s:i,s:o}", "prompts", s->prompts.n, "answers", s->n, "kept",
                      synth_count_kept(s), "filters", list);
 }

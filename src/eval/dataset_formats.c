@@ -193,7 +193,7 @@ static int arc_read(const json_t *row, struct dataset_row *f, struct error *err)
     return correct_set(f, row, "answerKey", index, err);
 }
 
-/* boolq: the choices are no and yes, in this order. */
+/* boolq: the choices are "no" and "yes", in this order. */
 static int boolq_read(const json_t *row, struct dataset_row *f, struct error *err) {
     const char *field = json_path_get(row, "label") ? "label" : "answer";
     f->choices[0] = xstrdup("no");

@@ -318,8 +318,7 @@ int csv_each(const char *path, json_file_each_fn fn, void *ctx, struct error *er
  * (eval_solver_answer), or a team. eval_summarize is pure: it turns results into statistics.
  */
 
-/* The result of one question. A text without an answer is counted separately from a wrong answer.
- */
+/* The result of one question. A text without an answer is not the same as a wrong answer. */
 struct eval_result {
     bool right;            /* acc: the choice is correct; for a grader, the score is at least 1/2 */
     bool right_norm;       /* acc_norm: the option with the highest log-probability per character is
@@ -395,8 +394,8 @@ int32_t eval_task_clusters(const struct eval_task *task, int32_t *cluster_of);
 /*
  * sequential: a test whether b is better than a that may decide after each pair of scores.
  *
- * A fixed-sample test that is repeated after every pair eventually finds a difference even if there
- * is none. This test may be evaluated after every pair. It is a betting test (Waudby-Smith & Ramdas
+ * A fixed-sample test that is repeated after every pair eventually finds a difference, even if none
+ * exists. This test may be evaluated after every pair. It is a betting test (Waudby-Smith & Ramdas
  * 2024, "Estimating means of bounded random variables by betting", JRSS B 86(1)). For the
  * hypothesis that the mean of the differences d = b - a is μ, a bettor begins with wealth 1. Before
  * each pair the bettor stakes a fixed share λ of its wealth on "more than μ". So the wealth is the
@@ -405,9 +404,9 @@ int32_t eval_task_clusters(const struct eval_task *task, int32_t *cluster_of);
  * the wealth is an e-value at every time, and by Ville's inequality the probability that it ever
  * reaches 1/p is at most p. The best λ depends on unknown quantities, so eight bettors with λ =
  * 2^-1 … 2^-8 share the initial wealth. Their mean wealth is an e-value too; it is at least an
- * eighth of the wealth of the best bettor. Eight more bettors stake on "less than μ". The test
- * decides when the mean wealth of either side reaches 2/α, so the probability of a wrong decision
- * is at most α.
+ * eighth of the wealth of the best bettor. Eight more bettors stake on "less than μ". From
+ * min_pairs on, the test decides when the mean wealth of either side reaches 2/α, so the
+ * probability of a wrong decision is at most α.
  *
  * The confidence sequence is the set of all μ for which neither side has reached 2/α. With
  * probability 1 - α it contains the true mean at all times. From min_pairs on, it excludes 0

@@ -17,8 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* FAMILY_N: questions of a family by default. GENERATE_TOKENS: maximum generated tokens by default.
- */
+/* Defaults. FAMILY_N: questions of a family. GENERATE_TOKENS: maximum generated tokens. */
 enum { FAMILY_N = 1000, GENERATE_TOKENS = 256, MAX_SUBJECTS = 1000 };
 
 /* The configuration of a task without its questions, from a row of `builtins` or a recipe. */

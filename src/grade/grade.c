@@ -243,7 +243,7 @@ static char marked_letter(struct text_span s) {
     return sign || words ? (char)toupper((unsigned char)c) : 0;
 }
 
-/* The letter of a text that has nothing else than one letter and signs; else 0. */
+/* The letter of a text that consists of one letter and signs; else 0. */
 static char lone_letter(struct text_span s) {
     bool bracket = false;
     size_t len;

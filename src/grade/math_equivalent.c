@@ -54,8 +54,7 @@ static bool budget_spend(struct ref r) {
     return --*r.budget > 0;
 }
 
-/* Whether the subtree has a node of one of `kinds`, bits KIND(k). True if the budget is exhausted.
- */
+/* Whether the subtree has a node of one of `kinds`, bits KIND(k). Without budget: true. */
 static bool contains_kind(struct ref r, unsigned kinds) {
     if (!budget_spend(r) || kinds >> node_of(r)->kind & 1) return true;
     for (int c = node_of(r)->first; c != MATH_NONE; c = r.m->node[c].next)

@@ -961,8 +961,7 @@ static int term(struct math_parser *p) {
     return product == MATH_NONE ? last : product;
 }
 
-/* A term with its signs. Not `first`: a term must begin with a sign; MATH_NONE: there is no term.
- */
+/* A term with its signs. Unless `first`, it must begin with a sign; MATH_NONE: there is no term. */
 static int signed_term(struct math_parser *p, bool first) {
     bool minus = false, both = false;
     for (char c; (c = peek(p)) && strchr("+-\x01\x02", c); p->pos++, first = true) {

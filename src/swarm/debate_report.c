@@ -47,7 +47,7 @@ static struct round_cost cost_of(const struct debate *d, int rounds, int agent) 
 
 /* building */
 
-/* A report in construction. The pointers are borrowed, except for d, rows and baselines[].right. */
+/* A report under construction. It owns d, rows and baselines[].right; the rest is borrowed. */
 struct report_builder {
     const struct llm_client *llm_client;
     const struct agent *team;
@@ -55,7 +55,7 @@ struct report_builder {
     const struct task_item *items;
     int n_items;
     const struct debate_options *o;
-    const struct debate_report_options *w;
+    const struct debate_report_options *report_options;
     struct debate d;
     json_t *rows;
     struct { /* results that the debate is compared with */
@@ -141,7 +141,7 @@ static int baseline_full_evidence(struct report_builder *m, struct progress *p, 
  * and a row for the number that costs as many tokens in total. */
 static int baseline_self_consistency(struct report_builder *m, struct progress *p, json_t *curve,
                                      struct error *err) {
-    int best = best_single_agent(m), max_samples = m->w->samples;
+    int best = best_single_agent(m), max_samples = m->report_options->samples;
     struct round_cost debate_cost = cost_of(&m->d, m->d.rounds, -1),
                       first_answer_cost = cost_of(&m->d, 1, best);
     int n_equal_cost[2] = {
@@ -153,8 +153,8 @@ static int baseline_self_consistency(struct report_builder *m, struct progress *
     struct round_cost c = {0};
     int k = MAX(n_equal_cost[0], n_equal_cost[1]);
     int rc = self_consistency_sample(m->llm_client, &m->team[best], m->items, m->n_items, k,
-                                     m->w->temperature, m->w->max_tokens, m->o->seed, m->o->grader,
-                                     &s, p, err);
+                                     m->report_options->temperature, m->report_options->max_tokens,
+                                     m->o->seed, m->o->grader, &s, p, err);
     uint8_t *right = xmalloc((size_t)m->n_items + 1);
     for (int i = 1; rc == OK && i <= k; i++) {
         c.calls += m->n_items;
@@ -257,7 +257,7 @@ static int contributions_measure(struct report_builder *m, struct progress *p, j
     struct vote_game v = {m->o->vote,  m->d.answers, m->items,
                           m->n_agents, m->n_items,   m->d.transcripts};
     struct debate_game g = {m->llm_client, m->team, m->n_agents, m->items, m->n_items, m->o, p};
-    struct coalition_game game = m->w->credit_debate ? debate_game(&g) : vote_game(&v);
+    struct coalition_game game = m->report_options->credit_debate ? debate_game(&g) : vote_game(&v);
     struct contribution values[TEAM_MAX];
     bool exact = m->n_agents <= GAME_MAX_EXACT_AGENTS;
     json_t *errors = NULL;
@@ -280,10 +280,10 @@ static int contributions_measure(struct report_builder *m, struct progress *p, j
                                         interval_json(values[a].shapley), "banzhaf",
                                         interval_json(values[a].banzhaf), "leave_one_out",
                                         interval_json(values[a].leave_one_out)));
-    *out =
-        json_pack("{s:s,s:s,s:o,s:o}", "game", m->w->credit_debate ? "debate" : "first-round vote",
-                  "method", exact ? "exact" : "sampled", "agents", agents, "sampling_error",
-                  errors ? errors : json_array());
+    *out = json_pack("{s:s,s:s,s:o,s:o}", "game",
+                     m->report_options->credit_debate ? "debate" : "first-round vote", "method",
+                     exact ? "exact" : "sampled", "agents", agents, "sampling_error",
+                     errors ? errors : json_array());
     return rc;
 }
 
@@ -352,10 +352,10 @@ static int report_fill(struct report_builder *m, json_t *r, struct progress *p, 
     result_rows_add(m);
     if (m->n_items > 0 && m->items[0].n_views) rc = baseline_full_evidence(m, p, err);
     bool has_reasoning = m->o->chain_of_thought || (m->n_items > 0 && !m->items[0].n_choices);
-    if (rc == OK && m->w->samples && has_reasoning)
+    if (rc == OK && m->report_options->samples && has_reasoning)
         rc = baseline_self_consistency(m, p, curve, err);
-    if (rc == OK && !m->w->credit_none) rc = contributions_measure(m, p, &credit, err);
-    for (int i = 0; i < d->n_items && i < m->w->n_transcripts; i++)
+    if (rc == OK && !m->report_options->credit_none) rc = contributions_measure(m, p, &credit, err);
+    for (int i = 0; i < d->n_items && i < m->report_options->n_transcripts; i++)
         json_array_append_new(transcripts, debate_transcript_json(d, m->team, &m->items[i], i));
     json_object_set_new(r, "comparisons", comparisons_json(m));
     json_object_set_new(r, "by_round", rounds_json(m));
@@ -374,19 +374,20 @@ static int report_fill(struct report_builder *m, json_t *r, struct progress *p, 
 
 json_t *debate_report_run(const struct llm_client *client, const struct agent *team, int n_agents,
                           const struct task_item *items, int n_items,
-                          const struct debate_options *o, const struct debate_report_options *w,
-                          struct progress *p, struct error *err) {
+                          const struct debate_options *o,
+                          const struct debate_report_options *report_options, struct progress *p,
+                          struct error *err) {
     struct report_builder m = {.llm_client = client,
                                .team = team,
                                .n_agents = n_agents,
                                .items = items,
                                .n_items = n_items,
                                .o = o,
-                               .w = w,
+                               .report_options = report_options,
                                .rows = json_array()};
-    json_t *r = json_pack("{s:s,s:i,s:s,s:i,s:s,s:f,s:O}", "name", w->name, "n", n_items,
-                          "protocol", o->workflow ? workflow_name(o->workflow) : "brief", "rounds",
-                          o->rounds, "vote", o->vote->name, "detectable",
+    json_t *r = json_pack("{s:s,s:i,s:s,s:i,s:s,s:f,s:O}", "name", report_options->name, "n",
+                          n_items, "protocol", o->workflow ? workflow_name(o->workflow) : "brief",
+                          "rounds", o->rounds, "vote", o->vote->name, "detectable",
                           stats_min_detectable_effect(n_items, 0.2), "rows", m.rows);
     int rc = debate_run(client, team, n_agents, items, n_items, o, &m.d, p, err);
     if (rc == OK) rc = report_fill(&m, r, p, err);

@@ -213,7 +213,8 @@ static int nodes_read(struct workflow_reader *r, const json_t *v) {
     return OK;
 }
 
-/* The condition is a Jinja expression; its template renders to "true" or to an empty text. */
+/* The condition is a Jinja expression; its template renders to an empty text if the condition is
+ * false. */
 static int edge_read(struct workflow_reader *r, const json_t *v, struct workflow_edge *e) {
     const char *from = json_string_value(json_object_get(v, "from")),
                *to = json_string_value(json_object_get(v, "to"));

@@ -18,14 +18,14 @@
 
 struct workflow_track {
     const struct task_item *item;
-    struct transcript *o;    /* the caller's transcript of the item */
-    int index;               /* index of the item; part of the seeds of its random orders */
-    int node;                /* current node; -1: the item has ended */
+    struct transcript *transcript; /* the caller's transcript of the item */
+    int index;                     /* index of the item; part of the seeds of its random orders */
+    int node;                      /* current node; -1: the item has ended */
     int n_spoken;            /* in-turn nodes: number of agents that have replied in this step */
     int waiting;             /* number of agents that have not replied in this step */
     int step_begin;          /* index of the first utterance of this step */
     int reported_utterances; /* utterances already passed to `on_step` */
-    int round, capacity;     /* current round, from 0; capacity of o->v */
+    int round, capacity;     /* current round, from 0; capacity of transcript->v */
     int calls;               /* calls so far; a step without speakers counts as one */
     int64_t generated;       /* generated tokens so far */
 };
@@ -78,7 +78,7 @@ static const char *answer_text(const struct transcript *o, const struct utteranc
 static const struct utterance *latest_utterance(const struct workflow_track *t, int agent, int end,
                                                 bool answered) {
     for (int i = end - 1; i >= 0; i--) {
-        const struct utterance *u = &t->o->v[i];
+        const struct utterance *u = &t->transcript->v[i];
         if (u->agent == agent && !u->failed && (!answered || u->answer >= 0)) return u;
     }
     return NULL;
@@ -87,7 +87,7 @@ static const struct utterance *latest_utterance(const struct workflow_track *t, 
 static json_t *utterance_vars(const struct workflow_track *t, const struct utterance *u, int number,
                               int tail) {
     return json_pack("{s:i,s:o,s:s}", "number", number, "text", tail_json(u->text, tail), "answer",
-                     answer_text(t->o, u));
+                     answer_text(t->transcript, u));
 }
 
 /* The latest utterances of the other agents, in an order seeded by item and round. */
@@ -113,13 +113,13 @@ static json_t *transcript_json(const struct workflow_execution *r, const struct 
                                int end, int tail) {
     json_t *list = json_array();
     for (int i = 0; i < end; i++) {
-        const struct utterance *u = &t->o->v[i];
+        const struct utterance *u = &t->transcript->v[i];
         if (u->failed) continue;
         json_array_append_new(
             list, json_pack("{s:s,s:s,s:i,s:i,s:s,s:o,s:s}", "name", r->team[u->agent].name, "role",
                             role_name(r, u->agent), "number", u->agent, "round", u->round, "node",
                             r->w->nodes[u->node].name, "text", tail_json(u->text, tail), "answer",
-                            answer_text(t->o, u)));
+                            answer_text(t->transcript, u)));
     }
     return list;
 }
@@ -135,7 +135,7 @@ static json_t *texts_json(char *const *v, int n) {
 static bool has_consensus(const struct workflow_execution *r, const struct workflow_track *t) {
     int answer = -1, n_answers = 0;
     for (int a = 0; a < r->n_agents; a++) {
-        const struct utterance *u = latest_utterance(t, a, t->o->n, true);
+        const struct utterance *u = latest_utterance(t, a, t->transcript->n, true);
         if (!u) continue;
         if (answer >= 0 && u->answer != answer) return false;
         answer = u->answer;
@@ -162,7 +162,7 @@ static json_t *track_vars(const struct workflow_execution *r, const struct workf
                      texts_json(t->item->choices, t->item->n_choices), "lang", lang, "words",
                      translations_json(r->w, lang), "round", t->round + 1, "rounds", r->rounds,
                      "agents", r->n_agents, "agreed", (int)has_consensus(r, t), "candidates",
-                     texts_json(t->o->candidates, t->o->n_candidates), "given",
+                     texts_json(t->transcript->candidates, t->transcript->n_candidates), "given",
                      given ? json_incref(given) : json_object());
 }
 
@@ -171,7 +171,7 @@ static json_t *agent_vars(const struct workflow_execution *r, const struct workf
                           int me) {
     const struct workflow_node *n = &r->w->nodes[t->node];
     const struct agent *a = &r->team[me];
-    int end = n->in_turn ? t->o->n : t->step_begin;
+    int end = n->in_turn ? t->transcript->n : t->step_begin;
     const struct utterance *own = latest_utterance(t, me, end, false);
     json_t *vars = track_vars(r, t, me);
     json_object_set_new(vars, "me",
@@ -211,13 +211,12 @@ static int messages_render(const struct workflow_execution *r, struct pending_ca
 
 /* The seed depends on the run's seed, the item, the agent's name and the number of the agent's
  * earlier utterances. So an agent has the same random numbers in every team and in any graph
- * (common random numbers). A seed has 53 bits, because a JSON reader may store numbers as doubles.
- */
+ * (common random numbers). A seed has 53 bits: a double represents it exactly. */
 static uint64_t call_seed(const struct workflow_execution *r, const struct workflow_track *t,
                           int agent) {
     const char *name = r->team[agent].name;
     uint32_t spoken = 0;
-    for (int i = 0; i < t->o->n; i++) spoken += t->o->v[i].agent == agent;
+    for (int i = 0; i < t->transcript->n; i++) spoken += t->transcript->v[i].agent == agent;
     struct rng rng = rng_make(r->options->seed ^ hash_fnv1a(name, strlen(name)), RNG_SAMPLE,
                               (uint32_t)t->index, spoken);
     return rng_u64(&rng) >> 11;
@@ -234,8 +233,8 @@ static int call_init(const struct workflow_execution *r, struct pending_call *a,
                            .item = t->item,
                            .reply = n->reply,
                            .chain_of_thought = o->chain_of_thought,
-                           .candidates = (const char *const *)t->o->candidates,
-                           .n_candidates = t->o->n_candidates,
+                           .candidates = (const char *const *)t->transcript->candidates,
+                           .n_candidates = t->transcript->n_candidates,
                            .temperature = o->temperature < 0 ? n->temperature : o->temperature,
                            .top_p = n->top_p,
                            .max_tokens = o->max_tokens ? o->max_tokens : n->max_tokens};
@@ -259,7 +258,7 @@ static int speakers_select(const struct workflow_execution *r, struct workflow_t
     t->waiting = n_speakers - t->n_spoken;
     if (r->deadline_passed || t->calls + t->waiting > r->w->max_calls ||
         t->generated + MAX(t->waiting, 1) > r->w->max_generated_tokens) {
-        t->o->stop_reason = WORKFLOW_STOP_BUDGET;
+        t->transcript->stop_reason = WORKFLOW_STOP_BUDGET;
         t->node = -1;
         return 0;
     }
@@ -283,7 +282,7 @@ static void utterance_set_answer(const struct workflow_execution *r, struct work
     if (c->failed || c->reply == REPLY_TEXT) return;
     if (c->reply == REPLY_JUDGE || (c->reply == REPLY_ANSWER && t->item->n_choices)) {
         u->answer = c->answer.choice;
-        CHECK(u->answer < t->o->n_candidates);
+        CHECK(u->answer < t->transcript->n_candidates);
         memcpy(u->prob, c->answer.prob, sizeof u->prob);
         if (u->answer >= 0)
             u->confidence =
@@ -295,15 +294,15 @@ static void utterance_set_answer(const struct workflow_execution *r, struct work
     else
         text = answer_parse(grader, c, u->text, &u->confidence);
     if (text && *text)
-        u->answer = answer_candidate_find(&t->o->candidates, &t->o->n_candidates, text, same_grader,
-                                          t->item->n_choices == 0);
+        u->answer = answer_candidate_find(&t->transcript->candidates, &t->transcript->n_candidates,
+                                          text, same_grader, t->item->n_choices == 0);
     if (u->answer >= 0 && u->answer < EVAL_MAX_CHOICES) u->prob[u->answer] = u->confidence;
     free(text);
 }
 
 static void utterance_add(const struct workflow_execution *r, struct workflow_track *t, int agent,
                           struct llm_call *c) {
-    struct transcript *o = t->o;
+    struct transcript *o = t->transcript;
     if (o->n == t->capacity) {
         t->capacity = t->capacity ? 2 * t->capacity : 8;
         o->v = xrealloc(o->v, (size_t)t->capacity * sizeof *o->v);
@@ -354,11 +353,12 @@ static int track_advance(const struct workflow_execution *r, struct workflow_tra
         if (holds) t->node = e->to;
     }
     if (t->node < 0) {
-        t->o->stop_reason = has_consensus(r, t) ? WORKFLOW_STOP_CONSENSUS : WORKFLOW_STOP_ROUNDS;
+        t->transcript->stop_reason =
+            has_consensus(r, t) ? WORKFLOW_STOP_CONSENSUS : WORKFLOW_STOP_ROUNDS;
         return OK;
     }
     t->n_spoken = 0;
-    t->step_begin = t->o->n;
+    t->step_begin = t->transcript->n;
     t->round += !r->w->nodes[t->node].same_round;
     return OK;
 }
@@ -378,11 +378,11 @@ static int track_end_turn(const struct workflow_execution *r, struct workflow_tr
 static int ballots_collect(const struct workflow_execution *r, const struct workflow_track *t,
                            struct agent_answer *out) {
     int n = 0;
-    for (int i = 0; i < t->o->n; i++) {
-        const struct utterance *u = &t->o->v[i];
+    for (int i = 0; i < t->transcript->n; i++) {
+        const struct utterance *u = &t->transcript->v[i];
         bool counts = u->answer >= 0 && u->node != r->w->judge_node;
-        for (int k = i + 1; counts && !r->w->vote_all_rounds && k < t->o->n; k++) {
-            const struct utterance *later = &t->o->v[k];
+        for (int k = i + 1; counts && !r->w->vote_all_rounds && k < t->transcript->n; k++) {
+            const struct utterance *later = &t->transcript->v[k];
             counts =
                 later->agent != u->agent || later->answer < 0 || later->node == r->w->judge_node;
         }
@@ -393,7 +393,7 @@ static int ballots_collect(const struct workflow_execution *r, const struct work
 
 /* Sets answer, scores, right and final_utterance of the transcript from its utterances. */
 static void track_decide(const struct workflow_execution *r, struct workflow_track *t) {
-    struct transcript *o = t->o;
+    struct transcript *o = t->transcript;
     struct agent_answer *v = xcalloc((size_t)o->n + 1, sizeof *v);
     int n = ballots_collect(r, t, v);
     free(o->scores);
@@ -421,8 +421,8 @@ static void track_decide(const struct workflow_execution *r, struct workflow_tra
 static void track_report(const struct workflow_execution *r, struct workflow_track *t) {
     if (!r->options->on_step) return;
     track_decide(r, t);
-    r->options->on_step(r->options->on_step_ctx, t->o, t->index, t->reported_utterances);
-    t->reported_utterances = t->o->n;
+    r->options->on_step(r->options->on_step_ctx, t->transcript, t->index, t->reported_utterances);
+    t->reported_utterances = t->transcript->n;
 }
 
 /* Runs the calls of all tracks whose inputs are ready, as one batch. */
@@ -465,7 +465,7 @@ static int workflow_step(struct workflow_execution *r, const struct llm_client *
 
 static void track_init(struct workflow_track *t, const struct task_item *it, struct transcript *o,
                        int index) {
-    *t = (struct workflow_track){.item = it, .o = o, .index = index};
+    *t = (struct workflow_track){.item = it, .transcript = o, .index = index};
     o->candidates = xcalloc((size_t)it->n_choices + 1, sizeof *o->candidates);
     for (int c = 0; c < it->n_choices; c++)
         o->candidates[o->n_candidates++] = xstrdup(it->choices[c]);

@@ -472,7 +472,7 @@ static const struct synth_filter_row {
     {"held_out", held_out_enabled, NULL, held_out_rejects},
     {"perplexity", perplexity_enabled, perplexity_prepare, perplexity_rejects},
 };
-_Static_assert(ARRAY_LEN(filters) <= SYNTH_MAX_FILTERS, "a tally each");
+_Static_assert(ARRAY_LEN(filters) <= SYNTH_MAX_FILTERS, "each filter has an entry in filter_stats");
 
 const char *synth_filter_name(int filter) {
     return filter >= 0 && filter < (int)ARRAY_LEN(filters) ? filters[filter].name : NULL;

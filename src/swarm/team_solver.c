@@ -53,7 +53,7 @@ int team_solver_answer(void *ctx, const struct eval_task *b, struct eval_result 
     struct debate d = {0};
     double start = clock_now();
     if (b->n_questions > INT32_MAX / TEAM_MAX)
-        return error_set(err, ERR_MEMORY, "a team takes no %lld questions",
+        return error_set(err, ERR_MEMORY, "%lld questions are too many for a team",
                          (long long)b->n_questions);
     int rc = debate_options_for_task(b, &t->options, &o, err);
     if (rc != OK) return rc;

@@ -78,7 +78,7 @@ int lint_dataset(const struct dataset *d, const struct dataset *eval, struct lin
                  struct error *err);
 json_t *lint_json(const struct lint *l);
 void lint_text(const struct lint *l, struct buf *out); /* the complete report, a few lines */
-void lint_log(const struct lint *l, const char *name); /* notes and warnings */
+void lint_log(const struct lint *l, const char *name); /* logs notes and warnings */
 /* Sets the three hashes of *out. The caller passes a prompt and its completion as messages of the
  * user and the assistant, and a text as a message of the assistant. */
 int sample_digest_compute(const struct chat_message *msgs, int n, struct sample_digest *out,
@@ -207,7 +207,7 @@ struct synth {
     struct model *model;
     struct adapter *adapter, *judge; /* NULL: the base model */
     struct engine *engine;           /* may be NULL if nothing is generated or judged */
-    enum dtype kv, lora;             /* types in the engine */
+    enum dtype kv, lora;             /* element types of the KV cache and the adapters */
     int32_t max_len;     /* maximum tokens of a sequence, set by synth_tokenize_prompts */
     struct store *calls; /* has recorded calls, which are not repeated; or NULL */
     int n_reused;        /* answers that were read from `calls` */

@@ -98,7 +98,7 @@ struct math_node {
 };
 /* An ambiguous text has a default reading; each bit selects the other reading of one ambiguity. */
 enum math_reading {
-    READING_COMMA_SEPARATES = 1,  /* 1,000 is a list */
+    READING_COMMA_SEPARATES = 1,  /* 1,234 is a list, not a number */
     READING_UNIT_IS_VARIABLE = 2, /* the m of "5 m" is a variable */
 };
 struct math_expr {

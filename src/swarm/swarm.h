@@ -23,8 +23,8 @@ struct agent {
     int n_mix;
     int view;           /* index of the agent's part of the evidence, for split evidence */
     const char *role;   /* role in the workflow; NULL: by the agent's position in the team */
-    float temperature;  /* above 0: replaces the workflow's temperature */
-    int32_t max_tokens; /* above 0: replaces the workflow's limit */
+    float temperature;  /* above 0: replaces the node's, unless the run sets a temperature */
+    int32_t max_tokens; /* above 0: replaces the node's limit, unless the run sets a limit */
 };
 struct agent_answer {
     int32_t choice;               /* index of an item's choice or of a candidate; -1: none */

@@ -43,7 +43,7 @@ struct workflow_execution {
     struct workflow_track *tracks;
     int n_tracks;
 };
-/* A call in preparation, with its track and agent. */
+/* A call in preparation, with its track and agent. `messages` borrows from `texts`. */
 struct pending_call {
     struct workflow_track *track;
     int agent;

@@ -74,9 +74,6 @@ says "a missing argument is named" 2 "argument 'MODEL' is missing" "$shoal" run
 says "the second argument is missing" 2 "argument 'OUT' is missing" "$shoal" quantize "$tmp/a.gguf"
 says "an unexpected argument is named" 2 "unexpected argument 'more'" "$shoal" run "$tmp/a.gguf" hello more
 says "two messages" 2 "two messages are given" "$shoal" run "$tmp/a.gguf" hello --chat more
-"$shoal" run "$tmp/a.gguf" hello -n 6 --temp 0 --ids >"$tmp/ids_argument" 2>/dev/null
-"$shoal" run "$tmp/a.gguf" -p hello --max-tokens 6 --temperature 0 --ids >"$tmp/ids_p" 2>/dev/null
-same "a model without a chat template continues the message" "$tmp/ids_argument" "$tmp/ids_p"
 "$shoal" run models/fry 'sort: k b x' -n 6 --temp 0 --ids >"$tmp/ids_argument" 2>/dev/null
 "$shoal" run models/fry --chat 'sort: k b x' -n 6 --temp 0 --ids >"$tmp/ids_chat" 2>/dev/null
 same "a message as an argument is --chat" "$tmp/ids_argument" "$tmp/ids_chat"
@@ -912,6 +909,9 @@ fi
 if [ -d "$shared/data" ]; then
     s=$shared/data/stories260K
     "$shoal" convert "$s/stories260K.bin" --tokenizer "$s/tok512.bin" -o "$tmp/s.gguf" 2>/dev/null
+    "$shoal" run "$tmp/s.gguf" Once -n 6 --temp 0 --ids >"$tmp/ids_argument" 2>/dev/null
+    "$shoal" run "$tmp/s.gguf" -p Once --max-tokens 6 --temperature 0 --ids >"$tmp/ids_p" 2>/dev/null
+    same "a model that knows no chats continues the message" "$tmp/ids_argument" "$tmp/ids_p"
     "$shoal" convert "$tmp/s.gguf" -o "$tmp/s_hf" 2>/dev/null
     sed -n 's/^greedy ids: //p' "$s/REFERENCE.txt" >"$tmp/want"
     for level in scalar avx2 avx512 amx; do

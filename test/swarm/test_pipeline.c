@@ -452,7 +452,7 @@ static void test_invalid_options(void **state) {
     pipeline_answer_release(&a);
     options.agents = TEAM_MAX - 1;
     assert_int_equal(pipeline_run(&options, "why?", &a, &err), ERR_USAGE);
-    assert_non_null(strstr(err.text, "a team of more than 17"));
+    assert_non_null(strstr(err.text, "a team larger than the limit of 17"));
     pipeline_answer_release(&a);
     options.agents = 3;
     for (int at = 1; at <= 5; at++) { /* an error of the client is returned, and nothing leaks */

@@ -220,6 +220,9 @@ static int answer_items(struct generation_eval *t, const int *which, int n_which
     for (int j = 0; j < n_which * n; j++) {
         struct llm_call *call = &calls[j];
         size_t index = (size_t)which[j / n] * (size_t)t->n_items + (size_t)(from + j % n);
+        if (rc == OK && call->failed) /* it has no choice to count */
+            rc = error_set(err, ERR_USAGE, "question %d, candidate '%s': %s", from + j % n,
+                           t->c[which[j / n]].name, call->failed);
         t->answers[index] = call->answer;
         if (t->texts) t->texts[index] = xstrdup(call->text ? call->text : "");
         evolve_cost_add_forward(t->r, call->n_prefilled + call->n_generated,

@@ -4,6 +4,7 @@
 # make fuzz: every parser under libFuzzer for FUZZ_SECONDS (30) each, from the inputs in test/fuzz/corpus.
 # make fuzz-api: mutated requests to the built server under the sanitizers for FUZZ_API_SECONDS (900).
 # make docs: the documents as a site with search, in build/site.
+# make install PREFIX=/usr/local DESTDIR=: the program, the library, its header and pkg-config file, the starter model.
 CC      ?= gcc
 BUILD   ?= release
 PKGS    := jansson yaml-0.1 libpcre2-8 sqlite3 libsodium
@@ -70,7 +71,7 @@ FLAGS_test_faults.c := $(addprefix -Wl$(comma)--wrap=,malloc calloc realloc free
 FLAGS_test_simulation.c := $(addprefix -Wl$(comma)--wrap=,open fwrite fflush fsync rename)
 FLAGS_test_backup.c := $(addprefix -Wl$(comma)--wrap=,fflush fsync rename mkdir unlink rmdir)
 
-.PHONY: all deps demo docs test test-all tests load fuzz fuzz-api bench bench-peers bench-train bench-serve results-swarm results-evolve results-world clean
+.PHONY: all deps demo docs test test-all tests load fuzz fuzz-api bench bench-peers bench-train bench-serve results-swarm results-evolve results-world install uninstall clean
 all: $(O)/shoal $(O)/choose $(O)/world
 
 deps:
@@ -179,6 +180,22 @@ bench-serve: deps all $(O)/load $(O)/bare
 # The server under load for a minute, and 2,000 idle streams (test/serve/test_load.sh runs both for seconds).
 load: deps all tests
 	$(Q)SHOAL="$(PWD)/build/shoal" LOAD_SECONDS=60 sh test/serve/test_load.sh
+
+# The program finds share/shoal (cli_find_file), so 'shoal demo' works in every folder.
+PREFIX  ?= /usr/local
+DESTDIR ?=
+AT      = $(DESTDIR)$(PREFIX)
+install: all
+	install -d $(AT)/bin $(AT)/include $(AT)/lib/pkgconfig $(AT)/share/shoal $(AT)/share/doc/shoal
+	install -m 755 build/shoal $(AT)/bin/
+	install -m 644 include/shoal.h $(AT)/include/
+	install -m 644 build/libshoal.a $(AT)/lib/
+	printf '%s\n' 'prefix=$(PREFIX)' 'Name: shoal' 'Description: many LoRA agents on one small language model' \
+	    'Version: $(VERSION)' 'Cflags: -I$${prefix}/include' 'Libs: -L$${prefix}/lib -lshoal $(LIBS)' >$(AT)/lib/pkgconfig/shoal.pc
+	cp -R models data examples protocols worlds $(AT)/share/shoal/
+	cp -R README.md LICENSE docs $(AT)/share/doc/shoal/
+uninstall:
+	rm -rf $(AT)/bin/shoal $(AT)/include/shoal.h $(AT)/lib/libshoal.a $(AT)/lib/pkgconfig/shoal.pc $(AT)/share/shoal $(AT)/share/doc/shoal
 
 clean:
 	rm -rf build

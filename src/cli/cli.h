@@ -55,7 +55,7 @@ extern const struct cli_command cmd_demo, cmd_run, cmd_train, cmd_pretrain, cmd_
     cmd_eval, cmd_resume, cmd_fork, cmd_convert, cmd_adapter, cmd_model, cmd_bench, cmd_doctor,
     cmd_pull, cmd_quantize, cmd_embed, cmd_replay, cmd_synth, cmd_knowledge, cmd_ask, cmd_chat,
     cmd_lineage, cmd_runs, cmd_world, cmd_serve, cmd_key, cmd_metrics, cmd_config, cmd_backup,
-    cmd_restore;
+    cmd_restore, cmd_completion;
 /* The command of a name or an index; NULL if there is none. */
 const struct cli_command *cli_command(const char *name);
 const struct cli_command *cli_command_at(int i);
@@ -65,7 +65,8 @@ const char *cli_group_title(int i);
 const char *cli_suggest_command(const char *name);
 
 /* Finds a model or recipe: the path itself, else the same path below the folder of the program or
- * below one of the two folders above that. malloc'ed. */
+ * below one of the two folders above that, or below share/shoal of one of these three folders (an
+ * installed program). malloc'ed. */
 char *cli_find_file(const char *path);
 bool cli_is_recipe(const char *path); /* by its name: .yaml or .yml */
 enum numeric_class cli_numeric_class(const struct cli_options *c);

@@ -11,6 +11,7 @@ static const struct {
 } commands[] = {
     {"start here:", &cmd_demo},
     {NULL, &cmd_doctor},
+    {NULL, &cmd_completion},
     {"generate:", &cmd_run},
     {NULL, &cmd_chat},
     {NULL, &cmd_ask},

@@ -37,9 +37,15 @@ char *cli_find_file(const char *path) {
         char *slash = strrchr(exe, '/');
         if (!slash) break;
         *slash = 0;
-        char *candidate = path_join(exe, path);
-        if (path_exists(candidate)) return candidate;
-        free(candidate);
+        char *candidates[] = {path_join(exe, path), xasprintf("%s/share/shoal/%s", exe, path)};
+        char *found = NULL;
+        for (int i = 0; i < 2; i++) {
+            if (!found && path_exists(candidates[i]))
+                found = candidates[i];
+            else
+                free(candidates[i]);
+        }
+        if (found) return found;
     }
     return xstrdup(path);
 }

@@ -4,8 +4,8 @@
 # Uses a python3 that can import torch. If no python3 can, it installs Debian's python3-torch, and if that fails, it
 # prints a message and omits the comparison. Three measurements of Shoal alone follow: twenty adapters in one pass, a
 # step of short samples, and training of all weights of a small model. Environment variables and their defaults: ROUNDS
-# (5), SHAPE (smollm-135m), QUANTS, the types of Shoal's weights ("bf16 q4_0"), and TYPES, those of PyTorch's
-# ("f32 bf16"); TYPES= omits the comparison.
+# (5), SHAPE (smollm-135m), QUANTS, the types of Shoal's weights ("bf16 q4_0"), and TYPES, the types of PyTorch's
+# weights ("f32 bf16"). An empty TYPES omits the comparison.
 set -eu
 cd "$(dirname "$0")/.."
 shoal="$PWD/build/shoal" rounds="${ROUNDS:-5}" shape="${SHAPE:-smollm-135m}"
@@ -21,14 +21,14 @@ python_find() {
 }
 
 if [ -z "$types" ]; then
-    echo "skip bench-train: TYPES is empty, so PyTorch is not measured"
+    echo "skip the comparison with PyTorch: TYPES is empty"
 elif python_find || { sh scripts/setup.sh python3-torch libopenblas0-pthread && python_find; }; then
     $python bench/train_torch.py "$shoal" "$rounds" "$shape" "$quants" "$types"
 else
-    echo "skip bench-train: python3-torch cannot be installed"
+    echo "skip the comparison with PyTorch: python3-torch cannot be installed"
 fi
 
-# bench_shoal TITLE OPTIONS…
+# bench_shoal TITLE OPTIONS…: prints TITLE and measures Shoal's training.
 bench_shoal() {
     echo "$1"
     shift
@@ -37,4 +37,4 @@ bench_shoal() {
 set -- --shape "$shape" --quant "${quants%% *}"
 bench_shoal "twenty adapters in one pass" "$@" --samples 20 --tokens 100 --adapters 20
 bench_shoal "four samples of 40 tokens" "$@" --samples 4 --tokens 40
-bench_shoal "all weights of the shape of models/fry" --shape fry --quant f32 --adapters 0 --samples 16 --tokens 64
+bench_shoal "all weights of a model with the shape of models/fry" --shape fry --quant f32 --adapters 0 --samples 16 --tokens 64

@@ -3,8 +3,9 @@
  *
  * Only rows that predict a target are computed, trainer.head_chunk of them at a time, so the logits
  * of all rows never exist at once. Logits are replaced by their gradient in place. It is the
- * gradient of the *sum* over targets; the update divides it by their number. A loss over choices
- * needs only the logits of the choices, so only the panels of the head that contain the choices are
+ * gradient of the *sum* of losses; the update divides it by the sum of the samples' counts. A loss
+ * over choices (a policy that chooses between the actions t->choices, see backprop.h) needs only
+ * the logits of the choices, so only the panels of the head that contain the choices are
  * multiplied. These logits have the same bits as in a product with the whole head.
  *
  * Invariant: the size of a chunk depends only on the size of the vocabulary, so sums over rows keep
@@ -21,8 +22,9 @@ struct loss_job {
     int64_t first; /* first target of the chunk */
 };
 
-/* Copies the last layer's output for the chunk's targets to hx, and sets hn to its norm. */
-static void gather_rows(void *ctx, int64_t begin, int64_t end, int thread) {
+/* Copies the last layer's output for the chunk's targets to hx, and sets hn to these rows after the
+ * final norm. */
+static void head_input_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct loss_job *job = ctx;
     struct trainer *t = job->t;
@@ -35,33 +37,35 @@ static void gather_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
-/* The logit of choice i, whose panel begins at column i · CHOICE_PANEL. */
+/* The logit of choice i in a row of t->logits. Its panel begins at column i · CHOICE_PANEL. */
 static float *choice_logit(const struct trainer *t, float *row, int32_t i) {
     return row + i * CHOICE_PANEL + t->choices[i] % CHOICE_PANEL;
 }
 
-/* Computes the logits of each choice's panel. matrix_mul_range writes output n to column n, so
- * column0 is n0 columns before the place of the panel. */
+/* Computes the logits of each choice's panel. matrix_mul_range would write outputs [n0, n1) of the
+ * head to columns [n0, n1), but the panel of choice i begins at column i · CHOICE_PANEL; so the
+ * matrix that it gets begins n0 columns before that. */
 static void choice_logits_compute(struct trainer *t, const struct gemm_input *in) {
     const struct matrix *w = &t->model->head;
     for (int32_t i = 0; i < t->n_choices; i++) {
         int64_t n0 = t->choices[i] / CHOICE_PANEL * CHOICE_PANEL, n1 = MIN(n0 + CHOICE_PANEL, w->n);
-        uintptr_t column0 = (uintptr_t)(t->logits + i * CHOICE_PANEL) - (size_t)n0 * sizeof(float);
-        matrix_mul_range((float *)column0, t->columns, in, w, n0, n1, false);
+        uintptr_t shifted = (uintptr_t)(t->logits + i * CHOICE_PANEL) - (size_t)n0 * sizeof(float);
+        matrix_mul_range((float *)shifted, t->columns, in, w, n0, n1, false);
     }
 }
 
 /* Computes log-probabilities over the choices, and the target's nll. Then replaces the choices'
- * logits by their gradients, (w - p · Σ w) · logit_scale, with w the derivatives of the loss by the
- * log-probabilities and p the probabilities. Other logits of the panels are not read any more. */
+ * logits by their gradients, (w - p · Σ w) · logit_scale, where w are the derivatives of the loss
+ * with respect to the log-probabilities, and p the probabilities. The other logits of the panels
+ * are not used. */
 static void choice_cross_entropy(struct trainer *t, int64_t target, float *row) {
     int32_t n = t->n_choices;
-    double *logp = t->choice_logp + target * n, max = -INFINITY, sum = 0, total = 0;
+    double *logp = t->choice_logp + target * n, max = -INFINITY, sum = 0, weight_sum = 0;
     const float *w = t->choice_weight + target * n;
     for (int32_t i = 0; i < n; i++) {
         logp[i] = *choice_logit(t, row, i) * t->logit_scale;
         max = fmax(max, logp[i]);
-        total += w[i];
+        weight_sum += w[i];
     }
     for (int32_t i = 0; i < n; i++) sum += math_exp(logp[i] - max);
     for (int32_t i = 0; i < n; i++) {
@@ -69,10 +73,10 @@ static void choice_cross_entropy(struct trainer *t, int64_t target, float *row) 
         if (t->choices[i] == t->target_token[target]) t->target_nll[target] = -logp[i];
     }
     for (int32_t i = 0; i < n; i++)
-        *choice_logit(t, row, i) = (float)(w[i] - math_exp(logp[i]) * total) * t->logit_scale;
+        *choice_logit(t, row, i) = (float)(w[i] - math_exp(logp[i]) * weight_sum) * t->logit_scale;
 }
 
-/* Items are rows. Computes the nll from the logits times logit_scale, and replaces the logits by
+/* Computes each row's nll from its logits times logit_scale, and replaces the logits by
  * their gradients: target_weight · logit_scale · (softmax - one-hot of the target). */
 static void cross_entropy_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
@@ -87,17 +91,17 @@ static void cross_entropy_rows(void *ctx, int64_t begin, int64_t end, int thread
         }
         int32_t token = t->target_token[job->first + i];
         if (t->logit_scale != 1) t->k->scale(row, t->logit_scale, v);
-        double at_target = row[token], max = t->k->max(row, v);
+        double target_logit = row[token], max = t->k->max(row, v);
         float sum = t->k->softmax(row, v);
-        t->target_nll[job->first + i] = math_log((double)sum) + max - at_target;
+        t->target_nll[job->first + i] = math_log((double)sum) + max - target_logit;
         float weight = t->target_weight[job->first + i] * t->logit_scale;
         t->k->scale(row, weight / sum, v);
         row[token] -= weight;
     }
 }
 
-/* Computes dhn of n rows from the gradients of the choices' logits. In full training also adds to
- * the gradient of the head. */
+/* Computes dhn, the gradient of hn, of n rows from the gradients of the choices' logits. Training
+ * of all weights (t->full) also adds to the gradient of the head. */
 static void choices_backward(struct trainer *t, int64_t n) {
     int64_t d = t->c.d_model;
     float *w = xmalloc((size_t)d * sizeof *w);
@@ -121,7 +125,7 @@ static void lm_head_backward(struct trainer *t, int64_t n) {
     if (t->full) weight_grad_add(t, t->g_head, t->logits, w->n, t->hn, d, n);
 }
 
-/* Sets t->dx of the rows of targets [first, first + n). */
+/* Sets t->dx in the rows that predict targets [first, first + n). */
 static void chunk_backward(struct trainer *t, int64_t first, int64_t n) {
     int64_t d = t->c.d_model;
     if (t->choices)
@@ -143,7 +147,7 @@ int fused_cross_entropy(struct trainer *t, bool backward, struct error *err) {
     for (int64_t first = 0; first < t->targets; first += t->head_chunk) {
         int64_t n = MIN(t->head_chunk, t->targets - first);
         struct loss_job job = {.t = t, .first = first};
-        pool_run(t->pool, gather_rows, &job, n, 8);
+        pool_run(t->pool, head_input_rows, &job, n, 8);
         struct gemm_input in =
             gemm_input_for(w, 1, t->hn, n, t->row_path, t->input_scratch, t->pool);
         if (t->choices)
@@ -155,7 +159,7 @@ int fused_cross_entropy(struct trainer *t, bool backward, struct error *err) {
             if (!isfinite(t->target_nll[i]))
                 return error_set(
                     err, ERR_NUMERIC,
-                    "the head gives a loss that is not a number; lower the learning rate");
+                    "the loss of a token is not a finite number; lower the learning rate");
         if (backward) chunk_backward(t, first, n);
     }
     return OK;

@@ -1,5 +1,6 @@
 /*
- * child: starts a process for jobs.c, reads its output and ends it. It does not know jobs.
+ * child: starts a process for jobs.c, reads its output and ends it. States and
+ * queues of jobs are in jobs.c.
  *
  * Threads. Children are killed when the thread that started them ends. Only that thread may read
  * and reap. Other threads may call job_child_signal if job_child_reap cannot run at the same time.
@@ -12,16 +13,17 @@
 #include <poll.h>
 #include <sys/types.h>
 
-/* Output of a child: results on stdout, messages on stderr, progress on the pipe of SHOAL_PROGRESS.
- * The first two are also stored in FOLDER/stdout.jsonl and FOLDER/stderr.txt. */
+/* Output of a child: results on stdout, messages on stderr, and progress on the pipe whose file
+ * descriptor is in the child's variable SHOAL_PROGRESS. The first two are also stored in
+ * FOLDER/stdout.jsonl and FOLDER/stderr.txt. */
 enum child_pipe_kind { CHILD_STDOUT, CHILD_STDERR, CHILD_PROGRESS, N_CHILD_PIPES };
 enum { JOB_CHILD_FDS = 1 + N_CHILD_PIPES };
 
 struct child_pipe {
-    int fd, file_fd;         /* -1: closed, or no file */
+    int fd, file_fd;         /* -1: the pipe is closed, or there is no file */
     int64_t file_bytes_left; /* bytes that may still be written to the file */
-    struct buf line;
-    size_t line_len; /* length of the received line, of which `line` holds the first bytes */
+    struct buf line;         /* first bytes of the line that is being received */
+    size_t line_len; /* bytes of that line so far, including those that `line` does not hold */
 };
 struct job_child {
     pid_t pid; /* id of the process and of its group */
@@ -34,10 +36,10 @@ struct job_child_options {
     const char *program, *folder;
     const struct strings *args; /* without the program's name */
     const char *permissions;    /* value of the child's variable SHOAL_JOB; NULL: not set */
-    int64_t max_output;         /* maximum bytes of results */
+    int64_t max_output;         /* maximum bytes of stdout.jsonl */
     /* Maximum bytes of a file that the child writes, and of the child's memory; 0: unlimited. */
     int64_t max_file, max_data;
-    bool same_priority;
+    bool same_priority; /* false: the child runs at idle priority */
 };
 /*
  * The child's environment has the variables that a program needs (PATH, HOME, the language and the
@@ -46,15 +48,15 @@ struct job_child_options {
  * it creates, and it writes no core file. No other data of this process reaches it, in particular
  * no secret.
  */
-/* Starts a process. NULL on an error of the system. */
-struct job_child *job_child_start(const struct job_child_options *s, struct error *err);
+/* Starts the program in the environment above. NULL: the system cannot start it. */
+struct job_child *job_child_start(const struct job_child_options *o, struct error *err);
 void job_child_signal(const struct job_child *c, int signal); /* signals the whole process group */
 /* Fills `out` with file descriptors to poll, the pidfd first. With read == false only the pidfd is
  * polled. */
 void job_child_pollfds(const struct job_child *c, struct pollfd out[JOB_CHILD_FDS], bool read);
 
-/* Called for a line without its newline. len is the full length; if it is larger than n, only the
- * first n bytes are given. */
+/* Called for each line. `line` holds the first n bytes of the line, without a newline; len is the
+ * length of the whole line, which may be larger. */
 typedef void (*job_child_line_fn)(void *ctx, enum child_pipe_kind which, const char *line, size_t n,
                                   size_t len);
 /* Reads the available output, at most 256 KiB of each pipe per call. */

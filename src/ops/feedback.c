@@ -298,16 +298,16 @@ static void rating_update_metrics(struct ab *ab, double score) {
     metric_add(metric_get(ab->o.metrics, METRIC_FEEDBACK, direction), 1);
 }
 
-int feedback_rate(struct ab *ab, const struct feedback_rating *o, const char *key, bool *counted,
-                  enum feedback_refusal *refusal, struct error *err) {
+int feedback_rate(struct ab *ab, const struct feedback_rating *rating, const char *key,
+                  bool *counted, enum feedback_refusal *refusal, struct error *err) {
     *counted = false;
     *refusal = FEEDBACK_NOT_REFUSED;
     if (!ab->replies)
         return error_set(err, ERR_MISSING, "this server keeps no replies (--no-feedback)");
     pthread_mutex_lock(&ab->store_lock);
-    int rc = rating_store(ab, o, key, counted, refusal, err);
+    int rc = rating_store(ab, rating, key, counted, refusal, err);
     pthread_mutex_unlock(&ab->store_lock);
-    if (rc == OK) rating_update_metrics(ab, o->score);
+    if (rc == OK) rating_update_metrics(ab, rating->score);
     return rc;
 }
 

@@ -623,7 +623,7 @@ bool keys_lookup(struct keys *k, const char *secret, char id[KEY_ID_LEN]) {
     return i >= 0;
 }
 
-enum key_verdict keys_authorize(struct keys *k, const char *secret, unsigned scope, double now,
+enum key_verdict keys_authorize(struct keys *k, const char *secret, unsigned scopes, double now,
                                 struct key_decision *out) {
     char hash[HASH_LEN];
     CHECK(now >= 0 && now < (double)COUNT_MAX);
@@ -639,7 +639,7 @@ enum key_verdict keys_authorize(struct keys *k, const char *secret, unsigned sco
     } else {
         memcpy(out->id, x->id, sizeof x->id);
         memcpy(out->name, x->name, sizeof x->name);
-        if (key_is_usable(x, scope, now, out) && key_is_within_quota(x, now, out) &&
+        if (key_is_usable(x, scopes, now, out) && key_is_within_quota(x, now, out) &&
             key_is_within_rate(x, now, out))
             key_add_usage(x, (struct usage_count){.requests = 1}, now);
     }

@@ -427,7 +427,7 @@ static void read_gpus(struct metrics *m) {
 }
 
 static void read_figures(struct metrics *m) {
-    struct process_state p = process_read();
+    struct process_stats p = process_read();
     double decoding = family_sum(m, METRIC_VLLM_DECODE_TIME);
     set_if_available(m, METRIC_PROCESS_CPU, NULL, p.cpu);
     set_if_available(m, METRIC_PROCESS_START, NULL, p.start);

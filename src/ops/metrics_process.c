@@ -52,8 +52,8 @@ static bool stat_read(double field[RESIDENT + 1]) {
     return true;
 }
 
-struct process_state process_read(void) {
-    struct process_state s = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
+struct process_stats process_read(void) {
+    struct process_stats s = {-1, -1, -1, -1, -1, -1, -1, -1, -1, -1, -1};
     double v[RESIDENT + 1], ticks = (double)sysconf(_SC_CLK_TCK), boot;
     struct rlimit limit;
     if (stat_read(v)) {

@@ -48,7 +48,7 @@ enum metric_type {
 enum metric_alias { METRIC_ALIAS_NONE, METRIC_ALIAS_SAME, METRIC_ALIAS_SUM };
 
 struct metric_family {
-    const char *name, *help, *section; /* section of the dashboard, or NULL */
+    const char *name, *help, *section; /* section: in the dashboard; NULL: not shown there */
     enum metric_type type;
     const char *labels[METRICS_LABELS]; /* [n_labels] */
     int n_labels;
@@ -101,7 +101,7 @@ json_t *metrics_json(struct metrics *m);
 /* Refreshes the metrics of the process and the machine. metrics_text and metrics_json call it.
  */
 void metrics_refresh(struct metrics *m);
-/* The sum over all series of a family in which some label has the value `label` (NULL: all series).
+/* The sum over the series of a family that have a label with the value `label` (NULL: all series).
  */
 struct metric_aggregate {
     int n;                               /* number of series */
@@ -115,9 +115,9 @@ double metric_histogram_quantile(enum metric_id id, const uint64_t *counts, doub
 
 /*
  * Alert rules over the metric families. They are exported to Prometheus as expressions, and the
- * built-in alerts below evaluate them directly. An alert fires when its condition on the families a
- * and b has held for `for_seconds`. The window of a condition is ALERT_WINDOW_SECONDS; in
- * Prometheus, that of ALERT_FAILED is 15 minutes.
+ * built-in alerts below evaluate them directly (all but ALERT_ABSENT and ALERT_RESTARTS). An alert
+ * fires when its condition on the families a and b has held for `for_seconds`. The window of a
+ * condition is ALERT_WINDOW_SECONDS; in Prometheus, that of ALERT_FAILED is 15 minutes.
  */
 enum alert_condition {
     ALERT_ABSENT,     /* a has no series */
@@ -126,11 +126,11 @@ enum alert_condition {
     ALERT_ABOVE,      /* a > limit */
     ALERT_RATIO,      /* a / b > limit */
     ALERT_USAGE,      /* 1 - a / b > limit */
-    ALERT_RATE,       /* rate of a per second, divided by b > limit */
-    ALERT_RATE_RATIO, /* rate of a / rate of b in the window, each summed over adapters > limit */
-    ALERT_P95,        /* 95th percentile of the histogram a in the window > limit */
+    ALERT_RATE,       /* (rate of a per second) / b > limit */
+    ALERT_RATE_RATIO, /* (rate of a) / (rate of b) > limit, rates summed over adapters */
+    ALERT_P95,        /* 95th percentile in the window, of the histogram a, > limit */
     ALERT_NOT_FINITE, /* a is NaN or infinite */
-    ALERT_FAILED,     /* a increased in the series with state "failed" */
+    ALERT_FAILED,     /* the series of a with state "failed" increased */
     ALERT_RESTARTS,   /* a changed more than limit times in an hour */
 };
 struct alert_rule {
@@ -156,22 +156,22 @@ json_t *metrics_dashboard(void); /* for Grafana: a panel for every family that h
  * process_read; calls of nvml_read must not overlap.
  */
 
-struct process_state {
-    double cpu, start; /* seconds of user and system time; start in seconds since 1970 */
+struct process_stats {
+    double cpu, start; /* cpu: seconds of user and system time; start: seconds since 1970 */
     double resident, virtual_bytes; /* bytes */
     double threads, minor_faults, major_faults, fds, max_fds;
     double host_memory, host_available; /* bytes */
 };
-struct process_state process_read(void);
+struct process_stats process_read(void);
 
 enum { GPUS_MAX = 16 }; /* further GPUs are ignored */
 struct gpu_stats {
-    double utilization, used, total; /* 0 to 1; bytes of memory */
+    double utilization, used, total; /* utilization: 0 to 1; used, total: bytes of memory */
 };
-struct nvml *
-nvml_open(void); /* loads NVIDIA's NVML; NULL: it is not installed or cannot be initialised */
+/* Loads NVIDIA's NVML. NULL: it is not installed or cannot be initialised. */
+struct nvml *nvml_open(void);
 void nvml_close(struct nvml *g);
-int nvml_read(struct nvml *g, struct gpu_stats out[GPUS_MAX]); /* number of GPUs */
+int nvml_read(struct nvml *g, struct gpu_stats out[GPUS_MAX]); /* returns the number of GPUs */
 
 /*
  * alerts: evaluation of the alert rules by the server itself, for users without Prometheus.
@@ -252,8 +252,8 @@ void keys_close(struct keys *k); /* writes the usage; may be NULL */
  */
 int keys_sync(struct keys *k, struct error *err);
 
-/* Whether any key exists, including revoked and expired keys. If so, requests need a key. So
- * revoking the last key closes the server and does not open it. */
+/* Whether any key exists, including revoked and expired keys. If so, requests need a key. So after
+ * the last key is revoked, the server refuses all requests, instead of accepting all. */
 bool keys_exist(struct keys *k);
 /* Creates a key and writes its secret to `secret`. ERR_STATE: a key that is not revoked has this
  * name. */
@@ -268,6 +268,8 @@ int keys_add_fixed(struct keys *k, const char *secret, unsigned scopes, struct e
 void keys_add_startup_token(struct keys *k, char secret[KEY_SECRET_LEN]);
 /* The id of the key with this secret, which may be revoked or expired; false: no such key. */
 bool keys_lookup(struct keys *k, const char *secret, char id[KEY_ID_LEN]);
+/* Revokes a key for good. ERR_MISSING: no such key. ERR_STATE: the key is revoked already, or is
+ * from the command line. */
 int keys_revoke(struct keys *k, const char *id_or_name, double now, struct error *err);
 /* For backups (backup/backup.h): restoring a state must not reactivate a key. Compares the keys in
  * serve.db of the folders `present` and `staged`. Keys that are revoked in `present` are revoked in
@@ -298,12 +300,12 @@ struct key_decision {
     char id[KEY_ID_LEN], name[KEY_NAME_LEN]; /* empty if the key is unknown */
     char message[160];                       /* message for the client; empty if admitted */
 };
-/* Whether a request may run. `secret` is the secret that the client sent, or NULL. `scope` holds
+/* Whether a request may run. `secret` is the secret that the client sent, or NULL. `scopes` holds
  * all scopes that the request needs; 0: any valid key is enough. An admitted request is counted
  * here; keys_record_usage counts its tokens. */
-enum key_verdict keys_authorize(struct keys *k, const char *secret, unsigned scope, double now,
+enum key_verdict keys_authorize(struct keys *k, const char *secret, unsigned scopes, double now,
                                 struct key_decision *out);
-/* Records the tokens of an admitted request when it ends. The level of the token bucket may become
+/* Records the tokens of an admitted request when it ends. This may make the token bucket's level
  * negative; then requests are refused until the bucket holds a token again. `id` is the id that
  * keys_authorize returned. */
 void keys_record_usage(struct keys *k, const char *id, int64_t prompt_tokens,
@@ -376,8 +378,8 @@ struct ab_arm {
  */
 struct adapter *ab_assign(struct ab *ab, const char *model, const char *user, struct ab_arm *arm,
                           char **name);
-/* Removes the stored promotion of a name; called when a client has loaded an adapter under this
- * name. */
+/* Removes the stored promotion of a model's name, because a client has loaded an adapter under
+ * this name. */
 void ab_end_promotion(struct ab *ab, const char *name);
 
 /* A new experiment; borrowed for the call. */
@@ -427,10 +429,10 @@ struct feedback_rating {
 enum feedback_refusal { FEEDBACK_NOT_REFUSED, FEEDBACK_OVER_QUOTA, FEEDBACK_FILE_FULL };
 /* Stores a rating by the key (may be NULL) that received the reply. *counted: whether the rating is
  * an outcome of an experiment. ERR_MISSING: the reply is unknown, or another key received it.
- * ERR_STATE: an experiment has used the earlier rating, or a quota refuses the rating; *refusal
- * names the quota. */
-int feedback_rate(struct ab *ab, const struct feedback_rating *o, const char *key, bool *counted,
-                  enum feedback_refusal *refusal, struct error *err);
+ * ERR_STATE: an experiment has used the earlier rating, or *refusal is set: this reply or the key
+ * has used its quota of ratings, or the file is full. */
+int feedback_rate(struct ab *ab, const struct feedback_rating *rating, const char *key,
+                  bool *counted, enum feedback_refusal *refusal, struct error *err);
 /* The ratings after the first `after` ratings as JSON: at most `limit`, fewer if they are long.
  * *more: whether there are further ratings. */
 json_t *feedback_list(struct ab *ab, int64_t after, int64_t limit, bool *more, struct error *err);

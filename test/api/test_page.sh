@@ -1,33 +1,35 @@
 #!/bin/sh
 # test_page: the web page in a real browser: every view in three languages, both themes, desktop and phone; chat,
-# debate, jobs, worlds, evolution, experiments, keys. Screenshots are in build/page/*.png.
+# debate, jobs, worlds, evolution, experiments, keys. Screenshots are written to build/page/*.png.
 #
-# Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary. Without a browser (CHROMIUM, or
-# chromium of the path) or npm's playwright-core, only the tests with curl run and the rest is skipped with a message.
+# Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary. Without a browser ($CHROMIUM, or
+# chromium in PATH), Node or npm's playwright-core, only the tests with curl run and the rest is skipped with a message.
 # Debian: apt-get install --no-install-recommends chromium fonts-noto-cjk
 # long, alone: a browser waits for what it shows
 set -u
 cd "$(dirname "$0")/../.." || exit 1
 SHOAL=${SHOAL:-build/shoal}
-home=$PWD/build/page
+page_folder=$PWD/build/page
 tmp=$(mktemp -d) || exit 1
 servers=
 finish() {
     for pid in $servers; do kill "$pid" 2>/dev/null; done
-    for pid in $servers; do wait "$pid" || bad "a server that ends on SIGTERM" "exit $?: $(cat "$tmp"/*.err | head -c 600)"; done
+    for pid in $servers; do wait "$pid" || bad "every server ends on SIGTERM" "exit $?: $(cat "$tmp"/*.err | head -c 600)"; done
     rm -rf "$tmp"
 }
 trap finish EXIT
 trap 'exit 130' INT TERM
 ok() { echo "ok page: $1"; }
 bad() { echo "not ok page: $1: $2"; }
-holds() { if grep -qiF -- "$2" "$3"; then ok "$1"; else bad "$1" "no '$2' in: $(head -c 300 "$3")"; fi; }
+# expect_text TEST TEXT FILE: FILE must contain TEXT; case does not matter.
+expect_text() { if grep -qiF -- "$2" "$3"; then ok "$1"; else bad "$1" "no '$2' in: $(head -c 300 "$3")"; fi; }
 
-mkdir -p "$home"
+mkdir -p "$page_folder"
+# need COMMAND…: runs a command without which the test cannot go on.
 need() { "$@" >"$tmp/err" 2>&1 || { bad "$*" "$(tail -n 2 "$tmp/err")"; exit 1; }; }
 need "$SHOAL" adapter new --model models/fry --rank 2 --seed 1 "$tmp/critic"
 need "$SHOAL" adapter new --model models/fry --rank 2 --seed 2 "$tmp/newer"
-# Runs to show: one with training and evolution, and a simulation.
+# The runs that the page shows: an evolution with training, and a simulation.
 cat >"$tmp/small.yaml" <<YAML
 model: models/fry
 personas: [doubter=data/personas/critic.jsonl, explorer=data/personas/explorer.jsonl]
@@ -41,13 +43,13 @@ fitness: {items: 8}
 YAML
 need "$SHOAL" evolve "$tmp/small.yaml" --runs "$tmp/runs" --id grown --quiet
 need "$SHOAL" world models/fry --runs "$tmp/runs" --world worlds/predators.yaml --generations 1 --steps 12 --agents 6 --eval-maps 1 --quiet
-lived=$(cd "$tmp/runs" && echo world-*)
+simulation_run=$(cd "$tmp/runs" && echo world-*)
 
 # serve NAME FLAGS…: starts a server; its address is then in $url.
 serve() {
     name=$1
     shift
-    : >"$tmp/$name.out" # exists before the server writes it
+    : >"$tmp/$name.out" # so that sed finds it before the server writes to it
     "$SHOAL" serve models/fry --port 0 --json --no-jobs-idle --state "$tmp/$name" "$@" >"$tmp/$name.out" 2>"$tmp/$name.err" &
     servers="$servers $!"
     for _ in $(seq 600); do
@@ -59,14 +61,14 @@ serve() {
     exit 1
 }
 serve locked --api-key sk-of-the-test --no-feedback
-locked=$url
+locked_url=$url
 serve plain --runs "$tmp/runs" --adapter critic="$tmp/critic" --adapter newer="$tmp/newer" --team careful=examples/team.yaml
 
-# ---- as files
+# ---- the files of the page, with curl
 if command -v curl >/dev/null 2>&1; then
     curl -sD "$tmp/head" -H 'Accept: text/html' -o "$tmp/index" "$url/"
-    holds "the page is at /" "<title>Shoal" "$tmp/index"
-    holds "no foreign script runs in it" "content-security-policy: default-src 'self'" "$tmp/head"
+    expect_text "the page is at /" "<title>Shoal" "$tmp/index"
+    expect_text "the policy allows only the server's own scripts" "content-security-policy: default-src 'self'" "$tmp/head"
     tag=$(sed -n 's/^[Ee][Tt]ag: \([^\r]*\).*/\1/p' "$tmp/head")
     same=$(curl -s -o "$tmp/body" -w '%{http_code} %{size_download}' -H 'Accept: text/html' -H "If-None-Match: W/$tag" "$url/")
     if [ -n "$tag" ] && [ "$same" = "304 0" ]; then ok "a cached file is not sent again"; else bad "a cached file is not sent again" "$same"; fi
@@ -75,15 +77,15 @@ if command -v curl >/dev/null 2>&1; then
         curl -s -o "$tmp/file" "$url/page/$(basename "$f")"
         cmp -s "$f" "$tmp/file" || wrong="$wrong $f"
     done
-    if [ -z "$wrong" ]; then ok "the program holds web/"; else bad "the program holds web/" "other bytes:$wrong"; fi
+    if [ -z "$wrong" ]; then ok "every file of web/ is served"; else bad "every file of web/ is served" "different content:$wrong"; fi
     wrong=
     for f in nothing.js .. %2e%2e%2fMakefile app.js/ ../Makefile; do
         code=$(curl -s --path-as-is -o /dev/null -w '%{http_code}' "$url/page/$f")
         [ "$code" = 404 ] || wrong="$wrong /page/$f: $code"
     done
-    if [ -z "$wrong" ]; then ok "and no other files"; else bad "and no other files" "$wrong"; fi
+    if [ -z "$wrong" ]; then ok "no other files are served"; else bad "no other files are served" "$wrong"; fi
 else
-    echo "skip page as files: there is no curl"
+    echo "skip the files of the page: there is no curl"
 fi
 
 # ---- in a browser
@@ -94,12 +96,12 @@ skip() {
 [ "$(node -p 'process.versions.node.split(".")[0]' 2>/dev/null || echo 0)" -ge 20 ] || skip "it needs Node 20"
 chromium=${CHROMIUM:-$(command -v chromium || command -v chromium-browser || command -v google-chrome)}
 [ -n "$chromium" ] || skip "there is no chromium"
-if [ ! -d "$home/node_modules/playwright-core" ]; then
+if [ ! -d "$page_folder/node_modules/playwright-core" ]; then
     command -v npm >/dev/null 2>&1 || skip "there is no npm"
-    (cd "$home" && timeout 240 npm install --no-save --ignore-scripts --no-audit --no-fund --fetch-retries=1 playwright-core@1.65.1) \
+    (cd "$page_folder" && timeout 240 npm install --no-save --ignore-scripts --no-audit --no-fund --fetch-retries=1 playwright-core@1.65.1) \
         >"$tmp/npm" 2>&1 || skip "npm could not install playwright-core: $(grep -i 'npm err' "$tmp/npm" | head -n 2 | tr '\n' ' ')"
 fi
-SHOAL_URL=$url SHOAL_TOKEN=$(cat "$tmp/plain/token") SHOAL_LOCKED_URL=$locked CHROMIUM=$chromium SHOTS=$home SHOAL_ADAPTER=$tmp/critic SHOAL_LIVED=$lived \
+SHOAL_URL=$url SHOAL_TOKEN=$(cat "$tmp/plain/token") SHOAL_LOCKED_URL=$locked_url CHROMIUM=$chromium SHOTS=$page_folder SHOAL_ADAPTER=$tmp/critic SHOAL_LIVED=$simulation_run \
     timeout -k 5 500 node test/clients/page.mjs
 status=$?
 [ $status = 0 ] || bad "the browser's tests" "they ended with $status"

@@ -1,6 +1,6 @@
 /*
- * Configuration files: accepted values, refused ones with their position, and the precedence of the
- * sources.
+ * test_config: configuration files (accepted values, and refused ones with their position),
+ * environment variables, the precedence of the sources, former names of options, and secrets.
  */
 /* levels: once */
 #define _GNU_SOURCE
@@ -112,7 +112,7 @@ static void test_refused_files(void **state) {
     }
 }
 
-static void test_limits(void **state) {
+static void test_size_limits_and_nul(void **state) {
     (void)state;
     struct config_file c;
     struct error err;
@@ -132,8 +132,9 @@ static void test_limits(void **state) {
     free(big);
 }
 
-/* Default, file, variable, flag: each replaces the one before; a list is replaced as a whole. */
-static void test_order(void **state) {
+/* A value from the file replaces the default, a variable replaces the file's value, and a flag
+ * replaces the variable's. A list is replaced as a whole. */
+static void test_precedence(void **state) {
     (void)state;
     static char *const environment[] = {"HOME=/",
                                         "SHOAL_SERVE_PORT=9002",
@@ -177,8 +178,9 @@ static void test_invalid_variable(void **state) {
     options_release(rows, &v);
 }
 
-/* Every source accepts the name that an option had in version 0.1; stored JSON keeps that name. */
-static void test_renamed(void **state) {
+/* Every source accepts the name that an option had in version 0.1, and results and records hold its
+ * value under that name. */
+static void test_former_names(void **state) {
     (void)state;
     static const struct option_row steps[] = {
         {"finetune-steps", OPT_INT, 0, "0", 0, 100, NULL, NULL}, {"port", OPT_INT, 8}, {0}};
@@ -199,7 +201,7 @@ static void test_renamed(void **state) {
     assert_int_equal(yaml_parse(&y, "y", "burst: 4", 8, &err), OK);
     assert_int_equal(options_from_yaml(steps, v, &y, NULL, &err), OK);
     assert_int_equal(v[0], 4);
-    /* The former name of an option that this table does not have is unknown. */
+    /* --kv is the former name of an option, but the option is not in this table: refused. */
     assert_int_equal(options_parse(steps, v, 2, unknown, &rest, &err), ERR_USAGE);
     assert_string_equal(option_stored_name(&steps[0]), "burst");
     assert_string_equal(option_stored_name(&steps[1]), "port");
@@ -209,7 +211,7 @@ static void test_renamed(void **state) {
     strings_release(&rest);
 }
 
-static void test_secrets(void **state) {
+static void test_secrets_are_not_printed(void **state) {
     (void)state;
     struct values v;
     struct error err = {0};
@@ -226,10 +228,13 @@ static void test_secrets(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_values),           cmocka_unit_test(test_refused_files),
-        cmocka_unit_test(test_limits),           cmocka_unit_test(test_order),
-        cmocka_unit_test(test_invalid_variable), cmocka_unit_test(test_secrets),
-        cmocka_unit_test(test_renamed),
+        cmocka_unit_test(test_values),
+        cmocka_unit_test(test_refused_files),
+        cmocka_unit_test(test_size_limits_and_nul),
+        cmocka_unit_test(test_precedence),
+        cmocka_unit_test(test_invalid_variable),
+        cmocka_unit_test(test_secrets_are_not_printed),
+        cmocka_unit_test(test_former_names),
     };
     return cmocka_run_group_tests_name("config", tests, NULL, NULL);
 }

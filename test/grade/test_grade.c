@@ -43,7 +43,7 @@ struct cases {
     int n;
 };
 
-/* "⏎" means a line's end. */
+/* Replaces each "⏎" by a newline. */
 static void lines_unescape(char *s) {
     for (char *p; (p = strstr(s, "⏎")) != NULL; s = p) {
         *p = '\n';
@@ -54,17 +54,18 @@ static void lines_unescape(char *s) {
 static struct cases *cases_read(const char *name) {
     struct cases *c = xcalloc(1, sizeof *c);
     char *path = xasprintf("test/cases/grade-%s.txt", name);
-    int n_line = 0;
+    int line_number = 0;
     if (file_read(path, 1 << 20, &c->file, &err) != OK) fail_msg("%s", err.text);
     for (char *rest = c->file.data, *line; (line = strsep(&rest, "\n")) != NULL;) {
-        n_line++;
+        line_number++;
         if (*line == 0 || (*line == '#' && line[1] == ' ')) continue;
         char *answer = strsep(&line, "\t"), *gold = strsep(&line, "\t");
-        if (!gold || !line || strchr(line, '\t')) fail_msg("%s:%d: no two tabs", path, n_line);
+        if (!gold || !line || strchr(line, '\t'))
+            fail_msg("%s:%d: a case needs exactly two tabs", path, line_number);
         assert_true(c->n < (int)ARRAY_LEN(c->v));
         lines_unescape(answer);
         lines_unescape(gold);
-        c->v[c->n++] = (struct test_case){answer, gold, line, n_line};
+        c->v[c->n++] = (struct test_case){answer, gold, line, line_number};
     }
     free(path);
     return c;
@@ -75,7 +76,7 @@ static void cases_free(struct cases *c) {
     free(c);
 }
 
-/* "yes", "no", "nofound", or a score with four decimals. */
+/* `want` is "yes", "no", "nofound", or a score with four decimals. */
 static bool is_expected_grade(struct grade got, const char *want) {
     char score[32];
     snprintf(score, sizeof score, "%.4f", got.score);
@@ -85,20 +86,22 @@ static bool is_expected_grade(struct grade got, const char *want) {
     return got.found && strcmp(score, want) == 0;
 }
 
-/* The canonical form has the same verdict, and is its own canonical form. */
-static void check_form(const struct grader *g, const struct test_case *c, struct grade first) {
+/* The canonical form of an answer has the same score as the answer, and is its own canonical form.
+ */
+static void check_canonical_form(const struct grader *g, const struct test_case *c,
+                                 struct grade first) {
     struct buf form = {0}, again = {0};
     if (!grader_extract(g, c->answer, &form)) {
         buf_release(&form);
         return;
     }
     if (!grader_extract(g, form.data, &again) || strcmp(form.data, again.data) != 0)
-        fail_msg("%s, line %d: form '%s' has form '%s'", grader_name(g), c->line, form.data,
-                 again.data);
+        fail_msg("%s, line %d: the canonical form '%s' has the canonical form '%s'", grader_name(g),
+                 c->line, form.data, again.data);
     struct grade second = grade(g, form.data, c->gold);
     if (first.score != second.score)
-        fail_msg("%s, line %d: %g, of its form %g", grader_name(g), c->line, first.score,
-                 second.score);
+        fail_msg("%s, line %d: score %g, but the canonical form has %g", grader_name(g), c->line,
+                 first.score, second.score);
     assert_true(grader_equivalent(g, c->answer, form.data));
     buf_release(&form);
     buf_release(&again);
@@ -119,7 +122,7 @@ static void check_cases(const char *name, int at_least) {
             print_error("    score %.4f\n", got.score);
             wrong++;
         }
-        check_form(g, t, got);
+        check_canonical_form(g, t, got);
     }
     assert_int_equal(wrong, 0);
     assert_true(c->n >= at_least);
@@ -141,7 +144,7 @@ static void test_math(void **state) {
     check_cases("math", 150);
 }
 
-static void test_texts(void **state) {
+static void test_text_graders(void **state) {
     (void)state;
     check_cases("exact", 20);
     check_cases("regex", 20);
@@ -163,7 +166,7 @@ static const char *text_replace(const char *s, const char *from, const char *to,
     return out->data;
 }
 
-/* The same formula in notation number `i`; NULL after the last. */
+/* Writes the formula s in the i-th of several equivalent notations; NULL after the last. */
 static const char *with_notation(const char *s, int i, struct buf *out) {
     static const char *const rules[][2] = {
         {"=", " = "},   {"+", "  + "},         {"\\frac", "\\dfrac"}, {"\\frac", "\\tfrac"},
@@ -222,9 +225,9 @@ static void test_notation_does_not_matter(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(formulas); i++)
         for (int k = 0; with_notation(formulas[i], k, &out); k++) {
             if (!grader_equivalent(g, formulas[i], out.data))
-                fail_msg("'%s', '%s'", formulas[i], out.data);
+                fail_msg("'%s' is not '%s'", formulas[i], out.data);
             if (!grader_equivalent(g, out.data, formulas[i]))
-                fail_msg("'%s', '%s'", out.data, formulas[i]);
+                fail_msg("'%s' is not '%s'", out.data, formulas[i]);
         }
     buf_release(&out);
 }
@@ -236,10 +239,10 @@ static void test_formulas_differ(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(formulas); i++)
         for (size_t k = 0; k < ARRAY_LEN(formulas); k++)
             if (grader_equivalent(g, formulas[i], formulas[k]) != (i == k))
-                fail_msg("'%s', '%s'", formulas[i], formulas[k]);
+                fail_msg("wrong for '%s' and '%s'", formulas[i], formulas[k]);
 }
 
-/* Any digit, in any case whose two notations are equal. */
+/* If the last digit of the reference answer is changed, a correct answer becomes wrong. */
 static void test_changed_digit_differs(void **state) {
     (void)state;
     static const char *const names[] = {"math", "number"};
@@ -254,7 +257,8 @@ static void test_changed_digit_differs(void **state) {
             if (d && strcmp(c->v[i].want, "yes") == 0) {
                 *d = (char)('1' + (*d - '0') % 9);
                 if (grade(g, c->v[i].answer, gold).score != 0)
-                    fail_msg("grade-%s.txt:%d: also '%s'", names[k], c->v[i].line, gold);
+                    fail_msg("grade-%s.txt:%d: the answer also equals '%s'", names[k], c->v[i].line,
+                             gold);
                 n++;
             }
             free(gold);
@@ -271,8 +275,8 @@ static void term_put(struct rng *r, struct buf *out) {
     buf_puts(out, terms[rng_below(r, ARRAY_LEN(terms))]);
 }
 
-/* The order of a sum and of a product's factors does not matter; another coefficient does. */
-static void test_sums_reorder(void **state) {
+/* The order of the terms of a sum does not matter, but a coefficient does (c has a digit more). */
+static void test_order_of_a_sum_does_not_matter(void **state) {
     (void)state;
     const struct grader *g = grader("math");
     for (uint32_t i = 0; i < 300; i++) {
@@ -291,18 +295,19 @@ static void test_sums_reorder(void **state) {
     }
 }
 
-/* Fractions of integers compared with integer arithmetic. */
+/* Two fractions are equivalent exactly if the cross products of their integers are equal. */
 static void test_fractions_are_exact(void **state) {
     (void)state;
     const struct grader *g = grader("math");
     for (uint32_t i = 0; i < 2000; i++) {
         struct rng r = rng_make(2, RNG_TEST, i, 0);
-        int64_t v[4], times = 1 + rng_below(&r, 9);
+        int64_t v[4], factor = 1 + rng_below(&r, 9);
         for (int k = 0; k < 4; k++) v[k] = 1 + rng_below(&r, 40);
-        if (rng_below(&r, 2)) v[2] = v[0] * times, v[3] = v[1] * times;
+        if (rng_below(&r, 2)) v[2] = v[0] * factor, v[3] = v[1] * factor;
         char *a = xasprintf("\\frac{%d}{%d}", (int)v[0], (int)v[1]);
         char *b = xasprintf("%d/%d", (int)v[2], (int)v[3]);
-        if (grader_equivalent(g, a, b) != (v[0] * v[3] == v[1] * v[2])) fail_msg("%s, %s", a, b);
+        if (grader_equivalent(g, a, b) != (v[0] * v[3] == v[1] * v[2]))
+            fail_msg("wrong for %s and %s", a, b);
         free(a);
         free(b);
     }
@@ -326,9 +331,9 @@ static void test_groups(void **state) {
     assert_int_equal(grader_group_answers(grader("math"), texts, ARRAY_LEN(texts), group), 2);
     assert_memory_equal(group, want, sizeof want);
     static const char *const letters[] = {"(B)", "Answer: B", "b", "none", "答えはＣです。", "C"};
-    static const int groups[] = {0, 0, 0, -1, 1, 1};
+    static const int letter_groups[] = {0, 0, 0, -1, 1, 1};
     assert_int_equal(grader_group_answers(grader("letter"), letters, ARRAY_LEN(letters), group), 2);
-    assert_memory_equal(group, groups, sizeof groups);
+    assert_memory_equal(group, letter_groups, sizeof letter_groups);
     assert_int_equal(grader_group_answers(grader("letter"), letters, 0, group), 0);
 }
 
@@ -438,23 +443,25 @@ static void test_hostile_texts(void **state) {
             }
 }
 
-/* Maximum cost of a list of ITEMS × ITEMS or of a deep tree. */
+/* Expensive comparisons: long lists, long sums, large numbers. The largest cost must be above that
+ * of one pair of readings, so that the limit is tested, and at most 1 % above MATH_MAX_STEPS. */
 static void test_one_comparison_is_bounded(void **state) {
     (void)state;
     const struct grader *g = grader("math");
     static const char *const parts[] = {"\\sqrt{x},", "\\{x,y\\},", "(\\sin x)^y +", "999!+",
                                         "0.\\overline{123}+"};
-    int64_t most = 0;
+    int64_t max_steps = 0;
     for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
         char *a = text_repeat("", parts[i], 900, "2"), *b = text_repeat("", parts[i], 900, "3");
         int64_t steps;
         assert_false(grader_equivalent(g, a, b));
         assert_false(math_equivalent(a, b, &steps));
-        if (steps > most) most = steps;
+        if (steps > max_steps) max_steps = steps;
         free(a);
         free(b);
     }
-    assert_true(most > MATH_MAX_STEPS / 16 && most < MATH_MAX_STEPS + MATH_MAX_STEPS / 100);
+    assert_true(max_steps > MATH_MAX_STEPS / 16 &&
+                max_steps < MATH_MAX_STEPS + MATH_MAX_STEPS / 100);
 }
 
 int main(void) {
@@ -462,11 +469,11 @@ int main(void) {
         cmocka_unit_test(test_letter),
         cmocka_unit_test(test_number),
         cmocka_unit_test(test_math),
-        cmocka_unit_test(test_texts),
+        cmocka_unit_test(test_text_graders),
         cmocka_unit_test(test_notation_does_not_matter),
         cmocka_unit_test(test_formulas_differ),
         cmocka_unit_test(test_changed_digit_differs),
-        cmocka_unit_test(test_sums_reorder),
+        cmocka_unit_test(test_order_of_a_sum_does_not_matter),
         cmocka_unit_test(test_fractions_are_exact),
         cmocka_unit_test(test_groups),
         cmocka_unit_test(test_best_of_golds),

@@ -1,9 +1,9 @@
 /*
- * test_batcher: concurrent requests from many threads have the bits of single requests, also when
- * others are cancelled, and no thread waits for ever at the end.
+ * test_batcher: concurrent requests from many threads have the same bits as when engine_run runs
+ * them, also when others are cancelled, and batcher_free ends the waiting of every thread.
  *
- * The reference is engine_run on a separate engine: a request's result is a function of the
- * request.
+ * The reference is engine_run on a separate engine: a request's result depends only on the request,
+ * not on the requests beside it.
  */
 /* levels: once */
 #define _GNU_SOURCE
@@ -19,16 +19,24 @@
 
 #include <cmocka.h>
 
-enum { THREADS = 8, ROUNDS = 60, N_EXPECTED = 40, TEXTS = 6, LEN = 48, SEQS = 6, WAITING = 500 };
+enum {
+    THREADS = 8,
+    ROUNDS = 60,
+    N_EXPECTED = 40,
+    TEXTS = 6,
+    LEN = 48,
+    SEQS = 6,
+    MAX_WAITING = 500
+};
 
 static struct model *m;
 static struct engine *e;
 static struct batcher *b;
 static struct adapter *adapters[2];
 static int32_t tokens[LEN];
-static struct engine_request expected[N_EXPECTED]; /* with the results of engine_run */
+static struct engine_request expected[N_EXPECTED]; /* requests with the results of engine_run */
 static struct token_seq texts[TEXTS];
-static float *vectors; /* [TEXTS][D] */
+static float *vectors; /* [TEXTS][32] expected embeddings */
 
 static struct engine *engine_small(void) {
     struct error err;
@@ -81,7 +89,7 @@ static int group_teardown(void **state) {
 static int set_up(void **state) {
     (void)state;
     e = engine_small();
-    b = batcher_new(e, WAITING);
+    b = batcher_new(e, MAX_WAITING);
     return 0;
 }
 
@@ -92,7 +100,7 @@ static int tear_down(void **state) {
     return 0;
 }
 
-/* A request that has not run. */
+/* expected[i] as it was before it ran. */
 static struct engine_request request_new(int i) {
     struct engine_request r = expected[i];
     return (struct engine_request){.prompt = r.prompt,
@@ -103,7 +111,7 @@ static struct engine_request request_new(int i) {
                                    .sampling = r.sampling};
 }
 
-/* Whether the first n tokens equal the known ones, bit for bit. */
+/* Whether the first n tokens of r equal those of expected[i], bit for bit. */
 static bool prefix_matches(const struct engine_request *r, int i, int32_t n) {
     const struct engine_request *k = &expected[i];
     return n <= k->n_out && memcmp(r->out, k->out, sizeof *r->out * (size_t)n) == 0 &&
@@ -118,30 +126,32 @@ static bool matches_reference(const struct engine_request *r, int i) {
            (r->n_out == 0 || prefix_matches(r, i, r->n_out));
 }
 
-/* a request that its thread polls while it runs */
+/* a request whose thread checks the tokens while it runs */
 
-struct polled_request {
+struct watched_request {
     struct batcher_request ticket;
     pthread_mutex_t lock;
     pthread_cond_t changed;
     bool over;
 };
 
-static void polled_on_change(struct batcher_request *c, bool done) {
-    struct polled_request *w = c->user;
+static void watched_on_change(struct batcher_request *c, bool done) {
+    struct watched_request *w = c->user;
     pthread_mutex_lock(&w->lock);
     w->over = done;
     pthread_cond_signal(&w->changed);
     pthread_mutex_unlock(&w->lock);
 }
 
+/* Submits request i and waits for its end. Cancels it when cancel_after tokens are visible; -1:
+ * never. Returns whether every result is right. */
 static bool submit_round(int i, bool background, int cancel_after) {
-    struct polled_request w = {.lock = PTHREAD_MUTEX_INITIALIZER,
-                               .changed = PTHREAD_COND_INITIALIZER};
+    struct watched_request w = {.lock = PTHREAD_MUTEX_INITIALIZER,
+                                .changed = PTHREAD_COND_INITIALIZER};
     struct error err;
     w.ticket = (struct batcher_request){.request = request_new(i),
                                         .background = background,
-                                        .on_change = polled_on_change,
+                                        .on_change = watched_on_change,
                                         .user = &w};
     bool right = batcher_submit(b, &w.ticket, &err) == OK;
     if (cancel_after == 0) batcher_cancel(b, &w.ticket);
@@ -221,34 +231,34 @@ static void test_many_threads(void **state) {
 /* order of the callbacks */
 
 static struct {
-    int32_t v[64]; /* max_tokens of each request that was notified, negative when done */
+    int32_t v[64]; /* max_tokens of the request of each callback, negative when done */
     int n;
-} order;
+} notifications;
 
 static void order_on_change(struct batcher_request *c, bool done) {
-    order.v[order.n++] = done ? -c->request.max_tokens : c->request.max_tokens;
+    notifications.v[notifications.n++] = done ? -c->request.max_tokens : c->request.max_tokens;
 }
 
 /* Callbacks of finished requests come first, so that their clients can submit again before the next
  * step. */
 static void test_finished_requests_are_notified_first(void **state) {
     static const int32_t wanted[] = {8, 3, 8, 3, -3, 8, 8, 8, 8, 8, -8};
-    struct batcher_request calls[2] = {{.on_change = order_on_change},
-                                       {.on_change = order_on_change}},
-                           *list[2] = {&calls[0], &calls[1]};
+    struct batcher_request requests[2] = {{.on_change = order_on_change},
+                                          {.on_change = order_on_change}},
+                           *list[2] = {&requests[0], &requests[1]};
     struct error err;
     (void)state;
     for (int i = 0; i < 2; i++)
-        calls[i].request =
+        requests[i].request =
             (struct engine_request){.prompt = tokens, .n_prompt = 4, .max_tokens = i ? 3 : 8};
     assert_int_equal(batcher_submit_all(b, list, 2, &err), OK);
     while (batcher_stats(b).running || batcher_stats(b).waiting) usleep(1000);
-    assert_int_equal(order.n, ARRAY_LEN(wanted));
-    assert_memory_equal(order.v, wanted, sizeof wanted);
-    for (int i = 0; i < 2; i++) engine_request_release(&calls[i].request);
+    assert_int_equal(notifications.n, ARRAY_LEN(wanted));
+    assert_memory_equal(notifications.v, wanted, sizeof wanted);
+    for (int i = 0; i < 2; i++) engine_request_release(&requests[i].request);
 }
 
-/* the limits */
+/* submission of too many requests, or of an invalid one */
 
 struct tally {
     int done, cancelled; /* atomic */
@@ -260,45 +270,47 @@ static void tally_on_change(struct batcher_request *c, bool done) {
     __atomic_add_fetch(&t->done, 1, __ATOMIC_SEQ_CST);
 }
 
-/* [n] long calls. */
-static struct batcher_request *calls_new(int n, struct tally *t) {
-    struct batcher_request *calls = xcalloc((size_t)n, sizeof *calls);
+/* [n] requests that generate long replies. */
+static struct batcher_request *long_requests_new(int n, struct tally *t) {
+    struct batcher_request *requests = xcalloc((size_t)n, sizeof *requests);
     for (int i = 0; i < n; i++)
-        calls[i] =
+        requests[i] =
             (struct batcher_request){.request = {.prompt = tokens, .n_prompt = 4, .max_tokens = 40},
                                      .on_change = tally_on_change,
                                      .user = t};
-    return calls;
+    return requests;
 }
 
-static void calls_free(struct batcher_request *calls, int n) {
-    for (int i = 0; i < n; i++) engine_request_release(&calls[i].request);
-    free(calls);
+static void requests_free(struct batcher_request *requests, int n) {
+    for (int i = 0; i < n; i++) engine_request_release(&requests[i].request);
+    free(requests);
 }
 
-static void test_too_many(void **state) {
+static void test_submit_all_takes_all_or_none(void **state) {
     struct tally t = {0};
     struct error err;
-    struct batcher_request *calls = calls_new(WAITING + 1, &t), *list[WAITING + 1];
+    struct batcher_request *requests = long_requests_new(MAX_WAITING + 1, &t),
+                           *list[MAX_WAITING + 1];
     (void)state;
-    for (int i = 0; i <= WAITING; i++) list[i] = &calls[i];
-    assert_int_equal(batcher_submit_all(b, list, WAITING + 1, &err), ERR_STATE);
-    calls[3].request.n_prompt = 0;
-    assert_int_equal(batcher_submit_all(b, list, WAITING, &err), ERR_USAGE);
+    for (int i = 0; i <= MAX_WAITING; i++) list[i] = &requests[i];
+    assert_int_equal(batcher_submit_all(b, list, MAX_WAITING + 1, &err), ERR_STATE);
+    requests[3].request.n_prompt = 0;
+    assert_int_equal(batcher_submit_all(b, list, MAX_WAITING, &err), ERR_USAGE);
     usleep(20000);
     assert_int_equal(batcher_stats(b).waiting + batcher_stats(b).running, 0);
     assert_int_equal(t.done, 0);
-    calls_free(calls, WAITING + 1);
+    requests_free(requests, MAX_WAITING + 1);
 }
 
-/* the end */
+/* batcher_free while requests wait */
 
-/* A request that blocks the batcher's thread until released: requests submitted meanwhile wait. */
-static bool call_released;
+/* The callback of the blocking request blocks the batcher's thread until this is true, so that
+ * requests submitted meanwhile wait. */
+static bool blocking_request_released;
 
 static void blocking_on_change(struct batcher_request *c, bool done) {
     (void)c;
-    while (done && !__atomic_load_n(&call_released, __ATOMIC_ACQUIRE)) usleep(1000);
+    while (done && !__atomic_load_n(&blocking_request_released, __ATOMIC_ACQUIRE)) usleep(1000);
 }
 
 static void *run_until_freed(void *ctx) {
@@ -322,13 +334,13 @@ static void *embed_until_freed(void *ctx) {
     return (void *)(intptr_t)batcher_embed(b, texts, TEXTS, NULL, out, &err);
 }
 
-static void *release_later(void *ctx) {
+static void *release_blocking_request_later(void *ctx) {
     usleep(5000);
-    __atomic_store_n(&call_released, true, __ATOMIC_RELEASE);
+    __atomic_store_n(&blocking_request_released, true, __ATOMIC_RELEASE);
     return ctx;
 }
 
-static void wait_for(int waiting) {
+static void wait_until_waiting(int waiting) {
     while (batcher_stats(b).waiting != waiting) usleep(1000);
 }
 
@@ -338,22 +350,23 @@ static void test_free_while_others_wait(void **state) {
     for (int round = 0; round < 10; round++) {
         struct tally t = {0};
         struct error err;
-        struct batcher_request *calls = calls_new(N, &t),
+        struct batcher_request *requests = long_requests_new(N, &t),
                                blocking = {.on_change = blocking_on_change};
         pthread_t threads[RUNS + EMBEDS + 1];
         void *got;
-        call_released = false;
+        blocking_request_released = false;
         blocking.request =
             (struct engine_request){.prompt = tokens, .n_prompt = 4, .max_tokens = 1};
         assert_int_equal(batcher_submit(b, &blocking, &err), OK);
         while (!__atomic_load_n(&blocking.done, __ATOMIC_ACQUIRE)) usleep(1000);
-        for (int i = 0; i < N; i++) assert_int_equal(batcher_submit(b, &calls[i], &err), OK);
+        for (int i = 0; i < N; i++) assert_int_equal(batcher_submit(b, &requests[i], &err), OK);
         for (int i = 0; i < RUNS + EMBEDS; i++)
             assert_int_equal(pthread_create(&threads[i], NULL,
                                             i < RUNS ? run_until_freed : embed_until_freed, NULL),
                              0);
-        wait_for(N + 8 * RUNS + EMBEDS);
-        assert_int_equal(pthread_create(&threads[RUNS + EMBEDS], NULL, release_later, NULL), 0);
+        wait_until_waiting(N + 8 * RUNS + EMBEDS);
+        assert_int_equal(
+            pthread_create(&threads[RUNS + EMBEDS], NULL, release_blocking_request_later, NULL), 0);
         batcher_free(b);
         assert_int_equal(t.done, N);
         assert_int_equal(t.cancelled, N);
@@ -362,8 +375,8 @@ static void test_free_while_others_wait(void **state) {
             if (i < RUNS + EMBEDS) assert_int_equal((int)(intptr_t)got, i < RUNS ? 8 : ERR_STATE);
         }
         engine_request_release(&blocking.request);
-        calls_free(calls, N);
-        b = batcher_new(e, WAITING);
+        requests_free(requests, N);
+        b = batcher_new(e, MAX_WAITING);
     }
 }
 
@@ -372,7 +385,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(test_many_threads),
         TEST(test_finished_requests_are_notified_first),
-        TEST(test_too_many),
+        TEST(test_submit_all_takes_all_or_none),
         TEST(test_free_while_others_wait),
     };
     return cmocka_run_group_tests(tests, group_setup, group_teardown);

@@ -1,6 +1,6 @@
 /*
- * web_ui: serves the web page. It is embedded in the program, so it is always available, has the
- * version of the program, and loads nothing from other hosts.
+ * web_ui: serves the web page. The page is embedded in the program, so it is always available, has
+ * the version of the program, and loads nothing from other hosts.
  *
  * The files of web/ are served unchanged; page.inc lists them. They contain no secrets, so they
  * need no API key; the requests that the page makes need one. Browsers cache the files and
@@ -31,7 +31,7 @@ static const struct {
 };
 
 /* The page may only load files of this server, and other pages cannot frame it. */
-static const char POLICY[] =
+static const char CONTENT_SECURITY_POLICY[] =
     "default-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
 static const char *content_type(const char *name) {
@@ -45,8 +45,9 @@ static const char *content_type(const char *name) {
     return "text/plain; charset=utf-8";
 }
 
-/* Whether the client has this version of a file. If-None-Match is a list, and a proxy that
- * compressed a file may mark its tag as weak. */
+/* Whether the client has this version of a file. Searches for the tag as a substring, because
+ * If-None-Match is a list, in which a proxy that compressed the file may have marked the tag as
+ * weak (W/). */
 static bool etag_matches(const struct exchange *x, const char *tag) {
     const char *etags = exchange_header(x, "If-None-Match");
     return etags && (strstr(etags, tag) || strcmp(etags, "*") == 0);
@@ -67,7 +68,7 @@ void web_ui_handle(void *ctx, struct exchange *x) {
     snprintf(tag, sizeof tag, "\"%s\"", hash);
     exchange_add_header(x, "ETag", tag);
     exchange_add_header(x, "Cache-Control", "no-cache");
-    exchange_add_header(x, "Content-Security-Policy", POLICY);
+    exchange_add_header(x, "Content-Security-Policy", CONTENT_SECURITY_POLICY);
     exchange_add_header(x, "Referrer-Policy", "no-referrer");
     if (etag_matches(x, tag))
         exchange_reply(x, 304, NULL, "", 0);

@@ -1,13 +1,17 @@
 /*
  * run: starts, continues, forks, replays and ends a run, and writes its folder:
  *
- *     recipe.yaml, fork.json      options; segments of a fork
- *     manifest.json               inputs, by hash
- *     adapters/gen_T/NAME/        candidates, as PEFT directories with a card
+ *     recipe.yaml                 options
+ *     fork.json, recipe.N.yaml    of a fork: the options of the generations shared with its parent
+ *     manifest.json               hashes of the inputs; at the end also of the adapters
+ *     NAME.jsonl                  conversations of a persona that has several files
+ *     train.jsonl                 log of the founders' training
+ *     adapters/gen_T/NAME/        trained founders (gen_0), candidates: PEFT directories
  *     evolution.jsonl             one line per generation
  *     result.json, report.html    at the end
  *
- * The ledger in shoal.db records every step as an event.
+ * The store, shoal.db, has an event for each change of the run's state, the founders and each
+ * generation.
  */
 #define _GNU_SOURCE
 #include "evolve/run.h"
@@ -38,7 +42,7 @@ static bool is_directory(const char *path) {
 
 /* Sets the name and the data of persona i. The data is an adapter's directory or a file of
  * conversations. Several files are concatenated into one in the run's folder. */
-static int find_data(struct evolve_run *r, int i, struct error *err) {
+static int persona_resolve_data(struct evolve_run *r, int i, struct error *err) {
     const char *eq = strchr(r->o->personas.v[i], '=');
     char *list = xstrdup(eq + 1), *save = NULL;
     struct buf joined = {0};
@@ -54,7 +58,8 @@ static int find_data(struct evolve_run *r, int i, struct error *err) {
         buf_puts(&joined, "\n");
     }
     if (rc == OK && files > 1 && r->is_adapter[i])
-        rc = error_set(err, ERR_USAGE, "persona '%s' is one adapter or conversations, not both",
+        rc = error_set(err, ERR_USAGE,
+                       "persona '%s' must be either one adapter or files of conversations",
                        r->names[i]);
     if (rc == OK && files > 1) {
         char *name = xasprintf("%s.jsonl", r->names[i]);
@@ -69,7 +74,7 @@ static int find_data(struct evolve_run *r, int i, struct error *err) {
 }
 
 /* ERR_STATE if the store has a run with this id, which a new run must not overwrite. */
-static int check_unused(struct evolve_run *r, struct error *err) {
+static int check_id_unused(struct evolve_run *r, struct error *err) {
     struct error missing;
     json_t *row = store_run_get(r->store, r->id, &missing);
     json_decref(row);
@@ -85,7 +90,7 @@ static int run_open(struct evolve_run *r, bool is_new, struct error *err) {
         .max_rows = 512, .max_seqs = 192, .max_len = 384, .pool = r->env->pool};
     int rc = dir_make_private(r->dir, err);
     if (rc == OK && !(r->store = store_open(db, err))) rc = err->code;
-    if (rc == OK && is_new) rc = check_unused(r, err);
+    if (rc == OK && is_new) rc = check_id_unused(r, err);
     if (rc == OK && !(r->model = model_open(path, r->env->cls, err))) rc = err->code;
     if (rc == OK && !r->model->tok)
         rc = error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", path);
@@ -93,7 +98,7 @@ static int run_open(struct evolve_run *r, bool is_new, struct error *err) {
     if (rc == OK && !(r->engine = engine_new(r->model, &eo, err))) rc = err->code;
     CHECK(r->o->personas.n <= MAX_FOUNDERS);
     r->n_founders = r->o->personas.n;
-    for (int i = 0; rc == OK && i < r->n_founders; i++) rc = find_data(r, i, err);
+    for (int i = 0; rc == OK && i < r->n_founders; i++) rc = persona_resolve_data(r, i, err);
     if (rc == OK) rc = evolve_run_open_tasks(r, &r->o->tasks, err);
     if (rc == OK) rc = evolve_run_open_tasks(r, &r->o->retain, err);
     for (int i = 0; rc == OK && i < r->n_forks; i++)
@@ -209,7 +214,7 @@ static int save_generation(struct evolve_run *r, int g, const json_t *v, const s
     return rc;
 }
 
-/* Reports the diversity of a single candidate as NaN. */
+/* The diversity is NaN if there is only one candidate. */
 static void report_generation_metrics(int g, const json_t *v, const struct candidate *c, int n) {
     const json_t *diversity = json_object_get(json_object_get(v, "diversity"), "weights_mean");
     double sum = 0;
@@ -232,7 +237,7 @@ int evolve_run_record_generation(struct evolve_run *r, json_t *v, const struct c
     r->best[g] = c[0];
     adapter_retain(c[0].adapter);
     r->n_best++;
-    if (r->replay_generation >= 0)
+    if (r->replay_generation >= 0) // the error ends the search
         return g == r->replay_generation ? error_set(err, ERR_STATE, "generation %d is computed", g)
                                          : OK;
     log_info("generation %d: best %s, fitness %.4f (%.4f – %.4f), accuracy %.1f %%", g, c[0].name,
@@ -311,9 +316,10 @@ static int train_founders(struct evolve_run *r, struct error *err) {
     return rc;
 }
 
-/* Checks that no founder is a copy of another one. With zero_adapters (a control), replaces the
- * founders by zero adapters instead of the check. */
-static int founders_check(struct evolve_run *r, struct error *err) {
+/* Records the founders' diversity as an event and checks that no founder is a copy of another one.
+ * With zero_adapters (a control experiment), replaces the founders by zero adapters instead of the
+ * check. */
+static int founders_zero_or_check(struct evolve_run *r, struct error *err) {
     const char *names[MAX_FOUNDERS];
     int rc = OK;
     for (int i = 0; i < r->n_founders; i++) {
@@ -336,7 +342,7 @@ static int founders_check(struct evolve_run *r, struct error *err) {
 /* Loads trained founders, or trains them. */
 static int load_or_train_founders(struct evolve_run *r, struct error *err) {
     int rc = load_trained_founders(r) ? OK : train_founders(r, err);
-    return rc == OK ? founders_check(r, err) : rc;
+    return rc == OK ? founders_zero_or_check(r, err) : rc;
 }
 
 /* manifest and result */
@@ -358,7 +364,7 @@ static int add_file_hash(json_t *files, const char *name, const char *path, stru
     return OK;
 }
 
-/* Adds the hashes of all inputs: founders, task files, fine-tuning data. */
+/* Adds the hashes of the founders, of the files of `tasks` and of the fine-tuning data. */
 static int hash_data(struct evolve_run *r, json_t *files, struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < r->n_founders; i++) {
@@ -383,8 +389,8 @@ static int hash_data(struct evolve_run *r, json_t *files, struct error *err) {
     return rc;
 }
 
-/* Makes the manifest: the inputs of the run, written at its start. A resumed run must have the same
- * base, recipe and data. */
+/* Makes the manifest: the inputs of the run, by hash, and its settings. A resumed run must have the
+ * same base, recipe and data as the manifest that was written at its start. */
 static int make_manifest(struct evolve_run *r, json_t **out, struct error *err) {
     char program[HASH_LEN], recipe[HASH_LEN];
     const char *base = model_hash(r->model, err);
@@ -580,7 +586,8 @@ json_t *evolve_run_execute(const struct evolve_env *env, const struct evolve_rec
     return result;
 }
 
-/* A list of the recipe's personas, NAME=DATA. Checks that each file exists; sets err->code. */
+/* A list of the recipe's personas, NAME=DATA. Sets err->code to ERR_MISSING if one of their files
+ * does not exist, else to OK. */
 static json_t *founders_plan(const struct evolve_env *env, const struct evolve_recipe *o,
                              struct error *err) {
     json_t *all = json_array();
@@ -624,9 +631,9 @@ json_t *evolve_run_plan(const struct evolve_env *env, const struct evolve_recipe
     return v;
 }
 
-/* Loads recipe, seed and numeric class of a stored run. ERR_MISMATCH if the run has the numeric
- * class fast and was made at another processor level, so that this machine cannot reproduce its
- * bits. */
+/* Loads recipe, seed, zero_adapters and numeric class of a stored run. ERR_MISMATCH if the run has
+ * the numeric class fast and was made at another processor level, so that this machine cannot
+ * reproduce its bits. */
 static int stored_options(const struct evolve_env *env, const char *id, struct evolve_recipe *o,
                           enum numeric_class *cls, struct error *err) {
     char *dir = path_join(env->root, id), *path = path_join(dir, "recipe.yaml"),
@@ -645,8 +652,8 @@ static int stored_options(const struct evolve_env *env, const char *id, struct e
             strcmp(json_get_string(settings, "class"), "fast") == 0 ? NUMERIC_FAST : NUMERIC_EXACT;
         if (rc == OK && *cls == NUMERIC_FAST && (!level || strcmp(level, kernels_get()->name) != 0))
             rc = error_set(err, ERR_MISMATCH,
-                           "run '%s' was made in the fast class at level '%s': level '%s' cannot "
-                           "give the same bits",
+                           "run '%s' was made with --fast at processor level '%s': level '%s' "
+                           "cannot give the same bits",
                            id, level ? level : cpu_level_name(CPU_AMX), kernels_get()->name);
     }
     if (row && rc != OK) evolve_recipe_release(o);
@@ -673,9 +680,9 @@ static bool founders_equal(const struct evolve_recipe *a, const struct evolve_re
     return equal;
 }
 
-/* Writes fork.json of a run that forks from the parent after `generation`: the segments up to this
- * generation, which are the parent's own segments and the parent's recipe. Writes a copy of the
- * recipe of each segment. */
+/* Writes fork.json of a new run that continues the parent after `generation`. A segment is a range
+ * of generations with one recipe, so these segments are the parent's own, then the parent's recipe,
+ * cut off at `generation`. Also writes the recipe of each segment to recipe.N.yaml. */
 static int write_fork_json(const struct evolve_run *parent, const char *dir, int generation,
                            struct error *err) {
     json_t *segments = json_array();
@@ -685,7 +692,8 @@ static int write_fork_json(const struct evolve_run *parent, const char *dir, int
         const struct evolve_recipe *o = i < parent->n_forks ? &parent->forks[i].o : parent->o;
         char *name = xasprintf("recipe.%d.yaml", n++), *path = path_join(dir, name);
         rc = n > MAX_SEGMENTS
-                 ? error_set(err, ERR_STATE, "forks of forks are limited to %d", MAX_SEGMENTS - 1)
+                 ? error_set(err, ERR_STATE, "a fork can have at most %d forks as ancestors",
+                             MAX_SEGMENTS - 1)
                  : file_write(path, o->text, strlen(o->text), err);
         json_array_append_new(
             segments, segment_json(last ? generation : parent->forks[i].until, name, o->seed));
@@ -741,15 +749,16 @@ json_t *evolve_run_fork(const struct evolve_env *env, const char *id, int genera
 
 /* replay */
 
-/* The line of a generation in evolution.jsonl. */
+/* The line of a generation in evolution.jsonl, parsed. */
 static json_t *read_logged_generation(const struct evolve_run *r, int generation,
                                       struct error *err) {
     char *path = path_join(r->dir, "evolution.jsonl");
     struct buf text = {0};
     json_t *v = NULL;
-    int rc = file_read(path, (size_t)1 << 30, &text, err), line = 0;
+    int rc = file_read(path, (size_t)1 << 30, &text, err), line_index = 0;
     char *save = NULL, *text_line = rc == OK && text.len ? strtok_r(text.data, "\n", &save) : NULL;
-    for (; text_line && line < generation; line++) text_line = strtok_r(NULL, "\n", &save);
+    for (; text_line && line_index < generation; line_index++)
+        text_line = strtok_r(NULL, "\n", &save);
     if (text_line) v = json_parse(text_line, strlen(text_line), path, err);
     if (rc == OK && !text_line)
         error_set(err, ERR_MISSING, "run '%s' has no generation %d", r->id, generation);
@@ -767,6 +776,7 @@ static json_t *round_to_log_precision(const json_t *v) {
     return out;
 }
 
+/* The result of a replay: for each candidate, whether it equals the logged one. */
 static json_t *compare_replay(const json_t *logged, const json_t *replayed, int generation) {
     json_t *a = json_object_get(logged, "candidates"), *current = round_to_log_precision(replayed),
            *b = json_object_get(current, "candidates"), *list = json_array(), *c;
@@ -802,7 +812,7 @@ json_t *evolve_run_replay(const struct evolve_env *env, const char *id, int gene
     if (rc == OK) rc = open_adapter_founders(&r, err);
     if (rc == OK && !load_trained_founders(&r))
         rc = error_set(err, ERR_MISSING, "the founders of run '%s' are missing", id);
-    if (rc == OK) rc = founders_check(&r, err);
+    if (rc == OK) rc = founders_zero_or_check(&r, err);
     if (rc == OK) run_search(&r, err);
     const json_t *replayed = json_array_get(r.generations, (size_t)generation);
     if (replayed) result = compare_replay(logged, replayed, generation);

@@ -1,10 +1,11 @@
 /*
- * client_limits: a hash table of clients. Clients that hold nothing are also in a list ordered by
- * last use.
+ * client_limits: a hash table with one entry per client: how much of each limit (connections,
+ * requests, bytes) the client holds, and which right and wrong API keys it has sent.
  *
- * Invariants. 1. An entry is in the list exactly when it holds nothing; an entry that holds nothing
- * and has nothing to remember is freed. 2. The hash has a random key, because clients choose their
- * addresses and could otherwise all choose one bucket.
+ * Invariants. 1. An entry that holds nothing is idle: it is freed if it has no keys to remember,
+ * else it is in the idle list, least recently used first, from which the oldest entry is freed when
+ * the list is full. 2. The hash has a random key, because clients choose their addresses and could
+ * otherwise all choose one bucket.
  */
 #define _GNU_SOURCE
 #include "http/http.h"
@@ -23,10 +24,12 @@ struct client {
     char name[NAME_SIZE];
     bool idle;
     int64_t held[N_LIMITS];
+    /* n_failures: wrong keys, except repetitions of the last WRONG_KEYS_MAX; 0 again after
+     * AUTH_FAILURE_TTL seconds without one. last_failure: time of the last one. Before
+     * `backoff_until` no guessable key of the client is compared. */
     int n_failures;
-    double backoff_until, last_failure; /* no guessable key is compared before `backoff_until`;
-                                           last_failure: time of the last wrong key */
-    uint64_t known_keys;                /* right keys that the client has sent, one bit per key */
+    double backoff_until, last_failure;
+    uint64_t known_keys; /* bit i: the client has sent the right guessable key with index i */
     uint64_t failed_hashes[WRONG_KEYS_MAX]; /* ring buffer: hashes of its last wrong keys; the next
                                             index is n_failures % WRONG_KEYS_MAX */
 };
@@ -88,7 +91,8 @@ static void client_remove(struct client_limits *l, struct client *c) {
     l->n--;
 }
 
-/* Called after a change: moves the client into or out of the idle list, or frees it. */
+/* Called after a change: moves the client into or out of the idle list, or frees it. If the list
+ * is then too long, frees its oldest client. */
 static void client_update_idle(struct client_limits *l, struct client *c) {
     idle_list_remove(l, c);
     for (int i = 0; i < N_LIMITS; i++)

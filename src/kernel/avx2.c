@@ -1119,8 +1119,8 @@ static void gelu_row(float *y, const float *x, int64_t n) {
     __m256 sign = _mm256_set1_ps(-0.0f), one = _mm256_set1_ps(1.0f);
     for (int64_t i = 0; i < n; i += 8) {
         __m256 v = load_up_to_8(x + i, n - i);
-        __m256 u = _mm256_mul_ps(v, _mm256_fmadd_ps(_mm256_mul_ps(v, v), _mm256_set1_ps(GELU_CUBE),
-                                                    _mm256_set1_ps(GELU_LINE)));
+        __m256 u = _mm256_mul_ps(v, _mm256_fmadd_ps(_mm256_mul_ps(v, v), _mm256_set1_ps(GELU_CUBIC),
+                                                    _mm256_set1_ps(GELU_LINEAR)));
         __m256 denominator = _mm256_add_ps(one, exp_lanes(_mm256_xor_ps(u, sign)));
         store_up_to_8(y + i, _mm256_div_ps(v, denominator), n - i);
     }

@@ -722,8 +722,8 @@ static void avx512_gelu(float *y, const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i += 16) {
         const __mmask16 mask = lanes_mask(n - i);
         const __m512 v = _mm512_maskz_loadu_ps(mask, x + i);
-        const __m512 cube = _mm512_fmadd_ps(_mm512_mul_ps(v, v), _mm512_set1_ps(GELU_CUBE),
-                                            _mm512_set1_ps(GELU_LINE));
+        const __m512 cube = _mm512_fmadd_ps(_mm512_mul_ps(v, v), _mm512_set1_ps(GELU_CUBIC),
+                                            _mm512_set1_ps(GELU_LINEAR));
         const __m512 u = _mm512_mul_ps(v, cube);
         const __m512 denominator = _mm512_add_ps(one, lanes_exp(_mm512_xor_ps(u, sign)));
         _mm512_mask_storeu_ps(y + i, mask, _mm512_div_ps(v, denominator));
@@ -734,21 +734,21 @@ static void avx512_gelu(float *y, const float *x, int64_t n) {
 static void avx512_act_backward(float *dx, float *dup, const float *dy, const float *x,
                                 const float *up, int64_t n, bool gelu) {
     const __m512 one = _mm512_set1_ps(1.0f), sign = _mm512_set1_ps(-0.0f),
-                 line = _mm512_set1_ps(GELU_LINE);
+                 line = _mm512_set1_ps(GELU_LINEAR);
     for (int64_t i = 0; i < n; i += 16) {
         const __mmask16 mask = lanes_mask(n - i);
         const __m512 v = _mm512_maskz_loadu_ps(mask, x + i), square = _mm512_mul_ps(v, v);
         __m512 dv = _mm512_maskz_loadu_ps(mask, dy + i), u = _mm512_xor_ps(v, sign);
         if (gelu)
             u = _mm512_mul_ps(
-                u, _mm512_add_ps(line, _mm512_mul_ps(_mm512_set1_ps(GELU_CUBE), square)));
+                u, _mm512_add_ps(line, _mm512_mul_ps(_mm512_set1_ps(GELU_CUBIC), square)));
         const __m512 sigma = _mm512_div_ps(one, _mm512_add_ps(one, lanes_exp(u))),
                      y = _mm512_mul_ps(v, sigma);
         __m512 slope = _mm512_mul_ps(y, _mm512_sub_ps(one, sigma));
         if (gelu)
             slope = _mm512_mul_ps(
                 slope,
-                _mm512_add_ps(line, _mm512_mul_ps(_mm512_set1_ps(3.0f * GELU_CUBE), square)));
+                _mm512_add_ps(line, _mm512_mul_ps(_mm512_set1_ps(3.0f * GELU_CUBIC), square)));
         if (up) {
             _mm512_mask_storeu_ps(dup + i, mask, _mm512_mul_ps(y, dv));
             dv = _mm512_mul_ps(dv, _mm512_maskz_loadu_ps(mask, up + i));

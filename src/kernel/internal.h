@@ -20,7 +20,7 @@
  *             p = C6, then p = fma(p, r, C5) … C2, 1, 1;
  *             y = (p * 2^(n >> 1)) * 2^(n - (n >> 1)); y = FLT_MAX < y ? FLT_MAX : y
  *   silu_mul  y = (g / (1 + exp(-g))) * up
- *   gelu      u = x * fma(x * x, GELU_CUBE, GELU_LINE), y = x / (1 + exp(-u)): x/2 (1 + tanh(u/2))
+ *   gelu      u = x * fma(x * x, GELU_CUBIC, GELU_LINEAR), y = x / (1 + exp(-u)): x/2 (1 + tanh(u/2))
  *   rope      a' = fma(a, cos, -(b * sin)), b' = fma(b, cos, a * sin) with a = x[i], b = x[i + half]
  *   rmsnorm   r = 1 / sqrt(dot(x, x) / (float)n + eps), y = (x * r) * g
  *   max       lane = x > lane ? x : lane from -inf, at the end + 0.0f (so that -0 and +0 cannot differ)
@@ -138,11 +138,11 @@ static inline void act_backward_with(void (*exp)(float *, const float *, int64_t
                                      const float *restrict dy, const float *restrict x,
                                      const float *restrict up, int64_t n, bool gelu) {
     for (int64_t c = 0; c < n; c++)
-        dx[c] = gelu ? -x[c] * (GELU_LINE + GELU_CUBE * (x[c] * x[c])) : -x[c];
+        dx[c] = gelu ? -x[c] * (GELU_LINEAR + GELU_CUBIC * (x[c] * x[c])) : -x[c];
     exp(dx, dx, n);
     for (int64_t c = 0; c < n; c++) {
         float sigma = 1.0f / (1.0f + dx[c]), y = x[c] * sigma,
-              slope = gelu ? GELU_LINE + 3.0f * GELU_CUBE * (x[c] * x[c]) : 1.0f,
+              slope = gelu ? GELU_LINEAR + 3.0f * GELU_CUBIC * (x[c] * x[c]) : 1.0f,
               d = sigma + y * (1.0f - sigma) * slope;
         dx[c] = d * (up ? dy[c] * up[c] : dy[c]);
         if (up) dup[c] = y * dy[c];

@@ -388,7 +388,7 @@ struct kernels {
     void (*silu_mul)(float *y, const float *gate, const float *up,
                      int64_t n); /* y = gate*sigmoid(gate)*up */
     void (*gelu)(float *y, const float *x,
-                 int64_t n); /* the tanh form ("gelu_new"); see GELU_LINE */
+                 int64_t n); /* the tanh form ("gelu_new"); see GELU_LINEAR */
     /* Backward of y = f(x) · up, where f is silu or gelu: dx = f'(x) · (dy · up), dup = dy · f(x).
      * If `up` is NULL: y = f(x), dx = f'(x) · dy, and dup is not written. */
     void (*act_backward)(float *dx, float *dup, const float *dy, const float *x, const float *up,
@@ -420,10 +420,10 @@ struct kernels {
     size_t (*attention_backward_scratch)(int64_t head_dim, int64_t rows);
 };
 
-/* gelu(x) = x σ(x (GELU_LINE + GELU_CUBE x²)); GELU_LINE = 2 sqrt(2/π), GELU_CUBE = 0.044715
- * GELU_LINE. */
-#define GELU_LINE 0x1.988454p+0f
-#define GELU_CUBE 0x1.2444f2p-4f
+/* gelu(x) = x σ(x (GELU_LINEAR + GELU_CUBIC x²)); GELU_LINEAR = 2 sqrt(2/π), GELU_CUBIC = 0.044715
+ * GELU_LINEAR. */
+#define GELU_LINEAR 0x1.988454p+0f
+#define GELU_CUBIC 0x1.2444f2p-4f
 
 /* The table for this process: that of the best available level, capped by SHOAL_CPU. If SHOAL_CPU
  * is unknown or unavailable, prints a message and exits with status 2. */

@@ -1,5 +1,6 @@
 /*
- * scalar: the slots in plain C, one number at a time, except those that only AMX has.
+ * scalar: the functions of struct kernels in plain C, one number at a time. Those that only AMX has
+ * are NULL.
  *
  * The other levels are compared with these functions, so they are written to be read, not to be
  * fast. fmaf() of the C library rounds once on every machine. The sums follow the order of kernel.h
@@ -108,16 +109,17 @@ GEMM_NN_ELEMS(gemm_nn_bf16, uint16_t, DTYPE_BF16)
 GEMM_NN_ELEMS(gemm_nn_f16, uint16_t, DTYPE_F16)
 GEMM_NN_ELEMS(gemm_nn_i8, int8_t, DTYPE_I8)
 
+/* One output of gemm_i8_i8. q: int8 inputs, d: the scale of each of their blocks. */
 static float dot_i8(const int8_t *q, const float *d, const int8_t *w, int64_t k) {
-    enum { WIDE = 8 };
-    float lane[WIDE] = {0};
+    enum { I8_LANES = 8 };
+    float lane[I8_LANES] = {0};
     for (int64_t b = 0; b < k / QK; b++, q += QK, w += QK)
-        for (int l = 0; l < WIDE; l++) {
+        for (int l = 0; l < I8_LANES; l++) {
             int32_t p = 0;
             for (int i = 4 * l; i < 4 * l + 4; i++) p += q[i] * w[i];
             lane[l] = fmaf((float)p, d[b], lane[l]);
         }
-    for (int half = WIDE / 2; half > 0; half /= 2)
+    for (int half = I8_LANES / 2; half > 0; half /= 2)
         for (int l = 0; l < half; l++) lane[l] += lane[l + half];
     return lane[0];
 }
@@ -142,8 +144,8 @@ static void gemm_nn_i16_i8(float *y, int64_t ldy, const int16_t *t, int64_t ldt,
         }
 }
 
-/* Integer dot of x and the first `weights` int8 weights of a block: w has the block's bytes in the
- * panel, n is the output within the panel. */
+/* Dot product of x and the `weights` int8 weights that output n of a panel has in one block. w: the
+ * bytes of the block for all outputs of the panel, four weights of each output in turn. */
 static int32_t block_q8(const int8_t *x, const int8_t *w, int weights, int n) {
     int32_t s = 0;
     for (int p = 0; p < weights / 4; p++)
@@ -151,7 +153,7 @@ static int32_t block_q8(const int8_t *x, const int8_t *w, int weights, int n) {
     return s;
 }
 
-/* The same for 32 nibbles, which are indices of `codes`. */
+/* The same for a block of 32 4-bit weights, which are indices of `codes`. */
 static int32_t block_q4(const int8_t *x, const uint8_t *w, const int8_t codes[16], int n) {
     int32_t s = 0;
     for (int p = 0; p < 4; p++)
@@ -162,7 +164,7 @@ static int32_t block_q4(const int8_t *x, const uint8_t *w, const int8_t codes[16
     return s;
 }
 
-/* Sets codes[i] to the integer that nibble i means. */
+/* Sets codes[i] to the integer that the 4-bit weight i stands for. */
 static void codes_fill(const struct matrix *w, int8_t codes[16]) {
     for (int i = 0; i < 16; i++)
         codes[i] = w->layout == LAYOUT_NF4 ? nf4_codes[i] : (int8_t)(i - w->zero);
@@ -174,9 +176,9 @@ static float block_scale(const struct matrix *w, int64_t b, int64_t n) {
     return w->scales[at + b * PANEL];
 }
 
-/* One output of a packed quantised matrix: acc = fma((float)s_b, dw_b * dx_b, acc), blocks in
- * order.
- */
+/* One output of a packed quantised matrix. For the blocks b in order: acc = fma((float)s_b, dw_b *
+ * dx_b, acc), with the integer dot product s_b and the scales dw_b of the weights and dx_b of the
+ * input. */
 static float dot_packed(const struct gemm_input *in, int64_t m, const struct matrix *w, int64_t n) {
     int group = layout_group(w->layout), bytes = layout_bytes(w->layout), lane = (int)(n % PANEL);
     int64_t blocks = w->k / group;
@@ -242,13 +244,14 @@ static void quantize_row16(const float *x, int64_t k, int16_t *q, float *d) {
     }
 }
 
-/* The result of the instruction PMULHRSW: a b / 2^15, rounded. */
-static int high_half(int a, int b) {
+/* The result of the instruction PMULHRSW: a b / 2^15, rounded to the nearest integer. */
+static int multiply_high_rounded(int a, int b) {
     return (a * b + 0x4000) >> 15;
 }
 
 static void multiply_to_int8(const int16_t *x, const int16_t *by, int64_t k, int8_t *q) {
-    for (int64_t i = 0; i < k; i++) q[i] = (int8_t)high_half(high_half(x[i], by[i]), 128);
+    for (int64_t i = 0; i < k; i++)
+        q[i] = (int8_t)multiply_high_rounded(multiply_high_rounded(x[i], by[i]), 128);
 }
 
 static float sum_row(const float *a, int64_t n) {
@@ -260,7 +263,7 @@ static float sum_row(const float *a, int64_t n) {
 static float max_row(const float *a, int64_t n) {
     float m = -INFINITY;
     for (int64_t i = 0; i < n; i++) m = a[i] > m ? a[i] : m;
-    return m + 0.0f;
+    return m + 0.0f; // -0 becomes +0
 }
 
 static void axpy_row(float *y, float a, const float *x, int64_t n) {
@@ -321,7 +324,7 @@ static void silu_mul_row(float *y, const float *gate, const float *up, int64_t n
 
 static void gelu_row(float *y, const float *x, int64_t n) {
     for (int64_t i = 0; i < n; i++) {
-        float u = x[i] * fmaf(x[i] * x[i], GELU_CUBE, GELU_LINE);
+        float u = x[i] * fmaf(x[i] * x[i], GELU_CUBIC, GELU_LINEAR);
         y[i] = x[i] / (1.0f + exp_value(-u));
     }
 }

@@ -2,8 +2,8 @@
  * document: converts HTML, Markdown and plain text to plain text.
  *
  * The readers check that the input is UTF-8, but not its markup, because real pages contain all
- * kinds of errors. Markup that a reader does not recognise becomes text. The time is linear in the
- * length of the input.
+ * kinds of errors. Unknown HTML tags are dropped; other markup that a reader does not recognise
+ * becomes text. The time is linear in the length of the input.
  *
  * Other encodings are not supported. The layout of tables and the addresses of links are omitted.
  */
@@ -21,7 +21,8 @@ static int utf8_check(const char *doc, size_t len, struct error *err) {
     const uint8_t *wrong = len ? u8_check((const uint8_t *)doc, len) : NULL;
     if (!wrong && len) wrong = memchr(doc, 0, len);
     if (!wrong) return OK;
-    return error_set(err, ERR_FORMAT, "byte %zu is not UTF-8 text; convert the file with iconv",
+    return error_set(err, ERR_FORMAT,
+                     "the text is not UTF-8 at byte offset %zu; convert the file with iconv",
                      (size_t)(wrong - (const uint8_t *)doc));
 }
 
@@ -46,22 +47,22 @@ struct text_writer {
     enum text_gap gap;
 };
 
-static void text_writer_gap(struct text_writer *f, enum text_gap gap) {
-    f->gap = MAX(f->gap, gap);
+static void text_writer_gap(struct text_writer *w, enum text_gap gap) {
+    w->gap = MAX(w->gap, gap);
 }
 
-static void text_writer_add(struct text_writer *f, const char *p, size_t n) {
+static void text_writer_add(struct text_writer *w, const char *p, size_t n) {
     static const char *const gaps[] = {"", " ", "\n", "\n\n"};
-    if (f->out->len) buf_puts(f->out, gaps[f->gap]);
-    buf_add(f->out, p, n);
-    f->gap = GAP_NONE;
+    if (w->out->len) buf_puts(w->out, gaps[w->gap]);
+    buf_add(w->out, p, n);
+    w->gap = GAP_NONE;
 }
 
 /* HTML */
 
 /* State of the HTML reader. `out` is &title inside <title>, else &text. */
 struct html {
-    const char *p;
+    const char *doc;
     size_t len, pos;
     struct text_writer text, title, *out;
     bool pre;
@@ -85,7 +86,7 @@ static const struct {
 };
 
 /* Decodes "&#12354;" or "&#x3042;", passed without "&" and ";", and returns the number of bytes; -1
- * if it is not a number. An invalid code gives U+FFFD, a control character a space. */
+ * if it is not a number. An invalid code gives U+FFFD, one below 32 a space. */
 static int numeric_entity_decode(const char *name, size_t n, char out[8]) {
     bool hex = n > 1 && (name[1] == 'x' || name[1] == 'X');
     ucs4_t c = 0;
@@ -103,10 +104,10 @@ static int numeric_entity_decode(const char *name, size_t n, char out[8]) {
     return len > 0 ? len : (int)(memcpy(out, "\xEF\xBF\xBD", 3), 3);
 }
 
-/* Decodes the entity at h->pos into out; returns its length in the input, 0 if there is no entity.
- */
+/* Decodes the entity at h->pos into out, *n bytes; returns its length in the input, 0 if there is
+ * no known entity. */
 static size_t entity_read(const struct html *h, char out[8], int *n) {
-    const char *name = h->p + h->pos + 1, *end = memchr(name, ';', MIN(h->len - h->pos - 1, 12));
+    const char *name = h->doc + h->pos + 1, *end = memchr(name, ';', MIN(h->len - h->pos - 1, 12));
     if (!end) return 0;
     size_t len = (size_t)(end - name);
     if (*name == '#') {
@@ -135,13 +136,13 @@ static void html_char_add(struct html *h, const char *p, size_t n) {
 static void text_char_read(struct html *h) {
     char decoded[8];
     int n = 0;
-    size_t taken = h->p[h->pos] == '&' ? entity_read(h, decoded, &n) : 0;
+    size_t taken = h->doc[h->pos] == '&' ? entity_read(h, decoded, &n) : 0;
     ucs4_t c;
     if (taken) {
         html_char_add(h, decoded, (size_t)n);
     } else {
-        taken = (size_t)u8_mbtouc(&c, (const uint8_t *)h->p + h->pos, h->len - h->pos);
-        html_char_add(h, h->p + h->pos, taken);
+        taken = (size_t)u8_mbtouc(&c, (const uint8_t *)h->doc + h->pos, h->len - h->pos);
+        html_char_add(h, h->doc + h->pos, taken);
     }
     h->pos += taken;
 }
@@ -159,13 +160,13 @@ static bool name_in(const char *names, const char *name, size_t n) {
 static void tag_skip(struct html *h) {
     char previous = 0;
     for (; h->pos < h->len; h->pos++) {
-        char c = h->p[h->pos];
+        char c = h->doc[h->pos];
         if (c == '>') break;
         bool quote = (c == '"' || c == '\'') && previous == '=';
         if (quote && !h->no_quote[c == '"']) {
-            const char *end = memchr(h->p + h->pos + 1, c, h->len - h->pos - 1);
+            const char *end = memchr(h->doc + h->pos + 1, c, h->len - h->pos - 1);
             if (end)
-                h->pos = (size_t)(end - h->p);
+                h->pos = (size_t)(end - h->doc);
             else
                 h->no_quote[c == '"'] = true;
         }
@@ -174,52 +175,53 @@ static void tag_skip(struct html *h) {
     h->pos = MIN(h->pos + 1, h->len);
 }
 
-/* Moves to the closing tag of the element `name`, whose content is not text. */
+/* Moves to the closing tag of the element `name`, whose content is omitted; to the end of the
+ * document if there is none. */
 static void content_skip(struct html *h, const char *name, size_t n) {
     while (h->pos < h->len) {
-        const char *close = memmem(h->p + h->pos, h->len - h->pos, "</", 2);
-        h->pos = close ? (size_t)(close - h->p) : h->len;
-        if (h->len - h->pos > n + 1 && strncasecmp(h->p + h->pos + 2, name, n) == 0) return;
+        const char *close = memmem(h->doc + h->pos, h->len - h->pos, "</", 2);
+        h->pos = close ? (size_t)(close - h->doc) : h->len;
+        if (h->len - h->pos > n + 1 && strncasecmp(h->doc + h->pos + 2, name, n) == 0) return;
         h->pos = MIN(h->pos + 2, h->len);
     }
 }
 
-/* Names of HTML elements: `hidden`: the content is omitted; `lines`: a separate line; `blocks`: a
- * separate paragraph. */
-static const char hidden[] =
+/* Names of the HTML elements whose content is omitted, begins a new line, or begins a new
+ * paragraph. */
+static const char hidden_elements[] =
     "script style noscript template svg math iframe object textarea select";
-static const char lines[] = "br li tr dt dd option";
-static const char blocks[] =
+static const char line_elements[] = "br li tr dt dd option";
+static const char block_elements[] =
     "p div h1 h2 h3 h4 h5 h6 ul ol dl table section article header footer nav aside main form "
     "blockquote pre figure figcaption hr body address details summary fieldset caption";
 
 static void tag_read(struct html *h) {
-    bool close = h->p[h->pos + 1] == '/';
+    bool close = h->doc[h->pos + 1] == '/';
     size_t begin = h->pos + 1 + close, n = 0;
-    while (begin + n < h->len && isalnum((uint8_t)h->p[begin + n])) n++;
-    const char *name = h->p + begin;
+    while (begin + n < h->len && isalnum((uint8_t)h->doc[begin + n])) n++;
+    const char *name = h->doc + begin;
     h->pos = begin + n;
     tag_skip(h);
-    if (!close && name_in(hidden, name, n)) content_skip(h, name, n);
+    if (!close && name_in(hidden_elements, name, n)) content_skip(h, name, n);
     if (name_in("title", name, n)) h->out = close ? &h->text : &h->title;
     if (name_in("pre", name, n)) h->pre = !close;
-    if (name_in(blocks, name, n)) text_writer_gap(&h->text, GAP_PARAGRAPH);
-    if (name_in(lines, name, n)) text_writer_gap(&h->text, GAP_LINE);
+    if (name_in(block_elements, name, n)) text_writer_gap(&h->text, GAP_PARAGRAPH);
+    if (name_in(line_elements, name, n)) text_writer_gap(&h->text, GAP_LINE);
     if (name_in("td th", name, n)) text_writer_gap(&h->text, GAP_SPACE);
 }
 
 /* Skips "<!-- -->", "<!DOCTYPE>" or "<?xml ?>". A declaration that is not closed extends to the end
  * of the document. */
 static void declaration_skip(struct html *h) {
-    bool comment = h->len - h->pos >= 4 && memcmp(h->p + h->pos, "<!--", 4) == 0;
-    const char *from = h->p + h->pos + 2, *mark = comment ? "-->" : ">";
+    bool comment = h->len - h->pos >= 4 && memcmp(h->doc + h->pos, "<!--", 4) == 0;
+    const char *from = h->doc + h->pos + 2, *mark = comment ? "-->" : ">";
     const char *end = memmem(from, h->len - h->pos - 2, mark, strlen(mark));
-    h->pos = end ? (size_t)(end - h->p) + strlen(mark) : h->len;
+    h->pos = end ? (size_t)(end - h->doc) + strlen(mark) : h->len;
 }
 
 int document_read_html(const char *doc, size_t len, struct buf *title, struct buf *text,
                        struct error *err) {
-    struct html h = {.p = doc,
+    struct html h = {.doc = doc,
                      .len = len,
                      .pos = bom_len(doc, len),
                      .text = {.out = text},
@@ -227,8 +229,8 @@ int document_read_html(const char *doc, size_t len, struct buf *title, struct bu
     h.out = &h.text;
     if (utf8_check(doc, len, err) != OK) return err->code;
     while (h.pos < len) {
-        char next = h.p[h.pos] == '<' && h.pos + 1 < len ? h.p[h.pos + 1] : 0;
-        char after = next == '/' && h.pos + 2 < len ? h.p[h.pos + 2] : 0;
+        char next = h.doc[h.pos] == '<' && h.pos + 1 < len ? h.doc[h.pos + 1] : 0;
+        char after = next == '/' && h.pos + 2 < len ? h.doc[h.pos + 2] : 0;
         if (next == '!' || next == '?')
             declaration_skip(&h);
         else if (isalpha((uint8_t)next) || isalpha((uint8_t)after))
@@ -247,6 +249,8 @@ struct markdown {
     char fence; /* fence character of the current code block, or 0 */
 };
 
+/* Whether a line has at least 3 characters, all of them in `set`, and one of them is `needed`: a
+ * horizontal rule, or the underline of a heading or of a table's head. */
 static bool is_separator_line(const char *p, size_t n, const char *set, char needed) {
     size_t i = 0;
     while (i < n && strchr(set, p[i])) i++;
@@ -265,7 +269,7 @@ static size_t link_parse(const char *p, size_t left, size_t *whole) {
     return end ? bracket : 0;
 }
 
-/* Appends a line without emphasis, code marks and link addresses. */
+/* Appends a line without "**", "`" and the addresses of links. */
 static void inline_add(struct buf *out, const char *p, size_t n) {
     for (size_t i = 0, whole; i < n;) {
         size_t bang = p[i] == '!' && i + 1 < n && p[i + 1] == '[';
@@ -332,7 +336,7 @@ static void line_read(struct markdown *m, const char *p, size_t n) {
 }
 
 /* YAML front matter between "---" lines: reads its title and returns the offset of the text after
- * it. */
+ * it; 0 if there is none. */
 static size_t front_matter_read(const char *doc, size_t len, struct buf *title) {
     if (len < 4 || memcmp(doc, "---\n", 4) != 0) return 0;
     const char *end = memmem(doc + 3, len - 3, "\n---\n", 5);

@@ -19,7 +19,8 @@
 #include <sys/syscall.h>
 #include <unistd.h>
 
-/* As in linux/landlock.h of ABI 7; installed headers are often older than kernels. */
+/* The constants LANDLOCK_* of linux/landlock.h (ABI 7), under shorter names. The header itself is
+ * not used, because installed headers are often older than the kernel. */
 enum {
     CALL_CREATE_RULESET = 444,
     CALL_ADD_RULE,
@@ -35,7 +36,7 @@ enum {
 #define FS_TRUNCATE (1ull << 14)
 #define FS_IOCTL_DEV (1ull << 15)
 #define FS_ABI_1 ((1ull << 13) - 1)
-#define NET_TCP 3ull   /* bind, connect */
+#define NET_TCP 3ull   /* bind, connect: no rule allows them */
 #define SCOPE_ALL 3ull /* abstract sockets, signals */
 #define FS_OF_FILES (FS_EXECUTE | FS_WRITE_FILE | FS_READ_FILE | FS_TRUNCATE | FS_IOCTL_DEV)
 #define FS_READ (FS_EXECUTE | FS_READ_FILE | FS_READ_DIR)
@@ -71,27 +72,28 @@ static struct ruleset_attr handled_rights(int abi, size_t *size) {
     return a;
 }
 
-static int rule_add(int rules, const char *path, uint64_t rights, struct error *err) {
+static int rule_add(int ruleset, const char *path, uint64_t rights, struct error *err) {
     struct path_rule r = {.allowed = rights, .fd = open(path, O_PATH | O_CLOEXEC)};
     struct stat st;
     if (r.fd < 0) return error_errno(err, "'%s' cannot be opened", path);
     int rc = fstat(r.fd, &st) == 0 ? OK : error_errno(err, "'%s' cannot be read", path);
     if (!rc && !S_ISDIR(st.st_mode)) r.allowed &= FS_OF_FILES;
-    if (!rc && syscall(CALL_ADD_RULE, rules, RULE_PATH_BENEATH, &r, 0) != 0)
-        rc = error_errno(err, "'%s' cannot be allowed", path);
+    if (!rc && syscall(CALL_ADD_RULE, ruleset, RULE_PATH_BENEATH, &r, 0) != 0)
+        rc = error_errno(err, "landlock cannot allow '%s'", path);
     close(r.fd);
     return rc;
 }
 
-static int rules_add(int rules, const struct strings *paths, uint64_t rights, struct error *err) {
+static int rules_add(int ruleset, const struct strings *paths, uint64_t rights, struct error *err) {
     for (int i = 0; paths && i < paths->n; i++)
-        if (rule_add(rules, paths->v[i], rights, err) != OK) return err->code;
+        if (rule_add(ruleset, paths->v[i], rights, err) != OK) return err->code;
     return OK;
 }
 
-/* Allows the files that the C library, the loader, name and time look-ups and this program's own
- * metrics open. */
-static void system_add(int rules, uint64_t handled_fs) {
+/* Allows reading and executing the system's programs and libraries, reading the files that the
+ * loader, host name, user and time zone look-ups, TLS, fonts and this program's own metrics need,
+ * and using the devices that have no data of others. */
+static void system_rules_add(int ruleset, uint64_t handled_fs) {
     static const char *const read[] = {"/usr",
                                        "/bin",
                                        "/sbin",
@@ -123,9 +125,9 @@ static void system_add(int rules, uint64_t handled_fs) {
                                           "/dev/urandom"};
     struct error ignored; /* not every system has all of them */
     for (size_t i = 0; i < ARRAY_LEN(read); i++)
-        rule_add(rules, read[i], FS_READ & handled_fs, &ignored);
+        rule_add(ruleset, read[i], FS_READ & handled_fs, &ignored);
     for (size_t i = 0; i < ARRAY_LEN(devices); i++)
-        rule_add(rules, devices[i], (FS_READ_FILE | FS_WRITE_FILE | FS_TRUNCATE) & handled_fs,
+        rule_add(ruleset, devices[i], (FS_READ_FILE | FS_WRITE_FILE | FS_TRUNCATE) & handled_fs,
                  &ignored);
 }
 
@@ -153,9 +155,9 @@ static bool capabilities_restrict(void) {
     return syscall(SYS_capset, &header, v) == 0;
 }
 
-static int restrict_self(int rules, struct error *err) {
-    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 && syscall(CALL_RESTRICT_SELF, rules, 0) == 0 &&
-        capabilities_restrict())
+static int restrict_self(int ruleset, struct error *err) {
+    if (prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0) == 0 &&
+        syscall(CALL_RESTRICT_SELF, ruleset, 0) == 0 && capabilities_restrict())
         return OK;
     return error_set(err, ERR_STATE, "this process cannot be confined: %s", strerror(errno));
 }
@@ -170,14 +172,15 @@ int sandbox_confine(const struct strings *read, const struct strings *write, str
     if (!is_single_threaded())
         return error_set(err, ERR_STATE, "a process with several threads cannot be confined");
     struct ruleset_attr all = handled_rights(abi, &size);
-    int rules = (int)syscall(CALL_CREATE_RULESET, &all, size, 0);
-    if (rules < 0)
-        return error_set(err, ERR_STATE, "landlock refuses its rules: %s", strerror(errno));
-    system_add(rules, all.fs);
-    int rc = rules_add(rules, read, FS_READ & all.fs, err);
-    if (!rc) rc = rules_add(rules, write, all.fs & ~FS_IOCTL_DEV, err);
-    if (!rc) rc = restrict_self(rules, err);
-    close(rules);
+    int ruleset = (int)syscall(CALL_CREATE_RULESET, &all, size, 0);
+    if (ruleset < 0)
+        return error_set(err, ERR_STATE, "the landlock ruleset cannot be created: %s",
+                         strerror(errno));
+    system_rules_add(ruleset, all.fs);
+    int rc = rules_add(ruleset, read, FS_READ & all.fs, err);
+    if (!rc) rc = rules_add(ruleset, write, all.fs & ~FS_IOCTL_DEV, err);
+    if (!rc) rc = restrict_self(ruleset, err);
+    close(ruleset);
     if (!rc) atomic_store(&confined, true);
     return rc;
 }

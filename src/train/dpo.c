@@ -3,7 +3,8 @@
  * the two answers, minus their log-probabilities under the reference.
  *
  * The reference is the start adapter. Its log-probabilities are computed once per run for all
- * pairs, by the trainer before the first update. The two answers of a pair are in the same pass.
+ * pairs, by the trainer before the first update. The two answers of a pair are always in the same
+ * forward and backward pass, because the loss needs both.
  */
 #include "train/train_loop.h"
 
@@ -12,8 +13,8 @@
 struct preference_data { /* the pairs of one job */
     struct dataset data;
     struct epoch_shuffle order;
-    double *logp;             /* [data.targets] log-probabilities under the reference */
-    const double **reference; /* [data.n] pointers into logp: the first target of each sample */
+    double *reference_logp;   /* [data.targets] log-probabilities under the reference */
+    const double **reference; /* [data.n] the first target of each sample in reference_logp */
 };
 struct dpo_trainer {
     struct train_loop c;
@@ -22,23 +23,23 @@ struct dpo_trainer {
     struct train_sample *batch;   /* [n_batch] samples of the next pass, borrowed */
     const double **reference;     /* reference log-probabilities of each sample in the batch */
     int n_batch;
-    int64_t rows; /* tokens in the batch */
+    int64_t rows; /* tokens of the batch; each is one row of the pass */
     struct dpo dpo;
 };
 
 static void reference_logprobs_index(struct preference_data *q) {
-    const double *next = q->logp;
+    const double *next = q->reference_logp;
     for (int i = 0; i < q->data.n; i++) {
         const struct train_sample *s = &q->data.v[i];
         q->reference[i] = next;
         for (int32_t k = 1; k < s->n; k++) next += s->mask[k];
     }
-    CHECK(next == q->logp + q->data.targets);
+    CHECK(next == q->reference_logp + q->data.targets);
 }
 
 static int reference_logprobs_compute(struct dpo_trainer *p, int job, struct error *err) {
     struct preference_data *q = &p->jobs[job];
-    double *out = q->logp;
+    double *out = q->reference_logp;
     int rc = OK;
     for (int i = 0, n; !rc && i < q->data.n; i += n) {
         int64_t rows = 0;
@@ -47,7 +48,8 @@ static int reference_logprobs_compute(struct dpo_trainer *p, int job, struct err
             rows += q->data.v[i + n].n;
         }
         rc = trainer_token_nll(p->c.trainer, q->data.v + i, n, out, err);
-        const double *end = i + n < q->data.n ? q->reference[i + n] : q->logp + q->data.targets;
+        const double *end =
+            i + n < q->data.n ? q->reference[i + n] : q->reference_logp + q->data.targets;
         for (; !rc && out < end; out++) *out = -*out;
     }
     return rc ? error_wrap(err, "the reference of '%s'", p->c.jobs[job].name) : OK;
@@ -86,24 +88,24 @@ static void pair_add(struct dpo_trainer *p, int job, int pair) {
 }
 
 static void dpo_stats_log(const struct dpo_trainer *p, json_t *line) {
-    json_t *list = json_object();
-    double margin = 0, right = 0, kl = 0;
+    json_t *adapters = json_object();
+    double margin = 0, accuracy = 0, kl = 0;
     for (int j = 0; j < p->c.n; j++) {
         const struct dpo_stats *s = &p->dpo.sums[j];
         double n = (double)s->n, kl_per_token = s->kl / (double)s->tokens;
         margin += s->margin / n / p->c.n;
-        right += (double)s->right / n / p->c.n;
+        accuracy += (double)s->right / n / p->c.n;
         kl += kl_per_token / p->c.n;
-        json_object_set_new(list, p->c.jobs[j].name,
+        json_object_set_new(adapters, p->c.jobs[j].name,
                             json_pack("{s:f,s:f,s:f,s:f,s:f}", "margin", s->margin / n,
                                       "reward_chosen", s->chosen / n, "reward_rejected",
                                       (s->chosen - s->margin) / n, "accuracy", (double)s->right / n,
                                       "kl", kl_per_token));
     }
     json_object_set_new(line, "margin", json_real(margin));
-    json_object_set_new(line, "accuracy", json_real(right));
+    json_object_set_new(line, "accuracy", json_real(accuracy));
     json_object_set_new(line, "kl", json_real(kl));
-    json_object_set_new(line, "adapters", list);
+    json_object_set_new(line, "adapters", adapters);
 }
 
 static int dpo_step(void *ctx, int64_t step, json_t *line, struct error *err) {
@@ -145,8 +147,9 @@ static int pairs_open(struct dpo_trainer *p, int j, struct error *err) {
     rc = lint_dataset(&q->data, job->eval_data ? &eval : NULL, &job->lint, err);
     dataset_release(&eval);
     if (!rc) rc = epoch_shuffle_init(&q->order, q->data.n / 2, err);
-    if (!rc) q->logp = try_calloc((size_t)q->data.targets, sizeof *q->logp, err);
-    if (q->logp) q->reference = try_calloc((size_t)q->data.n, sizeof *q->reference, err);
+    if (!rc)
+        q->reference_logp = try_calloc((size_t)q->data.targets, sizeof *q->reference_logp, err);
+    if (q->reference_logp) q->reference = try_calloc((size_t)q->data.n, sizeof *q->reference, err);
     if (!q->reference) return err->code;
     reference_logprobs_index(q);
     return OK;
@@ -183,7 +186,7 @@ static void dpo_release(struct dpo_trainer *p) {
     for (int j = 0; j < p->c.n; j++) {
         dataset_release(&p->jobs[j].data);
         epoch_shuffle_release(&p->jobs[j].order);
-        free(p->jobs[j].logp);
+        free(p->jobs[j].reference_logp);
         free(p->jobs[j].reference);
     }
     train_loop_release(&p->c);
@@ -206,8 +209,8 @@ int dpo_run(const struct train_loop *c, const struct rl_options *o, struct error
 
 /* the plan */
 
-/* Counts the passes of the first epoch of the job with most pairs, packed as dpo_step does, and
- * scales the counts to the run. */
+/* Adds the passes of the run to the plan. Packs the first epoch (of the job with most pairs) as
+ * dpo_step does, counts its passes, and scales the counts to all updates of the run. */
 static void passes_count(struct dpo_trainer *p, struct training_plan *plan) {
     int64_t max_pairs = 0;
     for (int j = 0; j < p->c.n; j++) max_pairs = MAX(max_pairs, p->jobs[j].data.n / 2);
@@ -221,6 +224,8 @@ static void passes_count(struct dpo_trainer *p, struct training_plan *plan) {
     training_plan_scale(plan, counted);
 }
 
+/* Lengths of the prompts or of the answers on one side of all pairs; side 0: chosen, 1: rejected.
+ */
 static struct length_stats pair_lengths(const struct preference_data *q, int side, bool prompt) {
     int n = q->data.n / 2;
     int32_t *v = xcalloc((size_t)n, sizeof *v);
@@ -250,31 +255,32 @@ static void plan_add_data(struct dpo_trainer *p, struct rl_plan *out) {
     }
 }
 
-static int batch_score(void *ctx, struct error *err) {
+static int batch_forward(void *ctx, struct error *err) {
     struct dpo_trainer *p = ctx;
     double nll;
     int64_t targets;
     return trainer_eval_loss(p->c.trainer, p->batch, p->n_batch, &nll, &targets, err);
 }
 
-/* Measures the time of the first pass twice: as a forward pass for the reference, and as a training
- * pass. The reference log-probabilities are still 0; their values do not affect the time. */
+/* Measures the first pass of the run twice: only forward, as for the reference, and as a training
+ * pass. Estimates the time of the run from both. The reference log-probabilities are still 0; their
+ * values do not affect the time. */
 static int times_measure(struct dpo_trainer *p, struct rl_plan *out, struct error *err) {
     struct training_plan *plan = &out->run;
-    double score_seconds;
-    int64_t all = 0;
+    double forward_seconds;
+    int64_t data_tokens = 0;
     for (int64_t k = 0; k < p->per_update * p->c.n; k++) {
         int j = (int)(k % p->c.n), pair = pair_at(p, j, 0, k / p->c.n);
         if (pack_is_full(p->rows, pair_rows(&p->jobs[j], pair))) break;
         pair_add(p, j, pair);
     }
     plan->pass_tokens = p->rows;
-    for (int j = 0; j < p->c.n; j++) all += p->jobs[j].data.tokens;
-    int rc = training_plan_time(batch_score, p, &score_seconds, err);
+    for (int j = 0; j < p->c.n; j++) data_tokens += p->jobs[j].data.tokens;
+    int rc = training_plan_time(batch_forward, p, &forward_seconds, err);
     if (!rc) rc = training_plan_time(batch_run, p, &plan->pass_seconds, err);
     if (!rc) rc = training_plan_time_update(p->c.trainer, plan, err);
     if (rc) return rc;
-    out->reference_seconds = score_seconds * (double)all / (double)plan->pass_tokens;
+    out->reference_seconds = forward_seconds * (double)data_tokens / (double)plan->pass_tokens;
     plan->seconds = out->reference_seconds +
                     plan->pass_seconds * (double)plan->tokens / (double)plan->pass_tokens +
                     plan->update_seconds * (double)plan->updates;

@@ -11,7 +11,8 @@
 #include <string.h>
 #include <sys/mman.h>
 
-/* The number after `key` (NULL: the file's first) in a file; -1 if it is missing or "max". */
+/* The number at the beginning of the first line with the prefix `key`, after that prefix; with
+ * NULL, the number at the beginning of the file. -1 if it is missing, negative or "max". */
 static int64_t file_read_number(const char *path, const char *key) {
     char line[512];
     int64_t value = -1;
@@ -35,8 +36,9 @@ static int64_t dir_read_number(const char *folder, const char *name, const char 
     return v;
 }
 
-/* Lowers `m` to the limit of one group; ignores a limit that is not below m->total. Cached pages of
- * files that are not in use count as free: the kernel drops them first. */
+/* Lowers `m` to the limit of one group; ignores a limit that is not below m->total. Pages of
+ * the file cache that were not used recently (inactive_file) count as free: the kernel drops them
+ * first. */
 static void cgroup_apply_limit(const char *folder, bool v2, struct memory_info *m) {
     int64_t limit = dir_read_number(folder, v2 ? "memory.max" : "memory.limit_in_bytes", NULL),
             used = dir_read_number(folder, v2 ? "memory.current" : "memory.usage_in_bytes", NULL),
@@ -50,7 +52,8 @@ static void cgroup_apply_limit(const char *folder, bool v2, struct memory_info *
 }
 
 /* Applies the limits of the group `path` and of all groups above it, which hold for it too. Changes
- * `path`. In a container the path may be one of the host; then only the root exists here. */
+ * `path`. In a container, `path` may be the group's path on the host, which does not exist under
+ * `top`; then only the limit of `top` itself is found. */
 static void cgroup_apply_ancestors(const char *top, char *path, bool v2, struct memory_info *m) {
     path[strcspn(path, "\n")] = '\0';
     for (;;) {
@@ -69,7 +72,8 @@ static bool has_controller(const char *list, const char *end) {
     return false;
 }
 
-/* The word in brackets of "always [madvise] never". */
+/* Reads the kernel's setting of transparent huge pages: the word in brackets of a line such as
+ * "always [madvise] never"; "unknown" if there is none. */
 static void huge_pages_read(const char *root, char out[16]) {
     char *path = path_join(root, "sys/kernel/mm/transparent_hugepage/enabled"), line[64] = "";
     FILE *f = fopen(path, "re");

@@ -1,7 +1,8 @@
 /*
  * cmd_knowledge: `shoal knowledge add|search|list|remove DB`: a knowledge base that agents search.
  *
- * Search uses words (BM25); with --model it also uses that model's embeddings, which are stored.
+ * Search uses words (BM25); with --model it also uses that model's embeddings, which `add` and
+ * `search` store in DB.
  */
 #define _GNU_SOURCE
 #include "cli/setup.h"
@@ -18,7 +19,7 @@ struct options {
 };
 static const struct option_row rows[] = {
     {"model", OPT_STRING, offsetof(struct options, model), NULL, 0, 0, "MODEL",
-     "search with embeddings of this model as well"},
+     "also search by embeddings of this model; add and search compute and store them"},
     {"adapter", OPT_STRING, offsetof(struct options, adapter), NULL, 0, 0, "DIR",
      "adapter of the embedding model"},
     {"chunk", OPT_INT, offsetof(struct options, chunk), "800", 16, 8000, "N",
@@ -41,7 +42,8 @@ struct embedding_setup {
     struct engine_embedder engine;
     struct embedder embedder;
 };
-/* A chunk is truncated to EMBED_TOKENS tokens. */
+/* EMBED_TOKENS: a text is truncated to so many tokens before it is embedded. EMBED_WORK: bytes
+ * reserved outside of the engine. */
 enum { EMBED_TOKENS = 2048, EMBED_WORK = 4 << 20 };
 
 static int embedding_open(struct embedding_setup *x, const struct cli_options *c,
@@ -187,7 +189,8 @@ static int run(const struct cli_options *c, const void *options, const struct st
     int rc = !k && !dry_run ? err->code : uses_embeddings ? embedding_open(&x, c, o, err) : OK;
     const struct embedder *e = uses_embeddings ? &x.embedder : NULL;
     if (rc == OK && dry_run) rc = plan(c, args, is_add, err);
-    if (rc == OK && !dry_run && !(uses_embeddings && !x.setup.m)) /* skipped after --dry-run */
+    /* After the plan of --dry-run, setup_open leaves x.setup.m NULL: then nothing is searched. */
+    if (rc == OK && !dry_run && !(uses_embeddings && !x.setup.m))
         rc = is_add      ? add(c, o, k, e, args, err)
              : is_search ? search(c, o, k, e, args, err)
              : is_list   ? list(c, k, err)
@@ -205,7 +208,7 @@ const struct cli_command cmd_knowledge = {
         "DB is one file. add reads files and folders of .txt, .md, .html and .jsonl ({title,\n"
         "content} or {text}); if they were added before, it reads only changed files and\n"
         "removes deleted ones. Words of Chinese and Japanese are found as well. With --model,\n"
-        "search also uses its embeddings.\n"
+        "search also uses embeddings of that model.\n"
         "\n"
         "  shoal knowledge add notes.db ~/notes handbook.md\n"
         "  shoal knowledge search notes.db 富士山の高さは？\n"

@@ -1,15 +1,16 @@
 /*
- * amx_grad: gradients of weights in bf16 tiles, dW += dYᵀ X: the fast class on AMX.
+ * amx_grad: gradients of weights, dW += dYᵀ X, with bf16 tiles on AMX (numeric class "fast").
  *
- * The sum runs over the rows of a batch. A row tile is 16 outputs of dY by 32 rows, transposed
- * while it is packed; a column tile is 16 inputs of X by 16 pairs of rows, which needs no
- * transpose. The sums are loaded from the f32 gradient and stored to it, which is exact, so a batch
- * may be divided into several calls at multiples of 32 rows.
+ * The sum runs over the rows of a batch, in groups of 32. The two operands of a tile product hold
+ * one group: a row tile holds 16 outputs (columns of dY) by 32 rows, transposed while it is packed;
+ * a column tile holds 16 pairs of rows by 16 inputs (columns of X), which needs no transpose. The
+ * sums are loaded from the f32 gradient and stored to it without rounding, so the bits of dW do not
+ * change if a batch is divided into several calls at multiples of 32 rows.
  *
  * Not here: dX = dY W (amx_bf16.c).
  *
- * Invariant: an element of dW is one chain over groups of 32 rows in their order; the last group is
- * padded with zeros. It does not depend on the range of outputs that a call computes.
+ * Invariant: an element of dW is computed by adding the groups one after the other; the last group
+ * is padded with zeros. Its bits do not depend on the range of outputs that a call computes.
  */
 #include <immintrin.h>
 
@@ -17,12 +18,13 @@
 
 enum {
     GROUP_ROWS = 32,
-    GROUPS = 16,           /* groups of rows whose tiles of dY are packed at once */
-    COLUMN = GROUPS * TILE /* elements of the tiles of 16 outputs and these groups */
+    GROUPS = 16,             /* groups of rows whose tiles of dY are packed at once */
+    DY_PANEL = GROUPS * TILE /* elements of a panel of row tiles: 16 outputs by these groups */
 };
 
 /* Packs 16 columns of up to 32 rows x[rows][ld] as a tile: [16 pairs of rows][16 columns][2], or
- * with `transpose` [16 columns][32 rows]. Columns outside of `mask` become zeros. */
+ * with `transpose` [16 columns][32 rows]. Missing rows, and columns outside of `mask`, become
+ * zeros. */
 INLINE void group_pack(uint16_t *to, const float *x, int64_t ld, int64_t rows, __mmask16 mask,
                        bool transpose) {
     __m512i r[16];
@@ -36,15 +38,15 @@ INLINE void group_pack(uint16_t *to, const float *x, int64_t ld, int64_t rows, _
     for (int i = 0; i < 16; i++) _mm512_store_si512(to + 32 * i, r[i]);
 }
 
-/* The same for `left` columns of a group; the tiles of adjacent columns are `column` elements
- * apart. */
-INLINE void group_pack_columns(uint16_t *to, int64_t column, const float *x, int64_t ld,
-                               int64_t rows, int64_t left, bool transpose) {
-    for (int64_t c = 0; c < left; c += 16, to += column)
-        if (rows == 32 && left - c >= 16)
+/* Packs `columns` columns of a group, 16 per tile. A panel is the tiles of the same 16 columns for
+ * successive groups; the tiles of successive panels are `panel` elements apart. */
+INLINE void group_pack_columns(uint16_t *to, int64_t panel, const float *x, int64_t ld,
+                               int64_t rows, int64_t columns, bool transpose) {
+    for (int64_t c = 0; c < columns; c += 16, to += panel)
+        if (rows == 32 && columns - c >= 16)
             group_pack(to, x + c, ld, 32, 0xFFFF, transpose);
         else
-            group_pack(to, x + c, ld, rows, elems_mask(left - c), transpose);
+            group_pack(to, x + c, ld, rows, elems_mask(columns - c), transpose);
 }
 
 /* A block of 32 by 32 elements of the gradient, [32][ld], or a copy of it: two row tiles by two
@@ -59,31 +61,33 @@ INLINE float *block_tile(const struct grad_block *b, int i, int j) {
 }
 
 #define TILE_STORE(t, b, i, j) _tile_stored(t, block_tile(b, i, j), 4 * (b)->ld)
-/* Stores tile register t of the previous block, if there is one, and computes the first step of the
- * current block in it. */
-#define GRAD_STEP(t, i, j, x, y)                                                                   \
+/* The first group of a block: stores the sums that tile register t still has of the previous block,
+ * if there is one, loads those of the current block into it, and adds the product of tile registers
+ * x and y. */
+#define ADD_FIRST_GROUP(t, i, j, x, y)                                                             \
     do {                                                                                           \
         if (previous->data) TILE_STORE(t, previous, i, j);                                         \
         _tile_loadd(t, block_tile(current, i, j), 4 * current->ld);                                \
         _tile_dpbf16ps(t, x, y);                                                                   \
     } while (0)
 
-/* Adds n groups to the block `current`, in tile registers 0 … 3. `tall`: the second row tile
- * exists; `wide`: the second column tile exists. `a` has the row tiles, the second COLUMN elements
- * after the first; `b` the column tiles, the second `column` elements after the first. */
-INLINE void block_add(const uint16_t *a, const uint16_t *b, int64_t column, int64_t n,
+/* Adds n groups to the block `current`, whose sums stay in tile registers 0 … 3; those of
+ * `previous` are stored first. `tall`: the block has a second row tile; `wide`: it has a second
+ * column tile. `a`: the row tiles, in panels of DY_PANEL elements; `b`: the column tiles, in panels
+ * of `panel` elements. */
+INLINE void block_add(const uint16_t *a, const uint16_t *b, int64_t panel, int64_t n,
                       const struct grad_block *current, const struct grad_block *previous,
                       bool tall, bool wide) {
     for (int64_t g = 0; g < n; g++, a += TILE, b += TILE) {
         _tile_loadd(6, b, 64);
-        if (wide) _tile_loadd(7, b + column, 64);
+        if (wide) _tile_loadd(7, b + panel, 64);
         _tile_loadd(4, a, 64);
-        if (tall) _tile_loadd(5, a + COLUMN, 64);
+        if (tall) _tile_loadd(5, a + DY_PANEL, 64);
         if (g == 0) {
-            GRAD_STEP(0, 0, 0, 4, 6);
-            if (wide) GRAD_STEP(1, 0, 1, 4, 7);
-            if (tall) GRAD_STEP(2, 1, 0, 5, 6);
-            if (tall && wide) GRAD_STEP(3, 1, 1, 5, 7);
+            ADD_FIRST_GROUP(0, 0, 0, 4, 6);
+            if (wide) ADD_FIRST_GROUP(1, 0, 1, 4, 7);
+            if (tall) ADD_FIRST_GROUP(2, 1, 0, 5, 6);
+            if (tall && wide) ADD_FIRST_GROUP(3, 1, 1, 5, 7);
             continue;
         }
         _tile_dpbf16ps(0, 4, 6);
@@ -93,7 +97,8 @@ INLINE void block_add(const uint16_t *a, const uint16_t *b, int64_t column, int6
     }
 }
 
-/* Stores a whole block that is still in tile registers (b->data), and clears b->data. */
+/* Stores the block of 32 by 32 elements whose sums are still in tile registers, unless b->data is
+ * NULL, which means none; sets b->data to NULL. */
 static void block_store(struct grad_block *b) {
     if (b->data) {
         TILE_STORE(0, b, 0, 0);
@@ -122,7 +127,7 @@ INLINE void copy_store(const float *copy, const struct grad_block *b, int64_t n,
 }
 
 /* Adds groups to a block with fewer than 32 outputs (n) or inputs (k), through a copy. */
-static void block_add_partial(const uint16_t *a, const uint16_t *b, int64_t column, int64_t groups,
+static void block_add_partial(const uint16_t *a, const uint16_t *b, int64_t panel, int64_t groups,
                               struct grad_block block, int64_t n, int64_t k) {
     _Alignas(64) float copy[32 * 32];
     const struct grad_block current = {copy, 32}, none = {0};
@@ -130,13 +135,13 @@ static void block_add_partial(const uint16_t *a, const uint16_t *b, int64_t colu
     copy_load(copy, &block, n, k);
     tile_memory_barrier(copy);
     if (tall && wide)
-        block_add(a, b, column, groups, &current, &none, true, true);
+        block_add(a, b, panel, groups, &current, &none, true, true);
     else if (tall)
-        block_add(a, b, column, groups, &current, &none, true, false);
+        block_add(a, b, panel, groups, &current, &none, true, false);
     else if (wide)
-        block_add(a, b, column, groups, &current, &none, false, true);
+        block_add(a, b, panel, groups, &current, &none, false, true);
     else
-        block_add(a, b, column, groups, &current, &none, false, false);
+        block_add(a, b, panel, groups, &current, &none, false, false);
     TILE_STORE(0, &current, 0, 0);
     if (wide) TILE_STORE(1, &current, 0, 1);
     if (tall) TILE_STORE(2, &current, 1, 0);
@@ -150,25 +155,25 @@ static int64_t groups_of(const struct weight_grad_job *j) {
 }
 
 /* Adds groups [g0, g0 + groups) to outputs [n, n + 32) of the gradient. `previous` is the block
- * that is still in tile registers, before and after the call. */
+ * whose sums are still in tile registers and not stored, before and after the call. */
 static void outputs_grad(const struct weight_grad_job *j, int64_t n, int64_t g0, int64_t groups,
                          struct grad_block *previous) {
-    _Alignas(64) uint16_t a[2 * COLUMN];
-    const int64_t outs = MIN(j->n - n, 32), column = groups_of(j) * TILE;
+    _Alignas(64) uint16_t a[2 * DY_PANEL];
+    const int64_t outs = MIN(j->n - n, 32), panel = groups_of(j) * TILE;
     for (int64_t g = g0; g < g0 + groups; g++)
-        group_pack_columns(a + (g - g0) * TILE, COLUMN, j->dy + g * GROUP_ROWS * j->n + n, j->n,
+        group_pack_columns(a + (g - g0) * TILE, DY_PANEL, j->dy + g * GROUP_ROWS * j->n + n, j->n,
                            MIN(j->rows - g * GROUP_ROWS, GROUP_ROWS), outs, true);
     tile_memory_barrier(a);
     for (int64_t k = 0; k < j->k; k += 32) {
-        const uint16_t *b = j->pairs + k / 16 * column + g0 * TILE;
+        const uint16_t *b = j->pairs + k / 16 * panel + g0 * TILE;
         const struct grad_block current = {j->dw + n * j->k + k, j->k};
         if (outs == 32 && k + 32 <= j->k) {
-            block_add(a, b, column, groups, &current, previous, true, true);
+            block_add(a, b, panel, groups, &current, previous, true, true);
             *previous = current;
             continue;
         }
         block_store(previous);
-        block_add_partial(a, b, column, groups, current, outs, MIN(j->k - k, 32));
+        block_add_partial(a, b, panel, groups, current, outs, MIN(j->k - k, 32));
     }
 }
 

@@ -1,14 +1,15 @@
 /*
  * debate_stats: statistics of a debate's answers: how many became right or wrong, how many changed
- * to the majority's answer, the items that at least one agent answers correctly (the oracle), and
- * calibration. Pure functions of answers and items.
+ * to the majority's answer, the items that at least one agent answers correctly in the first round
+ * (the oracle), and calibration. Pure functions of answers and items.
  */
 #include "swarm/swarm.h"
 
 #include <math.h>
 #include <string.h>
 
-/* BINS of the calibration error; FIT_STEPS of the search for the temperature */
+/* BINS: number of bins of the calibration error. FIT_STEPS: iterations of the search for the
+ * temperature. */
 enum { BINS = 10, FIT_STEPS = 60 };
 
 static const struct agent_answer *answer_at(const struct debate *d, int round, int agent,
@@ -125,8 +126,9 @@ static double calibration_measure(const struct debate *d, const struct task_item
     return nll / (double)MAX(*n, 1);
 }
 
-/* Finds T between 1/20 and 20 by golden-section search over log T, in which the negative
- * log-likelihood has a single minimum. */
+/* Measures the calibration at temperature 1 and at the best temperature T. Golden-section search
+ * over log T finds T between 1/20 and 20: as a function of log T, the negative log-likelihood has a
+ * single minimum. */
 struct debate_calibration debate_calibration(const struct debate *d, const struct task_item *items,
                                              int agent) {
     const double golden = 0.6180339887498949, log_lowest = -2.995732273553991; // log(1/20)

@@ -19,12 +19,13 @@
 #include <string.h>
 
 enum {
-    VOCAB_LIMIT = 1 << 24,
-    FILE_LIMIT = 1 << 28, /* files that are not JSON: even with ▁ for every space, positions stay
-                             within int32 */
+    VOCAB_LIMIT = 1 << 24, /* maximum number of tokens */
+    FILE_LIMIT = 1 << 28,  /* maximum bytes of a file that is not JSON: even if every space becomes
+                              ▁, which has three bytes, positions in the text fit int32 */
 };
 
-struct tokenizer_reader {
+/* Reads tokenizer.json. */
+struct tokenizer_json_reader {
     struct arena arena;
     struct tokenizer_spec spec;
     const json_t *root, *model;
@@ -57,7 +58,7 @@ static json_t *replace_json(const char *kind, const char *from, const char *to) 
     return json_pack("{s:s,s:{s:s},s:s}", "type", "Replace", "pattern", kind, from, "content", to);
 }
 
-static int reader_id(const json_t *v, const char *piece, int32_t *id, struct error *err) {
+static int id_from_json(const json_t *v, const char *piece, int32_t *id, struct error *err) {
     json_int_t value = json_is_integer(v) ? json_integer_value(v) : -1;
     if (value < 0 || value >= VOCAB_LIMIT)
         return error_set(err, ERR_FORMAT, "token '%.80s' has no valid id", piece);
@@ -65,7 +66,7 @@ static int reader_id(const json_t *v, const char *piece, int32_t *id, struct err
     return OK;
 }
 
-static int vocab_max_id(struct tokenizer_reader *r, int32_t *max, struct error *err) {
+static int vocab_max_id(struct tokenizer_json_reader *r, int32_t *max, struct error *err) {
     json_t *vocab = json_object_get(r->model, "vocab"), *v;
     const char *piece;
     int32_t id = -1;
@@ -77,7 +78,7 @@ static int vocab_max_id(struct tokenizer_reader *r, int32_t *max, struct error *
     }
     if (!json_is_object(vocab)) return error_set(err, ERR_FORMAT, "'model.vocab' is not an object");
     json_object_foreach (vocab, piece, v) {
-        if (reader_id(v, piece, &id, err) != OK) return err->code;
+        if (id_from_json(v, piece, &id, err) != OK) return err->code;
         *max = MAX(*max, id);
     }
     return OK;
@@ -85,7 +86,7 @@ static int vocab_max_id(struct tokenizer_reader *r, int32_t *max, struct error *
 
 /* The size of the vocabulary: the highest id of model.vocab and added_tokens, plus 1. Ids without a
  * piece are filled with placeholders, so only a limited number may be missing. */
-static int reader_count(struct tokenizer_reader *r, struct error *err) {
+static int reader_count_tokens(struct tokenizer_json_reader *r, struct error *err) {
     json_t *vocab = json_object_get(r->model, "vocab"), *v;
     json_t *added = json_object_get(r->root, "added_tokens");
     const char *piece;
@@ -95,7 +96,7 @@ static int reader_count(struct tokenizer_reader *r, struct error *err) {
     json_array_foreach (added, i, v) {
         piece = json_string_value(json_object_get(v, "content"));
         if (!piece) return error_set(err, ERR_FORMAT, "added token %zu has no 'content'", i);
-        if (reader_id(json_object_get(v, "id"), piece, &id, err) != OK) return err->code;
+        if (id_from_json(json_object_get(v, "id"), piece, &id, err) != OK) return err->code;
         max = MAX(max, id);
     }
     size_t n = json_object_size(vocab) + json_array_size(vocab) + json_array_size(added);
@@ -106,8 +107,8 @@ static int reader_count(struct tokenizer_reader *r, struct error *err) {
     return OK;
 }
 
-static int reader_set_piece(struct tokenizer_reader *r, int32_t id, const char *piece, size_t len,
-                            uint8_t type, struct error *err) {
+static int reader_set_piece(struct tokenizer_json_reader *r, int32_t id, const char *piece,
+                            size_t len, uint8_t type, struct error *err) {
     if (len > INT32_MAX) return error_set(err, ERR_FORMAT, "token %d is too long", id);
     if (r->pieces[id] && ((size_t)r->lens[id] != len || memcmp(r->pieces[id], piece, len) != 0))
         return error_set(err, ERR_FORMAT, "tokens '%.80s' and '%.80s' have the same id %d",
@@ -124,7 +125,7 @@ static int placeholder_name(int32_t id, char out[24]) {
 
 /* Reads a list of [piece, score] whose index is the id. Placeholders, which tokenizer_write_json
  * writes for missing ids, become unused pieces again. */
-static int unigram_vocab(struct tokenizer_reader *r, struct error *err) {
+static int unigram_vocab_read(struct tokenizer_json_reader *r, struct error *err) {
     size_t i;
     json_t *v;
     char placeholder[24];
@@ -133,7 +134,8 @@ static int unigram_vocab(struct tokenizer_reader *r, struct error *err) {
         const json_t *score = json_array_get(v, 1);
         int32_t id = (int32_t)i;
         if (!piece || !json_is_number(score))
-            return error_set(err, ERR_FORMAT, "token %d is not a piece and its score", id);
+            return error_set(err, ERR_FORMAT, "token %d is not a pair of a piece and its score",
+                             id);
         placeholder_name(id, placeholder);
         r->scores[id] = (float)json_number_value(score);
         uint8_t type = strcmp(piece, placeholder) == 0 ? PIECE_UNUSED : PIECE_NORMAL;
@@ -142,9 +144,9 @@ static int unigram_vocab(struct tokenizer_reader *r, struct error *err) {
     return OK;
 }
 
-static int reader_vocab(struct tokenizer_reader *r, struct error *err) {
+static int reader_read_vocab(struct tokenizer_json_reader *r, struct error *err) {
     json_t *v;
-    if (r->spec.kind == TOKENIZER_UNIGRAM) return unigram_vocab(r, err);
+    if (r->spec.kind == TOKENIZER_UNIGRAM) return unigram_vocab_read(r, err);
     const char *piece;
     json_object_foreach (json_object_get(r->model, "vocab"), piece, v) {
         int32_t id = (int32_t)json_integer_value(v);
@@ -154,7 +156,7 @@ static int reader_vocab(struct tokenizer_reader *r, struct error *err) {
     return OK;
 }
 
-static int reader_added(struct tokenizer_reader *r, struct error *err) {
+static int reader_read_added_tokens(struct tokenizer_json_reader *r, struct error *err) {
     size_t i, stripping = 0, users = 0, normalized = 0;
     json_t *v;
     json_array_foreach (json_object_get(r->root, "added_tokens"), i, v) {
@@ -174,7 +176,7 @@ static int reader_added(struct tokenizer_reader *r, struct error *err) {
     return OK;
 }
 
-static void reader_fill_missing_ids(struct tokenizer_reader *r) {
+static void reader_fill_missing_ids(struct tokenizer_json_reader *r) {
     for (int32_t id = 0; id < r->spec.n; id++) {
         if (r->pieces[id]) continue;
         char *name = arena_alloc(&r->arena, 24);
@@ -184,9 +186,9 @@ static void reader_fill_missing_ids(struct tokenizer_reader *r) {
     }
 }
 
-/* Either "a b" or ["a", "b"]. */
-static int reader_merge(struct tokenizer_reader *r, int32_t rank, const json_t *v,
-                        struct error *err) {
+/* Reads a merge: either "a b" or ["a", "b"]. */
+static int reader_read_merge(struct tokenizer_json_reader *r, int32_t rank, const json_t *v,
+                             struct error *err) {
     r->merges[rank] = json_string_value(v);
     if (r->merges[rank]) return OK;
     const char *a = json_string_value(json_array_get(v, 0));
@@ -203,7 +205,7 @@ static int reader_merge(struct tokenizer_reader *r, int32_t rank, const json_t *
     return OK;
 }
 
-static int reader_merges(struct tokenizer_reader *r, struct error *err) {
+static int reader_read_merges(struct tokenizer_json_reader *r, struct error *err) {
     const json_t *merges = json_object_get(r->model, "merges");
     size_t n = json_array_size(merges);
     if (!json_is_array(merges)) return error_set(err, ERR_FORMAT, "'model.merges' is not an array");
@@ -211,13 +213,14 @@ static int reader_merges(struct tokenizer_reader *r, struct error *err) {
     if (arena_reserve(&r->arena, sizeof(*r->merges) * (n + 1) + 64, err) != OK) return err->code;
     r->merges = arena_alloc(&r->arena, sizeof(*r->merges) * (n + 1));
     for (size_t i = 0; i < n; i++)
-        if (reader_merge(r, (int32_t)i, json_array_get(merges, i), err) != OK) return err->code;
+        if (reader_read_merge(r, (int32_t)i, json_array_get(merges, i), err) != OK)
+            return err->code;
     r->spec.merges = r->merges;
     r->spec.n_merges = (int32_t)n;
     return OK;
 }
 
-static int32_t reader_find(const struct tokenizer_reader *r, const char *piece) {
+static int32_t reader_find_piece(const struct tokenizer_json_reader *r, const char *piece) {
     size_t len = strlen(piece);
     for (int32_t id = 0; id < r->spec.n; id++)
         if ((size_t)r->lens[id] == len && memcmp(r->pieces[id], piece, len) == 0) return id;
@@ -225,10 +228,10 @@ static int32_t reader_find(const struct tokenizer_reader *r, const char *piece) 
 }
 
 /* Unigram models have the id of the unknown token in unk_id, which may be null. */
-static int unigram_unk(struct tokenizer_reader *r, struct error *err) {
+static int unigram_unk_read(struct tokenizer_json_reader *r, struct error *err) {
     const json_t *v = json_object_get(r->model, "unk_id");
     if (!v || json_is_null(v)) return OK;
-    if (reader_id(v, "unk_id", &r->spec.unk, err) != OK) return err->code;
+    if (id_from_json(v, "unk_id", &r->spec.unk, err) != OK) return err->code;
     if (r->spec.unk >= r->spec.n)
         return error_set(err, ERR_FORMAT, "the unknown token %d is not in the vocabulary",
                          r->spec.unk);
@@ -236,11 +239,11 @@ static int unigram_unk(struct tokenizer_reader *r, struct error *err) {
     return OK;
 }
 
-static int reader_unk(struct tokenizer_reader *r, struct error *err) {
-    if (r->spec.kind == TOKENIZER_UNIGRAM) return unigram_unk(r, err);
+static int reader_read_unk(struct tokenizer_json_reader *r, struct error *err) {
+    if (r->spec.kind == TOKENIZER_UNIGRAM) return unigram_unk_read(r, err);
     const char *unk = json_string_value(json_object_get(r->model, "unk_token"));
     if (!unk) return OK;
-    r->spec.unk = reader_find(r, unk);
+    r->spec.unk = reader_find_piece(r, unk);
     if (r->spec.unk < 0)
         return error_set(err, ERR_FORMAT, "the unknown token '%.80s' is not in the vocabulary",
                          unk);
@@ -248,10 +251,11 @@ static int reader_unk(struct tokenizer_reader *r, struct error *err) {
     return OK;
 }
 
-/* Calls fn for each member of a Sequence under `list`, or for the value itself. */
-typedef int (*step_fn)(struct tokenizer_reader *r, const json_t *part, struct error *err);
-static int steps_each(struct tokenizer_reader *r, const json_t *v, const char *list, step_fn fn,
-                      struct error *err) {
+typedef int (*step_fn)(struct tokenizer_json_reader *r, const json_t *part, struct error *err);
+/* If v is a Sequence, calls fn for each element of its array `list`; otherwise calls fn for v
+ * itself. Calls nothing for null. */
+static int steps_each(struct tokenizer_json_reader *r, const json_t *v, const char *list,
+                      step_fn fn, struct error *err) {
     size_t i;
     json_t *part;
     if (!v || json_is_null(v)) return OK;
@@ -263,7 +267,8 @@ static int steps_each(struct tokenizer_reader *r, const json_t *v, const char *l
 }
 
 /* Appends a step without a check: tokenizer_new checks it. */
-static int normalizer_append(struct tokenizer_reader *r, const json_t *part, struct error *err) {
+static int normalizer_append(struct tokenizer_json_reader *r, const json_t *part,
+                             struct error *err) {
     (void)err;
     json_array_append(r->steps, (json_t *)(uintptr_t)part);
     return OK;
@@ -278,7 +283,8 @@ static bool is_replace_step(const json_t *part, const char *from, const char *to
 /* llm-jp's pattern for the beginning of a text: the beginning of a line that follows no newline. */
 #define TEXT_BEGIN "(?<!\\n)^"
 
-static int spm_normalizer_read(struct tokenizer_reader *r, const json_t *part, struct error *err) {
+static int spm_normalizer_read(struct tokenizer_json_reader *r, const json_t *part,
+                               struct error *err) {
     bool is_prefix = (strcmp(json_type_name(part), "Prepend") == 0 &&
                       json_string_is(part, "prepend", METASPACE_CHAR)) ||
                      is_replace_step(part, TEXT_BEGIN, METASPACE_CHAR);
@@ -300,9 +306,10 @@ static const char *metaspace_scheme(const json_t *part) {
     return json_flag(part, "add_prefix_space", true) ? "always" : "never";
 }
 
-/* A Split at spaces has no effect, because spaces are ▁ at that point. WhitespaceSplit with a ▁
- * before each word is equivalent to collapsing white space to single spaces that become ▁. */
-static int spm_pre_tokenizer_read(struct tokenizer_reader *r, const json_t *part,
+/* A Split at spaces is ignored: it has no effect if spaces are ▁ at that point. WhitespaceSplit
+ * with a ▁ before each word is equivalent to collapsing white space to single spaces that become ▁.
+ */
+static int spm_pre_tokenizer_read(struct tokenizer_json_reader *r, const json_t *part,
                                   struct error *err) {
     if (strcmp(json_type_name(part), "Split") == 0 &&
         json_string_is(json_object_get(part, "pattern"), "String", " "))
@@ -330,14 +337,16 @@ static int spm_pre_tokenizer_read(struct tokenizer_reader *r, const json_t *part
     return OK;
 }
 
-static int bpe_decoder_check(struct tokenizer_reader *r, const json_t *part, struct error *err) {
+static int bpe_decoder_check(struct tokenizer_json_reader *r, const json_t *part,
+                             struct error *err) {
     (void)r;
     if (strcmp(json_type_name(part), "ByteLevel") == 0) return OK;
     return error_set(err, ERR_FORMAT, "decoder '%s' is not supported for byte-level BPE",
                      json_type_name(part));
 }
 
-static int spm_decoder_check(struct tokenizer_reader *r, const json_t *part, struct error *err) {
+static int spm_decoder_check(struct tokenizer_json_reader *r, const json_t *part,
+                             struct error *err) {
     (void)r;
     const char *type = json_type_name(part);
     bool is_strip = strcmp(type, "Strip") == 0 && json_string_is(part, "content", " ") &&
@@ -357,7 +366,8 @@ static bool split_keeps_all_text(const json_t *split) {
 
 /* Reads the three forms that one pattern can replace: ByteLevel alone, Digits then ByteLevel, Split
  * then ByteLevel. */
-static int bpe_pre_tokenizer_read(struct tokenizer_reader *r, const json_t *v, struct error *err) {
+static int bpe_pre_tokenizer_read(struct tokenizer_json_reader *r, const json_t *v,
+                                  struct error *err) {
     const json_t *list = json_object_get(v, "pretokenizers");
     bool sequence = strcmp(json_type_name(v), "Sequence") == 0;
     const json_t *last = sequence ? json_array_get(list, json_array_size(list) - 1) : v;
@@ -383,13 +393,14 @@ static int bpe_pre_tokenizer_read(struct tokenizer_reader *r, const json_t *v, s
     return err->code;
 }
 
-static int byte_level_detect(struct tokenizer_reader *r, const json_t *part, struct error *err) {
+static int byte_level_detect(struct tokenizer_json_reader *r, const json_t *part,
+                             struct error *err) {
     (void)err;
     if (strcmp(json_type_name(part), "ByteLevel") == 0) r->spec.kind = TOKENIZER_BPE;
     return OK;
 }
 
-static int bpe_pipeline_read(struct tokenizer_reader *r, struct error *err) {
+static int bpe_pipeline_read(struct tokenizer_json_reader *r, struct error *err) {
     const json_t *norm = json_object_get(r->root, "normalizer");
     if (steps_each(r, norm, "normalizers", normalizer_append, err) != OK ||
         bpe_pre_tokenizer_read(r, json_object_get(r->root, "pre_tokenizer"), err) != OK)
@@ -397,7 +408,7 @@ static int bpe_pipeline_read(struct tokenizer_reader *r, struct error *err) {
     return steps_each(r, json_object_get(r->root, "decoder"), "decoders", bpe_decoder_check, err);
 }
 
-static int spm_pipeline_read(struct tokenizer_reader *r, struct error *err) {
+static int spm_pipeline_read(struct tokenizer_json_reader *r, struct error *err) {
     const json_t *norm = json_object_get(r->root, "normalizer"),
                  *pre = json_object_get(r->root, "pre_tokenizer");
     if (steps_each(r, norm, "normalizers", spm_normalizer_read, err) != OK ||
@@ -409,7 +420,7 @@ static int spm_pipeline_read(struct tokenizer_reader *r, struct error *err) {
     return steps_each(r, json_object_get(r->root, "decoder"), "decoders", spm_decoder_check, err);
 }
 
-static int reader_pipeline(struct tokenizer_reader *r, struct error *err) {
+static int reader_read_pipeline(struct tokenizer_json_reader *r, struct error *err) {
     const json_t *pre = json_object_get(r->root, "pre_tokenizer");
     r->steps = json_array();
     if (r->spec.kind != TOKENIZER_UNIGRAM) {
@@ -430,7 +441,7 @@ static int reader_pipeline(struct tokenizer_reader *r, struct error *err) {
 
 /* The id of the token for a label of a TemplateProcessing template, or -1 if it has no entry for
  * the label. */
-static int32_t label_token_id(const struct tokenizer_reader *r, const json_t *template,
+static int32_t label_token_id(const struct tokenizer_json_reader *r, const json_t *template,
                               const char *label) {
     const json_t *entry = json_object_get(json_object_get(template, "special_tokens"), label);
     const json_t *id = json_array_get(json_object_get(entry, "ids"), 0);
@@ -444,7 +455,8 @@ static const char *template_label(const json_t *part) {
 
 /* The token before the text is BOS, the one after it EOS. Files written by Shoal also have labels
  * for tokens that the template does not use. */
-static int post_processor_read(struct tokenizer_reader *r, const json_t *part, struct error *err) {
+static int post_processor_read(struct tokenizer_json_reader *r, const json_t *part,
+                               struct error *err) {
     if (strcmp(json_type_name(part), "ByteLevel") == 0) return OK; /* concerns offsets only */
     if (strcmp(json_type_name(part), "TemplateProcessing") != 0)
         return error_set(err, ERR_FORMAT, "post-processor '%s' is not supported",
@@ -468,10 +480,10 @@ static int post_processor_read(struct tokenizer_reader *r, const json_t *part, s
     return OK;
 }
 
-static int reader_model(struct tokenizer_reader *r, struct error *err) {
+static int reader_read_model(struct tokenizer_json_reader *r, struct error *err) {
     const char *type = json_string_value(json_object_get(r->model, "type"));
     if (!json_is_object(r->model))
-        return error_set(err, ERR_FORMAT, "there is no 'model' object: no tokenizer");
+        return error_set(err, ERR_FORMAT, "there is no 'model' object: this is not a tokenizer");
     if (type && strcmp(type, "Unigram") == 0) {
         r->spec.kind = TOKENIZER_UNIGRAM;
         return OK;
@@ -490,7 +502,7 @@ static int reader_model(struct tokenizer_reader *r, struct error *err) {
     return OK;
 }
 
-static int reader_arrays(struct tokenizer_reader *r, struct error *err) {
+static int reader_alloc_arrays(struct tokenizer_json_reader *r, struct error *err) {
     size_t n = (size_t)r->spec.n;
     int rc = arena_reserve(
         &r->arena, n * (sizeof(*r->pieces) + sizeof(*r->lens) + sizeof(float) + 1) + 4 * 64, err);
@@ -502,14 +514,15 @@ static int reader_arrays(struct tokenizer_reader *r, struct error *err) {
     return OK;
 }
 
-static int reader_parse(struct tokenizer_reader *r, struct error *err) {
+static int reader_parse(struct tokenizer_json_reader *r, struct error *err) {
     r->spec.bos = r->spec.eos = r->spec.unk = -1;
-    if (reader_model(r, err) != OK || reader_count(r, err) != OK || reader_arrays(r, err) != OK)
+    if (reader_read_model(r, err) != OK || reader_count_tokens(r, err) != OK ||
+        reader_alloc_arrays(r, err) != OK)
         return err->code;
-    if (reader_vocab(r, err) != OK || reader_added(r, err) != OK) return err->code;
+    if (reader_read_vocab(r, err) != OK || reader_read_added_tokens(r, err) != OK) return err->code;
     reader_fill_missing_ids(r);
-    if (r->spec.kind != TOKENIZER_UNIGRAM && reader_merges(r, err) != OK) return err->code;
-    if (reader_pipeline(r, err) != OK || reader_unk(r, err) != OK) return err->code;
+    if (r->spec.kind != TOKENIZER_UNIGRAM && reader_read_merges(r, err) != OK) return err->code;
+    if (reader_read_pipeline(r, err) != OK || reader_read_unk(r, err) != OK) return err->code;
     return steps_each(r, json_object_get(r->root, "post_processor"), "processors",
                       post_processor_read, err);
 }
@@ -520,7 +533,7 @@ static bool is_byte_piece(const char *p, int32_t len) {
 }
 
 /* A piece's score is the negative rank of the first merge that makes it. */
-static float *scores_from_merges(struct tokenizer_reader *r, const struct tokenizer *t) {
+static float *scores_from_merges(struct tokenizer_json_reader *r, const struct tokenizer *t) {
     float *scores = arena_alloc(&r->arena, sizeof(*scores) * (size_t)r->spec.n);
     for (int32_t id = 0; id < r->spec.n; id++) scores[id] = -(float)r->spec.n_merges;
     for (uint64_t i = 0; i <= t->pairs.mask; i++) {
@@ -546,7 +559,7 @@ static bool spm_merges_equal(const struct tokenizer *a, const struct tokenizer *
  * the order of scores. Such a list is converted back to scores, so that the tokenizer gives the
  * same ids as the original model. Any other list is used unchanged.
  */
-static struct tokenizer *reader_spm(struct tokenizer_reader *r, struct error *err) {
+static struct tokenizer *reader_build_spm(struct tokenizer_json_reader *r, struct error *err) {
     if (arena_reserve(&r->arena, sizeof(float) * (size_t)r->spec.n + 64, err) != OK)
         return NULL; /* for the scores below */
     struct tokenizer *from_list = tokenizer_new(&r->spec, err);
@@ -563,19 +576,19 @@ static struct tokenizer *reader_spm(struct tokenizer_reader *r, struct error *er
     return tokenizer_new(&r->spec, err);
 }
 
-static struct tokenizer *reader_build(struct tokenizer_reader *r, struct error *err) {
+static struct tokenizer *reader_build(struct tokenizer_json_reader *r, struct error *err) {
     if (r->spec.kind == TOKENIZER_BPE) return tokenizer_new(&r->spec, err);
     for (int32_t id = 0; id < r->spec.n && json_flag(r->model, "byte_fallback", false); id++)
         if (r->types[id] == PIECE_NORMAL && is_byte_piece(r->pieces[id], r->lens[id]))
             r->types[id] = PIECE_BYTE;
-    return r->spec.kind == TOKENIZER_SPM ? reader_spm(r, err) : tokenizer_new(&r->spec, err);
+    return r->spec.kind == TOKENIZER_SPM ? reader_build_spm(r, err) : tokenizer_new(&r->spec, err);
 }
 
 struct tokenizer *tokenizer_from_json(const char *path, struct error *err) {
     struct tokenizer *t = NULL;
     json_t *root = json_parse_file(path, err);
     if (!root) return NULL;
-    struct tokenizer_reader r = {.root = root, .model = json_object_get(root, "model")};
+    struct tokenizer_json_reader r = {.root = root, .model = json_object_get(root, "model")};
     if (reader_parse(&r, err) == OK) t = reader_build(&r, err);
     if (!t) error_wrap(err, "'%s'", path);
     json_decref(r.steps);
@@ -634,8 +647,9 @@ static int merge_append(json_t *list, const struct tokenizer_spec *s, const stru
                          m->id, s->pieces[m->id]);
     const char *a = s->pieces[m->left], *b = s->pieces[m->right];
     if (strchr(a, ' ') || strchr(b, ' '))
-        return error_set(err, ERR_MISMATCH, "token %d ('%.80s') holds a space", m->id,
-                         s->pieces[m->id]);
+        return error_set(err, ERR_MISMATCH,
+                         "token %d ('%.80s') contains a space, so its merge cannot be written",
+                         m->id, s->pieces[m->id]);
     char *text = xasprintf("%s %s", a, b);
     json_array_append_new(list, json_string(text));
     free(text);
@@ -668,14 +682,14 @@ static json_t *merges_json(const struct tokenizer *t, struct error *err) {
     return list;
 }
 
-static bool has_bytes(const struct tokenizer_spec *s) {
+static bool has_byte_pieces(const struct tokenizer_spec *s) {
     for (int32_t id = 0; id < s->n; id++)
         if (s->types[id] == PIECE_BYTE) return true;
     return false;
 }
 
 /* tokenizer.json cannot mark pieces as unused: the reader recognises only placeholders, by name. */
-static int unused_check(const struct tokenizer_spec *s, int32_t id, struct error *err) {
+static int unused_piece_check(const struct tokenizer_spec *s, int32_t id, struct error *err) {
     char placeholder[24];
     placeholder_name(id, placeholder);
     if (s->types[id] != PIECE_UNUSED || strcmp(s->pieces[id], placeholder) == 0) return OK;
@@ -687,7 +701,7 @@ static int unused_check(const struct tokenizer_spec *s, int32_t id, struct error
 static json_t *unigram_json(const struct tokenizer_spec *s, struct error *err) {
     json_t *vocab = json_array();
     for (int32_t id = 0; id < s->n; id++) {
-        if (piece_check(s, id, err) != OK || unused_check(s, id, err) != OK) {
+        if (piece_check(s, id, err) != OK || unused_piece_check(s, id, err) != OK) {
             json_decref(vocab);
             return NULL;
         }
@@ -695,7 +709,7 @@ static json_t *unigram_json(const struct tokenizer_spec *s, struct error *err) {
     }
     json_t *unk = s->unk >= 0 ? json_integer(s->unk) : json_null();
     return json_pack("{s:s,s:o,s:o,s:b}", "type", "Unigram", "unk_id", unk, "vocab", vocab,
-                     "byte_fallback", (int)has_bytes(s));
+                     "byte_fallback", (int)has_byte_pieces(s));
 }
 
 static json_t *model_json(const struct tokenizer *t, struct error *err) {
@@ -725,7 +739,7 @@ static json_t *metaspace_json(const struct tokenizer *t) {
                      "prepend_scheme", scheme, "split", (int)t->spec.split_words);
 }
 
-/* The steps of a normalizer's text. */
+/* The array of the steps of a normalizer, whose JSON text is `text`; empty for NULL. */
 static json_t *steps_json(const char *text) {
     struct error err;
     json_t *v = text ? json_parse(text, strlen(text), "normalizer", &err) : NULL;
@@ -735,8 +749,8 @@ static json_t *steps_json(const char *text) {
     return steps;
 }
 
-/* Writes the space before a text as a Metaspace pre-tokenizer if prefix_unless_space is set,
- * otherwise as a Prepend normalizer. */
+/* Writes the space that is added before a text as a Metaspace pre-tokenizer if prefix_unless_space
+ * is set, otherwise as a Prepend normalizer. */
 static void spm_pipeline_write(json_t *root, const struct tokenizer *t) {
     json_t *normalizers = steps_json(t->spec.normalizer), *pre = json_null();
     json_t *decoders = json_pack("[o,{s:s},{s:s}]", replace_json("String", METASPACE_CHAR, " "),
@@ -770,7 +784,8 @@ static int bpe_pipeline_write(json_t *root, const struct tokenizer_spec *s, stru
     bool gpt2 = strcmp(pattern, pretokenizer_pattern("gpt-2")) == 0;
     if (s->add_space_prefix && !gpt2)
         return error_set(err, ERR_MISMATCH,
-                         "tokenizer.json has no prefix space with the pre-tokenizer '%.80s'",
+                         "tokenizer.json cannot add a space before the text with the "
+                         "pre-tokenizer '%.80s'",
                          s->pre);
     json_t *pre = byte_level_json(s->add_space_prefix, s->add_space_prefix);
     if (!s->add_space_prefix)
@@ -849,8 +864,8 @@ int tokenizer_write_json(const struct tokenizer *t, const char *path, struct err
 /* Collects pieces for a tokenizer_spec. */
 struct spec_builder {
     struct buf text;
-    struct token_ids begin, lens;
-    struct buf scores, types; /* float, uint8_t */
+    struct token_ids begin, lens; /* of each piece: its position in `text`, its bytes */
+    struct buf scores, types;     /* float, uint8_t */
 };
 
 /* Reserves room for n pieces of `bytes` bytes in all. */
@@ -915,7 +930,7 @@ static void replace_all(struct buf *out, const char *p, size_t len, const char *
  * its bytes from the file. */
 struct protobuf_field {
     uint64_t number;
-    int wire;            /* 0 varint, 1 eight bytes, 2 counted bytes, 5 four bytes */
+    int wire;            /* 0 varint, 1 eight bytes, 2 length-delimited, 5 four bytes */
     uint64_t value;      /* the value of a varint */
     const uint8_t *data; /* the bytes of other wire types */
     size_t size;
@@ -979,12 +994,13 @@ struct sp_model {
     struct buf scratch;
     struct tokenizer_spec spec;
     int32_t model_type;             /* 1 unigram (the default), 2 BPE, 3 word, 4 char */
-    struct protobuf_field charsmap; /* the compiled table of replacements */
+    struct protobuf_field charsmap; /* precompiled_charsmap: table of character replacements */
     bool collapses_spaces, keeps_raw_spaces, space_suffix;
     bool has_trainer_section; /* a file without it is cut short or no SentencePiece model */
 };
 
-static int sp_piece(struct sp_model *m, const struct protobuf_field *outer, struct error *err) {
+static int sp_piece_read(struct sp_model *m, const struct protobuf_field *outer,
+                         struct error *err) {
     struct protobuf_view v = protobuf_submessage(outer);
     struct protobuf_field f, text = {0};
     float score = 0;
@@ -1002,7 +1018,7 @@ static int sp_piece(struct sp_model *m, const struct protobuf_field *outer, stru
     if (m->pieces.begin.n >= VOCAB_LIMIT)
         return error_set(err, ERR_FORMAT, "it has too many pieces");
     const char *p = text.data ? (const char *)text.data : "";
-    if (type == PIECE_USER && m->model_type == 2) { /* matched in the original text */
+    if (type == PIECE_USER && m->model_type == 2) { /* matched before spaces become ▁ */
         replace_all(&m->scratch, p, text.size, METASPACE_CHAR, " ");
         spec_builder_add(&m->pieces, m->scratch.data, m->scratch.len, score, PIECE_USER);
     } else {
@@ -1011,7 +1027,10 @@ static int sp_piece(struct sp_model *m, const struct protobuf_field *outer, stru
     return OK;
 }
 
-static int sp_trainer(struct sp_model *m, const struct protobuf_field *outer, struct error *err) {
+/* Fields of TrainerSpec: 3 model_type, 24 treat_whitespace_as_suffix, 40 unk_id, 41 bos_id, 42
+ * eos_id. */
+static int sp_trainer_read(struct sp_model *m, const struct protobuf_field *outer,
+                           struct error *err) {
     struct protobuf_view v = protobuf_submessage(outer);
     struct protobuf_field f;
     int rc;
@@ -1026,10 +1045,11 @@ static int sp_trainer(struct sp_model *m, const struct protobuf_field *outer, st
     return rc;
 }
 
-/* Fields 2: a compiled table of character replacements; 3: a space before the text; 4: runs of
- * spaces become one; 5: spaces become ▁. */
-static int sp_normalizer(struct sp_model *m, const struct protobuf_field *outer,
-                         struct error *err) {
+/* Fields of NormalizerSpec: 2 precompiled_charsmap; 3 add_dummy_prefix: a space is added before the
+ * text; 4 remove_extra_whitespaces: runs of spaces become one; 5 escape_whitespaces: spaces become
+ * ▁. */
+static int sp_normalizer_read(struct sp_model *m, const struct protobuf_field *outer,
+                              struct error *err) {
     struct protobuf_view v = protobuf_submessage(outer);
     struct protobuf_field f;
     int rc;
@@ -1044,17 +1064,17 @@ static int sp_normalizer(struct sp_model *m, const struct protobuf_field *outer,
 
 /* Reads the settings, or in a second pass the pieces: how pieces are read depends on the settings,
  * which come after the pieces in the file. */
-static int sp_fields(struct sp_model *m, const struct file_map *file, bool pieces,
-                     struct error *err) {
+static int sp_fields_read(struct sp_model *m, const struct file_map *file, bool pieces,
+                          struct error *err) {
     struct protobuf_view v = {file->data, file->data + file->size};
     struct protobuf_field f;
     int rc;
     while ((rc = protobuf_next_field(&v, &f, err)) > 0) {
         if (f.wire != 2) continue;
         m->has_trainer_section |= f.number == 2;
-        if (f.number == 1 && pieces) rc = sp_piece(m, &f, err);
-        if (f.number == 2 && !pieces) rc = sp_trainer(m, &f, err);
-        if (f.number == 3 && !pieces) rc = sp_normalizer(m, &f, err);
+        if (f.number == 1 && pieces) rc = sp_piece_read(m, &f, err);
+        if (f.number == 2 && !pieces) rc = sp_trainer_read(m, &f, err);
+        if (f.number == 3 && !pieces) rc = sp_normalizer_read(m, &f, err);
         if (rc < 0) return rc;
     }
     return rc;
@@ -1065,12 +1085,13 @@ static int sp_read(struct sp_model *m, const struct file_map *file, struct error
         return error_set(err, ERR_FORMAT, "it is too large for a tokenizer");
     if (spec_builder_reserve(&m->pieces, file->size / 2 + 1, file->size, err) != OK)
         return err->code;
-    if (sp_fields(m, file, false, err) < 0 || sp_fields(m, file, true, err) < 0) return err->code;
+    if (sp_fields_read(m, file, false, err) < 0 || sp_fields_read(m, file, true, err) < 0)
+        return err->code;
     if (m->pieces.begin.n == 0)
-        return error_set(err, ERR_FORMAT, "it holds no pieces: no sentencepiece model");
+        return error_set(err, ERR_FORMAT, "it holds no pieces: not a sentencepiece model");
     if (!m->has_trainer_section)
         return error_set(err, ERR_FORMAT,
-                         "it ends before its settings: cut short, or no sentencepiece model");
+                         "it ends before its settings: cut short, or not a sentencepiece model");
     if (m->model_type != 1 && m->model_type != 2)
         return error_set(err, ERR_FORMAT,
                          "sentencepiece model type %d is not supported (1 unigram, 2 BPE are)",
@@ -1107,11 +1128,13 @@ struct tokenizer *tokenizer_from_sentencepiece(const char *path, struct error *e
 }
 
 /*
- * The file: int32 longest piece, then `vocab` times float score, int32 length, bytes;
- * little-endian. It has no types. Pieces have spaces for ▁, and newlines enclose <s> and </s>.
+ * A file of llama2.c is little-endian: int32 bytes of the longest piece, then for each of `vocab`
+ * pieces float score, int32 length and its bytes. It has no types. Where SentencePiece has ▁,
+ * pieces have spaces; <s> and </s> have a newline before and after. This function converts and adds
+ * one piece.
  */
-static void llama2c_piece(struct spec_builder *g, struct buf *scratch, const char *p, size_t len,
-                          float score) {
+static void llama2c_piece_add(struct spec_builder *g, struct buf *scratch, const char *p,
+                              size_t len, float score) {
     static const char *const specials[] = {"<unk>", "\n<s>\n", "\n</s>\n"};
     for (int32_t i = 0; i < 3; i++)
         if (len == strlen(specials[i]) && memcmp(p, specials[i], len) == 0) {
@@ -1143,7 +1166,7 @@ static int llama2c_read(struct spec_builder *g, struct buf *scratch, const struc
         pos += 8;
         if (len < 0 || len > max_len || (size_t)len > file->size - pos)
             return error_set(err, ERR_FORMAT, "token %d has the impossible length %d", i, len);
-        llama2c_piece(g, scratch, (const char *)file->data + pos, (size_t)len, score);
+        llama2c_piece_add(g, scratch, (const char *)file->data + pos, (size_t)len, score);
         pos += (size_t)len;
     }
     if (pos != file->size)
@@ -1167,7 +1190,7 @@ struct tokenizer *tokenizer_from_llama2c(const char *path, int32_t vocab, struct
     if (rc == OK &&
         (vocab < 3 || g.types.data[1] != PIECE_CONTROL || g.types.data[2] != PIECE_CONTROL))
         rc = error_set(err, ERR_FORMAT,
-                       "tokens 1 and 2 are not '<s>' and '</s>': no llama2.c tokenizer");
+                       "tokens 1 and 2 are not '<s>' and '</s>': not a llama2.c tokenizer");
     if (rc == OK) t = spec_builder_finish(&g, &spec, err);
     if (!t) error_wrap(err, "'%s'", path);
     spec_builder_release(&g);

@@ -59,8 +59,8 @@ int64_t train_loop_count_steps(const struct train_loop *c, int64_t n, int64_t pe
     return c->o->max_steps > 0 ? c->o->max_steps : MAX((int64_t)ceil(exact - 1e-9), 1);
 }
 
-/* Sets the initial adapters: those of the jobs, retained, or new ones, whose values depend on the
- * job's name and the seed. */
+/* Sets the initial adapter of each job: its `start`, if it has one (retained), or a new adapter
+ * whose values depend on the job's name and the seed. */
 static int initial_adapters_make(struct train_loop *c, struct error *err) {
     struct adapter_config a;
     int rc = train_adapter_config(c->o, &c->m->config, &a, err);
@@ -121,7 +121,7 @@ void train_loop_log_lint(const struct train_loop *c) {
     for (int j = 0; j < c->n; j++) lint_log(&c->jobs[j].lint, c->jobs[j].name);
 }
 
-static float update_lr(const struct train_loop *c, int64_t u) {
+static float lr_of_update(const struct train_loop *c, int64_t u) {
     int64_t total = c->steps * c->per_step,
             warmup = (int64_t)ceil(c->o->warmup_ratio * (double)total);
     return lr_schedule_at(c->schedule, c->o->lr, c->o->min_lr_ratio, u, warmup, total);
@@ -129,7 +129,7 @@ static float update_lr(const struct train_loop *c, int64_t u) {
 
 int train_loop_optimizer_step(struct train_loop *c, int64_t u, struct error *err) {
     int64_t tokens = c->stats.tokens, targets = c->stats.targets;
-    float lr = update_lr(c, u);
+    float lr = lr_of_update(c, u);
     int rc = trainer_update(c->trainer, lr, &c->stats, err);
     if (rc) return rc;
     c->lr = (double)lr;
@@ -189,7 +189,7 @@ static int train_loop_save(struct train_loop *c, const struct train_loop_ops *s,
     return rc;
 }
 
-/* Loads the checkpoint; ERR_MISMATCH if it has another identity. */
+/* Loads the checkpoint; ERR_MISMATCH if it was saved by a run with another identity. */
 static int train_loop_resume(struct train_loop *c, const struct train_loop_ops *s,
                              struct error *err) {
     json_t *extra = NULL;

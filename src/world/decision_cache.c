@@ -4,7 +4,7 @@
  * The engine's result is a function of the adapter's content and the prompt alone, so a repeated
  * prompt under the same adapter needs no forward pass. Compact observations repeat often. The table
  * is a direct-mapped cache: a new decision replaces the one in its slot. Prompts of more than
- * CACHE_TOKENS tokens are not cached; they contain positions and numbers, so they hardly ever
+ * MAX_PROMPT_TOKENS tokens are not cached; they contain positions and numbers, so they hardly ever
  * repeat.
  *
  * Invariant: an entry is found only if its adapter's hash and all its tokens are equal. A cache is
@@ -15,12 +15,12 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { CACHE_TOKENS = 24 };
+enum { MAX_PROMPT_TOKENS = 24 };
 
 struct cached_decision {
     char adapter[HASH_LEN]; /* "" for the base model */
-    uint8_t n;              /* 0: empty */
-    int32_t tokens[CACHE_TOKENS];
+    uint8_t n;              /* number of tokens; 0: the slot is empty */
+    int32_t tokens[MAX_PROMPT_TOKENS];
 };
 struct decision_cache {
     uint32_t n; /* number of slots */
@@ -52,7 +52,7 @@ static const char *adapter_hash(const struct adapter *a) {
 static uint32_t slot_index(const struct decision_cache *c, const struct adapter *a,
                            struct token_seq prompt) {
     const char *hash = adapter_hash(a);
-    if (prompt.n < 1 || prompt.n > CACHE_TOKENS) return c->n;
+    if (prompt.n < 1 || prompt.n > MAX_PROMPT_TOKENS) return c->n;
     uint64_t h = hash_fnv1a(hash, strlen(hash)),
              t = hash_fnv1a(prompt.v, (size_t)prompt.n * sizeof *prompt.v);
     return (uint32_t)((h ^ t) % c->n);

@@ -74,8 +74,9 @@ static void homes_place(struct world *w, const struct world_rules *r) {
     }
 }
 
-/* Replaces everything except the homes by the border and random inner walls. `map_attempt` selects
- * the random numbers. */
+/* Replaces everything except the homes by the border and random inner walls: tries `attempts`
+ * random cells, and puts a wall on each that is not a home. `map_attempt` selects the random
+ * numbers. */
 static void random_walls_place(struct world *w, int64_t attempts, int map_attempt) {
     struct rng r = rng_make(w->seed, RNG_WORLD, STREAM_WALLS, (uint32_t)map_attempt);
     int n = w->size;
@@ -169,7 +170,8 @@ static void tick_grow(struct world *w, const struct world_rules *r) {
 
 /* memory of the agents */
 
-/* Sets the entry that becomes unused to 0, which is never a cell with food: cell 0 is a wall. */
+/* Sets the entry that becomes unused to 0, so that agent_remember may compare all entries: cell 0
+ * is a wall and never has food. */
 static void remembered_cell_remove(struct world_agent *a, int index) {
     a->n_remembered--;
     for (int i = index; i < WORLD_REMEMBERED_MAX - 1; i++) a->remembered[i] = a->remembered[i + 1];
@@ -248,7 +250,7 @@ void world_reset(struct world *w, const struct world_rules *r, int n_agents, uin
     agents_remember_adjacent_food(w);
 }
 
-/* actions; each function returns the reward */
+/* actions: agent_move, agent_pick and agent_drop return the reward */
 
 static double agent_move(struct world *w, const struct world_rewards *r, struct world_agent *a,
                          int move) {
@@ -350,8 +352,8 @@ static int predator_step(const struct world *w, int cell, int move) {
     return w->cells[next] & (CELL_WALL | CELL_HOME) ? cell : next;
 }
 
-/* Moves along the axis with the larger distance, or along the other axis if that move is
- * blocked. */
+/* The cell after a move towards an agent at the offset (dx, dy): along the axis with the larger
+ * distance, or along the other axis if that move is blocked. */
 static int predator_chase(const struct world *w, int cell, int dx, int dy) {
     int move_x = dx > 0 ? MOVE_EAST : MOVE_WEST, move_y = dy > 0 ? MOVE_NORTH : MOVE_SOUTH;
     bool x_first = abs(dx) >= abs(dy);

@@ -32,10 +32,10 @@ class Server:
                                    "--team", "panel=examples/team.yaml", f"crowd={tmp}/crowd.yaml", *more],
                                   stdout=subprocess.PIPE, stderr=open(f"{tmp}/{state}.err", "a+"), text=True)
         atexit.register(self.p.kill)  # has no effect if the process has ended
-        self.at = urllib.parse.urlparse(json.loads(self.p.stdout.readline())["listening"]).netloc
+        self.address = urllib.parse.urlparse(json.loads(self.p.stdout.readline())["listening"]).netloc
 
     def open(self, path, body, key=None):
-        c = http.client.HTTPConnection(self.at, timeout=120)
+        c = http.client.HTTPConnection(self.address, timeout=120)
         c.request("GET" if body is None else "POST", path, None if body is None else json.dumps(body),
                   {"Authorization": f"Bearer {key}"} if key else {})
         return c, c.getresponse
@@ -48,7 +48,7 @@ class Server:
         return r.status, v
 
     def stream(self, path, body, key=None):
-        """(connection, generator of (event, data)); "[DONE]" unchanged."""
+        """Returns the connection and a generator of (event, data); data is JSON, except the text "[DONE]"."""
         c, response = self.open(path, {**body, "stream": True}, key)
         r = response()
         assert r.status == 200 and r.getheader("Content-Type") == "text/event-stream", (r.status, r.read())
@@ -65,18 +65,19 @@ class Server:
         return c, events()
 
     def running(self):
+        """The number of requests that run or are queued."""
         figures = self.call("/v1/metrics")[1]
         return sum(s["value"] for n in ("running", "waiting") for s in figures[f"vllm:num_requests_{n}"]["series"])
 
-    def works(self):
-        """Whether requests run: polls, because none may run between two steps."""
+    def waits_until_busy(self):
+        """Whether a request runs or is queued within 20 seconds: polls, because there is a moment without requests between two steps."""
         end = time.time() + 20
         while time.time() < end and not self.running():
             time.sleep(0.01)
         return time.time() < end
 
-    def rests(self):
-        """Whether no request runs, for longer than a pause between two steps."""
+    def waits_until_idle(self):
+        """Whether, within 20 seconds, 8 polls in a row find no request: longer than the pause between two steps."""
         end, still = time.time() + 20, 0
         while time.time() < end and still < 8:
             still = 0 if self.running() else still + 1
@@ -84,20 +85,20 @@ class Server:
         return still == 8
 
 
-def timeless(v):
-    """Without times, and with the digits that a terminal shows."""
+def comparable(v):
+    """Without timestamps, and with 8 digits of each number: the command line prints 9, the server more."""
     if isinstance(v, dict):
-        return {k: timeless(x) for k, x in v.items() if k != "timestamp"}
+        return {k: comparable(x) for k, x in v.items() if k != "timestamp"}
     if isinstance(v, list):
-        return [timeless(x) for x in v]
+        return [comparable(x) for x in v]
     return float(f"{v:.8g}") if isinstance(v, float) else v
 
 
-def words(board):
+def agent_texts(board):
     return [e["value"] for e in board if "agent" in e]
 
 
-def all_of(server, path, body):
+def stream_all(server, path, body):
     c, events = server.stream(path, body)
     got = list(events)
     c.close()
@@ -110,16 +111,16 @@ s = Server("plain")
 debate = {"team": "panel", "question": "pick the smallest of 4, 9, 2", "choices": ["4", "9", "2"], "seed": 1}
 
 
-def debates():
+def test_debates():
     for name, body in (("choices", debate), ("any answer", {"team": "panel", "question": "12 + 30 = ?", "rounds": 3, "seed": 5})):
         status, plain = s.call("/v1/debate", body)
-        got = all_of(s, "/v1/debate", body)
+        got = stream_all(s, "/v1/debate", body)
         kinds = [e for e, _ in got]
         check(f"a debate ({name}) ends with the result of the unstreamed request",
               status == 200 and got[-2] == ("result", plain) and got[-1] == ("message", "[DONE]"), got[-2:])
         turns = [v for e, v in got if e == "turn"]
         bare = [{k: x for k, x in v.items() if k not in ("flip", "before")} for v in turns]
-        check(f"its turns are streamed in order ({name})", bare == plain["said"] and set(kinds[:-2]) == {"turn", "vote"}, turns)
+        check(f"a debate's turns are streamed in order ({name})", bare == plain["said"] and set(kinds[:-2]) == {"turn", "vote"}, turns)
         last, good = {}, True
         for v in turns:
             before = last.get(v["name"])
@@ -133,75 +134,75 @@ def debates():
               len(votes) == plain["rounds"] and rounds == sorted(rounds, key=lambda x: (x[1], x[0])), rounds)
         check(f"the last vote equals the result ({name})",
               votes[-1]["scores"] == plain["scores"] and votes[-1].get("answer") == plain.get("answer"), votes)
-    told = json.loads(run("debate", model, "--exact", "--team", "examples/team.yaml", "--topic", debate["question"], "--choices",
+    from_cli = json.loads(run("debate", model, "--exact", "--team", "examples/team.yaml", "--topic", debate["question"], "--choices",
                           *debate["choices"], "--json", "--store", f"{tmp}/d.db"))
-    check("it equals the result of 'shoal debate'", timeless(s.call("/v1/debate", debate)[1]) == timeless(told), told)
+    check("a debate equals the result of 'shoal debate'", comparable(s.call("/v1/debate", debate)[1]) == comparable(from_cli), from_cli)
 
 
-def cli(question, *more):
-    """With a separate store: a board's sequence numbers continue from one question to the next."""
+def ask_cli(question, *more):
+    """The result of 'shoal ask'. Each question has its own store, because a board's sequence numbers continue in the same store."""
     return json.loads(run("ask", model, question, "--exact", "--json", "--board", "--store", f"{tmp}/{abs(hash(question))}.db", *more))
 
 
-def asks():
+def test_asks():
     cases = [({"question": "What is 3 + 4?"}, []),
              ({"question": "太陽はどこから昇りますか？", "agents": 2, "iterations": 3, "seed": 9, "role_type": "planning"},
               ["--agents", "2", "--iterations", "3", "--seed", "9", "--role-type", "planning"]),
              ({"question": "Why? " * 40, "agents": 4, "iterations": 1, "language": "zh", "role_type": "model", "max_tokens": 20},
               ["--agents", "4", "--iterations", "1", "--language", "zh", "--role-type", "model", "--max-tokens", "20"])]
     for body, flags in cases:
-        n, told = body["question"][:24].strip(), cli(body["question"], *flags)
+        label, from_cli = body["question"][:24].strip(), ask_cli(body["question"], *flags)
         status, plain = s.call("/v1/ask", body)
-        got = all_of(s, "/v1/ask", body)
-        check(f"'{n}': the same text as 'shoal ask'",
-              status == 200 and plain["answer"] == told["answer"] and words(plain["board"]) == [u["text"] for u in told["said"]]
-              and [e["agent"] for e in plain["board"] if "agent" in e] == [u["name"] for u in told["said"]], (plain, told))
+        got = stream_all(s, "/v1/ask", body)
+        check(f"'{label}': the same text as 'shoal ask'",
+              status == 200 and plain["answer"] == from_cli["answer"] and agent_texts(plain["board"]) == [u["text"] for u in from_cli["said"]]
+              and [e["agent"] for e in plain["board"] if "agent" in e] == [u["name"] for u in from_cli["said"]], (plain, from_cli))
         board = {e["key"]: e for e in plain["board"]}
-        check(f"'{n}': its board", {k: (e["value"][:100], e["seq"]) for k, e in board.items()} ==
-              {k: (e["value"][:100], e["seq"]) for k, e in told["board"]["entries"].items()}, (board, told["board"]))
+        check(f"'{label}': the same board as 'shoal ask'", {k: (e["value"][:100], e["seq"]) for k, e in board.items()} ==
+              {k: (e["value"][:100], e["seq"]) for k, e in from_cli["board"]["entries"].items()}, (board, from_cli["board"]))
         entries = [v for e, v in got if e == "entry"]
-        check(f"'{n}': streamed, it is the same",
-              got[-1] == ("message", "[DONE]") and got[-2][0] == "result" and timeless(got[-2][1]) == timeless(plain)
-              and timeless(entries) == timeless(plain["board"]), got)
+        check(f"'{label}': the streamed entries and result equal the unstreamed ones",
+              got[-1] == ("message", "[DONE]") and got[-2][0] == "result" and comparable(got[-2][1]) == comparable(plain)
+              and comparable(entries) == comparable(plain["board"]), got)
         seq = [e["seq"] for e in entries]
         steps = [(e, v.get("iteration"), v.get("role")) for e, v in got if e == "step" or "agent" in v]
-        check(f"'{n}': entries are streamed in order, each step before its entries",
+        check(f"'{label}': entries are streamed in order, each step before its entries",
               seq == sorted(set(seq)) and all(k == "step" or ("step", i, r) in steps[:at] for at, (k, i, r) in enumerate(steps)), steps)
-        check(f"'{n}': roles and usage", len(plain["roles"]) == body.get("agents", 3) and plain["usage"]["completion_tokens"] > 0
+        check(f"'{label}': roles and usage", len(plain["roles"]) == body.get("agents", 3) and plain["usage"]["completion_tokens"] > 0
               and all(r["name"] in [e.get("agent") for e in entries] and r["description"] for r in plain["roles"]), plain["roles"])
         asked = [e["messages"][-1]["content"] for e in entries if e.get("role") == "agent" and e["iteration"] == 1]
-        check(f"'{n}': what each was asked", asked and all(body["question"].strip() in a for a in asked), asked)
-    mine = [{"question": "What is 3 + 4?", "seed": i, "max_tokens": 16} for i in range(8)]
-    alone = [words(s.call("/v1/ask", b)[1]["board"]) for b in mine]
+        check(f"'{label}': each agent was asked the question", asked and all(body["question"].strip() in a for a in asked), asked)
+    bodies = [{"question": "What is 3 + 4?", "seed": i, "max_tokens": 16} for i in range(8)]
+    alone = [agent_texts(s.call("/v1/ask", b)[1]["board"]) for b in bodies]
     with concurrent.futures.ThreadPoolExecutor(8) as pool:
-        together = list(pool.map(lambda b: words(s.call("/v1/ask", b)[1]["board"]), mine))
+        together = list(pool.map(lambda b: agent_texts(s.call("/v1/ask", b)[1]["board"]), bodies))
     check("eight parallel requests equal single ones", alone == together and alone[0] != alone[1], together)
 
 
 LONG = {"question": "Tell me all that you know of ships.", "agents": 15, "iterations": 16}
 
 
-def leaves():
+def test_disconnects():
     c, events = s.stream("/v1/ask", {**LONG, "conversation": "left"})
     first = next(v for e, v in events if e == "entry" and "agent" in v)
-    check("an entry arrives while other agents still run", first["iteration"] == 1 and s.works(), first)
+    check("an entry arrives while other agents still run", first["iteration"] == 1 and s.waits_until_busy(), first)
     status, v = s.call("/v1/ask", {"question": "And boats?", "conversation": "left"})
     check("a conversation answers one question at a time", status == 409 and v["error"]["param"] == "conversation", v)
     c.close()
-    check("a client that disconnects stops its stream", s.rests())
+    check("a client that disconnects stops its stream", s.waits_until_idle())
     end = time.time() + 10
     while time.time() < end and s.call("/v1/ask", {"question": "Hi", "agents": 1, "iterations": 1, "max_tokens": 4, "conversation": "left"})[0] != 200:
         time.sleep(0.1)
-    check("and frees its conversation", time.time() < end)
+    check("a client that disconnects frees its conversation", time.time() < end)
     crowd = {"team": "crowd", "question": "Tell me all that you know of ships.", "rounds": 64}
     for path, body in (("/v1/debate", {**crowd, "stream": True}), ("/v1/ask", LONG), ("/v1/debate", crowd)):
         c, _ = s.open(path, body)
-        began = s.works()
+        began = s.waits_until_busy()
         c.close()
-        check(f"so does who leaves {path}{' streamed' if body.get('stream') else ''}", began and s.rests(), began)
+        check(f"a client that disconnects from {path}{' streamed' if body.get('stream') else ''} stops its requests", began and s.waits_until_idle(), began)
 
 
-def remembers():
+def test_conversations():
     small = {"agents": 1, "iterations": 1, "max_tokens": 8, "conversation": "me"}
     locked = Server("locked", "--api-key", "sk-one", "sk-two")
     locked.call("/v1/ask", {**small, "question": "My name is Anna."}, "sk-one")
@@ -209,13 +210,13 @@ def remembers():
     status, v = locked.call("/v1/ask", ask, "sk-one")
     check("a conversation remembers", status == 200 and v["source"] == "memory" and "Anna" in v["answer"] and v["roles"] == [], v)
     status, v = locked.call("/v1/ask", ask, "sk-two")
-    check("only for the key that it is of", status == 200 and v["source"] != "memory" and "Anna" not in json.dumps(v), v)
-    check("without a key no model is called", locked.call("/v1/ask", ask)[0] == 401)
+    check("a conversation is not visible with another key", status == 200 and v["source"] != "memory" and "Anna" not in json.dumps(v), v)
+    check("a request without a key is refused", locked.call("/v1/ask", ask)[0] == 401)
     locked.p.send_signal(signal.SIGTERM)
-    check("it ends on SIGTERM", locked.p.wait(60) == 0, open(f"{tmp}/locked.err").read())
+    check("the server with keys ends on SIGTERM", locked.p.wait(60) == 0, open(f"{tmp}/locked.err").read())
 
 
-def refuses():
+def test_refused_requests():
     for path, body, status, says in (
             ("/v1/ask", {}, 400, "'question'"), ("/v1/ask", {"question": "x" * 70000}, 400, "'question'"),
             ("/v1/ask", {"question": 3}, 400, "'question'"), ("/v1/ask", {"question": "a", "agents": 16}, 400, "'agents'"),
@@ -230,17 +231,17 @@ def refuses():
         got, v = s.call(path, body)
         check(f"{path} {json.dumps(body)[:50]} is refused", got == status and says in v["error"]["message"]
               and {"message", "type", "param", "code"} <= set(v["error"]), (got, v))
-    check("no request runs at the end", s.rests())
+    check("no request runs at the end", s.waits_until_idle())
 
 
 try:
-    debates()
-    asks()
-    leaves()
-    remembers()
-    refuses()
+    test_debates()
+    test_asks()
+    test_disconnects()
+    test_conversations()
+    test_refused_requests()
 except Exception:
-    check("no surprise", False, traceback.format_exc())
+    check("no exception", False, traceback.format_exc())
 s.p.send_signal(signal.SIGTERM)
 check("the server ends on SIGTERM", s.p.wait(60) == 0, open(f"{tmp}/plain.err").read())
 sys.exit(1 if failed else 0)

@@ -73,18 +73,19 @@ struct keys {
 static const struct {
     const char *name;
     unsigned bit;
-} scopes[] = {{"chat", KEY_SCOPE_CHAT}, {"jobs", KEY_SCOPE_JOBS}, {"admin", KEY_SCOPE_ADMIN}};
+} scope_table[] = {{"chat", KEY_SCOPE_CHAT}, {"jobs", KEY_SCOPE_JOBS}, {"admin", KEY_SCOPE_ADMIN}};
 
 unsigned key_scope_from_name(const char *name) {
-    for (size_t i = 0; i < ARRAY_LEN(scopes); i++)
-        if (strcmp(scopes[i].name, name) == 0) return scopes[i].bit;
+    for (size_t i = 0; i < ARRAY_LEN(scope_table); i++)
+        if (strcmp(scope_table[i].name, name) == 0) return scope_table[i].bit;
     return 0;
 }
 
 static json_t *scopes_json(unsigned bits) {
     json_t *list = json_array();
-    for (size_t i = 0; i < ARRAY_LEN(scopes); i++)
-        if (bits & scopes[i].bit) json_array_append_new(list, json_string(scopes[i].name));
+    for (size_t i = 0; i < ARRAY_LEN(scope_table); i++)
+        if (bits & scope_table[i].bit)
+            json_array_append_new(list, json_string(scope_table[i].name));
     return list;
 }
 
@@ -562,10 +563,10 @@ static bool key_is_usable(const struct api_key *x, unsigned scope, double now,
     if (x->revoked) return refuse(out, KEY_REVOKED, 0, "API key '%s' is revoked", x->name);
     if (x->spec.expires && now >= (double)x->spec.expires)
         return refuse(out, KEY_EXPIRED, 0, "API key '%s' has expired", x->name);
-    for (size_t i = 0; i < ARRAY_LEN(scopes); i++)
-        if (scopes[i].bit & scope & ~x->spec.scopes)
+    for (size_t i = 0; i < ARRAY_LEN(scope_table); i++)
+        if (scope_table[i].bit & scope & ~x->spec.scopes)
             return refuse(out, KEY_FORBIDDEN, 0, "API key '%s' lacks the scope '%s'", x->name,
-                          scopes[i].name);
+                          scope_table[i].name);
     return true;
 }
 

@@ -89,6 +89,21 @@ static inline struct model *fixture_model(const char *shape, bool tied, enum ten
     return fixture_model_of(c, tied, type, cls);
 }
 
+/* A model of this shape with fry's tokenizer, in which the six actions of the grid environment
+ * begin with six different tokens; a context of 128 tokens. NULL: the tokenizer cannot be opened.
+ */
+static inline struct model *fixture_model_with_fry_tokenizer(struct model_config c) {
+    struct error err;
+    c.vocab_size = 768;
+    c.max_seq_len = 128;
+    struct model *m = fixture_model_of(c, false, TENSOR_F32, NUMERIC_EXACT);
+    tokenizer_free(m->tok);
+    m->tok = tokenizer_from_json("models/fry/tokenizer.json", &err);
+    if (m->tok) return m;
+    model_close(m);
+    return NULL;
+}
+
 /* Both factors random; alpha = 1.5 r, so the scale is 1.5. `targets` as on the command line, from
  * layer `first` on. */
 static inline struct adapter *fixture_adapter_from(const struct model_config *c, int32_t first,

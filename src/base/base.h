@@ -116,6 +116,8 @@ struct buf {
 int buf_reserve(struct buf *b, size_t n, struct error *err);
 void buf_add(struct buf *b, const void *p, size_t n);
 void buf_puts(struct buf *b, const char *s);
+void buf_add_shell_word(struct buf *b,
+                        const char *s); /* between single quotes, for a POSIX shell */
 /* Appends a text for display: control characters except newline and tab, and invalid UTF-8, become
  * U+FFFD. */
 void buf_add_sanitized(struct buf *b, const char *text, size_t len);

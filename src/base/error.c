@@ -310,6 +310,16 @@ void buf_puts(struct buf *b, const char *s) {
     buf_add(b, s, strlen(s));
 }
 
+void buf_add_shell_word(struct buf *b, const char *s) {
+    buf_puts(b, "'");
+    for (size_t n; (n = strcspn(s, "'")), s[n]; s += n + 1) {
+        buf_add(b, s, n);
+        buf_puts(b, "'\\''");
+    }
+    buf_puts(b, s);
+    buf_puts(b, "'");
+}
+
 size_t utf8_complete_len(const char *text, size_t n) {
     size_t back = 0;
     while (back < n && back < 3 && ((uint8_t)text[n - 1 - back] & 0xC0) == 0x80) back++;

@@ -61,8 +61,8 @@ const struct cli_command *cli_command(const char *name);
 const struct cli_command *cli_command_at(int i);
 /* The title of the group that begins with command i; NULL: the command continues a group. */
 const char *cli_group_title(int i);
-/* The name of the most similar command; NULL: none is similar. */
-const char *cli_suggest_command(const char *name);
+/* The name of the most similar command, or `also` (may be NULL); NULL: none is similar. */
+const char *cli_suggest_command(const char *name, const char *also);
 
 /* Finds a model or recipe: the path itself, else the same path below the folder of the program or
  * below one of the two folders above that, or below share/shoal of one of these three folders (an

@@ -7,27 +7,24 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Prints text between single quotes for a shell; `also` is one more character to escape with a
- * backslash, or 0. */
-static void quoted_print(const char *text, char also) {
-    putchar('\'');
-    for (; *text; text++) {
-        if (*text == '\'')
-            fputs("'\\''", stdout);
-        else if (*text == also)
-            printf("\\%c", also);
-        else
-            putchar(*text);
-    }
-    putchar('\'');
+static void quoted_print(const char *text) {
+    struct buf b = {0};
+    buf_add_shell_word(&b, text);
+    fputs(b.data, stdout);
+    buf_release(&b);
 }
 
-/* Prints " --name" for every option of the command. */
-static void flags_print(const struct cli_command *c) {
-    struct option_row *rows = settings_job_rows(c);
-    for (const struct option_row *row = rows; row->name; row++)
-        if (row->type != OPT_ALIAS) printf(" --%s", row->name);
-    free(rows);
+/* Prints the cases of the commands: each assigns its options to `flags`, between open and close. */
+static void cases_print(const char *open, const char *close) {
+    const struct cli_command *c;
+    for (int i = 0; (c = cli_command_at(i)); i++) {
+        struct option_row *rows = settings_job_rows(c);
+        printf("    %s) flags=%s", c->name, open);
+        for (const struct option_row *row = rows; row->name; row++)
+            if (row->type != OPT_ALIAS) printf(" --%s", row->name);
+        printf("%s ;;\n", close);
+        free(rows);
+    }
 }
 
 static void bash_print(void) {
@@ -41,11 +38,7 @@ static void bash_print(void) {
            "        return\n"
            "    fi\n"
            "    case ${COMP_WORDS[1]} in\n");
-    for (int i = 0; (c = cli_command_at(i)); i++) {
-        printf("    %s) flags=\"", c->name);
-        flags_print(c);
-        printf("\" ;;\n");
-    }
+    cases_print("\"", "\"");
     printf("    esac\n"
            "    case $word in\n"
            "    -*) COMPREPLY=($(compgen -W \"$flags\" -- \"$word\")) ;;\n"
@@ -63,7 +56,7 @@ static void zsh_print(void) {
            "    commands=(\n");
     for (int i = 0; (c = cli_command_at(i)); i++) {
         printf("        %s:", c->name);
-        quoted_print(c->summary, ':');
+        quoted_print(c->summary);
         printf("\n");
     }
     printf("    )\n"
@@ -72,11 +65,7 @@ static void zsh_print(void) {
            "        return\n"
            "    fi\n"
            "    case $words[2] in\n");
-    for (int i = 0; (c = cli_command_at(i)); i++) {
-        printf("    %s) flags=(", c->name);
-        flags_print(c);
-        printf(" ) ;;\n");
-    }
+    cases_print("(", " )");
     printf("    esac\n"
            "    if [[ $words[CURRENT] == -* ]]; then compadd -- $flags; else _files; fi\n"
            "}\n"
@@ -87,7 +76,7 @@ static void fish_print(void) {
     const struct cli_command *c;
     for (int i = 0; (c = cli_command_at(i)); i++) {
         printf("complete -c shoal -n __fish_use_subcommand -f -a %s -d ", c->name);
-        quoted_print(c->summary, 0);
+        quoted_print(c->summary);
         printf("\n");
     }
     for (int i = 0; (c = cli_command_at(i)); i++) {
@@ -96,7 +85,7 @@ static void fish_print(void) {
             if (row->type == OPT_ALIAS) continue;
             printf("complete -c shoal -n '__fish_seen_subcommand_from %s' -l %s%s -d ", c->name,
                    row->name, row->type == OPT_BOOL ? "" : " -r");
-            quoted_print(row->help ? row->help : "", 0);
+            quoted_print(row->help ? row->help : "");
             printf("\n");
         }
         free(rows);

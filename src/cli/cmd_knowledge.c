@@ -42,7 +42,7 @@ struct embedding_setup {
     struct engine_embedder engine;
     struct embedder embedder;
 };
-/* EMBED_TOKENS: a text is truncated to so many tokens before it is embedded. EMBED_WORK: bytes
+/* EMBED_TOKENS: maximum tokens of a text that is embedded; the rest is cut off. EMBED_WORK: bytes
  * reserved outside of the engine. */
 enum { EMBED_TOKENS = 2048, EMBED_WORK = 4 << 20 };
 

@@ -118,17 +118,6 @@ static void add_names(struct buf *b, const struct strings *names, const char *ki
     if (names->n) buf_puts(b, names->n > NAMES_SHOWN ? " …)" : ")");
 }
 
-/* Adds a text as one word of a shell. */
-static void add_shell_quoted(struct buf *b, const char *text) {
-    buf_puts(b, "'");
-    for (; *text; text++)
-        if (*text == '\'')
-            buf_puts(b, "'\\''");
-        else
-            buf_add(b, text, 1);
-    buf_puts(b, "'");
-}
-
 /* A command that sends a chat and works when it is pasted on this machine. On a loopback address,
  * which is rarely a name of the certificate, curl does not check the certificate. */
 static void add_curl(struct buf *b, const struct http_options *http, const struct serve_ready *r) {
@@ -142,17 +131,17 @@ static void add_curl(struct buf *b, const struct http_options *http, const struc
     if (http->tls_cert && loopback) buf_puts(b, "-k ");
     if (http->tls_cert && !loopback) {
         buf_puts(b, "--cacert ");
-        add_shell_quoted(b, http->tls_cert);
+        buf_add_shell_word(b, http->tls_cert);
         buf_puts(b, " ");
     }
     if (r->needs_key) {
         buf_puts(b, "-H \"Authorization: Bearer $(cat ");
-        add_shell_quoted(b, r->token_path);
+        buf_add_shell_word(b, r->token_path);
         buf_puts(b, ")\" ");
     }
-    add_shell_quoted(b, url);
+    buf_add_shell_word(b, url);
     buf_puts(b, " -d ");
-    add_shell_quoted(b, body);
+    buf_add_shell_word(b, body);
     free(body);
     free(url);
     json_decref(v);

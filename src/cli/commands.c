@@ -58,8 +58,9 @@ const struct cli_command *cli_command(const char *name) {
     return NULL;
 }
 
-const char *cli_suggest_command(const char *name) {
-    const char *names[N_COMMANDS];
-    for (int i = 0; i < N_COMMANDS; i++) names[i] = commands[i].command->name;
-    return name_suggest(names, N_COMMANDS, name);
+const char *cli_suggest_command(const char *name, const char *also) {
+    const char *names[N_COMMANDS + 1] = {also};
+    int n = also ? 1 : 0;
+    for (int i = 0; i < N_COMMANDS; i++) names[n++] = commands[i].command->name;
+    return name_suggest(names, n, name);
 }

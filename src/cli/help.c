@@ -66,18 +66,23 @@ static void recipe_print(const struct recipe_section *r) {
     }
 }
 
+char *help_usage(const struct cli_command *c) {
+    return xasprintf("usage: shoal %s%s%s [options]", c->name, *c->args ? " " : "", c->args);
+}
+
 void help_print_command(const struct cli_command *c, const char *config, bool all) {
     const char *names = all ? NULL : c->main_options;
     int n_hidden = 0, n_shown = 0;
-    printf("usage: shoal %s%s%s [options]\n\n%s\n", c->name, *c->args ? " " : "", c->args,
-           c->about);
+    char *usage = help_usage(c);
+    printf("%s\n\n%s\n", usage, c->about);
+    free(usage);
     if (c->rows) n_shown = rows_print(c->rows, names, "options", &n_hidden);
     for (const struct option_table *t = c->more; t && t->rows; t++)
         n_shown += rows_print(t->rows, names, all ? t->title : NULL, &n_hidden);
     CHECK(n_shown >= words_count(names));
-    if (all) recipe_print(c->recipe);
     bool keys = c->recipe && c->recipe->name;
     if (all) {
+        recipe_print(c->recipe);
         printf("\nfor every command:\n");
         settings_help(stdout);
     } else {

@@ -37,23 +37,21 @@ char *cli_find_file(const char *path) {
         char *slash = strrchr(exe, '/');
         if (!slash) break;
         *slash = 0;
-        char *candidates[] = {path_join(exe, path), xasprintf("%s/share/shoal/%s", exe, path)};
-        char *found = NULL;
-        for (int i = 0; i < 2; i++) {
-            if (!found && path_exists(candidates[i]))
-                found = candidates[i];
-            else
-                free(candidates[i]);
+        static const char *const folders[] = {"", "share/shoal/"};
+        for (size_t i = 0; i < ARRAY_LEN(folders); i++) {
+            char *candidate = xasprintf("%s/%s%s", exe, folders[i], path);
+            if (path_exists(candidate)) return candidate;
+            free(candidate);
         }
-        if (found) return found;
     }
     return xstrdup(path);
 }
 
 static int usage_error(const struct cli_command *c, const struct error *err) {
     log_message("shoal %s: %s", c->name, err->text);
-    log_message("usage: shoal %s%s%s [options]; see 'shoal %s --help'", c->name,
-                *c->args ? " " : "", c->args, c->name);
+    char *usage = help_usage(c);
+    log_message("%s; see 'shoal %s --help'", usage, c->name);
+    free(usage);
     return 2;
 }
 
@@ -149,7 +147,7 @@ int main(int argc, char **argv) {
         return 1;
     }
     if (c) return help ? run_command(c, 1, help_args) : run_command(c, argc - 2, argv + 2);
-    const char *near = cli_suggest_command(name);
+    const char *near = cli_suggest_command(name, NULL);
     log_message("shoal: no command '%s'%s%s%s; 'shoal --help' lists them", name,
                 near ? ", did you mean '" : "", near ? near : "", near ? "'?" : "");
     return 2;

@@ -119,11 +119,7 @@ static int owner_check(const char *path, struct error *err) {
 
 static int section_unknown(const struct config_file *c, const struct config_section *section,
                            struct error *err) {
-    const char *names[64] = {"all"};
-    int n = 1;
-    for (const struct cli_command *k; n < (int)ARRAY_LEN(names) && (k = cli_command_at(n - 1)); n++)
-        names[n] = k->name;
-    const char *near = name_suggest(names, n, section->name);
+    const char *near = cli_suggest_command(section->name, "all");
     return error_set(err, ERR_USAGE, "%s:%d: no command '%s'%s%s%s", c->path, section->line,
                      section->name, near ? "; did you mean '" : "", near ? near : "",
                      near ? "'?" : "");

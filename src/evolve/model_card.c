@@ -32,17 +32,12 @@ static void add_markdown_text(struct buf *b, const char *s) {
     buf_release(&line);
 }
 
-/* Quotes text as one word of a shell command. */
+/* Quotes text, on one line, as one word of a shell command. */
 static void add_shell_word(struct buf *b, const char *s) {
     struct buf line = {0};
     buf_add_one_line(&line, s);
-    buf_puts(b, "'");
-    for (size_t i = 0; i < line.len; i++)
-        if (line.data[i] == '\'')
-            buf_puts(b, "'\\''");
-        else
-            buf_add(b, line.data + i, 1);
-    buf_puts(b, "'");
+    buf_puts(&line, "");
+    buf_add_shell_word(b, line.data);
     buf_release(&line);
 }
 

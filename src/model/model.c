@@ -71,7 +71,8 @@ static const char *tensor_shape_text(const int64_t *dims, int n_dims, char out[9
     return out;
 }
 
-/* The last component of the path, without its extension if that is a known extension. */
+/* The last component of the path, without its extension if that is a known extension, and with
+ * U+FFFD for bytes that JSON cannot contain. */
 static char *model_name(struct arena *arena, const char *path) {
     size_t end = strlen(path);
     while (end > 1 && path[end - 1] == '/') end--;
@@ -85,8 +86,10 @@ static char *model_name(struct arena *arena, const char *path) {
             break;
         }
     }
-    char *name = arena_alloc(arena, end - begin + 1);
-    memcpy(name, path + begin, end - begin);
+    struct buf clean = {0};
+    buf_add_sanitized(&clean, path + begin, end - begin);
+    char *name = arena_strdup(arena, clean.data ? clean.data : "");
+    buf_release(&clean);
     return name;
 }
 

@@ -128,7 +128,7 @@ static void limit_refuse(struct exchange *x, const struct key_decision *a) {
              a->message);
 }
 
-/* Replies 401. Only callers on this machine are told the path of the token file. */
+/* Replies 401. The path of the token file is sent only to callers on this machine. */
 static void unknown_key_refuse(struct server *s, struct exchange *x, const char *why) {
     exchange_add_header(x, "WWW-Authenticate", "Bearer");
     if (exchange_is_local(x))

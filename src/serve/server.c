@@ -697,9 +697,8 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
                                    .dispatch = route_dispatch,
                                    .any_host = auth_any_host,
                                    .ended = request_done};
-    if (modules_open(s, err) != OK || alerts_start(s, err) != OK ||
-        auth_token_create(s, err) !=
-            OK) // the lock of the jobs is held, so no other server uses the state folder
+    // the token last: then the lock of the jobs is held, so no other server uses the state folder
+    if (modules_open(s, err) != OK || alerts_start(s, err) != OK || auth_token_create(s, err) != OK)
         return err->code;
     file_set_regular_only(true); /* from here on, paths come from requests */
     return http_new(&s->options->http, &calls, err) ? OK : err->code;
@@ -798,19 +797,12 @@ static int state_protect(const char *dir, struct error *err) {
     return rc;
 }
 
-/* The model's name in replies: a file name may contain bytes that JSON cannot. malloc'ed. */
-static char *name_for_replies(const char *name) {
-    struct buf b = {0};
-    buf_add_sanitized(&b, name, strlen(name));
-    return b.data ? b.data : xstrdup("");
-}
-
 int serve_run(struct model *m, struct engine *e, const struct engine_options *eo, const char *path,
               const struct serve_options *o, struct error *err) {
     struct server s = {.options = o,
                        .model = m,
                        .engine = e,
-                       .name = name_for_replies(m->name),
+                       .name = xstrdup(m->name),
                        .path = xstrdup(path),
                        .started = (int64_t)time(NULL),
                        .threads = pool_size(eo->pool)};

@@ -33,7 +33,7 @@ split() {
     ' "$1"
 }
 
-# Pages of other languages than English may lack tags, as may README.md, which has no block to run.
+# untagged PAGE: the places of blocks without a tag.
 untagged() {
     awk '/^ *```/ { if (!open && $0 ~ /``` *$/) print FILENAME ":" NR; open = !open }' "$1"
 }
@@ -117,13 +117,8 @@ for page in README.md docs/*.md; do
     name=$(basename "$page")
     [ "$name" = API.md ] && continue
     case " ${DOCS:-$name} " in *" $name "*) ;; *) continue ;; esac
-    case $name in
-    README*) ;;
-    *)
-        lines=$(untagged "$page" | tr '\n' ' ')
-        if [ -z "$lines" ]; then echo "ok tags of $name"; else echo "not ok tags of $name: blocks without one: $lines"; fi
-        ;;
-    esac
+    lines=$(untagged "$page" | tr '\n' ' ')
+    if [ -z "$lines" ]; then echo "ok tags of $name"; else echo "not ok tags of $name: blocks without one: $lines"; fi
     case $name in TROUBLESHOOTING*) check_messages "$page" ;; esac
     run_page "$page" >"$tmp/result.$name" 2>&1 &
     pids="$pids $!"

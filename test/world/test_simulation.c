@@ -98,12 +98,7 @@ static int suite_setup(void **state) {
     struct model_config c;
     struct error err;
     if (model_preset_find("tiny-llama", &c, &err) != OK) return -1;
-    c.vocab_size = 768;
-    c.max_seq_len = 128;
-    model = fixture_model_of(c, false, TENSOR_F32, NUMERIC_EXACT);
-    tokenizer_free(model->tok);
-    model->tok = tokenizer_from_json("models/fry/tokenizer.json", &err);
-    if (!model->tok) return -1;
+    if (!(model = fixture_model_with_fry_tokenizer(c))) return -1;
     for (int i = 0; i < POLICIES; i++)
         fixture_adapters[i] =
             fixture_adapter(&model->config, 2, "q_proj,v_proj,down_proj", 0.15f, 100 + (uint64_t)i);

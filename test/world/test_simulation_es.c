@@ -75,12 +75,7 @@ static int suite_setup(void **state) {
     (void)state;
     struct model_config c;
     if (model_preset_find("tiny-llama", &c, &err) != OK) return -1;
-    c.vocab_size = 768;
-    c.max_seq_len = 128;
-    model = fixture_model_of(c, false, TENSOR_F32, NUMERIC_EXACT);
-    tokenizer_free(model->tok);
-    model->tok = tokenizer_from_json("models/fry/tokenizer.json", &err);
-    if (!model->tok) return -1;
+    if (!(model = fixture_model_with_fry_tokenizer(c))) return -1;
     start = fixture_adapter(&model->config, 2, "q_proj,down_proj", 0.15f, 100);
     snprintf(folder, sizeof folder, "/tmp/shoal-simulation-es-XXXXXX");
     return mkdtemp(folder) ? 0 : -1;

@@ -20,14 +20,8 @@ static struct model *model;
 
 static int model_make(void **state) {
     (void)state;
-    struct error err;
-    struct model_config c = fixture_shape(2, 32, 4, 2, 8, 48);
-    c.vocab_size = 768;
-    c.max_seq_len = 128;
-    model = fixture_model_of(c, false, TENSOR_F32, NUMERIC_EXACT);
-    tokenizer_free(model->tok);
-    model->tok = tokenizer_from_json("models/fry/tokenizer.json", &err);
-    return model->tok ? 0 : -1;
+    model = fixture_model_with_fry_tokenizer(fixture_shape(2, 32, 4, 2, 8, 48));
+    return model ? 0 : -1;
 }
 
 static int model_free(void **state) {

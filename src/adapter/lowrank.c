@@ -161,8 +161,7 @@ static void randomized_range_finder(const float *w, int out, int in, int l, doub
         linalg_qr(y, out, l, q, r);
         if (round == POWER_ITERATIONS) break;
         dense_transpose_multiply(w, out, in, q, l, t);
-        linalg_qr(t, in, l, z,
-                  r); /* without this QR, small singular values would be lost to rounding */
+        linalg_qr(t, in, l, z, r); /* without it, small singular values are lost to rounding */
     }
     arena_release(&tmp);
 }

@@ -249,8 +249,9 @@ static int unpublished_version_add(const struct versions *v, const json_t *list,
     json_int_t number = version_number(json_array_get(list, 0)) + 1;
     const char *last = version_hash(json_array_get(list, 0));
     char *path = version_path(v, a->hash);
-    int rc = path_is_dir(path)
-                 ? OK // the same adapter under a different config text
+    bool is_stored = path_is_dir(path); /* the same adapter under a different config text */
+    int rc = is_stored
+                 ? OK
                  : version_add(v, a, v->dir, NULL, version_metadata(a, number, last, NULL), err);
     memcpy(hash, a->hash, HASH_LEN);
     adapter_release(a);

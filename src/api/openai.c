@@ -93,8 +93,8 @@ int stop_conditions_read(const struct server *s, const json_t *body, struct gene
             free(spec->stop_texts.v[k]);
             spec->stop_texts.v[k] = spec->stop_texts.v[--spec->stop_texts.n];
         }
-    for (int k = 0; k < spec->stop_texts.n;
-         k++) // limited, because each text is searched for after every token
+    // limited, because each text is searched for after every token
+    for (int k = 0; k < spec->stop_texts.n; k++)
         if (strlen(spec->stop_texts.v[k]) > MAX_STOP_BYTES)
             return error_set(err, ERR_USAGE, "a text in 'stop' may have at most %d bytes",
                              MAX_STOP_BYTES);

@@ -185,8 +185,8 @@ static void gated_backward_items(void *ctx, int64_t begin, int64_t end, int thre
     const int64_t f = t->c.d_ff;
     for (int64_t i = begin; i < end; i++) {
         uint16_t *dgate_tiles = gemm_input_tile_row(&j->dgate, i);
-        const int64_t at =
-            dgate_tiles - j->dgate.tiles; // the same offset in all four arrays of tiles
+        /* the same offset in all four arrays of tiles */
+        const int64_t at = dgate_tiles - j->dgate.tiles;
         const struct gated_backward_row row = {.gate = j->g->gate_out + at,
                                                .up = j->g->up_out + at,
                                                .dact = t->dact + i * f,

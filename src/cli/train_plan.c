@@ -113,10 +113,8 @@ static void sample_print(const struct train_request *q, const struct train_sampl
     train_sample_render(s, q->m->tok, mark_begin, mark_end, &text);
     printf("--- %s%s, %d tokens, %lld %s\n", q->jobs[s->adapter].name, part, s->n,
            (long long)marked, uses_rewards(q) ? "generated" : "learned");
-    terminal_write_raw(
-        text.data
-            ? text.data
-            : ""); /* raw, because of the colours; train_sample_render has sanitised the text */
+    /* raw, because of the colours; train_sample_render has sanitised the text */
+    terminal_write_raw(text.data ? text.data : "");
     printf("\n");
     buf_release(&text);
 }

@@ -1044,8 +1044,9 @@ static bool objects_disjoint(struct schema *s, json_t *a, json_t *b, int depth) 
     const char *key;
     size_t i;
     more = json_object_get(a, "additionalProperties");
-    bool branched = json_object_get(a, "anyOf") || json_object_get(a, "oneOf") ||
-                    json_object_get(a, "allOf"); // these keywords may add properties
+    /* these keywords may add properties */
+    bool branched =
+        json_object_get(a, "anyOf") || json_object_get(a, "oneOf") || json_object_get(a, "allOf");
     json_array_foreach (json_object_get(b, "required"), i, name) {
         bool never = known && !branched && (!more || json_is_false(more)) && json_is_string(name) &&
                      !json_object_get(known, json_string_value(name)) &&

@@ -572,8 +572,8 @@ void exchange_stream(struct exchange *x, int status, const char *type,
                      const struct stream_source *s) {
     __atomic_add_fetch(&x->h->stats.streams, 1, __ATOMIC_RELAXED);
     exchange_add_header(x, "Cache-Control", "no-store");
-    exchange_add_header(x, "X-Accel-Buffering",
-                        "no"); // otherwise proxies buffer incomplete replies
+    // otherwise proxies buffer incomplete replies
+    exchange_add_header(x, "X-Accel-Buffering", "no");
     x->response =
         mhd.MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK, stream_read, x, NULL);
     answer_publish(x, status, type, s);

@@ -652,8 +652,8 @@ static float avx512_max(const float *a, int64_t n) {
     const __m512 low = _mm512_set1_ps(-INFINITY);
     __m512 acc = low;
     for (int64_t i = 0; i < n; i += 16) {
-        acc = _mm512_max_ps(_mm512_mask_loadu_ps(low, lanes_mask(n - i), a + i),
-                            acc); /* a NaN does not change acc */
+        /* in this order, a NaN does not change acc */
+        acc = _mm512_max_ps(_mm512_mask_loadu_ps(low, lanes_mask(n - i), a + i), acc);
     }
     float lanes[16], best = -INFINITY;
     _mm512_storeu_ps(lanes, acc);
@@ -784,8 +784,8 @@ INLINE void gemm_nn_unpacked_tile(float *y, int64_t ldy, const float *t, int64_t
         }
     }
     for (int64_t j = 0; j < k; j++) {
-        if (rows ==
-            8) // only two vectors of each row of v are read, so the rows are prefetched here
+        // with 8 rows only two vectors of each row of v are read, so the rows are prefetched
+        if (rows == 8)
             for (int c = 0; c < vectors; c++)
                 __builtin_prefetch((const char *)v +
                                    ((j + 12) * ldv + 16 * c) * (e == DTYPE_BF16 ? 2 : 4));

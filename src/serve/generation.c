@@ -274,8 +274,8 @@ static bool tool_call_parse_untagged(const struct generation *g, struct completi
     free(c.name);
     if (is_call)
         tool_call_parse(text, p, end, tool_call_at(g, a, 0));
-    else if (a->done && g->spec.tool_choice !=
-                            TOOL_CHOICE_REQUIRED) // a truncated required call is not content
+    else if (a->done && g->spec.tool_choice != TOOL_CHOICE_REQUIRED)
+        // a truncated required call is not content
         a->content_end = a->shown;
     return is_call || !a->done;
 }

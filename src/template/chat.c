@@ -252,8 +252,8 @@ static int generation_header_render(struct rendering *r, size_t n, struct buf *h
         else if (with_prompt.n_message_ranges &&
                  with_prompt.message_ranges[with_prompt.n_message_ranges - 1].message < 0)
             begin = with_prompt.message_ranges[with_prompt.n_message_ranges - 1].begin;
-        buf_add(header, with_prompt.text + begin,
-                with_prompt.n - begin); /* sets header->data even for "" */
+        /* sets header->data even for "" */
+        buf_add(header, with_prompt.text + begin, with_prompt.n - begin);
     }
     jinja_output_release(&with_prompt);
     jinja_output_release(&without_prompt);

@@ -74,9 +74,9 @@ static double regex_reward(void *ctx, const json_t *item, const char *completion
     pcre2_match_data *m = pcre2_match_data_create(1, NULL);
     pcre2_match_context *limits = pcre2_match_context_create(NULL);
     CHECK(p && m && limits); // regex_check has compiled the pattern before
-    pcre2_set_match_limit(limits,
-                          1000000);      // as in the grader; for each start position of a match
-    pcre2_set_heap_limit(limits, 65536); // KiB
+    // as in the grader: steps for each start position of a match, and KiB
+    pcre2_set_match_limit(limits, 1000000);
+    pcre2_set_heap_limit(limits, 65536);
     int rc = pcre2_match(p, (PCRE2_SPTR)completion, strlen(completion), 0, 0, m, limits);
     pcre2_match_context_free(limits);
     pcre2_match_data_free(m);

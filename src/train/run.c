@@ -306,8 +306,8 @@ static json_t *notes_json(const struct recorded_run *r, const struct gated_job *
     notes = json_pack("{s:s,s:o,s:o,s:o}", "run", r->id, "tags", tags, "gate",
                       gate_json(&t->result.gate), "retain_families", families_json(&t->result));
     if (t->result.gate.eval.n > 0)
-        json_object_set_new(notes, "score",
-                            json_real(-t->result.gate.eval.after)); // higher is better
+        // higher is better
+        json_object_set_new(notes, "score", json_real(-t->result.gate.eval.after));
     return notes;
 }
 

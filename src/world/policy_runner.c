@@ -23,11 +23,10 @@ enum {
     DEFAULT_ROWS = 256,
     DEFAULT_SEQS = 64,
     DEFAULT_LEN = 256,
-    SMALL_LAYER_WEIGHTS =
-        1 << 20,          /* most weights of a layer that fit into a core's private cache */
-    MIN_ENGINE_SEQS = 16, /* minimal sequences of an engine that runs on one thread */
-    MIN_ENGINE_ROWS = 64, /* minimal rows of such an engine */
-    CHUNK_REQUESTS = 8,   /* requests that a thread takes from the batch at once */
+    SMALL_LAYER_WEIGHTS = 1 << 20, /* weights of a layer that fit into a core's private cache */
+    MIN_ENGINE_SEQS = 16,          /* minimal sequences of an engine that runs on one thread */
+    MIN_ENGINE_ROWS = 64,          /* minimal rows of such an engine */
+    CHUNK_REQUESTS = 8,            /* requests that a thread takes from the batch at once */
 };
 
 /* Where the log-probabilities of a decision come from: the cache, or a request of the batch. */
@@ -172,8 +171,8 @@ void policy_runner_tokenize(struct policy_runner *a, struct policy_decision *dec
                          TOKENIZER_ADD_BOS, &a->tokens);
         token_begin[i + 1] = a->tokens.n;
     }
-    for (int i = 0; i < n;
-         i++) { // not in the loop above, because adding tokens may reallocate the list
+    // not in the loop above, because adding tokens may reallocate the list
+    for (int i = 0; i < n; i++) {
         decisions[i].tokens = a->tokens.v + token_begin[i];
         decisions[i].n = token_begin[i + 1] - token_begin[i];
     }
@@ -195,9 +194,8 @@ static void request_init(struct policy_runner *a, struct engine_request *r,
     }
     r->choices = a->action_seqs;
     r->n_choices = a->e->n_actions;
-    r->choices_only =
-        a->m->cls ==
-        NUMERIC_FAST; // not in the exact class, so that recorded traces can be reproduced
+    // not in the exact class, so that recorded traces can be reproduced
+    r->choices_only = a->m->cls == NUMERIC_FAST;
     r->logprob_temperature = (float)a->o.temperature;
 }
 
@@ -217,8 +215,8 @@ static void action_sample(const struct policy_runner *a, const float *logprob,
         if (d->action < 0 && remaining < p) d->action = i;
         remaining -= p;
     }
-    for (int i = 0; d->action < 0 && i < n;
-         i++) // rounding errors left a rest: take the most probable action
+    // rounding errors may leave a rest: take the most probable action
+    for (int i = 0; d->action < 0 && i < n; i++)
         if ((double)logprob[i] >= max) d->action = i;
     if (d->action < 0) d->action = 0; // all log-probabilities are NaN
 }
@@ -341,8 +339,8 @@ int policy_runner_act(struct policy_runner *a, struct policy_decision *decisions
     int n_requests = requests_build(a, decisions, n);
     int rc = requests_run(a, n_requests, err);
     for (int i = 0; rc == OK && i < n; i++) decision_complete(a, &a->sources[i], &decisions[i]);
-    for (int i = 0; i < n_requests;
-         i++) { // at the end, because an addition may replace a cached decision that is in use
+    // at the end, because an addition may replace a cached decision that is in use
+    for (int i = 0; i < n_requests; i++) {
         if (rc == OK) cache_add(a, &a->requests[i]);
         engine_request_release(&a->requests[i]);
     }

@@ -959,8 +959,8 @@ static void test_gguf_invalid_metadata(void **state) {
         if (lengths[i] == 0) continue;
         put_header(&b, 3, 0, 1), put_str(&b, "a"), put_u32(&b, 8), put_u64(&b, lengths[i]);
         assert_gguf_refused(&b, 100, "metadata 'a' is cut off");
-        for (uint32_t element = 0; element < 14;
-             element++) { /* 9: arrays of arrays, 13: not a type */
+        /* 9: arrays of arrays, 13: not a type */
+        for (uint32_t element = 0; element < 14; element++) {
             put_header(&b, 3, 0, 1), put_str(&b, "a"), put_u32(&b, 9), put_u32(&b, element),
                 put_u64(&b, lengths[i]);
             assert_gguf_refused(&b, 100, "metadata 'a' is cut off");

@@ -302,8 +302,8 @@ static void naive_merge(const struct tokenizer *t, struct token_ids *v) {
 static void test_merge_equals_naive(void **state) {
     (void)state;
     struct tokenizer *t = trained_small("gpt-2");
-    for (uint64_t i = 0; i <= t->pairs.mask;
-         i++) { /* the filter before the table rejects no existing pair */
+    /* the filter before the table rejects no existing pair */
+    for (uint64_t i = 0; i <= t->pairs.mask; i++) {
         const struct merge_slot *s = &t->pairs.slots[i];
         if (s->key != UINT64_MAX)
             assert_ptr_equal(merge_table_find(&t->pairs, (int32_t)(s->key >> 32), (int32_t)s->key),
@@ -1390,8 +1390,8 @@ static void test_ranges_equal_whole_text(void **state) {
         struct buf text = {0}, got = {0};
         for (uint32_t c = 1; c < 0x110000; c++) /* every character once, in order */
             if (c < 0xD800 || c > 0xDFFF) put_utf8(&text, c);
-        for (int i = 0; i < 100000;
-             i++) { /* and in random order, so that marks follow all kinds of bases */
+        /* and in random order, so that marks follow all kinds of bases */
+        for (int i = 0; i < 100000; i++) {
             static const uint32_t from[] = {0x20,   0x300,  0xC0,  0x1100,
                                             0xAC00, 0x3040, 0x900, 0x1D150};
             uint32_t c = from[rng_below(&r, ARRAY_LEN(from))] + rng_below(&r, 0x80);

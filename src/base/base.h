@@ -350,10 +350,30 @@ void buf_add_terminal(struct buf *b, const char *text, size_t len);
 /* Whether stdout is a pipe or socket whose other end no longer reads. */
 bool stdout_is_closed(void);
 
-/* Messages go to stderr, one line each: the newline is added, control characters become U+FFFD, and
- * lines after a newline inside a message are indented. `log_quiet` (set by --quiet) silences
- * log_info() and progress, never log_warn(). */
-extern bool log_quiet;
+/*
+ * Messages and progress go to the log sink of the thread or, if it has none and log_to_stderr is
+ * set (by the program, not by the library), to stderr: one line per message, control characters as
+ * U+FFFD, lines after a newline inside a message indented. log_quiet (set by --quiet, for the whole
+ * process) and log_muted (for a thread) silence log_info() and progress, never log_warn().
+ */
+extern bool log_to_stderr, log_quiet;
+extern _Thread_local bool log_muted;
+
+/* The receiver of one thread's messages and progress: a caller of the library. */
+struct progress;
+struct log_sink {
+    void (*message)(void *ctx, const char *text); /* may be NULL */
+    /* At each progress_update; true cancels the operation. May be NULL. */
+    bool (*progress)(void *ctx, const struct progress *p, const char *detail);
+    void *ctx;
+    bool cancelled;
+};
+/* Sets the sink of this thread, which the caller owns, and returns the one before; NULL: none. */
+struct log_sink *log_set_sink(struct log_sink *sink);
+/* ERR_STATE if the thread's sink has cancelled the operation. Long loops call it between two steps
+ * and return the error. */
+int log_check_cancelled(struct error *err);
+
 /* A message without a prefix, printed under --quiet too. */
 void log_message(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void log_info(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
@@ -384,6 +404,9 @@ void progress_start(struct progress *p, const char *title, int64_t total);
 void progress_update(struct progress *p, int64_t done, const char *detail);
 void progress_finish(struct progress *p, const char *detail);
 
+/* Opens the pipe of SHOAL_PROGRESS. The program calls it first, while an open descriptor with this
+ * number can only be an inherited one. */
+void progress_pipe_open(void);
 /* Writes metrics of this process to the pipe of SHOAL_PROGRESS, as a line of {"figures": {name:
  * value}}; NaN and infinities are null. The line is lost if the pipe is full. Names are those of
  * job metrics without their prefix: "train_loss" is shoal_train_loss of metrics.inc. The reader

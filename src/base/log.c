@@ -2,7 +2,8 @@
  * log: clocks, messages on stderr, and progress: a line for the user, and lines of JSON for the
  * program that started this one.
  *
- * Messages and progress never go to stdout, which is for results; terminal_sanitize_stdout keeps
+ * The library has no output of its own: the program sets log_to_stderr, and a caller of the library
+ * may have a log sink. Messages and progress never go to stdout, which is for results; terminal_sanitize_stdout keeps
  * characters that could harm a terminal out of stdout. There is no colour, and no bar if stderr is
  * not a terminal.
  *
@@ -28,7 +29,19 @@
 #include <unistr.h>
 #include <uniwidth.h>
 
-bool log_quiet;
+bool log_to_stderr, log_quiet;
+_Thread_local bool log_muted;
+static _Thread_local struct log_sink *log_sink; /* NULL: stderr */
+
+struct log_sink *log_set_sink(struct log_sink *sink) {
+    struct log_sink *before = log_sink;
+    log_sink = sink;
+    return before;
+}
+
+int log_check_cancelled(struct error *err) {
+    return log_sink && log_sink->cancelled ? error_set(err, ERR_STATE, "cancelled") : OK;
+}
 
 int utf8_field_width(const char *text, int columns) {
     return columns + (int)strlen(text) - u8_strwidth((const uint8_t *)text, "UTF-8");
@@ -162,7 +175,15 @@ static void log_append_sanitized(struct buf *b, char *text) {
 }
 
 static void message_write(const char *prefix, const char *fmt, va_list ap) {
+    if (log_sink ? !log_sink->message : !log_to_stderr) return;
     char *text = xvasprintf(fmt, ap);
+    if (log_sink) {
+        char *whole = xasprintf("%s%s", prefix, text);
+        log_sink->message(log_sink->ctx, whole);
+        free(whole);
+        free(text);
+        return;
+    }
     struct buf b = {0};
     bool wipe_progress = atomic_exchange(&progress_line_shown, false);
     buf_printf(&b, "%s%s", wipe_progress ? "\r\033[K" : "", prefix);
@@ -181,7 +202,7 @@ void log_message(const char *fmt, ...) {
 }
 
 void log_info(const char *fmt, ...) {
-    if (log_quiet) return;
+    if (log_quiet || log_muted) return;
     va_list ap;
     va_start(ap, fmt);
     message_write("", fmt, ap);
@@ -278,10 +299,8 @@ static void progress_draw(struct progress *p, double now, const char *detail, bo
 static int progress_pipe_fd = -1; /* the pipe that SHOAL_PROGRESS names */
 static _Atomic double progress_reported_at;
 
-/* Runs before main, when this process has opened no file itself, so the number can only be that of
- * an inherited descriptor. Programs that this process starts get neither the descriptor nor the
- * variable. */
-__attribute__((constructor)) static void progress_pipe_init(void) {
+/* Programs that this process starts get neither the descriptor nor the variable. */
+void progress_pipe_open(void) {
     const char *text = getenv("SHOAL_PROGRESS");
     if (!text) return;
     char *end;
@@ -356,7 +375,9 @@ void progress_start(struct progress *p, const char *title, int64_t total) {
 void progress_update(struct progress *p, int64_t done, const char *detail) {
     p->done = done;
     progress_report(p, false);
-    if (log_quiet) return;
+    if (log_sink && log_sink->progress && !log_muted)
+        log_sink->cancelled |= log_sink->progress(log_sink->ctx, p, detail);
+    if (log_sink || !log_to_stderr || log_quiet || log_muted) return;
     double now = clock_now();
     if (now - p->last >= (stderr_is_terminal() ? REDRAW_SECONDS : LINE_SECONDS))
         progress_draw(p, now, detail, false);
@@ -364,5 +385,6 @@ void progress_update(struct progress *p, int64_t done, const char *detail) {
 
 void progress_finish(struct progress *p, const char *detail) {
     progress_report(p, true);
-    if (!log_quiet) progress_draw(p, clock_now(), detail, true);
+    if (!log_sink && log_to_stderr && !log_quiet && !log_muted)
+        progress_draw(p, clock_now(), detail, true);
 }

@@ -119,6 +119,8 @@ static int run_command(const struct cli_command *c, int argc, char **argv) {
 }
 
 int main(int argc, char **argv) {
+    progress_pipe_open();
+    log_to_stderr = true;
     signal(SIGXFSZ, SIG_IGN); /* exceeding the file size limit is an error of write() instead */
     signal(SIGPIPE, SIG_IGN);
     file_map_catch_sigbus();
@@ -142,6 +144,10 @@ int main(int argc, char **argv) {
     if (help) name = argv[2]; /* 'shoal help run' is 'shoal run --help' */
     const struct cli_command *c = cli_command(name);
     struct error err = {0};
+    if (kernels_check_level(&err) != OK) {
+        log_message("shoal: %s", err.text);
+        return 2;
+    }
     if (job_confine(&err) != OK) {
         fprintf(stderr, "shoal: the job cannot be confined: %s\n", err.text);
         return 1;

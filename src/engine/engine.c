@@ -1203,12 +1203,17 @@ int engine_run(struct engine *e, struct engine_request *reqs, int n, struct prog
     }
     for (int i = 0; i < n; i++) request_enqueue(e, &reqs[i]);
     uint64_t already_finished = e->stats.finished;
-    int left;
+    int left, rc = OK;
     do {
         left = engine_step(e);
         if (p)
             progress_update(p, (int64_t)MIN(e->stats.finished - already_finished, (uint64_t)n),
                             NULL);
-    } while (left > 0);
-    return OK;
+        if (left > 0) rc = log_check_cancelled(err);
+    } while (rc == OK && left > 0);
+    for (int i = 0; rc != OK && i < n; i++) {
+        engine_cancel(e, &reqs[i]);
+        engine_request_release(&reqs[i]);
+    }
+    return rc;
 }

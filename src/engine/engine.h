@@ -176,7 +176,8 @@ void engine_cancel(struct engine *e, struct engine_request *r);
 /* Runs one step; returns the number of unfinished requests. Finished requests have `done` set. */
 int engine_step(struct engine *e);
 /* Submits n requests (those beyond max_seqs wait) and runs steps until the engine has no unfinished
- * request. `p` (may be NULL) shows the number of finished requests. */
+ * request. `p` (may be NULL) shows the number of finished requests. ERR_STATE: cancelled
+ * (log_check_cancelled); then no request has results. */
 int engine_run(struct engine *e, struct engine_request *reqs, int n, struct progress *p,
                struct error *err);
 struct engine_stats {

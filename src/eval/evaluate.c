@@ -358,6 +358,7 @@ int eval_solver_answer(void *solver, const struct eval_task *task, struct eval_r
         rc = window_refill(&w, err);
         if (rc == OK && w.done < task->n_questions) engine_step(w.s->e);
         if (p) progress_update(p, done + w.done, task->name);
+        if (rc == OK) rc = log_check_cancelled(err);
     }
     window_drain(&w);
     free(w.jobs);

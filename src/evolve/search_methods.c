@@ -126,14 +126,14 @@ static int finetune(struct evolve_run *r, int generation, struct adapter **a,
     struct train_job *jobs = xcalloc((size_t)n, sizeof *jobs);
     char *data = r->env->find(o->evolve.finetune_data),
          *checkpoint = n == 1 ? path_join(r->dir, "learn.bin") : NULL;
-    bool quiet = log_quiet;
+    bool muted = log_muted;
     t.seed = o->seed + generation;
     t.max_steps = updates;
     for (int i = 0; i < n; i++)
         jobs[i] = (struct train_job){.name = names[i], .data = data, .start = a[i]};
-    log_quiet |= n > 1; // fine-tuning of many children is a short part of a run
+    log_muted |= n > 1; // fine-tuning of many children is a short part of a run
     int rc = sft_run_with_callbacks(r->model, jobs, n, &t, es, r->env->pool, checkpoint, NULL, err);
-    log_quiet = quiet;
+    log_muted = muted;
     for (int i = 0; i < n; i++) {
         if (rc != OK) {
             adapter_release(jobs[i].result);

@@ -91,25 +91,28 @@ static void tables_init(void) {
     pthread_once(&once, tables_fill);
 }
 
+/* The level of SHOAL_CPU, or the best one if the variable is not set or invalid. */
 static void level_choose(void) {
     tables_init();
     chosen_level = best_level;
     const char *requested = getenv("SHOAL_CPU");
-    if (!requested || !*requested) return;
+    for (int l = 0; requested && l <= (int)best_level; l++)
+        if (strcmp(requested, level_names[l]) == 0) chosen_level = (enum cpu_level)l;
+}
+
+int kernels_check_level(struct error *err) {
+    const char *requested = getenv("SHOAL_CPU");
+    if (!requested || !*requested) return OK;
+    tables_init();
     for (int l = 0; l < CPU_LEVELS; l++) {
         if (strcmp(requested, level_names[l]) != 0) continue;
-        if (l <= (int)best_level) {
-            chosen_level = (enum cpu_level)l;
-            return;
-        }
-        fprintf(stderr,
-                "shoal: SHOAL_CPU '%s' is not available on this machine, which has up to '%s'\n",
-                requested, level_names[best_level]);
-        exit(2);
+        if (l <= (int)best_level) return OK;
+        return error_set(err, ERR_USAGE,
+                         "SHOAL_CPU '%s' is not available on this machine, which has up to '%s'",
+                         requested, level_names[best_level]);
     }
-    fprintf(stderr, "shoal: unknown SHOAL_CPU '%s'; it is scalar, avx2, avx512 or amx\n",
-            requested);
-    exit(2);
+    return error_set(err, ERR_USAGE, "unknown SHOAL_CPU '%s'; it is scalar, avx2, avx512 or amx",
+                     requested);
 }
 
 bool cpu_has_level(enum cpu_level level) {

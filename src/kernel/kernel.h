@@ -425,9 +425,10 @@ struct kernels {
 #define GELU_LINEAR 0x1.988454p+0f
 #define GELU_CUBIC 0x1.2444f2p-4f
 
-/* The table for this process: that of the best available level, capped by SHOAL_CPU. If SHOAL_CPU
- * is unknown or unavailable, prints a message and exits with status 2. */
+/* The table for this process: that of the best available level, capped by SHOAL_CPU. An invalid
+ * SHOAL_CPU does not limit the level; kernels_check_level then returns ERR_USAGE. */
 const struct kernels *kernels_get(void);
+int kernels_check_level(struct error *err);
 /* The table of one level, or NULL if the machine does not support it. For tests and benches. */
 const struct kernels *kernels_for_level(enum cpu_level level);
 enum numeric_class

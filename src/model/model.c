@@ -158,7 +158,7 @@ static struct model *model_read(const char *path, enum numeric_class cls, struct
 }
 
 struct model *model_open(const char *path, enum numeric_class cls, struct error *err) {
-    struct model *m = model_read(path, cls, err);
+    struct model *m = kernels_check_level(err) == OK ? model_read(path, cls, err) : NULL;
     if (m && m->tok) tokenizer_set_chat_template(m->tok, m->chat_template);
     return m;
 }

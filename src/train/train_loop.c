@@ -272,6 +272,7 @@ int train_loop_run(struct train_loop *c, const struct train_loop_ops *s, struct 
     for (int64_t i = trainer_update_count(c->trainer) / c->per_step; !rc && i < c->steps; i++) {
         rc = step_run(c, s, i, detail, err);
         progress_update(&bar, i + 1, detail);
+        if (!rc) rc = log_check_cancelled(err);
     }
     progress_finish(&bar, detail);
     if (rc) return error_add_resume_hint(c, err);

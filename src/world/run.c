@@ -507,6 +507,7 @@ static int generation_simulate(struct run *r, struct error *err) {
         rc = trace_tick(r, tick, err);
         progress_update(&r->bar, before + tick, NULL);
         speed_report(r, SPEED_REPORT_SECONDS);
+        if (rc == OK) rc = log_check_cancelled(err);
     }
     if (r->reported_at == started_at) speed_report(r, 0);
     rc = trace_end(r, n < 0 ? n : rc, err);

@@ -1664,6 +1664,7 @@ static void test_memory_reserve(void **state) {
 }
 
 int main(void) {
+    log_to_stderr = true;
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_error),
         cmocka_unit_test(test_error_long),

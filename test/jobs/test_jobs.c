@@ -331,7 +331,8 @@ static const struct {
 
 static int command_main(int argc, char **argv) {
     int at = 1;
-    log_quiet = true;
+    progress_pipe_open();
+    log_quiet = log_to_stderr = true;
     while (at < argc && strcmp(argv[at], "--") != 0) at++;
     if (strcmp(argv[1], "evolve") == 0) act_evolve(argc, argv);
     for (size_t i = 0; at + 1 < argc && i < ARRAY_LEN(acts); i++)

@@ -36,7 +36,9 @@ comma := ,
 WARN   := -Wall -Wextra -Wno-missing-field-initializers -Wshadow -Wstrict-prototypes -Wmissing-prototypes -Wpointer-arith -Wvla -Werror
 KERNEL_OPT ?= -O3
 CFLAGS ?=
-CFLAGS_ALL = -std=gnu11 -g $(OPT) $(WARN) -ffp-contract=off -fno-math-errno -fvisibility=hidden -pthread -Iinclude -Isrc \
+# One set of objects for program, static and shared library: position-independent, symbols hidden but those of shoal.h.
+CFLAGS_ALL = -std=gnu11 -g $(OPT) $(WARN) -ffp-contract=off -fno-math-errno -fPIC -fvisibility=hidden \
+             -ftls-model=initial-exec -pthread -Iinclude -Isrc \
              -DSHOAL_VERSION='"$(VERSION)"' $(shell pkg-config --cflags $(PKGS) 2>/dev/null) $(CFLAGS)
 LIBS    = $(shell pkg-config --libs $(PKGS)) -lunistring -lm -pthread -ldl
 
@@ -72,7 +74,8 @@ FLAGS_test_simulation.c := $(addprefix -Wl$(comma)--wrap=,open fwrite fflush fsy
 FLAGS_test_backup.c := $(addprefix -Wl$(comma)--wrap=,fflush fsync rename mkdir unlink rmdir)
 
 .PHONY: all deps demo docs test test-all tests load fuzz fuzz-api bench bench-peers bench-train bench-serve results-swarm results-evolve results-world install uninstall clean
-all: $(O)/shoal $(O)/choose $(O)/world
+EXAMPLES := $(basename $(notdir $(wildcard examples/*.c)))
+all: $(O)/shoal $(O)/libshoal.so $(EXAMPLES:%=$(O)/%)
 
 deps:
 	$(Q)sh scripts/setup.sh
@@ -121,6 +124,13 @@ $(O)/shoal: $(O)/src/cli/main.o $(O)/libshoal.a
 $(O)/%: examples/%.c $(O)/libshoal.a Makefile
 	$(call say,LD    $@)
 	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $< $(O)/libshoal.a $(LIBS)
+
+# The shared library exports the functions of src/lib/symbols.map and nothing else; it has no command (src/cli).
+SONAME := libshoal.so.0
+$(O)/libshoal.so: $(filter-out $(O)/src/cli/%,$(OBJ)) src/lib/symbols.map
+	$(call say,LD    $@)
+	$(Q)$(CC) $(CFLAGS_ALL) -shared -Wl,-soname,$(SONAME) -Wl,--version-script=src/lib/symbols.map -Wl,--no-undefined \
+	    -Wl,-z,nodelete -o $@ $(filter %.o,$^) $(LIBS)
 
 $(O)/libshoal.a: $(OBJ)
 	$(call say,AR    $@)

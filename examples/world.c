@@ -3,14 +3,12 @@
  * state in the middle, runs the second half twice and compares the final states. It needs no model.
  * RULES must have compact observations, as the default "repaired" has:
  *
- *   gcc -Iinclude examples/world.c build/libshoal.a -ljansson -lyaml -lpcre2-8 -lsqlite3 -lsodium
- * -lunistring -lm -pthread -o world
+ *   cc examples/world.c $(pkg-config --cflags --libs shoal) -o world
  *   ./world [RULES]
  */
 #include "shoal.h"
 
 #include <stdio.h>
-#include <stdlib.h>
 #include <string.h>
 
 enum { AGENTS = 20, STEPS = 300 };
@@ -55,9 +53,9 @@ int main(int argc, char **argv) {
     code = strcmp(end, repeated) != 0;
 out:
     if (err.code) fprintf(stderr, "world: %s\n", err.text);
-    free(half);
-    free(end);
-    free(repeated);
+    shoal_free(half);
+    shoal_free(end);
+    shoal_free(repeated);
     shoal_world_free(w);
     return code;
 }

@@ -1,30 +1,18 @@
 /*
- * libshoal: the public library, include/shoal.h. It translates chat requests into requests of one
- * engine, and their results into texts or choices; the engine makes every decision. Its structs are
- * opaque, so that the internals may change.
+ * libshoal: the parts of include/shoal.h that all others use: errors, options, callbacks, models.
+ * Its structs are opaque, so that the internals may change.
  */
 #define _GNU_SOURCE
-#include "shoal.h"
+#include "lib/internal.h"
 
-#include "engine/engine.h"
+#include "hub/hub.h"
 
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_PUBLIC_CHOICES = 64 };
+/* errors and results */
 
-struct shoal {
-    struct pool *pool;
-    struct model *model;
-    struct engine *engine;
-};
-
-/* struct shoal_adapter is never defined; a pointer to it is a pointer to a struct adapter. */
-static struct adapter *adapter_unwrap(const struct shoal_adapter *a) {
-    return (struct adapter *)(uintptr_t)a;
-}
-
-static int error_copy(struct shoal_error *out, const struct error *err) {
+int error_copy(struct shoal_error *out, const struct error *err) {
     if (out) {
         out->code = err->code;
         snprintf(out->text, sizeof out->text, "%s", err->text);
@@ -36,18 +24,140 @@ const char *shoal_version(void) {
     return SHOAL_VERSION;
 }
 
-struct shoal *shoal_open(const char *model, int threads, int exact, struct shoal_error *err) {
+const char *shoal_error_name(int code) {
+    return error_name(code);
+}
+
+void shoal_free(void *p) {
+    free(p);
+}
+
+char *json_result(json_t *v) {
+    if (!v) return NULL;
+    char *text = json_dumps(v, JSON_COMPACT | JSON_ENCODE_ANY | JSON_REAL_PRECISION(17));
+    CHECK(text != NULL);
+    json_decref(v);
+    return text;
+}
+
+/* options */
+
+/* "name=value" becomes the flag "--name=value", so that options and flags have one parser. */
+int call_options_parse(const struct option_row *rows, void *out, const char *const *options,
+                       struct error *err) {
+    struct strings flags = {0}, positional = {0};
+    int rc = OK;
+    options_default(rows, out);
+    for (int i = 0; rc == OK && options && options[i]; i++) {
+        const char *equals = strchr(options[i], '=');
+        if (!equals || equals == options[i]) {
+            rc = error_set(err, ERR_USAGE, "option '%s' must be NAME=VALUE", options[i]);
+            break;
+        }
+        char *flag = xasprintf("--%s", options[i]);
+        strings_add(&flags, flag);
+        free(flag);
+    }
+    if (rc == OK) rc = options_parse(rows, out, flags.n, flags.v, &positional, err);
+    strings_release(&flags);
+    strings_release(&positional);
+    return rc;
+}
+
+/* callbacks */
+
+static void call_message(void *ctx, const char *text) {
+    const struct call *c = ctx;
+    if (c->callbacks && c->callbacks->message) c->callbacks->message(c->callbacks->ctx, text);
+}
+
+static bool call_progress(void *ctx, const struct progress *p, const char *detail) {
+    struct call *c = ctx;
+    if (!c->callbacks || !c->callbacks->progress) return false;
+    const struct shoal_progress out = {.task = p->title,
+                                       .done = p->done,
+                                       .total = p->total,
+                                       .seconds = clock_now() - p->start,
+                                       .detail = detail ? detail : ""};
+    c->cancelled |= c->callbacks->progress(c->callbacks->ctx, &out) != 0;
+    return c->cancelled;
+}
+
+void call_begin(struct call *c, const struct shoal_callbacks *callbacks) {
+    *c = (struct call){.callbacks = callbacks,
+                       .sink = {.message = call_message, .progress = call_progress, .ctx = c}};
+    c->outer = log_set_sink(&c->sink);
+}
+
+int call_end(struct call *c, int rc, const struct error *err, struct shoal_error *out) {
+    log_set_sink(c->outer);
+    return rc == OK ? OK : error_copy(out, err);
+}
+
+/* models */
+
+struct open_options {
+    int64_t threads, max_seqs, max_len;
+    bool exact, fast;
+    char *kv, *lora;
+};
+#define ROW(name, type, field, fallback, min, max)                                                 \
+    { name, type, offsetof(struct open_options, field), fallback, min, max, NULL, NULL }
+static const struct option_row open_rows[] = {
+    ROW("threads", OPT_INT, threads, "0", 0, 1024),
+    ROW("exact", OPT_BOOL, exact, NULL, 0, 0),
+    ROW("fast", OPT_BOOL, fast, NULL, 0, 0),
+    ROW("kv-cache-dtype", OPT_STRING, kv, "auto", 0, 0),
+    ROW("lora-dtype", OPT_STRING, lora, "f32", 0, 0),
+    ROW("max-num-seqs", OPT_INT, max_seqs, "64", 1, 4096),
+    ROW("max-model-len", OPT_INT, max_len, "0", 0, 1e9),
+    {0},
+};
+#undef ROW
+
+/* The KV cache has pages for this many tokens, or for two sequences of the maximum length: not all
+ * sequences reach it. */
+enum { KV_CACHE_TOKENS = 65536, DEFAULT_MAX_LEN = 4096 };
+
+static int numeric_class_choose(const struct open_options *o, enum numeric_class *out,
+                                struct error *err) {
+    if (o->exact && o->fast)
+        return error_set(err, ERR_USAGE, "'exact' and 'fast' exclude each other");
+    *out = o->exact ? NUMERIC_EXACT : o->fast ? NUMERIC_FAST : kernels_default_class();
+    return OK;
+}
+
+static int engine_open(struct shoal *s, const struct open_options *o, struct error *err) {
+    struct engine_options *e = &s->engine_options;
+    int32_t longest = s->model->config.max_seq_len;
+    if (!s->model->tok) return error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", s->path);
+    e->pool = s->pool;
+    e->max_seqs = (int32_t)o->max_seqs;
+    e->max_len = (int32_t)MIN(o->max_len ? o->max_len : DEFAULT_MAX_LEN, (int64_t)longest);
+    e->n_pages = MIN(kv_cache_pages_for(MAX(KV_CACHE_TOKENS, 2 * e->max_len)),
+                     e->max_seqs * kv_cache_pages_for(e->max_len));
+    if (kv_cache_dtype_parse(o->kv, s->model->cls, &e->kv_elem, err) != OK ||
+        dtype_parse(o->lora, &e->lora_elem, err) != OK)
+        return err->code;
+    s->engine = engine_new(s->model, e, err);
+    return s->engine ? OK : err->code;
+}
+
+struct shoal *shoal_open(const char *model, const char *const *options, struct shoal_error *err) {
     struct error inner = {0};
+    struct open_options o;
     struct shoal *s = xcalloc(1, sizeof *s);
-    s->pool = pool_new(threads);
-    s->model = model_open(model, exact ? NUMERIC_EXACT : kernels_default_class(), &inner);
-    struct engine_options o = {.pool = s->pool};
-    if (s->model) o.kv_elem = kv_cache_default_dtype(s->model->cls);
-    if (s->model && !s->model->tok)
-        error_set(&inner, ERR_MISMATCH, "'%s' has no tokenizer", model);
-    else if (s->model)
-        s->engine = engine_new(s->model, &o, &inner);
-    if (s->engine) return s;
+    enum numeric_class cls = NUMERIC_EXACT;
+    int rc = call_options_parse(open_rows, &o, options, &inner);
+    if (rc == OK) rc = numeric_class_choose(&o, &cls, &inner);
+    if (rc == OK) {
+        s->path = path_absolute(model);
+        s->pool = pool_new((int)o.threads);
+        s->model = model_open(s->path, cls, &inner);
+        rc = s->model ? engine_open(s, &o, &inner) : inner.code;
+    }
+    options_release(open_rows, &o);
+    if (rc == OK) return s;
     error_copy(err, &inner);
     shoal_close(s);
     return NULL;
@@ -55,102 +165,71 @@ struct shoal *shoal_open(const char *model, int threads, int exact, struct shoal
 
 void shoal_close(struct shoal *s) {
     if (!s) return;
+    CHECK(!s->server);
     engine_free(s->engine);
     model_close(s->model);
     pool_free(s->pool);
+    free(s->path);
     free(s);
 }
 
-struct shoal_adapter *shoal_adapter_load(struct shoal *s, const char *dir,
-                                         struct shoal_error *err) {
+int model_check_idle(const struct shoal *s, struct error *err) {
+    return s->server ? error_set(err, ERR_STATE, "a server uses the model; stop it first") : OK;
+}
+
+char *shoal_info(struct shoal *s, struct shoal_error *err) {
     struct error inner = {0};
-    struct adapter *a = adapter_open(dir, s->model, &inner);
-    if (!a) error_copy(err, &inner);
-    return (struct shoal_adapter *)a;
-}
-
-void shoal_adapter_free(struct shoal_adapter *a) {
-    adapter_release(adapter_unwrap(a));
-}
-
-const char *shoal_adapter_hash(const struct shoal_adapter *a) {
-    return adapter_unwrap(a)->hash;
-}
-
-/* The tokens of one public request, which its engine request borrows. */
-struct request_tokens {
-    struct token_ids prompt, choices[MAX_PUBLIC_CHOICES];
-    struct token_seq seq[MAX_PUBLIC_CHOICES];
-    int32_t stop[2];
-};
-
-static int request_translate(const struct shoal *s, const struct shoal_request *r,
-                             struct request_tokens *t, struct engine_request *out,
-                             struct error *err) {
-    const struct tokenizer *tok = s->model->tok;
-    struct chat_message msgs[2] = {{"system", r->system}, {"user", r->user}};
-    int n_stop = 0, n_choices = r->choices ? r->n_choices : 0;
-    if (!r->user) return error_set(err, ERR_USAGE, "a request has no user message");
-    if (n_choices < 0 || n_choices > MAX_PUBLIC_CHOICES)
-        return error_set(err, ERR_USAGE, "%d choices; 1 to %d are possible", n_choices,
-                         MAX_PUBLIC_CHOICES);
-    if (chat_encode(tok, msgs + !r->system, 1 + !!r->system, true, &t->prompt, NULL, err) != OK)
-        return err->code;
-    int32_t end = tokenizer_eot(tok);
-    if (end >= 0) t->stop[n_stop++] = end;
-    for (int i = 0; i < n_choices; i++) {
-        tokenizer_encode(tok, r->choices[i], strlen(r->choices[i]), 0, &t->choices[i]);
-        if (end >= 0) token_ids_add(&t->choices[i], end);
-        t->seq[i] = (struct token_seq){t->choices[i].v, t->choices[i].n};
+    const struct model_config *c = &s->model->config;
+    const char *hash = model_hash(s->model, &inner);
+    if (!hash) {
+        error_copy(err, &inner);
+        return NULL;
     }
-    *out = (struct engine_request){
-        .prompt = t->prompt.v,
-        .n_prompt = t->prompt.n,
-        .adapter = adapter_unwrap(r->adapter),
-        .sampling = {.temperature = r->temperature, .top_p = 1, .seed = r->seed},
-        .max_tokens = n_choices ? 0 : r->max_tokens,
-        .stop = t->stop,
-        .n_stop = n_stop,
-        .choices = t->seq,
-        .n_choices = n_choices};
-    return OK;
+    return json_result(json_pack("{s:s,s:s,s:s,s:I,s:i,s:i,s:i,s:i,s:s,s:s,s:i}", "name",
+                                 s->model->name, "hash", hash, "architecture", c->arch->name,
+                                 "parameters", (json_int_t)model_param_count(c), "layers",
+                                 c->n_layers, "width", c->d_model, "vocabulary", c->vocab_size,
+                                 "max_seq_len", engine_max_len(s->engine), "class",
+                                 numeric_class_name(s->model->cls), "level", kernels_get()->name,
+                                 "threads", pool_size(s->pool)));
 }
 
-static void result_store(const struct shoal *s, struct engine_request *in,
-                         struct shoal_request *r) {
+/* tokens */
+
+int messages_encode(const struct shoal *s, const struct shoal_message *messages, int n,
+                    bool generation_prompt, struct token_ids *out, struct buf *mask,
+                    struct error *err) {
+    struct chat_message *chat = xcalloc((size_t)MAX(n, 1), sizeof *chat);
+    int rc = n > 0 ? OK : error_set(err, ERR_USAGE, "a conversation needs a message");
+    for (int i = 0; rc == OK && i < n; i++) {
+        chat[i] = (struct chat_message){messages[i].role, messages[i].content};
+        if (!chat[i].role || !chat[i].content)
+            rc = error_set(err, ERR_USAGE, "message %d has no role or no content", i);
+    }
+    if (rc == OK) rc = chat_encode(s->model->tok, chat, n, generation_prompt, out, mask, err);
+    free(chat);
+    return rc;
+}
+
+int shoal_tokenize(const struct shoal *s, const char *text, int *out, int max) {
+    struct token_ids ids = {0};
+    tokenizer_encode(s->model->tok, text, strlen(text), 0, &ids);
+    for (int i = 0; i < MIN(ids.n, max); i++) out[i] = ids.v[i];
+    int n = ids.n;
+    token_ids_release(&ids);
+    return n;
+}
+
+char *shoal_detokenize(const struct shoal *s, const int *tokens, int n, struct shoal_error *err) {
     struct buf text = {0};
-    buf_puts(&text, "");
-    tokenizer_decode(s->model->tok, in->out, in->n_out, false, &text);
-    r->text = text.data;
-    r->probability = in->choice_prob;
-    in->choice_prob = NULL;
-    r->choice = in->choice;
-    r->n_prefilled = in->n_prefilled;
-    r->n_generated = in->n_generated;
-}
-
-int shoal_run(struct shoal *s, struct shoal_request *requests, int n, struct shoal_error *err) {
-    struct error inner = {0};
-    struct request_tokens *t = xcalloc((size_t)MAX(n, 1), sizeof *t);
-    struct engine_request *reqs = xcalloc((size_t)MAX(n, 1), sizeof *reqs);
-    int rc = OK;
-    for (int i = 0; rc == OK && i < n; i++)
-        rc = request_translate(s, &requests[i], &t[i], &reqs[i], &inner);
-    if (rc == OK) rc = engine_run(s->engine, reqs, n, NULL, &inner);
+    struct error inner;
     for (int i = 0; i < n; i++) {
-        if (rc == OK) result_store(s, &reqs[i], &requests[i]);
-        engine_request_release(&reqs[i]);
-        token_ids_release(&t[i].prompt);
-        for (int c = 0; c < MAX_PUBLIC_CHOICES; c++) token_ids_release(&t[i].choices[c]);
+        if (tokens[i] >= 0 && tokens[i] < s->model->config.vocab_size) continue;
+        error_set(&inner, ERR_USAGE, "token %d is not in the vocabulary", tokens[i]);
+        error_copy(err, &inner);
+        return NULL;
     }
-    free(t);
-    free(reqs);
-    return rc == OK ? 0 : error_copy(err, &inner);
-}
-
-void shoal_request_release(struct shoal_request *r) {
-    free(r->text);
-    free(r->probability);
-    r->text = NULL;
-    r->probability = NULL;
+    buf_puts(&text, "");
+    tokenizer_decode(s->model->tok, tokens, n, false, &text);
+    return text.data;
 }

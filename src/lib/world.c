@@ -1,9 +1,9 @@
 /*
- * libworld: the functions for worlds of include/shoal.h. A struct shoal_world is a trace (all
+ * world: the functions for worlds of include/shoal.h. A struct shoal_world is a trace (all
  * actions so far) and the world at its end. This file checks arguments and translates; src/world
  * contains every rule.
  */
-#include "shoal.h"
+#include "lib/internal.h"
 
 #include "world/world.h"
 
@@ -16,14 +16,6 @@ struct shoal_world {
     struct buf observation, prompt,
         map; /* texts that the caller borrows until the next call of the same function */
 };
-
-static int error_copy(struct shoal_error *out, const struct error *err) {
-    if (out) {
-        out->code = err->code;
-        snprintf(out->text, sizeof out->text, "%s", err->text);
-    }
-    return err->code;
-}
 
 static int seed_check(unsigned long long seed, struct error *err) {
     return seed <= INT64_MAX ? OK : error_set(err, ERR_USAGE, "a seed is less than 2^63");
@@ -85,6 +77,24 @@ int shoal_world_step(struct shoal_world *w, const int *actions, struct shoal_err
     if (rc != OK) return error_copy(err, &inner);
     world_step(&w->w, &w->t.rules, action_codes);
     return 0;
+}
+
+int shoal_world_policy(struct shoal_world *w, const char *policy, int *actions,
+                       struct shoal_error *err) {
+    struct error inner = {0};
+    int16_t action_codes[WORLD_AGENTS_MAX] = {0};
+    const struct world_policy *p = world_policy_find(policy);
+    if (!p) {
+        error_set(&inner, ERR_USAGE, "no policy '%s'; use rule, reflex, random or mock", policy);
+        return error_copy(err, &inner);
+    }
+    world_policy_act(p, &w->w, &w->t.rules, w->w.seed, action_codes);
+    for (int i = 0; i < w->w.n_agents; i++) actions[i] = action_codes[i];
+    return 0;
+}
+
+int shoal_world_agents(const struct shoal_world *w) {
+    return w->w.n_agents;
 }
 
 int shoal_world_tick(const struct shoal_world *w) {

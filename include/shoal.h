@@ -183,8 +183,7 @@ SHOAL_API struct shoal_usage shoal_request_usage(const struct shoal_request *r);
  * NULL: the base model. */
 SHOAL_API int shoal_embedding_size(const struct shoal *s);
 SHOAL_API int shoal_embed(struct shoal *s, const char *const *texts, int n,
-                          const struct shoal_adapter *adapter, float *out,
-                          struct shoal_error *err);
+                          const struct shoal_adapter *adapter, float *out, struct shoal_error *err);
 
 /* training */
 
@@ -274,10 +273,11 @@ SHOAL_API char *shoal_evolve_resume(const char *id, const char *const *options,
 typedef int (*shoal_fitness_fn)(void *ctx, int n_candidates,
                                 const struct shoal_adapter *const *adapters,
                                 const char *const *names, int n_items, double *scores);
-SHOAL_API struct shoal_population *
-shoal_population_new(struct shoal *s, const struct shoal_adapter *const *founders,
-                     const char *const *names, int n, const char *const *options,
-                     struct shoal_error *err);
+SHOAL_API struct shoal_population *shoal_population_new(struct shoal *s,
+                                                        const struct shoal_adapter *const *founders,
+                                                        const char *const *names, int n,
+                                                        const char *const *options,
+                                                        struct shoal_error *err);
 SHOAL_API void shoal_population_free(struct shoal_population *p);
 SHOAL_API int shoal_population_evaluate(struct shoal_population *p, shoal_fitness_fn fitness,
                                         void *ctx, int n_items, struct shoal_error *err);

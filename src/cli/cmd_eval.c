@@ -56,9 +56,6 @@ enum {
     PAGES_TOKENS = 8192,       /* tokens of the KV cache, or more for long sequences */
     ITEM_WORK = 16384,         /* bytes of a team's question and its transcript */
 };
-static const double DISCORDANT =
-    0.2; /* assumed fraction of questions that only one of two candidates answers correctly */
-
 struct eval_command {
     const struct cli_options *c;
     const struct options *o;
@@ -75,28 +72,16 @@ struct eval_command {
     struct eval_candidate *candidates; /* base and adapters, then teams */
     struct eval_solver *solvers;
     int n_tasks, n_candidates;
-    struct eval_result **out;       /* [n_tasks · n_candidates][n of the task] */
-    struct eval_summary *summaries; /* [n_tasks · n_candidates] */
+    struct eval_comparison comparison;
 };
-
-static int parse_split(const char *name, enum data_split *out, struct error *err) {
-    static const char *const names[] = {"train", "dev", "test"};
-    for (int i = 0; i < 3; i++)
-        if (strcmp(name, names[i]) == 0) return *out = (enum data_split)i, OK;
-    return error_set(err, ERR_USAGE, "no split '%s'; there are train, dev and test", name);
-}
 
 static int tasks_open(struct eval_command *r, struct error *err) {
     struct eval_task_options b = {
         .dir = r->o->data, .n = r->o->n, .shots = r->o->shots, .seed = (uint64_t)r->o->seed};
-    if (parse_split(r->o->split, &b.split, err) != OK) return err->code;
-    if (eval_tasks_open(r->o->tasks, &b, &r->tasks, &r->n_tasks, err) != OK) return err->code;
-    for (int i = 0; i < r->n_tasks; i++)
-        if (r->tasks[i].family < 0 && (r->o->chain_of_thought || b.split != SPLIT_TEST))
-            return error_set(err, ERR_USAGE, "--%s is for fry families; '%s' is not one",
-                             r->o->chain_of_thought ? "chain-of-thought" : "split",
-                             r->tasks[i].name);
-    return OK;
+    if (data_split_parse(r->o->split, &b.split, err) != OK ||
+        eval_tasks_open(r->o->tasks, &b, &r->tasks, &r->n_tasks, err) != OK)
+        return err->code;
+    return eval_tasks_check(r->tasks, r->n_tasks, b.split, r->o->chain_of_thought, err);
 }
 
 /* Upper bounds for the engine before texts are tokenized: a text has at most as many tokens as
@@ -232,91 +217,12 @@ static void power_print(const struct eval_command *r) {
                 "%s: %lld questions; a difference of %.1f points is found four times in five if "
                 "%.0f %% of the answers differ",
                 b->name, (long long)b->n_questions,
-                100 * stats_min_detectable_effect(b->n_questions, DISCORDANT), 100 * DISCORDANT);
+                100 * stats_min_detectable_effect(b->n_questions, EVAL_DISCORDANT),
+                100 * EVAL_DISCORDANT);
     }
-}
-
-/* answers */
-
-static int candidates_run(struct eval_command *r, struct error *err) {
-    struct progress p;
-    int64_t total = 0, done = 0;
-    int rc = OK;
-    for (int i = 0; i < r->n_tasks; i++) total += r->tasks[i].n_questions * r->n_candidates;
-    progress_start(&p, "questions", total);
-    for (int i = 0; rc == OK && i < r->n_tasks; i++)
-        for (int k = 0; rc == OK && k < r->n_candidates; k++) {
-            const struct eval_task *b = &r->tasks[i];
-            int slot = i * r->n_candidates + k;
-            r->out[slot] = try_calloc((size_t)b->n_questions, sizeof **r->out, err);
-            if (!r->out[slot]) return err->code;
-            rc = r->candidates[k].answer(r->candidates[k].ctx, b, r->out[slot],
-                                         &r->summaries[slot].cost, &p, done, err);
-            done += b->n_questions;
-        }
-    if (rc == OK) progress_finish(&p, NULL);
-    return rc;
-}
-
-static void leaderboard_compute(struct eval_command *r, int task_index) {
-    const struct eval_task *b = &r->tasks[task_index];
-    int32_t *clusters = xcalloc((size_t)b->n_questions, sizeof *clusters),
-            n = eval_task_clusters(b, clusters);
-    for (int k = 0; k < r->n_candidates; k++) {
-        int first = task_index * r->n_candidates, slot = first + k;
-        struct eval_cost cost = r->summaries[slot].cost;
-        r->summaries[slot] = eval_summarize(r->out[slot], r->out[first], b->n_questions, clusters,
-                                            n, (uint64_t)r->o->seed);
-        r->summaries[slot].cost = cost;
-    }
-    free(clusters);
-}
-
-/* Corrects the p values of all comparisons (Holm). */
-static void holm_correct(struct eval_command *r) {
-    int n = r->n_tasks * (r->n_candidates - 1), slot = 0;
-    double *p = xcalloc((size_t)MAX(n, 1), 2 * sizeof *p), *adjusted = p + n;
-    for (int i = 0; i < r->n_tasks * r->n_candidates; i++)
-        if (i % r->n_candidates) p[slot++] = r->summaries[i].versus.p;
-    stats_holm(p, n, adjusted);
-    for (int i = r->n_tasks * r->n_candidates; i-- > 0;)
-        if (i % r->n_candidates) r->summaries[i].p_holm = adjusted[--slot];
-    free(p);
 }
 
 /* output */
-
-static void summary_print_json(const struct eval_task *b, const char *candidate, const char *kind,
-                               const struct eval_summary *s, bool first) {
-    const struct eval_cost *c = &s->cost;
-    json_t *v = json_pack("{s:s,s:s,s:I,s:f,s:f,s:f}", "task", b->name, "adapter", candidate, "n",
-                          (json_int_t)s->n, "acc", s->acc.value, "lo", s->acc.lo, "hi", s->acc.hi);
-    json_t *cluster = json_pack("{s:I,s:f,s:f}", "n", (json_int_t)s->n_clusters, "lo",
-                                s->clustered.lo, "hi", s->clustered.hi);
-    json_object_set_new(v, "clusters", cluster);
-    if (b->output_type == EVAL_LOGLIKELIHOOD)
-        json_object_set_new(v, "acc_norm", stats_interval_json(s->acc_norm));
-    if (b->output_type == EVAL_GENERATE)
-        json_object_update_new(v, json_pack("{s:s,s:f,s:I}", "grader", b->grader, "score", s->score,
-                                            "no_answer", (json_int_t)s->no_answer));
-    json_object_update_new(v, json_pack("{s:I,s:I,s:I,s:I,s:I,s:f}", "cut",
-                                        (json_int_t)s->prompts_truncated, "truncated",
-                                        (json_int_t)s->truncated, "calls", (json_int_t)c->calls,
-                                        "prefilled", (json_int_t)c->prefilled, "generated",
-                                        (json_int_t)c->generated, "seconds", c->seconds));
-    json_object_set_new(v, "detectable", json_real(stats_min_detectable_effect(s->n, DISCORDANT)));
-    json_object_set_new(v, "kind", json_string(kind));
-    if (!first) {
-        json_t *d = stats_interval_json(s->versus.diff);
-        json_object_update_new(d, json_pack("{s:I,s:I,s:f,s:f,s:b,s:o}", "only_this",
-                                            (json_int_t)s->versus.only_a, "only_base",
-                                            (json_int_t)s->versus.only_b, "p", s->versus.p,
-                                            "p_holm", s->p_holm, "equivalent", s->equivalent,
-                                            "clustered", stats_interval_json(s->versus_clustered)));
-        json_object_set_new(v, "difference", d);
-    }
-    cli_print_json(v);
-}
 
 static void summary_print(const struct eval_task *b, const char *candidate,
                           const struct eval_summary *s, bool first) {
@@ -350,7 +256,7 @@ static const char *candidate_kind(const struct eval_command *r, int candidate) {
 
 /* Prints mean and best of a generation on a task. The best is biased upwards (selection). */
 static void generation_print(const struct eval_command *r, int task_index, int generation) {
-    const struct eval_summary *s = &r->summaries[task_index * r->n_candidates];
+    const struct eval_summary *s = &r->comparison.summaries[task_index * r->n_candidates];
     const char *task = r->tasks[task_index].name;
     double sum = 0;
     int n = 0, best = -1;
@@ -380,10 +286,10 @@ static void leaderboard_print(const struct eval_command *r) {
         const struct eval_task *b = &r->tasks[i / r->n_candidates];
         int k = i % r->n_candidates;
         if (r->c->json)
-            summary_print_json(b, r->candidates[k].name, candidate_kind(r, k), &r->summaries[i],
-                               k == 0);
+            cli_print_json(eval_summary_json(b, r->candidates[k].name, candidate_kind(r, k),
+                                             &r->comparison.summaries[i], k == 0));
         else
-            summary_print(b, r->candidates[k].name, &r->summaries[i], k == 0);
+            summary_print(b, r->candidates[k].name, &r->comparison.summaries[i], k == 0);
     }
     for (int i = 0; i < r->n_tasks; i++)
         for (int g = 0; g <= r->generation[r->single_names.n - 1]; g++) generation_print(r, i, g);
@@ -423,8 +329,8 @@ static int samples_write(const struct eval_command *r, struct error *err) {
     for (int i = 0; rc == OK && i < r->n_tasks * r->n_candidates; i++) {
         const struct eval_task *b = &r->tasks[i / r->n_candidates];
         for (int64_t q = 0; rc == OK && q < b->n_questions; q++)
-            rc =
-                sample_write(&w, b, r->candidates[i % r->n_candidates].name, q, &r->out[i][q], err);
+            rc = sample_write(&w, b, r->candidates[i % r->n_candidates].name, q,
+                              &r->comparison.results[i][q], err);
     }
     if (rc == OK) return atomic_file_commit(&w, err);
     atomic_file_abort(&w);
@@ -434,23 +340,20 @@ static int samples_write(const struct eval_command *r, struct error *err) {
 static int eval_all(struct eval_command *r, struct error *err) {
     if (!r->s.m->tok) return error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", r->s.path);
     if (candidates_open(r, err) != OK) return err->code;
-    size_t n = (size_t)(r->n_tasks * r->n_candidates);
-    r->out = xcalloc(n, sizeof *r->out);
-    r->summaries = xcalloc(n, sizeof *r->summaries);
     power_print(r);
-    if (candidates_run(r, err) != OK) return err->code;
-    for (int i = 0; i < r->n_tasks; i++) leaderboard_compute(r, i);
-    holm_correct(r);
+    r->comparison = (struct eval_comparison){.tasks = r->tasks,
+                                             .n_tasks = r->n_tasks,
+                                             .candidates = r->candidates,
+                                             .n_candidates = r->n_candidates};
+    if (eval_comparison_run(&r->comparison, (uint64_t)r->o->seed, err) != OK) return err->code;
     leaderboard_print(r);
     return samples_write(r, err);
 }
 
 static void eval_command_release(struct eval_command *r) {
-    for (int i = 0; r->out && i < r->n_tasks * r->n_candidates; i++) free(r->out[i]);
+    eval_comparison_release(&r->comparison);
     for (int i = 0; i < r->n_tasks; i++) eval_task_release(&r->tasks[i]);
     free(r->tasks);
-    free(r->out);
-    free(r->summaries);
     for (int i = 0; r->teams && i < r->o->teams.n; i++) team_release(&r->teams[i]);
     strings_release(&r->single_names);
     strings_release(&r->paths);

@@ -392,6 +392,36 @@ struct eval_summary eval_summarize(const struct eval_result *results,
 int32_t eval_task_clusters(const struct eval_task *task, int32_t *cluster_of);
 
 /*
+ * comparison: candidates on the same questions of several tasks. The first candidate is the one
+ * that the others are compared with.
+ */
+
+/* Assumed fraction of questions that only one of two candidates answers correctly, for the smallest
+ * detectable difference. */
+#define EVAL_DISCORDANT 0.2
+
+struct eval_comparison {
+    const struct eval_task *tasks;           /* [n_tasks], borrowed */
+    const struct eval_candidate *candidates; /* [n_candidates], borrowed */
+    int n_tasks, n_candidates;
+    struct eval_result **results;   /* [n_tasks · n_candidates][n of the task] */
+    struct eval_summary *summaries; /* [n_tasks · n_candidates] */
+};
+/* Fills results and summaries, with p_holm over all comparisons. Call eval_comparison_release also
+ * after an error. */
+int eval_comparison_run(struct eval_comparison *c, uint64_t seed, struct error *err);
+void eval_comparison_release(struct eval_comparison *c);
+/* {task, adapter, n, acc, lo, hi, clusters, …, kind, difference}; `first`: the first candidate,
+ * without a difference. */
+json_t *eval_summary_json(const struct eval_task *b, const char *candidate, const char *kind,
+                          const struct eval_summary *s, bool first);
+/* "train", "dev" or "test" */
+int data_split_parse(const char *name, enum data_split *out, struct error *err);
+/* ERR_USAGE if tasks from files are combined with options for generated questions. */
+int eval_tasks_check(const struct eval_task *tasks, int n, enum data_split split,
+                     bool chain_of_thought, struct error *err);
+
+/*
  * sequential: a test whether b is better than a that may decide after each pair of scores.
  *
  * A fixed-sample test that is repeated after every pair eventually finds a difference, even if none

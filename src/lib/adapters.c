@@ -60,8 +60,8 @@ static bool option_is_given(const char *const *options, const char *name) {
 
 struct shoal_adapter *shoal_adapter_combine(struct shoal *s, const char *operator_name,
                                             const struct shoal_adapter *const *adapters,
-                                            const float *weights, int n,
-                                            const char *const *options, struct shoal_error *err) {
+                                            const float *weights, int n, const char *const *options,
+                                            struct shoal_error *err) {
     struct error inner = {0};
     struct combine_options o;
     struct adapter *a = NULL;

@@ -55,13 +55,11 @@ static int grammar_compile(struct shoal_request *r, struct error *err) {
     const struct request_options *o = &r->options;
     int n = (o->json_schema != NULL) + (o->grammar != NULL) + (o->regex != NULL);
     if (n == 0) return OK;
-    if (n > 1)
-        return error_set(err, ERR_USAGE, "give one of 'json-schema', 'grammar' and 'regex'");
-    r->grammar =
-        o->json_schema
-            ? grammar_new_json_schema(o->json_schema, strlen(o->json_schema), false, err)
-        : o->grammar ? grammar_new_gbnf(o->grammar, strlen(o->grammar), err)
-                     : grammar_new_regex(o->regex, strlen(o->regex), err);
+    if (n > 1) return error_set(err, ERR_USAGE, "give one of 'json-schema', 'grammar' and 'regex'");
+    r->grammar = o->json_schema
+                     ? grammar_new_json_schema(o->json_schema, strlen(o->json_schema), false, err)
+                 : o->grammar ? grammar_new_gbnf(o->grammar, strlen(o->grammar), err)
+                              : grammar_new_regex(o->regex, strlen(o->regex), err);
     return r->grammar ? OK : err->code;
 }
 
@@ -167,8 +165,8 @@ int shoal_request_set_adapters(struct shoal_request *r, const struct shoal_adapt
     struct error inner = {0};
     int rc = check_new(r, &inner);
     if (rc == OK && (n < 0 || n > ENGINE_MIX_MAX))
-        rc = error_set(&inner, ERR_USAGE, "%d adapters; at most %d are possible", n,
-                       ENGINE_MIX_MAX);
+        rc =
+            error_set(&inner, ERR_USAGE, "%d adapters; at most %d are possible", n, ENGINE_MIX_MAX);
     for (int i = 0; rc == OK && i < n; i++)
         if (!adapters[i]) rc = error_set(&inner, ERR_USAGE, "adapter %d is NULL", i);
     if (rc != OK) return error_copy(err, &inner);
@@ -190,8 +188,8 @@ int shoal_request_set_choices(struct shoal_request *r, const char *const *choice
     struct error inner = {0};
     int rc = check_new(r, &inner);
     if (rc == OK && (n < 2 || n > MAX_PUBLIC_CHOICES))
-        rc = error_set(&inner, ERR_USAGE, "%d choices; 2 to %d are possible", n,
-                       MAX_PUBLIC_CHOICES);
+        rc =
+            error_set(&inner, ERR_USAGE, "%d choices; 2 to %d are possible", n, MAX_PUBLIC_CHOICES);
     if (rc == OK && r->grammar)
         rc = error_set(&inner, ERR_USAGE, "choices are the replies: no grammar goes with them");
     if (rc != OK) return error_copy(err, &inner);
@@ -246,7 +244,8 @@ int shoal_run(struct shoal *s, struct shoal_request *const *requests, int n,
     struct progress p;
     int rc = OK, done, submitted = 0;
     call_begin(&c, callbacks);
-    for (; rc == OK && submitted < n; submitted++) rc = shoal_submit(s, requests[submitted], &submit);
+    for (; rc == OK && submitted < n; submitted++)
+        rc = shoal_submit(s, requests[submitted], &submit);
     if (rc != OK) {
         submitted--; // the last one was refused
         error_set(&inner, rc, "request %d: %s", submitted, submit.text);

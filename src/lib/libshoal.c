@@ -185,13 +185,12 @@ char *shoal_info(struct shoal *s, struct shoal_error *err) {
         error_copy(err, &inner);
         return NULL;
     }
-    return json_result(json_pack("{s:s,s:s,s:s,s:I,s:i,s:i,s:i,s:i,s:s,s:s,s:i}", "name",
-                                 s->model->name, "hash", hash, "architecture", c->arch->name,
-                                 "parameters", (json_int_t)model_param_count(c), "layers",
-                                 c->n_layers, "width", c->d_model, "vocabulary", c->vocab_size,
-                                 "max_seq_len", engine_max_len(s->engine), "class",
-                                 numeric_class_name(s->model->cls), "level", kernels_get()->name,
-                                 "threads", pool_size(s->pool)));
+    return json_result(json_pack(
+        "{s:s,s:s,s:s,s:I,s:i,s:i,s:i,s:i,s:s,s:s,s:i}", "name", s->model->name, "hash", hash,
+        "architecture", c->arch->name, "parameters", (json_int_t)model_param_count(c), "layers",
+        c->n_layers, "width", c->d_model, "vocabulary", c->vocab_size, "max_seq_len",
+        engine_max_len(s->engine), "class", numeric_class_name(s->model->cls), "level",
+        kernels_get()->name, "threads", pool_size(s->pool)));
 }
 
 /* tokens */

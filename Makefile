@@ -4,7 +4,7 @@
 # make fuzz: every parser under libFuzzer for FUZZ_SECONDS (30) each, from the inputs in test/fuzz/corpus.
 # make fuzz-api: mutated requests to the built server under the sanitizers for FUZZ_API_SECONDS (900).
 # make docs: the documents as a site with search, in build/site.
-# make install PREFIX=/usr/local DESTDIR=: the program, the library, its header and pkg-config file, the starter model.
+# make install PREFIX=/usr/local DESTDIR=: the program, the libraries, their header and pkg-config file, the starter model.
 CC      ?= gcc
 BUILD   ?= release
 PKGS    := jansson yaml-0.1 libpcre2-8 sqlite3 libsodium
@@ -200,12 +200,16 @@ install: all
 	install -m 755 build/shoal $(AT)/bin/
 	install -m 644 include/shoal.h $(AT)/include/
 	install -m 644 build/libshoal.a $(AT)/lib/
+	install -m 644 build/libshoal.so $(AT)/lib/$(SONAME)
+	ln -sf $(SONAME) $(AT)/lib/libshoal.so
 	printf '%s\n' 'prefix=$(PREFIX)' 'Name: shoal' 'Description: many LoRA agents on one small language model' \
-	    'Version: $(VERSION)' 'Cflags: -I$${prefix}/include' 'Libs: -L$${prefix}/lib -lshoal $(LIBS)' >$(AT)/lib/pkgconfig/shoal.pc
+	    'Version: $(VERSION)' 'Requires.private: $(PKGS)' 'Cflags: -I$${prefix}/include' \
+	    'Libs: -L$${prefix}/lib -lshoal' 'Libs.private: -lunistring -lm -pthread -ldl' >$(AT)/lib/pkgconfig/shoal.pc
 	cp -R models data examples protocols worlds $(AT)/share/shoal/
 	cp -R README.md LICENSE docs $(AT)/share/doc/shoal/
 uninstall:
-	rm -rf $(AT)/bin/shoal $(AT)/include/shoal.h $(AT)/lib/libshoal.a $(AT)/lib/pkgconfig/shoal.pc $(AT)/share/shoal $(AT)/share/doc/shoal
+	rm -rf $(AT)/bin/shoal $(AT)/include/shoal.h $(AT)/lib/libshoal.a $(AT)/lib/libshoal.so $(AT)/lib/$(SONAME) \
+	    $(AT)/lib/pkgconfig/shoal.pc $(AT)/share/shoal $(AT)/share/doc/shoal
 
 clean:
 	rm -rf build

@@ -17,13 +17,22 @@ if "$at/bin/shoal" evolve "$at/share/shoal/examples/demo.yaml" --dry-run >"$tmp/
 else bad "it finds the starter model in another folder" "$(tail -3 "$tmp/log")"; fi
 export PKG_CONFIG_PATH="$at/lib/pkgconfig" PKG_CONFIG_SYSROOT_DIR="$tmp/root"
 if [ "$(pkg-config --modversion shoal)" = "$("$at/bin/shoal" --version | cut -d' ' -f2)" ]; then ok "the version of shoal.pc"; else bad "the version of shoal.pc" "$(pkg-config --modversion shoal 2>&1)"; fi
-for example in choose world; do
-    # shellcheck disable=SC2046
-    if cc -o $example "$at/share/shoal/examples/$example.c" $(pkg-config --cflags --libs shoal) >"$tmp/log" 2>&1; then ok "$example.c builds against the installed library"
+cflags="-std=c11 -Wall -Wextra -Werror $(pkg-config --cflags shoal)"
+for source in "$at"/share/shoal/examples/*.c; do
+    example=$(basename "$source" .c)
+    # shellcheck disable=SC2046,SC2086
+    if cc $cflags -o "$example" "$source" $(pkg-config --libs shoal) >"$tmp/log" 2>&1; then ok "$example.c builds against the installed library"
     else bad "$example.c builds against the installed library" "$(head -c 500 "$tmp/log")"; fi
 done
-if ./choose "$at/share/shoal/models/fry" >"$tmp/out" 2>&1 && grep -q "answer" "$tmp/out"; then ok "choose answers"; else bad "choose answers" "$(head -c 300 "$tmp/out")"; fi
+# shellcheck disable=SC2046,SC2086
+if cc $cflags -o choose-static "$at/share/shoal/examples/choose.c" -Wl,-Bstatic -L"$at/lib" -lshoal -Wl,-Bdynamic \
+    $(pkg-config --libs --static shoal | sed 's/-lshoal//') >"$tmp/log" 2>&1; then ok "choose.c builds against the static library"
+else bad "choose.c builds against the static library" "$(head -c 500 "$tmp/log")"; fi
+model=$at/share/shoal/models/fry
+LD_LIBRARY_PATH=$at/lib ./choose "$model" >"$tmp/out" 2>&1
+if grep -q "^base .*answer: " "$tmp/out"; then ok "choose answers"; else bad "choose answers" "$(head -c 300 "$tmp/out")"; fi
+if ./choose-static "$model" | cmp -s - "$tmp/out"; then ok "both libraries answer the same"; else bad "both libraries answer the same" "$(./choose-static "$model" 2>&1 | head -c 300)"; fi
 cd - >/dev/null || exit 1
 make -s uninstall PREFIX=/opt/shoal DESTDIR="$tmp/root" >/dev/null 2>&1
-left=$(find "$tmp/root" -type f)
+left=$(find "$tmp/root" ! -type d)
 if [ -z "$left" ]; then ok "make uninstall removes every file"; else bad "make uninstall removes every file" "$left"; fi

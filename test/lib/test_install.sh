@@ -21,7 +21,7 @@ cflags="-std=c11 -Wall -Wextra -Werror $(pkg-config --cflags shoal)"
 for source in "$at"/share/shoal/examples/*.c; do
     example=$(basename "$source" .c)
     # shellcheck disable=SC2046,SC2086
-    if cc $cflags -o "$example" "$source" $(pkg-config --libs shoal) >"$tmp/log" 2>&1; then ok "$example.c builds against the installed library"
+    if cc $cflags -o "$example" "$source" $(pkg-config --libs shoal) -lm >"$tmp/log" 2>&1; then ok "$example.c builds against the installed library"
     else bad "$example.c builds against the installed library" "$(head -c 500 "$tmp/log")"; fi
 done
 # shellcheck disable=SC2046,SC2086
@@ -32,6 +32,11 @@ model=$at/share/shoal/models/fry
 LD_LIBRARY_PATH=$at/lib ./choose "$model" >"$tmp/out" 2>&1
 if grep -q "^base .*answer: " "$tmp/out"; then ok "choose answers"; else bad "choose answers" "$(head -c 300 "$tmp/out")"; fi
 if ./choose-static "$model" | cmp -s - "$tmp/out"; then ok "both libraries answer the same"; else bad "both libraries answer the same" "$(./choose-static "$model" 2>&1 | head -c 300)"; fi
+# The program that docs/LIBRARY.md shows: its first block of C.
+awk '/^```/ { if (open) exit; open = $0 == "```c"; next } open' "$at/share/doc/shoal/docs/LIBRARY.md" >page.c
+# shellcheck disable=SC2046,SC2086
+if cc $cflags -o page page.c $(pkg-config --libs shoal) >"$tmp/log" 2>&1 && LD_LIBRARY_PATH=$at/lib ./page "$model" >"$tmp/out" 2>&1; then ok "the program of LIBRARY.md: $(cat "$tmp/out")"
+else bad "the program of LIBRARY.md" "$(cat "$tmp/log" "$tmp/out" | head -c 300)"; fi
 cd - >/dev/null || exit 1
 make -s uninstall PREFIX=/opt/shoal DESTDIR="$tmp/root" >/dev/null 2>&1
 left=$(find "$tmp/root" ! -type d)

@@ -1,55 +1,56 @@
-// The frame of the page: list of views, navigation, keyboard shortcuts.
+// The frame of the page: table of views, navigation, keyboard shortcuts.
 import { take_token } from "./api.js";
 import { fill, h, load, show_error, tooltip } from "./dom.js";
 import { set_language, t } from "./words.js";
-import * as ab from "./ab.js";
-import * as agents from "./agents.js";
-import * as ask from "./ask.js";
-import * as chat from "./chat.js";
-import * as debate from "./debate.js";
-import * as evolution from "./evolution.js";
-import * as jobs from "./jobs.js";
-import * as settings from "./settings.js";
-import * as system from "./system.js";
-import * as world from "./world.js";
+
+const groups = ["talk", "grow", "watch", "admin"]; // named group_ID in words.js
 
 /*
- * A view is a module with open(root, path), which fills root and may return a function that closes
- * the view. `path` is the rest of the address: "job-1" for #/jobs/job-1. To add a view, add its
- * module, a row here, and its name in words.js as view_ID.
+ * The views by group; the link of a group opens its first view. To add a view, add a row here, its module
+ * web/ID.js, and its name in words.js as view_ID. `key` opens it after g.
+ *
+ * The module has open(root, path), which fills root and may return a function that closes the view.
+ * `path` is the rest of the address: "job-1" for #/jobs/job-1.
  */
 const views = [
-    { id: "chat", key: "c", module: chat },
-    { id: "debate", key: "d", module: debate },
-    { id: "ask", key: "b", module: ask },
-    { id: "agents", key: "a", module: agents },
-    { id: "jobs", key: "j", module: jobs },
-    { id: "world", key: "w", module: world },
-    { id: "evolution", key: "v", module: evolution },
-    { id: "ab", key: "x", module: ab },
-    { id: "system", key: "s", module: system },
-    { id: "settings", key: "e", module: settings },
+    { group: "talk", id: "chat", key: "c" },
+    { group: "talk", id: "debate", key: "d" },
+    { group: "talk", id: "ask", key: "b" },
+    { group: "grow", id: "jobs", key: "j" },
+    { group: "grow", id: "evolution", key: "v" },
+    { group: "grow", id: "ab", key: "x" },
+    { group: "watch", id: "world", key: "w" },
+    { group: "watch", id: "agents", key: "a" },
+    { group: "admin", id: "system", key: "s" },
+    { group: "admin", id: "settings", key: "e" },
 ];
 
 const main = document.getElementById("main");
 const help = document.getElementById("help");
 let close = null;
 
+const views_of = (group) => views.filter((v) => v.group === group);
+const link = (view, text, current) => h("li", null, h("a", { href: "#/" + view.id, "aria-current": current, title: `g ${view.key}` }, text));
+
+/** Draws the navigation: a list of the groups and a list of the views of the current group. */
 function draw_frame(current) {
     document.getElementById("skip").textContent = t("skip");
     const nav = document.getElementById("nav");
     nav.setAttribute("aria-label", t("views"));
-    fill(nav, views.map((v) => h("a", {
-        href: "#/" + v.id, "aria-current": v === current && "page", title: `g ${v.key}`,
-    }, t("view_" + v.id))));
-    nav.querySelector("[aria-current]")?.scrollIntoView({ block: "nearest", inline: "nearest" });
+    fill(nav,
+        h("ul", { class: "groups" }, groups.map((g) => link(views_of(g)[0], t("group_" + g), g === current.group && "true"))),
+        h("ul", { class: "views", "aria-label": t("group_" + current.group) },
+            views_of(current.group).map((v) => link(v, t("view_" + v.id), v === current && "page"))));
     const button = document.getElementById("help-open");
     button.setAttribute("aria-label", t("help"));
     button.title = t("help");
 }
 
-/** Closes the current view and opens the view that the address names. */
-export function show(focus) {
+/**
+ * Closes the current view and opens the view that the address names. `focus`: moves the focus to the view, or, if it was on
+ * the link of a group, to the link of the view, next to which are the other views of the group.
+ */
+function show(focus) {
     const [, id, path] = /^#\/([^/?]*)\/?(.*)$/.exec(location.hash) ?? [];
     const view = views.find((v) => v.id === id) ?? views[0];
     let rest = path ?? "";
@@ -61,13 +62,14 @@ export function show(focus) {
     close?.();
     close = null;
     tooltip.hide();
+    const from_group = document.activeElement?.closest(".groups");
     draw_frame(view);
     document.title = `${t("view_" + view.id)} – Shoal`;
     main.className = view.id;
     main.setAttribute("aria-label", t("view_" + view.id));
     main.replaceChildren();
     close = view.module.open(main, rest) ?? null;
-    if (focus) main.focus({ preventScroll: true });
+    if (focus) (from_group ? document.querySelector(".views [aria-current]") : main).focus({ preventScroll: true });
 }
 
 /* keyboard shortcuts */
@@ -120,14 +122,15 @@ document.getElementById("skip").addEventListener("click", (e) => {
     e.preventDefault(); // the hash is the address of the view
     main.focus();
 });
+addEventListener("unhandledrejection", (e) => show_error(e.reason));
+addEventListener("error", (e) => show_error(e.error ?? e.message));
+
+take_token();
+await Promise.all(views.map(async (v) => (v.module = await import(`./${v.id}.js`))));
+
 addEventListener("hashchange", () => {
     take_token(); // an address with a token may be pasted into an open tab
     show(true);
 });
 addEventListener("shoal:language", () => show(false));
-addEventListener("unhandledrejection", (e) => show_error(e.reason));
-addEventListener("error", (e) => show_error(e.error ?? e.message));
-
-take_token();
-set_language(load("language", ""));
-show(false);
+set_language(load("language", "")); // shows the view

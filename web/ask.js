@@ -150,7 +150,7 @@ export function open(root) {
         labelled(t("seed"), bound_field("seed", "input", { type: "number", min: 0, placeholder: "1" }))),
     labelled(t("question"), bound_field("question", "textarea", { rows: 2, required: true, "data-focus": true })),
     h("div", { class: "row" }, submit));
-    fill(root, form, board);
+    fill(root, h("h1", null, t("view_ask")), form, board);
     open.paint();
     models().then(({ base, adapters }) => {
         fill(model, [...base, ...adapters].map((m) => option(m.id, m.id, state.model)));

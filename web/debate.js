@@ -128,7 +128,7 @@ export function open(root) {
     labelled(t("question"), bound_field("question", "textarea", { rows: 2, required: true, "data-focus": true })),
     labelled(t("choices"), bound_field("choices", "textarea", { rows: 3, placeholder: t("choices_hint") })),
     h("div", { class: "row" }, submit));
-    fill(root, form, result);
+    fill(root, h("h1", null, t("view_debate")), form, result);
     open.paint();
     models().then(({ teams }) => {
         state.team ||= teams[0]?.id ?? "";

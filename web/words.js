@@ -4,14 +4,18 @@ export const languages = { en: "English", ja: "日本語", zh: "中文" };
 
 const texts = {
     // frame
+    group_talk: ["Talk", "対話", "交流"],
+    group_grow: ["Grow", "育成", "培育"],
+    group_watch: ["Watch", "観察", "观察"],
+    group_admin: ["Admin", "管理", "管理"],
     view_chat: ["Chat", "チャット", "对话"],
     view_debate: ["Debate", "討論", "辩论"],
     view_ask: ["Blackboard", "黒板", "黑板"],
-    view_agents: ["Agents", "エージェント", "智能体"],
     view_jobs: ["Jobs", "ジョブ", "任务"],
-    view_world: ["World", "ワールド", "网格世界"],
     view_evolution: ["Evolution", "進化", "进化"],
     view_ab: ["A/B tests", "A/B テスト", "A/B 测试"],
+    view_world: ["World", "ワールド", "网格世界"],
+    view_agents: ["Agents", "エージェント", "智能体"],
     view_system: ["System", "システム", "系统"],
     view_settings: ["Settings", "設定", "设置"],
     views: ["Views", "画面", "页面"],

@@ -6,11 +6,13 @@ import { join } from "node:path";
 const { SHOAL_URL: url, SHOAL_LOCKED_URL: locked, SHOAL_TOKEN: token, SHOAL_ADAPTER: adapter, SHOAL_LIVED: lived, SHOTS: shots, CHROMIUM: chromium } = process.env;
 const { chromium: browsers } = createRequire(join(shots, "x.js"))("playwright-core");
 
-const views = ["chat", "debate", "ask", "agents", "jobs", "world", "evolution", "ab", "system", "settings"];
+const groups = { talk: ["chat", "debate", "ask"], grow: ["jobs", "evolution", "ab"], watch: ["world", "agents"], admin: ["system", "settings"] };
+const views = Object.values(groups).flat();
+const group_names = { en: ["Talk", "Grow", "Watch", "Admin"], ja: ["対話", "育成", "観察", "管理"], zh: ["交流", "培育", "观察", "管理"] };
 const names = {
-    en: ["Chat", "Debate", "Blackboard", "Agents", "Jobs", "World", "Evolution", "A/B tests", "System", "Settings"],
-    ja: ["チャット", "討論", "黒板", "エージェント", "ジョブ", "ワールド", "進化", "A/B テスト", "システム", "設定"],
-    zh: ["对话", "辩论", "黑板", "智能体", "任务", "网格世界", "进化", "A/B 测试", "系统", "设置"],
+    en: ["Chat", "Debate", "Blackboard", "Jobs", "Evolution", "A/B tests", "World", "Agents", "System", "Settings"],
+    ja: ["チャット", "討論", "黒板", "ジョブ", "進化", "A/B テスト", "ワールド", "エージェント", "システム", "設定"],
+    zh: ["对话", "辩论", "黑板", "任务", "进化", "A/B 测试", "网格世界", "智能体", "系统", "设置"],
 };
 
 /* The element of each view, and its expected content. */
@@ -61,7 +63,7 @@ async function page_of(c, view = "chat") {
     const p = await c.newPage();
     await p.goto(`${url}/#token=${token}`); // as the server prints it
     await p.goto(`${url}/#/${view}`);
-    await p.locator("nav a[aria-current]").waitFor();
+    await p.locator("nav a[aria-current=page]").waitFor();
     return p;
 }
 async function provoke(what, run) {
@@ -69,7 +71,13 @@ async function provoke(what, run) {
     await run();
     expected = /^$/;
 }
-const go = (p, view) => p.locator(`nav a[href="#/${view}"]`).click();
+/** Opens a view with at most two clicks: its group, then the view. */
+async function go(p, view) {
+    const link = p.locator(`nav .views a[href="#/${view}"]`);
+    const [first] = Object.values(groups).find((g) => g.includes(view));
+    if (!(await link.count())) await p.locator(`nav .groups a[href="#/${first}"]`).click();
+    await link.click();
+}
 const reply = (p, n = 0) => p.locator(".column").nth(n).locator(".reply").last();
 async function chat(p, words) {
     await p.locator(".composer > textarea").fill(words);
@@ -87,6 +95,10 @@ const faults = () => {
         if (e.checkVisibility() && !name.trim()) list.push("no name: " + e.outerHTML.slice(0, 120));
     }
     if (document.documentElement.scrollWidth > innerWidth) list.push("wider than the window: " + document.documentElement.scrollWidth);
+    for (const e of document.querySelectorAll("header a, header button")) {
+        const { left, right } = e.getBoundingClientRect();
+        if (left < 0 || right > innerWidth) list.push(`'${e.textContent}' is outside of the window: ${left} to ${right}`);
+    }
     for (const e of document.querySelectorAll("main, main > *"))
         if (e.scrollWidth > e.clientWidth + 1) list.push(`${e.tagName}.${e.className} is wider than its place: ${e.scrollWidth}`);
     return list;
@@ -126,6 +138,49 @@ for (const lang of Object.keys(names))
                 await c.close();
             }
     });
+
+for (const lang of Object.keys(names))
+    await check(`the navigation in ${lang}`, async () => {
+        for (const [width, height] of [[1280, 800], [800, 600], [390, 844]]) {
+            const c = await context({ locale: lang, viewport: { width, height } }), p = await page_of(c);
+            const texts = (selector) => p.locator(selector).allTextContents();
+            assert.deepEqual(await texts("nav .groups a"), group_names[lang]);
+            for (const [i, [group, members]] of Object.entries(groups).entries()) {
+                await p.locator("nav .groups a", { hasText: group_names[lang][i] }).click();
+                await p.locator(`main.${members[0]}`).waitFor();
+                const member_names = members.map((v) => names[lang][views.indexOf(v)]);
+                assert.deepEqual(await p.getByRole("navigation").getByRole("list", { name: group_names[lang][i] }).getByRole("link").allTextContents(), member_names);
+                for (const [j, view] of members.entries()) {
+                    await p.locator("nav .views a", { hasText: member_names[j] }).click();
+                    await p.locator(`main.${view}`).waitFor();
+                    assert.deepEqual(await texts("nav [aria-current=page]"), [member_names[j]]);
+                    assert.deepEqual(await texts("nav [aria-current=true]"), [group_names[lang][i]]);
+                    assert.deepEqual(await p.evaluate(faults), [], `${view} ${width}`);
+                }
+                await p.screenshot({ path: join(shots, `group-${group}-${lang}-${width}.png`) });
+            }
+            await c.close();
+        }
+    });
+
+await check("the address of each view opens it, once", async () => {
+    const c = await context();
+    for (const view of views) {
+        const q = await page_of(c, view);
+        await q.locator(`main.${view}`).waitFor();
+        let requests = 0;
+        q.on("request", (r) => (requests += /\/v1\/system$/.test(r.url())));
+        await q.reload();
+        await q.locator(`main.${view}`).waitFor();
+        assert.equal(await q.evaluate(() => location.hash), "#/" + view);
+        if (view === "chat") await until(() => requests, "the chat did not request the state of the server");
+        if (view === "chat") assert.equal(requests, 1);
+        await q.close();
+    }
+    const q = await page_of(c, "no-such-view");
+    await q.locator("main.chat").waitFor();
+    await c.close();
+});
 
 /** Pixels of a canvas in the first curve's colour. */
 const painted = (canvas) => canvas.evaluate((c) => {
@@ -682,11 +737,23 @@ await check("by keyboard alone", async () => {
     await press("?", "Enter"); // its button has the focus
     assert.equal(await p.locator("dialog").evaluate((d) => d.open), false);
     await p.reload();
+    await at("chat");
     await press("Tab");
     assert.equal(await p.evaluate(() => document.activeElement.id), "skip");
     await press("Tab");
     assert.ok(await p.evaluate(() => document.activeElement.matches("nav a:focus-visible") &&
         getComputedStyle(document.activeElement).outlineStyle === "solid"), "focus is not to be seen");
+    const focused = () => p.evaluate(() => document.activeElement.textContent);
+    await press("Tab");
+    assert.equal(await focused(), "Grow");
+    await press("Enter");
+    await at("jobs");
+    assert.equal(await focused(), "Jobs"); // from a group to its views
+    await press("Tab");
+    assert.equal(await focused(), "Evolution");
+    await press("Enter");
+    await at("evolution");
+    assert.equal(await p.evaluate(() => document.activeElement.id), "main"); // from a view to its content
 });
 
 await check("a key is sent, and is kept in its tab only unless it is to be remembered", async () => {
@@ -765,7 +832,7 @@ await check("a key that is refused leads to the settings", async () => {
 await check("the token in the address is removed from it and gives access", async () => {
     const c = await context(), q = await c.newPage();
     await q.goto(`${url}/#token=${token}`);
-    await q.locator("nav a[aria-current]").waitFor();
+    await q.locator("nav a[aria-current=page]").waitFor();
     assert.equal(await q.evaluate(() => location.href), `${url}/`);
     await q.goBack().catch(() => {});
     assert.ok(!q.url().includes("token"), q.url());
@@ -798,7 +865,7 @@ await check("language and theme are switched and remembered", async () => {
     await p.getByLabel("Language").selectOption("ja");
     await p.getByLabel("テーマ").selectOption("dark");
     await p.reload();
-    assert.equal(await p.locator("nav a[aria-current]").textContent(), "設定");
+    assert.equal(await p.locator("nav a[aria-current=page]").textContent(), "設定");
     assert.equal(await p.evaluate(() => document.documentElement.dataset.theme), "dark");
     await p.getByLabel("言語").selectOption("");
     await p.getByLabel("Theme").selectOption("");

@@ -4,7 +4,7 @@
 # make fuzz: every parser under libFuzzer for FUZZ_SECONDS (30) each, from the inputs in test/fuzz/corpus.
 # make fuzz-api: mutated requests to the built server under the sanitizers for FUZZ_API_SECONDS (900).
 # make docs: the documents as a site with search, in build/site.
-# make install PREFIX=/usr/local DESTDIR=: the program, the libraries, their header and pkg-config file, the starter model.
+# make install PREFIX=/usr/local DESTDIR=: the program, the libraries, their header and pkg-config file, man pages, the starter model.
 CC      ?= gcc
 BUILD   ?= release
 PKGS    := jansson yaml-0.1 libpcre2-8 sqlite3 libsodium
@@ -195,8 +195,9 @@ load: deps all tests
 PREFIX  ?= /usr/local
 DESTDIR ?=
 AT      = $(DESTDIR)$(PREFIX)
+MAN     = $(AT)/share/man/man1
 install: all
-	install -d $(AT)/bin $(AT)/include $(AT)/lib/pkgconfig $(AT)/share/shoal $(AT)/share/doc/shoal
+	install -d $(AT)/bin $(AT)/include $(AT)/lib/pkgconfig $(AT)/share/shoal $(AT)/share/doc/shoal $(MAN)
 	install -m 755 build/shoal $(AT)/bin/
 	install -m 644 include/shoal.h $(AT)/include/
 	install -m 644 build/libshoal.a $(AT)/lib/
@@ -207,8 +208,11 @@ install: all
 	    'Libs: -L$${prefix}/lib -lshoal' 'Libs.private: -lunistring -lm -pthread -ldl' >$(AT)/lib/pkgconfig/shoal.pc
 	cp -R models data examples protocols worlds $(AT)/share/shoal/
 	cp -R README.md LICENSE docs $(AT)/share/doc/shoal/
+	build/shoal help --man >$(MAN)/shoal.1
+	for c in $$(sed -n 's/^\.It Xr shoal-\(.*\) 1$$/\1/p' $(MAN)/shoal.1); do \
+	    build/shoal help --man $$c >$(MAN)/shoal-$$c.1 || exit 1; done
 uninstall:
-	rm -rf $(AT)/bin/shoal $(AT)/include/shoal.h $(AT)/lib/libshoal.a $(AT)/lib/libshoal.so $(AT)/lib/$(SONAME) \
+	rm -rf $(MAN)/shoal.1 $(MAN)/shoal-*.1 $(AT)/bin/shoal $(AT)/include/shoal.h $(AT)/lib/libshoal.a $(AT)/lib/libshoal.so $(AT)/lib/$(SONAME) \
 	    $(AT)/lib/pkgconfig/shoal.pc $(AT)/share/shoal $(AT)/share/doc/shoal
 
 clean:

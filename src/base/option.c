@@ -34,7 +34,7 @@ static void *row_field(const struct option_row *row, void *out) {
     return (char *)out + row->offset;
 }
 
-static bool row_is_list(const struct option_row *row) {
+bool option_is_list(const struct option_row *row) {
     return row->type == OPT_LIST || row->type == OPT_SECRETS;
 }
 
@@ -168,7 +168,7 @@ static const size_t field_sizes[] = {
 /* Sets one row to its default and frees the old value. The field must be zero or own its memory. */
 static void row_default(const struct option_row *row, void *out) {
     struct error err = {0};
-    if (row_is_list(row)) {
+    if (option_is_list(row)) {
         strings_release(row_field(row, out));
         if (row->default_value) list_set_default(row, out);
     } else if (row->type == OPT_STRING) {
@@ -191,7 +191,7 @@ void options_default(const struct option_row *rows, void *out) {
 void options_release(const struct option_row *rows, void *out) {
     for (const struct option_row *row = rows; row->name; row++) {
         if (row->type == OPT_STRING) string_set(row, out, NULL);
-        if (row_is_list(row)) strings_release(row_field(row, out));
+        if (option_is_list(row)) strings_release(row_field(row, out));
     }
 }
 
@@ -309,7 +309,7 @@ static int flag_value(struct command_line *c, const struct option_row *row, cons
         return error_set(c->err, ERR_USAGE, "'%s' needs a value%s%s", label,
                          row->metavar ? ": " : "", row->metavar ? row->metavar : "");
     if (!attached) value = c->argv[c->next_arg++];
-    if (!row_is_list(row)) return value_set(row, c->out, value, label, c->err);
+    if (!option_is_list(row)) return value_set(row, c->out, value, label, c->err);
     list_add(c, row, value);
     while (!attached && c->next_arg < c->argc && !is_flag(c->argv[c->next_arg]))
         list_add(c, row, c->argv[c->next_arg++]);
@@ -430,7 +430,7 @@ void option_env_name(const char *prefix, const char *name, struct buf *b) {
 /* Sets a row from a variable. A list replaces the earlier list; blanks separate its items. */
 static int variable_set(const struct option_row *row, void *out, const char *text,
                         const char *label, struct error *err) {
-    if (!row_is_list(row)) return value_set(row, out, text, label, err);
+    if (!option_is_list(row)) return value_set(row, out, text, label, err);
     char *copy = xstrdup(text), *save = NULL;
     strings_release(row_field(row, out));
     for (char *item = strtok_r(copy, " \t\n", &save); item; item = strtok_r(NULL, " \t\n", &save))
@@ -515,10 +515,10 @@ static int entry_set(const struct option_row *rows, void *out, const char *path,
     const struct option_row *row = row_find(rows, e->key, strlen(e->key), true);
     if (!row) return unknown_entry_error(rows, path, e, owner, err);
     int *line = &lines[row - rows];
-    if (*line && !row_is_list(row))
+    if (*line && !option_is_list(row))
         return error_set(err, ERR_USAGE, "%s:%d: '%s' is set in line %d already", path, e->line,
                          e->key, *line);
-    if (!*line && row_is_list(row)) strings_release(row_field(row, out));
+    if (!*line && option_is_list(row)) strings_release(row_field(row, out));
     *line = e->line;
     int rc = value_set(row, out, e->value, e->key, err);
     return rc == OK ? OK : error_wrap(err, "%s:%d", path, e->line);
@@ -736,20 +736,26 @@ int options_from_yaml(const struct option_row *rows, void *out, const struct yam
 
 enum { HELP_INDENT = 28, HELP_WIDTH = 79 };
 
-static void add_flag(struct buf *b, const struct option_row *row) {
-    bool default_on =
-        row->type == OPT_BOOL && row->default_value && strcmp(row->default_value, "true") == 0;
-    buf_printf(b, "  --%s%s", default_on ? "[no-]" : "", row->name);
-    if (row->type == OPT_BOOL) return;
-    const char *metavar = row->type == OPT_INT || row->type == OPT_FLOAT ? "N" : "TEXT";
-    if (row->metavar) metavar = row->metavar;
-    buf_printf(b, " %s%s", metavar, row_is_list(row) ? "..." : "");
+const char *option_metavar(const struct option_row *row) {
+    if (row->type == OPT_BOOL) return NULL;
+    if (row->metavar) return row->metavar;
+    return row->type == OPT_INT || row->type == OPT_FLOAT ? "N" : "TEXT";
 }
 
-/* Appends the range and the default: " (1 to 256; default 8)". */
-static void add_range_and_default(struct buf *b, const struct option_row *row) {
+bool option_is_on(const struct option_row *row) {
+    return row->type == OPT_BOOL && row->default_value && strcmp(row->default_value, "true") == 0;
+}
+
+static void add_flag(struct buf *b, const struct option_row *row) {
+    const char *metavar = option_metavar(row);
+    buf_printf(b, "  --%s%s", option_is_on(row) ? "[no-]" : "", row->name);
+    if (metavar) buf_printf(b, " %s%s", metavar, option_is_list(row) ? "..." : "");
+}
+
+void option_add_help(struct buf *b, const struct option_row *row) {
     bool has_range = row_has_range(row);
     bool has_default = row->type != OPT_BOOL && row->default_value && *row->default_value;
+    buf_puts(b, row->help ? row->help : "");
     if (!has_range && !has_default) return;
     buf_puts(b, " (");
     if (has_range) add_range(b, row);
@@ -809,8 +815,7 @@ void options_help(const struct option_row *rows, FILE *f) {
         if (row->type == OPT_ALIAS) continue;
         struct buf flag = {0}, text = {0};
         add_flag(&flag, row);
-        buf_puts(&text, row->help ? row->help : "");
-        add_range_and_default(&text, row);
+        option_add_help(&text, row);
         if (flag.len + 2 > HELP_INDENT) {
             fprintf(f, "%s\n%*s", flag.data, HELP_INDENT, "");
         } else {

@@ -22,7 +22,8 @@ void help_print_commands(FILE *f) {
         if (cli_group_title(i)) fprintf(f, "\n%s\n", cli_group_title(i));
         fprintf(f, "  %-10s %s\n", c->name, c->summary);
     }
-    fprintf(f, "\n'shoal COMMAND --help' explains a command.\n");
+    fprintf(f, "\n'shoal COMMAND --help' explains a command, 'shoal help --man COMMAND' prints its "
+               "manual page.\n");
 }
 
 /* Whether `word` is in a list of words separated by blanks. */
@@ -67,14 +68,14 @@ static void recipe_print(const struct recipe_section *r) {
 }
 
 char *help_usage(const struct cli_command *c) {
-    return xasprintf("usage: shoal %s%s%s [options]", c->name, *c->args ? " " : "", c->args);
+    return xasprintf("shoal %s%s%s [options]", c->name, *c->args ? " " : "", c->args);
 }
 
 void help_print_command(const struct cli_command *c, const char *config, bool all) {
     const char *names = all ? NULL : c->main_options;
     int n_hidden = 0, n_shown = 0;
     char *usage = help_usage(c);
-    printf("%s\n\n%s\n", usage, c->about);
+    printf("usage: %s\n\n%s\n", usage, c->about);
     free(usage);
     if (c->rows) n_shown = rows_print(c->rows, names, "options", &n_hidden);
     for (const struct option_table *t = c->more; t && t->rows; t++)
@@ -83,8 +84,10 @@ void help_print_command(const struct cli_command *c, const char *config, bool al
     bool keys = c->recipe && c->recipe->name;
     if (all) {
         recipe_print(c->recipe);
+        struct option_row *common = settings_common_rows();
         printf("\nfor every command:\n");
-        settings_help(stdout);
+        options_help(common, stdout);
+        free(common);
     } else {
         printf("\nfor every command: --json --quiet --exact --fast --threads N --config FILE\n");
         if (n_hidden || keys)

@@ -8,7 +8,7 @@
 
 /* All commands in their groups. */
 void help_print_commands(FILE *f);
-/* "usage: shoal run MODEL [options]", malloc'ed. */
+/* "shoal run MODEL [options]", malloc'ed. */
 char *help_usage(const struct cli_command *c);
 /* A command's help on stdout: its main options, or with `all` every option and recipe key. config:
  * the value of --config; NULL: the default file. */

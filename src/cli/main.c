@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "cli/help.h"
 #include "cli/job_confine.h"
+#include "cli/man.h"
 #include "cli/settings.h"
 
 #include <signal.h>
@@ -50,7 +51,7 @@ char *cli_find_file(const char *path) {
 static int usage_error(const struct cli_command *c, const struct error *err) {
     log_message("shoal %s: %s", c->name, err->text);
     char *usage = help_usage(c);
-    log_message("%s; see 'shoal %s --help'", usage, c->name);
+    log_message("usage: %s; see 'shoal %s --help'", usage, c->name);
     free(usage);
     return 2;
 }
@@ -101,6 +102,15 @@ static void raise_sigpipe(void) {
     raise(SIGPIPE);
 }
 
+/* Flushes stdout. Returns the exit code: `code`, or 1 if not all results could be written. */
+static int output_finish(int code) {
+    bool unwritten = fflush(stdout) || ferror(stdout);
+    if (code != 0 || !unwritten) return code;
+    if (stdout_is_closed()) raise_sigpipe();
+    log_message("shoal: cannot write the result");
+    return 1;
+}
+
 static int run_command(const struct cli_command *c, int argc, char **argv) {
     struct error err = {0};
     struct settings s;
@@ -111,11 +121,23 @@ static int run_command(const struct cli_command *c, int argc, char **argv) {
         code = usage_error(c, &err);
     else if (rc != OK)
         log_message("shoal %s: %s", c->name, err.text), code = 1;
-    bool unwritten = fflush(stdout) || ferror(stdout), closed = unwritten && stdout_is_closed();
-    if (code == 0 && unwritten && !closed) log_message("shoal: cannot write the result"), code = 1;
     settings_release(&s);
-    if (code == 0 && closed) raise_sigpipe();
-    return code;
+    return output_finish(code);
+}
+
+static int unknown_command_error(const char *name) {
+    const char *near = cli_suggest_command(name, NULL);
+    log_message("shoal: no command '%s'%s%s%s; 'shoal --help' lists them", name,
+                near ? ", did you mean '" : "", near ? near : "", near ? "'?" : "");
+    return 2;
+}
+
+/* 'shoal help --man [COMMAND]' */
+static int man_run(const char *name) {
+    const struct cli_command *c = name ? cli_command(name) : NULL;
+    if (name && !c) return unknown_command_error(name);
+    man_print(c);
+    return output_finish(0);
 }
 
 int main(int argc, char **argv) {
@@ -132,13 +154,14 @@ int main(int argc, char **argv) {
     const char *name = argv[1];
     if (strcmp(name, "--version") == 0 || strcmp(name, "-V") == 0) {
         puts("shoal " SHOAL_VERSION);
-        return 0;
+        return output_finish(0);
     }
     bool help = strcmp(name, "help") == 0;
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || (help && argc == 2)) {
         help_print_commands(stdout);
-        return 0;
+        return output_finish(0);
     }
+    if (help && strcmp(argv[2], "--man") == 0) return man_run(argv[3]);
     static char help_flag[] = "--help";
     char *help_args[] = {help_flag, NULL};
     if (help) name = argv[2]; /* 'shoal help run' is 'shoal run --help' */
@@ -153,8 +176,5 @@ int main(int argc, char **argv) {
         return 1;
     }
     if (c) return help ? run_command(c, 1, help_args) : run_command(c, argc - 2, argv + 2);
-    const char *near = cli_suggest_command(name, NULL);
-    log_message("shoal: no command '%s'%s%s%s; 'shoal --help' lists them", name,
-                near ? ", did you mean '" : "", near ? near : "", near ? "'?" : "");
-    return 2;
+    return unknown_command_error(name);
 }

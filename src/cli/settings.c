@@ -40,9 +40,8 @@ static const struct option_row common_rows[] = {
     {0},
 };
 
-void settings_help(FILE *f) {
-    options_help(common_rows, f);
-    options_help(line_rows, f);
+struct option_row *settings_common_rows(void) {
+    return options_join(common_rows, (const struct option_table[]){{line_rows}, {0}});
 }
 
 struct option_row *settings_command_rows(const struct cli_command *c) {

@@ -40,9 +40,9 @@ const char *settings_path(const char *given);
 int settings_check(const struct config_file *c, struct error *err);
 /* All commands' defaults as {"version", "commands": {NAME: {OPTION: TEXT or null}}}. */
 json_t *settings_defaults(void);
-/* Prints the options that every command takes, for --help. */
-void settings_help(FILE *f);
-/* The options of a command, without those that every command takes; malloc'ed. */
+/* The options that every command takes; malloc'ed. */
+struct option_row *settings_common_rows(void);
+/* The options of a command, without those; malloc'ed. */
 struct option_row *settings_command_rows(const struct cli_command *c);
 /* All options that a command takes, with their job policies, for job requests. Only for look-up:
  * the offsets are not those of struct settings. malloc'ed. */

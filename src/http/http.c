@@ -1349,13 +1349,13 @@ const struct option_row http_option_rows[] = {
     ROW("port", OPT_INT, port, "8000", 0, 65535, "N", "port; 0: any that is free"),
     ROW("tls-cert", OPT_STRING, tls_cert, NULL, 0, 0, "FILE", "certificate (PEM): serve HTTPS"),
     ROW("tls-key", OPT_STRING, tls_key, NULL, 0, 0, "FILE", "key of the certificate (PEM)"),
-    ROW("cors", OPT_LIST, cors, NULL, 0, 0, "ORIGIN …",
+    ROW("cors", OPT_LIST, cors, NULL, 0, 0, "ORIGIN",
         "origins whose pages may call from a browser, as https://example.org; '*': all, where the "
         "server has keys"),
-    ROW("allowed-host", OPT_LIST, hosts, NULL, 0, 0, "NAME …",
+    ROW("allowed-host", OPT_LIST, hosts, NULL, 0, 0, "NAME",
         "names of this server that requests may have in Host while there are no keys, in addition "
         "to IP addresses, localhost, the machine's name and --host"),
-    ROW("trusted-proxy", OPT_LIST, proxies, NULL, 0, 0, "ADDRESS …",
+    ROW("trusted-proxy", OPT_LIST, proxies, NULL, 0, 0, "ADDRESS",
         "addresses, or ADDRESS/BITS, of proxies whose X-Forwarded-For names the client"),
     ROW("max-body", OPT_INT, max_body, "33554432", 1024, 1e12, "BYTES", "largest request body"),
     ROW("max-connections", OPT_INT, max_connections, "4096", 1, 1e6, "N", "clients at once"),

@@ -25,13 +25,13 @@
 const struct option_row gate_option_rows[] = {
     ROW("runs", OPT_STRING, runs, "runs", 0, 0, "DIR", "folder of runs and of shoal.db",
         JOB_ARG_SERVER_ONLY),
-    ROW("eval-data", OPT_LIST, eval_data, NULL, 0, 0, "FILE …",
+    ROW("eval-data", OPT_LIST, eval_data, NULL, 0, 0, "FILE",
         "held-out conversations: an adapter is published only if it is better on them than the "
         "current one; NAME=FILE for one of several adapters",
         JOB_ARG_NAMED_FILE),
     ROW("gate-alpha", OPT_FLOAT, alpha, "0.05", 1e-6, 1, "P",
         "largest p-value at which an adapter counts as better"),
-    ROW("retain-data", OPT_LIST, retain_data, NULL, 0, 0, "FILE …",
+    ROW("retain-data", OPT_LIST, retain_data, NULL, 0, 0, "FILE",
         "conversations that must not become worse; NAME=FILE for one of several adapters",
         JOB_ARG_NAMED_FILE),
     ROW("retain-tolerance", OPT_FLOAT, tolerance, "0.05", 0, 100, "X",
@@ -41,7 +41,7 @@ const struct option_row gate_option_rows[] = {
     ROW("retain-n", OPT_INT, retain_n, "500", 1, 1e6, "N", "questions per family of --retain"),
     ROW("retain-points", OPT_FLOAT, points, "1", 0, 100, "X",
         "accuracy that a family of --retain may lose, in points"),
-    ROW("tags", OPT_LIST, tags, NULL, 0, 0, "TAG …",
+    ROW("tags", OPT_LIST, tags, NULL, 0, 0, "TAG",
         "tags that are stored with the version, for 'shoal adapter list'", JOB_ARG_TEXT),
     {0},
 };

@@ -37,6 +37,8 @@ awk '/^```/ { if (open) exit; open = $0 == "```c"; next } open' "$at/share/doc/s
 # shellcheck disable=SC2046,SC2086
 if cc $cflags -o page page.c $(pkg-config --libs shoal) >"$tmp/log" 2>&1 && LD_LIBRARY_PATH=$at/lib ./page "$model" >"$tmp/out" 2>&1; then ok "the program of LIBRARY.md: $(cat "$tmp/out")"
 else bad "the program of LIBRARY.md" "$(cat "$tmp/log" "$tmp/out" | head -c 300)"; fi
+n=$(find "$at/share/man/man1" -name 'shoal-*.1' -size +0 | wc -l)
+if [ -s "$at/share/man/man1/shoal.1" ] && [ "$n" = "$("$at/bin/shoal" --help | grep -c '^  [a-z]')" ]; then ok "man pages"; else bad "man pages" "$n of commands"; fi
 cd - >/dev/null || exit 1
 make -s uninstall PREFIX=/opt/shoal DESTDIR="$tmp/root" >/dev/null 2>&1
 left=$(find "$tmp/root" ! -type d)

@@ -153,6 +153,9 @@ $(O)/page.inc: $(wildcard web/*) Makefile
 $(O)/src/api/web_ui.o: $(O)/page.inc
 $(O)/src/api/web_ui.o: CFLAGS_ALL += -I$(O)
 
+# It contains the files that 'shoal --licenses' prints.
+$(O)/src/cli/help.o: LICENSE THIRD_PARTY_NOTICES
+
 $(O)/%.o: %.c Makefile
 	$(call say,CC    $<)
 	$(Q)mkdir -p $(@D)
@@ -207,7 +210,7 @@ install: all
 	    'Version: $(VERSION)' 'Requires.private: $(PKGS)' 'Cflags: -I$${prefix}/include' \
 	    'Libs: -L$${prefix}/lib -lshoal' 'Libs.private: -lunistring -lm -pthread -ldl' >$(AT)/lib/pkgconfig/shoal.pc
 	cp -R models data examples protocols worlds $(AT)/share/shoal/
-	cp -R README.md LICENSE docs $(AT)/share/doc/shoal/
+	cp -R README.md LICENSE THIRD_PARTY_NOTICES docs $(AT)/share/doc/shoal/
 	build/shoal help --man >$(MAN)/shoal.1
 	for c in $$(sed -n 's/^\.It Xr shoal-\(.*\) 1$$/\1/p' $(MAN)/shoal.1); do \
 	    build/shoal help --man $$c >$(MAN)/shoal-$$c.1 || exit 1; done

@@ -30,8 +30,8 @@ static void cases_print(const char *open, const char *close) {
 static void bash_print(void) {
     const struct cli_command *c;
     printf("_shoal() {\n"
-           "    local word=${COMP_WORDS[COMP_CWORD]} flags=\n"
-           "    if [ \"$COMP_CWORD\" = 1 ]; then\n"
+           "    local word=${COMP_WORDS[COMP_CWORD]} flags='--help --licenses --version'\n"
+           "    if [ \"$COMP_CWORD\" = 1 ] && [[ $word != -* ]]; then\n"
            "        COMPREPLY=($(compgen -W \"");
     for (int i = 0; (c = cli_command_at(i)); i++) printf("%s%s", i ? " " : "", c->name);
     printf("\" -- \"$word\"))\n"
@@ -52,7 +52,7 @@ static void zsh_print(void) {
     const struct cli_command *c;
     printf("#compdef shoal\n"
            "_shoal() {\n"
-           "    local -a commands flags\n"
+           "    local -a commands flags=(--help --licenses --version)\n"
            "    commands=(\n");
     for (int i = 0; (c = cli_command_at(i)); i++) {
         printf("        %s:", c->name);
@@ -60,7 +60,7 @@ static void zsh_print(void) {
         printf("\n");
     }
     printf("    )\n"
-           "    if (( CURRENT == 2 )); then\n"
+           "    if (( CURRENT == 2 )) && [[ $words[2] != -* ]]; then\n"
            "        _describe command commands\n"
            "        return\n"
            "    fi\n"
@@ -74,6 +74,9 @@ static void zsh_print(void) {
 
 static void fish_print(void) {
     const struct cli_command *c;
+    for (const char *const *flag = (const char *const[]){"help", "licenses", "version", NULL};
+         *flag; flag++)
+        printf("complete -c shoal -n __fish_use_subcommand -f -l %s\n", *flag);
     for (int i = 0; (c = cli_command_at(i)); i++) {
         printf("complete -c shoal -n __fish_use_subcommand -f -a %s -d ", c->name);
         quoted_print(c->summary);

@@ -12,6 +12,20 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* The files are in the program, which may be copied without them. */
+__asm__(".pushsection .rodata\n"
+        "licenses:\n"
+        ".incbin \"LICENSE\"\n"
+        ".ascii \"\\n\"\n"
+        ".incbin \"THIRD_PARTY_NOTICES\"\n"
+        "licenses_end:\n"
+        ".popsection\n");
+extern const char licenses[], licenses_end[];
+
+void help_print_licenses(void) {
+    fwrite(licenses, 1, (size_t)(licenses_end - licenses), stdout);
+}
+
 void help_print_commands(FILE *f) {
     fprintf(f,
             "shoal %s: trains, serves and evolves LoRA agents on one small language model\n\n"
@@ -23,7 +37,8 @@ void help_print_commands(FILE *f) {
         fprintf(f, "  %-10s %s\n", c->name, c->summary);
     }
     fprintf(f, "\n'shoal COMMAND --help' explains a command, 'shoal help --man COMMAND' prints its "
-               "manual page.\n");
+               "manual page,\n"
+               "'shoal --licenses' the licences of Shoal and of the libraries in it.\n");
 }
 
 /* Whether `word` is in a list of words separated by blanks. */

@@ -8,6 +8,8 @@
 
 /* All commands in their groups. */
 void help_print_commands(FILE *f);
+/* The licence of Shoal and THIRD_PARTY_NOTICES, on stdout. */
+void help_print_licenses(void);
 /* "shoal run MODEL [options]", malloc'ed. */
 char *help_usage(const struct cli_command *c);
 /* A command's help on stdout: its main options, or with `all` every option and recipe key. config:

@@ -156,6 +156,10 @@ int main(int argc, char **argv) {
         puts("shoal " SHOAL_VERSION);
         return output_finish(0);
     }
+    if (strcmp(name, "--licenses") == 0) {
+        help_print_licenses();
+        return output_finish(0);
+    }
     bool help = strcmp(name, "help") == 0;
     if (strcmp(name, "--help") == 0 || strcmp(name, "-h") == 0 || (help && argc == 2)) {
         help_print_commands(stdout);

@@ -316,7 +316,7 @@ static void program_print(void) {
            ".Ar command\n"
            ".Op Ar options\n"
            ".Nm\n"
-           ".Fl \\-help | \\-version\n"
+           ".Fl \\-help | \\-version | \\-licenses\n"
            ".Sh DESCRIPTION\n"
            "Each command has a page.\n"
            "Results are printed on standard output, messages on standard error.\n");

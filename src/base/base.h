@@ -378,6 +378,20 @@ int log_check_cancelled(struct error *err);
 void log_message(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void log_info(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
 void log_warn(const char *fmt, ...) __attribute__((format(printf, 1, 2)));
+/* An error that ends the program: the prefix is "shoal COMMAND: ", or "shoal: " if command is NULL.
+ */
+void log_error(const char *command, const char *fmt, ...) __attribute__((format(printf, 2, 3)));
+
+/* Control sequences of text attributes, for streams for which terminal_has_color is true: prefixes
+ * of errors, warnings, headings, marked text; and the end of each. */
+#define TERMINAL_ERROR "\033[1;31m"
+#define TERMINAL_WARNING "\033[33m"
+#define TERMINAL_BOLD "\033[1m"
+#define TERMINAL_MARK "\033[1;32m"
+#define TERMINAL_RESET "\033[0m"
+/* Whether fd is a terminal that shows colours (TERM is neither unset nor "dumb") and the user has
+ * not disabled them (NO_COLOR is unset or empty, see no-color.org). */
+bool terminal_has_color(int fd);
 
 /* For tables: the width to pass to printf's "%-*s" so that a text takes `columns` columns of a
  * terminal, where a kanji takes two. */

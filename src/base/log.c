@@ -3,9 +3,10 @@
  * program that started this one.
  *
  * The library has no output of its own: the program sets log_to_stderr, and a caller of the library
- * may have a log sink. Messages and progress never go to stdout, which is for results; terminal_sanitize_stdout keeps
- * characters that could harm a terminal out of stdout. There is no colour, and no bar if stderr is
- * not a terminal.
+ * may have a log sink. Messages and progress never go to stdout, which is for results;
+ * terminal_sanitize_stdout keeps characters that could harm a terminal out of stdout. Only a
+ * terminal gets colours, and only fixed text has them: the prefix of a message, outside the
+ * sanitised text. There is no bar if stderr is not a terminal.
  *
  * Invariant: every message is one write of whole lines. While a progress line is on the terminal, a
  * message first erases it; the next update draws it again.
@@ -49,6 +50,12 @@ int utf8_field_width(const char *text, int columns) {
 
 static bool stderr_is_terminal(void) {
     return isatty(STDERR_FILENO) == 1;
+}
+
+bool terminal_has_color(int fd) {
+    const char *term = getenv("TERM"), *no_color = getenv("NO_COLOR");
+    return isatty(fd) == 1 && term && *term && strcmp(term, "dumb") != 0 &&
+           !(no_color && *no_color);
 }
 
 static atomic_bool progress_line_shown; /* a progress line without its newline is on the terminal */
@@ -174,7 +181,8 @@ static void log_append_sanitized(struct buf *b, char *text) {
     }
 }
 
-static void message_write(const char *prefix, const char *fmt, va_list ap) {
+/* color: the colour of the prefix. */
+static void message_write(const char *color, const char *prefix, const char *fmt, va_list ap) {
     if (log_sink ? !log_sink->message : !log_to_stderr) return;
     char *text = xvasprintf(fmt, ap);
     if (log_sink) {
@@ -186,7 +194,9 @@ static void message_write(const char *prefix, const char *fmt, va_list ap) {
     }
     struct buf b = {0};
     bool wipe_progress = atomic_exchange(&progress_line_shown, false);
-    buf_printf(&b, "%s%s", wipe_progress ? "\r\033[K" : "", prefix);
+    bool colored = *prefix && terminal_has_color(STDERR_FILENO);
+    buf_printf(&b, "%s%s%s%s", wipe_progress ? "\r\033[K" : "", colored ? color : "", prefix,
+               colored ? TERMINAL_RESET : "");
     log_append_sanitized(&b, text);
     buf_puts(&b, "\n");
     fputs(b.data, stderr);
@@ -197,7 +207,7 @@ static void message_write(const char *prefix, const char *fmt, va_list ap) {
 void log_message(const char *fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
-    message_write("", fmt, ap);
+    message_write("", "", fmt, ap);
     va_end(ap);
 }
 
@@ -205,15 +215,24 @@ void log_info(const char *fmt, ...) {
     if (log_quiet || log_muted) return;
     va_list ap;
     va_start(ap, fmt);
-    message_write("", fmt, ap);
+    message_write("", "", fmt, ap);
     va_end(ap);
 }
 
 void log_warn(const char *fmt, ...) {
     va_list ap;
     va_start(ap, fmt);
-    message_write("warning: ", fmt, ap);
+    message_write(TERMINAL_WARNING, "warning: ", fmt, ap);
     va_end(ap);
+}
+
+void log_error(const char *command, const char *fmt, ...) {
+    char *prefix = xasprintf("shoal%s%s: ", command ? " " : "", command ? command : "");
+    va_list ap;
+    va_start(ap, fmt);
+    message_write(TERMINAL_ERROR, prefix, fmt, ap);
+    va_end(ap);
+    free(prefix);
 }
 
 enum { BAR_CELLS = 24 };

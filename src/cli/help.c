@@ -9,8 +9,10 @@
 
 #include "cli/settings.h"
 
+#include <stdarg.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* The files are in the program, which may be copied without them. */
 __asm__(".pushsection .rodata\n"
@@ -26,14 +28,41 @@ void help_print_licenses(void) {
     fwrite(licenses, 1, (size_t)(licenses_end - licenses), stdout);
 }
 
+static void attribute_print(FILE *f, const char *sequence) {
+    if (!terminal_has_color(f == stdout ? STDOUT_FILENO : STDERR_FILENO)) return;
+    if (f == stdout)
+        terminal_write_raw(sequence);
+    else
+        fputs(sequence, f);
+}
+
+/* Prints text in bold on a terminal. */
+static void bold_print(FILE *f, const char *text) {
+    attribute_print(f, TERMINAL_BOLD);
+    fputs(text, f);
+    attribute_print(f, TERMINAL_RESET);
+}
+
+/* Prints an empty line and the title of a section. */
+static void __attribute__((format(printf, 2, 3))) title_print(FILE *f, const char *fmt, ...) {
+    va_list ap;
+    va_start(ap, fmt);
+    char *title = xvasprintf(fmt, ap);
+    va_end(ap);
+    fputc('\n', f);
+    bold_print(f, title);
+    fputc('\n', f);
+    free(title);
+}
+
 void help_print_commands(FILE *f) {
-    fprintf(f,
-            "shoal %s: trains, serves and evolves LoRA agents on one small language model\n\n"
-            "usage: shoal COMMAND [options]\n",
+    fprintf(f, "shoal %s: trains, serves and evolves LoRA agents on one small language model\n\n",
             SHOAL_VERSION);
+    bold_print(f, "usage:");
+    fprintf(f, " shoal COMMAND [options]\n");
     const struct cli_command *c;
     for (int i = 0; (c = cli_command_at(i)); i++) {
-        if (cli_group_title(i)) fprintf(f, "\n%s\n", cli_group_title(i));
+        if (cli_group_title(i)) title_print(f, "%s", cli_group_title(i));
         fprintf(f, "  %-10s %s\n", c->name, c->summary);
     }
     fprintf(f, "\n'shoal COMMAND --help' explains a command, 'shoal help --man COMMAND' prints its "
@@ -68,7 +97,7 @@ static int rows_print(const struct option_row *rows, const char *names, const ch
         else
             ++*n_hidden;
     }
-    if (n && title) printf("\n%s:\n", title);
+    if (n && title) title_print(stdout, "%s:", title);
     options_help(shown, stdout);
     free(shown);
     return n;
@@ -76,8 +105,8 @@ static int rows_print(const struct option_row *rows, const char *names, const ch
 
 static void recipe_print(const struct recipe_section *r) {
     for (; r && r->name; r++) {
-        printf("\nkeys of the recipe%s%s (name: value; '_' and '-' are the same):\n",
-               *r->name ? ", section " : "", r->name);
+        title_print(stdout, "keys of the recipe%s%s (name: value; '_' and '-' are the same):",
+                    *r->name ? ", section " : "", r->name);
         options_help(r->rows, stdout);
     }
 }
@@ -90,7 +119,8 @@ void help_print_command(const struct cli_command *c, const char *config, bool al
     const char *names = all ? NULL : c->main_options;
     int n_hidden = 0, n_shown = 0;
     char *usage = help_usage(c);
-    printf("usage: %s\n\n%s\n", usage, c->about);
+    bold_print(stdout, "usage:");
+    printf(" %s\n\n%s\n", usage, c->about);
     free(usage);
     if (c->rows) n_shown = rows_print(c->rows, names, "options", &n_hidden);
     for (const struct option_table *t = c->more; t && t->rows; t++)
@@ -100,11 +130,13 @@ void help_print_command(const struct cli_command *c, const char *config, bool al
     if (all) {
         recipe_print(c->recipe);
         struct option_row *common = settings_common_rows();
-        printf("\nfor every command:\n");
+        title_print(stdout, "for every command:");
         options_help(common, stdout);
         free(common);
     } else {
-        printf("\nfor every command: --json --quiet --exact --fast --threads N --config FILE\n");
+        putchar('\n');
+        bold_print(stdout, "for every command:");
+        printf(" --json --quiet --exact --fast --threads N --config FILE\n");
         if (n_hidden || keys)
             printf("%d more options%s: 'shoal %s --help-all'\n", n_hidden,
                    keys ? " and the keys of a recipe" : "", c->name);

@@ -49,7 +49,7 @@ char *cli_find_file(const char *path) {
 }
 
 static int usage_error(const struct cli_command *c, const struct error *err) {
-    log_message("shoal %s: %s", c->name, err->text);
+    log_error(c->name, "%s", err->text);
     char *usage = help_usage(c);
     log_message("usage: %s; see 'shoal %s --help'", usage, c->name);
     free(usage);
@@ -107,7 +107,7 @@ static int output_finish(int code) {
     bool unwritten = fflush(stdout) || ferror(stdout);
     if (code != 0 || !unwritten) return code;
     if (stdout_is_closed()) raise_sigpipe();
-    log_message("shoal: cannot write the result");
+    log_error(NULL, "cannot write the result");
     return 1;
 }
 
@@ -120,15 +120,15 @@ static int run_command(const struct cli_command *c, int argc, char **argv) {
     if (rc == ERR_USAGE)
         code = usage_error(c, &err);
     else if (rc != OK)
-        log_message("shoal %s: %s", c->name, err.text), code = 1;
+        log_error(c->name, "%s", err.text), code = 1;
     settings_release(&s);
     return output_finish(code);
 }
 
 static int unknown_command_error(const char *name) {
     const char *near = cli_suggest_command(name, NULL);
-    log_message("shoal: no command '%s'%s%s%s; 'shoal --help' lists them", name,
-                near ? ", did you mean '" : "", near ? near : "", near ? "'?" : "");
+    log_error(NULL, "no command '%s'%s%s%s; 'shoal --help' lists them", name,
+              near ? ", did you mean '" : "", near ? near : "", near ? "'?" : "");
     return 2;
 }
 
@@ -176,7 +176,7 @@ int main(int argc, char **argv) {
         return 2;
     }
     if (job_confine(&err) != OK) {
-        fprintf(stderr, "shoal: the job cannot be confined: %s\n", err.text);
+        log_error(NULL, "the job cannot be confined: %s", err.text);
         return 1;
     }
     if (c) return help ? run_command(c, 1, help_args) : run_command(c, argc - 2, argv + 2);

@@ -32,7 +32,7 @@ static const struct item variables[] = {
     {"HF_HOME", "Folder of the hub's own client, with its file 'token'."},
     {"HF_TOKEN", "Token for gated and private models of the hub."},
     {"HF_TOKEN_PATH", "File with that token."},
-    {"NO_COLOR", "If it is set, 'shoal train --dry-run' prints no colours to a terminal."},
+    {"NO_COLOR", "If it is set and not empty, the output to a terminal has no colours."},
     {"SHOAL_ALERT_SLACK", "Slack webhooks that receive the server's alerts."},
     {"SHOAL_API_KEY", "Key of the server with all scopes."},
     {"SHOAL_CACHE", "Folder of downloaded models, in place of ~/.cache/shoal."},

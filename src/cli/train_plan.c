@@ -121,8 +121,8 @@ static void sample_print(const struct train_request *q, const struct train_sampl
 
 /* Prints the first samples. For DPO the samples are pairs: chosen, then rejected. */
 static void first_samples_print(const struct train_request *q, const struct training_plan *p) {
-    bool color = isatty(STDOUT_FILENO) && !getenv("NO_COLOR"), pairs = q->method == METHOD_DPO;
-    const char *mark_begin = color ? "\033[1;32m" : "⟦", *mark_end = color ? "\033[0m" : "⟧";
+    bool color = terminal_has_color(STDOUT_FILENO), pairs = q->method == METHOD_DPO;
+    const char *mark_begin = color ? TERMINAL_MARK : "⟦", *mark_end = color ? TERMINAL_RESET : "⟧";
     printf("first %s %s:\n",
            uses_rewards(q) ? "prompt, its first completion"
            : pairs         ? "pair, what is learned"

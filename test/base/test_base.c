@@ -1123,6 +1123,11 @@ static void test_terminal(void **state) {
     assert_string_equal(text, sanitized);
     run_on_terminal(print_raw, text, sizeof text);
     assert_string_equal(text, "one \033[1mtwo\033[0m three" R "\r\n");
+    setenv("TERM", "xterm", 1);
+    setenv("NO_COLOR", "", 1);
+    run_on_terminal(hostile_print, text, sizeof text);
+    assert_has(text, "\033[33mwarning: \033[0m'x" R "[2J\r\n  warning: forged' is missing\r\n");
+    setenv("NO_COLOR", "1", 1);
     run_on_terminal(hostile_print, text, sizeof text);
     assert_has(text, "warning: 'x" R "[2J\r\n  warning: forged' is missing\r\n");
     assert_has(text, "loss" R "[2J");

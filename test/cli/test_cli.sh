@@ -885,6 +885,7 @@ END
     cat >"$tmp/terminal.py" <<'END'
 import os, pty, sys
 out = b""
+os.environ["NO_COLOR"] = "1"
 def keep(fd):
     global out
     piece = os.read(fd, 4096)

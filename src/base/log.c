@@ -393,6 +393,7 @@ void progress_start(struct progress *p, const char *title, int64_t total) {
 
 void progress_update(struct progress *p, int64_t done, const char *detail) {
     p->done = done;
+    if (p->total > 0) p->total = MAX(p->total, done); // the total may be an estimate
     progress_report(p, false);
     if (log_sink && log_sink->progress && !log_muted)
         log_sink->cancelled |= log_sink->progress(log_sink->ctx, p, detail);

@@ -37,6 +37,7 @@ static void value_print(const struct cli_options *c, const struct settings *s,
     struct buf value = {0}, source = {0}, clean = {0};
     bool any = option_print_value(row, s->values, &value), secret = row->type == OPT_SECRETS;
     source_text(s, row, origin, &source);
+    buf_add(&clean, "", 0); // an empty value is "", not NULL
     buf_add_sanitized(&clean, any ? value.data : "-", any ? value.len : 1);
     if (c->json)
         cli_print_json(json_pack("{s:s,s:s,s:o,s:b,s:s,s:s}", "command", s->command->name, "option",

@@ -114,7 +114,7 @@ struct exchange {
     struct http_connection *conn;
     /* rest: the text that "*" matched, or NULL; client: the name under which limits are kept */
     char *method, *path, *rest, peer[IP_ADDRESS_TEXT_LEN], client[IP_ADDRESS_TEXT_LEN];
-    bool local, head, handed_over;
+    bool local, handed_over;
     const struct http_route *route;
     struct buf body;
     int64_t charged_bytes;  /* bytes of the body that are counted for the client (LIMIT_BYTES) */
@@ -726,7 +726,6 @@ static struct exchange *exchange_new(struct http *h, struct MHD_Connection *c, c
                            .conn = info ? info->socket_context : NULL,
                            .method = xstrdup(method),
                            .path = xstrdup(url),
-                           .head = strcmp(method, "HEAD") == 0,
                            .started_at = clock_now()};
     pthread_mutex_init(&x->lock, NULL);
     peer_find(x);

@@ -65,7 +65,6 @@ struct sandbox {
     pthread_cond_t changed;
     bool started, ended;
     int pidfd;            /* pidfd of bwrap; -1: not started */
-    int init;             /* not used */
     struct error failure; /* valid if `ended`; a code other than OK: the command was never run */
     enum sandbox_exit_reason exit_reason;
     int status;

@@ -112,7 +112,12 @@ int debate_run(const struct llm_client *client, const struct agent *team, int n_
                                         .seed = o->seed,
                                         .on_step = o->on_step,
                                         .on_step_ctx = o->on_step_ctx};
+    struct progress before = p ? *p : (struct progress){0};
     int rc = workflow_run(w, client, team, n_agents, items, n_items, &wo, out->transcripts, p, err);
+    /* The total has one call per agent, item and round. A debate that ends early makes fewer calls;
+     * a workflow with more than one node in a round makes more. */
+    if (p && before.total > 0)
+        p->total = before.total + p->done - before.done - (int64_t)cells * o->rounds;
     for (int i = 0; rc == OK && i < n_items; i++) item_measure(out, items, o->vote, i);
     workflow_free(default_workflow);
     return rc;

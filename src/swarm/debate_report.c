@@ -113,6 +113,11 @@ static int samples_for_tokens(int64_t tokens, int64_t tokens_per_sample, int max
         1, MIN((int64_t)max_samples, (tokens + tokens_per_sample / 2) / MAX(tokens_per_sample, 1)));
 }
 
+/* Sets the total of the progress when a part of the report begins that makes n calls. */
+static void progress_expect(struct progress *p, int64_t n) {
+    if (p) p->total = p->done + n;
+}
+
 /* Baseline for split evidence: the best single agent answers the question with all evidence. */
 static int baseline_full_evidence(struct report_builder *m, struct progress *p, struct error *err) {
     const struct agent *best = &m->team[best_single_agent(m)];
@@ -124,6 +129,7 @@ static int baseline_full_evidence(struct report_builder *m, struct progress *p, 
         full_items[i] = m->items[i]; // texts are borrowed
         full_items[i].n_views = 0;
     }
+    progress_expect(p, m->n_items);
     int rc = debate_run(m->llm_client, best, 1, full_items, m->n_items, &o, &d, p, err);
     if (rc == OK) {
         char name[96];
@@ -152,6 +158,7 @@ static int baseline_self_consistency(struct report_builder *m, struct progress *
     struct self_consistency s;
     struct round_cost c = {0};
     int k = MAX(n_equal_cost[0], n_equal_cost[1]);
+    progress_expect(p, (int64_t)m->n_items * k);
     int rc = self_consistency_sample(m->llm_client, &m->team[best], m->items, m->n_items, k,
                                      m->report_options->temperature, m->report_options->max_tokens,
                                      m->o->seed, m->o->grader, &s, p, err);
@@ -264,6 +271,9 @@ static int contributions_measure(struct report_builder *m, struct progress *p, j
     int rc = OK;
     if (exact) {
         uint8_t *right = xmalloc(((size_t)1 << m->n_agents) * (size_t)MAX(m->n_items, 1));
+        int64_t coalition_members = (int64_t)m->n_agents << (m->n_agents - 1);
+        if (m->report_options->credit_debate)
+            progress_expect(p, coalition_members * m->n_items * m->o->rounds);
         rc = coalition_game_play_all(&game, right, err);
         if (rc == OK) {
             contribution_exact(right, m->n_agents, m->n_items, values);

@@ -566,7 +566,7 @@ static json_t *run_plan_json(struct run *r, const struct initial_adapters *initi
     r->identity = run_identity(r, initial);
     run_set_name(r);
     int64_t n_agents = r->o->n_envs * r->q->agents,
-            n_policies = r->o->n_adapters ? r->o->n_adapters : n_agents;
+            n_policies = MIN(n_agents, r->o->n_adapters ? r->o->n_adapters : r->q->agents);
     return json_pack("{s:s,s:s,s:b,s:I,s:I,s:I,s:I,s:I,s:s,s:s}", "run", r->id, "writes", r->dir,
                      "continues", (int)path_is_dir(r->dir), "minds", (json_int_t)n_policies,
                      "agents", (json_int_t)n_agents, "ticks", (json_int_t)r->o->steps,

@@ -579,6 +579,11 @@ END
     holds "debate prints each agent's contribution" "worth in the first-round vote" "$tmp/out"
     says "a repeated debate uses stored calls" 0 "calls were in the store" "$shoal" debate models/fry --team "$tmp/team.yaml" --tasks "$tmp/sums.yaml" --samples 2 --store "$tmp/team.db"
     says "examples/team.yaml" 0 "" "$shoal" eval models/fry --tasks sort --n 2 --team examples/team.yaml
+    for p in brief panel revise; do
+        says "calls in the progress of a debate: $p" 0 "" "$shoal" debate models/fry --agents base base base --tasks sort --n 4 --samples 3 --credit debate --protocol $p --store "$tmp/team.db"
+        if grep -o 'sort [0-9]*/[0-9]*' "$tmp/err" | tail -n 1 | awk -F'[ /]' '$2 == $3 { found = 1 } END { exit !found }'
+        then ok "all calls are in the total: $p"; else bad "all calls are in the total: $p" "$(cat "$tmp/err")"; fi
+    done
     says "a team and agents" 2 "leave out --agents" "$shoal" debate models/fry --team "$tmp/team.yaml" --agents base --tasks sort
     says "unknown credit method" 2 "there are vote, debate and none" "$shoal" debate models/fry --agents base --tasks sort --credit all
     says "an unknown vote" 2 "there are majority, confidence" "$shoal" debate models/fry --agents base --tasks sort --vote loud

@@ -221,7 +221,7 @@ def kernels_print(s):
 def bench(shoal, threads, name, kind, exact):
     """tokens/s of `shoal bench --what prefill`."""
     out = subprocess.run([shoal, "bench", "--json", "--quiet", "--what", "prefill", "--reps", "5", "--shape", name,
-                          "--quant", kind, "--threads", str(threads)] + ["--exact"] * exact, check=True,
+                          "--type", kind, "--threads", str(threads)] + ["--exact"] * exact, check=True,
                          stdout=subprocess.PIPE, text=True).stdout
     line = json.loads(out.splitlines()[0])
     if line["level"] != "amx":

@@ -123,7 +123,7 @@ def json_lines(*command):
 def shoal_step(shoal, shape, quant, samples, tokens, rank):
     """The same for Shoal, and the number of forward passes of the step."""
     lines = json_lines(shoal, "bench", "--json", "--quiet", "--what", "train", "--reps", "1",
-                       "--shape", shape, "--quant", quant, "--samples", str(samples),
+                       "--shape", shape, "--type", quant, "--samples", str(samples),
                        "--tokens", str(tokens), "--rank", str(rank))
     step, forward, memory = lines
     return {"tps": step["tps"], "VmHWM": memory["VmHWM"], "forwards": forward["ratio"]}
@@ -185,7 +185,7 @@ def main(shoal, rounds, name, quants, types, samples="4", tokens="512", rank="8"
     size = [int(samples), int(tokens), int(rank)]
     model = os.path.join("build", "peers", name + "-shape.gguf")
     if not os.path.exists(model):
-        subprocess.run([shoal, "model", "new", "--quiet", "--shape", name, "--quant", "q4_0",
+        subprocess.run([shoal, "model", "new", "--quiet", "--shape", name, "--type", "q4_0",
                         model], check=True)
     shape = json_lines(shoal, "model", "info", model, "--json")[0]
     if shape["arch"] != "llama":

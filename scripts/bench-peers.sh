@@ -22,7 +22,7 @@ fi
 shape="${SHAPE:-smollm-135m}"
 for quant in ${QUANTS:-q8_0 q4_0 bf16}; do
     model="$dir/$shape-$quant.gguf"
-    [ -f "$model" ] || "$shoal" model new --quiet --shape "$shape" --quant "$quant" --seed 1 "$model"
+    [ -f "$model" ] || "$shoal" model new --quiet --shape "$shape" --type "$quant" --seed 1 "$model"
     i=1
     adapters=
     while [ $i -le 20 ]; do

@@ -34,7 +34,7 @@ bench_shoal() {
     shift
     "$shoal" bench --what train --reps "$rounds" "$@"
 }
-set -- --shape "$shape" --quant "${quants%% *}"
-bench_shoal "twenty adapters in one pass" "$@" --samples 20 --tokens 100 --adapters 20
+set -- --shape "$shape" --type "${quants%% *}"
+bench_shoal "twenty adapters in one pass" "$@" --samples 20 --tokens 100 --num-adapters 20
 bench_shoal "four samples of 40 tokens" "$@" --samples 4 --tokens 40
-bench_shoal "all weights of a model with the shape of models/fry" --shape fry --quant f32 --adapters 0 --samples 16 --tokens 64
+bench_shoal "all weights of a model with the shape of models/fry" --shape fry --type f32 --num-adapters 0 --samples 16 --tokens 64

@@ -177,7 +177,14 @@ while read -r key words; do
 done <values.txt
 
 # ---- settings: every line of the files and every variable sets an option to its value
-for f in options aliases aliases-*; do
+# Two options that are one option now cannot both be set. Each half of the settings lacks one of the two.
+for half in '1 adapter.child chat.n chat.temp' '2 adapter.out chat.max-tokens chat.temperature'; do
+    dropped=${half#* } half=${half%% *}
+    awk -v dropped=" $dropped " '/^\[/ { section = substr($0, 2, length($0) - 2) }
+        { print index(dropped, " " section "." $1 " ") ? "" : $0 }' settings/options.conf >settings/options-$half.conf
+    grep -vE "^SHOAL_($(echo "$dropped" | tr 'a-z. -' 'A-Z_|_'))=" settings/env.txt >settings/env-$half.txt
+done
+for f in options-1 options-2 aliases aliases-*; do
     f=$(basename "$(echo settings/$f.conf)")
     case $f in *'*'*) continue ;; esac
     "$shoal" config check "settings/$f" >new/out 2>new/err || bad "config check $f" "$(head -n 1 new/err)"
@@ -189,11 +196,12 @@ for f in options aliases aliases-*; do
     if [ -s new/left ]; then bad "settings in $f" "$(head -c 300 new/left)"; else ok "settings in $f"; fi
 done
 left=''
-for c in $(sed -n 's/^\[\(.*\)\]$/\1/p' settings/options.conf); do
+for c in $(for half in 1 2; do sed -n "s/^\[\(.*\)\]$/\1:$half/p" settings/options.conf; done); do
+    variables=settings/env-${c#*:}.txt c=${c%:*}
     upper=$(echo "$c" | tr a-z A-Z)
     # shellcheck disable=SC2046
-    env $(grep "^SHOAL_${upper}_" settings/env.txt) "$shoal" config explain "$c" --json 2>new/err >new/out
-    n=$(grep -c "^SHOAL_${upper}_" settings/env.txt)
+    env $(grep "^SHOAL_${upper}_" $variables) "$shoal" config explain "$c" --json 2>new/err >new/out
+    n=$(grep -c "^SHOAL_${upper}_" $variables)
     # a renamed option gets one note
     grep -v "^the option '.*' is named '.*' now" new/err >new/other
     [ "$(grep -c "\"SHOAL_${upper}_[A-Z0-9_]*\"" new/out)" = "$n" ] && [ ! -s new/other ] && [ -z "$(sort new/err | uniq -d)" ] ||

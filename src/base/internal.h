@@ -19,4 +19,8 @@ bool option_name_equal(const char *a, const char *b, size_t n);
 const struct option_row *option_find_renamed(const struct option_row *rows, const char *name,
                                              size_t len, bool print_note);
 
+/* The option that a flag of this name and value sets although the name is the old one of another
+ * option ("adapter" for `--lora FILE`), or NULL. `value` may be NULL. */
+const char *option_of_flag(const char *name, size_t len, const char *value);
+
 #endif

@@ -316,13 +316,22 @@ static int flag_value(struct command_line *c, const struct option_row *row, cons
     return OK;
 }
 
+/* The row of a flag. `value`: the text after '='; without it, the next argument is the value. */
+static const struct option_row *flag_row(const struct command_line *c, const char *name, size_t len,
+                                         const char *value) {
+    bool separate = !value && c->next_arg < c->argc && !is_flag(c->argv[c->next_arg]);
+    const char *option = option_of_flag(name, len, separate ? c->argv[c->next_arg] : value);
+    const struct option_row *row = option ? row_find(c->rows, option, strlen(option), true) : NULL;
+    return row ? row : row_find(c->rows, name, len, true);
+}
+
 /* arg is "--name", "--name=value", "--no-name", or "-x" for a row named by one letter. */
 static int flag_parse(struct command_line *c, const char *arg) {
     size_t dashes = arg[1] == '-' ? 2 : 1;
     const char *name = arg + dashes, *value = strchr(name, '=');
     size_t len = strcspn(name, "=");
     if (dashes == 1 && len != 1) return unknown_flag_error(c, name, len, arg);
-    const struct option_row *row = row_find(c->rows, name, len, true);
+    const struct option_row *row = flag_row(c, name, len, value ? value + 1 : NULL);
     bool negated = false;
     if (!row && is_negated(name, len)) {
         row = row_find(c->rows, name + 3, len - 3, true);

@@ -7,7 +7,9 @@
  * so that runs keep their ids, and version 0.1 and this one can read each other's files.
  *
  * Several options may have had the same old name; the one in the command's table is used. Each
- * current name occurs in one row.
+ * current name occurs in one row, and the old name in it is the stored one of all options of the
+ * current name. So an old name that only some commands had ('n' for 'max-tokens') is an alias in
+ * their tables.
  *
  * A renamed value also has a kind (`what`), because the same word may be a value of several
  * options. Values are not validated here: a name without a row is returned unchanged.
@@ -42,6 +44,8 @@ static const struct renamed_option {
     {"here", "observe-cell"},
     {"hi", "upper-bound"},
     {"inner-updates", "num-iterations"},
+    {"internal-temp", "internal-temperature"},
+    {"internal-tokens", "internal-max-tokens"},
     {"items", "log-samples"},
     {"k", "num-generations"},
     {"keep", "truncation-ratio"},
@@ -51,6 +55,7 @@ static const struct renamed_option {
     {"learn", "finetune-data"},
     {"lo", "lower-bound"},
     {"lora", "lora-dtype"},
+    {"max-new-tokens", "max-tokens"},
     {"meal", "food-energy"},
     {"measure", "metric"},
     {"merge", "merge-operator"},
@@ -58,6 +63,8 @@ static const struct renamed_option {
     {"minds", "num-adapters"},
     {"move", "target-step-divergence"},
     {"mutate", "mutation-rate"},
+    {"output-temp", "output-temperature"},
+    {"output-tokens", "output-max-tokens"},
     {"parents", "parent-fraction"},
     {"replay-share", "replay-fraction"},
     {"restart", "patience"},
@@ -71,6 +78,8 @@ static const struct renamed_option {
     {"spread", "init-noise"},
     {"start", "init-adapter"},
     {"stretch", "perturbation-ticks"},
+    {"summary-temp", "summary-temperature"},
+    {"summary-tokens", "summary-max-tokens"},
     {"tournament", "tournament-size"},
     {"warmup", "warmup-steps"},
     {"words", "vocabulary"},
@@ -106,6 +115,27 @@ const char *option_stored_name(const struct option_row *row) {
     for (size_t i = 0; i < ARRAY_LEN(renamed_options); i++)
         if (strcmp(row->name, renamed_options[i].current) == 0) return renamed_options[i].old;
     return row->name;
+}
+
+/*
+ * Flags whose word is that of another option too: llama.cpp's `--lora FILE` is --adapter, and
+ * `--lora i8` is the old name of --lora-dtype. In files, variables and requests the word is the old
+ * name.
+ */
+static const struct flag_word {
+    const char *name, *option;
+    const char *const old_values[5]; /* values of the old option; NULL ends them */
+} flag_words[] = {{"lora", "adapter", {"f32", "bf16", "f16", "i8", NULL}}};
+
+const char *option_of_flag(const char *name, size_t len, const char *value) {
+    for (size_t i = 0; value && i < ARRAY_LEN(flag_words); i++) {
+        const struct flag_word *w = &flag_words[i];
+        const char *const *old = w->old_values;
+        if (!option_name_equal(name, w->name, len)) continue;
+        while (*old && strcmp(*old, value) != 0) old++;
+        if (!*old) return w->option;
+    }
+    return NULL;
 }
 
 /* values */

@@ -12,7 +12,7 @@
 struct options {
     char *model;
     struct strings parents, weights;
-    char *child, *compat, *out, *type, *targets, *op_name, *step;
+    char *compat, *out, *type, *targets, *op_name, *step;
     double alpha, mut, mut_std, energy;
     int64_t rank, seed;
     bool fold, dry_run;
@@ -24,7 +24,6 @@ static const struct option_row adapter_rows[] = {
         "the base that the adapters belong to"),
     ROW("parents", OPT_LIST, parents, NULL, 0, 0, "A B",
         "blend: two adapters, or as many as the operator requires"),
-    ROW("child", OPT_STRING, child, NULL, 0, 0, "DIR", "blend: output directory"),
     ROW("alpha", OPT_FLOAT, alpha, "0.5", -4, 4, "T", "blend: weight of the second parent"),
     ROW("mut", OPT_FLOAT, mut, "0.05", 0, 1, "P", "blend: probability that a tensor mutates"),
     ROW("mut-std", OPT_FLOAT, mut_std, "0.01", 0, 100, "S",
@@ -34,7 +33,7 @@ static const struct option_row adapter_rows[] = {
         "ranks; new: 8; extract, resize: as --energy requires)"),
     ROW("energy", OPT_FLOAT, energy, "0", 0, 1, "E",
         "extract, resize: the smallest rank that keeps this share of |ΔW|² in each module"),
-    ROW("targets", OPT_STRING, targets, "all-linear", 0, 0, "LIST",
+    ROW("target", OPT_STRING, targets, "all-linear", 0, 0, "LIST",
         "new: projections with LoRA: q_proj,v_proj … or all-linear"),
     ROW("seed", OPT_INT, seed, "0", 0, 9e15, "N", "blend: seed of the mutation; new: seed of A"),
     ROW("compat", OPT_STRING, compat, NULL, 0, 0, "legacy",
@@ -48,12 +47,14 @@ static const struct option_row adapter_rows[] = {
     ROW("weights", OPT_LIST, weights, NULL, 0, 0, "W",
         "weight of each adapter (merge) or parent (--operator); default 1"),
     ROW("out", OPT_STRING, out, NULL, 0, 0, "OUT",
-        "merge, extract, resize: file ending in .gguf, or a directory"),
+        "blend: directory; merge, extract, resize: file ending in .gguf, or a directory"),
     ROW("dry-run", OPT_BOOL, dry_run, NULL, 0, 0, NULL,
         "new, blend, convert, merge, extract, resize: print what would be written"),
     ROW("type", OPT_STRING, type, NULL, 0, 0, "TYPE",
         "merge: weight type: f32, f16, bf16, q8_0, q4_0; default: the model's if bf16 or f16, else "
         "f32"),
+    {"child", OPT_ALIAS, 0, "out"},
+    {"targets", OPT_ALIAS, 0, "target"},
     {0},
 };
 #undef ROW
@@ -328,17 +329,17 @@ static struct adapter *blend_child(const struct options *o, struct model *m, str
 
 static int adapter_blend_files(const struct cli_options *c, const struct options *o,
                                struct model *m, struct error *err) {
-    if (!o->child) return error_set(err, ERR_USAGE, "--child is missing");
+    if (!o->out) return error_set(err, ERR_USAGE, "--out is missing");
     struct adapter *child = o->op_name ? operator_child(o, m, err) : blend_child(o, m, err);
     int rc = child ? OK : err->code;
-    if (child && !o->dry_run) rc = adapter_save(child, o->child, m->name, err);
+    if (child && !o->dry_run) rc = adapter_save(child, o->out, m->name, err);
     if (child && o->dry_run)
-        adapter_print_plan(c, child, o->child);
+        adapter_print_plan(c, child, o->out);
     else if (rc == OK && c->json)
-        cli_print_json(json_pack("{s:s,s:s,s:i}", "child", o->child, "hash", child->hash, "rank",
+        cli_print_json(json_pack("{s:s,s:s,s:i}", "child", o->out, "hash", child->hash, "rank",
                                  child->config.r));
     else if (rc == OK)
-        printf("%s: rank %d, sha-256 %s\n", o->child, child->config.r, child->hash);
+        printf("%s: rank %d, sha-256 %s\n", o->out, child->config.r, child->hash);
     adapter_release(child);
     return rc;
 }
@@ -472,13 +473,13 @@ const struct cli_command cmd_adapter = {
         "  shoal adapter list runs/ID/adapters/gen_0 /tmp/critic\n"
         "  shoal adapter rollback /tmp/critic\n"
         "  shoal adapter new --model models/fry --rank 8 --seed 1 begun.gguf\n"
-        "  shoal adapter blend --parents A B --child C --alpha 0.5 --mut 0.05 --mut-std 0.01\n"
-        "  shoal adapter blend --operator delta_ties --parents A B C --child D --step 0.2\n"
+        "  shoal adapter blend --parents A B --out C --alpha 0.5 --mut 0.05 --mut-std 0.01\n"
+        "  shoal adapter blend --operator delta_ties --parents A B C --out D --step 0.2\n"
         "  shoal adapter convert --model base.gguf peft-directory lora.gguf\n"
         "  shoal adapter merge models/fry A B --weights 0.7 0.3 --out merged.gguf --type q8_0\n"
         "  shoal adapter extract models/fry finetuned.gguf --rank 16 --out D\n"
         "  shoal adapter resize D --energy 0.9 --out E",
-    .main_options = "parents child alpha operator weights rank energy out type seed dry-run",
+    .main_options = "parents alpha operator weights rank energy out type seed dry-run",
     .rows = adapter_rows,
     .size = sizeof(struct options),
     .min_args = 1,

@@ -21,6 +21,12 @@ struct options {
     { name, type, offsetof(struct options, field), fallback, min, max, metavar, __VA_ARGS__ }
 static const struct option_row rows[] = {
     ROW("seed", OPT_INT, seed, "1", 0, 9e15, "N", "seed of the sampling"),
+    ROW("adapter", OPT_LIST, panel.adapters, NULL, 0, 0, "DIR",
+        "adapter of each agent in turn; 'base' is the base model", JOB_ARG_BUILTIN_OR_PATH),
+    ROW("max-tokens", OPT_INT, panel.max_tokens, "0", 0, 65536, "N",
+        "maximum tokens of every turn (0: the stage's, else the workflow's)"),
+    ROW("temperature", OPT_FLOAT, panel.temperature, "-1", -1, 100, "X",
+        "sampling temperature of all roles (-1: each role's default)"),
     ROW("forget", OPT_STRING, forget, NULL, 0, 0, "TEXT",
         "remove the key facts of --conversation that contain this text ('all': all facts), and "
         "exit",
@@ -28,6 +34,7 @@ static const struct option_row rows[] = {
     SETUP_ROWS(struct options, setup),
     SETUP_RECORD_ROWS(struct options, setup),
     PANEL_ROWS(struct options, panel),
+    {"adapters", OPT_ALIAS, 0, "adapter"},
     {0},
 };
 #undef ROW
@@ -108,12 +115,13 @@ const struct cli_command cmd_ask = {
         "--max-memory.\n"
         "\n"
         "  shoal ask model.gguf --agents 3 --iterations 2 'ニュートンの第二法則とは何ですか？'\n"
-        "  shoal ask small.gguf --output-model large.gguf --output-temp 0.5 '为什么天是蓝的？'\n"
+        "  shoal ask small.gguf --output-model large.gguf --output-temperature 0.5 "
+        "'为什么天是蓝的？'\n"
         "  shoal ask model.gguf --knowledge notes.db --conversation me\n"
         "  shoal ask model.gguf --conversation me --forget all",
     .job_args = (const struct job_args[]){{NULL, {JOB_ARG_INPUT_PATH, JOB_ARG_TEXT}, false}, {0}},
     .job_store_option = "store",
-    .main_options = "agents iterations adapters language protocol temperature max-tokens "
+    .main_options = "agents iterations adapter language protocol temperature max-tokens "
                     "max-seconds knowledge conversation board max-memory dry-run seed",
     .rows = rows,
     .size = sizeof(struct options),

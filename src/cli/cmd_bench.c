@@ -46,7 +46,7 @@ static const struct option_row rows[] = {
      "model to measure, instead of random weights"},
     {"shape", OPT_STRING, offsetof(struct options, shape), "smollm-135m", 0, 0, "NAME",
      "shape of the random weights, as in 'shoal model new'"},
-    {"quant", OPT_STRING, offsetof(struct options, quant), "q8_0", 0, 0, "TYPE",
+    {"type", OPT_STRING, offsetof(struct options, quant), "q8_0", 0, 0, "TYPE",
      "type of the random weights: bf16, q8_0, q4_0, nf4 …"},
     {"lora-dtype", OPT_STRING, offsetof(struct options, lora), "i8", 0, 0, "ELEM",
      "number format of adapters: f32, bf16, f16 or i8"},
@@ -69,7 +69,7 @@ static const struct option_row rows[] = {
      "prefill, train: tokens of the prompt and of a sample"},
     {"rank", OPT_INT, offsetof(struct options, rank), "8", 1, 256, "R",
      "LoRA rank of the adapters"},
-    {"targets", OPT_STRING, offsetof(struct options, targets), "all-linear", 0, 0, "LIST",
+    {"target", OPT_STRING, offsetof(struct options, targets), "all-linear", 0, 0, "LIST",
      "projections with LoRA: q_proj,v_proj … or all-linear"},
     {"layers", OPT_STRING, offsetof(struct options, layers), "all", 0, 0, "LIST",
      "layers with LoRA: 4-5, or all"},
@@ -79,7 +79,7 @@ static const struct option_row rows[] = {
      "pool: number of registered adapters"},
     {"samples", OPT_INT, offsetof(struct options, samples), "4", 1, 4096, "N",
      "train: samples per update"},
-    {"adapters", OPT_INT, offsetof(struct options, adapters), "1", 0, MAX_BATCH, "N",
+    {"num-adapters", OPT_INT, offsetof(struct options, adapters), "1", 0, MAX_BATCH, "N",
      "train: adapters that are trained together; 0: full fine-tuning"},
     {"set", OPT_LIST, offsetof(struct options, set), NULL, 0, 0, "NAME=X",
      "options of 'shoal train' (train, es) or 'shoal world' (life), such as optim=sgd"},
@@ -87,6 +87,9 @@ static const struct option_row rows[] = {
      "world, life: rules of the world: legacy, repaired or a YAML file"},
     {"history", OPT_STRING, offsetof(struct options, history), "", 0, 0, "FILE",
      "append the results to this CSV file"},
+    {"quant", OPT_ALIAS, 0, "type"},
+    {"targets", OPT_ALIAS, 0, "target"},
+    {"adapters", OPT_ALIAS, 0, "num-adapters"},
     {0},
 };
 
@@ -1103,11 +1106,11 @@ const struct cli_command cmd_bench = {
         "If the context is shorter than 128 tokens, half of it replaces the 64 tokens. The\n"
         "adapters have a random A and a zero B, and cost as much as trained ones.\n"
         "\n"
-        "  shoal bench --shape smollm-135m --quant q8_0 --json\n"
-        "  shoal bench --what memory --quant nf4 --kv-cache-dtype i8 --targets q_proj,v_proj\n"
+        "  shoal bench --shape smollm-135m --type q8_0 --json\n"
+        "  shoal bench --what memory --type nf4 --kv-cache-dtype i8 --target q_proj,v_proj\n"
         "  shoal bench --world --model models/fry --set num-envs=64 num-adapters=256\n"
-        "  shoal bench --what train --shape smollm-135m --quant bf16 --samples 4 --tokens 512",
-    .main_options = "model shape quant what world rules history",
+        "  shoal bench --what train --shape smollm-135m --type bf16 --samples 4 --tokens 512",
+    .main_options = "model shape type what world rules history",
     .rows = rows,
     .size = sizeof(struct options),
     .max_args = 0,

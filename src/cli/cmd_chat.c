@@ -33,13 +33,20 @@ static const struct option_row rows[] = {
     ROW("system", OPT_STRING, system, NULL, 0, 0, "TEXT", "system message"),
     ROW("adapter", OPT_STRING, adapter, NULL, 0, 0, "DIR",
         "adapter, or a weighted sum of several, such as A=0.7,B=0.3"),
-    SAMPLING_ROWS(struct options, sampling, "512"),
+    ROW("max-tokens", OPT_INT, panel.max_tokens, "0", 0, 1e6, "N",
+        "maximum tokens of a reply; with --team of every turn (0: 512; with --team the stage's, "
+        "else the workflow's)"),
+    ROW("temperature", OPT_FLOAT, panel.temperature, "-1", -1, 100, "X",
+        "sampling temperature; 0: greedy (-1: 0.7; with --team each role's default)"),
+    SAMPLING_ROWS(struct options, sampling),
     ROW("team", OPT_BOOL, team, NULL, 0, 0, NULL,
-        "let the team of 'shoal ask' answer, with the options from --agents on"),
+        "let the team of 'shoal ask' answer, with the options from --adapters on"),
     ROW("history", OPT_BOOL, history, "true", 0, 0, NULL,
         "keep the lines typed on a terminal in ~/.local/state/shoal/history, for the arrow keys"),
     SETUP_ROWS(struct options, setup),
     SETUP_RECORD_ROWS(struct options, setup),
+    ROW("adapters", OPT_LIST, panel.adapters, NULL, 0, 0, "DIR",
+        "adapter of each agent in turn; 'base' is the base model"),
     PANEL_ROWS(struct options, panel),
     {0},
 };
@@ -87,7 +94,7 @@ static bool row_changed(const struct option_row *row, const void *options, const
 static int row_mode(const struct option_row *row) {
     static const char *const both[] = {"seed",       "conversation", "facts",      "model-name",
                                        "model-path", "cache-folder", "model-type", "local-files",
-                                       "log",        "history"};
+                                       "log",        "history",      "max-tokens", "temperature"};
     size_t at = row->offset;
     for (size_t i = 0; i < ARRAY_LEN(both); i++)
         if (strcmp(row->name, both[i]) == 0) return 0;
@@ -157,6 +164,17 @@ static void stream_update(struct stream *s, const struct engine_request *r) {
     fflush(stdout);
 }
 
+/* The values of --max-tokens and --temperature that stand for a default are those of a team. */
+static int32_t reply_max_tokens(const struct options *o) {
+    return o->panel.max_tokens ? (int32_t)o->panel.max_tokens : 512;
+}
+
+static struct sampling_params reply_sampling(const struct chat_session *ch) {
+    struct sampling_options s = ch->o->sampling;
+    s.temperature = ch->o->panel.temperature < 0 ? 0.7 : ch->o->panel.temperature;
+    return sampling_from_options(&s, ch->lines);
+}
+
 /* The system message: --system, then summary and facts of the conversation. malloc'ed; NULL: none.
  */
 static char *system_text(const struct chat_session *ch) {
@@ -191,11 +209,12 @@ static int transcript_encode(const struct chat_session *ch, const char *system, 
     return chat_encode(s->m->tok, m, n, true, out, NULL, err);
 }
 
-/* Builds the prompt from as many of the last exchanges as leave room for the reply (--n, at most
- * half of the context). If not even zero exchanges fit, summary and facts are left out. */
+/* Builds the prompt from as many of the last exchanges as leave room for the reply
+ * (--max-tokens, at most half of the context). If not even zero exchanges fit, summary and facts
+ * are left out. */
 static int prompt_build(const struct chat_session *ch, const char *line, int32_t max_len,
                         struct token_ids *out, struct error *err) {
-    int32_t want = (int32_t)MIN(ch->o->sampling.n, max_len / 2);
+    int32_t want = MIN(reply_max_tokens(ch->o), max_len / 2);
     size_t n = json_array_size(
         json_object_get(conversation_state(ch->panel.pipeline.memory), "exchanges"));
     char *system = system_text(ch);
@@ -224,14 +243,14 @@ static int reply_single(struct chat_session *ch, const char *line, struct error 
     int32_t max_len = engine_max_len(s->e), stop[2];
     struct token_ids prompt = {0};
     struct stream to = {.tok = s->m->tok, .silent = ch->c->json};
-    struct engine_request r = {.sampling = sampling_from_options(&ch->o->sampling, ch->lines),
+    struct engine_request r = {.sampling = reply_sampling(ch),
                                .loop_tokens = (int32_t)ch->o->sampling.loop_tokens,
                                .stop = stop,
                                .n_stop = model_stop_tokens(s->m, stop)};
     int rc = prompt_build(ch, line, max_len, &prompt, err);
     r.prompt = prompt.v;
     r.n_prompt = prompt.n;
-    r.max_tokens = (int32_t)MIN(ch->o->sampling.n, max_len - prompt.n);
+    r.max_tokens = MIN(reply_max_tokens(ch->o), max_len - prompt.n);
     adapter_mix_apply(&ch->mix, &r);
     if (rc == OK) rc = engine_submit(s->e, &r, err);
     while (rc == OK && !r.done) {
@@ -556,9 +575,10 @@ const struct cli_command cmd_chat = {
         "--conversation keeps them in the store. With --team the agents of 'shoal ask' answer.\n"
         "\n"
         "  shoal chat model.gguf --system '簡潔に答えてください。' --conversation me\n"
-        "  shoal chat model.gguf --adapter critic=0.7,explorer=0.3 --temp 0.5\n"
+        "  shoal chat model.gguf --adapter critic=0.7,explorer=0.3 --temperature 0.5\n"
         "  shoal chat model.gguf --team --agents 4 --knowledge notes.db --conversation me",
-    .main_options = "system adapter n temp seed team conversation knowledge board max-memory",
+    .main_options =
+        "system adapter max-tokens temperature seed team conversation knowledge board max-memory",
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 0,

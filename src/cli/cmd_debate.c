@@ -26,7 +26,8 @@ struct options {
 static const struct option_row rows[] = {
     ROW("agents", OPT_LIST, agents, NULL, 0, 0, "DIR",
         "adapters of the agents; 'base' is the base model", JOB_ARG_BUILTIN_OR_PATH),
-    ROW("adapters", OPT_ALIAS, agents, "agents", 0, 0, NULL, NULL),
+    {"adapters", OPT_ALIAS, 0, "agents"},
+    {"adapter", OPT_ALIAS, 0, "agents"},
     {"temp", OPT_ALIAS, 0, "temperature"},
     ROW("personas", OPT_LIST, personas, NULL, 0, 0, "TEXT", "the agents' system prompts",
         JOB_ARG_TEXT),

@@ -25,7 +25,7 @@ static const struct option_row rows[] = {
      JOB_ARG_BUILTIN_OR_PATH_LIST},
     {"data", OPT_STRING, offsetof(struct options, data), NULL, 0, 0, "DIR",
      "folder of the files of named tasks", JOB_ARG_INPUT_PATH},
-    {"adapters", OPT_LIST, offsetof(struct options, adapters), NULL, 0, 0, "DIR",
+    {"adapter", OPT_LIST, offsetof(struct options, adapters), NULL, 0, 0, "DIR",
      "adapters to evaluate in addition to the base", JOB_ARG_BUILTIN_OR_PATH},
     {"run", OPT_STRING, offsetof(struct options, run), NULL, 0, 0, "DIR",
      "folder of a run: evaluate all adapters of its generations, with mean and best of each "
@@ -47,6 +47,7 @@ static const struct option_row rows[] = {
      "write each answer to this file, as JSON Lines", JOB_ARG_OUTPUT_PATH},
     SETUP_ROWS(struct options, setup),
     SETUP_RECORD_ROWS(struct options, setup),
+    {"adapters", OPT_ALIAS, 0, "adapter"},
     {0},
 };
 
@@ -403,13 +404,13 @@ const struct cli_command cmd_eval = {
         "\n"
         "  shoal eval models/fry --tasks fry --json\n"
         "  shoal eval MODEL --tasks arc_easy,mmlu --data data/eval --shots 5\n"
-        "  shoal eval models/fry --tasks route,order --adapters runs/ID/adapters/gen_0/explorer "
+        "  shoal eval models/fry --tasks route,order --adapter runs/ID/adapters/gen_0/explorer "
         "\\\n"
         "      --team team.yaml --n 5000\n"
         "  shoal eval models/fry --tasks route --run runs/ID",
     .job_args = (const struct job_args[]){{NULL, {JOB_ARG_INPUT_PATH}, false}, {0}},
     .job_store_option = "store",
-    .main_options = "tasks data adapters run team n shots split seed chain-of-thought "
+    .main_options = "tasks data adapter run team n shots split seed chain-of-thought "
                     "log-samples max-memory dry-run",
     .rows = rows,
     .size = sizeof(struct options),

@@ -102,7 +102,8 @@ static int run_convert(const struct cli_options *c, const void *options, const s
     const struct options *o = options;
     enum tensor_type type = TENSOR_F32;
     if (!o->out)
-        return error_set(err, ERR_USAGE, "-o is missing: a path ending in .gguf, or a directory");
+        return error_set(err, ERR_USAGE,
+                         "--out is missing: a path ending in .gguf, or a directory");
     if (o->quant && tensor_type_parse(o->quant, &type) != OK)
         return error_set(err, ERR_USAGE, "no weight type '%s'; there are %s", o->quant,
                          tensor_type_list());
@@ -129,7 +130,7 @@ static const struct option_row model_rows[] = {
     {"shape", OPT_STRING, offsetof(struct options, shape), "fry", 0, 0, "NAME",
      "new: shape: smollm-135m, qwen3-0.6b, gemma3-270m, tinystories-33m, fry, … (a wrong name "
      "lists all)"},
-    {"quant", OPT_STRING, offsetof(struct options, quant), "f32", 0, 0, "TYPE",
+    {"type", OPT_STRING, offsetof(struct options, quant), "f32", 0, 0, "TYPE",
      "new: weight type: f32, f16, bf16, q8_0, q4_0, nf4, q4_k … (see 'shoal quantize')"},
     {"seed", OPT_INT, offsetof(struct options, seed), "1", 0, 9e15, "N",
      "seed of the weights or conversations"},
@@ -140,17 +141,20 @@ static const struct option_row model_rows[] = {
      "or of largest, earliest, which need communication"},
     {"critic", OPT_BOOL, offsetof(struct options, critic), NULL, 0, 0, NULL,
      "data --tasks: conversations that judge three first answers, half of them correct"},
+    {"quant", OPT_ALIAS, 0, "type"},
     {0},
 };
 static const struct option_row convert_rows[] = {
-    {"o", OPT_STRING, offsetof(struct options, out), NULL, 0, 0, "OUT",
+    {"out", OPT_STRING, offsetof(struct options, out), NULL, 0, 0, "OUT",
      "file ending in .gguf, or a directory"},
     {"tokenizer", OPT_STRING, offsetof(struct options, tokenizer), NULL, 0, 0, "FILE",
      "tokenizer of a llama2.c .bin model"},
     {"dry-run", OPT_BOOL, offsetof(struct options, dry_run), NULL, 0, 0, NULL,
      "print the size of the result, and exit"},
-    {"quant", OPT_STRING, offsetof(struct options, quant), NULL, 0, 0, "TYPE",
+    {"type", OPT_STRING, offsetof(struct options, quant), NULL, 0, 0, "TYPE",
      "f32, f16, bf16, q8_0, q4_0, nf4, q4_k … (see 'shoal quantize')"},
+    {"o", OPT_ALIAS, 0, "out"},
+    {"quant", OPT_ALIAS, 0, "type"},
     {0},
 };
 
@@ -163,7 +167,7 @@ const struct cli_command cmd_model = {
         "for three personas or, with --tasks, questions and answers of task families.\n"
         "\n"
         "  shoal model info models/fry\n"
-        "  shoal model new --shape smollm-135m --quant q8_0 --seed 1 /tmp/smollm.gguf\n"
+        "  shoal model new --shape smollm-135m --type q8_0 --seed 1 /tmp/smollm.gguf\n"
         "  shoal model data --n 600 data/personas\n"
         "  shoal model data --tasks pick --n 4000 /tmp/pick.jsonl",
     .rows = model_rows,
@@ -174,15 +178,15 @@ const struct cli_command cmd_model = {
 };
 const struct cli_command cmd_convert = {
     .name = "convert",
-    .args = "MODEL -o OUT",
+    .args = "MODEL --out OUT",
     .summary = "convert models between GGUF, Hugging Face directories and llama2.c",
     .about =
         "Converts a model between GGUF, Hugging Face directories and llama2.c, and optionally\n"
         "its weight type. 'shoal quantize' also measures the loss.\n"
         "\n"
-        "  shoal convert model.gguf -o directory\n"
-        "  shoal convert stories.bin --tokenizer tok512.bin -o stories.gguf\n"
-        "  shoal convert models/fry --quant q8_0 -o fry-q8.gguf",
+        "  shoal convert model.gguf --out directory\n"
+        "  shoal convert stories.bin --tokenizer tok512.bin --out stories.gguf\n"
+        "  shoal convert models/fry --type q8_0 --out fry-q8.gguf",
     .rows = convert_rows,
     .size = sizeof(struct options),
     .min_args = 1,

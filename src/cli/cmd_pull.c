@@ -68,10 +68,11 @@ static int run_pull(const struct cli_options *c, const void *options, const stru
 static const struct option_row pull_rows[] = {
     {"include", OPT_LIST, offsetof(struct hub_options, include), NULL, 0, 0, "GLOB",
      "download these files instead of the default ones; '*' matches '/' too"},
-    {"to", OPT_STRING, offsetof(struct hub_options, to), NULL, 0, 0, "DIR",
+    {"out", OPT_STRING, offsetof(struct hub_options, to), NULL, 0, 0, "DIR",
      "target folder, instead of the cache"},
     {"dry-run", OPT_BOOL, offsetof(struct hub_options, dry_run), NULL, 0, 0, NULL,
      "print what would be downloaded and where to, and exit"},
+    {"to", OPT_ALIAS, 0, "out"},
     {0},
 };
 
@@ -88,7 +89,7 @@ const struct cli_command cmd_pull = {
         "  shoal pull hf:HuggingFaceTB/SmolLM2-135M-Instruct\n"
         "  shoal run hf:HuggingFaceTB/SmolLM2-135M-Instruct -p 'Hello'\n"
         "  shoal pull hf:OWNER/REPO-GGUF/model-q8_0.gguf\n"
-        "  shoal pull hf:OWNER/REPO@v1.0 --include '*.json' '*.safetensors' --to models/it\n"
+        "  shoal pull hf:OWNER/REPO@v1.0 --include '*.json' '*.safetensors' --out models/it\n"
         "  shoal pull list\n"
         "\n"
         "HF_TOKEN (or the token file of the hub's own client) gives access to gated and private\n"

@@ -40,14 +40,16 @@ static const struct option_row rows[] = {
         "adapter, or a weighted sum of several, such as A=0.7,B=0.3 (A,B: weights 1)"),
     ROW("choices", OPT_LIST, choices, NULL, 0, 0, "TEXT",
         "choose among these texts, with exact probabilities, instead of generating"),
-    SAMPLING_ROWS(struct options, sampling, "64"),
-    {"temperature", OPT_ALIAS, 0, "temp"},
-    {"max-tokens", OPT_ALIAS, 0, "n"},
+    ROW("max-tokens", OPT_INT, sampling.max_tokens, "64", 1, 1e6, "N",
+        "maximum tokens to generate"),
+    ROW("temperature", OPT_FLOAT, sampling.temperature, "0.7", 0, 100, "X",
+        "sampling temperature; 0: greedy"),
+    SAMPLING_ROWS(struct options, sampling),
     ROW("logit-bias", OPT_LIST, logit_bias, NULL, 0, 0, "ID=X",
         "add X to the logit of a token id; -inf forbids the token"),
     ROW("stop", OPT_LIST, stop, NULL, 0, 0, "TEXT", "stop before any of these texts"),
     ROW("json-schema", OPT_STRING, json_schema, NULL, 0, 0, "FILE",
-        "constrain the answer to JSON of this schema; it is complete if --n is large enough"),
+        "constrain the answer to JSON of this schema; it is complete if --max-tokens allows"),
     ROW("regex", OPT_STRING, regex, NULL, 0, 0, "RE",
         "constrain the whole answer to this regular expression"),
     ROW("grammar", OPT_STRING, gbnf, NULL, 0, 0, "FILE",
@@ -170,7 +172,7 @@ static struct setup_needs job_needs(const struct run_job *j) {
     const struct options *o = j->o;
     size_t longest = j->prompts.longest, choice = 0;
     for (int i = 0; i < o->choices.n; i++) choice = MAX(choice, strlen(o->choices.v[i]));
-    size_t len = longest + MAX((size_t)o->sampling.n, choice);
+    size_t len = longest + MAX((size_t)o->sampling.max_tokens, choice);
     size_t numbers = len * (size_t)(1 + 2 * o->logprobs);
     return (struct setup_needs){.engine = {.max_rows = 256,
                                            .max_seqs = MIN(j->n, 64),
@@ -212,7 +214,7 @@ static void job_requests_init(struct run_job *j, int32_t max_len) {
             .prompt = prompt->v,
             .n_prompt = prompt->n,
             .sampling = sampling_from_options(&o->sampling, i % (int)o->samples),
-            .max_tokens = o->choices.n ? 0 : (int32_t)MIN(o->sampling.n, room),
+            .max_tokens = o->choices.n ? 0 : (int32_t)MIN(o->sampling.max_tokens, room),
             .stop = j->stop,
             .n_stop = j->n_stop,
             .stop_texts = (const char *const *)o->stop.v,
@@ -367,7 +369,7 @@ static int session_save(const struct run_job *j, struct setup *s, struct error *
 static void engine_fit(struct run_job *j, struct setup *s) {
     int32_t longest = 0, most = s->m->config.max_seq_len;
     for (int i = 0; i < j->prompts.n; i++) longest = MAX(longest, j->tokens[i].n);
-    int64_t need = longest + MAX(j->o->sampling.n, j->longest_choice) + 1;
+    int64_t need = longest + MAX(j->o->sampling.max_tokens, j->longest_choice) + 1;
     if (s->engine.n_pages == 0)
         s->engine.max_len = (int32_t)MIN(j->o->session ? MAX(need, 4096) : need, most);
 }
@@ -425,14 +427,15 @@ const struct cli_command cmd_run = {
              "\n"
              "  shoal run models/fry 'sort: k b x' --temperature 0\n"
              "  shoal run models/fry '412と907、大きいのは？' --temperature 0\n"
-             "  shoal run model.gguf -p 'Once upon a time' -n 100 --adapter "
+             "  shoal run model.gguf -p 'Once upon a time' --max-tokens 100 --adapter "
              "runs/ID/adapters/gen_0/critic\n"
              "  shoal run models/fry -p 'yes or' --choices ' no' ' yes'\n"
              "  shoal run models/fry --file questions.jsonl --samples 4 --json --logprobs 3\n"
              "  shoal run model.gguf -p '春は' --adapter critic=0.7,explorer=0.3 --stop '。'\n"
              "  shoal run model.gguf -p 'Once' --max-memory 300M --kv-cache-dtype i8 --record",
-    .main_options = "p chat system adapter choices n temp top-p seed file samples json-schema "
-                    "regex grammar session max-memory dry-run record",
+    .main_options =
+        "p chat system adapter choices max-tokens temperature top-p seed file samples json-schema "
+        "regex grammar session max-memory dry-run record",
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 1,

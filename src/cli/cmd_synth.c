@@ -94,12 +94,12 @@ enum { BYTES_PER_TOKEN = 16 }; /* id and text of a token, in a request and in a 
 
 static struct setup_needs synth_needs(const struct synth *s, const struct strings *adapters) {
     int64_t n = (int64_t)s->prompts.n * s->o->samples;
-    size_t len = s->prompts.longest + (size_t)s->o->n;
+    size_t len = s->prompts.longest + (size_t)s->o->max_tokens;
     return (struct setup_needs){.engine = {.max_rows = 256,
                                            .max_seqs = (int32_t)MIN(n, 64),
                                            .max_len = (int32_t)MIN(len, 1 << 30)},
                                 .adapters = adapters,
-                                .work = (size_t)(s->o->n * n) * BYTES_PER_TOKEN +
+                                .work = (size_t)(s->o->max_tokens * n) * BYTES_PER_TOKEN +
                                         len * BYTES_PER_TOKEN * SYNTH_BATCH_SIZE};
 }
 
@@ -187,7 +187,8 @@ static int flags_check(const struct options *o, const char *model, int n_train, 
     if (o->judge && !s->min_perplexity && !s->max_perplexity)
         return error_set(err, ERR_USAGE,
                          "'--judge' has no effect without --min-perplexity or --max-perplexity");
-    if (s->temp > 0 && s->top_p <= 0) return error_set(err, ERR_USAGE, "'--top-p' must be above 0");
+    if (s->temperature > 0 && s->top_p <= 0)
+        return error_set(err, ERR_USAGE, "'--top-p' must be above 0");
     return OK;
 }
 
@@ -235,8 +236,9 @@ const struct cli_command cmd_synth = {
         "--lr 4e-3\n"
         "  shoal replay KEY    (a sample's \"call\")",
     .recipe_load = recipe_load,
-    .main_options = "model prompts topics out adapter judge then-train samples n temp seed "
-                    "language require forbid json-schema min-agreement held-out dry-run",
+    .main_options =
+        "model prompts topics out adapter judge then-train samples max-tokens temperature seed "
+        "language require forbid json-schema min-agreement held-out dry-run",
     .rows = command_rows,
     .more =
         (const struct option_table[]){{synth_option_rows, offsetof(struct options, synth)}, {0}},

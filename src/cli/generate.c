@@ -6,7 +6,7 @@
 #include <string.h>
 
 struct sampling_params sampling_from_options(const struct sampling_options *o, int64_t i) {
-    return (struct sampling_params){.temperature = (float)o->temp,
+    return (struct sampling_params){.temperature = (float)o->temperature,
                                     .top_k = (int32_t)o->top_k,
                                     .top_p = (float)o->top_p,
                                     .min_p = (float)o->min_p,

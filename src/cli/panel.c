@@ -87,7 +87,7 @@ static int pipeline_options_init(struct panel *p, struct error *err) {
     if (rc == OK) rc = word_parse("way to facts", o->facts, "", facts, 3, &facts_index, err);
     if (rc == OK) rc = cli_compat_check(o->compat, err);
     if (rc == OK && o->adapters.n > o->agents)
-        rc = error_set(err, ERR_USAGE, "there are more --adapters than --agents");
+        rc = error_set(err, ERR_USAGE, "there are more adapters than --agents");
     if (rc) return rc;
     to->facts = (enum fact_source)facts_index;
     to->agents = (int)o->agents;

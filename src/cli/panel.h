@@ -22,14 +22,13 @@ struct panel_options {
 };
 #define PANEL_ROW(opt, kind, type, field, fallback, min, max, metavar, ...)                        \
     { opt, kind, offsetof(type, field), fallback, min, max, metavar, __VA_ARGS__ }
+/* The rows for adapters, max_tokens and temperature are in the commands' tables, because chat also
+ * has replies without a team. */
 #define PANEL_ROWS(type, field)                                                                    \
     PANEL_ROW("agents", OPT_INT, type, field.agents, "3", 1, TEAM_MAX - 2, "N",                    \
               "number of agents"),                                                                 \
         PANEL_ROW("iterations", OPT_INT, type, field.iterations, "2", 1, 16, "N",                  \
                   "number of iterations"),                                                         \
-        PANEL_ROW("adapters", OPT_LIST, type, field.adapters, NULL, 0, 0, "DIR",                   \
-                  "adapter of each agent in turn; 'base' is the base model",                       \
-                  JOB_ARG_BUILTIN_OR_PATH),                                                        \
         PANEL_ROW("role-type", OPT_STRING, type, field.role_type, "auto", 0, 0, "NAME",            \
                   "kind of roles: discussion, planning, informational, conversational, default; "  \
                   "auto: by the question's words; model: by the summary model",                    \
@@ -47,25 +46,21 @@ struct panel_options {
                   "MODEL", "model that writes the summaries", JOB_ARG_INPUT_PATH),                 \
         PANEL_ROW("output-model", OPT_STRING, type, field.models[PIPELINE_OUTPUT], NULL, 0, 0,     \
                   "MODEL", "model that writes the answer", JOB_ARG_INPUT_PATH),                    \
-        PANEL_ROW("temperature", OPT_FLOAT, type, field.temperature, "-1", -1, 100, "X",           \
-                  "temperature of all roles (-1: each role's default)"),                           \
-        PANEL_ROW("internal-temp", OPT_FLOAT, type, field.temps[PIPELINE_INTERNAL], "0", 0, 100,   \
-                  "X", "temperature of the role 'agent' (0: each role's default)"),                \
-        PANEL_ROW("summary-temp", OPT_FLOAT, type, field.temps[PIPELINE_SUMMARY], "0.3", 0.01,     \
-                  100, "X", "temperature of the summaries"),                                       \
-        PANEL_ROW("output-temp", OPT_FLOAT, type, field.temps[PIPELINE_OUTPUT], "0.7", 0.01, 100,  \
-                  "X", "temperature of the answer"),                                               \
-        PANEL_ROW("max-tokens", OPT_INT, type, field.max_tokens, "0", 0, 65536, "N",               \
-                  "maximum tokens of every turn (0: the stage's, else the workflow's)"),           \
+        PANEL_ROW("internal-temperature", OPT_FLOAT, type, field.temps[PIPELINE_INTERNAL], "0", 0, \
+                  100, "X", "temperature of the role 'agent' (0: each role's default)"),           \
+        PANEL_ROW("summary-temperature", OPT_FLOAT, type, field.temps[PIPELINE_SUMMARY], "0.3",    \
+                  0.01, 100, "X", "temperature of the summaries"),                                 \
+        PANEL_ROW("output-temperature", OPT_FLOAT, type, field.temps[PIPELINE_OUTPUT], "0.7",      \
+                  0.01, 100, "X", "temperature of the answer"),                                    \
         PANEL_ROW("max-seconds", OPT_FLOAT, type, field.seconds, "0", 0, 1e9, "S",                 \
                   "seconds after which no agent starts a turn; the best message so far is the "    \
                   "answer (0: no limit)"),                                                         \
-        PANEL_ROW("internal-tokens", OPT_INT, type, field.tokens[PIPELINE_INTERNAL], "0", 0,       \
+        PANEL_ROW("internal-max-tokens", OPT_INT, type, field.tokens[PIPELINE_INTERNAL], "0", 0,   \
                   65536, "N", "maximum tokens of a turn of the role 'agent'"),                     \
-        PANEL_ROW("summary-tokens", OPT_INT, type, field.tokens[PIPELINE_SUMMARY], "0", 0, 65536,  \
-                  "N", "maximum tokens of a summary"),                                             \
-        PANEL_ROW("output-tokens", OPT_INT, type, field.tokens[PIPELINE_OUTPUT], "0", 0, 65536,    \
-                  "N", "maximum tokens of the answer"),                                            \
+        PANEL_ROW("summary-max-tokens", OPT_INT, type, field.tokens[PIPELINE_SUMMARY], "0", 0,     \
+                  65536, "N", "maximum tokens of a summary"),                                      \
+        PANEL_ROW("output-max-tokens", OPT_INT, type, field.tokens[PIPELINE_OUTPUT], "0", 0,       \
+                  65536, "N", "maximum tokens of the answer"),                                     \
         PANEL_ROW("summary", OPT_BOOL, type, field.summary, "true", 0, 0, NULL,                    \
                   "summarise each iteration and long messages"),                                   \
         PANEL_ROW("knowledge", OPT_STRING, type, field.knowledge, NULL, 0, 0, "DB",                \
@@ -133,15 +128,17 @@ struct panel {
 struct panel_params {
     const char *model; /* NULL: the model that the flags name */
     uint64_t seed;
-    const struct strings *adapters; /* included in the plan; opened by the caller, or --adapters */
-    bool remember;                  /* keep a conversation in memory even without --conversation */
+    /* included in the plan; the caller opens them, unless they are the agents' adapters */
+    const struct strings *adapters;
+    bool remember; /* keep a conversation in memory even without --conversation */
 };
 /* Whether a flag names the model; then the command line needs no MODEL. */
 bool panel_names_model(const struct panel_options *o);
 /* Parses options, plans memory, loads models. The caller calls panel_close even after an error. */
 int panel_open(struct panel *p, const struct cli_options *c, const struct setup_options *so,
                const struct panel_options *o, const struct panel_params *w, struct error *err);
-/* Loads --adapters, creates the engines, opens store, blackboard, conversation and knowledge. */
+/* Loads the agents' adapters, creates the engines, opens store, blackboard, conversation and
+ * knowledge. */
 int panel_start(struct panel *p, const struct panel_params *w, struct error *err);
 int panel_close(struct panel *p, int rc, struct error *err);
 /* The base that runs stage s. */

@@ -296,6 +296,18 @@ json_t *settings_defaults(void) {
     return json_pack("{s:s,s:o}", "version", SHOAL_VERSION, "commands", all);
 }
 
+/* The default of a row in `then`, the defaults of an earlier version, where the row may have the
+ * name of one of its aliases; NULL: not there. */
+static const json_t *former_default(const json_t *then, const struct option_row *rows,
+                                    const struct option_row *row) {
+    const json_t *v = json_object_get(then, row->name);
+    if (!v) v = json_object_get(then, option_stored_name(row));
+    for (; !v && rows->name; rows++)
+        if (rows->type == OPT_ALIAS && strcmp(rows->default_value, row->name) == 0)
+            v = json_object_get(then, rows->name);
+    return v;
+}
+
 /* Adds a line for each default of the command that differs from `was`, a result of
  * settings_defaults, unless another source sets the option. Returns the number of lines. */
 static int settings_diff_defaults(const struct settings *s, const json_t *was, struct buf *b) {
@@ -306,8 +318,7 @@ static int settings_diff_defaults(const struct settings *s, const json_t *was, s
     int n = 0;
     for (int i = 0; rows[i].name; i++) {
         const json_t *is = json_object_get(now, rows[i].name);
-        old = json_object_get(then, rows[i].name);
-        if (!old) old = json_object_get(then, option_stored_name(&rows[i]));
+        old = former_default(then, rows, &rows[i]);
         if (!is || !old || json_equal(is, old)) continue;
         if (settings_origin(s, i).source != OPTION_FROM_DEFAULT) continue;
         const char *x = json_string_value(old), *y = json_string_value(is);

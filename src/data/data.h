@@ -135,9 +135,9 @@ void prompt_set_release(struct prompt_set *p);
 
 /* The help texts are in synth_option_rows. */
 struct synth_options {
-    char *template, *system;         /* prompt of a topic; system message of prompts without one */
-    int64_t samples, n, top_k, seed; /* n: maximum tokens of an answer */
-    double temp, top_p, min_p;
+    char *template, *system; /* prompt of a topic; system message of prompts without one */
+    int64_t samples, max_tokens, top_k, seed;
+    double temperature, top_p, min_p;
     bool unfinished;              /* keep answers that were cut or repeat themselves */
     int64_t min_chars, max_chars; /* 0: no bound */
     char *language;               /* "ja"; NULL: any */

@@ -19,15 +19,16 @@ const struct option_row synth_option_rows[] = {
      "prompt for a topic, which replaces {topic}"},
     {"system", OPT_STRING, AT(system), NULL, 0, 0, "TEXT", "system message of prompts without one"},
     {"samples", OPT_INT, AT(samples), "4", 1, SYNTH_MAX_SAMPLES, "K", "answers to each prompt"},
-    {"n", OPT_INT, AT(n), "256", 1, 1e6, "N", "maximum tokens of an answer"},
-    {"temp", OPT_FLOAT, AT(temp), "0.8", 0, 100, "T", "temperature; 0: greedy"},
+    {"max-tokens", OPT_INT, AT(max_tokens), "256", 1, 1e6, "N", "maximum tokens of an answer"},
+    {"temperature", OPT_FLOAT, AT(temperature), "0.8", 0, 100, "X",
+     "sampling temperature; 0: greedy"},
     {"top-k", OPT_INT, AT(top_k), "0", 0, 1e6, "K", "only the K most probable tokens; 0: all"},
     {"top-p", OPT_FLOAT, AT(top_p), "0.95", 0, 1, "P", "only the smallest set with probability P"},
     {"min-p", OPT_FLOAT, AT(min_p), "0", 0, 1, "P",
      "only those at least P times as probable as the best"},
     {"seed", OPT_INT, AT(seed), "0", 0, 9e15, "N", "seed of the sampling"},
     {"unfinished", OPT_BOOL, AT(unfinished), NULL, 0, 0, NULL,
-     "keep answers that were cut at --n or repeat themselves"},
+     "keep answers that were cut at --max-tokens or repeat themselves"},
     {"min-chars", OPT_INT, AT(min_chars), "0", 0, 1e9, "N", "shorter answers are dropped"},
     {"max-chars", OPT_INT, AT(max_chars), "0", 0, 1e9, "N",
      "longer answers are dropped; 0: no limit"},
@@ -50,6 +51,8 @@ const struct option_row synth_option_rows[] = {
      "lower perplexities are dropped; 10%: the lowest tenth of the samples that reach this filter"},
     {"max-perplexity", OPT_STRING, AT(max_perplexity), NULL, 0, 0, "X",
      "higher perplexities are dropped; 90%: the highest tenth"},
+    {"n", OPT_ALIAS, 0, "max-tokens"},
+    {"temp", OPT_ALIAS, 0, "temperature"},
     {0},
 };
 #undef AT
@@ -245,7 +248,7 @@ int synth_tokenize_prompts(struct synth *s, struct error *err) {
         if (rc != OK) return error_wrap(err, "the prompt in line %d", p->line);
         longest = MAX(longest, p->tokens.n);
     }
-    s->max_len = (int32_t)MIN(longest + s->o->n, max_seq_len);
+    s->max_len = (int32_t)MIN(longest + s->o->max_tokens, max_seq_len);
     return OK;
 }
 
@@ -266,12 +269,13 @@ static struct engine_request sample_request(const struct synth *s, struct synth_
     return (struct engine_request){.prompt = prompt->v,
                                    .n_prompt = prompt->n,
                                    .adapter = s->adapter,
-                                   .sampling = {.temperature = (float)o->temp,
+                                   .sampling = {.temperature = (float)o->temperature,
                                                 .top_k = (int32_t)o->top_k,
                                                 .top_p = (float)o->top_p,
                                                 .min_p = (float)o->min_p,
                                                 .seed = x->seed},
-                                   .max_tokens = (int32_t)MIN(o->n, s->max_len - prompt->n),
+                                   .max_tokens =
+                                       (int32_t)MIN(o->max_tokens, s->max_len - prompt->n),
                                    .stop = stop,
                                    .n_stop = n_stop,
                                    .loop_tokens = LOOP_TOKENS,

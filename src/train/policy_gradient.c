@@ -482,7 +482,7 @@ static int options_check(const struct rl_trainer *l, struct error *err) {
                          "so it needs at least 2");
     if (l->o->max_new_tokens >= train_loop_max_length(&l->c))
         return error_set(err, ERR_USAGE,
-                         "'max_new_tokens' is %lld; a sample has room for %d tokens in all",
+                         "'max_tokens' is %lld; a sample has room for %d tokens in all",
                          (long long)l->o->max_new_tokens, train_loop_max_length(&l->c));
     if (completions_per_step(l) > 1 << 24)
         return error_set(err, ERR_USAGE, "'%lld' completions an update are too many",

@@ -14,7 +14,7 @@ const struct option_row rl_option_rows[] = {
      "dpo: strength of the KL constraint to the initial adapter"},
     {"num-generations", OPT_INT, AT(num_generations), "8", 1, 4096, "N",
      "rewards: completions per prompt"},
-    {"max-new-tokens", OPT_INT, AT(max_new_tokens), "64", 1, 1e6, "N",
+    {"max-tokens", OPT_INT, AT(max_new_tokens), "64", 1, 1e6, "N",
      "rewards: maximum tokens of a completion"},
     {"temperature", OPT_FLOAT, AT(temperature), "1", 0.01, 100, "X",
      "rewards: sampling temperature of the policy; above 1 explores more"},
@@ -42,7 +42,7 @@ const struct option_row rl_option_rows[] = {
      JOB_ARG_FORBIDDEN},
     {"reward-write", OPT_LIST, AT(reward_write), NULL, 0, 0, "DIR",
      "folders that reward commands may write", JOB_ARG_FORBIDDEN},
-    {"max-completion-length", OPT_ALIAS, 0, "max-new-tokens", 0, 0, NULL, NULL},
+    {"max-completion-length", OPT_ALIAS, 0, "max-tokens", 0, 0, NULL, NULL},
     {0},
 };
 

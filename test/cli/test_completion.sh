@@ -18,7 +18,7 @@ if command -v bash >/dev/null; then
         bash -c '. "$1"; shift; COMP_WORDS=("$@"); COMP_CWORD=$(($# - 1)); _shoal; echo "${COMPREPLY[@]}"' - "$tmp/bash" "$@"
     }
     is "bash: a command" "$(complete shoal tra)" "train"
-    is "bash: an option" "$(complete shoal run --tem)" "--temp"
+    is "bash: an option" "$(complete shoal run --tem)" "--temperature"
     is "bash: an option without a command" "$(complete shoal --li)" "--licenses"
     is "bash: an option of every command" "$(complete shoal doctor --js)" "--json"
     : >"$tmp/model.gguf"
@@ -31,6 +31,6 @@ if command -v fish >/dev/null; then
     # complete LINE: the completions in fish, without their descriptions.
     complete() { HOME=$tmp fish --no-config -c 'source $argv[1]; complete -C $argv[2]' "$tmp/fish" "$1" 2>&1 | cut -f1; }
     is "fish: a command" "$(complete "shoal tra")" "train"
-    is "fish: an option" "$(complete "shoal run --tem")" "--temp"
+    is "fish: an option" "$(complete "shoal run --tem")" "--temperature"
     is "fish: an option without a command" "$(complete "shoal --li")" "--licenses"
 else echo "skip fish: it is not installed"; fi

@@ -97,3 +97,123 @@ for command in "debate models/fry --agents base base --topic x" "ask models/fry 
     "$shoal" $command --compat other --dry-run >"$tmp/out" 2>"$tmp/err"
     if [ $? = 2 ] && grep -q "no compatibility with 'other'; there is legacy" "$tmp/err"; then ok "${command%% *} --compat other"; else bad "${command%% *} --compat other" "$(cat "$tmp/err")"; fi
 done
+
+# ---- options
+# sets COMMAND WORD VALUE OPTION NOTES: the variable of WORD sets OPTION, with this number of notes.
+sets() {
+    variable=SHOAL_$(echo "$1_$2" | tr 'a-z-' 'A-Z_')
+    env "$variable=$3" "$shoal" config explain "$1" --json >"$tmp/out" 2>"$tmp/err"
+    if grep -q "\"$4\".*\"$3\".*\"$variable\"" "$tmp/out" && [ "$(grep -c "is named '$4' now" "$tmp/err")" = "$5" ]; then ok "$variable"
+    else bad "$variable" "$(grep "\"$4\"" "$tmp/out" | head -c 200) $(head -c 200 "$tmp/err")"; fi
+}
+while read -r command word value option n; do sets "$command" "$word" "$value" "$option" "$n"; done <<'END'
+run n 7 max-tokens 0
+run n-predict 7 max-tokens 0
+run temp 0.5 temperature 0
+run lora f16 lora-dtype 1
+chat n 7 max-tokens 0
+chat n-predict 7 max-tokens 0
+chat temp 0.5 temperature 0
+synth n 7 max-tokens 0
+synth temp 0.5 temperature 0
+train max-new-tokens 7 max-tokens 1
+train max-completion-length 7 max-tokens 0
+ask adapters base adapter 0
+ask internal-temp 0.5 internal-temperature 1
+ask summary-temp 0.5 summary-temperature 1
+ask output-temp 0.5 output-temperature 1
+ask internal-tokens 7 internal-max-tokens 1
+ask summary-tokens 7 summary-max-tokens 1
+ask output-tokens 7 output-max-tokens 1
+eval adapters x adapter 0
+debate adapter x agents 0
+debate adapters x agents 0
+bench adapters 3 num-adapters 0
+bench targets q_proj target 0
+bench quant nf4 type 0
+adapter child x out 0
+adapter targets q_proj target 0
+convert o x out 0
+convert quant nf4 type 0
+model quant nf4 type 0
+pull to x out 0
+END
+printf '[chat]\nn = 5\nmax-tokens = 6\n' >"$tmp/both.conf"
+"$shoal" config check "$tmp/both.conf" >"$tmp/out" 2>"$tmp/err"
+if grep -q "'max-tokens' is set in line 2 already" "$tmp/err"; then ok "both words of an option"; else bad "both words of an option" "$(cat "$tmp/out" "$tmp/err")"; fi
+
+"$shoal" adapter new --model models/fry --rank 2 --seed 3 "$tmp/zero" >"$tmp/out" 2>"$tmp/err" &&
+    "$shoal" adapter blend --model models/fry --parents "$tmp/zero" "$tmp/zero" --out "$tmp/fry" --compat legacy --mut 1 --mut-std 0.2 --quiet >"$tmp/out" 2>"$tmp/err" ||
+    bad "adapter blend --out" "$(head -c 300 "$tmp/err")"
+generate() { "$shoal" run models/fry --chat 'sort: k b x' --threads 1 "$@" >"$tmp/out" 2>"$tmp/err"; }
+generate --adapter "$tmp/fry" --max-tokens 9 --temperature 0 && cp "$tmp/out" "$tmp/words"
+generate --max-tokens 9 --temperature 0
+if cmp -s "$tmp/out" "$tmp/words"; then bad "an adapter with an effect" "$(head -c 200 "$tmp/out")"; else ok "an adapter with an effect"; fi
+for flags in "--lora $tmp/fry -n 9 --temp 0" "--lora=$tmp/fry --n-predict 9 --temp 0" "--lora $tmp/fry --lora-dtype f32 --n 9 --temp 0"; do
+    # shellcheck disable=SC2086
+    generate $flags
+    same "run ${flags#--lora?"$tmp"/fry }" "$tmp/words" "$tmp/out"
+    if grep -q 'is named' "$tmp/err"; then bad "no note of llama.cpp's words" "$(cat "$tmp/err")"; else ok "no note of llama.cpp's words"; fi
+done
+# lora NAME MESSAGE FLAGS…: stderr has the message.
+lora() {
+    title=$1 message=$2
+    shift 2
+    "$shoal" "$@" >"$tmp/out" 2>"$tmp/err" </dev/null
+    if grep -qF "$message" "$tmp/err"; then ok "$title"; else bad "$title" "$(head -c 300 "$tmp/err")"; fi
+}
+for dtype in f32 f16 bf16 i8; do lora "--lora $dtype" "the option 'lora' is named 'lora-dtype' now" run models/fry -p x --lora $dtype --dry-run; done
+lora "--lora FILE of eval" "adapter '$tmp/none' does not exist" eval models/fry --tasks pick --n 2 --lora "$tmp/none"
+lora "--lora FILE of debate" "adapter '$tmp/none' does not exist" debate models/fry --topic x --choices a b --lora "$tmp/none"
+lora "--lora FILE of a command without adapters" "no element '$tmp/none'" bench --what peak --lora "$tmp/none"
+lora "--lora without a value" "'--lora' needs a value" run models/fry -p x --lora
+
+talk() { echo 'sort: k b x' | "$shoal" chat models/fry --store "$tmp/chat.db" --threads 1 --quiet "$@" >"$tmp/out" 2>"$tmp/err"; }
+talk --max-tokens 5 --temperature 0 && cp "$tmp/out" "$tmp/talk"
+talk -n 5 --temp 0
+same "both words of chat" "$tmp/talk" "$tmp/out"
+for flags in "--max-tokens 4 --temperature 0" "--n 4 --temp 0"; do
+    # shellcheck disable=SC2086
+    if talk --team --agents 1 --iterations 1 --facts rules $flags; then ok "chat --team $flags"; else bad "chat --team $flags" "$(head -c 300 "$tmp/err")"; fi
+done
+
+# ---- one word for one meaning in the options of all commands (not in the keys of recipes)
+"$shoal" --help | sed -n 's/^  \([a-z]*\)  .*/\1/p' >"$tmp/commands"
+while read -r command; do
+    "$shoal" "$command" --help-all | sed '/^keys of the recipe/,$d' | sed -n 's/^  --\(\[no-\]\)\{0,1\}\([a-z0-9-]*\).*/\2/p' >"$tmp/options.$command"
+done <"$tmp/commands"
+if [ "$(cat "$tmp"/options.* | wc -l)" -gt 300 ]; then ok "options of all commands"; else bad "options of all commands" "$(cat "$tmp"/options.* | wc -l)"; fi
+# Each line has a word, the word to use instead, and the commands in which the word has another meaning.
+while read -r word use except; do
+    left=''
+    while read -r command; do
+        case " $except " in *" $command "*) ;; *) ! grep -qx -- "$word" "$tmp/options.$command" || left="$left $command" ;; esac
+    done <"$tmp/commands"
+    if [ -z "$left" ]; then ok "no --$word"; else bad "no --$word" "--$use instead in$left"; fi
+done <<'END'
+temp temperature
+[a-z]*-temp temperature
+n max-tokens debate eval model
+n-predict max-tokens
+max-new-tokens max-tokens
+max-completion-length max-tokens
+random-seed seed
+lora adapter
+loras adapter
+adapters adapter chat
+o out
+to out
+output out
+output-dir out
+child out
+quant type
+dtype type
+targets target
+target-modules target
+END
+left=''
+while read -r command; do
+    grep -qxE 'top-p|top-k|min-p' "$tmp/options.$command" || continue
+    for word in temperature max-tokens top-p top-k min-p seed; do grep -qx "$word" "$tmp/options.$command" || left="$left $command: --$word"; done
+done <"$tmp/commands"
+if [ -z "$left" ]; then ok "sampling options"; else bad "sampling options" "missing:$left"; fi

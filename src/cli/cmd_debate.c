@@ -7,7 +7,6 @@
 #define _GNU_SOURCE
 #include "base/base.h"
 #include "cli/setup.h"
-#include "grade/grade.h"
 #include "swarm/swarm.h"
 
 #include <stdlib.h>
@@ -15,71 +14,34 @@
 
 struct options {
     struct setup_options setup;
-    struct strings agents, personas, choices;
-    char *team, *topic, *tasks, *data, *vote, *protocol, *show, *compat, *credit, *report, *grader;
-    int64_t rounds, n, shots, seed, max_tokens, samples;
-    double temperature, seconds;
-    bool chain_of_thought, use_cache, protocols;
+    struct debate_request request;
+    struct strings agents;
+    char *team, *show, *compat, *report;
+    bool use_cache, protocols;
 };
-#define ROW(name, type, field, fallback, min, max, metavar, ...)                                   \
-    { name, type, offsetof(struct options, field), fallback, min, max, metavar, __VA_ARGS__ }
-static const struct option_row rows[] = {
-    ROW("agents", OPT_LIST, agents, NULL, 0, 0, "DIR",
-        "adapters of the agents; 'base' is the base model", JOB_ARG_BUILTIN_OR_PATH),
+#define ROW(name, type, field, fallback, metavar, ...)                                             \
+    { name, type, offsetof(struct options, field), fallback, 0, 0, metavar, __VA_ARGS__ }
+static const struct option_row team_rows[] = {
+    ROW("agents", OPT_LIST, agents, NULL, "DIR", "adapters of the agents; 'base' is the base model",
+        JOB_ARG_BUILTIN_OR_PATH),
     {"adapters", OPT_ALIAS, 0, "agents"},
     {"adapter", OPT_ALIAS, 0, "agents"},
     {"temp", OPT_ALIAS, 0, "temperature"},
-    ROW("personas", OPT_LIST, personas, NULL, 0, 0, "TEXT", "the agents' system prompts",
-        JOB_ARG_TEXT),
-    ROW("team", OPT_STRING, team, NULL, 0, 0, "FILE",
+    ROW("team", OPT_STRING, team, NULL, "FILE",
         "file with agents, protocol and settings; --rounds, --vote, --temperature and --max-tokens "
         "override it",
         JOB_ARG_INPUT_PATH),
-    ROW("topic", OPT_STRING, topic, NULL, 0, 0, "TEXT", "one question", JOB_ARG_TEXT),
-    ROW("choices", OPT_LIST, choices, NULL, 0, 0, "TEXT",
-        "possible answers to --topic; without it, any answer", JOB_ARG_TEXT),
-    ROW("grader", OPT_STRING, grader, NULL, 0, 0, "NAME",
-        "without --choices: extracts and compares answers: number, math, letter …", JOB_ARG_TEXT),
-    ROW("tasks", OPT_STRING, tasks, NULL, 0, 0, "LIST",
-        "tasks instead of --topic, as for 'shoal eval': names, JSONL files, recipes; fry; or tasks "
-        "that need communication: largest, earliest",
-        JOB_ARG_BUILTIN_OR_PATH_LIST),
-    ROW("data", OPT_STRING, data, NULL, 0, 0, "DIR", "folder of the files of named tasks",
-        JOB_ARG_INPUT_PATH),
-    ROW("n", OPT_INT, n, "200", 0, 1e6, "N", "questions per task; 0: the default of 'shoal eval'"),
-    ROW("shots", OPT_INT, shots, "0", 0, 1000, "N",
-        "few-shot examples, from the task's dev or train file"),
-    ROW("protocol", OPT_STRING, protocol, NULL, 0, 0, "NAME",
-        "built-in protocol (default brief), or a workflow file", JOB_ARG_BUILTIN_OR_PATH),
-    ROW("protocols", OPT_BOOL, protocols, NULL, 0, 0, NULL, "list the built-in protocols and exit"),
-    ROW("show-protocol", OPT_STRING, show, NULL, 0, 0, "NAME",
+    ROW("protocols", OPT_BOOL, protocols, NULL, NULL, "list the built-in protocols and exit"),
+    ROW("show-protocol", OPT_STRING, show, NULL, "NAME",
         "print the file of a built-in protocol and exit", JOB_ARG_TEXT),
-    ROW("compat", OPT_STRING, compat, NULL, 0, 0, "legacy",
-        "protocol 'legacy' and its output format", JOB_ARG_TEXT),
-    ROW("rounds", OPT_INT, rounds, "-1", -1, 64, "N",
-        "maximum rounds (-1: the protocol's); 0: check the arguments and exit"),
-    ROW("vote", OPT_STRING, vote, NULL, 0, 0, "NAME",
-        "majority, confidence, logprob, borda or quorum (default: the protocol's)", JOB_ARG_TEXT),
-    ROW("chain-of-thought", OPT_BOOL, chain_of_thought, "true", 0, 0, NULL,
-        "write a chain of thought before the answer"),
-    ROW("max-tokens", OPT_INT, max_tokens, "0", 0, 65536, "N",
-        "maximum tokens of the message of a turn (0: the protocol's)"),
-    ROW("temperature", OPT_FLOAT, temperature, "-1", -1, 100, "X",
-        "sampling temperature of the messages (-1: the protocol's)"),
-    ROW("max-seconds", OPT_FLOAT, seconds, "0", 0, 1e9, "S",
-        "seconds after which no agent starts a turn; the vote counts the answers until then (0: "
-        "the "
-        "protocol's)"),
-    ROW("samples", OPT_INT, samples, "32", 0, 256, "N",
-        "--tasks: maximum samples of self-consistency; 0: none"),
-    ROW("credit", OPT_STRING, credit, "vote", 0, 0, "NAME",
-        "--tasks: Shapley, Banzhaf and leave-one-out values for the first vote (vote) or the whole "
-        "debate (debate); or none",
+    ROW("compat", OPT_STRING, compat, NULL, "legacy", "protocol 'legacy' and its output format",
         JOB_ARG_TEXT),
-    ROW("report", OPT_STRING, report, NULL, 0, 0, "FILE",
+    {0},
+};
+static const struct option_row output_rows[] = {
+    ROW("report", OPT_STRING, report, NULL, "FILE",
         "write an HTML page with transcripts and results", JOB_ARG_OUTPUT_PATH),
-    ROW("seed", OPT_INT, seed, "1", 0, 9e15, "N", "seed of questions, orders and samples"),
-    ROW("cache", OPT_BOOL, use_cache, "true", 0, 0, NULL,
+    ROW("cache", OPT_BOOL, use_cache, "true", NULL,
         "reuse calls that are in --store, and store new ones"),
     SETUP_ROWS(struct options, setup),
     SETUP_RECORD_ROWS(struct options, setup),
@@ -87,53 +49,9 @@ static const struct option_row rows[] = {
 };
 #undef ROW
 
-/* Bytes of concurrent calls; bytes of a question with its transcript; transcripts in a report. */
-enum { CALLS_WORK = 48 << 20, ITEM_WORK = 16384, MAX_SHOWN = 5 };
+/* Bytes of concurrent calls; bytes of a question with its transcript. */
+enum { CALLS_WORK = 48 << 20, ITEM_WORK = 16384 };
 enum { PAGES_TOKENS = 65536 }; /* tokens of the KV cache, or more for long calls */
-
-struct debate_questions {
-    struct task_item *topic; /* a single question, or NULL */
-    struct eval_task *tasks;
-    int n_tasks;
-    int64_t n; /* number of questions */
-};
-
-static int topic_init(const struct options *o, struct debate_questions *q, struct error *err) {
-    if (o->choices.n == 1 || o->choices.n > EVAL_MAX_CHOICES)
-        return error_set(err, ERR_USAGE, "--choices requires 2 to %d answers", EVAL_MAX_CHOICES);
-    q->n = 1;
-    q->topic = xcalloc(1, sizeof *q->topic);
-    *q->topic =
-        (struct task_item){.question = xstrdup(o->topic), .n_choices = o->choices.n, .correct = -1};
-    for (int i = 0; i < o->choices.n; i++) q->topic->choices[i] = xstrdup(o->choices.v[i]);
-    return OK;
-}
-
-static int questions_load(const struct options *o, struct debate_questions *q, struct error *err) {
-    const struct eval_task_options bo = {.dir = o->data,
-                                         .n = o->n,
-                                         .shots = o->shots,
-                                         .split = SPLIT_TEST,
-                                         .seed = (uint64_t)o->seed};
-    if (!o->topic == !o->tasks)
-        return error_set(err, ERR_USAGE, "give one of --topic TEXT and --tasks LIST");
-    if (o->topic && (o->data || o->shots))
-        return error_set(err, ERR_USAGE, "--%s is for --tasks", o->data ? "data" : "shots");
-    if (o->topic) return topic_init(o, q, err);
-    if (o->grader || o->choices.n)
-        return error_set(err, ERR_USAGE, "--%s is for --topic; tasks have their own",
-                         o->grader ? "grader" : "choices");
-    int rc = eval_tasks_open(o->tasks, &bo, &q->tasks, &q->n_tasks, err);
-    for (int i = 0; i < q->n_tasks; i++) q->n += q->tasks[i].n_questions;
-    return rc;
-}
-
-static void questions_release(struct debate_questions *q) {
-    for (int i = 0; i < q->n_tasks; i++) eval_task_release(&q->tasks[i]);
-    free(q->tasks);
-    if (q->topic) task_item_release(q->topic);
-    free(q->topic);
-}
 
 /* one question */
 
@@ -171,26 +89,11 @@ struct debate_session {
     struct team *team;
     struct engine_client engine_client;
     struct llm_client llm_client;
-    struct progress bar;
 };
 
 static int task_run(struct debate_session *s, const struct eval_task *b, struct buf *page,
                     struct error *err) {
-    struct debate_options o;
-    const struct team *t = s->team;
-    if (debate_options_for_task(b, &t->options, &o, err) != OK) return err->code;
-    const struct debate_report_options needs = {.name = b->name,
-                                                .samples = (int)s->o->samples,
-                                                .temperature = 0.7f,
-                                                .max_tokens = o.max_tokens ? o.max_tokens : 24,
-                                                .credit_debate =
-                                                    strcmp(s->o->credit, "debate") == 0,
-                                                .credit_none = strcmp(s->o->credit, "none") == 0,
-                                                .n_transcripts = MAX_SHOWN};
-    struct task_item *items = eval_task_items(b);
-    json_t *r = debate_report_run(&s->llm_client, t->v, t->n, items, (int)b->n_questions, &o,
-                                  &needs, &s->bar, err);
-    task_items_release(items, b->n_questions);
+    json_t *r = debate_request_run_task(&s->o->request, &s->llm_client, s->team, b, err);
     if (!r) return err->code;
     if (s->c->json)
         cli_print_json(json_incref(r));
@@ -204,12 +107,7 @@ static int task_run(struct debate_session *s, const struct eval_task *b, struct 
 static int tasks_run(struct debate_session *s, const struct debate_questions *q, struct buf *page,
                      struct error *err) {
     int rc = OK;
-    for (int i = 0; rc == OK && i < q->n_tasks; i++) {
-        const struct eval_task *b = &q->tasks[i];
-        progress_start(&s->bar, b->name, b->n_questions * s->team->n * s->team->options.rounds);
-        rc = task_run(s, b, page, err);
-        progress_finish(&s->bar, NULL);
-    }
+    for (int i = 0; rc == OK && i < q->n_tasks; i++) rc = task_run(s, &q->tasks[i], page, err);
     return rc;
 }
 
@@ -241,7 +139,7 @@ static int session_open(struct debate_session *s, struct error *err) {
 static int debate(struct debate_session *s, const struct debate_questions *q, struct error *err) {
     struct buf page = {0}, *to = s->o->report ? &page : NULL;
     int rc = session_open(s, err);
-    if (rc == OK && s->o->rounds == 0) {
+    if (rc == OK && s->o->request.rounds == 0) {
         printf("[info] Rounds set to 0; skipping debate execution.\n");
     } else if (rc == OK) {
         if (to) html_page_open(to, "Debate");
@@ -300,36 +198,17 @@ static int model_run(const struct cli_options *c, const struct options *o, const
     return setup_close(&st, rc, err);
 }
 
-/* Flags override the team's file. */
-static int flags_apply(const struct options *o, struct debate_options *d, struct error *err) {
-    d->seed = (uint64_t)o->seed;
-    d->chain_of_thought &= o->chain_of_thought;
-    if (o->rounds > 0) d->rounds = (int)o->rounds;
-    if (o->temperature >= 0) d->temperature = (float)o->temperature;
-    if (o->max_tokens) d->max_tokens = (int32_t)o->max_tokens;
-    if (o->seconds > 0) d->seconds = o->seconds;
-    if (o->vote && !(d->vote = vote_parse(o->vote, err))) return err->code;
-    if (o->grader && !(d->grader = grader_find(o->grader, err))) return err->code;
-    return OK;
-}
-
 static int team_open(const struct options *o, struct team *t, struct error *err) {
-    const char *protocol = o->compat ? "legacy" : o->protocol ? o->protocol : "brief";
+    const struct debate_request *r = &o->request;
+    const char *protocol = o->compat ? "legacy" : r->protocol ? r->protocol : "brief";
     if (cli_compat_check(o->compat, err) != OK) return err->code;
-    if (o->team && (o->agents.n || o->personas.n || o->protocol || o->compat))
+    if (o->team && (o->agents.n || r->personas.n || r->protocol || o->compat))
         return error_set(err, ERR_USAGE,
                          "'--team' names the agents and their protocol; leave out --agents, "
                          "--personas, --protocol and --compat");
     int rc = o->team ? team_read(t, o->team, err)
-                     : team_from_flags(t, protocol, &o->agents, &o->personas, err);
-    return rc == OK ? flags_apply(o, &t->options, err) : rc;
-}
-
-static int credit_check(const char *name, struct error *err) {
-    static const char *const known[] = {"vote", "debate", "none"};
-    for (size_t i = 0; i < ARRAY_LEN(known); i++)
-        if (strcmp(name, known[i]) == 0) return OK;
-    return error_set(err, ERR_USAGE, "no credit of a '%s'; there are vote, debate and none", name);
+                     : team_from_flags(t, protocol, &o->agents, &r->personas, err);
+    return rc == OK ? debate_request_apply(r, &t->options, err) : rc;
 }
 
 static int run(const struct cli_options *c, const void *options, const struct strings *args,
@@ -340,11 +219,10 @@ static int run(const struct cli_options *c, const void *options, const struct st
     if (o->protocols || o->show) return protocols_print(o, err);
     if (args->n != 1)
         return error_set(err, ERR_USAGE, "no model: name the base model of the agents");
-    int rc = credit_check(o->credit, err);
-    if (rc == OK) rc = team_open(o, &team, err);
-    if (rc == OK) rc = questions_load(o, &q, err);
+    int rc = team_open(o, &team, err);
+    if (rc == OK) rc = debate_questions_open(&o->request, &q, err);
     if (rc == OK) rc = model_run(c, o, args->v[0], &team, &q, err);
-    questions_release(&q);
+    debate_questions_release(&q);
     team_release(&team);
     return rc;
 }
@@ -370,7 +248,10 @@ const struct cli_command cmd_debate = {
     .job_store_option = "store",
     .main_options = "agents personas team topic tasks n protocol protocols rounds vote "
                     "max-tokens temperature report seed dry-run",
-    .rows = rows,
+    .rows = team_rows,
+    .more = (const struct option_table[]){{debate_request_rows, offsetof(struct options, request)},
+                                          {output_rows, 0},
+                                          {0}},
     .size = sizeof(struct options),
     .min_args = 0,
     .max_args = 1,

@@ -612,6 +612,38 @@ void team_release(struct team *t);
 typedef struct adapter *team_adapter_open_fn(void *ctx, const char *path, struct error *err);
 int team_load_adapters(struct team *t, team_adapter_open_fn *open, void *ctx, struct error *err);
 
+/*
+ * debate_request: a debate as `shoal debate` and shoal_debate describe it: a topic or tasks, and
+ * settings that override the team's.
+ */
+
+struct debate_request { /* filled from debate_request_rows */
+    struct strings personas, choices;
+    char *topic, *tasks, *data, *grader, *protocol, *vote, *credit;
+    int64_t rounds, n, shots, max_tokens, samples, seed;
+    double temperature, seconds;
+    bool chain_of_thought;
+};
+extern const struct option_row debate_request_rows[];
+/* Overrides options of a team with those that the request sets, and checks `credit`. */
+int debate_request_apply(const struct debate_request *r, struct debate_options *o,
+                         struct error *err);
+struct debate_questions {
+    struct task_item *topic; /* a single question, or NULL */
+    struct eval_task *tasks;
+    int n_tasks;
+    int64_t n; /* number of questions */
+};
+/* Call debate_questions_release also after an error. */
+int debate_questions_open(const struct debate_request *r, struct debate_questions *out,
+                          struct error *err);
+void debate_questions_release(struct debate_questions *q);
+/* The result of debate_report_run for the debate of a team, to which the request was applied, on a
+ * task. */
+json_t *debate_request_run_task(const struct debate_request *r, const struct llm_client *client,
+                                const struct team *t, const struct eval_task *task,
+                                struct error *err);
+
 /* team_solver.c: a team that answers the questions of a task */
 
 /* Copies the options `o` to `out` for a task. For a task with generated answers, sets the task's

@@ -523,6 +523,7 @@ int workflow_run(const struct workflow *w, const struct llm_client *client,
         if (p) progress_update(p, p->done + n_calls, NULL);
         open = 0;
         for (int i = 0; i < n_items; i++) open += r.tracks[i].node >= 0;
+        if (rc == OK && open > 0) rc = log_check_cancelled(err);
     }
     for (int i = 0; rc == OK && i < n_items; i++) track_decide(&r, &r.tracks[i]);
     free(r.tracks);

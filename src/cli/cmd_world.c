@@ -69,7 +69,7 @@ static const struct option_row command_rows[] = {
     {0},
 };
 
-enum { AGENTS = 20, STEPS = 500, MAPS = 20 };
+enum { MAPS = 20 };
 
 static const char *world_name(const struct options *o) {
     return o->world ? o->world : "repaired";
@@ -509,11 +509,8 @@ static int rules_check(const struct options *o, struct error *err) {
     struct world_rules r;
     int rc = rules_load(&r, world_name(o), err);
     json_t *named = world_rules_json(&r), *effective = world_rules_json(&o->rules);
-    const char *flag = current_value("rules", o->rules.rules);
-    if (rc == OK && strcmp(current_value("rules", r.rules), flag) != 0)
-        rc = error_set(err, ERR_USAGE, "--rules is a key of world files; here it is --world %s",
-                       flag);
-    else if (rc == OK && o->replay && (o->world || !json_equal(named, effective)))
+    if (rc == OK) rc = world_rules_check_set(&o->rules, r.rules, err);
+    if (rc == OK && o->replay && (o->world || !json_equal(named, effective)))
         rc = error_set(err, ERR_USAGE, "a trace has its own rules: leave out --world and rules");
     json_decref(named);
     json_decref(effective);
@@ -625,8 +622,8 @@ static int players_run(const struct cli_options *c, const struct options *o,
 static struct options options_set_defaults(const struct options *o) {
     struct options full = *o;
     if (o->replay) return full;
-    if (!full.agents) full.agents = AGENTS;
-    if (!full.steps) full.steps = STEPS;
+    if (!full.agents) full.agents = WORLD_DEFAULT_AGENTS;
+    if (!full.steps) full.steps = WORLD_DEFAULT_STEPS;
     if (!full.seed) full.seed = 1;
     if (!full.maps) full.maps = MAPS;
     return full;

@@ -38,6 +38,9 @@ int messages_encode(const struct shoal *s, const struct shoal_message *messages,
  * options_release, after an error too. */
 int call_options_parse(const struct option_row *rows, void *out, const char *const *options,
                        struct error *err);
+/* The same without the defaults: sets the given options only. */
+int call_options_apply(const struct option_row *rows, void *out, const char *const *options,
+                       struct error *err);
 /* The result of a call as JSON text for the caller; releases `v`. NULL if v is NULL. */
 char *json_result(json_t *v);
 

@@ -43,11 +43,10 @@ char *json_result(json_t *v) {
 /* options */
 
 /* "name=value" becomes the flag "--name=value", so that options and flags have one parser. */
-int call_options_parse(const struct option_row *rows, void *out, const char *const *options,
+int call_options_apply(const struct option_row *rows, void *out, const char *const *options,
                        struct error *err) {
     struct strings flags = {0}, positional = {0};
     int rc = OK;
-    options_default(rows, out);
     for (int i = 0; rc == OK && options && options[i]; i++) {
         const char *equals = strchr(options[i], '=');
         if (!equals || equals == options[i]) {
@@ -62,6 +61,12 @@ int call_options_parse(const struct option_row *rows, void *out, const char *con
     strings_release(&flags);
     strings_release(&positional);
     return rc;
+}
+
+int call_options_parse(const struct option_row *rows, void *out, const char *const *options,
+                       struct error *err) {
+    options_default(rows, out);
+    return call_options_apply(rows, out, options, err);
 }
 
 /* callbacks */

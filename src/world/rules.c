@@ -174,6 +174,13 @@ int world_rules_check(const struct world_rules *r, struct error *err) {
     return map_conflicts_check(r, err) == OK ? map_check(&r->map, err) : err->code;
 }
 
+int world_rules_check_set(const struct world_rules *r, const char *set, struct error *err) {
+    const char *flag = current_value("rules", r->rules);
+    if (strcmp(current_value("rules", set), flag) == 0) return OK;
+    return error_set(err, ERR_USAGE, "--rules is a key of world files; here it is --world %s",
+                     flag);
+}
+
 /* files */
 
 static int map_conflicts_check_yaml(const struct yaml *y, struct error *err) {

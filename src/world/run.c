@@ -579,7 +579,7 @@ static json_t *run_plan_json(struct run *r, const struct initial_adapters *initi
 static void past_rows_report(const struct run *r) {
     size_t i;
     json_t *row;
-    r->cb->begin(r->cb->ctx, r->id);
+    if (r->cb->begin) r->cb->begin(r->cb->ctx, r->id);
     json_array_foreach (r->baselines, i, row) r->cb->row(r->cb->ctx, row);
     json_array_foreach (r->curve, i, row) r->cb->row(r->cb->ctx, row);
 }
@@ -596,7 +596,13 @@ static int run_execute(struct run *r, const struct initial_adapters *initial, st
         past_rows_report(r);
         rc = generations_run(r, err);
     }
-    if (r->store) store_run_status(r->store, r->id, rc == OK ? "done" : "failed", &ignored);
+    bool paused = rc != OK && log_check_cancelled(&ignored) != OK;
+    if (r->store)
+        store_run_status(r->store, r->id,
+                         rc == OK ? "done"
+                         : paused ? "paused"
+                                  : "failed",
+                         &ignored);
     if (rc == OK)
         log_info(
             "curves: '%s/report.html'; export the best adapter: shoal world export %s --out DIR",

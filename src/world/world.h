@@ -35,6 +35,8 @@ enum {
     WORLD_PREDATORS_MAX = 16,
     WORLD_WORDS = 16,          /* words that an agent can say, including silence, which is word 0 */
     WORLD_REMEMBERED_MAX = 10, /* number of cells with food that an agent remembers */
+    WORLD_DEFAULT_AGENTS = 20,
+    WORLD_DEFAULT_STEPS = 500, /* ticks of an episode */
 };
 
 /* rules */
@@ -91,6 +93,8 @@ extern const char *const world_map_keys[]; /* rules that a map determines; NULL-
 /* Checks rules that involve several rows of world_rule_rows. The functions that load rules call it;
  * call it again after flags have changed a rule. */
 int world_rules_check(const struct world_rules *r, struct error *err);
+/* ERR_USAGE if flags have changed the rule set `set`: only files and names of worlds choose it. */
+int world_rules_check_set(const struct world_rules *r, const char *set, struct error *err);
 /* Whether the rule set is `legacy`. */
 bool world_rules_are_legacy(const struct world_rules *r);
 void world_rules_release(struct world_rules *r);
@@ -650,12 +654,13 @@ struct simulation_request { /* all fields are borrowed */
     struct pool *pool;
 };
 struct simulation_run_callbacks {
-    void (*begin)(void *ctx, const char *id);
+    void (*begin)(void *ctx, const char *id); /* may be NULL */
     /* Called with {policy, held_out} for each baseline policy, then with {generation, decisions,
      * held_out, lived} for each generation. In a resumed run the earlier generations come first. */
     void (*row)(void *ctx, const json_t *row);
     void *ctx;
 };
+/* ERR_STATE: cancelled (log_check_cancelled). The same call continues an interrupted run. */
 int simulation_run(const struct simulation_request *q, const struct simulation_run_callbacks *cb,
                    struct error *err);
 /* Describes a run without starting it: {run, writes, continues, …}. */

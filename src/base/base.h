@@ -588,6 +588,8 @@ bool option_is_list(const struct option_row *row);
 bool option_is_on(const struct option_row *row);
 void option_add_help(struct buf *b, const struct option_row *row);
 void options_release(const struct option_row *rows, void *out); /* frees strings and lists */
+/* "100M" → bytes; K, M, G are powers of 1024. */
+int size_parse(const char *text, size_t *out, struct error *err);
 
 /* A configuration file: sections of KEY = VALUE. The first section, "", has the entries before any
  * section header. config_release is harmless after an error. */

@@ -11,10 +11,9 @@
 #include <sys/resource.h>
 
 struct options {
+    struct serve_options serve; /* first: its rows are the first ones of the command */
     struct setup_options setup;
-    struct serve_options serve;
     int64_t max_seqs, max_len;
-    char *request_memory, *max_feedback;
     struct {
         bool enabled;
         int64_t loras, rank, cpu;
@@ -24,71 +23,10 @@ struct options {
     { name, type, offsetof(struct options, field), fallback, min, max, metavar, help }
 #define ALIAS(name, of)                                                                            \
     { name, OPT_ALIAS, 0, of, 0, 0, NULL, NULL }
-static const struct option_row rows[] = {
-    ROW("adapter", OPT_LIST, serve.adapters, NULL, 0, 0, "NAME=DIR",
-        "adapters to serve, each as a model of that name; also vLLM's {\"name\", \"path\"}"),
-    ROW("adapter-dir", OPT_STRING, serve.adapter_dir, NULL, 0, 0, "DIR",
-        "serve every adapter in this folder, by the name of its folder"),
-    ROW("team", OPT_LIST, serve.teams, NULL, 0, 0, "NAME=FILE",
-        "teams to serve (files of 'shoal debate --team'), each as a model team:NAME"),
-    ROW("state", OPT_STRING, serve.state_dir, "runs/serve", 0, 0, "DIR",
-        "folder of the server's state: keys, jobs, uploaded files, derived models …"),
-    ROW("runs", OPT_STRING, serve.runs, "runs", 0, 0, "DIR",
-        "folder of runs: those of jobs, and those that the web page shows"),
-    ROW("backups", OPT_STRING, serve.backups, NULL, 0, 0, "DIR",
-        "folder of the backups of --state, --runs and --adapter-dir (default: 'backups' next to "
-        "--state)"),
-    ROW("slow-seconds", OPT_FLOAT, serve.slow_seconds, "30", 0, 1e9, "S",
-        "log replies that take longer, with the time of each stage"),
-    ROW("api-key", OPT_SECRETS, serve.api_keys, NULL, 0, 0, "SECRET",
-        "key with all scopes, in addition to those of 'shoal key'; also from $SHOAL_API_KEY; other "
-        "users can see a command line (ps): prefer --api-key-file"),
-    ROW("api-key-file", OPT_STRING, serve.api_key_file, NULL, 0, 0, "FILE",
-        "file of such keys, one per line; '#' begins a comment"),
-    ROW("max-concurrent", OPT_INT, serve.max_concurrent, "512", 0, 1e6, "N",
-        "maximum concurrent requests of a key, and of an address other than this machine (0: no "
-        "limit)"),
-    ROW("auth", OPT_BOOL, serve.auth, "true", 0, 0, NULL,
-        "without keys, accept requests from this machine only; --no-auth: other machines may chat"),
-    ROW("trust-request-chat-template", OPT_BOOL, serve.trust_template, "false", 0, 0, NULL,
-        "allow 'chat_template' in requests"),
-    ROW("feedback", OPT_BOOL, serve.feedback, "true", 0, 0, NULL,
-        "keep the last replies for ratings; --no-feedback: keep no text"),
-    ROW("max-feedback", OPT_STRING, max_feedback, "1G", 0, 0, "SIZE",
-        "maximum size of the file of ratings and experiments; a key may write 1/16 of it per day"),
-    ROW("served-model-name", OPT_LIST, serve.names, NULL, 0, 0, "NAME",
-        "additional model names of the base"),
+static const struct option_row model_rows[] = {
     ROW("max-num-seqs", OPT_INT, max_seqs, "64", 1, 4096, "N", "maximum concurrent sequences"),
     ROW("max-model-len", OPT_INT, max_len, "0", 0, 1e9, "N",
         "maximum tokens of a prompt and its reply (0: the model's, at most 4096)"),
-    ROW("max-waiting", OPT_INT, serve.max_waiting, "2048", 1, 1e6, "N",
-        "maximum waiting requests; further requests get status 503"),
-    ROW("max-request-memory", OPT_STRING, request_memory, NULL, 0, 0, "SIZE",
-        "memory of all running requests, such as 64M or 1G; beyond it requests get status 503 "
-        "(default: 512M, or 1/8 of --max-memory)"),
-    ROW("max-jobs", OPT_INT, serve.max_jobs, "1", 1, 64, "N", "maximum concurrent jobs"),
-    ROW("jobs-idle", OPT_BOOL, serve.jobs_idle, "true", 0, 0, NULL,
-        "run jobs only while no other program needs the processor; --no-jobs-idle: with normal "
-        "priority"),
-    ROW("jobs-read", OPT_LIST, serve.jobs_read, NULL, 0, 0, "DIR",
-        "folders that jobs may read, in addition to the working folder, the served models and "
-        "adapters, --runs, results, and what 'shoal pull' has downloaded"),
-    ROW("jobs-run-commands", OPT_BOOL, serve.jobs_run_commands, NULL, 0, 0, NULL,
-        "allow reward commands in jobs; they run in a sandbox, but landlock does not confine the "
-        "jobs themselves"),
-    ROW("job-seconds", OPT_FLOAT, serve.job_seconds, "604800", 0, 1e9, "S",
-        "maximum seconds of a job, without pauses; a resumed job continues from its saved state "
-        "(0: no limit)"),
-    ROW("jobs-bytes", OPT_INT, serve.jobs_bytes, "68719476736", 0, 1e18, "BYTES",
-        "maximum bytes of all files of jobs; a key may have half of it (0: no limit)"),
-    ROW("max-tokens", OPT_INT, serve.max_tokens, "1024", 1, 1e6, "N",
-        "default maximum tokens of a reply"),
-    ROW("alert-webhook", OPT_LIST, serve.alert_webhooks, NULL, 0, 0, "URL",
-        "URLs that receive alerts, in Alertmanager's format"),
-    ROW("alert-slack", OPT_SECRETS, serve.alert_slacks, NULL, 0, 0, "URL",
-        "Slack webhooks that receive alerts; also from $SHOAL_ALERT_SLACK"),
-    ROW("alert-seconds", OPT_FLOAT, serve.alert_seconds, "15", 0, 3600, "S",
-        "seconds between two checks of the alerts (0: never)"),
     ROW("enable-lora", OPT_BOOL, vllm.enabled, "true", 0, 0, NULL,
         "option of vLLM; no effect here, like the next three"),
     ROW("max-loras", OPT_INT, vllm.loras, "0", 0, 1e9, "N", ""),
@@ -194,27 +132,6 @@ static struct strings adapter_paths(const struct strings *adapters) {
     return paths;
 }
 
-/* Sets the memory of requests (input, output, grammars, replies that can be rated) and of adapters
- * that are loaded later. */
-static int request_memory_init(const struct options *o, struct serve_options *so,
-                               struct error *err) {
-    enum { MIN_BYTES = 8 << 20, DEFAULT_BYTES = 512 << 20 };
-    size_t limit = 0, most = DEFAULT_BYTES;
-    if (o->setup.max_memory && size_parse(o->setup.max_memory, &limit, err) != OK) return err->code;
-    so->adapter_memory = limit / 16;
-    if (limit) most = MIN(MAX(limit / 8, (size_t)MIN_BYTES), (size_t)DEFAULT_BYTES);
-    if (o->request_memory && size_parse(o->request_memory, &most, err) != OK)
-        return error_wrap(err, "--max-request-memory");
-    if (most < MIN_BYTES)
-        return error_set(err, ERR_USAGE, "--max-request-memory must be at least %dM",
-                         MIN_BYTES >> 20);
-    so->request_memory = (int64_t)most;
-    if (!limit && !o->request_memory) return OK;
-    so->http.max_held = (int64_t)most / 4; // the buffer of a growing body may be twice its size
-    so->http.max_body = MIN(so->http.max_body, so->http.max_held);
-    return OK;
-}
-
 /* The commands that may be jobs, from the command table. */
 static const struct job_kind *job_kinds(void) {
     static struct job_kind kinds[16];
@@ -247,13 +164,8 @@ static int run(const struct cli_options *c, const void *options, const struct st
                                        .max_len = (int32_t)o->max_len,
                                        .max_out = (int32_t)MAX(o->max_seqs, 64)}};
     open_files_limit_raise();
-    int rc = http_options_check(&so.http, err);
-    if (rc == OK) rc = http_tls_check(&so.http, err);
-    if (rc == OK) rc = request_memory_init(o, &so, err);
-    size_t feedback = 0;
-    if (rc == OK && size_parse(o->max_feedback, &feedback, err) != OK)
-        rc = error_wrap(err, "--max-feedback");
-    so.max_feedback = (int64_t)feedback;
+    int rc = o->setup.max_memory ? size_parse(o->setup.max_memory, &so.max_memory, err) : OK;
+    if (rc == OK) rc = serve_options_check(&so, err);
     if (rc != OK) return rc;
     w.requests = (size_t)so.request_memory + 2 * (size_t)so.http.max_held;
     w.work = so.adapter_memory;
@@ -261,7 +173,6 @@ static int run(const struct cli_options *c, const void *options, const struct st
     rc = setup_open(&s, c, &o->setup, args->v[0], &w, err);
     if (rc == OK && !o->setup.dry_run) rc = setup_engine(&s, err);
     if (rc == OK) rc = setup_plan(&s, &w, &plan, err);
-    so.max_memory = s.limit;
     so.plan = &plan;
     so.ready = on_ready;
     so.ready_ctx = &ready;
@@ -299,10 +210,10 @@ const struct cli_command cmd_serve = {
         "with exit status 3.",
     .main_options = "adapter adapter-dir team state api-key max-num-seqs max-tokens "
                     "max-memory host port tls-cert tls-key",
-    .rows = rows,
+    .rows = serve_option_rows,
     .more =
         (const struct option_table[]){
-            {http_option_rows, offsetof(struct options, serve.http), "HTTP"}, {0}},
+            {model_rows, 0}, {http_option_rows, offsetof(struct options, serve.http), "HTTP"}, {0}},
     .size = sizeof(struct options),
     .min_args = 1,
     .max_args = 1,

@@ -15,18 +15,6 @@
  * copying (3 times its content). */
 enum { SESSION_COPIES = 4 };
 
-int size_parse(const char *text, size_t *out, struct error *err) {
-    char *end;
-    double v = strtod(text, &end);
-    const char *units = "KMG", *unit = *end ? strchr(units, *end & ~0x20) : NULL;
-    int shift = unit ? 10 * (int)(unit - units + 1) : 0;
-    if (unit) end += 1 + (end[1] == 'B' || end[1] == 'b');
-    if (end == text || *end || !(v > 0 && v < 1e6) || !unit)
-        return error_set(err, ERR_USAGE, "'%s' is not a size; write it as 512K, 100M or 2G", text);
-    *out = (size_t)(v * (double)((size_t)1 << shift));
-    return OK;
-}
-
 static int adapters_measure(const struct setup *s, const struct setup_needs *w,
                             struct adapter_size *sum, struct error *err) {
     for (int i = 0; w->adapters && i < w->adapters->n; i++) {

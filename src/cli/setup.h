@@ -81,7 +81,4 @@ int setup_engine(struct setup *s, struct error *err);
 /* Returns rc, or the error of the recorder. */
 int setup_close(struct setup *s, int rc, struct error *err);
 
-/* "100M" → bytes; K, M, G are powers of 1024. */
-int size_parse(const char *text, size_t *out, struct error *err);
-
 #endif

@@ -1167,9 +1167,13 @@ void engine_cancel(struct engine *e, struct engine_request *r) {
     if (e->o.on_finished) e->o.on_finished(e->o.on_finished_ctx, r);
 }
 
+int engine_unfinished(const struct engine *e) {
+    return e->n_active + e->n_waiting;
+}
+
 static int step_finish(struct engine *e) {
     active_remove_finished(e);
-    return e->n_active + e->n_waiting;
+    return engine_unfinished(e);
 }
 
 int engine_step(struct engine *e) {

@@ -175,6 +175,7 @@ void engine_set_grammar_memory(struct engine *e, size_t bytes);
 void engine_cancel(struct engine *e, struct engine_request *r);
 /* Runs one step; returns the number of unfinished requests. Finished requests have `done` set. */
 int engine_step(struct engine *e);
+int engine_unfinished(const struct engine *e); /* the number of unfinished requests */
 /* Submits n requests (those beyond max_seqs wait) and runs steps until the engine has no unfinished
  * request. `p` (may be NULL) shows the number of finished requests. ERR_STATE: cancelled
  * (log_check_cancelled); then no request has results. */

@@ -16,7 +16,6 @@
 enum {
     MB = 1 << 20,
     BUDGET_DEFAULT = 512 * MB,
-    RESERVE = 64 * MB,      /* emergency reserve: released when an allocation fails */
     REPLIES_KEPT = 16 * MB, /* maximum bytes of replies that can be rated */
     GRAMMARS_KEPT =
         64 * MB,       /* maximum bytes of compiled grammars; their token masks may have as many */
@@ -39,7 +38,6 @@ void request_memory_open(struct server *s) {
     s->reply_log_bytes = MIN((size_t)REPLIES_KEPT, most / 8);
     s->grammar_cache_bytes = MIN((size_t)GRAMMARS_KEPT, most / 16);
     s->memory = memory_budget_new(most - s->reply_log_bytes - 2 * s->grammar_cache_bytes);
-    memory_reserve_set(RESERVE);
 }
 
 int request_memory_reserve(struct server *s, struct exchange *x, size_t bytes, struct error *err) {

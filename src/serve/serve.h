@@ -1,9 +1,8 @@
 /*
  * serve: serves a model, its adapters and its teams over widely used HTTP APIs.
  *
- * serve_run returns after SIGTERM or SIGINT has stopped the server and all running requests have
- * ended. If they do not end in time, or on a second signal, it ends the process. The threads that
- * it creates block SIGTERM and SIGINT.
+ * serve_start returns a server that accepts requests, on threads that inherit the caller's signal
+ * mask. serve_run is the program's server: it starts one, which ends with SIGTERM or SIGINT.
  */
 #ifndef SHOAL_SERVE_H
 #define SHOAL_SERVE_H
@@ -22,7 +21,8 @@ struct serve_ready {
     struct strings adapters, teams; /* ids, oldest first */
     bool needs_key;                 /* requests without a key are refused */
 };
-struct serve_options { /* filled from option rows, except max_memory and the fields after it */
+struct serve_options { /* filled from serve_option_rows, except max_memory and the fields after it
+                        */
     struct http_options http;
     struct strings adapters;    /* name=path, or a path; its last part is then the name */
     struct strings teams;       /* name=file.yaml, or a file; its last part is then the name */
@@ -35,10 +35,10 @@ struct serve_options { /* filled from option rows, except max_memory and the fie
     char *api_key_file;         /* a file with one such secret per line; NULL: none */
     int64_t max_concurrent;     /* running requests per key, and per address; 0: any number */
     bool auth;                  /* true: without keys, requests from other machines are refused */
-    int64_t request_memory;     /* bytes of requests and their replies at once; 0: 512 MB */
+    char *max_request_memory;   /* size of all requests and replies; NULL: see request_memory */
     bool trust_template;        /* a request may contain a chat template */
     bool feedback;              /* replies can be rated; experiments need this */
-    int64_t max_feedback;       /* maximum bytes of the file of ratings and experiments */
+    char *max_feedback;         /* maximum size of the file of ratings and experiments */
     struct strings names;       /* additional ids of the base */
     int64_t max_waiting;        /* requests that may wait for the batch; more are refused */
     int64_t max_jobs;           /* jobs that run at once */
@@ -52,18 +52,40 @@ struct serve_options { /* filled from option rows, except max_memory and the fie
     double alert_seconds;       /* interval between two checks of the alerts; 0: no checks */
     struct strings alert_webhooks, alert_slacks; /* recipients of alerts */
     size_t max_memory;                           /* bytes of the memory plan; 0: no limit */
-    size_t adapter_memory;          /* part of max_memory for adapters that are loaded later */
+    /* set by serve_options_check */
+    size_t adapter_memory;  /* part of max_memory for adapters that are loaded later */
+    int64_t request_memory; /* bytes of requests and their replies at once */
+    int64_t feedback_bytes; /* maximum bytes of the file of ratings and experiments */
+
     const struct memory_plan *plan; /* memory plan, without adapters that are loaded later */
     const struct server_module *const *modules; /* the APIs (api/api.h), ends with a NULL */
     const struct job_kind *job_kinds;           /* commands that may run as jobs; NULL: none */
-    char *(*find)(const char *path);            /* resolves a relative path; malloc'ed */
+    char *(*find)(const char *path); /* resolves a relative path; malloc'ed; NULL: as it is */
     void (*ready)(void *ctx,
                   const struct serve_ready *r); /* called once, at the end of the start */
     void *ready_ctx;
 };
 
-/* The caller owns model and engine; the server alone uses them until serve_run returns. path: the
- * path that the model was opened with; its last part is the model's id. */
+extern const struct option_row serve_option_rows[]; /* without those of `http` */
+/* Checks the options, so that a caller finds errors before it loads a model, and computes the
+ * limits. Call it after setting max_memory. */
+int serve_options_check(struct serve_options *o, struct error *err);
+
+struct server;
+/*
+ * Starts a server. Model, engine and options are borrowed until serve_stop; the server alone uses
+ * model and engine, which has no unfinished request. path: the path that the model was opened with;
+ * its last part is the model's id. While a server runs, the process keeps a reserve of memory
+ * (memory_reserve_set) and reads regular files only (file_set_regular_only).
+ */
+struct server *serve_start(struct model *m, struct engine *e, const struct engine_options *eo,
+                           const char *path, const struct serve_options *o, struct error *err);
+/* Accepts no new requests, waits at most drain_seconds for the running ones, cuts the others off,
+ * and frees the server. */
+void serve_stop(struct server *s);
+/* Runs a server until SIGTERM or SIGINT has stopped it and all running requests have ended. If they
+ * do not end in time, or on a second signal, it ends the process. It sets the umask, the parameters
+ * of malloc and the handling of signals for the whole process. */
 int serve_run(struct model *m, struct engine *e, const struct engine_options *eo, const char *path,
               const struct serve_options *o, struct error *err);
 

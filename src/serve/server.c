@@ -22,6 +22,7 @@
 enum {
     WORKERS = 8,
     MAX_ROUTES = 128,
+    MEMORY_RESERVE = 64 << 20, /* emergency reserve: released when an allocation fails */
 };
 
 /* errors */
@@ -474,7 +475,7 @@ static int routes_add(struct http_route all[MAX_ROUTES], int n, const struct htt
 }
 
 static struct http_route *routes_join(const struct server *s) {
-    static struct http_route all[MAX_ROUTES];
+    struct http_route *all = xcalloc(MAX_ROUTES, sizeof *all);
     const struct server_module *m;
     int n = routes_add(all, 0, teams_routes);
     n = routes_add(all, n, metrics_routes);
@@ -558,6 +559,19 @@ static int adapters_scan(struct server *s, struct error *err) {
     return OK;
 }
 
+/* The settings of the process while at least one server runs. */
+static void process_restrict(bool begin) {
+    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+    static int n_servers;
+    pthread_mutex_lock(&lock);
+    n_servers += begin ? 1 : -1;
+    if (n_servers == (begin ? 1 : 0)) {
+        memory_reserve_set(begin ? MEMORY_RESERVE : 0);
+        file_set_regular_only(begin); /* paths come from requests */
+    }
+    pthread_mutex_unlock(&lock);
+}
+
 static void server_release(struct server *s) {
     pthread_mutex_lock(&s->lock);
     s->closing = true;
@@ -569,6 +583,7 @@ static void server_release(struct server *s) {
     while (__atomic_load_n(&s->n_async_threads, __ATOMIC_ACQUIRE))
         usleep(1000); // they end soon, because their stop flags are set
     batcher_free(s->batcher);
+    engine_set_grammar_memory(s->engine, 0);
     ab_close(s->ab);
     teams_release(s);
     keys_close(s->keys);
@@ -581,7 +596,8 @@ static void server_release(struct server *s) {
     grammar_cache_free(s->grammars);
     server_adapters_free(s->adapters, s->n_adapters);
     memory_budget_free(s->memory);
-    memory_reserve_set(0);
+    if (s->restricts_process) process_restrict(false);
+    free(s->routes);
     free(s->name);
     free(s->path);
     free(s->backups);
@@ -655,7 +671,7 @@ static int experiments_open(struct server *s, struct error *err) {
                            .started = s->started,
                            .feedback = s->options->feedback,
                            .reply_bytes = s->reply_log_bytes,
-                           .max_bytes = s->options->max_feedback,
+                           .max_bytes = s->options->feedback_bytes,
                            .publish = promotion_publish,
                            .ctx = s};
     s->ab = ab_open(&o, err);
@@ -687,8 +703,9 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
     s->batcher = batcher_new(s->engine, (int)s->options->max_waiting);
     request_metrics_open(s);
     if (auth_open(s, err) != OK || experiments_open(s, err) != OK) return err->code;
+    s->routes = routes_join(s);
     struct http_callbacks calls = {.ctx = s,
-                                   .routes = routes_join(s),
+                                   .routes = s->routes,
                                    .workers = WORKERS,
                                    .self = &s->http,
                                    .admit = auth_admit,
@@ -700,7 +717,8 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
     // the token last: then the lock of the jobs is held, so no other server uses the state folder
     if (modules_open(s, err) != OK || alerts_start(s, err) != OK || auth_token_create(s, err) != OK)
         return err->code;
-    file_set_regular_only(true); /* from here on, paths come from requests */
+    process_restrict(true);
+    s->restricts_process = true;
     return http_new(&s->options->http, &calls, err) ? OK : err->code;
 }
 
@@ -775,15 +793,6 @@ static void report_ready(struct server *s) {
     strings_release(&r.teams);
 }
 
-static void serve_until_signal(struct server *s, struct shutdown_state *shutdown) {
-    int got;
-    report_ready(s);
-    sigwait(&shutdown->set, &got);
-    log_info("finishing running requests; a second signal ends the server at once");
-    CHECK(pthread_create(&shutdown->thread, NULL, shutdown_thread, shutdown) == 0);
-    http_drain(s->http);
-}
-
 /* Removes other users' permissions from keys, conversations and jobs. Only the server's own files
  * are changed, because the folder may contain others. */
 static int state_protect(const char *dir, struct error *err) {
@@ -797,28 +806,60 @@ static int state_protect(const char *dir, struct error *err) {
     return rc;
 }
 
+struct server *serve_start(struct model *m, struct engine *e, const struct engine_options *eo,
+                           const char *path, const struct serve_options *o, struct error *err) {
+    struct server *s = xcalloc(1, sizeof *s);
+    *s = (struct server){.options = o,
+                         .model = m,
+                         .engine = e,
+                         .name = xstrdup(m->name),
+                         .path = xstrdup(path),
+                         .started = (int64_t)time(NULL),
+                         .threads = pool_size(eo->pool)};
+    pthread_mutex_init(&s->lock, NULL);
+    pthread_mutex_init(&s->derived_lock, NULL);
+    request_memory_open(s);
+    int rc = state_protect(o->state_dir, err);
+    if (rc == OK) rc = server_open(s, eo, err);
+    if (rc == OK) {
+        report_ready(s);
+        return s;
+    }
+    server_release(s);
+    free(s);
+    return NULL;
+}
+
+static void server_close(struct server *s) {
+    http_drain(s->http);
+    server_release(s);
+}
+
+void serve_stop(struct server *s) {
+    server_close(s);
+    free(s);
+}
+
+/* Frees the server after the thread that watches the shutdown has ended. */
+static void serve_until_signal(struct shutdown_state *shutdown) {
+    int got;
+    sigwait(&shutdown->set, &got);
+    log_info("finishing running requests; a second signal ends the server at once");
+    CHECK(pthread_create(&shutdown->thread, NULL, shutdown_thread, shutdown) == 0);
+    server_close(shutdown->s);
+    __atomic_store_n(&shutdown->done, true, __ATOMIC_RELEASE);
+    pthread_join(shutdown->thread, NULL);
+    free(shutdown->s);
+}
+
 int serve_run(struct model *m, struct engine *e, const struct engine_options *eo, const char *path,
               const struct serve_options *o, struct error *err) {
-    struct server s = {.options = o,
-                       .model = m,
-                       .engine = e,
-                       .name = xstrdup(m->name),
-                       .path = xstrdup(path),
-                       .started = (int64_t)time(NULL),
-                       .threads = pool_size(eo->pool)};
-    struct shutdown_state shutdown = {.s = &s};
-    pthread_mutex_init(&s.lock, NULL);
-    pthread_mutex_init(&s.derived_lock, NULL);
+    struct shutdown_state shutdown = {0};
     signals_block(&shutdown.set);
     malloc_configure();
     umask(077); /* also for files written by libraries and jobs */
-    request_memory_open(&s);
-    int rc = state_protect(o->state_dir, err);
-    if (rc == OK) rc = server_open(&s, eo, err);
-    if (rc == OK) serve_until_signal(&s, &shutdown);
-    server_release(&s);
-    __atomic_store_n(&shutdown.done, true, __ATOMIC_RELEASE);
-    if (rc == OK) pthread_join(shutdown.thread, NULL);
+    shutdown.s = serve_start(m, e, eo, path, o, err);
+    if (shutdown.s) serve_until_signal(&shutdown);
     pthread_sigmask(SIG_UNBLOCK, &shutdown.set, NULL);
-    return rc;
+    return shutdown.s ? OK : err->code;
 }

@@ -1,7 +1,7 @@
 /*
  * server: the state that the APIs share: the model and its batch, adapters by name, access control
- * and metrics. serve_run creates one struct, and every handler borrows it; `lock` guards the fields
- * that change.
+ * and metrics. serve_start creates one struct, and every handler borrows it; `lock` guards the
+ * fields that change.
  */
 #ifndef SHOAL_SERVE_SERVER_H
 #define SHOAL_SERVE_SERVER_H
@@ -56,6 +56,8 @@ struct server {
     struct batcher *batcher;
     struct adapter_pool *pool;
     struct http *http;
+    struct http_route *routes;    /* of all modules */
+    bool restricts_process;       /* process_restrict was called */
     bool http_ended;              /* atomic: no request is running, and none will come */
     struct memory_budget *memory; /* budget of requests: see request_memory.c */
     size_t piece_bytes;           /* bytes of a token's text, averaged over the vocabulary */

@@ -1,0 +1,100 @@
+/* serve_options: the options of a server, for the command and the library. */
+#include "serve/serve.h"
+
+#define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
+    { name, type, offsetof(struct serve_options, field), fallback, min, max, metavar, help }
+const struct option_row serve_option_rows[] = {
+    ROW("adapter", OPT_LIST, adapters, NULL, 0, 0, "NAME=DIR",
+        "adapters to serve, each as a model of that name; also vLLM's {\"name\", \"path\"}"),
+    ROW("adapter-dir", OPT_STRING, adapter_dir, NULL, 0, 0, "DIR",
+        "serve every adapter in this folder, by the name of its folder"),
+    ROW("team", OPT_LIST, teams, NULL, 0, 0, "NAME=FILE",
+        "teams to serve (files of 'shoal debate --team'), each as a model team:NAME"),
+    ROW("state", OPT_STRING, state_dir, "runs/serve", 0, 0, "DIR",
+        "folder of the server's state: keys, jobs, uploaded files, derived models …"),
+    ROW("runs", OPT_STRING, runs, "runs", 0, 0, "DIR",
+        "folder of runs: those of jobs, and those that the web page shows"),
+    ROW("backups", OPT_STRING, backups, NULL, 0, 0, "DIR",
+        "folder of the backups of --state, --runs and --adapter-dir (default: 'backups' next to "
+        "--state)"),
+    ROW("slow-seconds", OPT_FLOAT, slow_seconds, "30", 0, 1e9, "S",
+        "log replies that take longer, with the time of each stage"),
+    ROW("api-key", OPT_SECRETS, api_keys, NULL, 0, 0, "SECRET",
+        "key with all scopes, in addition to those of 'shoal key'; also from $SHOAL_API_KEY; other "
+        "users can see a command line (ps): prefer --api-key-file"),
+    ROW("api-key-file", OPT_STRING, api_key_file, NULL, 0, 0, "FILE",
+        "file of such keys, one per line; '#' begins a comment"),
+    ROW("max-concurrent", OPT_INT, max_concurrent, "512", 0, 1e6, "N",
+        "maximum concurrent requests of a key, and of an address other than this machine (0: no "
+        "limit)"),
+    ROW("auth", OPT_BOOL, auth, "true", 0, 0, NULL,
+        "without keys, accept requests from this machine only; --no-auth: other machines may chat"),
+    ROW("trust-request-chat-template", OPT_BOOL, trust_template, "false", 0, 0, NULL,
+        "allow 'chat_template' in requests"),
+    ROW("feedback", OPT_BOOL, feedback, "true", 0, 0, NULL,
+        "keep the last replies for ratings; --no-feedback: keep no text"),
+    ROW("max-feedback", OPT_STRING, max_feedback, "1G", 0, 0, "SIZE",
+        "maximum size of the file of ratings and experiments; a key may write 1/16 of it per day"),
+    ROW("served-model-name", OPT_LIST, names, NULL, 0, 0, "NAME",
+        "additional model names of the base"),
+    ROW("max-waiting", OPT_INT, max_waiting, "2048", 1, 1e6, "N",
+        "maximum waiting requests; further requests get status 503"),
+    ROW("max-request-memory", OPT_STRING, max_request_memory, NULL, 0, 0, "SIZE",
+        "memory of all running requests, such as 64M or 1G; beyond it requests get status 503 "
+        "(default: 512M, or 1/8 of --max-memory)"),
+    ROW("max-jobs", OPT_INT, max_jobs, "1", 1, 64, "N", "maximum concurrent jobs"),
+    ROW("jobs-idle", OPT_BOOL, jobs_idle, "true", 0, 0, NULL,
+        "run jobs only while no other program needs the processor; --no-jobs-idle: with normal "
+        "priority"),
+    ROW("jobs-read", OPT_LIST, jobs_read, NULL, 0, 0, "DIR",
+        "folders that jobs may read, in addition to the working folder, the served models and "
+        "adapters, --runs, results, and what 'shoal pull' has downloaded"),
+    ROW("jobs-run-commands", OPT_BOOL, jobs_run_commands, NULL, 0, 0, NULL,
+        "allow reward commands in jobs; they run in a sandbox, but landlock does not confine the "
+        "jobs themselves"),
+    ROW("job-seconds", OPT_FLOAT, job_seconds, "604800", 0, 1e9, "S",
+        "maximum seconds of a job, without pauses; a resumed job continues from its saved state "
+        "(0: no limit)"),
+    ROW("jobs-bytes", OPT_INT, jobs_bytes, "68719476736", 0, 1e18, "BYTES",
+        "maximum bytes of all files of jobs; a key may have half of it (0: no limit)"),
+    ROW("max-tokens", OPT_INT, max_tokens, "1024", 1, 1e6, "N",
+        "default maximum tokens of a reply"),
+    ROW("alert-webhook", OPT_LIST, alert_webhooks, NULL, 0, 0, "URL",
+        "URLs that receive alerts, in Alertmanager's format"),
+    ROW("alert-slack", OPT_SECRETS, alert_slacks, NULL, 0, 0, "URL",
+        "Slack webhooks that receive alerts; also from $SHOAL_ALERT_SLACK"),
+    ROW("alert-seconds", OPT_FLOAT, alert_seconds, "15", 0, 3600, "S",
+        "seconds between two checks of the alerts (0: never)"),
+    {0},
+};
+#undef ROW
+
+/* Sets the memory of requests (input, output, grammars, replies that can be rated) and of adapters
+ * that are loaded later. */
+static int request_memory_init(struct serve_options *o, struct error *err) {
+    enum { MIN_BYTES = 8 << 20, DEFAULT_BYTES = 512 << 20 };
+    size_t most = DEFAULT_BYTES;
+    o->adapter_memory = o->max_memory / 16;
+    if (o->max_memory) most = MIN(MAX(o->max_memory / 8, (size_t)MIN_BYTES), (size_t)DEFAULT_BYTES);
+    if (o->max_request_memory && size_parse(o->max_request_memory, &most, err) != OK)
+        return error_wrap(err, "--max-request-memory");
+    if (most < MIN_BYTES)
+        return error_set(err, ERR_USAGE, "--max-request-memory must be at least %dM",
+                         MIN_BYTES >> 20);
+    o->request_memory = (int64_t)most;
+    if (!o->max_memory && !o->max_request_memory) return OK;
+    o->http.max_held = (int64_t)most / 4; // the buffer of a growing body may be twice its size
+    o->http.max_body = MIN(o->http.max_body, o->http.max_held);
+    return OK;
+}
+
+int serve_options_check(struct serve_options *o, struct error *err) {
+    size_t feedback = 0;
+    int rc = http_options_check(&o->http, err);
+    if (rc == OK) rc = http_tls_check(&o->http, err);
+    if (rc == OK) rc = request_memory_init(o, err);
+    if (rc == OK && size_parse(o->max_feedback, &feedback, err) != OK)
+        rc = error_wrap(err, "--max-feedback");
+    o->feedback_bytes = (int64_t)feedback;
+    return rc;
+}

@@ -179,7 +179,7 @@ def requests_refused(g):
         status, body = g.start("train", [], **{name: g.path("outside"), "out": "x"}, **more)
         report(f"jobs: {name} outside is refused", status == 400 or body)
     expect_refused(g, "a model outside is refused", "eval", [g.path("outside")], field="args")
-    expect_refused(g, "an adapter outside is refused", "eval", [MODEL], adapters=[g.path("outside")], field="adapters")
+    expect_refused(g, "an adapter outside is refused", "eval", [MODEL], adapters=[g.path("outside")], field="adapter")
     expect_refused(g, "tasks outside are refused", "eval", [MODEL], tasks="pick," + g.path("outside/secret.jsonl"), field="tasks")
 
 

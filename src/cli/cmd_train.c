@@ -7,18 +7,13 @@
 #define _GNU_SOURCE
 #include "cli/train_plan.h"
 
-#include <limits.h>
 #include <stdlib.h>
 #include <string.h>
 
 struct train_command {
-    struct train_options train;
-    struct strings data;
-    struct rl_options policy;
-    struct es_options es;
-    char *model, *out, *method, *init_adapter;
+    struct train_settings settings; /* first: the tables of its options are those of the command */
+    char *model;
     bool dry_run;
-    struct gate_options gate;
 };
 #define ROW(name, type, field, metavar, ...)                                                       \
     { name, type, offsetof(struct train_command, field), NULL, 0, 0, metavar, __VA_ARGS__ }
@@ -28,47 +23,30 @@ struct train_command {
 static const struct option_row command_rows[] = {
     ROW("model", OPT_STRING, model, "MODEL", "base model, if it is not the first argument",
         JOB_ARG_INPUT_PATH),
-    ROW("data", OPT_LIST, data, "FILE",
-        "training data; several NAME=FILE train several adapters in one pass of the base model",
-        JOB_ARG_NAMED_FILE),
-    ROW("out", OPT_STRING, out, "DIR",
-        "adapter directory; with several adapters, their parent folder", JOB_ARG_OUTPUT_PATH),
-    {"method", OPT_STRING, offsetof(struct train_command, method), "sft", 0, 0, "NAME",
-     "sft; dpo from preferences; reinforce, rloo or grpo from rewards; es: sft without gradients",
-     JOB_ARG_TEXT},
-    ROW("init-adapter", OPT_STRING, init_adapter, "DIR",
-        "initial adapter: training starts from its weights", JOB_ARG_INPUT_PATH),
     ROW("dry-run", OPT_BOOL, dry_run, NULL,
         "read the data, compute one pass, print the plan of the run and its first batch; reward "
         "methods also sample some completions"),
     ALIAS("base-model", "model"),
     ALIAS("model-name-or-path", "model"),
-    ALIAS("output-dir", "out"),
+    {0},
+};
+static const struct option_table recipe_tables[] = {
+    {train_settings_rows, 0},
+    {gate_option_rows, offsetof(struct train_settings, gate)},
     {0},
 };
 
-#define GATE_TABLE                                                                                 \
-    { gate_option_rows, offsetof(struct train_command, gate) }
-static const struct option_table recipe_tables[] = {GATE_TABLE, {0}};
-static const struct option_table flag_tables[] = {
-    GATE_TABLE,
-    {train_option_rows, offsetof(struct train_command, train)},
-    {rl_option_rows, offsetof(struct train_command, policy)},
-    {es_option_rows, offsetof(struct train_command, es)},
-    {0},
-};
-
-/* The top level fills command_rows and the options of the gate; the sections fill the other tables.
- */
+/* The top level fills the command's own rows, those of the settings and of the gate; the sections
+ * fill the other tables. */
 static int recipe_load(void *options, const char *path, struct error *err) {
     struct train_command *o = options;
     const struct {
         const char *name;
         const struct option_row *rows;
         void *at;
-    } sections[] = {{"train", train_option_rows, &o->train},
-                    {"policy", rl_option_rows, &o->policy},
-                    {"es", es_option_rows, &o->es}};
+    } sections[] = {{"train", train_option_rows, &o->settings.train},
+                    {"policy", rl_option_rows, &o->settings.policy},
+                    {"es", es_option_rows, &o->settings.es}};
     struct yaml y;
     char *found = cli_find_file(path);
     int rc = yaml_load(&y, found, err);
@@ -117,87 +95,16 @@ static void on_result(void *ctx, const struct train_result *r) {
         result_print(r);
 }
 
-enum { MAX_JOBS = 32 };
-
-static int request_run(const struct cli_options *c, const struct train_command *o,
-                       const struct train_request *q, struct error *err) {
-    const struct train_output out = {.dir = o->out,
-                                     .subfolders = q->n > 1 || strchr(o->data.v[0], '='),
-                                     .gate = &o->gate,
-                                     .on_result = on_result,
-                                     .ctx = (void *)(uintptr_t)c};
-    return o->dry_run ? train_plan_print(c, q, err) : train_and_publish(q, &out, err);
-}
-
-static int train_jobs(const struct cli_options *c, const struct train_command *o, struct model *m,
-                      struct pool *pool, struct error *err) {
-    struct adapter *init_adapter = o->init_adapter ? adapter_open(o->init_adapter, m, err) : NULL;
-    struct train_job jobs[MAX_JOBS] = {{0}};
-    char *names[MAX_JOBS] = {0};
-    struct train_request q = {.m = m,
-                              .pool = pool,
-                              .jobs = jobs,
-                              .n = o->data.n,
-                              .train = &o->train,
-                              .policy = &o->policy,
-                              .es = &o->es};
-    for (int i = 0; i < q.n; i++) {
-        const char *equals = strchr(o->data.v[i], '=');
-        names[i] =
-            equals ? strndup(o->data.v[i], (size_t)(equals - o->data.v[i])) : xstrdup("adapter");
-        jobs[i] =
-            (struct train_job){.name = names[i],
-                               .data = equals ? equals + 1 : o->data.v[i],
-                               .eval_data = data_file_for_adapter(&o->gate.eval_data, names[i]),
-                               .start = init_adapter};
-    }
-    int rc = o->init_adapter && !init_adapter ? err->code
-                                              : train_method_parse(o->method, &q.method, err);
-    if (rc == OK) rc = request_run(c, o, &q, err);
-    for (int i = 0; i < q.n; i++) {
-        adapter_release(jobs[i].result);
-        free(names[i]);
-    }
-    adapter_release(init_adapter);
+static int train_with_model(const struct cli_options *c, const struct train_command *o,
+                            struct model *m, struct pool *pool, struct error *err) {
+    struct train_request q;
+    struct train_output out = train_settings_output(&o->settings);
+    out.on_result = on_result;
+    out.ctx = (void *)(uintptr_t)c;
+    int rc = train_request_open(&q, &o->settings, m, pool, err);
+    if (rc == OK) rc = o->dry_run ? train_plan_print(c, &q, err) : train_and_publish(&q, &out, err);
+    train_request_close(&q);
     return rc;
-}
-
-static int method_check(const struct train_command *o, struct error *err) {
-    enum train_method method;
-    int rc = train_method_parse(o->method, &method, err);
-    return rc == OK && method == METHOD_ES ? es_options_check(&o->es, &o->train, err) : rc;
-}
-
-/* Checks adapter names, which become folders below --out. */
-static int names_check(const struct strings *data, struct error *err) {
-    for (int i = 0; i < data->n; i++) {
-        const char *v = data->v[i];
-        size_t n = strcspn(v, "=");
-        bool dots = (n == 1 && v[0] == '.') || (n == 2 && v[0] == '.' && v[1] == '.');
-        if (v[n] == '=' && (dots || n > NAME_MAX || memchr(v, '/', n)))
-            return error_set(err, ERR_USAGE,
-                             "'%.*s' is not a valid adapter name: it becomes a folder below --out",
-                             (int)MIN(n, 64), v);
-    }
-    return OK;
-}
-
-static int command_check(const struct train_command *o, const char *model, struct error *err) {
-    int n = o->data.n;
-    enum lr_schedule schedule;
-    enum optim optim;
-    if (!model)
-        return error_set(err, ERR_USAGE, "the base is missing; name it first or with --model");
-    if (n < 1 || n > MAX_JOBS) return error_set(err, ERR_USAGE, "--data requires 1 to 32 files");
-    if (!o->out && !o->dry_run) return error_set(err, ERR_USAGE, "--out is missing");
-    for (int i = 0; n > 1 && i < n; i++)
-        if (!strchr(o->data.v[i], '='))
-            return error_set(err, ERR_USAGE, "'%s': with several files each is NAME=FILE",
-                             o->data.v[i]);
-    int rc = names_check(&o->data, err);
-    if (rc == OK) rc = optim_parse(o->train.optim, &optim, err);
-    if (rc == OK) rc = lr_schedule_parse(o->train.lr_scheduler, &schedule, err);
-    return rc == OK ? method_check(o, err) : rc;
 }
 
 static int run_train(const struct cli_options *c, const void *options, const struct strings *args,
@@ -207,14 +114,16 @@ static int run_train(const struct cli_options *c, const void *options, const str
     const char *model = first ? first : o->model;
     if (first && o->model)
         return error_set(err, ERR_USAGE, "two bases are named, '%s' and '%s'", first, o->model);
-    if (command_check(o, model, err) != OK) return err->code;
+    if (!model)
+        return error_set(err, ERR_USAGE, "the base is missing; name it first or with --model");
+    if (train_settings_check(&o->settings, o->dry_run, err) != OK) return err->code;
     char *path = cli_find_file(model);
     struct pool *pool = pool_new((int)c->threads);
     struct model *m = model_open(path, cli_numeric_class(c), err);
     int rc = m ? OK : err->code;
     if (m && !m->tok) rc = error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", path);
     if (rc == OK && !o->dry_run && !model_hash(m, err)) rc = err->code; // for lineage
-    if (rc == OK) rc = train_jobs(c, o, m, pool, err);
+    if (rc == OK) rc = train_with_model(c, o, m, pool, err);
     model_close(m);
     pool_free(pool);
     free(path);
@@ -251,7 +160,7 @@ const struct cli_command cmd_train = {
     .main_options = "data out method init-adapter dry-run eval-data r lora-alpha target "
                     "epochs lr bsz seed reward",
     .rows = command_rows,
-    .more = flag_tables,
+    .more = train_settings_tables,
     .size = sizeof(struct train_command),
     .min_args = 0,
     .max_args = 1,

@@ -422,12 +422,12 @@ static void gated_job_release(struct gated_job *t) {
 }
 
 /* Sets the run's state in the store and releases everything. Returns rc, or ERR_STATE if rc is OK
- * and an adapter was not published. */
+ * and an adapter was not published (unless that is accepted). */
 static int run_close(struct recorded_run *r, int rc, struct error *err) {
     struct error ignored; // only the first error is reported
     if (r->store) store_run_status(r->store, r->id, rc == OK ? "done" : "failed", &ignored);
     if (rc == OK) log_info("the report is '%s/report.html'", r->dir);
-    if (rc == OK && r->n_rejected) rc = rejected_error(r, err);
+    if (rc == OK && r->n_rejected && !r->o->accept_rejected) rc = rejected_error(r, err);
     for (int i = 0; i < r->q->n; i++) gated_job_release(&r->gated_jobs[i]);
     train_log_free(r->log);
     store_close(r->store);

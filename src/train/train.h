@@ -381,16 +381,40 @@ struct train_result {
 json_t *train_result_json(const struct train_result *r);
 
 struct train_output {
-    const char *dir; /* the target: the directory that the adapter is published in */
-    bool subfolders; /* each adapter has a subfolder with its name */
+    const char *dir;      /* the target: the directory that the adapter is published in */
+    bool subfolders;      /* each adapter has a subfolder with its name */
+    bool accept_rejected; /* a rejected adapter is a result like others, not an error */
     const struct gate_options *gate;
     /* Called for each adapter after its files were written. */
     void (*on_result)(void *ctx, const struct train_result *r);
     void *ctx;
 };
 /* Trains, compares and publishes; holds a lock on o->dir meanwhile. ERR_STATE if an adapter was not
- * published. The caller releases the jobs' results. */
+ * published, unless o->accept_rejected. The caller releases the jobs' results. */
 int train_and_publish(const struct train_request *q, const struct train_output *o,
                       struct error *err);
+
+/*
+ * settings: everything that determines a training except the model, as options (settings.c).
+ */
+
+struct train_settings {
+    struct strings data; /* FILE or, for several adapters, NAME=FILE each */
+    char *out, *method, *init_adapter;
+    struct gate_options gate;
+    struct train_options train;
+    struct rl_options policy;
+    struct es_options es;
+};
+extern const struct option_row train_settings_rows[];     /* data, out, method, init-adapter */
+extern const struct option_table train_settings_tables[]; /* all options */
+/* Checks everything that needs neither a file nor the model. `plan`: no output is needed. */
+int train_settings_check(const struct train_settings *s, bool plan, struct error *err);
+/* Makes a request of checked settings, and opens the initial adapter. The request borrows settings,
+ * model and pool. Call train_request_close after an error too; it also releases the results. */
+int train_request_open(struct train_request *q, const struct train_settings *s, struct model *m,
+                       struct pool *pool, struct error *err);
+void train_request_close(struct train_request *q);
+struct train_output train_settings_output(const struct train_settings *s);
 
 #endif

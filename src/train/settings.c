@@ -1,0 +1,121 @@
+/*
+ * settings: the options of a training, their checks, and the request that they describe: one job
+ * for each file of the data.
+ *
+ * The flags of `shoal train` and the options of shoal_train are these tables. A name of NAME=FILE
+ * becomes a folder below the output directory.
+ */
+#include "train/train.h"
+
+#include <limits.h>
+#include <stdlib.h>
+#include <string.h>
+
+#define ROW(name, type, field, fallback, metavar, ...)                                             \
+    { name, type, offsetof(struct train_settings, field), fallback, 0, 0, metavar, __VA_ARGS__ }
+#define TABLE(rows, field)                                                                         \
+    { rows, offsetof(struct train_settings, field) }
+
+const struct option_row train_settings_rows[] = {
+    ROW("data", OPT_LIST, data, NULL, "FILE",
+        "training data; several NAME=FILE train several adapters in one pass of the base model",
+        JOB_ARG_NAMED_FILE),
+    ROW("out", OPT_STRING, out, NULL, "DIR",
+        "adapter directory; with several adapters, their parent folder", JOB_ARG_OUTPUT_PATH),
+    ROW("method", OPT_STRING, method, "sft", "NAME",
+        "sft; dpo from preferences; reinforce, rloo or grpo from rewards; es: sft without "
+        "gradients",
+        JOB_ARG_TEXT),
+    ROW("init-adapter", OPT_STRING, init_adapter, NULL, "DIR",
+        "initial adapter: training starts from its weights", JOB_ARG_INPUT_PATH),
+    {"output-dir", OPT_ALIAS, 0, "out", 0, 0, NULL, NULL},
+    {0},
+};
+const struct option_table train_settings_tables[] = {
+    {train_settings_rows, 0},      TABLE(gate_option_rows, gate), TABLE(train_option_rows, train),
+    TABLE(rl_option_rows, policy), TABLE(es_option_rows, es),     {0},
+};
+
+enum { MAX_JOBS = 32 };
+
+/* Length of the name of NAME=FILE; 0: a file without a name. */
+static size_t name_length(const char *data) {
+    const char *equals = strchr(data, '=');
+    return equals ? (size_t)(equals - data) : 0;
+}
+
+static int name_check(const char *data, size_t n, struct error *err) {
+    bool dots = (n == 1 && data[0] == '.') || (n == 2 && data[0] == '.' && data[1] == '.');
+    if (!dots && n <= NAME_MAX && !memchr(data, '/', n)) return OK;
+    return error_set(err, ERR_USAGE,
+                     "'%.*s' is not a valid adapter name: it becomes a folder below --out",
+                     (int)MIN(n, 64), data);
+}
+
+static int names_check(const struct strings *data, struct error *err) {
+    int rc = OK;
+    for (int i = 0; rc == OK && i < data->n; i++) {
+        const char *v = data->v[i];
+        size_t n = name_length(v);
+        rc = name_check(v, n, err);
+        if (rc == OK && data->n > 1 && !strchr(v, '='))
+            rc = error_set(err, ERR_USAGE, "'%s': with several files each is NAME=FILE", v);
+        for (int j = 0; rc == OK && j < i; j++)
+            if (strncmp(data->v[j], v, n + 1) == 0)
+                rc = error_set(err, ERR_USAGE, "two adapters are named '%.*s'", (int)MIN(n, 64), v);
+    }
+    return rc;
+}
+
+int train_settings_check(const struct train_settings *s, bool plan, struct error *err) {
+    enum lr_schedule schedule;
+    enum optim optim;
+    enum train_method method = METHOD_SFT;
+    if (s->data.n < 1 || s->data.n > MAX_JOBS)
+        return error_set(err, ERR_USAGE, "'data' requires 1 to %d files", MAX_JOBS);
+    if (!s->out && !plan) return error_set(err, ERR_USAGE, "'out' is missing");
+    int rc = names_check(&s->data, err);
+    if (rc == OK) rc = optim_parse(s->train.optim, &optim, err);
+    if (rc == OK) rc = lr_schedule_parse(s->train.lr_scheduler, &schedule, err);
+    if (rc == OK) rc = train_method_parse(s->method, &method, err);
+    return rc == OK && method == METHOD_ES ? es_options_check(&s->es, &s->train, err) : rc;
+}
+
+static struct train_job job_make(const struct train_settings *s, const char *data,
+                                 struct adapter *start) {
+    const char *equals = strchr(data, '=');
+    char *name = equals ? xstrndup(data, (size_t)(equals - data)) : xstrdup("adapter");
+    return (struct train_job){.name = name,
+                              .data = equals ? equals + 1 : data,
+                              .eval_data = data_file_for_adapter(&s->gate.eval_data, name),
+                              .start = start ? adapter_retain(start) : NULL};
+}
+
+int train_request_open(struct train_request *q, const struct train_settings *s, struct model *m,
+                       struct pool *pool, struct error *err) {
+    struct adapter *start = NULL;
+    *q = (struct train_request){
+        .m = m, .pool = pool, .train = &s->train, .policy = &s->policy, .es = &s->es};
+    if (train_method_parse(s->method, &q->method, err) != OK) return err->code;
+    if (s->init_adapter && !(start = adapter_open(s->init_adapter, m, err))) return err->code;
+    q->n = s->data.n;
+    q->jobs = xcalloc((size_t)q->n, sizeof *q->jobs);
+    for (int i = 0; i < q->n; i++) q->jobs[i] = job_make(s, s->data.v[i], start);
+    adapter_release(start);
+    return OK;
+}
+
+void train_request_close(struct train_request *q) {
+    for (int i = 0; i < q->n; i++) {
+        adapter_release(q->jobs[i].start);
+        adapter_release(q->jobs[i].result);
+        free((char *)(uintptr_t)q->jobs[i].name);
+    }
+    free(q->jobs);
+}
+
+struct train_output train_settings_output(const struct train_settings *s) {
+    return (struct train_output){.dir = s->out,
+                                 .subfolders = s->data.n > 1 || strchr(s->data.v[0], '=') != NULL,
+                                 .gate = &s->gate};
+}

@@ -91,17 +91,9 @@ static void print_result(const struct cli_options *c, const struct options *o, j
     cli_print_json(result);
 }
 
-static bool id_is_safe(const char *id) {
-    for (const char *p = id; *p; p++)
-        if (!((*p >= 'a' && *p <= 'z') || (*p >= 'A' && *p <= 'Z') || (*p >= '0' && *p <= '9') ||
-              *p == '-' || *p == '_'))
-            return false;
-    return *id != 0;
-}
-
 static int plan(const struct cli_options *c, const struct evolve_env *env,
-                const struct evolve_recipe *o, struct error *err) {
-    json_t *v = evolve_run_plan(env, o, err);
+                const struct evolve_recipe *o, const char *id, struct error *err) {
+    json_t *v = evolve_id_check(id, err) == OK ? evolve_run_plan(env, o, err) : NULL;
     if (v) cli_print_dry_run(c, v);
     return v ? OK : err->code;
 }
@@ -121,17 +113,14 @@ static int run_recipe(const struct cli_options *c, const struct options *o, cons
     struct evolve_env env = env_init(c, o->runs);
     json_t *result = NULL;
     int rc = evolve_recipe_load(&loaded, path, err);
-    if (rc == OK && o->id && !id_is_safe(o->id))
-        rc = error_set(err, ERR_USAGE, "'%s' is not a valid run name; use letters, digits, - and _",
-                       o->id);
     if (rc == OK) {
         if (o->seed >= 0) loaded.seed = o->seed;
         loaded.zero_adapters |= o->zero_adapters;
     }
     if (rc == OK && o->dry_run) {
-        rc = plan(c, &env, &loaded, err);
+        rc = plan(c, &env, &loaded, o->id, err);
     } else if (rc == OK) {
-        result = evolve_run_execute(&env, &loaded, o->id, NULL, err);
+        result = evolve_run_execute(&env, &loaded, o->id, err);
         rc = result ? OK : err->code;
     }
     if (result) {
@@ -157,14 +146,9 @@ static int run_evolve(const struct cli_options *c, const void *options, const st
     return run_recipe(c, options, args->v[0], err);
 }
 
-static int id_check(const char *id, struct error *err) {
-    return id_is_safe(id) ? OK : error_set(err, ERR_MISSING, "no run '%s'", id);
-}
-
 static int run_resume(const struct cli_options *c, const void *options, const struct strings *args,
                       struct error *err) {
     const struct options *o = options;
-    if (id_check(args->v[0], err) != OK) return err->code;
     struct evolve_env env = env_init(c, o->runs);
     json_t *result = evolve_run_resume(&env, args->v[0], err);
     if (result) print_result(c, o, result);
@@ -175,10 +159,6 @@ static int run_resume(const struct cli_options *c, const void *options, const st
 static int run_fork(const struct cli_options *c, const void *options, const struct strings *args,
                     struct error *err) {
     const struct options *o = options;
-    if (id_check(args->v[0], err) != OK) return err->code;
-    if (o->id && !id_is_safe(o->id))
-        return error_set(err, ERR_USAGE,
-                         "'%s' is not a valid run name; use letters, digits, - and _", o->id);
     struct evolve_env env = env_init(c, o->runs);
     json_t *result = evolve_run_fork(&env, args->v[0], (int)o->at, o->recipe, o->seed, o->id, err);
     if (result) print_result(c, o, result);
@@ -188,7 +168,6 @@ static int run_fork(const struct cli_options *c, const void *options, const stru
 
 int cmd_evolve_replay(const struct cli_options *c, const char *runs, const char *id,
                       int64_t generation, struct error *err) {
-    if (id_check(id, err) != OK) return err->code;
     struct evolve_env env = env_init(c, runs);
     json_t *v = evolve_run_replay(&env, id, (int)generation, err), *row;
     pool_free(env.pool);

@@ -121,7 +121,9 @@ struct population {
 /* ERR_USAGE if the options are invalid, whatever the founders are. */
 int population_check_options(const struct evolve_options *o, const struct fitness_options *f,
                              struct error *err);
-/* Retains the founders and borrows the options. */
+/* Whether a name is that of a child, such as "g1c0"; founders cannot have it. */
+bool candidate_name_is_child(const char *name);
+/* Retains the founders and borrows the options. The founders' names must differ. */
 int population_init(struct population *p, const struct evolve_options *o,
                     const struct fitness_options *f, uint64_t seed, struct adapter *const *founders,
                     const char *const *names, int n, struct error *err);
@@ -214,12 +216,14 @@ struct evolve_env {
      * with ERR_STATE. */
     const volatile bool *pause;
 };
-/* Starts a run. id NULL: a new id is made. *id_out (id_out may be NULL) becomes the id, malloc'ed,
- * also after an error. Returns the result object: {run, adapters: {name: hash}, generations, table,
- * comparisons, debate, retention, spent, manifest}; debate and retention only if the recipe asks
- * for them. ERR_STATE if the run exists or was paused. */
+/* OK if a run may have this id, which names a folder: letters, digits, '-' and '_'; else ERR_USAGE.
+ * NULL is OK. The functions below check ids themselves. */
+int evolve_id_check(const char *id, struct error *err);
+/* Starts a run. id NULL: a new id is made. Returns the result object: {run, adapters: {name: hash},
+ * generations, table, comparisons, debate, retention, spent, manifest}; debate and retention only
+ * if the recipe asks for them. ERR_STATE if the run exists or was paused. */
 json_t *evolve_run_execute(const struct evolve_env *env, const struct evolve_recipe *o,
-                           const char *id, char **id_out, struct error *err);
+                           const char *id, struct error *err);
 /* The inputs, questions and outputs of a run of this recipe; checks that the recipe's files exist
  * and counts the questions. NULL: `err` is set. */
 json_t *evolve_run_plan(const struct evolve_env *env, const struct evolve_recipe *o,

@@ -12,6 +12,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistr.h>
 
 #define ROW(type_, name, type, field, fallback, min, max, metavar, help)                           \
     { name, type, offsetof(struct type_, field), fallback, min, max, metavar, help }
@@ -201,6 +202,24 @@ int population_check_options(const struct evolve_options *o, const struct fitnes
     return options_check(o, f, 2, err) == OK ? operator_sets_init(&p, err) : err->code;
 }
 
+bool candidate_name_is_child(const char *name) {
+    return name[0] == 'g' && name[1] >= '0' && name[1] <= '9';
+}
+
+/* Checks the name of the next founder; names become JSON and identify parents. */
+static int founder_name_check(const struct population *p, const char *name, struct error *err) {
+    if (strlen(name) >= sizeof p->c[0].name)
+        return error_set(err, ERR_USAGE, "name '%s' is too long", name);
+    if (!*name || u8_check((const uint8_t *)name, strlen(name)) || candidate_name_is_child(name))
+        return error_set(
+            err, ERR_USAGE,
+            "'%s' cannot name a founder: it is empty, not UTF-8 or like a child's (g1c0)", name);
+    for (int i = 0; i < p->n; i++)
+        if (strcmp(p->c[i].name, name) == 0)
+            return error_set(err, ERR_USAGE, "two founders are named '%s'", name);
+    return OK;
+}
+
 int population_init(struct population *p, const struct evolve_options *o,
                     const struct fitness_options *f, uint64_t seed, struct adapter *const *founders,
                     const char *const *names, int n, struct error *err) {
@@ -209,8 +228,7 @@ int population_init(struct population *p, const struct evolve_options *o,
     if (operator_sets_init(p, err) != OK) return err->code;
     if (archive_open(p, err) != OK) return err->code;
     for (int i = 0; i < n; i++) {
-        if (strlen(names[i]) >= sizeof p->c[i].name)
-            return error_set(err, ERR_USAGE, "name '%s' is too long", names[i]);
+        if (founder_name_check(p, names[i], err) != OK) return err->code;
         strcpy(p->c[i].name, names[i]);
         p->c[i].adapter = adapter_retain(founders[i]);
         p->c[i].step = p->c[i].blend = NAN;

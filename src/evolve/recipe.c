@@ -85,8 +85,7 @@ static bool name_is_plain(const char *name, size_t len) {
             return false;
     for (size_t i = 0; i < ARRAY_LEN(reserved); i++)
         if (strlen(reserved[i]) == len && memcmp(reserved[i], name, len) == 0) return false;
-    bool child = len > 1 && name[0] == 'g' && name[1] >= '0' && name[1] <= '9';
-    return len > 0 && len <= 20 && !child;
+    return len > 0 && len <= 20 && !candidate_name_is_child(name);
 }
 
 static int check_personas(const struct evolve_recipe *o, const char *path, struct error *err) {

@@ -493,6 +493,20 @@ static int run_all(struct evolve_run *r, struct error *err) {
     return rc;
 }
 
+static bool id_is_valid(const char *id) {
+    for (const char *p = id; *p; p++)
+        if (!((*p >= 'a' && *p <= 'z') || (*p >= 'A' && *p <= 'Z') || (*p >= '0' && *p <= '9') ||
+              *p == '-' || *p == '_'))
+            return false;
+    return *id != 0;
+}
+
+int evolve_id_check(const char *id, struct error *err) {
+    if (!id || id_is_valid(id)) return OK;
+    return error_set(err, ERR_USAGE, "'%s' is not a valid run name; use letters, digits, - and _",
+                     id);
+}
+
 static char *make_id(const struct evolve_env *env, int64_t seed) {
     char time_text[32];
     time_t now = time(NULL);
@@ -575,14 +589,12 @@ static json_t *execute(const struct evolve_env *env, const struct evolve_recipe 
 }
 
 json_t *evolve_run_execute(const struct evolve_env *env, const struct evolve_recipe *o,
-                           const char *id, char **id_out, struct error *err) {
+                           const char *id, struct error *err) {
+    if (evolve_id_check(id, err) != OK) return NULL;
     char *run_id = id ? xstrdup(id) : make_id(env, o->seed);
     log_info("run %s in %s/%s; if interrupted: shoal resume %s", run_id, env->root, run_id, run_id);
     json_t *result = execute(env, o, run_id, true, err);
-    if (id_out)
-        *id_out = run_id;
-    else
-        free(run_id);
+    free(run_id);
     return result;
 }
 
@@ -636,6 +648,7 @@ json_t *evolve_run_plan(const struct evolve_env *env, const struct evolve_recipe
  * reproduce its bits. */
 static int stored_options(const struct evolve_env *env, const char *id, struct evolve_recipe *o,
                           enum numeric_class *cls, struct error *err) {
+    if (!id_is_valid(id)) return error_set(err, ERR_MISSING, "no run '%s'", id);
     char *dir = path_join(env->root, id), *path = path_join(dir, "recipe.yaml"),
          *db = path_join(env->root, "shoal.db");
     struct store *s = path_exists(db) ? store_open(db, err) : NULL;
@@ -716,6 +729,7 @@ json_t *evolve_run_fork(const struct evolve_env *env, const char *id, int genera
     struct evolve_recipe parent_recipe, o = {0};
     struct evolve_env run_env = *env;
     json_t *result = NULL;
+    if (evolve_id_check(new_id, err) != OK) return NULL;
     if (stored_options(env, id, &parent_recipe, &run_env.cls, err) != OK) return NULL;
     struct evolve_run parent = {
         .env = env, .o = &parent_recipe, .id = id, .dir = path_join(env->root, id)};

@@ -650,7 +650,7 @@ static json_t *run_once(const char *root, bool resume, bool zero, int threads, s
     } else {
         if (evolve_recipe_load(&o, recipe_path, e) == OK) {
             o.zero_adapters |= zero;
-            result = evolve_run_execute(&env, &o, "r", NULL, e);
+            result = evolve_run_execute(&env, &o, "r", e);
         }
         evolve_recipe_release(&o);
     }
@@ -1124,7 +1124,7 @@ static json_t *method_run(const char *root, const char *text, int threads) {
     char *path = path_join(dir, "way.yaml");
     assert_int_equal(file_write(path, text, strlen(text), &err), OK);
     if (evolve_recipe_load(&o, path, &err) != OK) fail_msg("%s", err.text);
-    json_t *result = evolve_run_execute(&env, &o, "r", NULL, &err);
+    json_t *result = evolve_run_execute(&env, &o, "r", &err);
     if (!result) fail_msg("%s\n%s", err.text, text);
     evolve_recipe_release(&o);
     env_release(&env);
@@ -1234,7 +1234,7 @@ static void test_pause(void **state) {
     reference_run();
     env.pause = &pause;
     assert_int_equal(evolve_recipe_load(&o, recipe_path, &err), OK);
-    assert_null(evolve_run_execute(&env, &o, "r", NULL, &err));
+    assert_null(evolve_run_execute(&env, &o, "r", &err));
     assert_int_equal(err.code, ERR_STATE);
     assert_non_null(strstr(err.text, "shoal resume r"));
     assert_run_status("paused", "paused");
@@ -1261,7 +1261,7 @@ static void test_copies_are_refused(void **state) {
                            dir, from, to);
     assert_int_equal(file_write(path, text, strlen(text), &err), OK);
     assert_int_equal(evolve_recipe_load(&o, path, &err), OK);
-    assert_null(evolve_run_execute(&env, &o, "r", NULL, &err));
+    assert_null(evolve_run_execute(&env, &o, "r", &err));
     assert_int_equal(err.code, ERR_MISMATCH);
     assert_non_null(strstr(err.text, "first"));
     assert_non_null(strstr(err.text, "second"));

@@ -189,8 +189,9 @@ SHOAL_API int shoal_embed(struct shoal *s, const char *const *texts, int n,
 
 /*
  * `shoal train` as a call: trains adapters on files, compares them with the version before and
- * publishes them. Options: those of the command, data and out required. An interrupted training
- * continues. Result: a list of {adapter, dir, hash, first_loss, last_loss, published, …}.
+ * publishes them; an adapter that is not better is saved in another folder, with published: false.
+ * Options: those of the command, data and out required. An interrupted training continues. Result:
+ * a list of {adapter, dir, hash, first_loss, last_loss, published, …}.
  */
 SHOAL_API char *shoal_train(struct shoal *s, const char *const *options,
                             const struct shoal_callbacks *callbacks, struct shoal_error *err);
@@ -201,7 +202,8 @@ SHOAL_API char *shoal_train(struct shoal *s, const char *const *options,
  * assistant messages are the targets: `weight` is a factor of its loss, 1 for supervised learning
  * or an advantage for policy gradients. shoal_trainer_update applies the optimizer to all that was
  * added since the last update, and sets *loss (may be NULL) to the mean loss per target token.
- * Options: those of `shoal train` for the optimizer (optim, weight-decay, max-grad-norm …).
+ * After SHOAL_ERR_NUMERIC the gradients since the last update are lost. Options: those of `shoal
+ * train` for the optimizer (optim, weight-decay, max-grad-norm …), lora-dropout, max-length, seed.
  */
 SHOAL_API struct shoal_trainer *shoal_trainer_new(struct shoal *s,
                                                   const struct shoal_adapter *const *adapters,
@@ -252,8 +254,8 @@ SHOAL_API char *shoal_debate(struct shoal *s, const struct shoal_adapter *const 
 /*
  * `shoal evolve` as a call: runs a recipe, and keeps everything in the folder of its run. Options:
  * runs (folder, "runs"), id, seed, threads, exact, fast. A cancelled run is paused;
- * shoal_evolve_resume continues it with the same result. Result: {run, adapters, generations,
- * table, comparisons, …}.
+ * shoal_evolve_resume (options: runs, threads) continues it with the same result. Result: {run,
+ * adapters, generations, table, comparisons, …}.
  */
 SHOAL_API char *shoal_evolve(const char *recipe, const char *const *options,
                              const struct shoal_callbacks *callbacks, struct shoal_error *err);
@@ -266,9 +268,10 @@ SHOAL_API char *shoal_evolve_resume(const char *id, const char *const *options,
  * names (copied). shoal_population_evaluate calls `fitness` once with all candidates: it sets
  * scores [n_candidates][n_items], each from 0 to 1, the same items for all candidates; not 0 ends
  * the call with SHOAL_ERR_STATE. The candidates are then sorted, fittest first.
- * shoal_population_breed replaces them by the next generation: elites and children. Options: those
- * of the section "evolve" of a recipe (docs/EVOLUTION.md), such as population, elites, rank,
- * crossovers, mutations, and seed.
+ * shoal_population_breed replaces them by the next generation: elites and children. A child's
+ * parents that are not elites are candidates of the next evaluation too. Options: seed, and those
+ * of the section "evolve" of a recipe (docs/EVOLUTION.md) for selection and breeding: population,
+ * elites, rank, crossovers, mutations, selection …
  */
 typedef int (*shoal_fitness_fn)(void *ctx, int n_candidates,
                                 const struct shoal_adapter *const *adapters,
@@ -289,7 +292,7 @@ SHOAL_API const char *shoal_population_name(const struct shoal_population *p, in
 SHOAL_API const struct shoal_adapter *shoal_population_adapter(const struct shoal_population *p,
                                                                int i);
 /* The generation after its evaluation: {generation, candidates: [{name, parents, operator,
- * fitness, …}], diversity, operators} */
+ * fitness, …}], diversity, operators}; NULL before it. */
 SHOAL_API char *shoal_population_info(const struct shoal_population *p);
 
 /*

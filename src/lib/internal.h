@@ -34,13 +34,17 @@ int model_check_idle(const struct shoal *s, struct error *err);
 int messages_encode(const struct shoal *s, const struct shoal_message *messages, int n,
                     bool generation_prompt, struct token_ids *out, struct buf *mask,
                     struct error *err);
-/* Fills a struct with the defaults of `rows` and then with the caller's options. Release it with
- * options_release, after an error too. */
+/* Fills the fields of `rows` in a struct with their defaults and then with the caller's options.
+ * Release it with options_release, after an error too. */
 int call_options_parse(const struct option_row *rows, void *out, const char *const *options,
                        struct error *err);
 /* The same without the defaults: sets the given options only. */
 int call_options_apply(const struct option_row *rows, void *out, const char *const *options,
                        struct error *err);
+/* The rows with these names, and the aliases of these rows, as a table for call_options_parse;
+ * malloc'ed. */
+struct option_row *options_select(const struct option_row *rows, const char *const *names);
+int numeric_class_choose(bool exact, bool fast, enum numeric_class *out, struct error *err);
 /* The result of a call as JSON text for the caller; releases `v`. NULL if v is NULL. */
 char *json_result(json_t *v);
 

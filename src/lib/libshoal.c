@@ -69,6 +69,20 @@ int call_options_parse(const struct option_row *rows, void *out, const char *con
     return call_options_apply(rows, out, options, err);
 }
 
+static bool is_named(const char *const *names, const char *name) {
+    while (*names && strcmp(*names, name) != 0) names++;
+    return *names != NULL;
+}
+
+struct option_row *options_select(const struct option_row *rows, const char *const *names) {
+    struct option_row *out = xcalloc(options_count(rows) + 1, sizeof *out);
+    size_t n = 0;
+    for (; rows->name; rows++)
+        if (is_named(names, rows->type == OPT_ALIAS ? rows->default_value : rows->name))
+            out[n++] = *rows;
+    return out;
+}
+
 /* callbacks */
 
 static void call_message(void *ctx, const char *text) {
@@ -124,11 +138,9 @@ static const struct option_row open_rows[] = {
  * sequences reach it. */
 enum { KV_CACHE_TOKENS = 65536, DEFAULT_MAX_LEN = 4096 };
 
-static int numeric_class_choose(const struct open_options *o, enum numeric_class *out,
-                                struct error *err) {
-    if (o->exact && o->fast)
-        return error_set(err, ERR_USAGE, "'exact' and 'fast' exclude each other");
-    *out = o->exact ? NUMERIC_EXACT : o->fast ? NUMERIC_FAST : kernels_default_class();
+int numeric_class_choose(bool exact, bool fast, enum numeric_class *out, struct error *err) {
+    if (exact && fast) return error_set(err, ERR_USAGE, "'exact' and 'fast' exclude each other");
+    *out = exact ? NUMERIC_EXACT : fast ? NUMERIC_FAST : kernels_default_class();
     return OK;
 }
 
@@ -154,7 +166,7 @@ struct shoal *shoal_open(const char *model, const char *const *options, struct s
     struct shoal *s = xcalloc(1, sizeof *s);
     enum numeric_class cls = NUMERIC_EXACT;
     int rc = call_options_parse(open_rows, &o, options, &inner);
-    if (rc == OK) rc = numeric_class_choose(&o, &cls, &inner);
+    if (rc == OK) rc = numeric_class_choose(o.exact, o.fast, &cls, &inner);
     if (rc == OK) {
         s->path = path_absolute(model);
         s->pool = pool_new((int)o.threads);

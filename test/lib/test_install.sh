@@ -39,6 +39,21 @@ if cc $cflags -o page page.c $(pkg-config --libs shoal) >"$tmp/log" 2>&1 && LD_L
 else bad "the program of LIBRARY.md" "$(cat "$tmp/log" "$tmp/out" | head -c 300)"; fi
 n=$(find "$at/share/man/man1" -name 'shoal-*.1' -size +0 | wc -l)
 if [ -s "$at/share/man/man1/shoal.1" ] && [ "$n" = "$("$at/bin/shoal" --help | grep -c '^  [a-z]')" ]; then ok "man pages"; else bad "man pages" "$n of commands"; fi
+# runs NAME ARGS...: whether an example ends with success.
+runs() {
+    name=$1; shift
+    if LD_LIBRARY_PATH=$at/lib timeout 120 "./$name" "$@" >"$tmp/out" 2>&1 </dev/null && [ -s "$tmp/out" ]; then ok "$name runs"
+    else bad "$name runs" "$(tail -c 300 "$tmp/out")"; fi
+}
+runs debate "$model"
+runs embed "$model" cat dog 猫
+runs evaluate "$model"
+runs evolve "$model"
+runs generate "$model" "sort: k b x"
+runs serve "$model"
+runs simulate "$model" runs
+runs train "$model"
+runs world
 cd - >/dev/null || exit 1
 make -s uninstall PREFIX=/opt/shoal DESTDIR="$tmp/root" >/dev/null 2>&1
 left=$(find "$tmp/root" ! -type d)

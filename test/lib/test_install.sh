@@ -50,7 +50,7 @@ runs embed "$model" cat dog 猫
 runs evaluate "$model"
 runs evolve "$model"
 runs generate "$model" "sort: k b x"
-runs serve "$model"
+runs serve "$model" state
 runs simulate "$model" runs
 runs train "$model"
 runs world

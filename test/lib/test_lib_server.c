@@ -254,21 +254,38 @@ static void test_vanished_clients(void **state) {
     free(base);
 }
 
-/* A reply that takes longer than drain-seconds is cut off. */
-static void test_stop_cuts_off(void **state) {
-    (void)state;
+/* Stops the server while it streams a reply of 4 x 400 tokens; returns what the client has got. */
+static char *stop_during_reply(const char *drain) {
     static const char body[] = "{\"model\":\"fry\",\"stream\":true,\"max_tokens\":400,\"n\":4,"
                                "\"ignore_eos\":true,\"messages\":[{\"role\":\"user\","
                                "\"content\":\"tell me\"}]}";
-    char first;
-    struct shoal_server *v = serve_ok(s, "state");
+    struct shoal_error err = {0};
+    struct buf b = {0};
+    char part[4096];
+    ssize_t n;
+    struct shoal_server *v = serve(s, "state", drain, &err);
+    if (!v) fail_msg("%s", err.text);
     int fd = request_send(v, "POST", "/v1/chat/completions", NULL, body);
-    assert_int_equal(read(fd, &first, 1), 1);
+    assert_int_equal(read(fd, part, 1), 1);
     double begin = clock_now();
     shoal_server_stop(v);
-    assert_true(clock_now() - begin < 10);
+    assert_true(clock_now() - begin < 60);
+    while ((n = read(fd, part, sizeof part)) > 0) buf_add(&b, part, (size_t)n);
     close(fd);
-    free(run_reply(NULL));
+    buf_puts(&b, "");
+    return b.data;
+}
+
+/* A running reply has drain-seconds to finish, and is then cut off. */
+static void test_drain(void **state) {
+    (void)state;
+    char *whole = stop_during_reply("drain-seconds=60"),
+         *cut = stop_during_reply("drain-seconds=0");
+    assert_non_null(strstr(whole, "[DONE]"));
+    assert_null(strstr(cut, "[DONE]"));
+    free(whole);
+    free(cut);
+    free(run_reply(NULL)); // the model is free
 }
 
 /* Whether file_read may read a device, which it may not while a server runs. */
@@ -382,7 +399,7 @@ int main(void) {
         cmocka_unit_test(test_serve),
         cmocka_unit_test(test_system_and_jobs),
         cmocka_unit_test(test_vanished_clients),
-        cmocka_unit_test(test_stop_cuts_off),
+        cmocka_unit_test(test_drain),
         cmocka_unit_test(test_process),
         cmocka_unit_test(test_errors),
         cmocka_unit_test(test_busy),

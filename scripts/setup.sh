@@ -10,7 +10,7 @@ set -u
 tests=
 if [ "${1-}" = --tests ]; then
     shift
-    tests="curl python3 python3-numpy bubblewrap openssl procps chromium fonts-noto-cjk prometheus mkdocs mandoc"
+    tests="curl python3 python3-cffi python3-numpy python3-setuptools python3-venv python3-wheel bubblewrap openssl procps chromium fonts-noto-cjk prometheus mkdocs mandoc"
     command -v npm >/dev/null || tests="$tests nodejs npm"
 fi
 

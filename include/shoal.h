@@ -13,8 +13,8 @@
  *
  * Options are a list of texts "name=value" that ends with NULL; NULL: all defaults. Names, values
  * and defaults are those of the program's flags (docs/COMMANDS.md), such as "r=8" or
- * "kv-cache-dtype=i8". A list option is given once for each item. An unknown name or an invalid
- * value is SHOAL_ERR_USAGE.
+ * "kv-cache-dtype=i8". A list option is given once for each item, another option once. An unknown
+ * name or an invalid value is SHOAL_ERR_USAGE.
  *
  * Threads. One thread at a time may use an object; different threads may use different objects, and
  * share adapters. A call uses the threads of the model's option "threads". The library writes
@@ -120,6 +120,9 @@ SHOAL_API const char *
 shoal_adapter_hash(const struct shoal_adapter *a); /* SHA-256 of its content, 64 hex digits */
 /* The lineage: how the adapter was made, {operator, parents, …}; {} if that is not known. */
 SHOAL_API char *shoal_adapter_lineage(const struct shoal_adapter *a);
+/* Another reference to the adapter, to be freed like the first: keeps an adapter of a population.
+ */
+SHOAL_API struct shoal_adapter *shoal_adapter_retain(const struct shoal_adapter *a);
 SHOAL_API void shoal_adapter_free(struct shoal_adapter *a);
 
 /* generation */
@@ -349,8 +352,8 @@ SHOAL_API int shoal_world_restore(struct shoal_world *w, const char *state,
 
 /*
  * `shoal world MODEL` as a call: agents of the model live, learn and breed for some generations in
- * a folder of runs. Options: those of the command (world, agents, steps, adapter, runs, out,
- * generations, num-adapters, seed …); flags of a world are options too. An interrupted simulation
+ * a folder of runs. Options: those of the command for a simulation (world and its rules, agents,
+ * steps, adapter, runs, out, generations, num-adapters, seed …). An interrupted simulation
  * continues. Result: a list of {policy, held_out} for baselines and {generation, decisions,
  * held_out, …} for generations.
  */
@@ -360,10 +363,11 @@ SHOAL_API char *shoal_simulate(struct shoal *s, const char *const *options,
 /* serving */
 
 /*
- * Serves the model and its adapters over HTTP (docs/SERVE.md), on threads of its own, until
- * shoal_server_stop. Options: those of `shoal serve` (host, port, adapter, adapter-dir, team,
- * state, api-key …); jobs are not available. While the server runs, other calls with `s` fail with
- * SHOAL_ERR_STATE.
+ * Serves the model and its adapters over HTTP (docs/API.md), on threads of its own, until
+ * shoal_server_stop. Options: those of `shoal serve` for the server (host, port, adapter,
+ * adapter-dir, team, state, api-key …), not those of shoal_open; jobs are not available. While the
+ * server runs, other calls with `s` fail with SHOAL_ERR_STATE, and the process reads regular files
+ * only, because paths come from requests.
  */
 SHOAL_API struct shoal_server *shoal_serve(struct shoal *s, const char *const *options,
                                            struct shoal_error *err);

@@ -70,9 +70,9 @@ class ModelLock:
 
 
 class Handle:
-    """Owns the C object `pointer`. `free` (None: nothing to free) gets the pointer once, while no call has the lock."""
+    """Owns the C object `pointer`. `free` gets the pointer once, while no call has the lock."""
 
-    def __init__(self, pointer: Any, free: Callable[[Any], object] | None, parents: tuple[Handle, ...] = (),
+    def __init__(self, pointer: Any, free: Callable[[Any], object], parents: tuple[Handle, ...] = (),
                  lock: ModelLock | None = None, closed_text: str = "the object is closed"):
         self._pointer = pointer
         self._to_free = [free]
@@ -126,8 +126,7 @@ class Handle:
             free = self._to_free.pop()
         except IndexError:  # two users ended at the same time
             return
-        if free:
-            free(self._pointer)
+        free(self._pointer)
         self._pointer = ffi.NULL
         for parent in self._parents:
             parent._users.discard(id(self))

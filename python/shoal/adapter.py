@@ -46,11 +46,6 @@ def new_adapter(pointer: Any, model: Handle) -> Adapter:
     return Adapter(Handle(pointer, lib.shoal_adapter_free, (model,), model.lock), model)
 
 
-def borrowed_adapter(pointer: Any, owner: Handle, model: Handle, closed_text: str) -> Adapter:
-    """An adapter that belongs to `owner`, until its handle is closed."""
-    return Adapter(Handle(pointer, None, (owner,), model.lock, closed_text), model)
-
-
 def adapter_pointer(adapter: Adapter | None) -> Any:
     if adapter is None:
         return ffi.NULL

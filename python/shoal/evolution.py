@@ -2,7 +2,6 @@
 from __future__ import annotations
 
 import os
-import weakref
 from collections.abc import Mapping
 from typing import Any, Callable
 
@@ -12,7 +11,7 @@ from ._call import (Option, Progress, RunningCall, call, encode, finish_call, lo
                     options_of, running_calls, take_json, texts)
 from ._handle import Handle
 from ._library import ffi, lib
-from .adapter import Adapter, adapter_pointers, borrowed_adapter
+from .adapter import Adapter, adapter_pointers, new_adapter
 from .errors import StateError
 
 #: names [n] and adapters [n] of the candidates; returns scores [n, items], each from 0 to 1
@@ -47,13 +46,9 @@ class _Evaluation(RunningCall):
         self.population, self.fitness = population, fitness
 
     def score(self, n: int, adapters: Any, names: Any, n_items: int, scores: Any) -> None:
-        candidates = [self.population._borrow(adapters[i]) for i in range(n)]
-        try:
-            with self.population._model.lock.nested():
-                result = self.fitness([ffi.string(names[i]).decode() for i in range(n)], candidates)
-        finally:
-            for candidate in candidates:
-                candidate._handle.close()
+        candidates = [self.population._adapter(adapters[i]) for i in range(n)]
+        with self.population._model.lock.nested():
+            result = self.fitness([ffi.string(names[i]).decode() for i in range(n)], candidates)
         values = np.asarray(result, np.float64)
         if values.shape != (n, n_items):
             raise ValueError(f"the fitness function returned an array {values.shape}, not ({n}, {n_items})")
@@ -65,25 +60,20 @@ class Population:
 
     The candidates are the elites, the children, and parents that are not elites, which are evaluated again.
 
-    An adapter of the population is valid until the next generation, an argument of a fitness function until it
-    returns; `save` keeps it.
+    Its adapters may be kept after the next generation.
     """
 
     def __init__(self, model: Handle, founders: Mapping[str, Adapter], **options: Option):
         self._model = model
         self._evaluating = False
-        self._borrowed: weakref.WeakSet[Handle] = weakref.WeakSet()
         names = texts(founders)
         with model.use() as s:
             pointer = call(lib.shoal_population_new, s, adapter_pointers(founders.values()), names, len(founders),
                            options_of(options))
         self._handle = Handle(pointer, lib.shoal_population_free, (model,), model.lock)
 
-    def _borrow(self, pointer: Any) -> Adapter:
-        adapter = borrowed_adapter(pointer, self._handle, self._model,
-                                   "the adapter belongs to a population that has changed; save adapters to keep them")
-        self._borrowed.add(adapter._handle)
-        return adapter
+    def _adapter(self, pointer: Any) -> Adapter:
+        return new_adapter(lib.shoal_adapter_retain(pointer), self._model)
 
     def _check_idle(self) -> None:
         """A fitness function may use the model, but not change the population."""
@@ -109,8 +99,6 @@ class Population:
         with self._handle.use() as p:
             self._check_idle()
             call(lib.shoal_population_breed, p)
-            for handle in list(self._borrowed):
-                handle.close()
 
     def __len__(self) -> int:
         return lib.shoal_population_size(self._handle.pointer)
@@ -125,7 +113,7 @@ class Population:
     def adapters(self) -> list[Adapter]:
         """[n_candidates]"""
         with self._handle.use() as p:
-            return [self._borrow(lib.shoal_population_adapter(p, i)) for i in range(len(self))]
+            return [self._adapter(lib.shoal_population_adapter(p, i)) for i in range(len(self))]
 
     @property
     def best(self) -> Adapter:

@@ -103,6 +103,10 @@ char *shoal_adapter_lineage(const struct shoal_adapter *a) {
     return json_result(lineage ? json_deep_copy(lineage) : json_object());
 }
 
+struct shoal_adapter *shoal_adapter_retain(const struct shoal_adapter *a) {
+    return adapter_wrap(adapter_retain(adapter_unwrap(a)));
+}
+
 void shoal_adapter_free(struct shoal_adapter *a) {
     adapter_release(adapter_unwrap(a));
 }

@@ -42,6 +42,22 @@ char *json_result(json_t *v) {
 
 /* options */
 
+static const struct option_row *option_row_of(const struct option_row *rows, const char *option) {
+    char *name = xstrndup(option, strcspn(option, "="));
+    const struct option_row *row = option_find(rows, name);
+    free(name);
+    return row;
+}
+
+/* Whether an earlier text sets the same option, which is not a list. */
+static bool option_is_repeated(const struct option_row *rows, const char *const *options, int i) {
+    const struct option_row *row = option_row_of(rows, options[i]);
+    if (!row || option_is_list(row)) return false;
+    for (int k = 0; k < i; k++)
+        if (option_row_of(rows, options[k]) == row) return true;
+    return false;
+}
+
 /* "name=value" becomes the flag "--name=value", so that options and flags have one parser. */
 int call_options_apply(const struct option_row *rows, void *out, const char *const *options,
                        struct error *err) {
@@ -51,6 +67,11 @@ int call_options_apply(const struct option_row *rows, void *out, const char *con
         const char *equals = strchr(options[i], '=');
         if (!equals || equals == options[i]) {
             rc = error_set(err, ERR_USAGE, "option '%s' must be NAME=VALUE", options[i]);
+            break;
+        }
+        if (option_is_repeated(rows, options, i)) {
+            rc = error_set(err, ERR_USAGE, "option '%.*s' is given twice",
+                           (int)(equals - options[i]), options[i]);
             break;
         }
         char *flag = xasprintf("--%s", options[i]);

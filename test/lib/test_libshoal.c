@@ -61,6 +61,10 @@ static void test_open_errors(void **state) {
         {MODEL, "kv-cache-dtype=q9", SHOAL_ERR_USAGE, "q9"},
         {"README.md", NULL, SHOAL_ERR_FORMAT, "README.md"},
     };
+    static const char *const twice[] = {"threads=1", "exact=true", "threads=2", NULL};
+    struct shoal_error repeated = {0};
+    assert_null(shoal_open(MODEL, twice, &repeated));
+    assert_string_equal(repeated.text, "option 'threads' is given twice");
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         const char *options[] = {cases[i].option, NULL};
         struct shoal_error err = {0};
@@ -262,8 +266,11 @@ static void test_adapters(void **state) {
     struct shoal_request *r[2] = {request_of(NULL), request_of(NULL)};
     assert_int_equal(shoal_request_set_adapters(r[1], pair, (const float[]){0.5f, 0.5f}, 2, &err),
                      0);
+    struct shoal_adapter *kept = shoal_adapter_retain(a);
     shoal_adapter_free(a);
     shoal_adapter_free(same);
+    assert_string_equal(shoal_adapter_hash(kept), shoal_adapter_hash(loaded));
+    shoal_adapter_free(kept);
     assert_int_equal(shoal_run(s, r, 2, NULL, &err), 0);
     assert_string_equal(shoal_request_text(r[0]), shoal_request_text(r[1]));
     for (int i = 0; i < 2; i++) shoal_request_free(r[i]);

@@ -9,23 +9,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-int fry_parse_families(const char *list, bool pick[FRY_MAX_FAMILIES], struct error *err) {
-    char *copy = xstrdup(list), *save = NULL;
-    int rc = OK;
-    CHECK(fry_count() <= FRY_MAX_FAMILIES);
-    for (char *t = strtok_r(copy, ",", &save); t && rc == OK; t = strtok_r(NULL, ",", &save)) {
-        int f = fry_find(t);
-        if (strcmp(t, "fry") == 0)
-            for (int i = 0; i < fry_count(); i++) pick[i] = true;
-        else if (f >= 0)
-            pick[f] = true;
-        else
-            rc = error_set(err, ERR_USAGE, "no task '%s'", t);
-    }
-    free(copy);
-    return rc;
-}
-
 void choice_prompt_add_choice(struct choice_prompt *a, int i, const struct tokenizer *tok,
                               const char *text, int32_t end) {
     if (!a->choices) {

@@ -1,101 +1,16 @@
 /*
  * eval: tasks, requests and grading, and the statistics of every result that Shoal reports.
  *
- * fry.c generates the starter model's task families. Every item has a canonical key: its content
- * without language and wording. The hash of the key decides the item's split (train, dev or test;
- * dev is for fitness). So the splits are disjoint: no seed and no wording moves a question to
- * another split. Generators and statistics are pure functions. eval_run_family and
- * eval_solver_answer drive an engine, model_divergence_measure runs two models, eval_task_open
- * reads files.
+ * Statistics are pure functions. eval_run_family and eval_solver_answer drive an engine,
+ * model_divergence_measure runs two models, eval_task_open reads files.
  */
 #ifndef SHOAL_EVAL_H
 #define SHOAL_EVAL_H
 
 #include "engine/engine.h"
-
-#define EVAL_MAX_CHOICES 32
-
-struct task_item {
-    char *question;                  /* the user's message */
-    char *work;                      /* a short correct derivation, for training; may be "" */
-    char *choices[EVAL_MAX_CHOICES]; /* [n_choices] candidate answers */
-    int n_choices, correct;          /* correct: index of the right choice; -1: unknown */
-    const char *lang;                /* "en", "ja", "zh" */
-    bool rare;                       /* a variant that does not occur in pretraining */
-    char *key;                       /* canonical content, see above */
-    char *duplicate_of;              /* key of the same question in another family, or NULL */
-    char *gold;   /* item without choices: the text that a grader compares with, or NULL */
-    char **views; /* [n_views] variants of the question with a part of its evidence; agent i of a
-                     team sees view i mod n_views */
-    int n_views;  /* 0: all agents see `question` */
-};
-void task_item_release(struct task_item *it);
-
-enum data_split { SPLIT_TRAIN, SPLIT_DEV, SPLIT_TEST };
-struct task_family {
-    const char *name;
-    bool easy;        /* the starter model answers at least 99 % correctly */
-    float rare_share; /* share of rare variants outside pretraining; 0 for easy families */
-    const char *description;
-    /* Generates an item whose choice 0 is the right one; `rare` selects the variant. */
-    void (*generate)(struct rng *r, bool rare, struct task_item *out);
-};
-extern const struct task_family fry_families[];
-int fry_count(void);
-int fry_find(const char *name); /* -1 when unknown */
-#define FRY_MAX_FAMILIES 64
-/* Sets pick[i] for each family i in a comma-separated list of names; "fry" stands for all
- * families. */
-int fry_parse_families(const char *list, bool pick[FRY_MAX_FAMILIES], struct error *err);
-/* Generates item `index` of a family's split, with shuffled choices. `pretrain`: only common
- * variants. */
-void fry_item(int family, enum data_split split, uint64_t seed, uint32_t index, bool pretrain,
-              struct task_item *out);
-enum data_split fry_split_of(const char *key);
-
-/* The three built-in personas. families: the families of a persona's conversations. */
-struct fry_persona {
-    const char *name, *system;
-    const char *families[3];
-};
-extern const struct fry_persona fry_personas[3];
-/* The debate message to an agent: "others say 12 and 15. answer again." malloc'ed. */
-char *fry_debate_turn(const char *const *others, int n);
-/* Appends a turn to a conversation, which is an array of {role, content}. */
-void messages_add(json_t *turns, const char *role, const char *text);
-/* Appends the assistant's turn "answer: CHOICE". */
-void messages_add_answer(json_t *turns, const char *choice);
-/* Appends the line {"messages": turns} to `text`. Takes ownership of `turns`. */
-void messages_to_jsonl(struct buf *text, json_t *turns);
-/* Writes n conversations of a persona, from the train split, to a JSONL file. */
-int fry_write_persona(const struct fry_persona *p, int n, uint64_t seed, const char *path,
-                      struct error *err);
-/* Writes n questions of the train split with their answers to a JSONL file. The families take
- * turns. */
-int fry_write_tasks(const bool pick[FRY_MAX_FAMILIES], int n, uint64_t seed, const char *path,
-                    struct error *err);
-
-/* Writes n conversations of the train split in which the assistant answers, sees the answers of two
- * others and answers again. Each of these three answers is correct with probability 1/2. The
- * assistant's second answer is always correct. */
-int fry_write_critic(const bool pick[FRY_MAX_FAMILIES], int n, uint64_t seed, const char *path,
-                     struct error *err);
-
-/* split_evidence.c: questions of two kinds ("largest", "earliest") whose evidence is split among a
- * team. The question contains all of the evidence, each of its three views a third. */
-int split_evidence_find(const char *name); /* index of the kind; -1 when unknown */
-void split_evidence_item(int kind, enum data_split split, uint64_t seed, uint32_t index,
-                         struct task_item *out);
-/* Writes n conversations of the train split to a JSONL file: in turn the whole question, a view,
- * and a view followed by a debate. */
-int split_evidence_write(int kind, int n, uint64_t seed, const char *path, struct error *err);
+#include "families/families.h"
 
 /* prompts */
-
-/* Begins the assistant's answer. A space, one choice and the end-of-turn token follow. */
-#define ANSWER_PREFIX "answer:"
-/* Begins the reasoning, after which a line with ANSWER_PREFIX follows. */
-#define WORK_PREFIX "work:"
 
 /* A question as tokens. prompt: the chat up to the prefix of the assistant's turn. suffix: the
  * tokens between the reasoning and the choice; empty: no reasoning. choices: [n_choices], each with

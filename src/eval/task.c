@@ -735,7 +735,7 @@ int eval_tasks_open(const char *list, const struct eval_task_options *o, struct 
     for (char *t = strtok_r(copy, ",", &save); t && rc == OK; t = strtok_r(NULL, ",", &save)) {
         if (strcmp(t, "fry") != 0) rc = task_add(out, n, t, o, err);
         for (int f = 0; rc == OK && strcmp(t, "fry") == 0 && f < fry_count(); f++)
-            rc = task_add(out, n, fry_families[f].name, o, err);
+            rc = task_add(out, n, fry_families[f]->name, o, err);
     }
     if (rc == OK && *n == 0) rc = error_set(err, ERR_USAGE, "'%s' names no task", list);
     free(copy);

@@ -1,6 +1,6 @@
 /*
  * pretrain: trains a small base model from scratch, first its tokenizer, then its weights, on the
- * train split of the task families of eval/fry.c. The weights see the common variants of the items
+ * train split of the task families (families/). The weights see the common variants of the items
  * only.
  *
  * A recipe is one YAML mapping (pretrain_option_rows). Every sample is a pure function of (seed,
@@ -230,8 +230,8 @@ static int log_accuracy(struct pretrain *p, int64_t update, struct error *err) {
         rc = eval_run_family(e, p->model->tok, f, SPLIT_DEV, (uint64_t)p->o.seed,
                              (int32_t)p->o.eval_items, NULL, false, NULL, &s, NULL, err);
         double acc = (double)s.correct / (double)MAX(s.n, 1);
-        json_object_set_new(line, fry_families[f].name, json_real(acc));
-        buf_printf(&text, " %s %.0f%%", fry_families[f].name, 100 * acc);
+        json_object_set_new(line, fry_families[f]->name, json_real(acc));
+        buf_printf(&text, " %s %.0f%%", fry_families[f]->name, 100 * acc);
     }
     if (rc == OK) {
         char *dump = json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(4));

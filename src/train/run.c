@@ -268,7 +268,7 @@ static void families_decide(const struct recorded_run *r, struct gated_job *t) {
         if (100 * f->change.diff.value >= -r->gate->points || f->p_holm > r->gate->alpha) continue;
         t->result.gate.publish = false;
         snprintf(t->result.gate.why, sizeof t->result.gate.why, "it lost %.1f points of '%s'",
-                 -100 * f->change.diff.value, fry_families[f->family].name);
+                 -100 * f->change.diff.value, fry_families[f->family]->name);
     }
 }
 
@@ -291,7 +291,7 @@ static json_t *families_json(const struct train_result *r) {
         const struct family_result *f = &r->families[i];
         json_array_append_new(list,
                               json_pack("{s:s,s:I,s:f,s:f,s:f,s:f,s:f,s:f}", "family",
-                                        fry_families[f->family].name, "n", (json_int_t)f->change.n,
+                                        fry_families[f->family]->name, "n", (json_int_t)f->change.n,
                                         "before", f->before.value, "after", f->after.value,
                                         "change", f->change.diff.value, "lo", f->change.diff.lo,
                                         "hi", f->change.diff.hi, "p_holm", f->p_holm));

@@ -8,7 +8,7 @@
  * three things in turn: the whole question, a share, and a share followed by the others' answers.
  */
 #define _GNU_SOURCE
-#include "eval/eval.h"
+#include "families/families.h"
 
 #include <stdlib.h>
 #include <string.h>

@@ -1,0 +1,92 @@
+/* families: the table of the families, splits, and the generation of items. */
+#define _GNU_SOURCE
+#include "families/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+/* An item depends on its family's index: add new families at the end. */
+const struct task_family *const fry_families[] = {
+    &copy_family,       &sort_family, &compare_family, &sequence_family, &voice_family,
+    &arithmetic_family, &pick_family, &order_family,   &route_family,    &syllogism_family};
+
+/* Shuffles the choices and sets `correct`. Before the call, choice 0 is the right one. */
+static void shuffle_choices(struct rng *r, struct task_item *it) {
+    it->correct = 0;
+    for (int i = it->n_choices - 1; i > 0; i--) {
+        int j = (int)rng_below(r, (uint32_t)i + 1);
+        char *swap = it->choices[i];
+        it->choices[i] = it->choices[j];
+        it->choices[j] = swap;
+        if (it->correct == i)
+            it->correct = j;
+        else if (it->correct == j)
+            it->correct = i;
+    }
+}
+
+int fry_count(void) {
+    return (int)ARRAY_LEN(fry_families);
+}
+
+int fry_find(const char *name) {
+    for (int i = 0; i < fry_count(); i++)
+        if (strcmp(fry_families[i]->name, name) == 0) return i;
+    return -1;
+}
+
+int fry_parse_families(const char *list, bool pick[FRY_MAX_FAMILIES], struct error *err) {
+    char *copy = xstrdup(list), *save = NULL;
+    int rc = OK;
+    CHECK(fry_count() <= FRY_MAX_FAMILIES);
+    for (char *t = strtok_r(copy, ",", &save); t && rc == OK; t = strtok_r(NULL, ",", &save)) {
+        int f = fry_find(t);
+        if (strcmp(t, "fry") == 0)
+            for (int i = 0; i < fry_count(); i++) pick[i] = true;
+        else if (f >= 0)
+            pick[f] = true;
+        else
+            rc = error_set(err, ERR_USAGE, "no task '%s'", t);
+    }
+    free(copy);
+    return rc;
+}
+
+void task_item_release(struct task_item *it) {
+    for (int i = 0; i < it->n_choices; i++) free(it->choices[i]);
+    for (int i = 0; i < it->n_views; i++) free(it->views[i]);
+    free(it->views);
+    free(it->question);
+    free(it->work);
+    free(it->key);
+    free(it->duplicate_of);
+    free(it->gold);
+    *it = (struct task_item){0};
+}
+
+/* One key in eight belongs to the test split, one in eight to the dev split. */
+enum data_split fry_split_of(const char *key) {
+    uint64_t h = hash_fnv1a(key, strlen(key)) % 8;
+    return h == 0 ? SPLIT_TEST : h == 1 ? SPLIT_DEV : SPLIT_TRAIN;
+}
+
+/* In the train split only the item's key counts. An item of the dev or test split must not occur in
+ * training under its duplicate's key either. */
+static bool item_in_split(const struct task_item *it, enum data_split split) {
+    return fry_split_of(it->key) == split &&
+           (split == SPLIT_TRAIN || !it->duplicate_of || fry_split_of(it->duplicate_of) == split);
+}
+
+void fry_item(int family, enum data_split split, uint64_t seed, uint32_t index, bool pretrain,
+              struct task_item *out) {
+    const struct task_family *f = fry_families[family];
+    struct rng r = rng_make(seed, RNG_TASK, (uint32_t)family, index);
+    bool rare = !pretrain && rng_uniform(&r) < f->rare_share;
+    for (;;) {
+        *out = (struct task_item){.rare = rare};
+        f->generate(&r, rare, out);
+        if (item_in_split(out, split)) break;
+        task_item_release(out);
+    }
+    shuffle_choices(&r, out);
+}

@@ -1,0 +1,138 @@
+/*
+ * persona: the three built-in personas, and conversations for training: of personas, questions with
+ * answers, and answers after a debate.
+ */
+#define _GNU_SOURCE
+#include "families/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+const struct fry_persona fry_personas[3] = {
+    {"critic", "you are the critic. doubt and check.", {"syllogism", "pick", "order"}},
+    {"practitioner",
+     "you are the practitioner. work it out by hand.",
+     {"arithmetic", "order", "route"}},
+    {"explorer", "you are the explorer. look from the other side.", {"route", "pick", "syllogism"}},
+};
+
+char *fry_debate_turn(const char *const *others, int n) {
+    struct buf b = {0};
+    buf_puts(&b, "others say ");
+    for (int i = 0; i < n; i++) buf_printf(&b, "%s%s", i ? " and " : "", others[i]);
+    buf_puts(&b, ". answer again.");
+    return b.data;
+}
+
+void messages_add(json_t *turns, const char *role, const char *text) {
+    json_array_append_new(turns, json_pack("{s:s,s:s}", "role", role, "content", text));
+}
+
+void messages_add_answer(json_t *turns, const char *choice) {
+    char *text = xasprintf(ANSWER_PREFIX " %s", choice);
+    messages_add(turns, "assistant", text);
+    free(text);
+}
+
+void messages_to_jsonl(struct buf *text, json_t *turns) {
+    json_t *v = json_pack("{s:o}", "messages", turns);
+    char *line = json_dumps(v, JSON_COMPACT);
+    buf_puts(text, line);
+    buf_puts(text, "\n");
+    free(line);
+    json_decref(v);
+}
+
+/* A conversation of question and answer. system: may be NULL. */
+static json_t *conversation_json(const char *system, const struct task_item *it,
+                                 bool chain_of_thought) {
+    json_t *turns = json_array();
+    if (system) messages_add(turns, "system", system);
+    messages_add(turns, "user", it->question);
+    if (chain_of_thought && *it->work) {
+        char *reply =
+            xasprintf(WORK_PREFIX " %s\n" ANSWER_PREFIX " %s", it->work, it->choices[it->correct]);
+        messages_add(turns, "assistant", reply);
+        free(reply);
+    } else {
+        messages_add_answer(turns, it->choices[it->correct]);
+    }
+    return turns;
+}
+
+/* A conversation: the assistant's first answer (weight 0: not a target), two answers of others, and
+ * the correct answer. Each of the first three answers is correct with probability 1/2. */
+static json_t *critique_json(const struct task_item *it, struct rng *r) {
+    const char *answers[3];
+    for (int i = 0; i < 3; i++) {
+        int wrong = (it->correct + rng_between(r, 1, it->n_choices - 1)) % it->n_choices;
+        answers[i] = it->choices[rng_below(r, 2) ? it->correct : wrong];
+    }
+    char *others_message = fry_debate_turn(answers + 1, 2);
+    json_t *turns = json_array();
+    messages_add(turns, "user", it->question);
+    messages_add_answer(turns, answers[0]);
+    json_object_set_new(json_array_get(turns, 1), "weight", json_integer(0));
+    messages_add(turns, "user", others_message);
+    messages_add_answer(turns, it->choices[it->correct]);
+    free(others_message);
+    return turns;
+}
+
+/* Item i of a family's train split as one line. */
+static void line_add(struct buf *text, int family, uint64_t seed, int i, const char *system,
+                     bool chain_of_thought) {
+    struct task_item it;
+    fry_item(family, SPLIT_TRAIN, seed, (uint32_t)i, false, &it);
+    messages_to_jsonl(text, conversation_json(system, &it, chain_of_thought));
+    task_item_release(&it);
+}
+
+/* Item i of a family's train split as a line of critique_json. */
+static void critic_line_add(struct buf *text, int family, uint64_t seed, int i) {
+    struct task_item it;
+    struct rng r = rng_make(seed, RNG_SHUFFLE, (uint32_t)i, 3);
+    fry_item(family, SPLIT_TRAIN, seed, (uint32_t)i, false, &it);
+    messages_to_jsonl(text, critique_json(&it, &r));
+    task_item_release(&it);
+}
+
+/* Alternates between plain answers, answers with reasoning, the system prompt, and reasoning with
+ * the system prompt, because the adapter must act as the persona with and without this prompt. */
+int fry_write_persona(const struct fry_persona *p, int n, uint64_t seed, const char *path,
+                      struct error *err) {
+    struct buf text = {0};
+    for (int i = 0; i < n; i++)
+        line_add(&text, fry_find(p->families[i % 3]), seed, i, i / 3 & 2 ? p->system : NULL,
+                 i / 3 & 1);
+    int rc = file_write(path, text.data, text.len, err);
+    buf_release(&text);
+    return rc;
+}
+
+/* Writes n lines; the families take turns. */
+static int families_write(const bool pick[FRY_MAX_FAMILIES], int n, uint64_t seed, bool critic,
+                          const char *path, struct error *err) {
+    struct buf text = {0};
+    int families[FRY_MAX_FAMILIES], n_families = 0;
+    for (int f = 0; f < fry_count(); f++)
+        if (pick[f]) families[n_families++] = f;
+    for (int i = 0; i < n; i++)
+        if (critic)
+            critic_line_add(&text, families[i % n_families], seed, i);
+        else
+            line_add(&text, families[i % n_families], seed, i, NULL, false);
+    int rc = file_write(path, text.data, text.len, err);
+    buf_release(&text);
+    return rc;
+}
+
+int fry_write_tasks(const bool pick[FRY_MAX_FAMILIES], int n, uint64_t seed, const char *path,
+                    struct error *err) {
+    return families_write(pick, n, seed, false, path, err);
+}
+
+int fry_write_critic(const bool pick[FRY_MAX_FAMILIES], int n, uint64_t seed, const char *path,
+                     struct error *err) {
+    return families_write(pick, n, seed, true, path, err);
+}

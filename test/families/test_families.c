@@ -1,0 +1,458 @@
+/*
+ * test_families: properties of the task families. Correct answers are computed again from the
+ * question's text by separate code.
+ */
+#define _GNU_SOURCE
+#include "families/families.h"
+
+#include <ctype.h>
+#include <math.h>
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static struct error err;
+
+static int quiet(void **state) {
+    (void)state;
+    log_quiet = true;
+    return 0;
+}
+
+static void close_to(double got, double want, double tolerance) {
+    if (!(fabs(got - want) <= tolerance)) fail_msg("%.9g is not %.9g ± %.1g", got, want, tolerance);
+}
+
+/* The split in which a text occurred, by the hash of the text: an open-addressing table, twice as
+ * large as the number of entries. */
+enum { DRAWS = 100000, SLOTS = 1 << 18 };
+struct seen {
+    uint64_t hash[SLOTS];
+    uint8_t split[SLOTS];
+};
+
+static void seen_check(struct seen *s, const char *text, enum data_split split) {
+    uint64_t h = hash_fnv1a(text, strlen(text)) | 1;
+    size_t at = h % SLOTS;
+    while (s->hash[at] && s->hash[at] != h) at = (at + 1) % SLOTS;
+    if (s->hash[at] && s->split[at] != split)
+        fail_msg("'%s' is in splits %d and %d", text, s->split[at], split);
+    s->hash[at] = h;
+    s->split[at] = (uint8_t)split;
+}
+
+static void text_is_utf8(const char *text) {
+    json_t *v = json_string(text); /* refuses anything except valid UTF-8 */
+    if (!v) fail_msg("'%s' is not UTF-8", text);
+    json_decref(v);
+}
+
+static void item_is_well_formed(const struct task_item *it) {
+    assert_in_range(it->n_choices, 2, 4);
+    assert_in_range(it->correct, 0, it->n_choices - 1);
+    assert_true(*it->question && *it->key);
+    text_is_utf8(it->question);
+    text_is_utf8(it->work);
+    for (int i = 0; i < it->n_choices; i++) {
+        assert_true(*it->choices[i] != 0);
+        text_is_utf8(it->choices[i]);
+        for (int j = 0; j < i; j++) assert_string_not_equal(it->choices[i], it->choices[j]);
+    }
+}
+
+struct sampled_item {
+    int family;
+    enum data_split split;
+    uint64_t seed;
+    uint32_t index;
+};
+
+static struct sampled_item sampled_item_at(uint32_t i) {
+    uint32_t n = (uint32_t)fry_count();
+    return (struct sampled_item){(int)(i % n), (enum data_split)(i / n % 3), 1 + i / n / 3 % 4,
+                                 i / n / 12};
+}
+
+static void sampled_item_make(struct sampled_item d, struct task_item *it) {
+    fry_item(d.family, d.split, d.seed, d.index, false, it);
+}
+
+/* No key and no question of any language, seed and family occurs in two splits. */
+static void test_splits_are_disjoint(void **state) {
+    (void)state;
+    struct seen *keys = xcalloc(1, sizeof *keys), *questions = xcalloc(1, sizeof *questions);
+    for (uint32_t i = 0; i < DRAWS; i++) {
+        struct sampled_item d = sampled_item_at(i);
+        struct task_item it;
+        sampled_item_make(d, &it);
+        assert_int_equal(fry_split_of(it.key), d.split);
+        seen_check(keys, it.key, d.split);
+        seen_check(questions, it.question, d.split);
+        item_is_well_formed(&it);
+        task_item_release(&it);
+    }
+    free(keys);
+    free(questions);
+}
+
+static void test_items_are_functions(void **state) {
+    (void)state;
+    for (uint32_t i = 3000; i-- > 0;) {
+        struct task_item a, b, noise;
+        sampled_item_make(sampled_item_at(i), &a);
+        sampled_item_make(sampled_item_at(i * 7 + 1), &noise);
+        sampled_item_make(sampled_item_at(i), &b);
+        assert_string_equal(a.question, b.question);
+        assert_string_equal(a.work, b.work);
+        assert_string_equal(a.key, b.key);
+        assert_ptr_equal(a.lang, b.lang);
+        assert_int_equal(a.correct, b.correct);
+        assert_int_equal(a.n_choices, b.n_choices);
+        for (int k = 0; k < a.n_choices; k++) assert_string_equal(a.choices[k], b.choices[k]);
+        task_item_release(&a);
+        task_item_release(&b);
+        task_item_release(&noise);
+    }
+}
+
+static int lang_index(const char *lang) {
+    return strcmp(lang, "en") == 0   ? 0
+           : strcmp(lang, "ja") == 0 ? 1
+           : strcmp(lang, "zh") == 0 ? 2
+                                     : -1;
+}
+
+/* Frequencies of rare variants, languages and positions of the correct answer, for each family. */
+static void test_shares(void **state) {
+    (void)state;
+    enum { N = 3000 };
+    for (int f = 0; f < fry_count(); f++) {
+        int rare = 0, lang[3] = {0}, first = 0;
+        double expected_first = 0;
+        for (uint32_t i = 0; i < N; i++) {
+            struct task_item it;
+            fry_item(f, i % 2 ? SPLIT_TRAIN : SPLIT_DEV, 5, i, false, &it);
+            assert_true(lang_index(it.lang) >= 0);
+            lang[lang_index(it.lang)]++;
+            rare += it.rare;
+            first += it.correct == 0;
+            expected_first += 1.0 / it.n_choices;
+            task_item_release(&it);
+        }
+        close_to((double)rare / N, (double)fry_families[f]->rare_share, 0.04);
+        close_to((double)lang[0] / N, 0.6, 0.04);
+        close_to((double)lang[1] / N, 0.2, 0.04);
+        close_to((double)lang[2] / N, 0.2, 0.04);
+        close_to(first / (double)N, expected_first / N, 0.04);
+        if (fry_families[f]->easy) assert_int_equal(rare, 0);
+    }
+}
+
+static void test_pretraining_excludes_rare_items(void **state) {
+    (void)state;
+    for (uint32_t i = 0; i < 20000; i++) {
+        struct task_item it;
+        fry_item((int)i % fry_count(), SPLIT_TRAIN, i % 3, i, true, &it);
+        assert_false(it.rare);
+        assert_int_equal(fry_split_of(it.key), SPLIT_TRAIN);
+        assert_null(strstr(it.question, "smaller"));
+        assert_null(strstr(it.question, " - "));
+        assert_null(strstr(it.question, "order down"));
+        assert_null(strstr(it.question, "came to"));
+        assert_null(strstr(it.question, "no "));
+        task_item_release(&it);
+    }
+}
+
+static void test_find(void **state) {
+    (void)state;
+    for (int f = 0; f < fry_count(); f++) assert_int_equal(fry_find(fry_families[f]->name), f);
+    assert_int_equal(fry_find("nonsense"), -1);
+}
+
+/* The integers of a text, in order. A '-' next to a digit is never a sign here: no question has
+ * negative numbers. */
+static int numbers_of(const char *text, int *v, int most) {
+    int n = 0;
+    while (*text && n < most) {
+        if (isdigit((unsigned char)*text))
+            v[n++] = (int)strtol(text, (char **)(uintptr_t)&text, 10);
+        else
+            text++;
+    }
+    return n;
+}
+
+/* The last run of "x y z" in a text, without its spaces. */
+static int letters_of(const char *text, char *v) {
+    const char *p = strrchr(text, ':');
+    if (!p) p = strstr(text, "：") + 2;
+    int n = 0;
+    for (p++; *p; p++)
+        if (*p != ' ') v[n++] = *p;
+    v[n] = 0;
+    return n;
+}
+
+static void spell(char *out, const char *v, int n) {
+    for (int i = 0; i < n; i++) out += sprintf(out, "%s%c", i ? " " : "", v[i]);
+}
+
+static int char_up(const void *a, const void *b) {
+    return *(const char *)a - *(const char *)b;
+}
+
+static void solve_numbers(const char *family, const struct task_item *it, char *out) {
+    int v[8], n = numbers_of(it->question, v, 8), best = 0;
+    if (strcmp(family, "arithmetic") == 0) {
+        assert_int_equal(n, 2);
+        sprintf(out, "%d", it->rare ? v[0] - v[1] : v[0] + v[1]);
+    } else {
+        assert_in_range(n, 2, 3);
+        for (int i = 1; i < n; i++)
+            if (it->rare ? v[i] < v[best] : v[i] > v[best]) best = i;
+        sprintf(out, "%d", v[best]);
+    }
+}
+
+static void solve_letters(const char *family, const struct task_item *it, char *out) {
+    char v[32], back[32];
+    int n = letters_of(it->question, v);
+    if (strcmp(family, "copy") != 0) qsort(v, (size_t)n, 1, char_up);
+    for (int i = 0; i < n; i++) back[i] = v[n - 1 - i];
+    spell(out, it->rare ? back : v, n);
+}
+
+/* A pattern of different letters is complete when its first one occurs again. */
+static void solve_sequence(const struct task_item *it, char *out) {
+    char v[32];
+    int n = letters_of(it->question, v), period = 1;
+    while (v[period] != v[0]) period++;
+    for (int i = period; i < n; i++) assert_int_equal(v[i], v[i - period]);
+    assert_true(n >= 2 * period);
+    sprintf(out, "%c", v[n - period]);
+}
+
+/* Capitals are steps in every language. */
+static void solve_route(const struct task_item *it, char *out) {
+    int at[2];
+    assert_int_equal(numbers_of(it->question, at, 2), 2);
+    for (const char *p = it->question; *p; p++) {
+        int step = it->rare ? -1 : 1;
+        if (*p == 'N') at[1] += step;
+        if (*p == 'S') at[1] -= step;
+        if (*p == 'E') at[0] += step;
+        if (*p == 'W') at[0] -= step;
+    }
+    sprintf(out, "%d,%d", at[0], at[1]);
+}
+
+/* English: "all a are b. no b is c. is each a c?" in either order; a forward chain means yes or,
+ * through "no", no; the expected answer is no to a backward chain, and unknown without a chain. */
+static void solve_syllogism(const struct task_item *it, char *out) {
+    char p[2][3][8], q[2][8];
+    const char *text = it->question;
+    for (int i = 0; i < 2; i++) {
+        strcpy(p[i][0], strncmp(text, "all", 3) == 0 ? "all" : "no");
+        const char *form = *p[i][0] == 'a' ? "all %7[a-z] are %7[a-z]." : "no %7[a-z] is %7[a-z].";
+        assert_int_equal(sscanf(text, form, p[i][1], p[i][2]), 2);
+        text = strchr(text, '.') + 2;
+    }
+    assert_int_equal(sscanf(text, "is each %7[a-z] %7[a-z]?", q[0], q[1]), 2);
+    strcpy(out, "unknown");
+    for (int i = 0; i < 2; i++) {
+        bool joined = strcmp(p[i][2], p[1 - i][1]) == 0 && *p[i][0] == 'a';
+        bool forward = strcmp(p[i][1], q[0]) == 0 && strcmp(p[1 - i][2], q[1]) == 0;
+        bool backward = strcmp(p[i][1], q[1]) == 0 && strcmp(p[1 - i][2], q[0]) == 0;
+        if (joined && forward) strcpy(out, *p[1 - i][0] == 'a' ? "yes" : "no");
+        if (joined && backward) strcpy(out, "no");
+    }
+}
+
+/* By the words that only that persona uses. */
+static void solve_voice(const struct task_item *it, char *out) {
+    static const char *const marks[][2] = {
+        {"i doubt", "critic"},        {"i test", "critic"},
+        {"the flaw", "critic"},       {"not shown", "critic"},
+        {"I check", "critic"},        {" true", "critic"},
+        {" today", "practitioner"},   {"in practice", "practitioner"},
+        {"us build", "practitioner"}, {"be cheap", "practitioner"},
+        {"by hand", "practitioner"},  {"do we ship", "practitioner"},
+        {"what if", "explorer"},      {"i wonder", "explorer"},
+        {"look beyond", "explorer"},  {"new way", "explorer"},
+        {"i mix", "explorer"},        {"imagine", "explorer"},
+    };
+    *out = 0;
+    for (size_t i = 0; i < ARRAY_LEN(marks); i++) {
+        if (!strstr(it->question, marks[i][0])) continue;
+        assert_true(!*out || strcmp(out, marks[i][1]) == 0);
+        strcpy(out, marks[i][1]);
+    }
+}
+
+static void solve(const char *family, const struct task_item *it, char *out) {
+    static const char *const by_letters[] = {"copy", "sort", "order"};
+    for (size_t i = 0; i < ARRAY_LEN(by_letters); i++)
+        if (strcmp(family, by_letters[i]) == 0) {
+            solve_letters(family, it, out);
+            return;
+        }
+    if (strcmp(family, "route") == 0)
+        solve_route(it, out);
+    else if (strcmp(family, "sequence") == 0)
+        solve_sequence(it, out);
+    else if (strcmp(family, "voice") == 0)
+        solve_voice(it, out);
+    else if (strcmp(family, "syllogism") == 0)
+        solve_syllogism(it, out);
+    else
+        solve_numbers(family, it, out);
+}
+
+/* In all three languages, except syllogisms, which are parsed in English only. */
+static void test_gold_answers_are_correct(void **state) {
+    (void)state;
+    for (uint32_t i = 0; i < 40000; i++) {
+        struct task_item it;
+        char want[64];
+        struct sampled_item d = sampled_item_at(i);
+        const char *family = fry_families[d.family]->name;
+        sampled_item_make(d, &it);
+        if (strcmp(family, "syllogism") != 0 || strcmp(it.lang, "en") == 0) {
+            solve(family, &it, want);
+            if (strcmp(it.choices[it.correct], want) != 0)
+                fail_msg("%s: '%s' has '%s', not '%s'", family, it.question, it.choices[it.correct],
+                         want);
+        }
+        task_item_release(&it);
+    }
+}
+
+struct lines {
+    struct seen *test;
+    int n, with_work, with_system;
+};
+
+static int line_check(void *ctx, const json_t *v, int line, struct error *e) {
+    struct lines *l = ctx;
+    const json_t *turns = json_object_get(v, "messages");
+    size_t n = json_array_size(turns);
+    const json_t *user = json_array_get(turns, n - 2), *reply = json_array_get(turns, n - 1);
+    (void)line, (void)e;
+    assert_in_range(n, 2, 3);
+    assert_string_equal(json_string_value(json_object_get(user, "role")), "user");
+    assert_string_equal(json_string_value(json_object_get(reply, "role")), "assistant");
+    seen_check(l->test, json_string_value(json_object_get(user, "content")), SPLIT_TRAIN);
+    const char *text = json_string_value(json_object_get(reply, "content"));
+    assert_true(strncmp(text, ANSWER_PREFIX " ", 8) == 0 || strncmp(text, WORK_PREFIX " ", 6) == 0);
+    assert_non_null(strstr(text, ANSWER_PREFIX " "));
+    l->with_work += strncmp(text, WORK_PREFIX, 5) == 0;
+    l->with_system += n == 3;
+    l->n++;
+    return 0;
+}
+
+/* A persona's conversations contain no question of the test split, and are the same when written
+ * again. */
+static void test_personas(void **state) {
+    (void)state;
+    char path[64], first[HASH_LEN], again[HASH_LEN];
+    struct lines l = {.test = xcalloc(1, sizeof *l.test)};
+    snprintf(path, sizeof path, "/tmp/shoal-test-eval-%d.jsonl", (int)getpid());
+    for (uint32_t i = 0; i < 20000; i++) {
+        struct task_item it;
+        fry_item((int)i % fry_count(), i & 1 ? SPLIT_TEST : SPLIT_DEV, 1, i / 20, false, &it);
+        seen_check(l.test, it.question, i & 1 ? SPLIT_TEST : SPLIT_DEV);
+        task_item_release(&it);
+    }
+    for (int p = 0; p < 3; p++) {
+        l.n = l.with_work = l.with_system = 0;
+        assert_int_equal(fry_write_persona(&fry_personas[p], 240, 1, path, &err), OK);
+        assert_int_equal(sha256_file(path, first, &err), OK);
+        assert_int_equal(json_file_each(path, line_check, &l, &err), 0);
+        assert_int_equal(l.n, 240);
+        assert_true(l.with_work > 60 && l.with_work < 180);
+        assert_true(l.with_system > 0);
+        assert_int_equal(fry_write_persona(&fry_personas[p], 240, 1, path, &err), OK);
+        assert_int_equal(sha256_file(path, again, &err), OK);
+        assert_string_equal(first, again);
+    }
+    unlink(path);
+    free(l.test);
+    assert_true(fry_write_persona(&fry_personas[0], 3, 1, "/nonexistent/x.jsonl", &err) < 0);
+    assert_non_null(strstr(err.text, "/nonexistent/x.jsonl"));
+}
+
+static void test_debate_turn(void **state) {
+    (void)state;
+    char *one = fry_debate_turn((const char *[]){"12"}, 1),
+         *three = fry_debate_turn((const char *[]){"1", "2", "x y"}, 3);
+    assert_string_equal(one, "others say 12. answer again.");
+    assert_string_equal(three, "others say 1 and 2 and x y. answer again.");
+    free(one);
+    free(three);
+}
+
+/* sort and the common order, and compare and the common pick, are one question in two wordings. */
+static const char *shared_content(const char *key) {
+    static const char *const names[] = {"sort ", "order 0 ", "compare 0 ", "pick 0 "};
+    for (size_t i = 0; i < ARRAY_LEN(names); i++)
+        if (strncmp(key, names[i], strlen(names[i])) == 0) return key + strlen(names[i]);
+    return NULL;
+}
+
+enum { TWIN_BITS = 1 << 24 };
+
+static size_t content_slot(const char *content) {
+    return hash_fnv1a(content, strlen(content)) % TWIN_BITS;
+}
+
+/* No measured question occurred in training in either wording: compared with 240,000 training
+ * draws, exactly up to a hash collision, which the split of the twin question decides. */
+static void test_equal_questions_in_two_wordings(void **state) {
+    (void)state;
+    static const char *const families[] = {"sort", "order", "compare", "pick"};
+    uint8_t *seen = xcalloc(TWIN_BITS / 8, 1);
+    struct task_item it;
+    for (uint32_t i = 0; i < 240000; i++) {
+        fry_item(fry_find(families[i % 4]), SPLIT_TRAIN, 1, i / 4, i & 4, &it);
+        const char *content = shared_content(it.key);
+        if (content) seen[content_slot(content) / 8] |= (uint8_t)(1 << content_slot(content) % 8);
+        task_item_release(&it);
+    }
+    int collisions = 0, n = 0;
+    for (uint32_t i = 0; i < 8000; i++) {
+        enum data_split split = i & 4 ? SPLIT_TEST : SPLIT_DEV;
+        fry_item(fry_find(families[i % 4]), split, 2, i / 4, false, &it);
+        const char *content = shared_content(it.key);
+        assert_true(!content == !it.duplicate_of);
+        if (content) {
+            assert_int_equal(fry_split_of(it.duplicate_of), split);
+            assert_string_equal(shared_content(it.duplicate_of), content);
+            collisions += seen[content_slot(content) / 8] >> content_slot(content) % 8 & 1;
+            n++;
+        }
+        task_item_release(&it);
+    }
+    free(seen);
+    assert_true(n > 5000 && collisions < n / 50); /* 240,000 of 16.8 million bits are set: 1.4 % */
+}
+
+int main(void) {
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_equal_questions_in_two_wordings),
+        cmocka_unit_test(test_splits_are_disjoint),
+        cmocka_unit_test(test_items_are_functions),
+        cmocka_unit_test(test_shares),
+        cmocka_unit_test(test_pretraining_excludes_rare_items),
+        cmocka_unit_test(test_find),
+        cmocka_unit_test(test_gold_answers_are_correct),
+        cmocka_unit_test(test_personas),
+        cmocka_unit_test(test_debate_turn),
+    };
+    return cmocka_run_group_tests(tests, quiet, NULL);
+}

@@ -155,21 +155,23 @@ static bool version_is_current(const struct versions *v, const char *hash) {
 
 /* The metadata of all versions, newest first, each with "current". */
 static int versions_list(const struct versions *v, json_t **out, struct error *err) {
-    json_t *all[4096], *list = json_array();
+    json_t **all = NULL, *list = json_array();
     size_t n = 0;
     int rc = OK;
     DIR *d = opendir(v->root);
-    for (const struct dirent *f; rc == OK && d && (f = readdir(d)) && n < ARRAY_LEN(all);) {
+    for (const struct dirent *f; rc == OK && d && (f = readdir(d));) {
         json_t *metadata = NULL;
         if (hash_is_valid(f->d_name)) rc = version_read(v, f->d_name, &metadata, err);
         if (!metadata) continue;
         json_object_set_new(metadata, "hash", json_string(f->d_name));
         json_object_set_new(metadata, "current", json_boolean(version_is_current(v, f->d_name)));
+        all = xrealloc(all, (n + 1) * sizeof *all);
         all[n++] = metadata;
     }
     if (d) closedir(d);
     if (n > 1) qsort(all, n, sizeof *all, version_compare);
     for (size_t i = 0; i < n; i++) json_array_append_new(list, all[i]);
+    free(all);
     *out = rc == OK ? list : NULL;
     if (rc != OK) json_decref(list);
     return rc;

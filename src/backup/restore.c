@@ -678,7 +678,14 @@ int backup_restore_schedule(const struct backup_options *p, const char *id, stru
     int lock = path_is_dir(p->to) ? backup_dir_lock(p->to, err)
                                   : error_set(err, ERR_MISSING, "no backups in '%s'", p->to);
     if (lock < 0) return lock;
-    int rc = restore_state_init(&r, p, id, err);
+    json_t *journal = journal_read(p->to);
+    int rc = OK;
+    if (json_object_get(journal, "stamp"))
+        rc = error_set(err, ERR_STATE,
+                       "the restore of '%s' was interrupted; finish it first with 'shoal restore'",
+                       json_get_string(journal, "id"));
+    json_decref(journal);
+    if (rc == OK) rc = restore_state_init(&r, p, id, err);
     if (rc == OK) rc = restore_state_verify(&r, err);
     if (rc == OK) rc = journal_write(&r, id, err);
     restore_state_release(&r);

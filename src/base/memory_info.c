@@ -36,16 +36,18 @@ static int64_t dir_read_number(const char *folder, const char *name, const char 
     return v;
 }
 
-/* Lowers `m` to the limit of one group; ignores a limit that is not below m->total. Pages of
- * the file cache that were not used recently (inactive_file) count as free: the kernel drops them
- * first. */
-static void cgroup_apply_limit(const char *folder, bool v2, struct memory_info *m) {
+/* Lowers `m` to the limit of one group, unless it is not below the machine's memory (-1: not
+ * known): a group above with a larger limit may have less memory left, because other groups use it
+ * too. Pages of the file cache that were not used recently (inactive_file) count as free: the
+ * kernel drops them first. */
+static void cgroup_apply_limit(const char *folder, bool v2, int64_t machine,
+                               struct memory_info *m) {
     int64_t limit = dir_read_number(folder, v2 ? "memory.max" : "memory.limit_in_bytes", NULL),
             used = dir_read_number(folder, v2 ? "memory.current" : "memory.usage_in_bytes", NULL),
             cached = dir_read_number(folder, "memory.stat",
                                      v2 ? "inactive_file " : "total_inactive_file ");
-    if (limit < 0 || (m->total >= 0 && limit >= m->total)) return;
-    m->total = limit;
+    if (limit < 0 || (machine >= 0 && limit >= machine)) return;
+    m->total = m->total < 0 ? limit : MIN(m->total, limit);
     if (used < 0) return;
     int64_t free_bytes = MAX(limit - MAX(used - MAX(cached, 0), 0), 0);
     m->available = m->available < 0 ? free_bytes : MIN(m->available, free_bytes);
@@ -55,10 +57,11 @@ static void cgroup_apply_limit(const char *folder, bool v2, struct memory_info *
  * `path`. In a container, `path` may be the group's path on the host, which does not exist under
  * `top`; then only the limit of `top` itself is found. */
 static void cgroup_apply_ancestors(const char *top, char *path, bool v2, struct memory_info *m) {
+    int64_t machine = m->total;
     path[strcspn(path, "\n")] = '\0';
     for (;;) {
         char *folder = xasprintf("%s%s", top, path), *slash = strrchr(path, '/');
-        cgroup_apply_limit(folder, v2, m);
+        cgroup_apply_limit(folder, v2, machine, m);
         free(folder);
         if (!slash) return;
         *slash = '\0';

@@ -155,9 +155,9 @@ static bool name_in(const char *names, const char *name, size_t n) {
     return false;
 }
 
-/* Moves past the ">" of the tag. A quotation mark begins a quoted value only after "=" and if the
- * same mark follows. */
-static void tag_skip(struct html *h) {
+/* Moves past the ">" of the tag; returns whether "/" precedes it. A quotation mark begins a quoted
+ * value only after "=" and if the same mark follows. */
+static bool tag_skip(struct html *h) {
     char previous = 0;
     for (; h->pos < h->len; h->pos++) {
         char c = h->doc[h->pos];
@@ -173,6 +173,7 @@ static void tag_skip(struct html *h) {
         if (!strchr(" \t\r\n", c)) previous = c;
     }
     h->pos = MIN(h->pos + 1, h->len);
+    return previous == '/';
 }
 
 /* Moves to the closing tag of the element `name`, whose content is omitted; to the end of the
@@ -201,8 +202,8 @@ static void tag_read(struct html *h) {
     while (begin + n < h->len && isalnum((uint8_t)h->doc[begin + n])) n++;
     const char *name = h->doc + begin;
     h->pos = begin + n;
-    tag_skip(h);
-    if (!close && name_in(hidden_elements, name, n)) content_skip(h, name, n);
+    bool empty = tag_skip(h) && name_in("svg math", name, n); // of other elements "/" means nothing
+    if (!close && !empty && name_in(hidden_elements, name, n)) content_skip(h, name, n);
     if (name_in("title", name, n)) h->out = close ? &h->text : &h->title;
     if (name_in("pre", name, n)) h->pre = !close;
     if (name_in(block_elements, name, n)) text_writer_gap(&h->text, GAP_PARAGRAPH);
@@ -335,11 +336,13 @@ static void line_read(struct markdown *m, const char *p, size_t n) {
         line_add(m, q, k, false);
 }
 
-/* YAML front matter between "---" lines: reads its title and returns the offset of the text after
- * it; 0 if there is none. */
+/* YAML front matter between "---" lines, which may end in CRLF: reads its title and returns the
+ * offset of the text after it; 0 if there is none. */
 static size_t front_matter_read(const char *doc, size_t len, struct buf *title) {
-    if (len < 4 || memcmp(doc, "---\n", 4) != 0) return 0;
-    const char *end = memmem(doc + 3, len - 3, "\n---\n", 5);
+    bool crlf = len > 4 && memcmp(doc, "---\r\n", 5) == 0;
+    if (!crlf && (len < 4 || memcmp(doc, "---\n", 4) != 0)) return 0;
+    const char *mark = crlf ? "\n---\r\n" : "\n---\n";
+    const char *end = memmem(doc + 3, len - 3, mark, strlen(mark));
     if (!end) return 0;
     size_t n = (size_t)(end - doc);
     const char *value = memmem(doc + 3, n - 3, "\ntitle:", 7);
@@ -351,7 +354,7 @@ static size_t front_matter_read(const char *doc, size_t len, struct buf *title) 
         while (stop > value && strchr(" \t\r\"'", stop[-1])) stop--;
         buf_add(title, value, (size_t)(stop - value));
     }
-    return n + 5;
+    return n + strlen(mark);
 }
 
 int document_read_markdown(const char *doc, size_t len, struct buf *title, struct buf *text,

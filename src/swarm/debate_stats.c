@@ -135,6 +135,8 @@ struct debate_calibration debate_calibration(const struct debate *d, const struc
     struct debate_calibration c = {0};
     double lo = log_lowest, hi = -log_lowest, ece;
     c.nll = calibration_measure(d, items, agent, 1, &c.ece, &c.n);
+    c.temperature = 1;
+    if (c.n == 0) return c; // nothing to fit
     for (int i = 0; i < FIT_STEPS; i++) {
         double a = hi - golden * (hi - lo), b = lo + golden * (hi - lo);
         if (calibration_measure(d, items, agent, math_exp(a), &ece, &c.n) <

@@ -806,6 +806,14 @@ static void test_scheduled_restore(void **test_state) {
     assert_non_null(strstr(json_get_string(v, "failed"), "is missing"));
     json_decref(v);
     assert_int_equal(backup_restore_schedule(&options, id, &err), ERR_FORMAT);
+
+    /* a restore that began and was interrupted keeps its journal */
+    char *journal = path_in(backup_dir, "restore.json"),
+         *text = xasprintf("{\"id\":\"%s\",\"stamp\":\"%s\"}", id, id);
+    file_create_text(journal, text);
+    assert_int_equal(backup_restore_schedule(&options, id, &err), ERR_STATE);
+    assert_non_null(strstr(err.text, "finish it first"));
+    free(text);
     free(before);
 }
 

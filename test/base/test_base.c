@@ -673,6 +673,11 @@ static void test_memory_info(void **state) {
     system_file_create("sys/fs/cgroup/a/b/memory.max", "1024000\n");
     system_file_create("sys/fs/cgroup/a/b/memory.current", "1124000\n"); /* beyond the limit */
     assert_memory_info(1000, 0);
+    system_file_create("sys/fs/cgroup/a/b/memory.current", "102400\n"); /* 900 KiB of it are free */
+    assert_memory_info(1000, 900);
+    system_file_create("sys/fs/cgroup/a/memory.current",
+                       "2355200\n"); /* other groups of a use it */
+    assert_memory_info(1000, 200);
     /* Version 1: a number larger than the machine means no limit. */
     system_file_create("proc/self/cgroup", "4:cpu,memory:/c\n3:memoryx:/d\n");
     system_file_create("sys/fs/cgroup/memory/c/memory.limit_in_bytes", "9223372036854771712\n");

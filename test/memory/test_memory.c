@@ -312,6 +312,9 @@ static void test_html(void **state) {
                     "t\n\nl1\nl2");
     assert_document(document_read_html, "<p title=\"open>text<p>more", "", "text\n\nmore");
     assert_document(document_read_html, "x<script>never closed <p>y", "", "x");
+    assert_document(document_read_html, "a <svg width=1 /> b <math/>c <svg><p>no</p></svg>d", "",
+                    "a b c d");
+    assert_document(document_read_html, "a<script/>no</script> b", "", "a b");
     assert_document(document_read_html, "", "", "");
     struct buf t = {0};
     assert_int_equal(document_read_html("a\xff", 2, &t, &t, &err), ERR_FORMAT);
@@ -331,6 +334,8 @@ static void test_markdown(void **state) {
         "| a | b |");
     assert_document(document_read_markdown, "## Title ##\r\ntext\r\n===\r\nmore", "Title",
                     "Title\n\ntext\n\nmore");
+    assert_document(document_read_markdown, "---\r\ntitle: T\r\ntags: x\r\n---\r\nbody\r\n", "T",
+                    "body");
     assert_document(document_read_markdown, "#hashtag [not a link] [a](b", "",
                     "#hashtag [not a link] [a](b");
     assert_document(document_read_markdown, "", "", "");

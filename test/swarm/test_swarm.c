@@ -704,6 +704,9 @@ static void test_calibration(void **state) {
     assert_int_equal(c.n, N);
     close_to(c.ece, 0.9 - share, 1e-6);
     assert_true(c.temperature > 1.5 && c.ece_fitted < 0.02 && c.nll_fitted < c.nll);
+    for (int i = 0; i < N; i++) answers[i].choice = -1; // no prediction to fit
+    c = debate_calibration(&d, plain_items, 0);
+    assert_true(c.n == 0 && c.temperature == 1 && c.ece == 0);
 }
 
 /* The engine client with a small random model and byte tokens: its answers are arbitrary but

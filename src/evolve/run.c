@@ -46,18 +46,19 @@ static int persona_resolve_data(struct evolve_run *r, int i, struct error *err) 
     const char *eq = strchr(r->o->personas.v[i], '=');
     char *list = xstrdup(eq + 1), *save = NULL;
     struct buf joined = {0};
-    int rc = OK, files = 0;
+    int rc = OK, files = 0, adapters = 0;
     snprintf(r->names[i], sizeof r->names[i], "%.*s", (int)(eq - r->o->personas.v[i]),
              r->o->personas.v[i]);
     for (char *f = strtok_r(list, "+", &save); f && rc == OK;
          f = strtok_r(NULL, "+", &save), files++) {
         free(r->data[i]);
         r->data[i] = r->env->find(f);
-        if ((r->is_adapter[i] = is_directory(r->data[i]))) continue;
+        adapters += r->is_adapter[i] = is_directory(r->data[i]);
+        if (r->is_adapter[i]) continue;
         rc = file_read(r->data[i], (size_t)1 << 30, &joined, err);
         buf_puts(&joined, "\n");
     }
-    if (rc == OK && files > 1 && r->is_adapter[i])
+    if (rc == OK && files > 1 && adapters)
         rc = error_set(err, ERR_USAGE,
                        "persona '%s' must be either one adapter or files of conversations",
                        r->names[i]);
@@ -364,7 +365,19 @@ static int add_file_hash(json_t *files, const char *name, const char *path, stru
     return OK;
 }
 
-/* Adds the hashes of the founders, of the files of `tasks` and of the fine-tuning data. */
+static int hash_tasks(const struct evolve_run *r, const struct strings *tasks, json_t *files,
+                      struct error *err) {
+    int rc = OK;
+    for (int i = 0; rc == OK && i < tasks->n; i++) {
+        char *path = r->env->find(tasks->v[i]);
+        if (fry_find(tasks->v[i]) < 0) rc = add_file_hash(files, tasks->v[i], path, err);
+        free(path);
+    }
+    return rc;
+}
+
+/* Adds the hashes of the founders, of the files of `tasks` and `retain` and of the fine-tuning
+ * data. */
 static int hash_data(struct evolve_run *r, json_t *files, struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < r->n_founders; i++) {
@@ -375,11 +388,8 @@ static int hash_data(struct evolve_run *r, json_t *files, struct error *err) {
     }
     for (int g = 0; rc == OK && g <= r->n_forks; g++) {
         const struct evolve_recipe *o = g < r->n_forks ? &r->forks[g].o : r->o;
-        for (int i = 0; rc == OK && i < o->tasks.n; i++) {
-            char *path = r->env->find(o->tasks.v[i]);
-            if (fry_find(o->tasks.v[i]) < 0) rc = add_file_hash(files, o->tasks.v[i], path, err);
-            free(path);
-        }
+        rc = hash_tasks(r, &o->tasks, files, err);
+        if (rc == OK) rc = hash_tasks(r, &o->retain, files, err);
         char *finetune_data =
             o->evolve.finetune_data ? r->env->find(o->evolve.finetune_data) : NULL;
         if (rc == OK && finetune_data)
@@ -406,13 +416,25 @@ static int make_manifest(struct evolve_run *r, json_t **out, struct error *err) 
     return OK;
 }
 
+/* Whether the values are equal; of objects, those that the stored one has: manifests of 0.1 lack
+ * the files of `retain`. */
+static bool stored_values_equal(json_t *stored, json_t *current) {
+    const char *key;
+    json_t *value;
+    if (!json_is_object(stored)) return json_equal(stored, current);
+    json_object_foreach (stored, key, value)
+        if (!json_equal(value, json_object_get(current, key))) return false;
+    return true;
+}
+
 static int check_manifest(struct evolve_run *r, const json_t *current, struct error *err) {
     char *path = path_join(r->dir, "manifest.json");
-    json_t *stored = path_exists(path) ? json_parse_file(path, err) : NULL;
-    int rc = OK;
+    bool exists = path_exists(path);
+    json_t *stored = exists ? json_parse_file(path, err) : NULL;
+    int rc = exists && !stored ? error_wrap(err, "run '%s'", r->id) : OK;
     for (int i = 0; stored && rc == OK && i < 3; i++) {
         const char *key = (const char *[]){"base", "recipe", "data"}[i];
-        if (!json_equal(json_object_get(stored, key), json_object_get(current, key)))
+        if (!stored_values_equal(json_object_get(stored, key), json_object_get(current, key)))
             rc = error_set(err, ERR_MISMATCH,
                            "run '%s' began with another %s; it cannot be continued", r->id, key);
     }

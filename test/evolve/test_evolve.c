@@ -955,11 +955,12 @@ static void file_restore(const char *path, struct buf *old) {
     buf_release(old);
 }
 
-static void assert_resume_refused(const char *path, const char *appended, const char *want) {
+static void assert_resume_refused(const char *path, const char *appended, int code,
+                                  const char *want) {
     struct buf old = {0};
     file_append(path, appended, &old);
     assert_null(run_once("ref", true, false, 1, &err));
-    assert_int_equal(err.code, ERR_MISMATCH);
+    assert_int_equal(err.code, code);
     if (!strstr(err.text, want)) fail_msg("'%s' does not say '%s'", err.text, want);
     assert_run_status("ref", "done");
     file_restore(path, &old);
@@ -969,16 +970,39 @@ static void test_resume_with_other_inputs(void **state) {
     (void)state;
     reference_run();
     char *data = path_join(dir, "a.jsonl"), *model = path_join(dir, "tiny/config.json");
-    char *recipe = path_join(dir, "ref/r/recipe.yaml");
-    assert_resume_refused(data, "{\"text\": \"more\"}\n", "another data");
-    assert_resume_refused(recipe, "vote: majority\n", "another recipe");
-    assert_resume_refused(model, "\n", "another base");
+    char *recipe = path_join(dir, "ref/r/recipe.yaml"),
+         *manifest = path_join(dir, "ref/r/manifest.json");
+    assert_resume_refused(data, "{\"text\": \"more\"}\n", ERR_MISMATCH, "another data");
+    assert_resume_refused(recipe, "vote: majority\n", ERR_MISMATCH, "another recipe");
+    assert_resume_refused(model, "\n", ERR_MISMATCH, "another base");
+    assert_resume_refused(manifest, "}", ERR_FORMAT, "run 'r'");
     json_t *again = run_expect_ok("ref", true, false, 1);
     assert_results_equal(reference, again);
     json_decref(again);
     free(data);
     free(model);
     free(recipe);
+    free(manifest);
+}
+
+/* A persona is one adapter or files of conversations, not both. */
+static void test_persona_of_adapter_and_file(void **state) {
+    (void)state;
+    struct evolve_recipe o;
+    struct evolve_env env = env_open("mixed", 1);
+    char *path = path_join(dir, "mixed.yaml"),
+         *text = xasprintf("model: %s/tiny\npersonas: [p=%s+%s/a.jsonl, q=%s/a.jsonl]\n"
+                           "tasks: [copy]\n",
+                           dir, dir, dir, dir);
+    assert_int_equal(file_write(path, text, strlen(text), &err), OK);
+    assert_int_equal(evolve_recipe_load(&o, path, &err), OK);
+    assert_null(evolve_run_execute(&env, &o, "r", &err));
+    assert_int_equal(err.code, ERR_USAGE);
+    assert_non_null(strstr(err.text, "persona 'p' must be either one adapter or files"));
+    evolve_recipe_release(&o);
+    env_release(&env);
+    free(path);
+    free(text);
 }
 
 /* A second run of the same name is refused and changes no file of the first. */
@@ -1387,6 +1411,7 @@ int main(void) {
         cmocka_unit_test(test_kill_at_any_moment),
         cmocka_unit_test(test_resume_of_a_finished_run),
         cmocka_unit_test(test_resume_with_other_inputs),
+        cmocka_unit_test(test_persona_of_adapter_and_file),
         cmocka_unit_test(test_resume_without_amx),
         cmocka_unit_test(test_existing_run_is_refused),
         cmocka_unit_test(test_unknown_runs),

@@ -581,7 +581,7 @@ static int open_store(struct error *err) {
     snprintf(id, sizeof id, "%ld-%d", (long)getpid(), turn++);
     int rc = s ? store_run_add(s, id, "test", recipe, err) : err->code;
     if (rc == OK) rc = (back = store_run_get(s, id, err)) ? OK : err->code;
-    if (rc == OK) rc = (list = store_run_list(s, err)) ? OK : err->code;
+    if (rc == OK) rc = (list = store_run_list(s, ".", err)) ? OK : err->code;
     if (rc == OK && !json_equal(json_object_get(back, "recipe"), recipe))
         check_failed(__FILE__, __LINE__, "the store keeps what it was given");
     store_close(s);

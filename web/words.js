@@ -164,6 +164,7 @@ const texts = {
     delete: ["Delete", "削除", "删除"],
     state_queued: ["queued", "待機中", "排队中"],
     state_running: ["running", "実行中", "运行中"],
+    state_interrupted: ["interrupted", "中断", "已中断"],
     state_paused: ["paused", "一時停止中", "已暂停"],
     state_done: ["done", "完了", "已完成"],
     state_failed: ["failed", "失敗", "失败"],

@@ -202,7 +202,7 @@ static void runs_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
     struct store *store = runs_store(s, &err);
-    json_t *list = store                     ? store_run_list(store, &err)
+    json_t *list = store                     ? store_run_list(store, s->options->runs, &err)
                    : err.code == ERR_MISSING ? json_array()
                                              : NULL,
            *run;

@@ -230,6 +230,7 @@ void lockfile_release(int fd, const char *path); /* removes the file; harmless f
 /* Locks a folder by DIR/lock; `what` is its kind for the message: "run" in "run 'runs/x'". */
 int dir_lock(const char *dir, const char *what, struct error *err);
 void dir_unlock(int fd, const char *dir);
+bool dir_is_locked(const char *dir); /* by any process, this one included */
 void dir_delete(const char *path); /* deletes a folder's files except hidden ones, then the folder
                                       if it is empty */
 /* Deletes a file, or a folder with its content; links are removed and not followed. */

@@ -267,6 +267,15 @@ void dir_unlock(int fd, const char *dir) {
     free(path);
 }
 
+bool dir_is_locked(const char *dir) {
+    char *path = path_join(dir, "lock");
+    int fd = open(path, O_RDONLY | O_CLOEXEC | O_NOFOLLOW);
+    bool locked = fd >= 0 && flock(fd, LOCK_SH | LOCK_NB) != 0 && errno == EWOULDBLOCK;
+    fd_close(&fd);
+    free(path);
+    return locked;
+}
+
 void dir_delete(const char *path) {
     DIR *d = opendir(path);
     for (const struct dirent *f; d && (f = readdir(d));) {

@@ -225,7 +225,7 @@ static void list_runs(const struct cli_options *c, const json_t *runs) {
         if (c->json)
             cli_print_json(json_incref(v));
         else
-            printf("%-32s %-8s %-8s %s\n", json_get_string(v, "id"), json_get_string(v, "kind"),
+            printf("%-32s %-8s %-11s %s\n", json_get_string(v, "id"), json_get_string(v, "kind"),
                    json_get_string(v, "status"), json_get_string(v, "created"));
     }
 }
@@ -240,7 +240,7 @@ static int run_runs(const struct cli_options *c, const void *options, const stru
         error_set(err, ERR_MISSING, "no runs in '%s'; --runs names their folder", o->runs);
     else
         s = store_open(db, err);
-    json_t *runs = s ? store_run_list(s, err) : NULL;
+    json_t *runs = s ? store_run_list(s, o->runs, err) : NULL;
     int rc = runs ? OK : err->code;
     if (rc == OK && o->compare.n)
         rc = compare(c, o, runs, err);

@@ -279,15 +279,27 @@ static json_t *list_finish(struct store *s, sqlite3_stmt *q, int rc, json_t *lis
     return list;
 }
 
-json_t *store_run_list(struct store *s, struct error *err) {
+/* Changes the status of a run that was killed. A run whose folder is elsewhere keeps its status. */
+static void run_mark_interrupted(json_t *run, const char *runs) {
+    if (strcmp(json_get_string(run, "status"), "running") != 0) return;
+    char *dir = path_join(runs, json_get_string(run, "id"));
+    if (path_is_dir(dir) && !dir_is_locked(dir))
+        json_object_set_new(run, "status", json_string("interrupted"));
+    free(dir);
+}
+
+json_t *store_run_list(struct store *s, const char *runs, struct error *err) {
     sqlite3_stmt *q = statement_get(s, RUN_LIST, err);
     if (!q) return NULL;
     json_t *list = json_array();
     int rc;
-    while ((rc = sqlite3_step(q)) == SQLITE_ROW)
-        json_array_append_new(list, json_pack("{s:o,s:o,s:o,s:o}", "id", column_text(q, 0), "kind",
-                                              column_text(q, 1), "status", column_text(q, 2),
-                                              "created", column_text(q, 3)));
+    while ((rc = sqlite3_step(q)) == SQLITE_ROW) {
+        json_t *run =
+            json_pack("{s:o,s:o,s:o,s:o}", "id", column_text(q, 0), "kind", column_text(q, 1),
+                      "status", column_text(q, 2), "created", column_text(q, 3));
+        run_mark_interrupted(run, runs);
+        json_array_append_new(list, run);
+    }
     return list_finish(s, q, rc, list, err);
 }
 

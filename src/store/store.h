@@ -35,8 +35,9 @@ int store_run_add(struct store *s, const char *id, const char *kind, const json_
 int store_run_status(struct store *s, const char *id, const char *status, struct error *err);
 /* {kind, recipe, status, created}, or NULL with ERR_MISSING. */
 json_t *store_run_get(struct store *s, const char *id, struct error *err);
-/* An array of {id, kind, status, created}, newest first. */
-json_t *store_run_list(struct store *s, struct error *err);
+/* An array of {id, kind, status, created}, newest first. runs: the folder of the runs; a run that is
+ * "running" in the database, but whose folder no process has locked, is "interrupted". */
+json_t *store_run_list(struct store *s, const char *runs, struct error *err);
 
 /* Appends an event, with the current time, to the events of a run. */
 int store_event_add(struct store *s, const char *run, const char *kind, const json_t *detail,

@@ -64,6 +64,7 @@ struct recorded_run {
     const struct train_output *o;
     const struct gate_options *gate;
     char *id, *dir;
+    int lock; /* of `dir`: the run is not interrupted */
     struct store *store;
     struct train_log *log;
     struct gated_job *gated_jobs; /* [q->n] */
@@ -188,6 +189,7 @@ static int record_open(struct recorded_run *r, struct error *err) {
     r->id = run_id_make(r->o->dir, recipe);
     r->dir = path_join(r->gate->runs, r->id);
     int rc = dir_make_private(r->dir, err);
+    if (rc == OK && (r->lock = dir_lock(r->dir, "run", err)) < 0) rc = r->lock;
     if (rc == OK) rc = store_open_run(r, recipe, err);
     if (rc != OK) error_wrap(err, "the run cannot be recorded; name a folder with --runs");
     char *title = xasprintf("Shoal training %s", r->id);
@@ -431,6 +433,7 @@ static int run_close(struct recorded_run *r, int rc, struct error *err) {
     for (int i = 0; i < r->q->n; i++) gated_job_release(&r->gated_jobs[i]);
     train_log_free(r->log);
     store_close(r->store);
+    if (r->lock >= 0) dir_unlock(r->lock, r->dir);
     free(r->gated_jobs);
     free(r->id);
     free(r->dir);
@@ -441,7 +444,7 @@ static int run_close(struct recorded_run *r, int rc, struct error *err) {
  * disk. */
 static int run_locked(const struct train_request *q, const struct train_output *o,
                       struct error *err) {
-    struct recorded_run r = {.q = q, .o = o, .gate = o->gate};
+    struct recorded_run r = {.q = q, .o = o, .gate = o->gate, .lock = -1};
     char *checkpoint = path_join(o->dir, "checkpoint.bin");
     int rc = run_open(&r, err);
     if (rc == OK) {

@@ -144,14 +144,15 @@ static void test_layer(void **state) {
 /* The status of the only run in a folder of runs. */
 static void assert_status(const char *runs, const char *status) {
     struct error err;
-    char *path = xasprintf("%s/%s/shoal.db", dir, runs);
+    char *folder = path_join(dir, runs), *path = path_join(folder, "shoal.db");
     struct store *store = store_open(path, &err);
     assert_non_null(store);
-    json_t *list = store_run_list(store, &err);
+    json_t *list = store_run_list(store, folder, &err);
     assert_int_equal(json_array_size(list), 1);
     assert_string_equal(json_get_string(json_array_get(list, 0), "status"), status);
     json_decref(list);
     store_close(store);
+    free(folder);
     free(path);
 }
 

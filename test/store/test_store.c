@@ -169,7 +169,7 @@ static void test_runs(void **state) {
     assert_int_equal(strlen(json_string_value(json_object_get(run, "created"))), 20);
     json_decref(run);
     assert_int_equal(store_run_status(s, "one", "done", &err), OK);
-    list = store_run_list(s, &err);
+    list = store_run_list(s, dir, &err);
     assert_int_equal(json_array_size(list), 2);
     const json_t *newest = json_array_get(list, 0), *oldest = json_array_get(list, 1);
     assert_string_equal(json_string_value(json_object_get(newest, "id")), "two'); --");
@@ -178,6 +178,30 @@ static void test_runs(void **state) {
     json_decref(list);
     json_decref(recipe);
     store_close(s);
+}
+
+/* A run that no process has locked any more was killed. */
+static void test_interrupted_run(void **state) {
+    (void)state;
+    struct store *s = store_open_checked();
+    char *folder = path_join(dir, "killed");
+    json_t *recipe = json_object();
+    assert_int_equal(store_run_add(s, "killed", "train", recipe, &err), OK);
+    const char *const want[] = {"running", "running", "interrupted", "done"};
+    int lock = -1;
+    for (int i = 0; i < 4; i++) { /* no folder; locked; not locked; ended */
+        if (i == 1) assert_int_equal(dir_make(folder, &err), OK);
+        if (i == 1) lock = dir_lock(folder, "run", &err);
+        if (i == 2) dir_unlock(lock, folder);
+        if (i == 3) assert_int_equal(store_run_status(s, "killed", "done", &err), OK);
+        json_t *list = store_run_list(s, dir, &err);
+        assert_string_equal(json_get_string(json_array_get(list, 0), "status"), want[i]);
+        json_decref(list);
+    }
+    tree_delete(folder);
+    json_decref(recipe);
+    store_close(s);
+    free(folder);
 }
 
 static void test_unknown_and_double_runs(void **state) {
@@ -467,6 +491,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_call_without_choices, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_call_again_is_ignored, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_runs, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_interrupted_run, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_unknown_and_double_runs, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_adapters, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_results_and_events, set_up, tear_down),

@@ -34,8 +34,8 @@ static int texts_check(const struct engine *e, const struct token_seq *texts, in
                        const struct adapter *adapter, struct error *err) {
     for (int32_t i = 0; i < n; i++) {
         if (texts[i].n < 1 || texts[i].n > e->o.max_len)
-            return error_set(err, ERR_USAGE, "text %d has '%d' tokens, not 1..%d", i, texts[i].n,
-                             e->o.max_len);
+            return error_set(err, ERR_USAGE, "text %d has %d tokens; 1 to %d are possible", i,
+                             texts[i].n, e->o.max_len);
         if (engine_check_tokens("a text", texts[i].v, texts[i].n, e->vocab, err) != OK)
             return err->code;
     }

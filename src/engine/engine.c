@@ -398,12 +398,11 @@ int engine_check(const struct engine *e, const struct engine_request *r, struct 
     }
     int64_t total = (int64_t)r->n_prompt + r->max_tokens + r->suffix.n + longest;
     if (total > e->o.max_len)
-        return error_set(err, ERR_USAGE,
-                         "a request of '%lld' tokens (prompt %d, max_tokens %d, suffix %d, longest "
-                         "choice %lld) does not "
-                         "fit the engine's %d",
-                         (long long)total, r->n_prompt, r->max_tokens, r->suffix.n,
-                         (long long)longest, e->o.max_len);
+        return error_set(
+            err, ERR_USAGE,
+            "the prompt has %d tokens and the reply up to %lld: more than the %d of the "
+            "context",
+            r->n_prompt, (long long)total - r->n_prompt, e->o.max_len);
     if (kv_cache_pages_for((int32_t)total) > e->n_pages)
         return error_set(
             err, ERR_MEMORY,

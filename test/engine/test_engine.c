@@ -964,11 +964,11 @@ static void invalid_requests_are_refused(void **state) {
     assert_refused(e, r, "choice '0' has 3 tokens"), r = base;
     r.n_choices = -3, assert_refused(e, r, "-3"), r = base;
     r.max_tokens = -1, assert_refused(e, r, "max_tokens"), r = base;
-    r.max_tokens = LEN - 2, assert_refused(e, r, "does not fit"), r = base;
-    r.max_tokens = INT32_MAX, assert_refused(e, r, "does not fit"), r = base;
-    r.n_prompt = LEN + 1, assert_refused(e, r, "does not fit"), r = base;
+    r.max_tokens = LEN - 2, assert_refused(e, r, "of the context"), r = base;
+    r.max_tokens = INT32_MAX, assert_refused(e, r, "of the context"), r = base;
+    r.n_prompt = LEN + 1, assert_refused(e, r, "of the context"), r = base;
     r.max_tokens = LEN - 5, r.choices = fine, r.n_choices = 1,
-    assert_refused(e, r, "longest choice 3"), r = base;
+    assert_refused(e, r, "reply up to 62"), r = base;
     r.sampling.temperature = -1, assert_refused(e, r, "temperature"), r = base;
     r.sampling.temperature = NAN, assert_refused(e, r, "temperature"), r = base;
     r.sampling.temperature = 1, assert_refused(e, r, "top_p"), r = base;

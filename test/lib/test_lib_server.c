@@ -67,12 +67,21 @@ static char *run_reply(const struct shoal_adapter *a) {
     return text;
 }
 
+/* Whether `option` (may be NULL) sets another option than `name`. */
+static bool is_other(const char *option, const char *name) {
+    return !option || strncmp(option, name, strlen(name)) != 0;
+}
+
 /* `name` is the folder of the state in `dir`. */
 static struct shoal_server *serve(struct shoal *model, const char *name, const char *extra,
                                   struct shoal_error *err) {
     char *state = in_dir("state=", name), *runs = in_dir("runs=", "runs"),
          *twin = in_dir("adapter=twin=", "twin");
-    const char *const options[] = {"port=0", state, runs, twin, "drain-seconds=0.2", extra, NULL};
+    const char *options[7] = {state, runs, twin};
+    int n = 3;
+    if (is_other(extra, "port=")) options[n++] = "port=0";
+    if (is_other(extra, "drain-seconds=")) options[n++] = "drain-seconds=0.2";
+    options[n] = extra;
     struct shoal_server *v = shoal_serve(model, options, err);
     free(state);
     free(runs);

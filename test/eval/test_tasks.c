@@ -445,7 +445,7 @@ static void test_truncated_prompts(void **state) {
     s.max_len = 10; // an option does not fit even without context
     s.e = e = engine_make(64, s.max_len, 1, &pool);
     assert_int_equal(eval_solver_answer(&s, &b, out, &cost, NULL, 0, &err), ERR_USAGE);
-    assert_non_null(strstr(err.text, "arc_easy.jsonl', line 1: a request of"));
+    assert_non_null(strstr(err.text, "arc_easy.jsonl', line 1: the prompt has"));
     eval_task_release(&b);
     engine_free(e);
     pool_free(pool);

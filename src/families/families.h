@@ -47,7 +47,8 @@ struct task_family {
     void (*generate)(struct rng *r, bool rare, struct task_item *out);
 };
 extern const struct task_family *const fry_families[];
-int fry_count(void);
+int family_count(void); /* all families */
+int fry_count(void);    /* the families of the starter model, which are the first ones: "fry" */
 int fry_find(const char *name); /* -1 when unknown */
 #define FRY_MAX_FAMILIES 64
 /* Sets pick[i] for each family i in a comma-separated list of names; "fry" stands for all

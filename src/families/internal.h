@@ -7,6 +7,9 @@
 enum { EN, JA, ZH };
 extern const char *const family_languages[]; /* [3] "en", "ja", "zh" */
 int item_language(struct rng *r);            /* six in ten items are English, two each the others */
+enum { FAMILY_WORDS = 8 };
+/* [language][FAMILY_WORDS] words of the same meaning or role have the same index. */
+extern const char *const family_people[3][FAMILY_WORDS], *const family_towns[3][FAMILY_WORDS];
 int rng_between(struct rng *r, int lo, int hi); /* lo to hi, inclusive */
 
 /* The first choice that is added is the right one. Equal choices are added once. */
@@ -28,6 +31,7 @@ void item_add_letters(struct task_item *it, const char *v, int n); /* a choice "
 void item_add_swapped_letters(struct rng *r, struct task_item *it, const char *right, int n);
 
 extern const struct task_family copy_family, sort_family, compare_family, sequence_family,
-    voice_family, arithmetic_family, pick_family, order_family, route_family, syllogism_family;
+    voice_family, arithmetic_family, pick_family, order_family, route_family, syllogism_family,
+    lookup_family, form_family, machine_family;
 
 #endif

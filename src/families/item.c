@@ -6,6 +6,14 @@
 
 enum { FAMILY_CHOICES = 8 }; /* choices of one question, at most */
 const char *const family_languages[] = {"en", "ja", "zh"};
+const char *const family_people[3][FAMILY_WORDS] = {
+    {"mia", "tom", "ann", "leo", "eva", "max", "zoe", "sam"},
+    {"みか", "けん", "あい", "れお", "ゆき", "りく", "なお", "そら"},
+    {"小美", "小明", "小安", "小乐", "小雪", "小强", "小兰", "小天"}};
+const char *const family_towns[3][FAMILY_WORDS] = {
+    {"oslo", "rome", "lima", "cairo", "delhi", "paris", "quito", "seoul"},
+    {"大阪", "京都", "奈良", "神戸", "東京", "札幌", "福岡", "那覇"},
+    {"北京", "上海", "广州", "杭州", "成都", "西安", "南京", "武汉"}};
 static const char letters[] = "abcdefghijklmnopqrstuvwxyz";
 
 int item_language(struct rng *r) {

@@ -115,7 +115,7 @@ static int families_write(const bool pick[FRY_MAX_FAMILIES], int n, uint64_t see
                           const char *path, struct error *err) {
     struct buf text = {0};
     int families[FRY_MAX_FAMILIES], n_families = 0;
-    for (int f = 0; f < fry_count(); f++)
+    for (int f = 0; f < family_count(); f++)
         if (pick[f]) families[n_families++] = f;
     for (int i = 0; i < n; i++)
         if (critic)

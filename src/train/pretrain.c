@@ -58,7 +58,8 @@ const struct option_row pretrain_option_rows[] = {
 struct pretrain {
     struct pretrain_options o;
     enum numeric_class cls;
-    double cumulative_share[32]; /* [family] sum of the shares up to this family */
+    /* [family] its weight; sum of the shares up to this family */
+    double weight[FRY_MAX_FAMILIES], cumulative_share[FRY_MAX_FAMILIES];
     struct model *model;
     struct trainer *trainer;
     struct pool *pool;
@@ -69,8 +70,7 @@ struct pretrain {
 };
 
 static int parse_mix(struct pretrain *p, struct error *err) {
-    double weight[32] = {0}, total = 0;
-    CHECK(fry_count() <= 32);
+    double *weight = p->weight, total = 0;
     for (int i = 0; i < fry_count() && p->o.mix.n == 0; i++) weight[i] = 1;
     for (int i = 0; i < p->o.mix.n; i++) {
         const char *entry = p->o.mix.v[i], *eq = strchr(entry, '=');
@@ -83,18 +83,18 @@ static int parse_mix(struct pretrain *p, struct error *err) {
             return error_set(err, ERR_USAGE, "mix: bad weight in '%s'", entry);
         weight[family] = w;
     }
-    for (int i = 0; i < fry_count(); i++) total += weight[i];
+    for (int i = 0; i < family_count(); i++) total += weight[i];
     if (total <= 0) return error_set(err, ERR_USAGE, "mix: all weights are zero");
     double sum = 0;
-    for (int i = 0; i < fry_count(); i++) p->cumulative_share[i] = (sum += weight[i]) / total;
+    for (int i = 0; i < family_count(); i++) p->cumulative_share[i] = (sum += weight[i]) / total;
     return OK;
 }
 
 static int sample_family(const struct pretrain *p, struct rng *r) {
     double u = rng_uniform(r);
-    for (int i = 0; i < fry_count(); i++)
+    for (int i = 0; i < family_count(); i++)
         if (u < p->cumulative_share[i]) return i;
-    return fry_count() - 1;
+    return family_count() - 1;
 }
 
 /* The right answer with probability p, else a random wrong one. */
@@ -200,8 +200,8 @@ static int train_update(struct pretrain *p, uint32_t update, struct update_stats
 static struct tokenizer *train_tokenizer(const struct pretrain *p, struct error *err) {
     static const char *specials[] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
     struct buf text = {0};
-    for (int f = 0; f < fry_count(); f++)
-        for (uint32_t i = 0; i < (uint32_t)p->o.tokenizer_items; i++) {
+    for (int f = 0; f < family_count(); f++)
+        for (uint32_t i = 0; p->weight[f] > 0 && i < (uint32_t)p->o.tokenizer_items; i++) {
             struct rng r = rng_make((uint64_t)p->o.seed, RNG_TEST, (uint32_t)f, i);
             struct task_item it;
             fry_item(f, SPLIT_TRAIN, (uint64_t)p->o.seed, i, false, &it);
@@ -225,7 +225,8 @@ static int log_accuracy(struct pretrain *p, int64_t update, struct error *err) {
     json_t *line = json_pack("{s:I}", "accuracy_at", (json_int_t)update);
     struct buf text = {0};
     int rc = e ? OK : err->code;
-    for (int f = 0; rc == OK && f < fry_count(); f++) {
+    for (int f = 0; rc == OK && f < family_count(); f++) {
+        if (p->weight[f] <= 0) continue;
         struct eval_score s = {0};
         rc = eval_run_family(e, p->model->tok, f, SPLIT_DEV, (uint64_t)p->o.seed,
                              (int32_t)p->o.eval_items, NULL, false, NULL, &s, NULL, err);

@@ -251,7 +251,7 @@ static int families_measure(struct recorded_run *r, struct gated_job *t, struct 
     eo.max_len = MIN(eo.max_len, r->q->m->config.max_seq_len);
     struct engine *e = engine_new(r->q->m, &eo, err);
     int rc = e ? OK : err->code;
-    for (int f = 0; rc == OK && f < fry_count(); f++)
+    for (int f = 0; rc == OK && f < family_count(); f++)
         if (r->retain_families[f]) rc = family_measure(r, e, t, after, f, err);
     engine_free(e);
     for (int i = 0; i < t->result.n_families; i++) p[i] = t->result.families[i].change.p;

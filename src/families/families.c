@@ -10,7 +10,7 @@
 const struct task_family *const fry_families[] = {
     &copy_family,       &sort_family, &compare_family, &sequence_family, &voice_family,
     &arithmetic_family, &pick_family, &order_family,   &route_family,    &syllogism_family,
-    &lookup_family,     &form_family, &machine_family};
+    &lookup_family,     &form_family, &machine_family, &sums_family,     &judge_family};
 enum { N_STARTER = 10 };
 
 /* Shuffles the choices and sets `correct`. Before the call, choice 0 is the right one. */

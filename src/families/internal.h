@@ -32,6 +32,6 @@ void item_add_swapped_letters(struct rng *r, struct task_item *it, const char *r
 
 extern const struct task_family copy_family, sort_family, compare_family, sequence_family,
     voice_family, arithmetic_family, pick_family, order_family, route_family, syllogism_family,
-    lookup_family, form_family, machine_family;
+    lookup_family, form_family, machine_family, sums_family, judge_family;
 
 #endif

@@ -358,6 +358,39 @@ static void solve_machine(const struct task_item *it, char *out) {
     sprintf(out, "%d", value[(int)*ask]);
 }
 
+static void solve_sums(const struct task_item *it, char *out) {
+    int v[2];
+    assert_int_equal(numbers_of(it->question, v, 2), 2);
+    sprintf(out, "%d", it->rare ? v[0] - v[1] : v[0] + v[1]);
+}
+
+/* The derivation has the digits of the answer, from the last one on. */
+static void check_work_of_sums(const struct task_item *it) {
+    int answer = atoi(it->choices[it->correct]), place = 1, total = 0;
+    const char *p = it->work;
+    for (int i = 0; i < 3; i++, place *= 10) {
+        p = strchr(p, '=') + 1;
+        total += place * atoi(p);
+    }
+    /* a carry is in the digit that made it and in the next one */
+    for (place = 10, p = it->work; place < 1000; place *= 10) {
+        p = strchr(p, '=') + 1;
+        if (atoi(p) > 9) total -= place;
+        if (atoi(p) < 0) total += place;
+    }
+    assert_int_equal(total, answer);
+}
+
+/* The key names the judged question; the derivation is its answer. */
+static void solve_judge(const struct task_item *it, char *out) {
+    const char *line = strrchr(it->question, '\n') + 1;
+    const char *begin = strstr(line, ": ") ? strstr(line, ": ") + 2 : strstr(line, "：") + 3;
+    const char *end = strstr(begin, "。") ? strstr(begin, "。") : strstr(begin, ". right?");
+    bool same = strlen(it->work) == (size_t)(end - begin) &&
+                strncmp(it->work, begin, (size_t)(end - begin)) == 0;
+    strcpy(out, same ? "yes" : "no");
+}
+
 static void solve(const char *family, const struct task_item *it, char *out) {
     static const char *const by_letters[] = {"copy", "sort", "order"};
     for (size_t i = 0; i < ARRAY_LEN(by_letters); i++)
@@ -379,6 +412,10 @@ static void solve(const char *family, const struct task_item *it, char *out) {
         solve_form(it, out);
     else if (strcmp(family, "machine") == 0)
         solve_machine(it, out);
+    else if (strcmp(family, "sums") == 0)
+        solve_sums(it, out);
+    else if (strcmp(family, "judge") == 0)
+        solve_judge(it, out);
     else
         solve_numbers(family, it, out);
 }
@@ -395,6 +432,7 @@ static void test_gold_answers_are_correct(void **state) {
         bool english = strcmp(family, "syllogism") == 0 || strcmp(family, "form") == 0;
         if (!english || strcmp(it.lang, "en") == 0) {
             solve(family, &it, want);
+            if (strcmp(family, "sums") == 0) check_work_of_sums(&it);
             if (strcmp(it.choices[it.correct], want) != 0)
                 fail_msg("%s: '%s' has '%s', not '%s'", family, it.question, it.choices[it.correct],
                          want);

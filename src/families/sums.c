@@ -1,0 +1,44 @@
+/*
+ * sums: the sum of two numbers of three digits, too hard to guess, with a derivation that adds
+ * digit by digit with carries. Rare: the difference, by borrowing.
+ */
+#define _GNU_SOURCE
+#include "families/internal.h"
+
+enum { DIGITS = 3 };
+
+/* From the last digit on: "7+6=13 4+8+1=13 3+5+1=9", or "3-8=-5 5-1-1=3 4-2=2". */
+static char *work_text(int a, int b, int sign) {
+    struct buf text = {0};
+    int carry = 0; /* 1: a carry, or a borrowed ten */
+    for (int i = 0; i < DIGITS; i++, a /= 10, b /= 10) {
+        int value = a % 10 + sign * (b % 10 + carry);
+        buf_printf(&text, "%s%d%c%d", i ? " " : "", a % 10, sign > 0 ? '+' : '-', b % 10);
+        if (carry) buf_printf(&text, "%c1", sign > 0 ? '+' : '-');
+        buf_printf(&text, "=%d", value);
+        carry = value < 0 || value > 9;
+    }
+    return text.data;
+}
+
+static void generate(struct rng *r, bool rare, struct task_item *it) {
+    static const char *const sums[] = {"sum: %d + %d", "和：%d + %d", "求和：%d + %d"};
+    static const char *const differences[] = {"difference: %d - %d", "差：%d - %d",
+                                              "求差：%d - %d"};
+    int lang = item_language(r), a = rng_between(r, 100, 999), b = rng_between(r, 100, 999);
+    if (rare && a < b) {
+        int swap = a;
+        a = b;
+        b = swap;
+    }
+    int right = rare ? a - b : a + b;
+    it->lang = family_languages[lang];
+    it->question = xasprintf((rare ? differences : sums)[lang], a, b);
+    it->work = work_text(a, b, rare ? -1 : 1);
+    it->key = xasprintf("sums %d %d %d", rare, a, b);
+    item_add_number(it, right);
+    item_add_near_numbers(r, it, right);
+}
+
+const struct task_family sums_family = {"sums", false, 0.5f,
+                                        "a sum of three digits; rare: a difference", generate};

@@ -322,10 +322,16 @@ struct modelfile {
     int line;
 };
 
+/* The next """ of a text, or NULL. Unlike strstr, it reads no further, also under a sanitizer. */
+static const char *block_end(const char *p) {
+    while ((p = strchr(p, '"')) && strncmp(p, "\"\"\"", 3) != 0) p++;
+    return p;
+}
+
 /* Consumes a value up to the end of its line, or between """. */
 static char *value_take(struct modelfile *f) {
     bool block = strncmp(f->p, "\"\"\"", 3) == 0;
-    const char *from = f->p + (block ? 3 : 0), *to = strstr(from, block ? "\"\"\"" : "\n");
+    const char *from = f->p + (block ? 3 : 0), *to = block ? block_end(from) : strchr(from, '\n');
     if (!to && block) {
         error_set(f->err, ERR_FORMAT, "line %d of the Modelfile: '\"\"\"' is not closed", f->line);
         return NULL;

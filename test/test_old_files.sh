@@ -69,7 +69,8 @@ calls() { "$shoal" replay --list --store "$1" | cut -c1-16 | sort | sum; }
 numbers() { grep -oE -e '-?[0-9]+\.[0-9]+(e-?[0-9]+)?' "$1" | awk '{ printf "%.6g\n", $1 }' | sort | sum; }
 generations() { grep -oE '[0-9a-f]{64}' "$1/evolution.jsonl" | sum; }
 tree() { grep -oE '[a-z0-9]+ +[0-9.]+ \([^)]*\) +[0-9a-f]{8}' "$1" | awk '{ printf "%s %s ", $1, $NF }' | sed 's/ $//'; }
-runs_table() { awk '{ print $1, $2, $3 }' "$1" | sort | tr '\n' ' ' | sed 's/ $//'; }
+# 0.1 listed killed runs as running.
+runs_table() { awk '{ sub("interrupted", "running", $3); print $1, $2, $3 }' "$1" | sort | tr '\n' ' ' | sed 's/ $//'; }
 minds_of() { grep -oE '[0-9a-f]{64}' "$1/state.json" | sort | sum; }
 
 # new_run PREFIX: the folder of a run that the fixtures do not have.

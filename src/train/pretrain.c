@@ -90,6 +90,12 @@ static int parse_mix(struct pretrain *p, struct error *err) {
     return OK;
 }
 
+/* Whether the tokenizer is trained on a family and its accuracy is logged: those of the mix, and all
+ * of the starter model. */
+static bool is_trained(const struct pretrain *p, int family) {
+    return family < fry_count() || p->weight[family] > 0;
+}
+
 static int sample_family(const struct pretrain *p, struct rng *r) {
     double u = rng_uniform(r);
     for (int i = 0; i < family_count(); i++)
@@ -201,7 +207,7 @@ static struct tokenizer *train_tokenizer(const struct pretrain *p, struct error 
     static const char *specials[] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
     struct buf text = {0};
     for (int f = 0; f < family_count(); f++)
-        for (uint32_t i = 0; p->weight[f] > 0 && i < (uint32_t)p->o.tokenizer_items; i++) {
+        for (uint32_t i = 0; is_trained(p, f) && i < (uint32_t)p->o.tokenizer_items; i++) {
             struct rng r = rng_make((uint64_t)p->o.seed, RNG_TEST, (uint32_t)f, i);
             struct task_item it;
             fry_item(f, SPLIT_TRAIN, (uint64_t)p->o.seed, i, false, &it);
@@ -226,7 +232,7 @@ static int log_accuracy(struct pretrain *p, int64_t update, struct error *err) {
     struct buf text = {0};
     int rc = e ? OK : err->code;
     for (int f = 0; rc == OK && f < family_count(); f++) {
-        if (p->weight[f] <= 0) continue;
+        if (!is_trained(p, f)) continue;
         struct eval_score s = {0};
         rc = eval_run_family(e, p->model->tok, f, SPLIT_DEV, (uint64_t)p->o.seed,
                              (int32_t)p->o.eval_items, NULL, false, NULL, &s, NULL, err);

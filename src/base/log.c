@@ -385,6 +385,11 @@ void process_metrics_report(const struct process_metric *v, int n) {
     free(text);
 }
 
+/* On stderr, not to a log sink. */
+static bool progress_is_shown(void) {
+    return !log_sink && log_to_stderr && !log_quiet && !log_muted;
+}
+
 void progress_start(struct progress *p, const char *title, int64_t total) {
     double now = clock_now();
     *p = (struct progress){.title = title, .start = now, .last = now, .total = total};
@@ -397,7 +402,7 @@ void progress_update(struct progress *p, int64_t done, const char *detail) {
     progress_report(p, false);
     if (log_sink && log_sink->progress && !log_muted)
         log_sink->cancelled |= log_sink->progress(log_sink->ctx, p, detail);
-    if (log_sink || !log_to_stderr || log_quiet || log_muted) return;
+    if (!progress_is_shown()) return;
     double now = clock_now();
     if (now - p->last >= (stderr_is_terminal() ? REDRAW_SECONDS : LINE_SECONDS))
         progress_draw(p, now, detail, false);
@@ -405,6 +410,5 @@ void progress_update(struct progress *p, int64_t done, const char *detail) {
 
 void progress_finish(struct progress *p, const char *detail) {
     progress_report(p, true);
-    if (!log_sink && log_to_stderr && !log_quiet && !log_muted)
-        progress_draw(p, clock_now(), detail, true);
+    if (progress_is_shown()) progress_draw(p, clock_now(), detail, true);
 }

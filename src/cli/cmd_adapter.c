@@ -287,11 +287,9 @@ static struct adapter *operator_child(const struct options *o, struct model *m, 
     struct adapter *child = NULL;
     float step = NAN;
     const struct adapter_operator *op = operator_find(o->op_name, err);
-    if (!op || (o->step && float_parse(o->step, "step", &step, err) != OK)) return NULL;
-    if (o->step && !op->unit) {
-        error_set(err, ERR_USAGE, "operator '%s' has no step", op->name);
+    if (!op || (o->step && (float_parse(o->step, "step", &step, err) != OK ||
+                            operator_check_has_step(op, err) != OK)))
         return NULL;
-    }
     if (weighted_open(&w, o, o->parents.v, o->parents.n, m, err) == OK) {
         struct operands x = {.parents = w.v,
                              .weights = o->weights.n ? w.weights : NULL,

@@ -13,43 +13,29 @@
 #include <string.h>
 
 struct options {
+    struct eval_request request; /* first: its rows are the first ones of the command */
     struct setup_options setup;
-    char *tasks, *data, *split, *log_samples, *run;
+    char *log_samples, *run;
     struct strings adapters, teams;
-    int64_t n, shots, seed;
-    bool chain_of_thought;
 };
-static const struct option_row rows[] = {
-    {"tasks", OPT_STRING, offsetof(struct options, tasks), "fry", 0, 0, "LIST",
-     "tasks: names, JSONL files or recipes, comma-separated; 'fry' is all its families",
-     JOB_ARG_BUILTIN_OR_PATH_LIST},
-    {"data", OPT_STRING, offsetof(struct options, data), NULL, 0, 0, "DIR",
-     "folder of the files of named tasks", JOB_ARG_INPUT_PATH},
-    {"adapter", OPT_LIST, offsetof(struct options, adapters), NULL, 0, 0, "DIR",
-     "adapters to evaluate in addition to the base", JOB_ARG_BUILTIN_OR_PATH},
-    {"run", OPT_STRING, offsetof(struct options, run), NULL, 0, 0, "DIR",
-     "folder of a run: evaluate all adapters of its generations, with mean and best of each "
-     "generation",
-     JOB_ARG_INPUT_PATH},
-    {"team", OPT_LIST, offsetof(struct options, teams), NULL, 0, 0, "FILE",
-     "teams to evaluate as well", JOB_ARG_INPUT_PATH},
-    {"n", OPT_INT, offsetof(struct options, n), "0", 0, 1e7, "N",
-     "questions per task, sampled with the seed; 0: 1000 of a family, all of a file"},
-    {"shots", OPT_INT, offsetof(struct options, shots), "0", 0, 1000, "N",
-     "few-shot examples, from the task's dev or train file"},
-    {"split", OPT_STRING, offsetof(struct options, split), "test", 0, 0, "NAME",
-     "split of the fry families and of largest and earliest: test, dev or train", JOB_ARG_TEXT},
-    {"seed", OPT_INT, offsetof(struct options, seed), "1000003", 0, 9e15, "N",
-     "seed of the choice of questions"},
-    {"chain-of-thought", OPT_BOOL, offsetof(struct options, chain_of_thought), NULL, 0, 0, NULL,
-     "write a chain of thought before the answer (fry families)"},
-    {"log-samples", OPT_STRING, offsetof(struct options, log_samples), NULL, 0, 0, "FILE",
-     "write each answer to this file, as JSON Lines", JOB_ARG_OUTPUT_PATH},
+#define ROW(name, type, field, metavar, help, policy)                                              \
+    { name, type, offsetof(struct options, field), NULL, 0, 0, metavar, help, policy }
+static const struct option_row candidate_rows[] = {
+    ROW("adapter", OPT_LIST, adapters, "DIR", "adapters to evaluate in addition to the base",
+        JOB_ARG_BUILTIN_OR_PATH),
+    ROW("run", OPT_STRING, run, "DIR",
+        "folder of a run: evaluate all adapters of its generations, with mean and best of each "
+        "generation",
+        JOB_ARG_INPUT_PATH),
+    ROW("team", OPT_LIST, teams, "FILE", "teams to evaluate as well", JOB_ARG_INPUT_PATH),
+    ROW("log-samples", OPT_STRING, log_samples, "FILE",
+        "write each answer to this file, as JSON Lines", JOB_ARG_OUTPUT_PATH),
     SETUP_ROWS(struct options, setup),
     SETUP_RECORD_ROWS(struct options, setup),
     {"adapters", OPT_ALIAS, 0, "adapter"},
     {0},
 };
+#undef ROW
 
 enum {
     QUESTIONS_WORK = 16 << 20, /* bytes outside of the engine */
@@ -75,15 +61,6 @@ struct eval_command {
     int n_tasks, n_candidates;
     struct eval_comparison comparison;
 };
-
-static int tasks_open(struct eval_command *r, struct error *err) {
-    struct eval_task_options b = {
-        .dir = r->o->data, .n = r->o->n, .shots = r->o->shots, .seed = (uint64_t)r->o->seed};
-    if (data_split_parse(r->o->split, &b.split, err) != OK ||
-        eval_tasks_open(r->o->tasks, &b, &r->tasks, &r->n_tasks, err) != OK)
-        return err->code;
-    return eval_tasks_check(r->tasks, r->n_tasks, b.split, r->o->chain_of_thought, err);
-}
 
 /* Upper bounds for the engine before texts are tokenized: a text has at most as many tokens as
  * bytes. */
@@ -192,13 +169,13 @@ static int candidates_open(struct eval_command *r, struct error *err) {
         r->solvers[k].e = r->s.e;
         r->solvers[k].tok = r->s.m->tok;
         r->solvers[k].max_len = r->s.engine.max_len;
-        r->solvers[k].chain_of_thought = r->o->chain_of_thought;
+        r->solvers[k].chain_of_thought = r->o->request.chain_of_thought;
         r->candidates[k] =
             (struct eval_candidate){r->single_names.v[k], eval_solver_answer, &r->solvers[k]};
     }
     for (int i = 0; i < r->o->teams.n; i++) {
         r->team_solvers[i] =
-            (struct team_solver){&r->teams[i], &r->llm_client, (uint64_t)r->o->seed};
+            (struct team_solver){&r->teams[i], &r->llm_client, (uint64_t)r->o->request.seed};
         r->candidates[r->single_names.n + i] =
             (struct eval_candidate){r->teams[i].name, team_solver_answer, &r->team_solvers[i]};
     }
@@ -346,7 +323,8 @@ static int eval_all(struct eval_command *r, struct error *err) {
                                              .n_tasks = r->n_tasks,
                                              .candidates = r->candidates,
                                              .n_candidates = r->n_candidates};
-    if (eval_comparison_run(&r->comparison, (uint64_t)r->o->seed, err) != OK) return err->code;
+    if (eval_comparison_run(&r->comparison, (uint64_t)r->o->request.seed, err) != OK)
+        return err->code;
     leaderboard_print(r);
     return samples_write(r, err);
 }
@@ -371,7 +349,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
     const struct options *o = options;
     struct eval_command r = {.c = c, .o = o};
     int rc = candidates_list(&r, err);
-    if (rc == OK) rc = tasks_open(&r, err);
+    if (rc == OK) rc = eval_request_open(&o->request, &r.tasks, &r.n_tasks, err);
     if (rc == OK) {
         struct setup_needs w = {.engine = engine_options_init(&r),
                                 .adapters = &r.adapter_paths,
@@ -413,7 +391,8 @@ const struct cli_command cmd_eval = {
     .job_store_option = "store",
     .main_options = "tasks data adapter run team n shots split seed chain-of-thought "
                     "log-samples max-memory dry-run",
-    .rows = rows,
+    .rows = eval_request_rows,
+    .more = (const struct option_table[]){{candidate_rows, 0}, {0}},
     .size = sizeof(struct options),
     .min_args = 1,
     .max_args = 1,

@@ -119,8 +119,6 @@ static void open_files_limit_raise(void) {
     if (setrlimit(RLIMIT_NOFILE, &r) != 0) log_warn("at most %d files at once", (int)r.rlim_cur);
 }
 
-enum { STEP_ROWS = 256 }; /* the engine's default; the memory plan needs the number */
-
 /* The paths of NAME=DIR, for the memory plan. Adapters in vLLM's JSON form are not in the plan;
  * their memory is additional. */
 static struct strings adapter_paths(const struct strings *adapters) {
@@ -159,7 +157,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
     struct memory_plan plan;
     struct strings paths;
     struct setup_needs w = {.adapters = &paths,
-                            .engine = {.max_rows = STEP_ROWS,
+                            .engine = {.max_rows = ENGINE_DEFAULT_ROWS,
                                        .max_seqs = (int32_t)o->max_seqs,
                                        .max_len = (int32_t)o->max_len,
                                        .max_out = (int32_t)MAX(o->max_seqs, 64)}};

@@ -11,7 +11,7 @@
 #include <unistd.h>
 
 enum numeric_class cli_numeric_class(const struct cli_options *c) {
-    return c->exact ? NUMERIC_EXACT : c->fast ? NUMERIC_FAST : kernels_default_class();
+    return numeric_class_of(c->exact, c->fast);
 }
 
 int cli_compat_check(const char *compat, struct error *err) {
@@ -172,7 +172,7 @@ int main(int argc, char **argv) {
     const struct cli_command *c = cli_command(name);
     struct error err = {0};
     if (kernels_check_level(&err) != OK) {
-        log_message("shoal: %s", err.text);
+        log_error(NULL, "%s", err.text);
         return 2;
     }
     if (job_confine(&err) != OK) {

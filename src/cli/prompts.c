@@ -185,11 +185,7 @@ int prompt_encode(const struct model *m, const struct prompt *p, struct token_id
         if (chat_encode(m->tok, msgs + !p->system, 1 + !!p->system, true, out, NULL, err) != OK)
             return err->code;
     } else {
-        tokenizer_encode(m->tok, p->text, strlen(p->text),
-                         TOKENIZER_ADD_BOS | TOKENIZER_PARSE_SPECIAL, out);
-        /* If the model adds no BOS, an empty prompt needs a token to start from. */
-        int32_t first = tokenizer_bos(m->tok) >= 0 ? tokenizer_bos(m->tok) : tokenizer_eos(m->tok);
-        if (out->n == 0 && first >= 0) token_ids_add(out, first);
+        tokenizer_encode_prompt(m->tok, p->text, out);
     }
     return out->n
                ? OK

@@ -39,7 +39,6 @@
 enum {
     PREFIX_MIN = 4, /* minimum length of a common prefix to share */
     OUT_MIN = 16,   /* minimum of the default max_out */
-    DEFAULT_ROWS = 256,
     DEFAULT_SEQS = 64,
     DEFAULT_LEN = 4096,
     MASK_UNITS = 1 << 17,    /* work units for grammar masks per step: about a millisecond */
@@ -112,7 +111,7 @@ static size_t slab_layout(struct engine *e, const struct engine_options *o, size
 static struct engine_options options_resolve(const struct model_config *c,
                                              const struct engine_options *o) {
     struct engine_options resolved = *o;
-    if (resolved.max_rows == 0) resolved.max_rows = DEFAULT_ROWS;
+    if (resolved.max_rows == 0) resolved.max_rows = ENGINE_DEFAULT_ROWS;
     if (resolved.max_seqs == 0) resolved.max_seqs = DEFAULT_SEQS;
     if (resolved.max_len == 0) resolved.max_len = MIN(c->max_seq_len, DEFAULT_LEN);
     if (resolved.max_out == 0) resolved.max_out = MAX(resolved.max_seqs, OUT_MIN);

@@ -137,8 +137,9 @@ bool token_cycle_extend(struct token_cycle *c, const int32_t *v, int32_t n, int3
 
 #define ENGINE_MIX_MAX 16
 #define ENGINE_TOP_MAX 20
+enum { ENGINE_DEFAULT_ROWS = 256 };
 struct engine_options {
-    int32_t max_rows;   /* rows per step; 0: 256 */
+    int32_t max_rows;   /* rows per step; 0: ENGINE_DEFAULT_ROWS */
     int32_t max_seqs;   /* sequences at once; 0: 64 */
     int32_t max_len;    /* tokens per sequence; 0: the model's max_seq_len, at most 4096 */
     int32_t max_cached; /* finished sequences kept in the prefix cache; 0: max_seqs */

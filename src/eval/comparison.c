@@ -7,23 +7,6 @@
 #include "eval/eval.h"
 
 #include <stdlib.h>
-#include <string.h>
-
-int data_split_parse(const char *name, enum data_split *out, struct error *err) {
-    static const char *const names[] = {"train", "dev", "test"};
-    for (int i = 0; i < 3; i++)
-        if (strcmp(name, names[i]) == 0) return *out = (enum data_split)i, OK;
-    return error_set(err, ERR_USAGE, "no split '%s'; there are train, dev and test", name);
-}
-
-int eval_tasks_check(const struct eval_task *tasks, int n, enum data_split split,
-                     bool chain_of_thought, struct error *err) {
-    for (int i = 0; i < n; i++)
-        if (tasks[i].family < 0 && (chain_of_thought || split != SPLIT_TEST))
-            return error_set(err, ERR_USAGE, "--%s is for fry families; '%s' is not one",
-                             chain_of_thought ? "chain-of-thought" : "split", tasks[i].name);
-    return OK;
-}
 
 /* Runs every candidate on every task. */
 static int answers_collect(struct eval_comparison *c, struct error *err) {

@@ -330,11 +330,18 @@ void eval_comparison_release(struct eval_comparison *c);
  * without a difference. */
 json_t *eval_summary_json(const struct eval_task *b, const char *candidate, const char *kind,
                           const struct eval_summary *s, bool first);
-/* "train", "dev" or "test" */
-int data_split_parse(const char *name, enum data_split *out, struct error *err);
-/* ERR_USAGE if tasks from files are combined with options for generated questions. */
-int eval_tasks_check(const struct eval_task *tasks, int n, enum data_split split,
-                     bool chain_of_thought, struct error *err);
+
+/* eval_request: the questions of a comparison, as options of the command and the library. */
+struct eval_request {
+    char *tasks, *data, *split;
+    int64_t n, shots, seed;
+    bool chain_of_thought;
+};
+extern const struct option_row eval_request_rows[];
+/* Opens the tasks. ERR_USAGE if tasks from files are combined with options for generated questions.
+ * The caller releases each of the *n tasks and frees *tasks, also after an error. */
+int eval_request_open(const struct eval_request *r, struct eval_task **tasks, int *n,
+                      struct error *err);
 
 /*
  * sequential: a test whether b is better than a that may decide after each pair of scores.

@@ -76,9 +76,8 @@ void eval_encode_pair(const struct tokenizer *tok, const char *context, const ch
             token_ids_add(continuation_ids, whole_ids.v[i]);
     else
         tokenizer_encode(tok, text.data + n, text.len - n, 0, continuation_ids);
-    // if the context has no tokens, the prompt is BOS, or EOS in a model without BOS
-    int32_t begin = tokenizer_bos(tok) >= 0 ? tokenizer_bos(tok) : tokenizer_eos(tok);
-    if (n_context == 0 && begin >= 0) token_ids_add(prompt, begin);
+    int32_t first = tokenizer_first_token(tok);
+    if (n_context == 0 && first >= 0) token_ids_add(prompt, first);
     token_ids_release(&whole_ids);
     buf_release(&text);
 }

@@ -307,6 +307,8 @@ struct adapter_operator {
 const struct adapter_operator *operator_at(int i);
 /* ERR_USAGE lists the known names. */
 const struct adapter_operator *operator_find(const char *name, struct error *err);
+/* ERR_USAGE if the operator has no step. */
+int operator_check_has_step(const struct adapter_operator *op, struct error *err);
 /* The name in lineages and records, which may be an earlier name of the operator. */
 const char *operator_stored_name(const struct adapter_operator *op);
 /* The current name of the operator that a record stores under this key; "" if it stores none. */

@@ -198,6 +198,10 @@ static json_t *operator_lineage_json(const struct adapter_operator *op, const st
     return o;
 }
 
+int operator_check_has_step(const struct adapter_operator *op, struct error *err) {
+    return op->unit ? OK : error_set(err, ERR_USAGE, "operator '%s' has no step", op->name);
+}
+
 struct adapter *operator_apply(const struct adapter_operator *op, const struct operands *x,
                                struct error *err) {
     struct operands checked = *x;

@@ -8,27 +8,23 @@
 #define _GNU_SOURCE
 #include "families/internal.h"
 
-#include <string.h>
-
 static const struct task_family *const judged[] = {
     &sort_family,  &compare_family, &sequence_family,  &arithmetic_family, &pick_family,
     &order_family, &route_family,   &syllogism_family, &sums_family};
 enum { N_EASY = 3 }; /* the first ones have no rare variants */
 
-static const char *proposal_format(const char *lang) {
-    return strcmp(lang, "en") == 0   ? "%s\nproposed: %s. right?"
-           : strcmp(lang, "ja") == 0 ? "%s\n案：%s。正しい？"
-                                     : "%s\n提案：%s。对吗？";
-}
-
 static void generate(struct rng *r, bool rare, struct task_item *it) {
+    static const char *const asks[] = {"%s\nproposed: %s. right?", "%s\n案：%s。正しい？",
+                                       "%s\n提案：%s。对吗？"};
     struct task_item q = {0};
     int first = rare ? N_EASY : 0;
     judged[rng_between(r, first, (int)ARRAY_LEN(judged) - 1)]->generate(r, rare, &q);
     bool right = rng_between(r, 0, 1); /* choice 0 of a new item is the right one */
     const char *proposed = q.choices[right ? 0 : rng_between(r, 1, q.n_choices - 1)];
+    int lang = EN;
+    while (family_languages[lang] != q.lang) lang++;
     it->lang = q.lang;
-    it->question = xasprintf(proposal_format(q.lang), q.question, proposed);
+    it->question = xasprintf(asks[lang], q.question, proposed);
     it->work = xstrdup(q.choices[0]);
     it->key = xstrdup(q.key);
     it->duplicate_of = q.duplicate_of ? xstrdup(q.duplicate_of) : NULL;

@@ -134,6 +134,10 @@ enum numeric_class kernels_default_class(void) {
     return kernels_get()->level == CPU_AMX ? NUMERIC_FAST : NUMERIC_EXACT;
 }
 
+enum numeric_class numeric_class_of(bool exact, bool fast) {
+    return exact ? NUMERIC_EXACT : fast ? NUMERIC_FAST : kernels_default_class();
+}
+
 static uint32_t float_bits(float f) {
     uint32_t u;
     memcpy(&u, &f, sizeof u);

@@ -431,6 +431,9 @@ const struct kernels *kernels_get(void);
 int kernels_check_level(struct error *err);
 /* The table of one level, or NULL if the machine does not support it. For tests and benches. */
 const struct kernels *kernels_for_level(enum cpu_level level);
+/* The class that the options "exact" and "fast" select, which exclude each other; neither: the
+ * default class. */
+enum numeric_class numeric_class_of(bool exact, bool fast);
 enum numeric_class
 kernels_default_class(void); /* fast with AMX, else exact, whose bits are equal on every machine */
 const char *cpu_level_name(enum cpu_level level);

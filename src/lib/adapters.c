@@ -6,7 +6,6 @@
 
 #include <math.h>
 #include <stdlib.h>
-#include <string.h>
 
 static struct shoal_adapter *adapter_result(struct adapter *a, const struct error *inner,
                                             struct shoal_error *err) {
@@ -51,31 +50,22 @@ static const struct option_row combine_rows[] = {
 };
 #undef ROW
 
-static bool option_is_given(const char *const *options, const char *name) {
-    size_t n = strlen(name);
-    for (; options && *options; options++)
-        if (strncmp(*options, name, n) == 0 && (*options)[n] == '=') return true;
-    return false;
-}
-
 struct shoal_adapter *shoal_adapter_combine(struct shoal *s, const char *operator_name,
                                             const struct shoal_adapter *const *adapters,
                                             const float *weights, int n, const char *const *options,
                                             struct shoal_error *err) {
     struct error inner = {0};
-    struct combine_options o;
+    struct combine_options o = {.step = NAN};
     struct adapter *a = NULL;
-    int rc = call_options_parse(combine_rows, &o, options, &inner);
+    int rc = call_options_apply(combine_rows, &o, options, &inner);
     const struct adapter_operator *op = rc == OK ? operator_find(operator_name, &inner) : NULL;
-    bool has_step = option_is_given(options, "step");
-    if (op && has_step && !op->unit)
-        rc = error_set(&inner, ERR_USAGE, "operator '%s' has no step", op->name);
+    if (op && !isnan(o.step)) rc = operator_check_has_step(op, &inner);
     if (op && rc == OK) {
         const struct operands x = {.parents = (struct adapter *const *)adapters,
                                    .weights = weights,
                                    .n_parents = n,
                                    .rank = (int32_t)o.rank,
-                                   .step = has_step ? (float)o.step : NAN,
+                                   .step = (float)o.step,
                                    .seed = (uint64_t)o.seed};
         a = operator_apply(op, &x, &inner);
     }

@@ -5,36 +5,6 @@
 
 #include <stdlib.h>
 
-struct evaluate_options {
-    char *tasks, *data, *split;
-    int64_t n, shots, seed;
-    bool chain_of_thought;
-};
-#define ROW(name, type, field, fallback, min, max)                                                 \
-    { name, type, offsetof(struct evaluate_options, field), fallback, min, max, NULL, NULL }
-static const struct option_row evaluate_rows[] = {
-    ROW("tasks", OPT_STRING, tasks, "fry", 0, 0),
-    ROW("data", OPT_STRING, data, NULL, 0, 0),
-    ROW("n", OPT_INT, n, "0", 0, 1e7),
-    ROW("shots", OPT_INT, shots, "0", 0, 1000),
-    ROW("split", OPT_STRING, split, "test", 0, 0),
-    ROW("seed", OPT_INT, seed, "1000003", 0, 9e15),
-    ROW("chain-of-thought", OPT_BOOL, chain_of_thought, NULL, 0, 0),
-    {0},
-};
-#undef ROW
-
-static int tasks_open(const struct evaluate_options *o, struct eval_comparison *c,
-                      struct eval_task **tasks, struct error *err) {
-    struct eval_task_options t = {
-        .dir = o->data, .n = o->n, .shots = o->shots, .seed = (uint64_t)o->seed};
-    if (data_split_parse(o->split, &t.split, err) != OK ||
-        eval_tasks_open(o->tasks, &t, tasks, &c->n_tasks, err) != OK)
-        return err->code;
-    c->tasks = *tasks;
-    return eval_tasks_check(c->tasks, c->n_tasks, t.split, o->chain_of_thought, err);
-}
-
 static json_t *summaries_json(const struct eval_comparison *c) {
     json_t *list = json_array();
     for (int i = 0; i < c->n_tasks * c->n_candidates; i++) {
@@ -51,14 +21,15 @@ char *shoal_evaluate(struct shoal *s, const struct shoal_adapter *const *adapter
                      const struct shoal_callbacks *callbacks, struct shoal_error *err) {
     struct error inner = {0};
     struct call call;
-    struct evaluate_options o;
+    struct eval_request o;
     struct eval_task *tasks = NULL;
     struct eval_comparison c = {.n_candidates = n + 1};
     struct eval_solver *solvers = xcalloc((size_t)n + 1, sizeof *solvers);
     struct eval_candidate *candidates = xcalloc((size_t)n + 1, sizeof *candidates);
     json_t *result = NULL;
+    c.candidates = candidates;
     call_begin(&call, callbacks);
-    int rc = call_options_parse(evaluate_rows, &o, options, &inner);
+    int rc = call_options_parse(eval_request_rows, &o, options, &inner);
     if (rc == OK) rc = model_check_idle(s, &inner);
     for (int k = 0; rc == OK && k <= n; k++) {
         solvers[k] = (struct eval_solver){.e = s->engine,
@@ -69,8 +40,8 @@ char *shoal_evaluate(struct shoal *s, const struct shoal_adapter *const *adapter
         candidates[k] =
             (struct eval_candidate){k ? names[k - 1] : "base", eval_solver_answer, &solvers[k]};
     }
-    c.candidates = candidates;
-    if (rc == OK) rc = tasks_open(&o, &c, &tasks, &inner);
+    if (rc == OK) rc = eval_request_open(&o, &tasks, &c.n_tasks, &inner);
+    c.tasks = tasks;
     if (rc == OK) rc = eval_comparison_run(&c, (uint64_t)o.seed, &inner);
     if (rc == OK) result = summaries_json(&c);
     eval_comparison_release(&c);
@@ -78,7 +49,7 @@ char *shoal_evaluate(struct shoal *s, const struct shoal_adapter *const *adapter
     free(tasks);
     free(solvers);
     free(candidates);
-    options_release(evaluate_rows, &o);
+    options_release(eval_request_rows, &o);
     call_end(&call, rc, &inner, err);
     return json_result(result);
 }

@@ -52,7 +52,7 @@ static char *run_call(const char *recipe, const char *id, const struct option_ro
     struct error inner = {0};
     struct run_options o = {0};
     struct call c;
-    struct evolve_env env = {.find = xstrdup, .pause = &c.cancelled};
+    struct evolve_env env = {.find = xstrdup, .pause = &c.sink.cancelled};
     json_t *result = NULL;
     call_begin(&c, callbacks);
     int rc = recipe || id ? OK : error_set(&inner, ERR_USAGE, "no recipe or run is named");

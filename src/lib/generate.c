@@ -94,10 +94,7 @@ static int request_init(struct shoal_request *r, struct error *err) {
 /* A text to continue, as `shoal run` encodes it. */
 static int text_encode(const struct shoal *s, const char *text, struct token_ids *out,
                        struct error *err) {
-    const struct tokenizer *tok = s->model->tok;
-    int32_t first = tokenizer_bos(tok) >= 0 ? tokenizer_bos(tok) : tokenizer_eos(tok);
-    tokenizer_encode(tok, text, strlen(text), TOKENIZER_ADD_BOS | TOKENIZER_PARSE_SPECIAL, out);
-    if (out->n == 0 && first >= 0) token_ids_add(out, first);
+    tokenizer_encode_prompt(s->model->tok, text, out);
     return out->n ? OK
                   : error_set(err, ERR_USAGE,
                               "the text is empty and the model has no token to begin with");

@@ -51,8 +51,7 @@ char *json_result(json_t *v);
 /* Sends the thread's messages and progress to the caller, from call_begin to call_end. */
 struct call {
     const struct shoal_callbacks *callbacks;
-    struct log_sink sink, *outer;
-    volatile bool cancelled; /* set when the progress function has cancelled */
+    struct log_sink sink, *outer; /* sink.cancelled: the progress function has cancelled */
 };
 void call_begin(struct call *c, const struct shoal_callbacks *callbacks);
 /* Copies the error and returns rc. */

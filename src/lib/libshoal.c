@@ -112,15 +112,14 @@ static void call_message(void *ctx, const char *text) {
 }
 
 static bool call_progress(void *ctx, const struct progress *p, const char *detail) {
-    struct call *c = ctx;
+    const struct call *c = ctx;
     if (!c->callbacks || !c->callbacks->progress) return false;
     const struct shoal_progress out = {.task = p->title,
                                        .done = p->done,
                                        .total = p->total,
                                        .seconds = clock_now() - p->start,
                                        .detail = detail ? detail : ""};
-    c->cancelled |= c->callbacks->progress(c->callbacks->ctx, &out) != 0;
-    return c->cancelled;
+    return c->callbacks->progress(c->callbacks->ctx, &out) != 0;
 }
 
 void call_begin(struct call *c, const struct shoal_callbacks *callbacks) {
@@ -161,7 +160,7 @@ enum { KV_CACHE_TOKENS = 65536, DEFAULT_MAX_LEN = 4096 };
 
 int numeric_class_choose(bool exact, bool fast, enum numeric_class *out, struct error *err) {
     if (exact && fast) return error_set(err, ERR_USAGE, "'exact' and 'fast' exclude each other");
-    *out = exact ? NUMERIC_EXACT : fast ? NUMERIC_FAST : kernels_default_class();
+    *out = numeric_class_of(exact, fast);
     return OK;
 }
 

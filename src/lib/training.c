@@ -40,8 +40,7 @@ static int settings_run(struct shoal *s, const struct train_settings *o, json_t 
 
 char *shoal_train(struct shoal *s, const char *const *options,
                   const struct shoal_callbacks *callbacks, struct shoal_error *err) {
-    static const struct option_row no_rows[] = {{0}};
-    struct option_row *rows = options_join(no_rows, train_settings_tables);
+    struct option_row *rows = options_join(NULL, train_settings_tables);
     struct train_settings o = {0};
     struct error inner = {0};
     struct call c;

@@ -11,7 +11,7 @@
 static int text_encode(const struct engine_embedder *e, const char *text, struct token_ids *out,
                        struct error *err) {
     const struct tokenizer *tok = e->model->tok;
-    int32_t first = tokenizer_bos(tok) >= 0 ? tokenizer_bos(tok) : tokenizer_eos(tok);
+    int32_t first = tokenizer_first_token(tok);
     tokenizer_encode(tok, text, strlen(text), TOKENIZER_ADD_BOS, out);
     if (out->n == 0 && first >= 0) token_ids_add(out, first);
     out->n = MIN(out->n, e->max_len);

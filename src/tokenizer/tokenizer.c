@@ -329,6 +329,16 @@ int32_t tokenizer_eos(const struct tokenizer *t) {
     return t->spec.eos;
 }
 
+int32_t tokenizer_first_token(const struct tokenizer *t) {
+    return tokenizer_bos(t) >= 0 ? tokenizer_bos(t) : tokenizer_eos(t);
+}
+
+void tokenizer_encode_prompt(const struct tokenizer *t, const char *text, struct token_ids *out) {
+    int32_t first = tokenizer_first_token(t);
+    tokenizer_encode(t, text, strlen(text), TOKENIZER_ADD_BOS | TOKENIZER_PARSE_SPECIAL, out);
+    if (out->n == 0 && first >= 0) token_ids_add(out, first);
+}
+
 bool tokenizer_add_bos(const struct tokenizer *t) {
     return t->spec.add_bos && t->spec.bos >= 0;
 }

@@ -16,6 +16,8 @@ struct tokenizer;
 int32_t tokenizer_vocab_size(const struct tokenizer *t);
 int32_t tokenizer_bos(const struct tokenizer *t); /* -1: no such token */
 int32_t tokenizer_eos(const struct tokenizer *t);
+/* The token that a sequence without a text begins with: BOS or, without it, EOS; -1: neither. */
+int32_t tokenizer_first_token(const struct tokenizer *t);
 bool tokenizer_add_bos(const struct tokenizer *t);
 bool tokenizer_is_special(const struct tokenizer *t, int32_t id);
 const char *tokenizer_id_to_piece(const struct tokenizer *t, int32_t id,
@@ -38,6 +40,9 @@ void token_ids_release(struct token_ids *s);
  * tokens if the vocabulary has them. `flags`: TOKENIZER_… */
 void tokenizer_encode(const struct tokenizer *t, const char *text, size_t len, int flags,
                       struct token_ids *out);
+/* Encodes a text to continue: names of special tokens become tokens, and an empty text the first
+ * token. `out` stays empty if there is no such token. */
+void tokenizer_encode_prompt(const struct tokenizer *t, const char *text, struct token_ids *out);
 /* Appends the bytes of one token; a special token has no bytes unless `specials`. */
 void tokenizer_decode_token(const struct tokenizer *t, int32_t id, bool specials, struct buf *out);
 /* Appends the bytes of n tokens, without the space that encoding added before the text. */

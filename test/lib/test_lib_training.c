@@ -421,7 +421,7 @@ static void test_trainer_errors(void **state) {
     assert_true(isfinite(loss));
     shoal_trainer_free(cutting);
     buf_release(&text);
-    /* The gradient of a huge weight is not finite; after it, training goes on. */
+    /* The gradient of a huge weight is not finite; the trainer can be used afterwards. */
     assert_ok(shoal_trainer_add(t, 0, talk, 2, 1, &err));
     int rc = shoal_trainer_add(t, 0, talk, 2, 3e38, &err);
     if (rc == SHOAL_OK) rc = shoal_trainer_update(t, 0.1, NULL, &err);

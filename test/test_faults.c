@@ -1183,7 +1183,7 @@ static void adapters_make(void) {
     char *path = path_in("wide-adapter"), *other = path_in("small-adapter"),
          *gguf = path_in("wide.gguf");
     struct adapter_config high = {.r = 256, .alpha = 512, .target = {[PROJ_UP] = true}};
-    must(model_preset_find("fry", &wide, &err), &err);
+    must(model_preset_find("fry-1", &wide, &err), &err);
     wide_model = model_new_random(&wide, 1, NUMERIC_EXACT);
     wide_adapter = fixture_adapter(&wide, 32, "all-linear", 0.1f, 1);
     must(adapter_save(wide_adapter, path, "base", &err), &err);

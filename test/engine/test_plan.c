@@ -33,7 +33,7 @@ static struct memory_plan_input plan_input(const char *shape) {
 
 static void test_without_limit(void **state) {
     (void)state;
-    struct memory_plan_input in = plan_input("fry");
+    struct memory_plan_input in = plan_input("fry-1");
     struct memory_plan p;
     assert_int_equal(memory_plan_make(&in, &p, &err), OK);
     assert_int_equal(p.engine.n_pages, 48 * kv_cache_pages_for(200));
@@ -81,7 +81,7 @@ static void limits_sweep(const char *shape, enum dtype elem) {
 
 static void test_limits(void **state) {
     (void)state;
-    static const char *const shapes[] = {"tiny-llama", "fry", "stories15m", "smollm-135m",
+    static const char *const shapes[] = {"tiny-llama", "fry-1", "stories15m", "smollm-135m",
                                          "qwen3-0.6b"};
     for (size_t i = 0; i < ARRAY_LEN(shapes); i++)
         for (int e = 0; e < N_DTYPE; e++) limits_sweep(shapes[i], (enum dtype)e);

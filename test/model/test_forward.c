@@ -410,7 +410,7 @@ static void bits_invariant(void **state) {
 static void wide_bits_invariant(void **state) {
     (void)state;
     for (int cls = NUMERIC_EXACT; cls <= NUMERIC_FAST; cls++) {
-        struct model *m = fixture_model("fry", true, TENSOR_Q8_0, (enum numeric_class)cls);
+        struct model *m = fixture_model("fry-1", true, TENSOR_Q8_0, (enum numeric_class)cls);
         assert_bits_invariant(m);
         model_close(m);
     }
@@ -547,7 +547,7 @@ static void lower_layers_are_shared(void **state) {
         enum tensor_type type;
     } cases[] = {{"tiny-llama", 1, TENSOR_F32},  {"tiny-qwen3", 1, TENSOR_Q4_0},
                  {"tiny-gemma3", 2, TENSOR_F32}, {"tiny-gpt-neo", 1, TENSOR_F32},
-                 {"fry", 4, TENSOR_Q8_0},        {"fry", 1, TENSOR_BF16}};
+                 {"fry-1", 4, TENSOR_Q8_0},      {"fry-1", 1, TENSOR_BF16}};
     struct pool *pool = pool_new(2);
     for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
         struct model *m = fixture_model(cases[i].shape, true, cases[i].type, NUMERIC_EXACT);

@@ -328,7 +328,7 @@ static void mean_and_std(const struct matrix *w, double *mean, double *std) {
 
 static void test_model_new(void **state) {
     (void)state;
-    struct model_config c = preset_config("fry");
+    struct model_config c = preset_config("fry-1");
     struct model *a = model_new_random(&c, 1, NUMERIC_EXACT),
                  *b = model_new_random(&c, 1, NUMERIC_EXACT);
     struct model *other = model_new_random(&c, 2, NUMERIC_EXACT);

@@ -249,7 +249,7 @@ static void test_names(void **state) {
          "1e-3", "--batch-size", "2", "--grad-accum", "8"},
     };
     struct model_config shape;
-    assert_int_equal(model_preset_find("fry", &shape, &err), OK);
+    assert_int_equal(model_preset_find("fry-1", &shape, &err), OK);
     for (size_t i = 0; i < ARRAY_LEN(lines); i++) {
         struct train_options o;
         struct strings rest = {0};
@@ -297,7 +297,7 @@ static void check_layers(const char *text, uint32_t want, const struct model_con
 static void test_layers(void **state) {
     (void)state;
     struct model_config shape;
-    assert_int_equal(model_preset_find("fry", &shape, &err), OK);
+    assert_int_equal(model_preset_find("fry-1", &shape, &err), OK);
     assert_int_equal(shape.n_layers, 6);
     check_layers("all", 63, &shape);
     check_layers("0-5", 63, &shape);

@@ -17,7 +17,7 @@ static const int32_t choices[3] = {5, 7, 130}; // two in one panel of outputs
 static struct model *tiny_model(enum tensor_type type) {
     struct model_config c;
     struct error err;
-    assert_int_equal(model_preset_find("fry", &c, &err), OK);
+    assert_int_equal(model_preset_find("fry-1", &c, &err), OK);
     c.n_layers = 2;
     return model_new_quantized(&c, 3, type, NUMERIC_EXACT);
 }

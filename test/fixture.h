@@ -98,7 +98,7 @@ static inline struct model *fixture_model_with_fry_tokenizer(struct model_config
     c.max_seq_len = 128;
     struct model *m = fixture_model_of(c, false, TENSOR_F32, NUMERIC_EXACT);
     tokenizer_free(m->tok);
-    m->tok = tokenizer_from_json("models/fry/tokenizer.json", &err);
+    m->tok = tokenizer_from_json("test/models/fry-1/tokenizer.json", &err);
     if (m->tok) return m;
     model_close(m);
     return NULL;

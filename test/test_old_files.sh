@@ -27,8 +27,8 @@ export SHOAL_CONFIG='' SHOAL_CACHE=cache LC_ALL=C
 ok() { echo "ok $1"; }
 bad() { echo "not ok $1: $2"; }
 here=$tmp/here
-mkdir -p "$here/models/fry" && cp -r "$old/." "$here/" && cp "$root"/models/fry/config.json "$root"/models/fry/model.safetensors \
-    "$root"/models/fry/tokenizer*.json "$here/models/fry/" && chmod -R go= "$here" && cd "$here" && mkdir new || { bad "copy of the fixtures" "cannot be made"; exit 1; }
+mkdir -p "$here/models/fry" && cp -r "$old/." "$here/" && cp "$root"/test/models/fry-1/config.json "$root"/test/models/fry-1/model.safetensors \
+    "$root"/test/models/fry-1/tokenizer*.json "$here/models/fry/" && chmod -R go= "$here" && cd "$here" && mkdir new || { bad "copy of the fixtures" "cannot be made"; exit 1; }
 
 expected() { awk -v name="$1" '$1 == name { sub(/^[^ ]* /, ""); print; exit }' expected.txt; }
 typed() { awk -v name="$1:" '$1 == name { sub(/^[^ ]* /, ""); print; exit }' commands.txt; }

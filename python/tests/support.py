@@ -7,7 +7,7 @@ from pathlib import Path
 import shoal
 
 ROOT = Path(__file__).resolve().parents[2]
-FRY = ROOT / "models" / "fry"
+FRY = ROOT / "test" / "models" / "fry-1"
 QUESTION = "pick the smallest of 41, 3, 907"
 CHOICES = ["answer: 3", "answer: 41", "answer: 907"]
 

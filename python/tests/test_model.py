@@ -16,8 +16,8 @@ import shoal
 class Models(unittest.TestCase):
     def test_info(self):
         info = fry().info
-        self.assertEqual((info["name"], info["class"], info["threads"]), ("fry", "exact", 2))
-        self.assertEqual(repr(fry()), "<shoal.Model fry>")
+        self.assertEqual((info["name"], info["class"], info["threads"]), ("fry-1", "exact", 2))
+        self.assertEqual(repr(fry()), "<shoal.Model fry-1>")
 
     def test_a_closed_model(self):
         with shoal.Model(FRY, threads=1) as model:

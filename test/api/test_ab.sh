@@ -10,7 +10,7 @@ trap 'rm -rf "$tmp"' EXIT
 SHOAL=${SHOAL:-build/shoal} TMP_DIR=$tmp python3 - <<'END'
 import atexit, http.client, json, os, signal, sqlite3, subprocess, sys, threading, traceback, urllib.parse
 
-shoal, tmp, model = os.environ["SHOAL"], os.environ["TMP_DIR"], "models/fry"
+shoal, tmp, model = os.environ["SHOAL"], os.environ["TMP_DIR"], "test/models/fry-1"
 failed = []
 
 
@@ -108,7 +108,7 @@ def rate_until_decided(s, name, model_name, rule, max_requests):
 
 def experiments(s, answers):
     refused = [({"name": "x", "model": "m", "b": "nobody"}, 404), ({"name": "x", "model": "m", "b": "m"}, 400),
-               ({"name": "x", "model": "fry", "b": "b"}, 400), ({"name": "x/y", "model": "m", "b": "b"}, 400),
+               ({"name": "x", "model": "fry-1", "b": "b"}, 400), ({"name": "x/y", "model": "m", "b": "b"}, 400),
                ({"model": "m", "b": "b"}, 400), ({"name": "x", "model": "m"}, 400),
                ({"name": "x", "model": "m", "b": "b", "share": 0}, 400),
                ({"name": "x", "model": "m", "b": "b", "alpha": 0.9}, 400),
@@ -118,7 +118,7 @@ def experiments(s, answers):
     got = [s.call("POST", "/v1/ab", body)[0] for body, _ in refused]
     check("invalid experiments are refused", got == [want for _, want in refused], got)
     check("refused experiments leave no data", s.call("GET", "/v1/ab")[1]["data"] == [])
-    status, v, _ = s.call("POST", "/v1/ab", {"name": "first", "model": "fry:m", "b": "b"})
+    status, v, _ = s.call("POST", "/v1/ab", {"name": "first", "model": "fry-1:m", "b": "b"})
     check("an experiment starts", status == 200 and v["state"] == "running" and v["a"] == "m" and v["model"] == "m", v)
     got = [s.call("POST", "/v1/ab", {"name": n, "model": "m", "b": "b"})[0] for n in ("first", "second")]
     check("a second experiment with the same name or on the same model is refused", got == [409, 409], got)
@@ -247,7 +247,7 @@ def in_flight(s, answers):
     got = []
     long_request = threading.Thread(target=lambda: got.append(s.chat("n", user=user, **long)))
     long_request.start()
-    while s.call("GET", "/metrics")[1].count('vllm:num_requests_running{model_name="fry",engine="0"} 1') == 0 and not got:
+    while s.call("GET", "/metrics")[1].count('vllm:num_requests_running{model_name="fry-1",engine="0"} 1') == 0 and not got:
         pass
     for side in last:
         s.rate(last[side], int(side == "b"))

@@ -72,8 +72,8 @@ up() {
 # Two adapters with other output than the base, and a folder for vLLM's resolver.
 seed=1
 for i in one two; do
-    "$shoal" adapter new --model models/fry --rank 4 --seed $seed "$tmp/new$i" --quiet >/dev/null 2>"$tmp/err" &&
-        "$shoal" adapter blend --parents "$tmp/new$i" "$tmp/new$i" --child "$tmp/$i" --compat legacy --mut 1 --mut-std 0.15 --seed $seed \
+    "$shoal" adapter new --model test/models/fry-1 --rank 4 --seed $seed "$tmp/new$i" --quiet >/dev/null 2>"$tmp/err" &&
+        "$shoal" adapter blend --model test/models/fry-1 --parents "$tmp/new$i" "$tmp/new$i" --child "$tmp/$i" --compat legacy --mut 1 --mut-std 0.15 --seed $seed \
             --quiet >/dev/null 2>"$tmp/err" || { echo "not ok adapters for the protocols: $(head -c 300 "$tmp/err")"; exit 1; }
     seed=$((seed + 1))
 done
@@ -82,11 +82,11 @@ for i in late alien bad; do cp -r "$tmp/two" "$tmp/resolver/$i"; done
 sed -i 's/"base_model_name_or_path": "[^"]*"/"base_model_name_or_path": "other\/llama"/' "$tmp/resolver/alien/adapter_config.json"
 head -c 100 "$tmp/two/adapter_model.safetensors" >"$tmp/resolver/bad/adapter_model.safetensors"
 # The base again, with a template that supports tools.
-cp -r models/fry "$tmp/tooled"
+cp -r test/models/fry-1 "$tmp/tooled"
 sed -i "s/\"chat_template\": *\"/&{% if tools %}{{ tools | tojson }}{% endif %}/" "$tmp/tooled/tokenizer_config.json"
 up "$tmp/tooled" --state "$tmp/state2"
 TOOLED=$url
 VLLM_PLUGINS=lora_filesystem_resolver VLLM_LORA_RESOLVER_CACHE_DIR=$tmp/resolver VLLM_ALLOW_RUNTIME_LORA_UPDATING=True \
-    up models/fry --adapter "one=$tmp/one" --lora-modules "{\"name\": \"two\", \"path\": \"$tmp/two\", \"base_model_name\": \"fry\"}" \
+    up test/models/fry-1 --adapter "one=$tmp/one" --lora-modules "{\"name\": \"two\", \"path\": \"$tmp/two\", \"base_model_name\": \"fry-1\"}" \
     --served-model-name second-name --enable-lora --max_loras 4 --max_lora_rank 16 --max-cpu-loras 4 --max-num-seqs 4 --state "$tmp/state3"
 URL=$url TMP=$tmp TOOLED=$TOOLED TOKEN_FILE=$tmp/state3/token TOOLED_TOKEN_FILE=$tmp/state2/token PYTHONDONTWRITEBYTECODE=1 python3 test/serve/serve_protocols.py

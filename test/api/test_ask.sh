@@ -10,7 +10,7 @@ trap 'rm -rf "$tmp"' EXIT
 SHOAL=${SHOAL:-build/shoal} TMP_DIR=$tmp python3 - <<'END'
 import atexit, concurrent.futures, http.client, json, os, signal, subprocess, sys, time, traceback, urllib.parse
 
-shoal, tmp, model = os.environ["SHOAL"], os.environ["TMP_DIR"], "models/fry"
+shoal, tmp, model = os.environ["SHOAL"], os.environ["TMP_DIR"], "test/models/fry-1"
 failed = []
 
 

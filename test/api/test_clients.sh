@@ -65,12 +65,12 @@ serve() {
 
 # A model whose template calls tools by name.
 tools=$SHOAL_TMP/fry-tools
-cp -r models/fry "$tools"
+cp -r test/models/fry-1 "$tools"
 sed 's/"chat_template": "/&{% if tools %}{{ '"'<|im_start|>system\\\\n'"' }}{% for tool in tools %}{{ tool.function.name }}{% endfor %}{{ '"'<|im_end|>\\\\n'"' }}{% endif %}/' \
-    models/fry/tokenizer_config.json >"$tools/tokenizer_config.json"
+    test/models/fry-1/tokenizer_config.json >"$tools/tokenizer_config.json"
 
 # Adapters trained in seconds: any output that differs from the base's suffices.
-if ! "$SHOAL" train models/fry --data a=data/personas/critic.jsonl b=data/personas/practitioner.jsonl --r 4 --lr 8e-3 --max-steps 40 --bsz 4 \
+if ! "$SHOAL" train test/models/fry-1 --data a=data/personas/critic.jsonl b=data/personas/practitioner.jsonl --r 4 --lr 8e-3 --max-steps 40 --bsz 4 \
     --grad-accum 1 --out "$SHOAL_TMP/adapters" --runs "$SHOAL_TMP/runs" --quiet >"$SHOAL_TMP/train" 2>&1; then
     echo "not ok clients: 'shoal train': $(tail -n 3 "$SHOAL_TMP/train")"
     exit 1
@@ -88,10 +88,10 @@ agents:
   - {name: b, adapter: adapters/b}
 END
 
-serve plain models/fry --adapter a="$SHOAL_TMP/adapters/a" b="$SHOAL_TMP/adapters/b" --team "$SHOAL_TMP/pair.yaml" --exact
+serve plain test/models/fry-1 --adapter a="$SHOAL_TMP/adapters/a" b="$SHOAL_TMP/adapters/b" --team "$SHOAL_TMP/pair.yaml" --exact
 SHOAL_URL=$url SHOAL_TOKEN=$(cat "$SHOAL_TMP/plain.state/token")
 serve narrow "$tools" --max-num-seqs 1
-SHOAL_NARROW_URL=$url SHOAL_NARROW_TOKEN=$(cat "$SHOAL_TMP/narrow.state/token") SHOAL_NARROW_MODEL=$tools SHOAL_MODEL=$PWD/models/fry SHOAL_LM_EVAL=$PWD/test/clients/lm_eval
+SHOAL_NARROW_URL=$url SHOAL_NARROW_TOKEN=$(cat "$SHOAL_TMP/narrow.state/token") SHOAL_NARROW_MODEL=$tools SHOAL_MODEL=$PWD/test/models/fry-1 SHOAL_LM_EVAL=$PWD/test/clients/lm_eval
 SHOAL_ADAPTERS=$SHOAL_TMP/adapters LANGSMITH_TRACING=false
 export SHOAL SHOAL_TMP SHOAL_URL SHOAL_TOKEN SHOAL_NARROW_TOKEN SHOAL_NARROW_URL SHOAL_NARROW_MODEL SHOAL_MODEL SHOAL_LM_EVAL SHOAL_ADAPTERS LANGSMITH_TRACING
 

@@ -14,14 +14,14 @@ done
 
 # Two adapters whose output differs from the base's and from each other's.
 for i in 1 2; do
-    "$shoal" adapter new --model models/fry --rank 4 --seed $i "$tmp/n$i" --quiet >/dev/null &&
-        "$shoal" adapter blend --parents "$tmp/n$i" "$tmp/n$i" --child "$tmp/a$i" --compat legacy --mut 1 --mut-std 0.15 \
+    "$shoal" adapter new --model test/models/fry-1 --rank 4 --seed $i "$tmp/n$i" --quiet >/dev/null &&
+        "$shoal" adapter blend --model test/models/fry-1 --parents "$tmp/n$i" "$tmp/n$i" --child "$tmp/a$i" --compat legacy --mut 1 --mut-std 0.15 \
             --seed $i --quiet >/dev/null || { echo "not ok ollama: no adapters"; exit 0; }
 done
-"$shoal" adapter convert --model models/fry "$tmp/a1" "$tmp/a1.gguf" --quiet >/dev/null 2>&1
+"$shoal" adapter convert --model test/models/fry-1 "$tmp/a1" "$tmp/a1.gguf" --quiet >/dev/null 2>&1
 
 # A copy of the base whose chat template supports tools.
-cp -r models/fry "$tmp/tooled"
+cp -r test/models/fry-1 "$tmp/tooled"
 python3 - "$tmp/tooled/tokenizer_config.json" <<'END'
 import json, sys
 c = json.load(open(sys.argv[1]))
@@ -91,7 +91,7 @@ def refused(path, status, words, **body):
 
 def run_counted(*args):
     """(output of shoal run, number of the prompt's tokens)"""
-    v = json.loads(subprocess.run([shoal, 'run', 'models/fry', '--quiet', '--json', *args],
+    v = json.loads(subprocess.run([shoal, 'run', 'test/models/fry-1', '--quiet', '--json', *args],
                                   capture_output=True, check=True).stdout)
     return v['text'], v['prefilled']
 
@@ -129,10 +129,10 @@ from client import *
 def _():
     "a generation equals that of shoal run"
     for p in (JA, ZH, 'sort: k b x'):
-        status, v = post('/api/generate', model='fry', prompt=p, stream=False, options=GREEDY)
+        status, v = post('/api/generate', model='fry-1', prompt=p, stream=False, options=GREEDY)
         same(status, 200)
         same(v['response'], run('--chat', p, '--temp', '0', '--n', '16'))
-        same((v['model'], v['done'], v['done_reason']), ('fry', True, 'stop'))
+        same((v['model'], v['done'], v['done_reason']), ('fry-1', True, 'stop'))
         datetime.datetime.fromisoformat(v['created_at'][:19])
         for k in ('total_duration', 'load_duration', 'prompt_eval_count', 'prompt_eval_duration', 'eval_count', 'eval_duration'):
             assert isinstance(v[k], int) and v[k] >= 0, k
@@ -143,10 +143,10 @@ def _():
     "streaming is the default, and the chunks together equal the whole reply"
     for path, body, get in (('/api/generate', {'prompt': JA}, lambda v: v['response']),
                             ('/api/chat', {'messages': user(JA)}, lambda v: v['message']['content'])):
-        parts = lines(path, model='fry', options=GREEDY, **body)
+        parts = lines(path, model='fry-1', options=GREEDY, **body)
         same([p['done'] for p in parts], [False] * (len(parts) - 1) + [True])
         assert len(parts) >= 2 and parts[-1]['eval_count'] > 0
-        _, whole = post(path, model='fry', options=GREEDY, stream=False, **body)
+        _, whole = post(path, model='fry-1', options=GREEDY, stream=False, **body)
         same(''.join(map(get, parts)), get(whole))
         same(set(whole), set(parts[-1]))
 
@@ -154,8 +154,8 @@ def _():
 def _():
     "a long reply arrives in chunks of whole characters"
     wild = {'temperature': 5, 'top_k': 0, 'top_p': 1, 'seed': 4, 'num_predict': 400, 'stop': []}
-    parts = lines('/api/generate', model='fry', prompt='春', raw=True, options=wild)
-    _, whole = post('/api/generate', model='fry', prompt='春', raw=True, stream=False, options=wild)
+    parts = lines('/api/generate', model='fry-1', prompt='春', raw=True, options=wild)
+    _, whole = post('/api/generate', model='fry-1', prompt='春', raw=True, stream=False, options=wild)
     same(''.join(p['response'] for p in parts), whole['response'])
     assert len(parts) > 5 and not whole['response'].isascii(), (len(parts), whole)
 
@@ -168,12 +168,12 @@ def _():
     def ask(name, i, p):
         parts = lines('/api/chat', model=name, messages=user(p), options=GREEDY)
         got[name, i] = ''.join(x['message']['content'] for x in parts)
-    for n in ('one', 'two:latest', 'fry:one', 'two'):
+    for n in ('one', 'two:latest', 'fry-1:one', 'two'):
         for i, p in enumerate((JA, ZH)):
             threads.append(threading.Thread(target=ask, args=(n, i, p)))
     for t in threads: t.start()
     for t in threads: t.join()
-    for n, w in (('one', 'one'), ('two:latest', 'two'), ('fry:one', 'one'), ('two', 'two')):
+    for n, w in (('one', 'one'), ('two:latest', 'two'), ('fry-1:one', 'one'), ('two', 'two')):
         same([got[n, 0], got[n, 1]], want[w])
 
 @test
@@ -194,37 +194,37 @@ def _():
 @test
 def _():
     "options reach the sampler"
-    full = post('/api/generate', model='fry', prompt='sort: k b x', stream=False, options=GREEDY)[1]
-    v = post('/api/generate', model='fry', prompt='sort: k b x', stream=False, options=dict(GREEDY, num_predict=2))[1]
+    full = post('/api/generate', model='fry-1', prompt='sort: k b x', stream=False, options=GREEDY)[1]
+    v = post('/api/generate', model='fry-1', prompt='sort: k b x', stream=False, options=dict(GREEDY, num_predict=2))[1]
     same((v['eval_count'], v['done_reason']), (2, 'length'))
-    v = post('/api/generate', model='fry', prompt='sort: k b x', stream=False, options=dict(GREEDY, stop=['k', 'zz']))[1]
+    v = post('/api/generate', model='fry-1', prompt='sort: k b x', stream=False, options=dict(GREEDY, stop=['k', 'zz']))[1]
     same(v['response'], full['response'].split('k')[0])
-    same(''.join(p['response'] for p in lines('/api/generate', model='fry', prompt='sort: k b x', options=dict(GREEDY, stop=['k']))), full['response'].split('k')[0])
-    v = post('/api/generate', model='fry', prompt='sort: k b x', stream=False, options=dict(GREEDY, repeat_penalty=90, presence_penalty=2))[1]
+    same(''.join(p['response'] for p in lines('/api/generate', model='fry-1', prompt='sort: k b x', options=dict(GREEDY, stop=['k']))), full['response'].split('k')[0])
+    v = post('/api/generate', model='fry-1', prompt='sort: k b x', stream=False, options=dict(GREEDY, repeat_penalty=90, presence_penalty=2))[1]
     assert v['response'] != full['response']
-    w = post('/api/generate', model='fry', prompt='sort: k b x', stream=False, options=dict(GREEDY, repeat_penalty=90, repeat_last_n=0))[1]
+    w = post('/api/generate', model='fry-1', prompt='sort: k b x', stream=False, options=dict(GREEDY, repeat_penalty=90, repeat_last_n=0))[1]
     same(w['response'], full['response'])
 
 @test
 def _():
     "raw prompts have no template"
-    _, v = post('/api/generate', model='fry', prompt='春は', raw=True, stream=False, options=GREEDY)
+    _, v = post('/api/generate', model='fry-1', prompt='春は', raw=True, stream=False, options=GREEDY)
     same(v['response'], run('-p', '春は', '--temp', '0', '--n', '16'))
     assert 'context' not in v
-    refused('/api/generate', 400, 'raw mode', model='fry', prompt='x', raw=True, system='y')
+    refused('/api/generate', 400, 'raw mode', model='fry-1', prompt='x', raw=True, system='y')
 
 @test
 def _():
     "system is the first message"
-    same(generated(model='fry', prompt=JA, system='短く'), run_counted('--chat', JA, '--system', '短く', '--temp', '0', '--n', '16'))
+    same(generated(model='fry-1', prompt=JA, system='短く'), run_counted('--chat', JA, '--system', '短く', '--temp', '0', '--n', '16'))
 
 @test
 def _():
     "a context continues the conversation like the messages of a chat"
-    _, one = post('/api/generate', model='fry', prompt=JA, stream=False, options=GREEDY)
-    _, two = post('/api/generate', model='fry', prompt=ZH, context=one['context'], stream=False, options=GREEDY)
+    _, one = post('/api/generate', model='fry-1', prompt=JA, stream=False, options=GREEDY)
+    _, two = post('/api/generate', model='fry-1', prompt=ZH, context=one['context'], stream=False, options=GREEDY)
     talk = user(JA) + [{'role': 'assistant', 'content': one['response']}] + user(ZH)
-    _, chat = post('/api/chat', model='fry', messages=talk, stream=False, options=GREEDY)
+    _, chat = post('/api/chat', model='fry-1', messages=talk, stream=False, options=GREEDY)
     same(two['response'], chat['message']['content'])
     same(two['prompt_eval_count'], chat['prompt_eval_count'])
     same(two['context'][:len(one['context'])], one['context'])
@@ -237,24 +237,24 @@ TEMPLATES = ('{{ if .System }}<|im_start|>system\n{{ .System }}<|im_end|>\n{{ en
 def _():
     "a template in the request replaces that of the model"
     for t in TEMPLATES:
-        same(generated(model='fry', prompt=JA, system='短く', template=t), run_counted('--chat', JA, '--system', '短く', '--temp', '0', '--n', '16'))
-    _, v = post('/api/generate', model='fry', prompt='は', template='春{{/* 季節 */}}{{ if not (and .System "x") }}{{ .Prompt }}{{ else }}夏{{ end -}}  ', stream=False, options=GREEDY)
+        same(generated(model='fry-1', prompt=JA, system='短く', template=t), run_counted('--chat', JA, '--system', '短く', '--temp', '0', '--n', '16'))
+    _, v = post('/api/generate', model='fry-1', prompt='は', template='春{{/* 季節 */}}{{ if not (and .System "x") }}{{ .Prompt }}{{ else }}夏{{ end -}}  ', stream=False, options=GREEDY)
     same(v['response'], run('-p', '春は', '--temp', '0', '--n', '16'))
-    refused('/api/generate', 400, 'is not understood', model='fry', prompt='x', template='{{ json .Tools }}')
-    refused('/api/generate', 400, 'not closed', model='fry', prompt='x', template='{{ .Prompt')
-    refused('/api/generate', 400, 'fewer', model='fry', prompt='x', template='{{ if .Prompt }}a')
+    refused('/api/generate', 400, 'is not understood', model='fry-1', prompt='x', template='{{ json .Tools }}')
+    refused('/api/generate', 400, 'not closed', model='fry-1', prompt='x', template='{{ .Prompt')
+    refused('/api/generate', 400, 'fewer', model='fry-1', prompt='x', template='{{ if .Prompt }}a')
 
 @test
 def _():
     "user text is never a special token, even with a template"
-    a = post('/api/generate', model='fry', prompt='<|im_end|>', template='{{ .Prompt }}', stream=False, options=GREEDY)[1]
-    b = post('/api/generate', model='fry', prompt='x', template='<|im_end|>', stream=False, options=GREEDY)[1]
+    a = post('/api/generate', model='fry-1', prompt='<|im_end|>', template='{{ .Prompt }}', stream=False, options=GREEDY)[1]
+    b = post('/api/generate', model='fry-1', prompt='x', template='<|im_end|>', stream=False, options=GREEDY)[1]
     assert a['prompt_eval_count'] > b['prompt_eval_count'] == 1, (a['prompt_eval_count'], b['prompt_eval_count'])
 
 @test
 def _():
     "format: json gives an object, a schema what it describes"
-    _, v = post('/api/generate', model='fry', prompt=JA, format='json', stream=False, options={'temperature': 1, 'seed': 3, 'num_predict': 60})
+    _, v = post('/api/generate', model='fry-1', prompt=JA, format='json', stream=False, options={'temperature': 1, 'seed': 3, 'num_predict': 60})
     assert isinstance(json.loads(v['response']), dict), v['response']
     schema = {'type': 'object', 'properties': {'大きい': {'type': 'integer'}, 'ok': {'type': 'boolean'}}, 'required': ['大きい', 'ok']}
     for stream in (False, True):
@@ -262,8 +262,8 @@ def _():
             [post('/api/chat', model='one', messages=user(JA), format=schema, stream=False, options=GREEDY | {'num_predict': 60})[1]]
         v = json.loads(''.join(p['message']['content'] for p in parts))
         assert isinstance(v['大きい'], int) and isinstance(v['ok'], bool), v
-    refused('/api/generate', 400, "'format'", model='fry', prompt='x', format='yaml')
-    refused('/api/generate', 400, "'format'", model='fry', prompt='x', format=7)
+    refused('/api/generate', 400, "'format'", model='fry-1', prompt='x', format='yaml')
+    refused('/api/generate', 400, "'format'", model='fry-1', prompt='x', format=7)
 
 @test
 def _():
@@ -279,10 +279,10 @@ def _():
 @test
 def _():
     "logprobs: one for each token of the reply, the same tokens in a stream"
-    _, v = post('/api/generate', model='fry', prompt=JA, stream=False, logprobs=True, top_logprobs=3, options=GREEDY)
+    _, v = post('/api/generate', model='fry-1', prompt=JA, stream=False, logprobs=True, top_logprobs=3, options=GREEDY)
     same(len(v['logprobs']), v['eval_count'] - 1)
     assert all(len(t['top_logprobs']) == 3 and t['logprob'] <= 0 for t in v['logprobs'])
-    parts = lines('/api/chat', model='fry', messages=user(JA), logprobs=True, options=GREEDY)
+    parts = lines('/api/chat', model='fry-1', messages=user(JA), logprobs=True, options=GREEDY)
     same([t['token'] for p in parts for t in p.get('logprobs', [])], [t['token'] for t in v['logprobs']])
 
 @test
@@ -307,76 +307,76 @@ def _():
              ('raw', 'true or false', 1), ('context', "'context'", 'x'), ('context', "'context'", ['x']), ('context', 'not one of this model', [1, 99999999]), ('images', 'text only', ['aGk=']), ('suffix', 'insert', 'end'),
              ('think', 'does not support thinking', True), ('think', "'think'", 5), ('logprobs', 'true or false', 2), ('top_logprobs', 'whole number', -1)]
     for key, words, value in cases:
-        refused('/api/generate', 400, words, **dict({'model': 'fry', 'prompt': 'x'}, **{key: value}))
+        refused('/api/generate', 400, words, **dict({'model': 'fry-1', 'prompt': 'x'}, **{key: value}))
     for key, value in (('temperature', 'hot'), ('temperature', -1), ('top_k', 1.5), ('top_p', 2), ('min_p', []), ('seed', 'x'), ('num_predict', '3'),
                        ('num_predict', -3), ('repeat_penalty', 0), ('stop', 5), ('stop', [1]), ('repeat_last_n', 'all')):
-        refused('/api/generate', 400, "'%s'" % key, model='fry', prompt='x', options={key: value})
+        refused('/api/generate', 400, "'%s'" % key, model='fry-1', prompt='x', options={key: value})
     for m in (5, 'hi', {'role': 'user'}, ['x'], [{'role': 'cat', 'content': 'x'}], [{'role': 'user', 'content': 5}]):
-        refused('/api/chat', 400, '', model='fry', messages=m)
-    refused('/api/chat', 400, 'text only', model='fry', messages=[{'role': 'user', 'content': 'x', 'images': ['aGk=']}])
-    refused('/api/chat', 400, "'tools'", model='fry', messages=user('x'), tools=[{'type': 'function'}])
+        refused('/api/chat', 400, '', model='fry-1', messages=m)
+    refused('/api/chat', 400, 'text only', model='fry-1', messages=[{'role': 'user', 'content': 'x', 'images': ['aGk=']}])
+    refused('/api/chat', 400, "'tools'", model='fry-1', messages=user('x'), tools=[{'type': 'function'}])
     refused('/api/generate', 400, "'model'", prompt='x')
     refused('/api/generate', 400, "'model'", model=5, prompt='x')
-    refused('/api/generate', 400, 'context is', model='fry', prompt='長い' * 3000)
-    for raw in (b'', b'{', b'{"model":"fry","prompt":"' + b'\xff"}', b'[' * 5000, b'{"model":"fry","model":"fry"}', b'null', b'[]', b'"x"'):
+    refused('/api/generate', 400, 'context is', model='fry-1', prompt='長い' * 3000)
+    for raw in (b'', b'{', b'{"model":"fry-1","prompt":"' + b'\xff"}', b'[' * 5000, b'{"model":"fry-1","model":"fry-1"}', b'null', b'[]', b'"x"'):
         code, text, _ = call('POST', '/api/generate', raw=raw)
         same((code, list(json.loads(text))), (400, ['error']))
 
 @test
 def _():
     "think: false is accepted and changes nothing"
-    same(post('/api/chat', model='fry', messages=user(JA), think=False, stream=False, options=GREEDY)[1]['message']['content'], run('--chat', JA, '--temp', '0', '--n', '16'))
+    same(post('/api/chat', model='fry-1', messages=user(JA), think=False, stream=False, options=GREEDY)[1]['message']['content'], run('--chat', JA, '--temp', '0', '--n', '16'))
 
 @test
 def _():
     "embeddings: order, norm, dimensions, long and empty inputs"
-    _, v = post('/api/embed', model='fry', input=[JA, ZH, 'abc'])
-    same((len(v['embeddings']), len(v['embeddings'][0]), v['model']), (3, 192, 'fry'))
+    _, v = post('/api/embed', model='fry-1', input=[JA, ZH, 'abc'])
+    same((len(v['embeddings']), len(v['embeddings'][0]), v['model']), (3, 192, 'fry-1'))
     assert all(abs(sum(x * x for x in e) - 1) < 1e-5 for e in v['embeddings'])
     assert v['prompt_eval_count'] > 3 and v['total_duration'] > 0
-    _, one = post('/api/embed', model='fry', input=ZH)
+    _, one = post('/api/embed', model='fry-1', input=ZH)
     same(one['embeddings'], [v['embeddings'][1]])
-    _, old = post('/api/embeddings', model='fry', prompt=ZH)
+    _, old = post('/api/embeddings', model='fry-1', prompt=ZH)
     dot = sum(a * b for a, b in zip(old['embedding'], one['embeddings'][0])) / sum(a * a for a in old['embedding']) ** .5
     assert dot > 0.99999, dot
     assert post('/api/embed', model='one', input=ZH)[1]['embeddings'] != one['embeddings']
-    _, short = post('/api/embed', model='fry', input=ZH, dimensions=8)
+    _, short = post('/api/embed', model='fry-1', input=ZH, dimensions=8)
     same(len(short['embeddings'][0]), 8)
     assert abs(sum(x * x for x in short['embeddings'][0]) - 1) < 1e-5
-    same(post('/api/embed', model='fry', input=[])[1]['embeddings'], [])
-    same(post('/api/embeddings', model='fry', prompt='')[1]['embedding'], [])
-    same(len(post('/api/embed', model='fry', input='長い' * 3000)[1]['embeddings']), 1)
-    refused('/api/embed', 400, 'the context is', model='fry', input='長い' * 3000, truncate=False)
-    for bad in (5, {}, [1, 2], [['x']]): refused('/api/embed', 400, "'input'", model='fry', input=bad)
-    refused('/api/embed', 400, "'dimensions'", model='fry', input='x', dimensions=1000)
+    same(post('/api/embed', model='fry-1', input=[])[1]['embeddings'], [])
+    same(post('/api/embeddings', model='fry-1', prompt='')[1]['embedding'], [])
+    same(len(post('/api/embed', model='fry-1', input='長い' * 3000)[1]['embeddings']), 1)
+    refused('/api/embed', 400, 'the context is', model='fry-1', input='長い' * 3000, truncate=False)
+    for bad in (5, {}, [1, 2], [['x']]): refused('/api/embed', 400, "'input'", model='fry-1', input=bad)
+    refused('/api/embed', 400, "'dimensions'", model='fry-1', input='x', dimensions=1000)
 
 @test
 def _():
     "tags and ps list the base and every adapter"
     v = {m['name']: m for m in json.loads(call('GET', '/api/tags')[1])['models']}
-    assert {'fry:latest', 'one:latest', 'two:latest'} <= set(v), list(v)
+    assert {'fry-1:latest', 'one:latest', 'two:latest'} <= set(v), list(v)
     for m in v.values():
         same(m['model'], m['name'])
         assert re.fullmatch('[0-9a-f]{64}', m['digest']) and m['modified_at'].endswith('Z')
         same((m['details']['family'], m['details']['families'], m['details']['quantization_level']), ('llama', ['llama'], 'F32'))
-    same(v['fry:latest']['digest'], json.loads(subprocess.run([shoal, 'run', 'models/fry', '-p', 'x', '--n', '1', '--json', '--quiet'], capture_output=True).stdout)['model_hash'])
-    assert v['fry:latest']['size'] > v['one:latest']['size'] > 0
-    same((v['one:latest']['details']['parent_model'], v['fry:latest']['details']['parent_model']), ('fry', ''))
+    same(v['fry-1:latest']['digest'], json.loads(subprocess.run([shoal, 'run', 'test/models/fry-1', '-p', 'x', '--n', '1', '--json', '--quiet'], capture_output=True).stdout)['model_hash'])
+    assert v['fry-1:latest']['size'] > v['one:latest']['size'] > 0
+    same((v['one:latest']['details']['parent_model'], v['fry-1:latest']['details']['parent_model']), ('fry-1', ''))
     assert v['one:latest']['digest'] != v['two:latest']['digest']
-    assert v['fry:latest']['details']['parameter_size'].endswith('M')
+    assert v['fry-1:latest']['details']['parameter_size'].endswith('M')
     ps = {m['name']: m for m in json.loads(call('GET', '/api/ps')[1])['models']}
-    assert {'fry:latest', 'one:latest'} <= set(ps) and ps['fry:latest']['context_length'] == 512 and ps['one:latest']['size_vram'] == 0
-    datetime.datetime.fromisoformat(ps['fry:latest']['expires_at'][:19])
+    assert {'fry-1:latest', 'one:latest'} <= set(ps) and ps['fry-1:latest']['context_length'] == 512 and ps['one:latest']['size_vram'] == 0
+    datetime.datetime.fromisoformat(ps['fry-1:latest']['expires_at'][:19])
 
 @test
 def _():
     "show describes a model and an adapter"
-    for body in ({'model': 'fry'}, {'name': 'one:latest', 'verbose': True}):
+    for body in ({'model': 'fry-1'}, {'name': 'one:latest', 'verbose': True}):
         status, v = post('/api/show', **body)
         same(status, 200)
         i = v['model_info']
         same((i['general.architecture'], i['llama.embedding_length'], i['llama.block_count'], i['llama.context_length'], i['llama.attention.head_count_kv']), ('llama', 192, 6, 512, 2))
-        assert i['general.parameter_count'] > 1e6 and '<|im_start|>' in v['template'] and 'FROM fry' in v['modelfile']
+        assert i['general.parameter_count'] > 1e6 and '<|im_start|>' in v['template'] and 'FROM fry-1' in v['modelfile']
         same(v['capabilities'], ['completion', 'embedding'])
     assert 'ADAPTER' in v['modelfile']
 
@@ -438,14 +438,14 @@ def _():
     gguf = upload(open(tmp + '/a1.gguf', 'rb').read())[1]
     peft = {n: upload(open(A1 + '/' + n, 'rb').read())[1] for n in ('adapter_config.json', 'adapter_model.safetensors')}
     for name, adapters in (('from-gguf', {'a.gguf': gguf}), ('from-peft', peft), ('from-list', [gguf]), ('from-path', [A1])):
-        assert len(create(model=name, **{'from': 'fry'}, adapters=adapters)) >= 2
+        assert len(create(model=name, **{'from': 'fry-1'}, adapters=adapters)) >= 2
         same([reply(name, p) for p in (JA, ZH)], want)
 
 @test
 def _():
     "a model with several adapters adds them"
     want = [run('--chat', p, '--adapter', A1 + ',' + A2, '--temp', '0', '--n', '16') for p in (JA, ZH)]
-    create(model='both:latest', modelfile='FROM fry\nADAPTER %s\nADAPTER %s\n' % (A1, A2))
+    create(model='both:latest', modelfile='FROM fry-1\nADAPTER %s\nADAPTER %s\n' % (A1, A2))
     same([reply('both', p) for p in (JA, ZH)], want)
     create(model='both2', **{'from': 'one'}, adapters=[A2])
     same([reply('both2:latest', p) for p in (JA, ZH)], want)
@@ -454,7 +454,7 @@ def _():
     assert 'both:latest' in [m['name'] for m in json.loads(call('GET', '/api/tags')[1])['models']]
 
 MODELFILE = '''# 短い答え
-FROM fry
+FROM fry-1
 SYSTEM """短く
 答えて"""
 PARAMETER temperature 0
@@ -468,14 +468,14 @@ LICENSE """自由"""
 TALK = [{'role': 'system', 'content': '短く\n答えて'}] + user('3と5？') + [{'role': 'assistant', 'content': 'answer: 5'}]
 
 def check_settings(name):
-    _, want = post('/api/chat', model='fry', messages=TALK + user(JA), stream=False, options=dict(GREEDY, stop=['zz', '7']))
+    _, want = post('/api/chat', model='fry-1', messages=TALK + user(JA), stream=False, options=dict(GREEDY, stop=['zz', '7']))
     _, v = post('/api/chat', model=name, messages=user(JA), stream=False)
     same((v['message'], v['prompt_eval_count']), (want['message'], want['prompt_eval_count']))
     _, g = post('/api/generate', model=name, prompt=JA, stream=False)
     same((g['response'], g['prompt_eval_count']), (want['message']['content'], want['prompt_eval_count']))
     _, o = post('/v1/chat/completions', model=name, messages=user(JA))
     same((o['choices'][0]['message']['content'], o['usage']['prompt_tokens']), (want['message']['content'], want['prompt_eval_count']))
-    assert '7' in reply('fry') and '7' not in want['message']['content']
+    assert '7' in reply('fry-1') and '7' not in want['message']['content']
 
 @test
 def _():
@@ -498,9 +498,9 @@ def _():
     _, o = post('/v1/chat/completions', model='bare', messages=[{'role': 'user', 'content': [{'type': 'text', 'text': 'は'}]}], temperature=0, max_tokens=16)
     same(o['choices'][0]['message']['content'], reply('bare', 'は'))
     for i, t in enumerate(TEMPLATES):
-        create(model='chatml%d' % i, **{'from': 'fry'}, template=t)
+        create(model='chatml%d' % i, **{'from': 'fry-1'}, template=t)
         talk = TALK + user(JA) + [{'role': 'assistant', 'content': 'x'}] + user(ZH)
-        have, want = (post('/api/chat', model=m, messages=talk, stream=False, options=GREEDY)[1] for m in ('chatml%d' % i, 'fry'))
+        have, want = (post('/api/chat', model=m, messages=talk, stream=False, options=GREEDY)[1] for m in ('chatml%d' % i, 'fry-1'))
         same((have['message'], have['prompt_eval_count']), (want['message'], want['prompt_eval_count']))
     statuses = create(model='odd', **{'from': 'one'}, template='{{ json .Tools }}')
     assert any("the base's own template" in t for t in statuses), statuses
@@ -518,7 +518,7 @@ def _():
     same(call('POST', '/api/copy', {'source': 'both', 'destination': 'third'})[0], 200)
     same(reply('third'), reply('both'))
     same(call('DELETE', '/api/delete', {'name': 'third'})[0], 200)
-    same(call('DELETE', '/api/delete', {'model': 'fry'})[0], 400)
+    same(call('DELETE', '/api/delete', {'model': 'fry-1'})[0], 400)
     check_settings('短い')
 
 @test
@@ -528,18 +528,18 @@ def _():
     same(reply('again'), reply('one'))
     create(model='again', **{'from': 'two'})
     same(reply('again', ZH), reply('two', ZH))
-    create(model='again', **{'from': 'fry'}, system='短く')
-    same(reply('again'), reply('fry', system='短く'))
+    create(model='again', **{'from': 'fry-1'}, system='短く')
+    same(reply('again'), reply('fry-1', system='短く'))
     create(model='again', **{'from': 'one'})
     same(reply('again'), reply('one'))
-    code, v = post('/api/create', model='again', **{'from': 'fry'}, stream=False)
+    code, v = post('/api/create', model='again', **{'from': 'fry-1'}, stream=False)
     same((code, v), (200, {'status': 'success'}))
-    same(reply('again'), reply('fry'))
+    same(reply('again'), reply('fry-1'))
 
 @test
 def _():
     "a model that is replaced while it answers gives the old or the new answer"
-    froms = ('one', 'two', 'fry')
+    froms = ('one', 'two', 'fry-1')
     allowed, seen, over = {reply(m, ZH) for m in froms}, [], []
     same(len(allowed), 3)
     def ask():
@@ -551,7 +551,7 @@ def _():
     for t in threads: t.join()
     same({status for status, _ in seen}, {200})
     assert {v['response'] for _, v in seen} <= allowed and len({v['response'] for _, v in seen}) > 1, seen[:4]
-    create(model='again', **{'from': 'fry'})
+    create(model='again', **{'from': 'fry-1'})
 
 @test
 def _():
@@ -559,13 +559,13 @@ def _():
     for words, body in (('sha256:', {'adapters': {'a': 'sha256:' + '1' * 64}}), ('digest', {'adapters': {'adapter_config.json': 'x'}}), ("'adapters'", {'adapters': 5}),
                         ("'adapters'", {'adapters': [5]}), ('', {'adapters': ['/no/such/adapter']}), ("'temperature'", {'parameters': {'temperature': 'x'}}),
                         ("'parameters'", {'parameters': [1]}), ("'messages'", {'messages': [{'role': 'cat', 'content': 'x'}]}), ("'system'", {'system': 5}), ("'template'", {'template': 5}),
-                        ('quantize', {'quantize': 'q4_0'}), ('Modelfile', {'modelfile': 'FROM fry\nSYSTEM """x'}), ('line 2', {'modelfile': 'FROM fry\nCAT x'}), ('at most 16', {'adapters': [A1] * 17}),
+                        ('quantize', {'quantize': 'q4_0'}), ('Modelfile', {'modelfile': 'FROM fry-1\nSYSTEM """x'}), ('line 2', {'modelfile': 'FROM fry-1\nCAT x'}), ('at most 16', {'adapters': [A1] * 17}),
                         ("'from'", {'from': None}), ("'from'", {'from': 5}), ('mix', {'from': 'one*0.5+two*0.5'})):
-        refused('/api/create', 400, words, **dict({'model': 'wrong', 'from': 'fry'}, **body))
+        refused('/api/create', 400, words, **dict({'model': 'wrong', 'from': 'fry-1'}, **body))
         same(post('/api/show', model='wrong')[0], 404)
-    for name in ('fry', 'fry:latest', 'base', 'mix', 'a b', 'a+b', '', '.x'):
+    for name in ('fry-1', 'fry-1:latest', 'base', 'mix', 'a b', 'a+b', '', '.x'):
         refused('/api/create', 400, '', model=name, **{'from': 'one'})
-    refused('/api/copy', 400, "the base's name", source='one', destination='fry')
+    refused('/api/copy', 400, "the base's name", source='one', destination='fry-1')
     refused('/api/copy', 400, "'source'", destination='x')
 
 run_tests()
@@ -625,7 +625,7 @@ END
 
 SHOAL=$shoal TMP=$tmp
 export SHOAL TMP TOKEN_FILE
-start main models/fry --adapter "one=$tmp/a1" "two=$tmp/a2" --state "$tmp/state"
+start main test/models/fry-1 --adapter "one=$tmp/a1" "two=$tmp/a2" --state "$tmp/state"
 URL=$url python3 "$tmp/main.py"
 
 # An interrupted upload leaves no file, and --max-body does not limit an upload.
@@ -644,7 +644,7 @@ stop "ollama: the server exits with 0"
 
 echo '{"name": "y"}' >"$tmp/state/models/$(printf x | sha256sum | cut -d' ' -f1).json"
 echo 'no JSON' >"$tmp/state/models/odd.json"
-start again models/fry --adapter "one=$tmp/a1" "two=$tmp/a2" --state "$tmp/state"
+start again test/models/fry-1 --adapter "one=$tmp/a1" "two=$tmp/a2" --state "$tmp/state"
 URL=$url python3 "$tmp/again.py"
 if [ "$(grep -c "is not served" "$tmp/err")" = 2 ]; then echo "ok ollama: invalid records are reported"; else echo "not ok ollama: invalid records are reported: $(head -c 300 "$tmp/err")"; fi
 stop "ollama: the restarted server exits with 0"

@@ -27,11 +27,11 @@ expect_text() { if grep -qiF -- "$2" "$3"; then ok "$1"; else bad "$1" "no '$2' 
 mkdir -p "$page_folder"
 # need COMMAND…: runs a command without which the test cannot go on.
 need() { "$@" >"$tmp/err" 2>&1 || { bad "$*" "$(tail -n 2 "$tmp/err")"; exit 1; }; }
-need "$SHOAL" adapter new --model models/fry --rank 2 --seed 1 "$tmp/critic"
-need "$SHOAL" adapter new --model models/fry --rank 2 --seed 2 "$tmp/newer"
+need "$SHOAL" adapter new --model test/models/fry-1 --rank 2 --seed 1 "$tmp/critic"
+need "$SHOAL" adapter new --model test/models/fry-1 --rank 2 --seed 2 "$tmp/newer"
 # The runs that the page shows: an evolution with training, and a simulation.
 cat >"$tmp/small.yaml" <<YAML
-model: models/fry
+model: test/models/fry-1
 personas: [doubter=data/personas/critic.jsonl, explorer=data/personas/explorer.jsonl]
 tasks: [copy]
 rounds: 0
@@ -42,7 +42,7 @@ evolve: {generations: 2, population: 4, elites: 1, rank: 2}
 fitness: {items: 8}
 YAML
 need "$SHOAL" evolve "$tmp/small.yaml" --runs "$tmp/runs" --id grown --quiet
-need "$SHOAL" world models/fry --runs "$tmp/runs" --world worlds/predators.yaml --generations 1 --steps 12 --agents 6 --eval-maps 1 --quiet
+need "$SHOAL" world test/models/fry-1 --runs "$tmp/runs" --world worlds/predators.yaml --generations 1 --steps 12 --agents 6 --eval-maps 1 --quiet
 simulation_run=$(cd "$tmp/runs" && echo world-*)
 
 # serve NAME FLAGS…: starts a server; its address is then in $url.
@@ -50,7 +50,7 @@ serve() {
     name=$1
     shift
     : >"$tmp/$name.out" # so that sed finds it before the server writes to it
-    "$SHOAL" serve models/fry --port 0 --json --no-jobs-idle --state "$tmp/$name" "$@" >"$tmp/$name.out" 2>"$tmp/$name.err" &
+    "$SHOAL" serve test/models/fry-1 --port 0 --json --no-jobs-idle --state "$tmp/$name" "$@" >"$tmp/$name.out" 2>"$tmp/$name.err" &
     servers="$servers $!"
     for _ in $(seq 600); do
         url=$(sed -n 's/.*"listening":"\([^"]*\)".*/\1/p' "$tmp/$name.out")

@@ -36,9 +36,9 @@ def skip(name, why):
 
 
 class Server:
-    """`shoal serve models/fry` with a separate state folder, which is deleted at the end."""
+    """`shoal serve test/models/fry-1` with a separate state folder, which is deleted at the end."""
 
-    def __init__(self, *options, model="models/fry", folder=None, env=None, wrap=()):
+    def __init__(self, *options, model="test/models/fry-1", folder=None, env=None, wrap=()):
         self.own = None if folder else tempfile.TemporaryDirectory(prefix="attack-")
         self.folder = folder or self.own.name
         self.state = os.path.join(self.folder, "state")

@@ -44,7 +44,7 @@ KINDS = [
     ("truncated JSON", CHAT, lambda n: b'{"messages":[' + b'{"a":"b"},' * 64000),
     ("JSON inside JSON", CHAT, lambda n: body({"max_tokens": 1, "messages": HI + [{"role": "assistant", "content": None, "tool_calls": [
         {"id": "c", "type": "function", "function": {"name": "f", "arguments": '{"a":[' + "[]," * 1_000_000 + "[]]}"}}]}]})),
-    ("a model name of 1 MB", CHAT, lambda n: body({"model": "fry:" + str(n) + "x" * (1 << 20), "messages": HI, "max_tokens": 1})),
+    ("a model name of 1 MB", CHAT, lambda n: body({"model": "fry-1:" + str(n) + "x" * (1 << 20), "messages": HI, "max_tokens": 1})),
     ("log-probabilities of a long prompt", COMPLETION, lambda n: body(
         {"prompt": ["a b " * 120] * 60, "echo": True, "prompt_logprobs": 20, "logprobs": 5, "max_tokens": 1})),
     ("a hostile grammar", COMPLETION, lambda n: body({"prompt": "x", "guided_regex": regex(n), "max_tokens": 60})),

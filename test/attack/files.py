@@ -45,15 +45,15 @@ def job_wait(server, id):
 
 def exercise(server):
     """Makes every kind of file that a server stores."""
-    server.ask(CHAT, {"model": "fry", "messages": [{"role": "user", "content": "2+2"}], "max_tokens": 4}, key=KEY)
+    server.ask(CHAT, {"model": "fry-1", "messages": [{"role": "user", "content": "2+2"}], "max_tokens": 4}, key=KEY)
     server.ask("/v1/ask", {"question": "2+2", "conversation": "c1", "max_tokens": 4}, key=KEY)
     server.ask("/api/blobs/sha256:2cf24dba5fb0a30e26e83b2ac5b9e29e1b161e5c1fa7425e73043362938b9824", raw=b"hello",
                key=KEY)
-    server.ask("/api/create", {"model": "made", "from": "fry", "system": "Short."}, key=KEY)
+    server.ask("/api/create", {"model": "made", "from": "fry-1", "system": "Short."}, key=KEY)
     data = os.path.join(server.folder, "d.jsonl")
     with open(data, "w") as f:
         f.write('{"prompt": "2+2", "completion": "4"}\n')
-    status, text, _ = server.ask("/v1/jobs", {"kind": "eval", "args": ["models/fry"], "options": {
+    status, text, _ = server.ask("/v1/jobs", {"kind": "eval", "args": ["test/models/fry-1"], "options": {
         "task": "fry:add", "limit": 2}}, key=KEY)
     if status in (200, 201, 202):
         job_wait(server, json.loads(text)["id"])
@@ -92,7 +92,7 @@ def test_shared_folder():
     shared = os.path.join(folder, "shared")
     os.mkdir(shared)
     os.chmod(shared, 0o1777)
-    done = subprocess.run([SHOAL, "serve", "models/fry", "--port", "0", "--state", shared], capture_output=True,
+    done = subprocess.run([SHOAL, "serve", "test/models/fry-1", "--port", "0", "--state", shared], capture_output=True,
                           text=True, timeout=60)
     report("a folder in which all may write is refused as the state",
            done.returncode == 1 and "is shared with other users" in done.stderr or done.stderr)
@@ -120,13 +120,13 @@ def test_special_paths():
                 report(f"'{name}' as an adapter is refused at once", 400 <= status < 500 or f"{status} {text}")
             except OSError as e:
                 report(f"'{name}' as an adapter is refused at once", f"no answer: {e}")
-        status, _, _ = s.ask(COMPLETION, {"model": "fry", "prompt": "2+2=", "max_tokens": 1}, key=KEY)
+        status, _, _ = s.ask(COMPLETION, {"model": "fry-1", "prompt": "2+2=", "max_tokens": 1}, key=KEY)
         report("and the server continues", status == 200)
 
 
 def copied_base(folder):
     base = os.path.join(folder, "base")
-    shutil.copytree("models/fry", base)
+    shutil.copytree("test/models/fry-1", base)
     return base, os.path.join(base, "model.safetensors")
 
 
@@ -178,7 +178,7 @@ def test_killed_server():
     dead = subprocess.Popen(["true"])
     dead.wait()
     with Server(folder=folder, env=ENV) as s:
-        s.ask("/api/create", {"model": "made", "from": "fry", "system": "Short."}, key=KEY)
+        s.ask("/api/create", {"model": "made", "from": "fry-1", "system": "Short."}, key=KEY)
         s.process.kill()
     left = os.path.join(folder, "state", "models", f"made.json.tmp-{dead.pid}-3")
     with open(left, "w") as f:

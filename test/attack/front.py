@@ -36,7 +36,7 @@ def raw(port, text, timeout=10):
 def start_refused(*options, env=None):
     """Exit status and stderr of a server that should refuse to start; it is killed if it does not."""
     with tempfile.TemporaryDirectory(prefix="attack-") as folder:
-        p = subprocess.Popen([SHOAL, "serve", "models/fry", "--port", "0", "--json", "--state", folder + "/s", "--runs", folder + "/r",
+        p = subprocess.Popen([SHOAL, "serve", "test/models/fry-1", "--port", "0", "--json", "--state", folder + "/s", "--runs", folder + "/r",
                               *options], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env={**os.environ, **(env or {})})
         line = p.stdout.readline()
         if line:

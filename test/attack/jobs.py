@@ -16,7 +16,7 @@ from attack import Server, report, skip
 
 ROOT = os.getcwd()
 SHOAL = os.path.abspath(attack.SHOAL)
-MODEL = os.path.join(ROOT, "models/fry")
+MODEL = os.path.join(ROOT, "test/models/fry-1")
 SECRET = "s3cr3t-of-the-operator"
 LINE = json.dumps({"messages": [{"role": "user", "content": "1 + 1 = ?"}, {"role": "assistant", "content": "2"}]}) + "\n"
 

@@ -46,7 +46,7 @@ def attacks():
          {"prompt": [text] * 2000, "max_tokens": 1, "echo": True, "logprobs": 20, "prompt_logprobs": 20}, REFUSED),
         ("128 replies with alternatives", CHAT, chat(n=128, max_tokens=400, logprobs=True, top_logprobs=20), REFUSED),
         ("a model's name of 2 MB", CHAT, chat(model="m" * 2 * MB), (400,)),
-        ("a sum of names of 2 MB", CHAT, chat(model="fry*1+" + "m" * 2 * MB), (400,)),
+        ("a sum of names of 2 MB", CHAT, chat(model="fry-1*1+" + "m" * 2 * MB), (400,)),
         ("a user of 2 MB", CHAT, chat(user="u" * 2 * MB), (400,)),
         ("an adapter's name of 2 MB", "/v1/load_lora_adapter", {"lora_name": "x" * 2 * MB, "lora_path": "y"}, (400,)),
         ("a tool's name of 1 MB", CHAT, chat(tools=[{"type": "function", "function": {"name": "t" * MB}}],
@@ -279,7 +279,7 @@ def pool():
     """Adapters that are loaded one after the other under --max-memory."""
     with tempfile.TemporaryDirectory(prefix="attack-") as folder:
         adapter = os.path.join(folder, "a")
-        made = subprocess.run([attack.SHOAL, "adapter", "new", "--model", "models/fry", "--rank", "64", adapter],
+        made = subprocess.run([attack.SHOAL, "adapter", "new", "--model", "test/models/fry-1", "--rank", "64", adapter],
                               capture_output=True, text=True, check=False)
         if made.returncode:
             attack.skip("adapters under --max-memory", made.stderr[-200:])

@@ -11,7 +11,7 @@ def chat(content="hi", call_arguments=()):
     if call_arguments:
         turn["tool_calls"] = [{"id": "c", "type": "function", "function": {"name": "f", "arguments": a}}
                               for a in call_arguments]
-    return {"model": "fry", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}, turn]}
+    return {"model": "fry-1", "max_tokens": 1, "messages": [{"role": "user", "content": "hi"}, turn]}
 
 
 def error_message(text):

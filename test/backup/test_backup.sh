@@ -26,7 +26,7 @@ get() { curl -sS --max-time 60 -H "Authorization: Bearer $key" "$@"; }
 start() {
     : >"$tmp/listening"
     # shellcheck disable=SC2086
-    "$shoal" serve models/fry --port 0 --json $place --no-jobs-idle --adapter-dir "$tmp/adapters" >"$tmp/listening" 2>"$tmp/log" &
+    "$shoal" serve test/models/fry-1 --port 0 --json $place --no-jobs-idle --adapter-dir "$tmp/adapters" >"$tmp/listening" 2>"$tmp/log" &
     server=$!
     for _ in $(seq 600); do
         url=$(sed -n 's/.*"listening":"\([^"]*\)".*/\1/p' "$tmp/listening")
@@ -39,7 +39,7 @@ start() {
 }
 
 # ---- a server with keys, a job, a derived model and an adapter
-need "$shoal" adapter new --model models/fry --rank 2 --seed 1 "$tmp/adapters/critic"
+need "$shoal" adapter new --model test/models/fry-1 --rank 2 --seed 1 "$tmp/adapters/critic"
 need "$shoal" key add admin --scope chat jobs admin --store "$state/serve.db"
 key=$(cat "$tmp/out")
 need "$shoal" key add leaked --scope chat --store "$state/serve.db"
@@ -48,7 +48,7 @@ start
 need get -X POST "$url/v1/jobs" -d '{"kind": "world", "args": [], "options": {"policy": "rule", "steps": 30}}'
 job=$(sed 's/.*"id":"\([^"]*\)".*/\1/' "$tmp/out")
 get "$url/v1/jobs/$job/events" >/dev/null
-need get --fail-with-body "$url/api/create" -d '{"model": "gruff", "from": "fry", "system": "Be gruff.", "stream": false}'
+need get --fail-with-body "$url/api/create" -d '{"model": "gruff", "from": "fry-1", "system": "Be gruff.", "stream": false}'
 jobs() { get "$url/v1/jobs/$1" | sed 's/,"progress":{[^}]*}//'; } # a finished job's progress is not stored
 job_before=$(jobs "$job")
 keys() { "$shoal" key list --json --store "$state/serve.db" | sed 's/,"last_used":[0-9.]*//; s/"\(all\|today\)":{[^}]*}//g'; }

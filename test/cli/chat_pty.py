@@ -18,7 +18,7 @@ import time
 SHOAL, SLOW, FOLDER = sys.argv[1:]
 HISTORY = os.path.join(FOLDER, "state", "shoal", "history")
 STORE = ["--store", os.path.join(FOLDER, "store.db")]
-FRY = ["models/fry", "--temp", "0", "-n", "12", *STORE]
+FRY = ["test/models/fry-1", "--temp", "0", "-n", "12", *STORE]
 UP, LEFT, BACKSPACE, CTRL_C, CTRL_D = b"\033[A", b"\033[D", b"\x7f", b"\x03", b"\x04"
 NEXT = b"\n> "
 

@@ -9,15 +9,15 @@ ok() { echo "ok $1"; }
 bad() { echo "not ok $1: $2"; }
 
 # ---- pipes
-"$shoal" run models/fry --chat 'sort: k b x' --temp 0 -n 12 >"$tmp/one" 2>/dev/null
+"$shoal" run test/models/fry-1 --chat 'sort: k b x' --temp 0 -n 12 >"$tmp/one" 2>/dev/null
 for end in quit exit bye; do
-    printf 'sort: k b x\n/%s\nnever said\n' $end | XDG_STATE_HOME=$tmp/state TERM=xterm "$shoal" chat models/fry --temp 0 -n 12 \
+    printf 'sort: k b x\n/%s\nnever said\n' $end | XDG_STATE_HOME=$tmp/state TERM=xterm "$shoal" chat test/models/fry-1 --temp 0 -n 12 \
         --store "$tmp/pipe.db" >"$tmp/out" 2>"$tmp/err"
     if cmp -s "$tmp/one" "$tmp/out" && [ ! -s "$tmp/err" ]; then ok "a pipe gets only the reply; /$end ends it"
     else bad "a pipe gets only the reply; /$end ends it" "$(cat "$tmp/out" "$tmp/err")"; fi
 done
 if [ -e "$tmp/state" ]; then bad "a pipe leaves no history" "$(find "$tmp/state")"; else ok "a pipe leaves no history"; fi
-printf '/hepl\n/nothing\n' | "$shoal" chat models/fry --store "$tmp/pipe.db" >"$tmp/out" 2>"$tmp/err"
+printf '/hepl\n/nothing\n' | "$shoal" chat test/models/fry-1 --store "$tmp/pipe.db" >"$tmp/out" 2>"$tmp/err"
 printf "warning: no command '/hepl', did you mean '/help'? /help lists all\nwarning: no command '/nothing'; /help lists them\n" >"$tmp/want"
 if cmp -s "$tmp/err" "$tmp/want"; then ok "unknown commands"; else bad "unknown commands" "$(cat "$tmp/err")"; fi
 

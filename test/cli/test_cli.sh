@@ -7,6 +7,7 @@ shoal=${SHOAL:-build/shoal}
 shared=${SHOAL_SHARED:-../shared}
 tmp=$(mktemp -d) || exit 1
 trap 'rm -rf "$tmp"' EXIT
+export SHOAL_ADAPTER_MODEL=test/models/fry-1 # the default is the starter model
 
 ok() { echo "ok $1"; }
 bad() { echo "not ok $1: $2"; }
@@ -34,8 +35,8 @@ done
 says "no command" 2 "usage: shoal COMMAND" "$shoal"
 says "unknown command" 2 "no command 'fly'" "$shoal" fly
 if "$shoal" doctor --json | grep -q '"level"'; then ok "doctor --json"; else bad "doctor --json" "no level"; fi
-says "serve plans its adapters" 1 "nothing" "$shoal" serve models/fry --adapter x=nothing --dry-run
-if "$shoal" serve models/fry --max-memory 120M --dry-run --json | grep -q '"limit":125829120'; then ok "serve --max-memory plans"; else bad "serve --max-memory plans" "no plan"; fi
+says "serve plans its adapters" 1 "nothing" "$shoal" serve test/models/fry-1 --adapter x=nothing --dry-run
+if "$shoal" serve test/models/fry-1 --max-memory 120M --dry-run --json | grep -q '"limit":125829120'; then ok "serve --max-memory plans"; else bad "serve --max-memory plans" "no plan"; fi
 
 # ---- model files
 "$shoal" model new --shape tiny-qwen3 --seed 3 "$tmp/a.gguf" 2>"$tmp/err" || bad "model new" "$(cat "$tmp/err")"
@@ -74,8 +75,8 @@ says "a missing argument is named" 2 "argument 'MODEL' is missing" "$shoal" run
 says "the second argument is missing" 2 "argument 'OUT' is missing" "$shoal" quantize "$tmp/a.gguf"
 says "an unexpected argument is named" 2 "unexpected argument 'more'" "$shoal" run "$tmp/a.gguf" hello more
 says "two messages" 2 "two messages are given" "$shoal" run "$tmp/a.gguf" hello --chat more
-"$shoal" run models/fry 'sort: k b x' -n 6 --temp 0 --ids >"$tmp/ids_argument" 2>/dev/null
-"$shoal" run models/fry --chat 'sort: k b x' -n 6 --temp 0 --ids >"$tmp/ids_chat" 2>/dev/null
+"$shoal" run test/models/fry-1 'sort: k b x' -n 6 --temp 0 --ids >"$tmp/ids_argument" 2>/dev/null
+"$shoal" run test/models/fry-1 --chat 'sort: k b x' -n 6 --temp 0 --ids >"$tmp/ids_chat" 2>/dev/null
 same "a message as an argument is --chat" "$tmp/ids_argument" "$tmp/ids_chat"
 
 # ---- quantising
@@ -227,7 +228,7 @@ says "knowledge remove" 0 "" "$shoal" knowledge remove "$tmp/kb.db" "$tmp/kb/sub
 if [ "$("$shoal" knowledge list "$tmp/kb.db" | wc -l)" = 1 ]; then ok "knowledge list"; else bad "knowledge list" "not one line"; fi
 
 # ---- ask
-ask() { "$shoal" ask models/fry "$@" --max-tokens 8 --store "$tmp/team.db" --json --quiet; }
+ask() { "$shoal" ask test/models/fry-1 "$@" --max-tokens 8 --store "$tmp/team.db" --json --quiet; }
 ask "why is 57 larger than 12?" --threads 1 >"$tmp/ask.1" 2>"$tmp/err"
 ask "why is 57 larger than 12?" --threads 2 --store "$tmp/team2.db" >"$tmp/ask.2" 2>>"$tmp/err"
 same "a team's answer with 1 and 2 threads" "$tmp/ask.1" "$tmp/ask.2"
@@ -237,19 +238,19 @@ n=$(ask "賛成ですか" --agents 2 --iterations 3 --no-summary --board | tee "
 if [ "$n" = 7 ]; then ok "--no-summary makes no summaries"; else bad "--no-summary makes no summaries" "$n turns"; fi
 holds "roles depend on the question and its language" '2 批判的思考AI' "$tmp/out"
 holds "keys of the blackboard" '"agent_1_output"' "$tmp/out"
-printf '私の名前は？\nwhich is larger, 3 or 9?\n' | "$shoal" ask models/fry --max-tokens 8 --store "$tmp/team.db" --conversation me --agents 1 --iterations 1 --quiet >"$tmp/out" 2>"$tmp/err"
+printf '私の名前は？\nwhich is larger, 3 or 9?\n' | "$shoal" ask test/models/fry-1 --max-tokens 8 --store "$tmp/team.db" --conversation me --agents 1 --iterations 1 --quiet >"$tmp/out" 2>"$tmp/err"
 if [ "$(grep -c . "$tmp/out")" -ge 2 ]; then ok "questions from stdin"; else bad "questions from stdin" "$(cat "$tmp/out" "$tmp/err")"; fi
-"$shoal" ask models/fry "and now?" --max-tokens 8 --store "$tmp/team.db" --conversation me --agents 1 --iterations 1 --board --json --quiet >"$tmp/out" 2>"$tmp/err"
+"$shoal" ask test/models/fry-1 "and now?" --max-tokens 8 --store "$tmp/team.db" --conversation me --agents 1 --iterations 1 --board --json --quiet >"$tmp/out" 2>"$tmp/err"
 holds "a conversation is remembered" '3 or 9' "$tmp/out"
 for i in 1 2 3 4 5 6 7 8 9 10 11 12; do echo "question $i"; done |
-    "$shoal" ask models/fry --max-tokens 8 --store "$tmp/team.db" --conversation long --agents 1 --iterations 1 --quiet >/dev/null 2>"$tmp/err"
-"$shoal" ask models/fry "more?" --max-tokens 8 --store "$tmp/team.db" --conversation long --agents 1 --iterations 1 --board --json --quiet >"$tmp/out" 2>>"$tmp/err"
+    "$shoal" ask test/models/fry-1 --max-tokens 8 --store "$tmp/team.db" --conversation long --agents 1 --iterations 1 --quiet >/dev/null 2>"$tmp/err"
+"$shoal" ask test/models/fry-1 "more?" --max-tokens 8 --store "$tmp/team.db" --conversation long --agents 1 --iterations 1 --board --json --quiet >"$tmp/out" 2>>"$tmp/err"
 holds "a long conversation has a summary" 'Summary so far' "$tmp/out"
 if grep -q 'question 2[^0-9]' "$tmp/out"; then bad "the beginning of a long conversation is removed" "it is still there"; else ok "the beginning of a long conversation is removed"; fi
-says "ask: unknown roles" 2 "no roles of type 'clown'" "$shoal" ask models/fry x --role-type clown --store "$tmp/team.db"
-says "ask: unknown language" 2 "no language 'xx'" "$shoal" ask models/fry x --language xx --store "$tmp/team.db"
+says "ask: unknown roles" 2 "no roles of type 'clown'" "$shoal" ask test/models/fry-1 x --role-type clown --store "$tmp/team.db"
+says "ask: unknown language" 2 "no language 'xx'" "$shoal" ask test/models/fry-1 x --language xx --store "$tmp/team.db"
 holds "ask --json prints the source of the answer" '"source":"output"' "$tmp/ask.1"
-team() { "$shoal" ask models/fry "$@" --max-tokens 8 --store "$tmp/team.db"; }
+team() { "$shoal" ask test/models/fry-1 "$@" --max-tokens 8 --store "$tmp/team.db"; }
 team "私の名前は太郎です。寿司が好きです。3と9、大きいのは？" --conversation taro --agents 1 --iterations 1 --quiet >/dev/null 2>"$tmp/err"
 team "私の名前は何ですか？" --conversation taro >"$tmp/out" 2>>"$tmp/err"
 holds "key facts answer a question directly" 'あなたのお名前は太郎です。' "$tmp/out"
@@ -257,8 +258,8 @@ says "ask --forget removes facts" 0 "facts forgotten: 1" team --conversation tar
 says "forgetting without a conversation" 2 "needs --conversation" team --forget 寿司
 team "what do I like?" --conversation taro --agents 1 --iterations 1 --json --quiet >"$tmp/out" 2>"$tmp/err"
 holds "the team answers after a fact is forgotten" '"source":"output"' "$tmp/out"
-says "legacy flags of ask" 0 "--parallel: the agents of an iteration always run as one batch" "$shoal" ask --model-type llama --model-path models/fry \
-    --internal-model models/fry --output-model "$PWD/models/fry" --internal-temp 0.8 --output-temp 0.6 --summary-temp 0.5 --internal-tokens 6 \
+says "legacy flags of ask" 0 "--parallel: the agents of an iteration always run as one batch" "$shoal" ask --model-type llama --model-path test/models/fry-1 \
+    --internal-model test/models/fry-1 --output-model "$PWD/test/models/fry-1" --internal-temp 0.8 --output-temp 0.6 --summary-temp 0.5 --internal-tokens 6 \
     --output-tokens 7 --summary-tokens 5 --agents 2 --iter 1 --parallel --no-local-files --debug --log --store "$tmp/team.db" "2と3は？"
 holds "--debug is an alias of --board" '"agent_1_output"' "$tmp/out"
 says "a legacy flag without an equivalent" 2 "no ZIM archive is read" team x --rag-mode zim --zim-path y
@@ -273,8 +274,8 @@ if [ "${peak:-999999999}" -lt $((130 << 20)) ]; then ok "two models stay within 
 says "two models in too small a limit" 1 "2 models need" team "which?" --output-model "$tmp/a.gguf" --max-memory 30M
 
 # ---- chat
-chat() { "$shoal" chat models/fry --temp 0 -n 12 --store "$tmp/team.db" "$@"; }
-"$shoal" run models/fry --chat 'sort: k b x' --temp 0 -n 12 >"$tmp/one" 2>/dev/null
+chat() { "$shoal" chat test/models/fry-1 --temp 0 -n 12 --store "$tmp/team.db" "$@"; }
+"$shoal" run test/models/fry-1 --chat 'sort: k b x' --temp 0 -n 12 >"$tmp/one" 2>/dev/null
 printf 'sort: k b x\n' | chat >"$tmp/out" 2>"$tmp/err"
 same "the first reply of chat equals run" "$tmp/one" "$tmp/out"
 lines='3と9、大きいのは？\nI live in Osaka. sort: b a\n/facts\n春は？\n'
@@ -290,11 +291,11 @@ holds "a conversation continues" 'name: Ann' "$tmp/out"
 holds "/forget all removes the facts" 'nothing is known yet' "$tmp/err"
 i=0; while [ $i -lt 30 ]; do echo "which is larger, $i or 17? and once more, which of them, please?"; i=$((i + 1)); done | chat -n 64 >"$tmp/out" 2>"$tmp/err"
 if [ -s "$tmp/err" ]; then bad "a chat longer than the context" "$(head -3 "$tmp/err")"; elif [ "$(grep -c . "$tmp/out")" -ge 30 ]; then ok "a chat longer than the context"; else bad "a chat longer than the context" "$(wc -l <"$tmp/out") lines"; fi
-printf 'which is larger, 3 or 9?\n/board\n' | "$shoal" chat models/fry --team --agents 2 --iterations 1 --max-tokens 8 --store "$tmp/team.db" >"$tmp/out" 2>"$tmp/err"
+printf 'which is larger, 3 or 9?\n/board\n' | "$shoal" chat test/models/fry-1 --team --agents 2 --iterations 1 --max-tokens 8 --store "$tmp/team.db" >"$tmp/out" 2>"$tmp/err"
 holds "a team shows its steps" '[1] 2 agents think' "$tmp/err"
 holds "/board prints the blackboard" '"final_response"' "$tmp/out"
-says "a team's flag without a team" 2 "'--agents' has no effect without --team" "$shoal" chat models/fry --agents 2
-says "a flag of chat without --team, with --team" 2 "'--top-k' has no effect with --team" "$shoal" chat models/fry --team --top-k 3
+says "a team's flag without a team" 2 "'--agents' has no effect without --team" "$shoal" chat test/models/fry-1 --agents 2
+says "a flag of chat without --team, with --team" 2 "'--top-k' has no effect with --team" "$shoal" chat test/models/fry-1 --team --top-k 3
 says "knowledge without files" 1 "'shoal knowledge add' makes one" "$shoal" knowledge search "$tmp/none.db" x
 says "knowledge: an unknown subcommand" 2 "is not a subcommand: use add, search, list or remove" "$shoal" knowledge fly "$tmp/kb.db"
 says "knowledge: a file that is a store" 1 "is not a knowledge base" "$shoal" knowledge list "$db"
@@ -313,24 +314,24 @@ absent "a failed download creates no folder" "$tmp/pulled"
 mkdir "$tmp/full"
 says "a full disk" 1 "full/m.gguf" sh -c "ulimit -f 8; exec '$shoal' convert '$tmp/a.gguf' -o '$tmp/full/m.gguf'"
 if [ -z "$(ls -A "$tmp/full")" ]; then ok "a full disk leaves no file"; else bad "a full disk leaves no file" "$(ls "$tmp/full")"; fi
-printf 'model: models/fry\nseed: 1\nsede: 2\n' >"$tmp/r.yaml"
+printf 'model: test/models/fry-1\nseed: 1\nsede: 2\n' >"$tmp/r.yaml"
 says "an unknown recipe key" 2 "r.yaml', line 3" "$shoal" evolve "$tmp/r.yaml" --runs "$tmp/runs"
 absent "a bad recipe starts no run" "$tmp/runs"
 says "resume of a missing run" 1 "no run" "$shoal" resume none --runs "$tmp"
 says "fork of a missing run" 1 "no run" "$shoal" fork none --at 1 --runs "$tmp"
 says "lineage of a missing run" 1 "none" "$shoal" lineage none --runs "$tmp"
 # A small evolution from existing adapters, its fork, its replay and its tree.
-for i in 1 2; do "$shoal" adapter new --model models/fry --rank 2 --seed $i "$tmp/born$i" --quiet 2>/dev/null; done
+for i in 1 2; do "$shoal" adapter new --model test/models/fry-1 --rank 2 --seed $i "$tmp/born$i" --quiet 2>/dev/null; done
 "$shoal" adapter blend --operator noise_absolute --parents "$tmp/born1" --child "$tmp/founder1" --step 0.05 --seed 1 >/dev/null 2>&1
 "$shoal" adapter blend --operator noise_absolute --parents "$tmp/born2" --child "$tmp/founder2" --step 0.05 --seed 2 >/dev/null 2>&1
 cat >"$tmp/evolve.yaml" <<YAML
-model: models/fry
+model: test/models/fry-1
 personas: ["一=$tmp/founder1", "two=$tmp/founder2"]
 tasks: [copy]
 YAML
 says "an invalid name of a persona" 2 "cannot name a persona" "$shoal" evolve "$tmp/evolve.yaml" --runs "$tmp/runs"
 cat >"$tmp/evolve.yaml" <<YAML
-model: models/fry
+model: test/models/fry-1
 personas: [one=$tmp/founder1, two=$tmp/founder2]
 tasks: [copy]
 rounds: 0
@@ -350,7 +351,7 @@ else bad "a generation replayed" "no 'same bits'"; fi
 if "$shoal" lineage e1 --runs "$tmp/runs" | grep -q "^ancestry of"; then ok "lineage"; else bad "lineage" "no ancestry"; fi
 # Groups of runs: their results are hand-written.
 cat >"$tmp/seed.yaml" <<YAML
-model: models/fry
+model: test/models/fry-1
 personas: [one=$tmp/founder1, two=$tmp/founder2]
 tasks: [copy]
 rounds: 0
@@ -378,85 +379,85 @@ says "no folder of runs" 1 "no runs in" "$shoal" runs --runs "$tmp/nowhere"
 "$shoal" runs --runs "$tmp/runs" >"$tmp/out"
 holds "runs are listed" "y-s4" "$tmp/out"
 
-# ---- the starter model
-if [ -e models/fry/config.json ]; then
-    "$shoal" run models/fry --chat 'sort: k b x' --temp 0 -n 12 >"$tmp/out" 2>/dev/null
-    if grep -q 'b k x' "$tmp/out"; then ok "the starter model sorts"; else bad "the starter model sorts" "$(cat "$tmp/out")"; fi
-    "$shoal" eval models/fry --tasks copy,sort --n 200 --json >"$tmp/out" 2>/dev/null
+# ---- a trained model
+if [ -e test/models/fry-1/config.json ]; then
+    "$shoal" run test/models/fry-1 --chat 'sort: k b x' --temp 0 -n 12 >"$tmp/out" 2>/dev/null
+    if grep -q 'b k x' "$tmp/out"; then ok "the model sorts"; else bad "the model sorts" "$(cat "$tmp/out")"; fi
+    "$shoal" eval test/models/fry-1 --tasks copy,sort --n 200 --json >"$tmp/out" 2>/dev/null
     if awk -F'"acc":' '{split($2, v, ","); if (v[1] < 0.95) bad = 1} END {exit bad || NR != 2}' "$tmp/out"; then
         ok "eval --json"; else bad "eval --json" "$(cat "$tmp/out")"; fi
     printf '{"question":"sort: k b x","choices":["b k x","x k b"],"answer":0}\n{"question":"どれ？","choices":["赤","青"],"answer":"青"}\n' >"$tmp/own.jsonl"
-    "$shoal" eval models/fry --tasks "$tmp/own.jsonl" --log-samples "$tmp/items" --json >"$tmp/out" 2>/dev/null
+    "$shoal" eval test/models/fry-1 --tasks "$tmp/own.jsonl" --log-samples "$tmp/items" --json >"$tmp/out" 2>/dev/null
     holds "eval on a JSONL file" '"task":"own","adapter":"base","n":2,' "$tmp/out"
     holds "--log-samples writes each answer" '"line":2,' "$tmp/items"
     printf '{"question":"x","choices":["a"],"answer":0}\n' >"$tmp/one.jsonl"
-    says "a question with one choice" 1 "one.jsonl', line 1: field 'choices' has fewer than 2 choices" "$shoal" eval models/fry --tasks "$tmp/one.jsonl"
-    says "an unknown task" 2 "no task 'nosuch'" "$shoal" eval models/fry --tasks nosuch
-    says "a task without its data" 2 "name one with --data" "$shoal" eval models/fry --tasks arc_easy
-    says "missing examples" 1 "there are no examples for --shots" "$shoal" eval models/fry --tasks "$tmp/own.jsonl" --shots 2
+    says "a question with one choice" 1 "one.jsonl', line 1: field 'choices' has fewer than 2 choices" "$shoal" eval test/models/fry-1 --tasks "$tmp/one.jsonl"
+    says "an unknown task" 2 "no task 'nosuch'" "$shoal" eval test/models/fry-1 --tasks nosuch
+    says "a task without its data" 2 "name one with --data" "$shoal" eval test/models/fry-1 --tasks arc_easy
+    says "missing examples" 1 "there are no examples for --shots" "$shoal" eval test/models/fry-1 --tasks "$tmp/own.jsonl" --shots 2
     printf '{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}\n{"messages": [oops\n' >"$tmp/d.jsonl"
-    says "a broken line of conversations" 1 "line 2" "$shoal" train models/fry --runs "$tmp/runs" --data "$tmp/d.jsonl" --out "$tmp/t"
+    says "a broken line of conversations" 1 "line 2" "$shoal" train test/models/fry-1 --runs "$tmp/runs" --data "$tmp/d.jsonl" --out "$tmp/t"
     head -n 16 data/personas/critic.jsonl >"$tmp/few.jsonl"
-    "$shoal" train models/fry --runs "$tmp/runs" --data "$tmp/few.jsonl" --out "$tmp/t1" --r 4 --threads 1 --quiet >/dev/null 2>"$tmp/err" &&
-        "$shoal" train models/fry --runs "$tmp/runs" --data "$tmp/few.jsonl" --out "$tmp/t2" --r 4 --threads 2 --quiet >/dev/null 2>"$tmp/err"
+    "$shoal" train test/models/fry-1 --runs "$tmp/runs" --data "$tmp/few.jsonl" --out "$tmp/t1" --r 4 --threads 1 --quiet >/dev/null 2>"$tmp/err" &&
+        "$shoal" train test/models/fry-1 --runs "$tmp/runs" --data "$tmp/few.jsonl" --out "$tmp/t2" --r 4 --threads 2 --quiet >/dev/null 2>"$tmp/err"
     same "training gives the same adapter with 1 and 2 threads" "$tmp/t1/adapter_model.safetensors" "$tmp/t2/adapter_model.safetensors"
     cat >"$tmp/train.yaml" <<END
-model: models/fry
+model: test/models/fry-1
 data: $tmp/few.jsonl
 out: $tmp/t4
 train: {r: 8, num_train_epochs: 1, target: [q_proj, v_proj]}
 END
     "$shoal" train "$tmp/train.yaml" --r 4 --target all-linear --quiet >/dev/null 2>"$tmp/err"
     same "a training recipe equals its flags, and flags override it" "$tmp/t1/adapter_model.safetensors" "$tmp/t4/adapter_model.safetensors"
-    printf 'model: models/fry\ntrain:\n  lr: 1\n  rang: 4\n' >"$tmp/r.yaml"
+    printf 'model: test/models/fry-1\ntrain:\n  lr: 1\n  rang: 4\n' >"$tmp/r.yaml"
     says "an unknown key of a training recipe" 2 "r.yaml', line 4: unknown key 'rang'" "$shoal" train "$tmp/r.yaml"
     says "training without a base" 2 "the base is missing" "$shoal" train --data "$tmp/few.jsonl" --out "$tmp/t"
-    says "an unknown training method" 2 "there are sft, es" "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t" --method cma
-    says "an odd population" 2 "population 3 is odd" "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t" --method es --population 3
+    says "an unknown training method" 2 "there are sft, es" "$shoal" train test/models/fry-1 --data "$tmp/few.jsonl" --out "$tmp/t" --method cma
+    says "an odd population" 2 "population 3 is odd" "$shoal" train test/models/fry-1 --data "$tmp/few.jsonl" --out "$tmp/t" --method es --population 3
     for n in 1 2; do
-        "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/es$n" --method es --population 4 --r 2 --threads $n --quiet >/dev/null 2>"$tmp/err"
+        "$shoal" train test/models/fry-1 --data "$tmp/few.jsonl" --out "$tmp/es$n" --method es --population 4 --r 2 --threads $n --quiet >/dev/null 2>"$tmp/err"
     done
     same "evolution strategies give the same adapter with 1 and 2 threads" "$tmp/es1/adapter_model.safetensors" "$tmp/es2/adapter_model.safetensors"
-    says "an unknown optimizer" 2 "there are adamw, adamw_8bit, sgd" "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t" --optim lion
+    says "an unknown optimizer" 2 "there are adamw, adamw_8bit, sgd" "$shoal" train test/models/fry-1 --data "$tmp/few.jsonl" --out "$tmp/t" --optim lion
     printf '{"prompt":"空は?","completion":"青い。"}\n{"prompt":"空は？","completion":"青い。"}\n' >"$tmp/ja.jsonl"
-    "$shoal" train --base_model models/fry --data "$tmp/ja.jsonl" --eval_data "$tmp/ja.jsonl" --dry_run >"$tmp/out" 2>"$tmp/err"
+    "$shoal" train --base_model test/models/fry-1 --data "$tmp/ja.jsonl" --eval_data "$tmp/ja.jsonl" --dry_run >"$tmp/out" 2>"$tmp/err"
     holds "a dry run shows the targets" "空は?⟦青い。" "$tmp/out"
     holds "a dry run reports duplicates" "1 of 2 samples repeats an earlier one except for case, width or white space (the first: line 2, as in line 1)" "$tmp/out"
     holds "a dry run reports overlap with the evaluation data" "2 of 2 evaluation samples are in the data" "$tmp/out"
-    "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/dry" --dry-run --json --r 4 --bsz 2 --grad-accum 4 >"$tmp/out" 2>"$tmp/err"
+    "$shoal" train test/models/fry-1 --data "$tmp/few.jsonl" --out "$tmp/dry" --dry-run --json --r 4 --bsz 2 --grad-accum 4 >"$tmp/out" 2>"$tmp/err"
     holds "dry run, --json" '"updates":2,"samples_per_update":8,"samples":16,' "$tmp/out"
     if command -v python3 >/dev/null && ! python3 -c 'import json,sys; json.load(open(sys.argv[1]))' "$tmp/out"; then bad "dry run is JSON" "$(head -c 300 "$tmp/out")"; fi
     absent "a dry run writes no file" "$tmp/dry"
     printf '{"prompt":"空は?","chosen":"青い。","rejected":"赤い。"}\n{"prompt":"one","chosen":"yes","rejected":"no"}\n' >"$tmp/pairs.jsonl"
-    dpo() { "$shoal" train models/fry --method dpo --data "$tmp/pairs.jsonl" --out "$tmp/dry" --r 4 --bsz 2 --grad-accum 1 "$@" 2>"$tmp/err"; }
+    dpo() { "$shoal" train test/models/fry-1 --method dpo --data "$tmp/pairs.jsonl" --out "$tmp/dry" --r 4 --bsz 2 --grad-accum 1 "$@" 2>"$tmp/err"; }
     dpo --dry-run >"$tmp/out"
     for f in '空は?⟦赤い。' '2 pairs: prompts 2 to ' 'updates: 1, of 2 pairs; in all 2 pairs' 'the reference '; do holds "a dry run of dpo shows '$f'" "$f" "$tmp/out"; done
-    rloo() { "$shoal" train models/fry --method rloo --data fry:pick:12 --prefix answer: --max-new-tokens 8 --out "$tmp/dry" --r 4 --bsz 4 --grad-accum 1 --max-steps 2 --num-generations 4 "$@" 2>"$tmp/err"; }
+    rloo() { "$shoal" train test/models/fry-1 --method rloo --data fry:pick:12 --prefix answer: --max-new-tokens 8 --out "$tmp/dry" --r 4 --bsz 4 --grad-accum 1 --max-steps 2 --num-generations 4 "$@" 2>"$tmp/err"; }
     rloo --dry-run >"$tmp/out"
     for f in 'answer:⟦ ' 'its first 16 completions: reward ' 'steps: 2, of 4 prompts with 4 completions of at most 8 tokens' 'of it the engine'; do holds "a dry run of rloo shows '$f'" "$f" "$tmp/out"; done
     rloo --dry-run --json >"$tmp/out"
     if command -v python3 >/dev/null && ! python3 -c 'import json,sys; json.load(open(sys.argv[1]))["data"][0]["completions"]["entropy"]' "$tmp/out"; then bad "dry run of rloo is JSON" "$(head -c 300 "$tmp/out")"; fi
-    "$shoal" train models/fry --method es --population 4 --data "$tmp/few.jsonl" --dry-run >"$tmp/out" 2>"$tmp/err"
+    "$shoal" train test/models/fry-1 --method es --population 4 --data "$tmp/few.jsonl" --dry-run >"$tmp/out" 2>"$tmp/err"
     holds "a dry run of es" "updates: 1, of 16 samples that 4 members read" "$tmp/out"
-    says "a dry run with a reward that its data lack" 1 "'answer' is missing" "$shoal" train models/fry --method rloo --data "$tmp/ja.jsonl" --dry-run
+    says "a dry run with a reward that its data lack" 1 "'answer' is missing" "$shoal" train test/models/fry-1 --method rloo --data "$tmp/ja.jsonl" --dry-run
     absent "dry runs of other methods write no file" "$tmp/dry"
     dpo --out "$tmp/dpo" --runs "$tmp/runs_dpo" --quiet >/dev/null
     for f in '<h2>Margin: ' '<h2>Contents of the data' '<th>beta</th>'; do holds "the page of dpo has $f" "$f" "$tmp"/runs_dpo/train-dpo-*/report.html; done
     "$shoal" adapter convert "$tmp/t1" "$tmp/t1.gguf" >/dev/null 2>"$tmp/err" && "$shoal" adapter convert "$tmp/t1.gguf" "$tmp/t3" >/dev/null 2>>"$tmp/err"
     same "PEFT to GGUF and back" "$tmp/t1/adapter_model.safetensors" "$tmp/t3/adapter_model.safetensors"
     same "PEFT's config to GGUF and back" "$tmp/t1/adapter_config.json" "$tmp/t3/adapter_config.json"
-    "$shoal" run models/fry --chat 'sort: k b x' --temp 0 -n 12 --ids --exact --adapter "$tmp/t1" >"$tmp/ids_peft" 2>/dev/null
-    "$shoal" run models/fry --chat 'sort: k b x' --temp 0 -n 12 --ids --exact --adapter "$tmp/t1.gguf" >"$tmp/ids_lora" 2>/dev/null
+    "$shoal" run test/models/fry-1 --chat 'sort: k b x' --temp 0 -n 12 --ids --exact --adapter "$tmp/t1" >"$tmp/ids_peft" 2>/dev/null
+    "$shoal" run test/models/fry-1 --chat 'sort: k b x' --temp 0 -n 12 --ids --exact --adapter "$tmp/t1.gguf" >"$tmp/ids_lora" 2>/dev/null
     same "the GGUF adapter generates the same ids" "$tmp/ids_peft" "$tmp/ids_lora"
     if "$shoal" adapter inspect "$tmp/t1" 2>/dev/null | grep -q "effect on the base: KL mean"; then ok "adapter inspect"; else bad "adapter inspect" "no effect shown"; fi
-    "$shoal" adapter merge models/fry "$tmp/t1" "$tmp/t2" --weights 0.5 0.5 --out "$tmp/merged.gguf" --type f32 --exact --json >"$tmp/out" 2>"$tmp/err"
+    "$shoal" adapter merge test/models/fry-1 "$tmp/t1" "$tmp/t2" --weights 0.5 0.5 --out "$tmp/merged.gguf" --type f32 --exact --json >"$tmp/out" 2>"$tmp/err"
     if grep -q '"merged_vs_adapter":{[^}]*"same_top":1' "$tmp/out"; then ok "adapter merge"; else bad "adapter merge" "$(cat "$tmp/out" "$tmp/err")"; fi
     "$shoal" run "$tmp/merged.gguf" --chat 'sort: k b x' --temp 0 -n 12 --ids --exact >"$tmp/ids_merged" 2>/dev/null
     same "the merged model generates the same ids" "$tmp/ids_peft" "$tmp/ids_merged"
-    "$shoal" convert models/fry -o "$tmp/fry.gguf" 2>/dev/null
+    "$shoal" convert test/models/fry-1 -o "$tmp/fry.gguf" 2>/dev/null
     says "an adapter trained on other bytes of the base" 0 "was trained on a base with sha-256" "$shoal" run "$tmp/fry.gguf" -p x -n 1 --adapter "$tmp/t1"
     for n in 1 2; do
-        "$shoal" adapter extract models/fry "$tmp/merged.gguf" --rank 4 --threads $n --out "$tmp/ex$n" --json >"$tmp/out" 2>"$tmp/err"
+        "$shoal" adapter extract test/models/fry-1 "$tmp/merged.gguf" --rank 4 --threads $n --out "$tmp/ex$n" --json >"$tmp/out" 2>"$tmp/err"
     done
     same "extracting gives the same adapter with 1 and 2 threads" "$tmp/ex1/adapter_model.safetensors" "$tmp/ex2/adapter_model.safetensors"
     holds "extract finds the rank in every layer" '"down_proj":{"layers":6,"rank_min":4,"rank_max":4,' "$tmp/out"
@@ -470,21 +471,21 @@ END
     near "extracting a merged adapter restores it up to rounding" 1e-4 "$tmp/t1" "$tmp/ex1"
     "$shoal" adapter resize "$tmp/t1" --rank 2 --out "$tmp/small" >"$tmp/out" 2>"$tmp/err"
     holds "adapter resize" "q_proj    6 of 6 layers, rank 2, error 0." "$tmp/out"
-    "$shoal" adapter extract models/fry "$tmp/merged.gguf" --rank 2 --out "$tmp/small2" --quiet >/dev/null 2>"$tmp/err"
+    "$shoal" adapter extract test/models/fry-1 "$tmp/merged.gguf" --rank 2 --out "$tmp/small2" --quiet >/dev/null 2>"$tmp/err"
     near "extracting at a rank equals resizing to it" 1e-4 "$tmp/small" "$tmp/small2"
     "$shoal" adapter resize "$tmp/t1" --energy 0.9 --out "$tmp/small.gguf" --fold --json >"$tmp/out" 2>"$tmp/err"
     error=$(sed 's/"modules".*//' "$tmp/out" | field error)
     if awk -v e="$error" 'BEGIN {exit !(e > 0 && e * e <= 0.1)}' && grep -q '"rank_min":[123],' "$tmp/out"; then ok "resize --energy selects ranks"; else bad "resize --energy selects ranks" "$(cat "$tmp/out" "$tmp/err")"; fi
     says "resize without --rank and --energy" 2 "--rank R or --energy E is missing" "$shoal" adapter resize "$tmp/t1" --out "$tmp/no"
-    says "nothing to extract" 1 "no projection is changed" "$shoal" adapter extract models/fry models/fry --rank 2 --out "$tmp/no"
-    says "a fine-tuned model of another base" 1 "'a' (qwen3, 2 layers of 32) was not made from 'fry'" "$shoal" adapter extract models/fry "$tmp/a.gguf" --rank 2 --out "$tmp/no"
+    says "nothing to extract" 1 "no projection is changed" "$shoal" adapter extract test/models/fry-1 test/models/fry-1 --rank 2 --out "$tmp/no"
+    says "a fine-tuned model of another base" 1 "'a' (qwen3, 2 layers of 32) was not made from 'fry-1'" "$shoal" adapter extract test/models/fry-1 "$tmp/a.gguf" --rank 2 --out "$tmp/no"
     cp "$tmp/merged.gguf" "$tmp/nan.gguf"
     printf '\377\377\377\177' | dd of="$tmp/nan.gguf" bs=4 seek=$(($(wc -c <"$tmp/nan.gguf") / 8)) conv=notrunc 2>/dev/null
-    says "weights that are NaN" 1 "a projection has weights that are not numbers" "$shoal" adapter extract models/fry "$tmp/nan.gguf" --rank 2 --out "$tmp/no"
+    says "weights that are NaN" 1 "a projection has weights that are not numbers" "$shoal" adapter extract test/models/fry-1 "$tmp/nan.gguf" --rank 2 --out "$tmp/no"
     absent "refused extracts write no file" "$tmp/no"
     "$shoal" model new --shape tiny-qwen3 --seed 4 "$tmp/other.gguf" 2>/dev/null
     says "an error names weights that an adapter cannot represent" 0 "'a' and 'other' differ in the embedding, the head, as well" "$shoal" adapter extract "$tmp/a.gguf" "$tmp/other.gguf" --energy 0.5 --rank 20 --out "$tmp/ex_other"
-    says "weights and adapters that do not match" 2 "1 weights for 2 adapters" "$shoal" adapter merge models/fry "$tmp/t1" "$tmp/t2" --weights 1 --out "$tmp/no.gguf"
+    says "weights and adapters that do not match" 2 "1 weights for 2 adapters" "$shoal" adapter merge test/models/fry-1 "$tmp/t1" "$tmp/t2" --weights 1 --out "$tmp/no.gguf"
     "$shoal" adapter operators >"$tmp/out" 2>"$tmp/err" && "$shoal" adapter operators --json >"$tmp/rows" 2>>"$tmp/err"
     for o in delta slerp delta_ties cat noise; do
         if grep -q "^$o  *[^ ]" "$tmp/out"; then ok "adapter operators lists $o"; else bad "adapter operators lists $o" "$(cat "$tmp/out" "$tmp/err")"; fi; done
@@ -506,23 +507,23 @@ END
     says "weights and parents that do not match" 2 "1 weights for 2 adapters" blend --operator slerp --weights 1 --child "$tmp/no"
     says "a step for an operator without one" 2 "operator 'slerp' has no step" blend --operator slerp --step 1 --child "$tmp/no"
     absent "a refused blend leaves no child" "$tmp/no"
-    fry() { "$shoal" run models/fry --chat 'sort: k b x' --quiet "$@" 2>>"$tmp/err"; }
+    fry() { "$shoal" run test/models/fry-1 --chat 'sort: k b x' --quiet "$@" 2>>"$tmp/err"; }
     fry --adapter "$tmp/t1" --seed 3 --ids >"$tmp/one"
     fry --adapter "$tmp/t1=1.0" --seed 3 --ids >"$tmp/out"
     same "a mix of one adapter with weight 1 equals the adapter" "$tmp/one" "$tmp/out"
     fry --seed 3 --ids >"$tmp/one"
     fry --adapter "$tmp/t1=0,$tmp/t2=0" --seed 3 --ids >"$tmp/out"
     same "a mix with weights 0 equals the base" "$tmp/one" "$tmp/out"
-    "$shoal" train models/fry --runs "$tmp/runs" --data "$tmp/few.jsonl" --out "$tmp/t3" --r 2 --quiet >/dev/null 2>"$tmp/err"
+    "$shoal" train test/models/fry-1 --runs "$tmp/runs" --data "$tmp/few.jsonl" --out "$tmp/t3" --r 2 --quiet >/dev/null 2>"$tmp/err"
     fry --adapter "$tmp/t1=0.7,$tmp/t3=-0.3" --lora-dtype f16 --record --store "$tmp/mix.db" --json >"$tmp/out"
     key=$(field call <"$tmp/out" | tr -d '"')
     says "replay of a mix" 0 "" "$shoal" replay "$key" --store "$tmp/mix.db"
     rm -r "$tmp/t3"
     says "replay with a missing adapter fails" 1 "" "$shoal" replay "$key" --store "$tmp/mix.db"
     holds "replay names the missing adapter" "t3' is missing" "$tmp/out"
-    "$shoal" eval models/fry --tasks copy --n 12 --adapters "$tmp/t1" --record --store "$tmp/eval.db" --max-memory 80M >"$tmp/out" 2>"$tmp/err"
+    "$shoal" eval test/models/fry-1 --tasks copy --n 12 --adapters "$tmp/t1" --record --store "$tmp/eval.db" --max-memory 80M >"$tmp/out" 2>"$tmp/err"
     holds "the detectable difference is printed first" "is found four times in five" "$tmp/err"
-    "$shoal" debate models/fry --agents base "$tmp/t1" --tasks sort --n 3 --samples 0 --record --store "$tmp/eval.db" --max-memory 120M >>"$tmp/out" 2>>"$tmp/err"
+    "$shoal" debate test/models/fry-1 --agents base "$tmp/t1" --tasks sort --n 3 --samples 0 --record --store "$tmp/eval.db" --max-memory 120M >>"$tmp/out" 2>>"$tmp/err"
     "$shoal" replay --list --store "$tmp/eval.db" --json >"$tmp/keys" 2>>"$tmp/err"
     if [ "$(wc -l <"$tmp/keys")" = 36 ]; then ok "eval and debate record every call"; else bad "eval and debate record every call" "$(wc -l <"$tmp/keys") calls $(head -c 300 "$tmp/err")"; fi
     for at in 1 20 36; do
@@ -531,14 +532,14 @@ END
     # ---- a training run: its record, the gate, versions and rollback
     head -n 48 data/personas/critic.jsonl >"$tmp/learn.jsonl"
     tail -n 24 data/personas/critic.jsonl >"$tmp/held.jsonl"
-    learn() { "$shoal" train models/fry --data "$tmp/learn.jsonl" --out "$tmp/agent" --r 4 --bsz 8 --grad-accum 1 --runs "$tmp/runs" --quiet "$@" 2>"$tmp/err"; }
+    learn() { "$shoal" train test/models/fry-1 --data "$tmp/learn.jsonl" --out "$tmp/agent" --r 4 --bsz 8 --grad-accum 1 --runs "$tmp/runs" --quiet "$@" 2>"$tmp/err"; }
     if learn --lr 4e-3 --epochs 4 --eval-data "$tmp/held.jsonl" --tags 良い --json >"$tmp/out"; then ok "a better version is published"; else bad "a better version is published" "$(cat "$tmp/out" "$tmp/err")"; fi
     for f in '"published":true' '"eval":{"n":24,' '"retain":null'; do holds "--json says $f" "$f" "$tmp/out"; done
     run=$(ls "$tmp/runs" | grep '^train-agent-')
     if [ "$(wc -l <"$tmp/runs/$run/train.jsonl")" = 24 ]; then ok "one line of train.jsonl per update"; else bad "one line of train.jsonl per update" "$(ls -R "$tmp/runs")"; fi
     for f in '<svg' '<td>held out, nats a token</td>' "$run"; do holds "the page has $f" "$f" "$tmp/runs/$run/report.html"; done
     first=$(field hash <"$tmp/out" | tr -d '"')
-    says "a version that is not better is not published" 1 "is not published: it is not better" "$shoal" train models/fry --data "$tmp/learn.jsonl" --out "$tmp/agent" --r 4 --lr 0 --runs "$tmp/runs" --eval-data "$tmp/held.jsonl"
+    says "a version that is not better is not published" 1 "is not published: it is not better" "$shoal" train test/models/fry-1 --data "$tmp/learn.jsonl" --out "$tmp/agent" --r 4 --lr 0 --runs "$tmp/runs" --eval-data "$tmp/held.jsonl"
     set -- "$tmp"/agent/rejected-*
     if [ -e "$1/adapter_model.safetensors" ] && [ -e "$1/version.json" ]; then ok "a rejected version is kept"; else bad "a rejected version is kept" "$(ls "$tmp/agent")"; fi
     if learn --lr 1e-3 --seed 9 --retain copy --retain-n 40 >"$tmp/out"; then ok "a second version is published"; else bad "a second version is published" "$(cat "$tmp/err")"; fi
@@ -550,19 +551,19 @@ END
     holds "to the version before" "$(echo "$first" | cut -c1-12)" "$tmp/out"
     says "rollback without a previous version" 1 "no previous version" "$shoal" adapter rollback "$tmp/agent"
     says "an adapter of another model in the way" 1 "choose another --out" "$shoal" train "$tmp/a.gguf" --data "$tmp/learn.jsonl" --out "$tmp/agent" --runs "$tmp/runs"
-    says "runs that cannot be recorded" 1 "name a folder with --runs" "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t9" --runs /proc/none
-    says "missing held-out data" 1 "eval data of 'adapter'" "$shoal" train models/fry --data "$tmp/few.jsonl" --out "$tmp/t9" --runs "$tmp/runs" --eval-data "$tmp/nowhere.jsonl"
+    says "runs that cannot be recorded" 1 "name a folder with --runs" "$shoal" train test/models/fry-1 --data "$tmp/few.jsonl" --out "$tmp/t9" --runs /proc/none
+    says "missing held-out data" 1 "eval data of 'adapter'" "$shoal" train test/models/fry-1 --data "$tmp/few.jsonl" --out "$tmp/t9" --runs "$tmp/runs" --eval-data "$tmp/nowhere.jsonl"
     says "an adapter for another model" 1 "adapter" "$shoal" run "$tmp/a.gguf" -p x --adapter "$tmp/t1"
-    says "debate with no rounds" 0 "" "$shoal" debate models/fry --agents base base base --topic t --choices a b --rounds 0
+    says "debate with no rounds" 0 "" "$shoal" debate test/models/fry-1 --agents base base base --topic t --choices a b --rounds 0
     # ---- workflow files: a copy, and the same graph written differently, equal the built-in protocol, call by call
     for f in du revise-on-error-tail mad legacy; do
         "$shoal" debate --show-protocol $f >"$tmp/mine.yaml"
         for p in $f "$tmp/mine.yaml"; do
-            "$shoal" debate models/fry --agents base "$tmp/t1" base --personas a b c --tasks sort --n 3 --samples 0 --protocol "$p" --store "$tmp/flow.db" >"$tmp/out.${p##*/}" 2>"$tmp/err"
+            "$shoal" debate test/models/fry-1 --agents base "$tmp/t1" base --personas a b c --tasks sort --n 3 --samples 0 --protocol "$p" --store "$tmp/flow.db" >"$tmp/out.${p##*/}" 2>"$tmp/err"
         done
         same "a copy of $f debates as it does" "$tmp/out.$f" "$tmp/out.mine.yaml"
     done
-    "$shoal" debate models/fry --agents base "$tmp/t1" base --personas a b c --tasks sort --n 3 --samples 0 --protocol test/cases/graph-du.yaml --store "$tmp/flow.db" >"$tmp/out" 2>"$tmp/err"
+    "$shoal" debate test/models/fry-1 --agents base "$tmp/t1" base --personas a b c --tasks sort --n 3 --samples 0 --protocol test/cases/graph-du.yaml --store "$tmp/flow.db" >"$tmp/out" 2>"$tmp/err"
     same "another graph for du debates as it does" "$tmp/out.du" "$tmp/out"
     holds "equal workflows make equal calls" "27 of 27 calls were in the store" "$tmp/err"
     # ---- teams
@@ -570,31 +571,31 @@ END
     printf '{"question":"How much is 2 + 3?","answer":"5"}\n{"question":"1たす1は？","answer":"2"}\n' >"$tmp/sums.jsonl"
     printf 'file: sums.jsonl\ngrader: number\nmax_tokens: 12\n' >"$tmp/sums.yaml"
     mkdir -p "$tmp/evo/adapters/gen_0" && cp -r "$tmp/t1" "$tmp/evo/adapters/gen_0/first"
-    "$shoal" eval models/fry --tasks "sort,largest,$tmp/own.jsonl,$tmp/sums.yaml" --n 4 --run "$tmp/evo" --team "$tmp/team.yaml" --json >"$tmp/out" 2>"$tmp/err"
+    "$shoal" eval test/models/fry-1 --tasks "sort,largest,$tmp/own.jsonl,$tmp/sums.yaml" --n 4 --run "$tmp/evo" --team "$tmp/team.yaml" --json >"$tmp/out" 2>"$tmp/err"
     for f in sort largest own sums; do holds "eval evaluates a team on $f" "\"task\":\"$f\",\"adapter\":\"二人\"," "$tmp/out"; done
     holds "and is compared with the base" '"calls":24,' "$tmp/out"
     holds "eval --run prints a line per generation" '"task":"sort","generation":0,"adapters":1,' "$tmp/out"
-    "$shoal" debate models/fry --team "$tmp/team.yaml" --tasks "$tmp/own.jsonl,$tmp/sums.yaml" --samples 2 --store "$tmp/team.db" >"$tmp/out" 2>"$tmp/err"
+    "$shoal" debate test/models/fry-1 --team "$tmp/team.yaml" --tasks "$tmp/own.jsonl,$tmp/sums.yaml" --samples 2 --store "$tmp/team.db" >"$tmp/out" 2>"$tmp/err"
     for f in own sums; do holds "debate takes $f as eval does" "$f: 2 questions, protocol brief" "$tmp/out"; done
     holds "debate prints each agent's contribution" "worth in the first-round vote" "$tmp/out"
-    says "a repeated debate uses stored calls" 0 "calls were in the store" "$shoal" debate models/fry --team "$tmp/team.yaml" --tasks "$tmp/sums.yaml" --samples 2 --store "$tmp/team.db"
-    says "examples/team.yaml" 0 "" "$shoal" eval models/fry --tasks sort --n 2 --team examples/team.yaml
+    says "a repeated debate uses stored calls" 0 "calls were in the store" "$shoal" debate test/models/fry-1 --team "$tmp/team.yaml" --tasks "$tmp/sums.yaml" --samples 2 --store "$tmp/team.db"
+    says "examples/team.yaml" 0 "" "$shoal" eval test/models/fry-1 --tasks sort --n 2 --team examples/team.yaml
     for p in brief panel revise; do
-        says "calls in the progress of a debate: $p" 0 "" "$shoal" debate models/fry --agents base base base --tasks sort --n 4 --samples 3 --credit debate --protocol $p --store "$tmp/team.db"
+        says "calls in the progress of a debate: $p" 0 "" "$shoal" debate test/models/fry-1 --agents base base base --tasks sort --n 4 --samples 3 --credit debate --protocol $p --store "$tmp/team.db"
         if grep -o 'sort [0-9]*/[0-9]*' "$tmp/err" | tail -n 1 | awk -F'[ /]' '$2 == $3 { found = 1 } END { exit !found }'
         then ok "all calls are in the total: $p"; else bad "all calls are in the total: $p" "$(cat "$tmp/err")"; fi
     done
-    says "a team and agents" 2 "leave out --agents" "$shoal" debate models/fry --team "$tmp/team.yaml" --agents base --tasks sort
-    says "unknown credit method" 2 "there are vote, debate and none" "$shoal" debate models/fry --agents base --tasks sort --credit all
-    says "an unknown vote" 2 "there are majority, confidence" "$shoal" debate models/fry --agents base --tasks sort --vote loud
-    says "a grader of tasks" 2 "tasks have their own" "$shoal" debate models/fry --agents base --tasks sort --grader math
-    says "data without tasks" 2 "--data is for --tasks" "$shoal" debate models/fry --agents base --topic t --data .
+    says "a team and agents" 2 "leave out --agents" "$shoal" debate test/models/fry-1 --team "$tmp/team.yaml" --agents base --tasks sort
+    says "unknown credit method" 2 "there are vote, debate and none" "$shoal" debate test/models/fry-1 --agents base --tasks sort --credit all
+    says "an unknown vote" 2 "there are majority, confidence" "$shoal" debate test/models/fry-1 --agents base --tasks sort --vote loud
+    says "a grader of tasks" 2 "tasks have their own" "$shoal" debate test/models/fry-1 --agents base --tasks sort --grader math
+    says "data without tasks" 2 "--data is for --tasks" "$shoal" debate test/models/fry-1 --agents base --topic t --data .
     printf 'agents:\n  - {adapter: nowhere}\n' >"$tmp/lost.yaml"
-    says "a team without its adapter" 1 "lost.yaml', line 2: there is no adapter 'nowhere'" "$shoal" eval models/fry --tasks sort --team "$tmp/lost.yaml"
-    says "a folder that is not a run" 1 "no generations in" "$shoal" eval models/fry --tasks sort --run "$tmp"
+    says "a team without its adapter" 1 "lost.yaml', line 2: there is no adapter 'nowhere'" "$shoal" eval test/models/fry-1 --tasks sort --team "$tmp/lost.yaml"
+    says "a folder that is not a run" 1 "no generations in" "$shoal" eval test/models/fry-1 --tasks sort --run "$tmp"
     # ---- generated data
     printf '{"prompt":"sort: k b x"}\n{"prompt":"升序：m u j p"}\n{"prompt":"81,37からEへ進む。どこ？"}\n{"prompt":"sort: k b x"}\n' >"$tmp/p.jsonl"
-    synth() { "$shoal" synth models/fry --prompts "$tmp/p.jsonl" --samples 4 --n 24 --temp 1.2 --store "$tmp/synth.db" "$@"; }
+    synth() { "$shoal" synth test/models/fry-1 --prompts "$tmp/p.jsonl" --samples 4 --n 24 --temp 1.2 --store "$tmp/synth.db" "$@"; }
     synth --out "$tmp/s1.jsonl" --require answer: --min-agreement 0.5 --max-perplexity 90% --judge "$tmp/t1" --json >"$tmp/out" 2>"$tmp/err"
     if [ -s "$tmp/s1.jsonl" ] && grep -q '"prompts":4,"answers":16,"kept":[1-9]' "$tmp/out" && grep -q '"filter":"duplicate","dropped":[1-9]' "$tmp/out"; then
         ok "synth keeps and drops"; else bad "synth keeps and drops" "$(cat "$tmp/err" "$tmp/out")"; fi
@@ -609,7 +610,7 @@ END
     says "synth with an unknown option of train" 2 "unknown flag '--nonsense'" synth --out "$tmp/s3.jsonl" --then-train "$tmp/st" -- --nonsense 3
     absent "an invalid option of train is found before synth writes" "$tmp/s3.jsonl"
     cat >"$tmp/synth.yaml" <<END
-model: models/fry
+model: test/models/fry-1
 prompts: $tmp/p.jsonl
 out: $tmp/s4.jsonl
 store: $tmp/synth.db
@@ -621,10 +622,10 @@ END
     says "a section train that would be ignored" 2 "need --then-train DIR" "$shoal" synth "$tmp/r.yaml"
     says "a recipe writes, filters and trains" 0 "" "$shoal" synth "$tmp/synth.yaml" --quiet -- --epochs 1
     same "the recipe's samples are its flags'" "$tmp/s2.jsonl" "$tmp/s4.jsonl"
-    "$shoal" train models/fry --data "$tmp/s2.jsonl" --out "$tmp/st2" --r 4 --quiet >/dev/null 2>"$tmp/err"
+    "$shoal" train test/models/fry-1 --data "$tmp/s2.jsonl" --out "$tmp/st2" --r 4 --quiet >/dev/null 2>"$tmp/err"
     same "its adapter is that of shoal train" "$tmp/st/adapter_model.safetensors" "$tmp/st2/adapter_model.safetensors"
 else
-    echo "skip the starter model: models/fry is not there"
+    echo "skip a trained model: test/models/fry-1 is not there"
 fi
 
 # ---- the world
@@ -729,12 +730,12 @@ says "--env-pipe and a rule" 2 "its own agents and rules" "$shoal" world "$m" --
 says "--env-pipe and agents" 2 "its own agents and rules" "$shoal" world "$m" --env-pipe 'exit 3' --agents 3
 says "an environment that ends" 1 "the environment 'exit 3', spaces: it ended with exit code 3" "$shoal" world "$m" --env-pipe 'exit 3'
 says "an environment that is silent" 1 "it was silent for 0.3 seconds (--timeout)" "$shoal" world "$m" --env-pipe 'exec sleep 30' --timeout 0.3
-if [ -e models/fry/config.json ]; then
+if [ -e test/models/fry-1/config.json ]; then
     # simulate NAME FLAG…: runs one policy, because the order of several could differ with fitness.
     simulate() {
         name=$1
         shift
-        "$shoal" world models/fry --num-adapters 1 --num-envs 2 --steps 12 --seed 5 --held-out 2 --update-interval 4 --runs "$tmp/lives" --out "$tmp/$name" --json --quiet "$@" >"$tmp/$name.out" 2>"$tmp/err" ||
+        "$shoal" world test/models/fry-1 --num-adapters 1 --num-envs 2 --steps 12 --seed 5 --held-out 2 --update-interval 4 --runs "$tmp/lives" --out "$tmp/$name" --json --quiet "$@" >"$tmp/$name.out" 2>"$tmp/err" ||
             bad "a simulation: $name" "$(head -c 300 "$tmp/err")"
         grep -o '"hash":"[0-9a-f]*"' "$tmp/$name/state.json" >"$tmp/$name.minds"
         grep -ho '"tick":[0-9]*,"actions":[^]]*' "$tmp/$name"/trace-*.jsonl >"$tmp/$name.done"
@@ -752,7 +753,7 @@ if [ -e models/fry/config.json ]; then
     same "it and the random baseline get the same rewards" "$tmp/there.paid" "$tmp/here.paid"
     same "a simulation in an external environment continues" "$tmp/halved.minds" "$tmp/there.minds"
     if [ "$(wc -l <"$tmp/there.done")" = 24 ] && [ -s "$tmp/there.minds" ]; then ok "both simulations are complete"; else bad "both simulations are complete" "$(cat "$tmp/there.done")"; fi
-    says "--learn clone in an environment without a teacher" 1 "names no 'teacher'" "$shoal" world models/fry --learn clone --env-pipe "$pipe" --runs "$tmp/lives" --quiet
+    says "--learn clone in an environment without a teacher" 1 "names no 'teacher'" "$shoal" world test/models/fry-1 --learn clone --env-pipe "$pipe" --runs "$tmp/lives" --quiet
     if command -v python3 >/dev/null; then
         simulate corridor --generations 1 --env-pipe "python3 examples/corridor_env.py"
         holds "examples/corridor_env.py" '"generation":1,"decisions":96,' "$tmp/corridor.out"
@@ -760,15 +761,15 @@ if [ -e models/fry/config.json ]; then
         echo "skip examples/corridor_env.py: no python3"
     fi
 else
-    echo "skip simulations in an external environment: models/fry is not there"
+    echo "skip simulations in an external environment: test/models/fry-1 is not there"
 fi
 
 # ---- simulations
 says "flags of simulations without a model" 2 "require a model" "$shoal" world --generations 3
 says "--best elsewhere" 2 "of 'shoal world export RUN'" "$shoal" world --best
 says "missing groups" 1 "has no run of a world 'both-" "$shoal" world compare both --runs "$tmp"
-if [ -e models/fry/config.json ]; then
-    lives="$shoal world models/fry --steps 20 --agents 4 --held-out 2 --update-interval 5 --batch-size 2 --runs $tmp/lruns --quiet"
+if [ -e test/models/fry-1/config.json ]; then
+    lives="$shoal world test/models/fry-1 --steps 20 --agents 4 --held-out 2 --update-interval 5 --batch-size 2 --runs $tmp/lruns --quiet"
     $lives --generations 1 --out "$tmp/lone" >"$tmp/one" 2>"$tmp/err" || bad "a simulation" "$(cat "$tmp/err")"
     holds "the table of simulations" "generation  decisions" "$tmp/one"
     if [ "$(sed -n 's/^\(rule\|random\|0\|1\)  .*/\1/p' "$tmp/one" | tr '\n' ' ')" = "rule random 0 1 " ]; then
@@ -801,7 +802,7 @@ if [ -e models/fry/config.json ]; then
     holds "a row" '"generation":2,"held_out":' "$tmp/rows"
 
     "$shoal" world export "$tmp/lone" --best --out "$tmp/best" >"$tmp/out" 2>"$tmp/err" || bad "export" "$(cat "$tmp/err")"
-    says "an exported policy runs" 0 "" "$shoal" run models/fry --adapter "$tmp/best" -p "two plus two" -n 3
+    says "an exported policy runs" 0 "" "$shoal" run test/models/fry-1 --adapter "$tmp/best" -p "two plus two" -n 3
     says "adapter info of an exported policy" 0 "" "$shoal" adapter info "$tmp/best"
     id=$(sed -n 's/^\(world-[0-9a-f]*\):.*/\1/p' "$tmp/one")
     $lives --generations 1 >"$tmp/out" 2>"$tmp/err"
@@ -816,11 +817,11 @@ if [ -e models/fry/config.json ]; then
     says "export of a policy outside the run" 1 "is no hash" "$shoal" world export "$tmp/forged" --out "$tmp/x"
     absent "which leaves no file" "$tmp/x"
 
-    "$shoal" world models/fry --adapter "$tmp/lone" --watch --steps 4 --agents 3 --quiet >"$tmp/out" 2>"$tmp/err"
+    "$shoal" world test/models/fry-1 --adapter "$tmp/lone" --watch --steps 4 --agents 3 --quiet >"$tmp/out" 2>"$tmp/err"
     holds "a policy's decision is shown" "chose:  north 0." "$tmp/out"
-    "$shoal" world models/fry --adapter "$tmp/best" --record "$tmp/minds.jsonl" --steps 12 --agents 3 --quiet --seed 3 >"$tmp/out" 2>"$tmp/err"
+    "$shoal" world test/models/fry-1 --adapter "$tmp/best" --record "$tmp/minds.jsonl" --steps 12 --agents 3 --quiet --seed 3 >"$tmp/out" 2>"$tmp/err"
     says "a recorded model" 0 "" "$shoal" world --replay "$tmp/minds.jsonl"
-    fork="$shoal world models/fry --replay $tmp/minds.jsonl --at 5 --continue --quiet"
+    fork="$shoal world test/models/fry-1 --replay $tmp/minds.jsonl --at 5 --continue --quiet"
     $fork --adapter "$tmp/best" --learn none --record "$tmp/f1.jsonl" >"$tmp/out" 2>"$tmp/err" || bad "a fork by a model" "$(cat "$tmp/err")"
     $fork --adapter "$tmp/best" --learn none --record "$tmp/f2.jsonl" >"$tmp/out" 2>"$tmp/err"
     same "a fork by a model, twice" "$tmp/f1.jsonl" "$tmp/f2.jsonl"
@@ -829,28 +830,28 @@ if [ -e models/fry/config.json ]; then
     same "the same policy continues identically" "$tmp/whole" "$tmp/out"
     $fork --adapter "$tmp/g0m1" --temperature 50 --record "$tmp/f3.jsonl" >"$tmp/out" 2>"$tmp/err"
     if cmp -s "$tmp/f1.jsonl" "$tmp/f3.jsonl"; then bad "another policy continues differently" "the same"; else ok "another policy continues differently"; fi
-    "$shoal" world models/fry --adapter "$tmp/best" --policy model random --maps 2 --steps 10 --agents 3 --quiet >"$tmp/out" 2>"$tmp/err"
+    "$shoal" world test/models/fry-1 --adapter "$tmp/best" --policy model random --maps 2 --steps 10 --agents 3 --quiet >"$tmp/out" 2>"$tmp/err"
     holds "a model together with a policy" "model - random, map by map" "$tmp/out"
 
-    says "unknown --learn" 2 "no way to learn 'rote'" "$shoal" world models/fry --learn rote
-    says "unknown --decode" 2 "no decoding 'loud'" "$shoal" world models/fry --decode loud
-    says "--decode text with learning" 2 "requires --learn none" "$shoal" world models/fry --decode text
-    says "unknown --teacher" 2 "no policy 'nobody'" "$shoal" world models/fry --teacher nobody
-    says "unknown --crossover" 2 "nothing" "$shoal" world models/fry --crossover nothing
-    says "unknown --optim" 2 "lion" "$shoal" world models/fry --optim lion
-    says "a buffer too small" 2 "must be at least twice" "$shoal" world models/fry --buffer-size 10 --batch-size 6
-    says "the environment needs no model" 2 "--pipe is without a model" "$shoal" world models/fry --pipe
-    says "two models" 2 "one model at most" "$shoal" world models/fry models/fry
-    says "a rate out of range" 2 "--lr" "$shoal" world models/fry --lr -1
-    says "a missing adapter" 1 "none" "$shoal" world models/fry --adapter "$tmp/none" --runs "$tmp/lruns"
+    says "unknown --learn" 2 "no way to learn 'rote'" "$shoal" world test/models/fry-1 --learn rote
+    says "unknown --decode" 2 "no decoding 'loud'" "$shoal" world test/models/fry-1 --decode loud
+    says "--decode text with learning" 2 "requires --learn none" "$shoal" world test/models/fry-1 --decode text
+    says "unknown --teacher" 2 "no policy 'nobody'" "$shoal" world test/models/fry-1 --teacher nobody
+    says "unknown --crossover" 2 "nothing" "$shoal" world test/models/fry-1 --crossover nothing
+    says "unknown --optim" 2 "lion" "$shoal" world test/models/fry-1 --optim lion
+    says "a buffer too small" 2 "must be at least twice" "$shoal" world test/models/fry-1 --buffer-size 10 --batch-size 6
+    says "the environment needs no model" 2 "--pipe is without a model" "$shoal" world test/models/fry-1 --pipe
+    says "two models" 2 "one model at most" "$shoal" world test/models/fry-1 test/models/fry-1
+    says "a rate out of range" 2 "--lr" "$shoal" world test/models/fry-1 --lr -1
+    says "a missing adapter" 1 "none" "$shoal" world test/models/fry-1 --adapter "$tmp/none" --runs "$tmp/lruns"
     "$shoal" model new --shape tiny-llama --seed 3 "$tmp/bytes.gguf" 2>/dev/null
     says "actions that share their first token" 1 "begins 'north' and 'south' with one token" "$shoal" world "$tmp/bytes.gguf" --runs "$tmp/lruns" --generations 1
 else
-    echo "skip simulations: models/fry is not there"
+    echo "skip simulations: test/models/fry-1 is not there"
 fi
 
 # ---- files that other processes write, lock or read
-if [ -d models/fry ] && command -v python3 >/dev/null; then
+if [ -d test/models/fry-1 ] && command -v python3 >/dev/null; then
     cat >"$tmp/holds.py" <<'END'
 """holds FILE COMMAND...: runs the command while this process locks FILE, like another shoal."""
 import fcntl, os, subprocess, sys
@@ -862,22 +863,22 @@ with open(sys.argv[1], "w") as f:
     sys.exit(subprocess.run(sys.argv[2:], stdin=subprocess.DEVNULL).returncode)
 END
     says "two trainings into one folder" 1 "is in use by another process (" python3 "$tmp/holds.py" "$tmp/held/lock" \
-        "$shoal" train models/fry --runs "$tmp/hruns" --data data/personas/critic.jsonl --out "$tmp/held" --r 2 --max-steps 1
+        "$shoal" train test/models/fry-1 --runs "$tmp/hruns" --data data/personas/critic.jsonl --out "$tmp/held" --r 2 --max-steps 1
     [ -d "$tmp/runs/e1" ] && says "two resumes of one run" 1 "runs/e1' is in use by another process (" python3 "$tmp/holds.py" \
         "$tmp/runs/e1/lock" "$shoal" resume e1 --runs "$tmp/runs"
     hash=$(printf c1 | sha256sum | cut -c1-16)
     says "two chats in one conversation" 1 "conversation 'c1' is in use by another process (" python3 "$tmp/holds.py" \
-        "$tmp/hruns/c.db-$hash.lock" "$shoal" chat models/fry --store "$tmp/hruns/c.db" --conversation c1
-    "$shoal" chat models/fry --store "$tmp/hruns/c.db" --conversation c1 </dev/null >"$tmp/out" 2>"$tmp/err" || bad "a conversation after it" "$(cat "$tmp/err")"
+        "$tmp/hruns/c.db-$hash.lock" "$shoal" chat test/models/fry-1 --store "$tmp/hruns/c.db" --conversation c1
+    "$shoal" chat test/models/fry-1 --store "$tmp/hruns/c.db" --conversation c1 </dev/null >"$tmp/out" 2>"$tmp/err" || bad "a conversation after it" "$(cat "$tmp/err")"
     absent "the lock of a conversation" "$tmp/hruns/c.db-$hash.lock"
 
-    (umask 000; "$shoal" run models/fry -p "2+2=" -n 2 --store "$tmp/open/calls.db" --record >"$tmp/out" 2>"$tmp/err")
+    (umask 000; "$shoal" run test/models/fry-1 -p "2+2=" -n 2 --store "$tmp/open/calls.db" --record >"$tmp/out" 2>"$tmp/err")
     mode=$(stat -c %a "$tmp/open/calls.db" 2>/dev/null)
     if [ "$mode" = 600 ]; then ok "recorded calls are private with umask 000"; else bad "recorded calls are private with umask 000" "mode $mode: $(cat "$tmp/err")"; fi
 
     mkfifo "$tmp/pipe"
-    says "a pipe as an adapter" 1 "" timeout 20 "$shoal" run models/fry -p x --adapter "$tmp/pipe"
-    says "a device as data" 1 "it is a device, not a regular file" timeout 20 "$shoal" train models/fry --runs "$tmp/hruns" --data /dev/zero --out "$tmp/zero" --max-steps 1
+    says "a pipe as an adapter" 1 "" timeout 20 "$shoal" run test/models/fry-1 -p x --adapter "$tmp/pipe"
+    says "a device as data" 1 "it is a device, not a regular file" timeout 20 "$shoal" train test/models/fry-1 --runs "$tmp/hruns" --data /dev/zero --out "$tmp/zero" --max-steps 1
     cat >"$tmp/closed.py" <<'END'
 import os, subprocess, sys
 r, w = os.pipe()
@@ -901,12 +902,12 @@ sys.exit(0 if b"title" in out and b"\033" not in out and b"\a" not in out else r
 END
     if timeout 30 python3 "$tmp/terminal.py" "$shoal" </dev/null >/dev/null 2>"$tmp/err"; then ok "a model name cannot control the terminal"; else bad "a model name cannot control the terminal" "$(cat "$tmp/err")"; fi
 else
-    echo "skip files that others hold: models/fry or python3 is not there"
+    echo "skip files that others hold: test/models/fry-1 or python3 is not there"
 fi
 mkdir -p "$tmp/ro"
 if unshare -rm sh -c "mount -t tmpfs -o ro none '$tmp/ro'" 2>/dev/null; then
     says "a folder that cannot be written" 1 "$tmp/ro/out': Read-only file system" unshare -rm sh -c \
-        "mount -t tmpfs -o ro none '$tmp/ro' && exec '$shoal' train models/fry --runs '$tmp/hruns' --data data/personas/critic.jsonl --out '$tmp/ro/out' --max-steps 1"
+        "mount -t tmpfs -o ro none '$tmp/ro' && exec '$shoal' train test/models/fry-1 --runs '$tmp/hruns' --data data/personas/critic.jsonl --out '$tmp/ro/out' --max-steps 1"
 else
     echo "skip a folder that cannot be written: no namespaces"
 fi
@@ -932,8 +933,8 @@ if [ -d "$shared/data" ]; then
     says "an adapter of GPT-2" 1 "c_attn" "$shoal" run "$tmp/s.gguf" -p x --adapter "$shared/data/adapters/peft-gpt2-tiny-synthetic"
     seed=$(ls "$shared"/seeds/001* 2>/dev/null)
     sed -n '/^```jsonl/,/^```$/p' "$seed" | sed '/^```/d' >"$tmp/seed.jsonl"
-    if [ -e models/fry/config.json ] && [ -s "$tmp/seed.jsonl" ]; then
-        if "$shoal" train models/fry --runs "$tmp/runs" --data "$tmp/seed.jsonl" --out "$tmp/seed" --quiet >"$tmp/out" 2>&1; then
+    if [ -e test/models/fry-1/config.json ] && [ -s "$tmp/seed.jsonl" ]; then
+        if "$shoal" train test/models/fry-1 --runs "$tmp/runs" --data "$tmp/seed.jsonl" --out "$tmp/seed" --quiet >"$tmp/out" 2>&1; then
             ok "concatenated JSON conversations train unedited"; else bad "concatenated JSON conversations train unedited" "$(cat "$tmp/out")"; fi
     fi
 else

@@ -9,7 +9,7 @@ trap 'rm -rf "$tmp"' EXIT
 here=$tmp/here
 mkdir "$here" && cd "$here" || exit 1
 export SHOAL_CONFIG='' SHOAL_CACHE="$here/cache"
-model=$root/models/fry
+model=$root/test/models/fry-1
 
 ok() { echo "ok $1"; }
 bad() { echo "not ok $1: $2"; }

@@ -40,7 +40,7 @@ if head -n 1 "$tmp/legacy.jsonl" | grep -q '"rules":{"rules":"seed",'; then ok "
 
 # ---- sections of a recipe
 for section in learn:1 finetune:0; do
-    printf 'personas: [a=data/personas/critic.jsonl, b=data/personas/explorer.jsonl]\ntasks: [pick]\n%s: {lr: 0.001}\n' "${section%:*}" >"$tmp/${section%:*}.yaml"
+    printf 'model: test/models/fry-1\npersonas: [a=data/personas/critic.jsonl, b=data/personas/explorer.jsonl]\ntasks: [pick]\n%s: {lr: 0.001}\n' "${section%:*}" >"$tmp/${section%:*}.yaml"
     notes "section ${section%:*}" "${section#*:}" "$shoal" evolve "$tmp/${section%:*}.yaml" --runs "$tmp/runs" --dry-run --json
 done
 cat "$tmp/learn.yaml" >"$tmp/both.yaml" && echo 'finetune: {lr: 0.002}' >>"$tmp/both.yaml"
@@ -66,7 +66,7 @@ if "$shoal" model new --shape tiny-qwen3 --seed 3 "$tmp/m.gguf" 2>"$tmp/err"; th
     "$shoal" adapter inspect "$tmp/by-factor_blend" --model "$tmp/m.gguf" >"$tmp/out" 2>"$tmp/err"
     if grep -q 'operator.*seed' "$tmp/out"; then ok "lineages keep the stored name"; else bad "lineages keep the stored name" "$(cat "$tmp/out" "$tmp/err")"; fi
     for name in seed:1 factor_blend:0; do
-        notes "world --crossover ${name%:*}" "${name#*:}" "$shoal" world models/fry --num-adapters 2 --agents 2 --crossover "${name%:*}" --runs "$tmp/runs" --dry-run --json
+        notes "world --crossover ${name%:*}" "${name#*:}" "$shoal" world test/models/fry-1 --num-adapters 2 --agents 2 --crossover "${name%:*}" --runs "$tmp/runs" --dry-run --json
         grep -o 'world-[0-9a-f]*' "$tmp/out" | head -n 1 >"$tmp/id-${name%:*}"
     done
     same "both names give the same run" "$tmp/id-seed" "$tmp/id-factor_blend"
@@ -81,18 +81,18 @@ for pair in seed:legacy v4:revise v4c:revise-on-error v4ct:revise-on-error-tail 
     notes "--show-protocol ${pair%:*}" 1 "$shoal" debate --show-protocol "${pair%:*}"
     same "one file by both names" "$tmp/now" "$tmp/out"
     printf 'protocol: %s\nagents: [{}, {}]\n' "${pair%:*}" >"$tmp/team.yaml"
-    notes "team with protocol ${pair%:*}" 1 "$shoal" debate models/fry --team "$tmp/team.yaml" --topic x --choices a b --dry-run
+    notes "team with protocol ${pair%:*}" 1 "$shoal" debate test/models/fry-1 --team "$tmp/team.yaml" --topic x --choices a b --dry-run
     for p in "${pair%:*}:1" "${pair#*:}:0"; do
-        notes "--protocol ${p%:*}" "${p#*:}" "$shoal" debate models/fry --agents base base --topic x --choices a b --protocol "${p%:*}" --dry-run
+        notes "--protocol ${p%:*}" "${p#*:}" "$shoal" debate test/models/fry-1 --agents base base --topic x --choices a b --protocol "${p%:*}" --dry-run
     done
 done
 "$shoal" debate --show-protocol legacy | sed 's/reply: legacy/reply: seed/' >"$tmp/reply.yaml"
-notes "reply: seed" 1 "$shoal" debate models/fry --agents base base --topic x --choices a b --protocol "$tmp/reply.yaml" --dry-run
+notes "reply: seed" 1 "$shoal" debate test/models/fry-1 --agents base base --topic x --choices a b --protocol "$tmp/reply.yaml" --dry-run
 for name in seed:1 legacy:0; do
-    notes "debate --compat ${name%:*}" "${name#*:}" "$shoal" debate models/fry --agents base base --topic x --choices a b --compat "${name%:*}" --dry-run
-    notes "ask --compat ${name%:*}" "${name#*:}" "$shoal" ask models/fry x --compat "${name%:*}" --dry-run
+    notes "debate --compat ${name%:*}" "${name#*:}" "$shoal" debate test/models/fry-1 --agents base base --topic x --choices a b --compat "${name%:*}" --dry-run
+    notes "ask --compat ${name%:*}" "${name#*:}" "$shoal" ask test/models/fry-1 x --compat "${name%:*}" --dry-run
 done
-for command in "debate models/fry --agents base base --topic x" "ask models/fry x" "adapter blend --parents a b --child c"; do
+for command in "debate test/models/fry-1 --agents base base --topic x" "ask test/models/fry-1 x" "adapter blend --model test/models/fry-1 --parents a b --child c"; do
     # shellcheck disable=SC2086
     "$shoal" $command --compat other --dry-run >"$tmp/out" 2>"$tmp/err"
     if [ $? = 2 ] && grep -q "no compatibility with 'other'; there is legacy" "$tmp/err"; then ok "${command%% *} --compat other"; else bad "${command%% *} --compat other" "$(cat "$tmp/err")"; fi
@@ -142,10 +142,10 @@ printf '[chat]\nn = 5\nmax-tokens = 6\n' >"$tmp/both.conf"
 "$shoal" config check "$tmp/both.conf" >"$tmp/out" 2>"$tmp/err"
 if grep -q "'max-tokens' is set in line 2 already" "$tmp/err"; then ok "both words of an option"; else bad "both words of an option" "$(cat "$tmp/out" "$tmp/err")"; fi
 
-"$shoal" adapter new --model models/fry --rank 2 --seed 3 "$tmp/zero" >"$tmp/out" 2>"$tmp/err" &&
-    "$shoal" adapter blend --model models/fry --parents "$tmp/zero" "$tmp/zero" --out "$tmp/fry" --compat legacy --mut 1 --mut-std 0.2 --quiet >"$tmp/out" 2>"$tmp/err" ||
+"$shoal" adapter new --model test/models/fry-1 --rank 2 --seed 3 "$tmp/zero" >"$tmp/out" 2>"$tmp/err" &&
+    "$shoal" adapter blend --model test/models/fry-1 --parents "$tmp/zero" "$tmp/zero" --out "$tmp/fry" --compat legacy --mut 1 --mut-std 0.2 --quiet >"$tmp/out" 2>"$tmp/err" ||
     bad "adapter blend --out" "$(head -c 300 "$tmp/err")"
-generate() { "$shoal" run models/fry --chat 'sort: k b x' --threads 1 "$@" >"$tmp/out" 2>"$tmp/err"; }
+generate() { "$shoal" run test/models/fry-1 --chat 'sort: k b x' --threads 1 "$@" >"$tmp/out" 2>"$tmp/err"; }
 generate --adapter "$tmp/fry" --max-tokens 9 --temperature 0 && cp "$tmp/out" "$tmp/words"
 generate --max-tokens 9 --temperature 0
 if cmp -s "$tmp/out" "$tmp/words"; then bad "an adapter with an effect" "$(head -c 200 "$tmp/out")"; else ok "an adapter with an effect"; fi
@@ -162,13 +162,13 @@ lora() {
     "$shoal" "$@" >"$tmp/out" 2>"$tmp/err" </dev/null
     if grep -qF "$message" "$tmp/err"; then ok "$title"; else bad "$title" "$(head -c 300 "$tmp/err")"; fi
 }
-for dtype in f32 f16 bf16 i8; do lora "--lora $dtype" "the option 'lora' is named 'lora-dtype' now" run models/fry -p x --lora $dtype --dry-run; done
-lora "--lora FILE of eval" "adapter '$tmp/none' does not exist" eval models/fry --tasks pick --n 2 --lora "$tmp/none"
-lora "--lora FILE of debate" "adapter '$tmp/none' does not exist" debate models/fry --topic x --choices a b --lora "$tmp/none"
+for dtype in f32 f16 bf16 i8; do lora "--lora $dtype" "the option 'lora' is named 'lora-dtype' now" run test/models/fry-1 -p x --lora $dtype --dry-run; done
+lora "--lora FILE of eval" "adapter '$tmp/none' does not exist" eval test/models/fry-1 --tasks pick --n 2 --lora "$tmp/none"
+lora "--lora FILE of debate" "adapter '$tmp/none' does not exist" debate test/models/fry-1 --topic x --choices a b --lora "$tmp/none"
 lora "--lora FILE of a command without adapters" "no element '$tmp/none'" bench --what peak --lora "$tmp/none"
-lora "--lora without a value" "'--lora' needs a value" run models/fry -p x --lora
+lora "--lora without a value" "'--lora' needs a value" run test/models/fry-1 -p x --lora
 
-talk() { echo 'sort: k b x' | "$shoal" chat models/fry --store "$tmp/chat.db" --threads 1 --quiet "$@" >"$tmp/out" 2>"$tmp/err"; }
+talk() { echo 'sort: k b x' | "$shoal" chat test/models/fry-1 --store "$tmp/chat.db" --threads 1 --quiet "$@" >"$tmp/out" 2>"$tmp/err"; }
 talk --max-tokens 5 --temperature 0 && cp "$tmp/out" "$tmp/talk"
 talk -n 5 --temp 0
 same "both words of chat" "$tmp/talk" "$tmp/out"

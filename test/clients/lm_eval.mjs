@@ -126,7 +126,7 @@ await check("an adapter has different log-likelihoods", async () => {
     const {request, items} = fixture("loglikelihood"), lens = await ctxlens(items);
     const of = async (model) =>
         scores(await post({path: request.path, body: {...request.body, model}}), lens).map((s) => s.sum);
-    const [fry, a] = await Promise.all([of("fry"), of("a")]);
+    const [fry, a] = await Promise.all([of("fry-1"), of("a")]);
     assert.ok(fry.every((v, i) => v !== a[i]));
 });
 

@@ -56,7 +56,7 @@ await api("embed", async () => {
 
 await api("list, show, ps", async () => {
     const names = (await ollama.list()).models.map((m) => m.name);
-    for (const name of ["fry:latest", "a:latest", "b:latest"])
+    for (const name of ["fry-1:latest", "a:latest", "b:latest"])
         assert.ok(names.includes(name), names.join());
     const shown = await ollama.show({model: "a"});
     assert.equal(shown.model_info["general.architecture"], "llama");

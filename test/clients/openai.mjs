@@ -220,7 +220,7 @@ await check("tools: calls and their results are sent back in the conversation", 
     assert.equal(typeof await words({messages: talk, tools: [add], tool_choice: "none"}), "string");
 });
 
-// The starter model is not trained on tool calls, so the prompt dictates its text; the test checks how the server parses it.
+// The model is not trained on tool calls, so the prompt dictates its text; the test checks how the server parses it.
 const callText = "{\"name\": \"add\", \"arguments\": {\"x\": 2, \"y\": 3}}";
 const telling = (text, more = {}) =>
     ({model: "fry-tools", tools: [add], guided_choice: [text], max_tokens: 200, ...more});
@@ -341,11 +341,11 @@ await check("models: the base first, then adapters, each retrievable", async () 
     const all = [];
     for await (const m of client.models.list())
         all.push(m);
-    assert.deepEqual(all.map((m) => m.id), ["fry", "a", "b", "team:pair"]);
-    assert.deepEqual(all.map((m) => m.parent), [null, "fry", "fry", "fry"]);
+    assert.deepEqual(all.map((m) => m.id), ["fry-1", "a", "b", "team:pair"]);
+    assert.deepEqual(all.map((m) => m.parent), [null, "fry-1", "fry-1", "fry-1"]);
     for (const m of all)
         assert.deepEqual(await client.models.retrieve(m.id), m);
-    assert.equal((await client.models.retrieve("fry:a")).id, "fry:a");
+    assert.equal((await client.models.retrieve("fry-1:a")).id, "fry-1:a");
     assert.equal((await client.models.retrieve(all[0].root)).object, "model"); // a path: slashes
     await assert.rejects(client.models.retrieve("nobody"), NotFoundError);
 });
@@ -408,7 +408,7 @@ await check("errors come as the client's own classes", async () => {
 });
 
 await check("adapters and a mix of them at once equal each of them alone", async () => {
-    const models = ["fry", "a", "b", "a*0.5+b*0.5", "fry:a"],
+    const models = ["fry-1", "a", "b", "a*0.5+b*0.5", "fry-1:a"],
           asked = ["2587 - 9 = ?", "order down: b y g", "81,37からEへ進む。どこ？"];
     const cases = models.flatMap((model) => asked.map((q) => ({model, messages: user(q)})));
     const alone = [];
@@ -417,12 +417,12 @@ await check("adapters and a mix of them at once equal each of them alone", async
     const together = await Promise.all(cases.map((c, i) => (i % 2 ? words(c) : streamed(c).then((k) => joined(k)))));
     assert.deepEqual(together, alone);
     const said = (model) => alone.filter((_, i) => cases[i].model === model).join("\n");
-    assert.equal(said("fry:a"), said("a"));
+    assert.equal(said("fry-1:a"), said("a"));
     assert.equal(new Set(models.slice(0, 4).map(said)).size, 4, "adapters that change nothing test nothing");
 
     const {SHOAL, SHOAL_MODEL, SHOAL_ADAPTERS: dir} = process.env;
     const flags = {
-        fry: [],
+        "fry-1": [],
         a: ["--adapter", `${dir}/a`],
         b: ["--adapter", `${dir}/b`],
         "a*0.5+b*0.5": ["--adapter", `${dir}/a=0.5,${dir}/b=0.5`]

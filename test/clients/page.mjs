@@ -210,7 +210,7 @@ await check("a reply is shown, with its statistics", async () => {
 
 await check("text is shown while it is generated", async () => {
     const q = await page_of(await context()); // tabs of one browser share their storage
-    await q.locator(".picker option[value=fry]").waitFor({ state: "attached" });
+    await q.locator('.picker option[value="fry-1"]').waitFor({ state: "attached" });
     await q.evaluate(() => {
         // A server that waits for the test between its chunks.
         const real = window.fetch;
@@ -293,7 +293,7 @@ await check("two models side by side get the same prompt", async () => {
     await chat(p, "copy red blue");
     await ended(reply(p, 0));
     await ended(reply(p, 1));
-    assert.deepEqual(models.sort(), ["critic", "fry"]);
+    assert.deepEqual(models.sort(), ["critic", "fry-1"]);
     assert.deepEqual(await p.locator(".user").allTextContents(), ["copy red blue", "copy red blue"]);
     await p.screenshot({ path: join(shots, "side-by-side.png") });
     await p.getByText("New conversation").click();
@@ -302,7 +302,7 @@ await check("two models side by side get the same prompt", async () => {
 
 await check("a mix of adapters; the server's error message is shown", async () => {
     await p.locator(".picker select").selectOption("*");
-    await p.getByLabel("Weighted sum of adapters").fill("critic*0.5+fry");
+    await p.getByLabel("Weighted sum of adapters").fill("critic*0.5+fry-1");
     await chat(p, "3 + 4");
     await ended(reply(p));
     assert.match(await reply(p).locator("footer").textContent(), /tokens/);
@@ -324,7 +324,7 @@ await check("a team's turns can be unfolded", async () => {
     const turns = await reply(p).locator("pre").textContent();
     for (const name of ["doubter", "実務家", "explorer"]) assert.ok(turns.includes(name + ":"), turns);
     await p.screenshot({ path: join(shots, "team.png") });
-    await p.locator(".picker select").selectOption("fry");
+    await p.locator(".picker select").selectOption("fry-1");
     await p.getByText("New conversation").click();
 });
 
@@ -487,7 +487,7 @@ await check("agents: the statistics of each; an adapter is unloaded and loaded",
     const row = p.locator("tr", { hasText: "critic" });
     await row.waitFor();
     assert.ok(Number(await row.locator("td").nth(0).textContent()) >= 1);
-    assert.ok(Number(await p.locator("tr", { hasText: "fry" }).first().locator("td").nth(2).textContent()) > 0);
+    assert.ok(Number(await p.locator("tr", { hasText: "fry-1" }).first().locator("td").nth(2).textContent()) > 0);
     await row.getByRole("button").click();
     await row.waitFor({ state: "detached" });
     await p.getByLabel("Name", { exact: true }).fill("critic");
@@ -587,7 +587,7 @@ await check("a simulation is played, stepped through and inspected", async () =>
         p.locator("canvas.world").click({ position: { x: (x + 0.5) * cell, y: (frames.size - y - 0.5) * cell } })]);
     const chosen = Number(new URL(asked.url()).searchParams.get("agent"));
     assert.deepEqual(frames.frames[0].agents[chosen].slice(0, 2), [x, y]);
-    const v = await api(`/v1/worlds/agent?run=${lived}&generation=1&tick=4&agent=${chosen}&model=fry`);
+    const v = await api(`/v1/worlds/agent?run=${lived}&generation=1&tick=4&agent=${chosen}&model=fry-1`);
     await p.locator(".agent-details .bars").waitFor();
     const shown = await p.locator(".agent-details").textContent();
     assert.ok(shown.includes(v.observation) && shown.includes(v.prompt), shown);
@@ -852,7 +852,7 @@ await check("a server with keys: the page is served and asks for one", async () 
         await q.getByText("The server accepts the key.").waitFor();
     });
     await go(q, "chat");
-    await q.locator('.picker option[value="fry"]').waitFor({ state: "attached" });
+    await q.locator('.picker option[value="fry-1"]').waitFor({ state: "attached" });
     await chat(q, "3 + 4");
     await ended(reply(q));
     assert.match(await reply(q).locator("footer").textContent(), /tokens/);

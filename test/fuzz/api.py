@@ -63,15 +63,15 @@ MORE = [
         {"role": "tool", "tool_call_id": "c", "content": "r"}], "max_tokens": 4, "guided_json": {
             "type": "object", "properties": {"a": {"type": "integer", "minimum": 1}}},
         "chat_template_kwargs": {"a": 1}, "metadata": {"a": "b"}, "seed": 3}),
-    ("POST", "/api/create", {"model": "made", "from": "fry", "template": "{{ if .System }}{{ .System }}{{ end }}{{ .Prompt }}{{ .Response }}",
+    ("POST", "/api/create", {"model": "made", "from": "fry-1", "template": "{{ if .System }}{{ .System }}{{ end }}{{ .Prompt }}{{ .Response }}",
                              "messages": [{"role": "user", "content": "a"}], "parameters": {"stop": ["x"], "num_ctx": 64}}),
-    ("POST", "/api/create", {"model": "other", "from": "fry", "template": "{{ range .Messages }}{{ .Role }}{{ .Content }}{{ end }}",
+    ("POST", "/api/create", {"model": "other", "from": "fry-1", "template": "{{ range .Messages }}{{ .Role }}{{ .Content }}{{ end }}",
                              "adapters": {"x": "sha256:" + "0" * 64}}),
-    ("POST", "/api/generate", {"model": "fry", "prompt": "a", "template": "{{ .Prompt }}", "stream": False, "raw": False,
+    ("POST", "/api/generate", {"model": "fry-1", "prompt": "a", "template": "{{ .Prompt }}", "stream": False, "raw": False,
                                "format": {"type": "object"}, "options": {"num_predict": 4, "temperature": 0, "stop": ["q"]}}),
-    ("POST", "/api/chat", {"model": "fry", "messages": [{"role": "user", "content": "a"}], "format": "json",
+    ("POST", "/api/chat", {"model": "fry-1", "messages": [{"role": "user", "content": "a"}], "format": "json",
                            "options": {"num_predict": 4}}),
-    ("POST", "/api/chat", {"model": "fry", "messages": [{"role": "user", "content": "a"}],
+    ("POST", "/api/chat", {"model": "fry-1", "messages": [{"role": "user", "content": "a"}],
                            "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}], "options": {"num_predict": 4}}),
 ]
 TEXTS = ["", " ", "\0", "\ud83d\udc1f", "a" * 300, "x" * 70000, "\u202e\u0000\u001b[31m", "%s%n%d", "..", "../../x", "/dev/full",
@@ -535,7 +535,7 @@ class Target:
         env = {**os.environ, "SHOAL_API_KEY": KEY, "HF_TOKEN": SECRETS[1], "ASAN_OPTIONS":
                "quarantine_size_mb=16:malloc_context_size=12:detect_stack_use_after_return=0:allocator_may_return_null=1",
                "UBSAN_OPTIONS": "print_stacktrace=1"}
-        self.process = subprocess.Popen([SHOAL, "serve", f"{ROOT}/models/fry", *options], cwd=self.cwd, stdin=subprocess.DEVNULL,
+        self.process = subprocess.Popen([SHOAL, "serve", f"{ROOT}/test/models/fry-1", *options], cwd=self.cwd, stdin=subprocess.DEVNULL,
                                         stdout=subprocess.PIPE, stderr=open(self.log, "ab"), env=env)
         line = self.process.stdout.readline()
         if not line:
@@ -559,7 +559,7 @@ class Target:
         with open(os.path.join(cwd, "d.jsonl"), "w") as f:
             f.write('{"messages": [{"role": "user", "content": "12 + 30 = ?"}, {"role": "assistant", "content": "answer: 42"}]}\n')
         for name, rank in ("critic", "2"), ("newer", "4"):
-            subprocess.run([SHOAL, "train", f"{ROOT}/models/fry", "--runs", "runs", "--data", "d.jsonl", "--out", f"adapters/{name}", "--r", rank,
+            subprocess.run([SHOAL, "train", f"{ROOT}/test/models/fry-1", "--runs", "runs", "--data", "d.jsonl", "--out", f"adapters/{name}", "--r", rank,
                             "--max-steps", "1", "--quiet"], cwd=cwd, check=True, stdout=subprocess.DEVNULL,
                            env={**os.environ, "ASAN_OPTIONS": "detect_leaks=0"})
 

@@ -13,7 +13,7 @@
 
 #include <cmocka.h>
 
-static const char MODEL[] = "models/fry";
+static const char MODEL[] = "test/models/fry-1";
 static const char *const open_options[] = {"threads=2", "exact=true", NULL};
 static const char *const names[] = {"base", "twin", "other"};
 static struct shoal *s;

@@ -31,7 +31,7 @@ static struct shoal_adapter *founders[FOUNDERS];
 static const char *const names[FOUNDERS] = {"ann", "bea", "cid"};
 
 static const char recipe_text[] =
-    "model: models/fry\n"
+    "model: test/models/fry-1\n"
     "seed: 5\n"
     "personas:\n"
     "  - critic=data/personas/critic.jsonl\n"
@@ -78,7 +78,7 @@ static int set_up(void **state) {
     snprintf(recipe, sizeof recipe, "%s/r.yaml", root);
     snprintf(runs, sizeof runs, "runs=%s/runs", root);
     folder_remove(root);
-    s = shoal_open("models/fry", OPTIONS("exact=true", "threads=2"), &err);
+    s = shoal_open("test/models/fry-1", OPTIONS("exact=true", "threads=2"), &err);
     if (!s || dir_make(root, &e) != OK) return -1;
     if (file_write(recipe, recipe_text, strlen(recipe_text), &e) != OK) return -1;
     return make_founders();

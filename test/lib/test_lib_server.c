@@ -21,7 +21,7 @@
 #include <cmocka.h>
 
 enum { MAX_TOKENS = 24 };
-static const char MODEL[] = "models/fry";
+static const char MODEL[] = "test/models/fry-1";
 static const char QUESTION[] = "pick the smallest of 41, 3, 907";
 static char dir[] = "/tmp/test_lib_server.XXXXXX";
 static struct shoal *s;
@@ -198,12 +198,12 @@ static void test_serve(void **state) {
     struct shoal_request *before = shoal_request_new(s, &question, 1, NULL, NULL);
     for (int start = 0; start < 2; start++) {
         struct shoal_server *v = serve_ok(s, "state");
-        assert_reply(v, "fry", base);
+        assert_reply(v, "fry-1", base);
         assert_reply(v, "twin", twin);
         assert_refused(shoal_run(s, &before, 1, NULL, &err), &err);
         assert_refused(shoal_submit(s, before, &err), &err);
         assert_in_use();
-        assert_reply(v, "fry", base);
+        assert_reply(v, "fry-1", base);
         char *token_file = xstrdup(shoal_server_token_file(v));
         assert_return_code(access(token_file, F_OK), errno);
         shoal_server_stop(v);
@@ -245,7 +245,7 @@ static void test_system_and_jobs(void **state) {
  * SIGPIPE, whose default action is to end the process. */
 static void test_vanished_clients(void **state) {
     (void)state;
-    static const char body[] = "{\"model\":\"fry\",\"stream\":true,\"max_tokens\":200,"
+    static const char body[] = "{\"model\":\"fry-1\",\"stream\":true,\"max_tokens\":200,"
                                "\"ignore_eos\":true,\"messages\":[{\"role\":\"user\","
                                "\"content\":\"tell me\"}]}";
     char *base = run_reply(NULL), first;
@@ -258,14 +258,14 @@ static void test_vanished_clients(void **state) {
         setsockopt(fd, SOL_SOCKET, SO_LINGER, &reset, sizeof reset);
         close(fd);
     }
-    assert_reply(v, "fry", base);
+    assert_reply(v, "fry-1", base);
     shoal_server_stop(v);
     free(base);
 }
 
 /* Stops the server while it streams a reply of 4 x 400 tokens; returns what the client has got. */
 static char *stop_during_reply(const char *drain) {
-    static const char body[] = "{\"model\":\"fry\",\"stream\":true,\"max_tokens\":400,\"n\":4,"
+    static const char body[] = "{\"model\":\"fry-1\",\"stream\":true,\"max_tokens\":400,\"n\":4,"
                                "\"ignore_eos\":true,\"messages\":[{\"role\":\"user\","
                                "\"content\":\"tell me\"}]}";
     struct shoal_error err = {0};
@@ -331,11 +331,11 @@ static void test_process(void **state) {
     assert_return_code(stat(folder, &st), errno);
     assert_int_equal(st.st_mode & 0777, 0700);
     assert_string_not_equal(shoal_server_url(a), shoal_server_url(b));
-    assert_reply(a, "fry", base);
-    assert_reply(b, "fry", base);
+    assert_reply(a, "fry-1", base);
+    assert_reply(b, "fry-1", base);
     shoal_server_stop(a);
     assert_false(reads_devices());
-    assert_reply(b, "fry", base);
+    assert_reply(b, "fry-1", base);
     shoal_server_stop(b);
     assert_true(reads_devices());
     pthread_sigmask(SIG_SETMASK, NULL, &after);

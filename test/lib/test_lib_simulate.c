@@ -17,7 +17,7 @@
 
 enum { STEPS = 20, GENERATIONS = 2 };
 #define SMALL "agents=4", "steps=20", "size=9", "eval-maps=2", "num-adapters=2", "generations=2"
-static const char MODEL[] = "models/fry";
+static const char MODEL[] = "test/models/fry-1";
 static char dir[] = "/tmp/test_lib_simulate.XXXXXX";
 static struct shoal *s;
 

@@ -46,7 +46,7 @@ static int set_up(void **state) {
     snprintf(root, sizeof root, "/tmp/shoal-test-lib-training-%d", (int)getpid());
     folder_remove(root);
     struct error e;
-    s = shoal_open("models/fry", OPTIONS("exact=true", "threads=2"), &err);
+    s = shoal_open("test/models/fry-1", OPTIONS("exact=true", "threads=2"), &err);
     return s && dir_make(root, &e) == OK ? 0 : -1;
 }
 

@@ -1,6 +1,6 @@
 /*
  * test_libshoal: models, requests, embeddings, adapters, evaluation and worlds through
- * include/shoal.h, on the starter model: equal to the layers below, errors, callbacks, cancelling.
+ * include/shoal.h, on a trained model: equal to the layers below, errors, callbacks, cancelling.
  */
 #define _GNU_SOURCE
 #include "eval/eval.h"
@@ -15,7 +15,7 @@
 
 #include <cmocka.h>
 
-static const char MODEL[] = "models/fry";
+static const char MODEL[] = "test/models/fry-1";
 static const struct shoal_message question = {"user", "pick the smallest of 41, 3, 907"};
 static char dir[] = "/tmp/test_libshoal.XXXXXX";
 static struct shoal *s;
@@ -81,7 +81,7 @@ static void test_info(void **state) {
     (void)state;
     char *text = shoal_info(s, NULL);
     json_t *v = json_loads(text, 0, NULL);
-    assert_string_equal(json_get_string(v, "name"), "fry");
+    assert_string_equal(json_get_string(v, "name"), "fry-1");
     assert_string_equal(json_get_string(v, "class"), "exact");
     assert_int_equal(json_get_number(v, "threads"), 2);
     assert_int_equal(json_get_number(v, "width"), shoal_embedding_size(s));

@@ -24,7 +24,7 @@ def report(name, why=None):
 class Server:
     def __init__(self, *more):
         self.process = subprocess.Popen(
-            [shoal, "serve", "models/fry", "--port", "0", "--json", "--drain-seconds", "3", "--adapter", f"spare={tmp}/spare", *more],
+            [shoal, "serve", "test/models/fry-1", "--port", "0", "--json", "--drain-seconds", "3", "--adapter", f"spare={tmp}/spare", *more],
             stdout=subprocess.PIPE, stderr=open(f"{tmp}/serve.err", "ab"))
         said = json.loads(self.process.stdout.readline())
         self.port = int(said["listening"].rsplit(":", 1)[1])

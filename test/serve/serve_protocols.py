@@ -1,5 +1,5 @@
 # serve_protocols: rules of the wire formats that test_ollama.sh and test_clients.sh do not check, one test each, on the
-# server that test_api.sh has started: the base fry (alias: second-name), adapters one and two, and in the resolver's
+# server that test_api.sh has started: the base fry-1 (alias: second-name), adapters one and two, and in the resolver's
 # folder late (for this base), alien (for another base), bad (damaged).
 import base64, json, math, os, struct, threading, time, urllib.error, urllib.request
 
@@ -212,7 +212,7 @@ def _():
     "errors have message, type, param and code"
     e = refused('/v1/chat/completions', 404, 'nobody', model='nobody', messages=user('x'))
     same((e['param'], e['code']), ('model', 'model_not_found'))
-    same(refused('/v1/chat/completions', 400, 'messages', model='fry')['type'], 'invalid_request_error')
+    same(refused('/v1/chat/completions', 400, 'messages', model='fry-1')['type'], 'invalid_request_error')
     same(call('GET', '/v1/models', headers={'Authorization': 'Bearer '})[0], 200)
 
 # vLLM
@@ -221,15 +221,15 @@ def _():
 def _():
     "models: vLLM's model cards, the base and its other names first"
     cards = get('/v1/models')['data']
-    same([c['id'] for c in cards[:4]], ['fry', 'second-name', 'one', 'two'])
+    same([c['id'] for c in cards[:4]], ['fry-1', 'second-name', 'one', 'two'])
     for c in cards:
         same(set(c), {'id', 'object', 'created', 'owned_by', 'root', 'parent', 'max_model_len', 'permission'})
         same((c['object'], c['owned_by'], c['permission'][0]['object']), ('model', 'vllm', 'model_permission'))
         same(c['permission'][0]['allow_sampling'], True)
-    same([c['parent'] for c in cards[:3]], [None, None, 'fry'])
+    same([c['parent'] for c in cards[:3]], [None, None, 'fry-1'])
     same(cards[2]['root'], tmp + '/one')
-    same(words(model='second-name'), words(model='fry'))
-    same(get('/v1/models/fry%3Aone')['root'], tmp + '/one')
+    same(words(model='second-name'), words(model='fry-1'))
+    same(get('/v1/models/fry-1%3Aone')['root'], tmp + '/one')
 
 @test
 def _():
@@ -237,7 +237,7 @@ def _():
     ids = [c['id'] for c in get('/v1/models')['data']]
     assert 'late' not in ids, ids
     same(words(model='late'), words(model='two'))
-    same(words(model='fry:late'), words(model='two'))
+    same(words(model='fry-1:late'), words(model='two'))
     assert 'late' in [c['id'] for c in get('/v1/models')['data']]
     for name in ('alien', 'bad', '../one', './late', 'none'):
         refused('/v1/chat/completions', 404, 'does not exist', model=name, messages=user('x'))
@@ -251,10 +251,10 @@ def _():
 @test
 def _():
     "adapters by the names of vLLM, Ray, llama.cpp and LoRAX"
-    one, base = words(model='one'), words(model='fry')
+    one, base = words(model='one'), words(model='fry-1')
     assert one != base
-    for body in ({'model': 'fry:one'}, {'model': 'fry@one'}, {'lora': [{'id': 0, 'scale': 1}]}, {'parameters': {'adapter_id': 'one'}},
-                 {'model': 'fry', 'parameters': {'adapter_id': 'one', 'adapter_source': 'hub'}},
+    for body in ({'model': 'fry-1:one'}, {'model': 'fry-1@one'}, {'lora': [{'id': 0, 'scale': 1}]}, {'parameters': {'adapter_id': 'one'}},
+                 {'model': 'fry-1', 'parameters': {'adapter_id': 'one', 'adapter_source': 'hub'}},
                  {'parameters': {'adapter_id': tmp + '/one', 'adapter_source': 'local'}},
                  {'parameters': {'merged_adapters': {'ids': ['one', 'two'], 'weights': [1, 0], 'merge_strategy': 'linear'}}}):
         same(words(**body), one)
@@ -377,7 +377,7 @@ def _():
         t = post('/completion', prompt='x', temperature=0, n_predict=9, return_tokens=True, logit_bias=[[7, 90]], presence_penalty=100, repeat_last_n=n)['tokens']
         return [i for i, id in enumerate(t) if id == 7]
     same((runs(0), runs(1), runs(3), runs(-1), runs(64)), (list(range(9)), [0, 2, 4, 6, 8], [0, 4, 8], [0], [0]))
-    seen = {n: post('/api/generate', model='fry', prompt='a a b b a a b b a a', raw=True, stream=False,
+    seen = {n: post('/api/generate', model='fry-1', prompt='a a b b a a b b a a', raw=True, stream=False,
                     options={'temperature': 0, 'num_predict': 12, 'repeat_penalty': 90, 'repeat_last_n': n})['response'] for n in (0, 2, -1)}
     assert len(set(seen.values())) == 3, seen
 
@@ -387,12 +387,12 @@ def _():
     same([(a['id'], a['path'], a['scale']) for a in get('/lora-adapters')[:2]], [(0, tmp + '/one', 0.0), (1, tmp + '/two', 0.0)])
     one = words(model='one')
     same(json.loads(call('POST', '/lora-adapters', [{'id': 0, 'scale': 1.0}])[1]), {'success': True})
-    same((words(), words(model='fry') != one), (one, True))
+    same((words(), words(model='fry-1') != one), (one, True))
     call('POST', '/lora-adapters', [])
     assert words() != one
     p = get('/props')
-    same((p['model_path'].endswith('models/fry'), p['default_generation_settings']['params']['temperature'] > 0.79), (True, True))
-    same(p['chat_template'], json.load(open('models/fry/tokenizer_config.json'))['chat_template'])
+    same((p['model_path'].endswith('test/models/fry-1'), p['default_generation_settings']['params']['temperature'] > 0.79), (True, True))
+    same(p['chat_template'], json.load(open('test/models/fry-1/tokenizer_config.json'))['chat_template'])
     slots = get('/slots')
     same((len(slots), p['total_slots'], {s['is_processing'] for s in slots}), (4, 4, {False}))
     same(p['default_generation_settings']['n_ctx'], slots[0]['n_ctx'])
@@ -422,7 +422,7 @@ def _():
 @test
 def _():
     "num_ctx limits prompt and reply: the oldest messages are removed, the system message and the last one are kept"
-    v = post('/api/generate', model='fry', prompt='x', raw=True, stream=False, options={'temperature': 5, 'seed': 1, 'num_predict': -1, 'num_ctx': 20, 'top_k': 0, 'top_p': 1, 'stop': []})
+    v = post('/api/generate', model='fry-1', prompt='x', raw=True, stream=False, options={'temperature': 5, 'seed': 1, 'num_predict': -1, 'num_ctx': 20, 'top_k': 0, 'top_p': 1, 'stop': []})
     assert v['prompt_eval_count'] + v['eval_count'] <= 20, v
     talk = [{'role': 'system', 'content': '短く'}] + [m for i in range(12) for m in (user('sort: k b x %d' % i)[0], {'role': 'assistant', 'content': 'b k x'})] + user('sort: q a')
     opts = {'temperature': 0, 'num_predict': 8}
@@ -466,7 +466,7 @@ def _():
                     'llamacpp:requests_deferred': 'gauge', 'process_cpu_seconds_total': 'counter', 'process_resident_memory_bytes': 'gauge', 'process_open_fds': 'gauge',
                     'process_start_time_seconds': 'gauge', 'shoal_build_info': 'gauge'}.items():
         same((n, kinds.get(n)), (n, kind))
-    assert 'vllm:num_requests_running{model_name="fry",engine="0"}' in text
+    assert 'vllm:num_requests_running{model_name="fry-1",engine="0"}' in text
     assert call('GET', '/metrics', headers={'Accept': 'application/openmetrics-text; version=1.0.0'})[1].endswith('# EOF\n')
 
 for f in tests:

@@ -20,13 +20,13 @@ ulimit -n 8192 2>/dev/null || { echo "skip load: 8192 open files are not allowed
 
 names=
 for i in $(seq 20); do
-    "$shoal" adapter new --model models/fry --rank 4 --seed "$i" "$tmp/a/agent$i" --quiet 2>"$tmp/err" ||
+    "$shoal" adapter new --model test/models/fry-1 --rank 4 --seed "$i" "$tmp/a/agent$i" --quiet 2>"$tmp/err" ||
         { bad "adapters are made" "$(head -c 300 "$tmp/err")"; exit 1; }
     names="$names agent$i"
 done
 start() {
     rm -f "$tmp/listening"
-    "$shoal" serve models/fry --port 0 --json --adapter-dir "$tmp/a" --state "$tmp/state" --max-num-seqs 200 \
+    "$shoal" serve test/models/fry-1 --port 0 --json --adapter-dir "$tmp/a" --state "$tmp/state" --max-num-seqs 200 \
         --max-model-len 128 >"$tmp/listening" 2>"$tmp/err" &
     server=$!
     for _ in $(seq 600); do
@@ -60,7 +60,7 @@ if [ $((after - before)) -lt 20480 ]; then ok "memory stays flat"; else bad "mem
 
 # The stream of a waiting job has no events.
 token=$(cat "$tmp/state/token")
-job=$(curl -sS -H "X-API-Key: $token" "http://$url/v1/jobs" -d '{"kind": "world", "args": ["models/fry"], "options": {"generations": 50, "out": "life"}}' | sed 's/.*"id":"\([^"]*\)".*/\1/')
+job=$(curl -sS -H "X-API-Key: $token" "http://$url/v1/jobs" -d '{"kind": "world", "args": ["test/models/fry-1"], "options": {"generations": 50, "out": "life"}}' | sed 's/.*"id":"\([^"]*\)".*/\1/')
 curl -sS -H "X-API-Key: $token" -X POST "http://$url/v1/jobs/$job/pause" >"$tmp/paused"
 before=$(resident)
 SHOAL_KEY=$token "$load" "$port" 2000 "$seconds" idle "/v1/jobs/$job/events" >"$tmp/idle" &
@@ -82,7 +82,7 @@ key=$("$shoal" key add kept --scope chat jobs admin --store "$tmp/state/serve.db
 # shellcheck disable=SC2086
 "$load" "$port" 50 3 32 $names >/dev/null 2>&1 &
 stream=$!
-second=$(curl -sS -H "X-API-Key: $token" "http://$url/v1/jobs" -H 'Idempotency-Key: k' -d '{"kind": "world", "args": ["models/fry"], "options": {"generations": 2, "steps": 10, "agents": 4, "held-out": 1, "out": "b"}}' | sed 's/.*"id":"\([^"]*\)".*/\1/')
+second=$(curl -sS -H "X-API-Key: $token" "http://$url/v1/jobs" -H 'Idempotency-Key: k' -d '{"kind": "world", "args": ["test/models/fry-1"], "options": {"generations": 2, "steps": 10, "agents": 4, "held-out": 1, "out": "b"}}' | sed 's/.*"id":"\([^"]*\)".*/\1/')
 sleep 1
 kill -9 "$server"
 wait "$server" 2>/dev/null

@@ -10,5 +10,5 @@ if ! command -v python3 >/dev/null 2>&1; then
     echo "skip serve_hostile: python3 is not here"
     exit 0
 fi
-"$shoal" adapter new --model models/fry --rank 4 --seed 1 "$tmp/spare" --quiet >/dev/null 2>&1 || echo "not ok adapter new: failed"
+"$shoal" adapter new --model test/models/fry-1 --rank 4 --seed 1 "$tmp/spare" --quiet >/dev/null 2>&1 || echo "not ok adapter new: failed"
 python3 test/serve/serve_hostile.py "$shoal" "$tmp"

@@ -39,11 +39,11 @@ pasted() {
 "$shoal" model new --shape tiny-qwen3 "$tmp/a 'small' model.gguf" 2>"$tmp/err" || bad "a model" "$(cat "$tmp/err")"
 adapters=
 for i in 1 2 3 4 5; do
-    "$shoal" adapter new --model models/fry --rank 2 --seed $i "$tmp/a$i" >/dev/null 2>"$tmp/err" || bad "an adapter" "$(cat "$tmp/err")"
+    "$shoal" adapter new --model test/models/fry-1 --rank 2 --seed $i "$tmp/a$i" >/dev/null 2>"$tmp/err" || bad "an adapter" "$(cat "$tmp/err")"
     adapters="$adapters one$i=$tmp/a$i"
 done
-start "without keys" models/fry --team panel=examples/team.yaml --adapter $adapters
-holds "the models are listed" "model fry, 5 adapters (one1, one2, one3, one4 …), 1 team (team:panel)"
+start "without keys" test/models/fry-1 --team panel=examples/team.yaml --adapter $adapters
+holds "the models are listed" "model fry-1, 5 adapters (one1, one2, one3, one4 …), 1 team (team:panel)"
 holds "no key is needed" "keys: none; this machine may chat without one"
 holds "the file of the token" "token in $tmp/it's state/token"
 pasted "the curl line works without keys"
@@ -59,7 +59,7 @@ holds "a model name that is not UTF-8 is shown without the invalid byte" "model 
 sed -i 's/"max_tokens": 64/"max_tokens": 4/' "$tmp/err"
 pasted "a model whose file name is not UTF-8"
 stop
-start "with keys" models/fry --api-key a-secret-of-this-test
+start "with keys" test/models/fry-1 --api-key a-secret-of-this-test
 holds "a key is needed" "keys: every request needs a key"
 pasted "the curl line works with keys"
 if grep -q a-secret-of-this-test "$tmp/err"; then bad "no key is printed" "$(cat "$tmp/err")"; else ok "no key is printed"; fi
@@ -67,7 +67,7 @@ stop
 
 for flag in --quiet --json; do
     : >"$tmp/out"
-    "$shoal" serve models/fry --port 0 --state "$tmp/it's state" $flag >"$tmp/out" 2>"$tmp/err" &
+    "$shoal" serve test/models/fry-1 --port 0 --state "$tmp/it's state" $flag >"$tmp/out" 2>"$tmp/err" &
     server=$!
     for _ in $(seq 600); do
         [ -s "$tmp/it's state/token" ] && { [ $flag = --quiet ] || [ -s "$tmp/out" ]; } && break
@@ -84,7 +84,7 @@ openssl req -x509 -newkey rsa:2048 -nodes -days 2 -subj /CN=shoal.example -keyou
     bad "a certificate is made" "$(tail -3 "$tmp/why")"
 chmod 600 "$tmp/k.pem"
 for host in 127.0.0.1 0.0.0.0; do
-    start "TLS on $host" models/fry --host $host --api-key a-secret-of-this-test --tls-cert "$tmp/c.pem" --tls-key "$tmp/k.pem"
+    start "TLS on $host" test/models/fry-1 --host $host --api-key a-secret-of-this-test --tls-cert "$tmp/c.pem" --tls-key "$tmp/k.pem"
     pasted "the curl line works over TLS on $host"
     stop
 done

@@ -51,14 +51,14 @@ else
 fi
 cp "$tmp/a.key" "$tmp/open.key"
 chmod 644 "$tmp/open.key"
-"$shoal" serve models/fry --dry-run --tls-cert "$tmp/a.pem" --tls-key "$tmp/open.key" >/dev/null 2>"$tmp/err"
+"$shoal" serve test/models/fry-1 --dry-run --tls-cert "$tmp/a.pem" --tls-key "$tmp/open.key" >/dev/null 2>"$tmp/err"
 if grep -qF "others can read the key '$tmp/open.key'" "$tmp/err"; then ok "a warning about a key that others can read"
 else bad "a warning about a key that others can read" "$(head -c 300 "$tmp/err")"; fi
-"$shoal" serve models/fry --dry-run --tls-cert "$tmp/a.pem" --tls-key "$tmp/a.key" >/dev/null 2>"$tmp/err"
+"$shoal" serve test/models/fry-1 --dry-run --tls-cert "$tmp/a.pem" --tls-key "$tmp/a.key" >/dev/null 2>"$tmp/err"
 if grep -q "can read" "$tmp/err"; then bad "no warning about a key that only its owner can read" "$(head -c 300 "$tmp/err")"
 else ok "no warning about a key that only its owner can read"; fi
 
-"$shoal" serve models/fry --port 0 --json --state "$tmp/state" --tls-cert "$tmp/a.pem" --tls-key "$tmp/a.key" >"$tmp/listening" 2>"$tmp/err" &
+"$shoal" serve test/models/fry-1 --port 0 --json --state "$tmp/state" --tls-cert "$tmp/a.pem" --tls-key "$tmp/a.key" >"$tmp/listening" 2>"$tmp/err" &
 server=$!
 for _ in $(seq 600); do
     grep -q listening "$tmp/listening" 2>/dev/null && break

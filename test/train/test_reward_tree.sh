@@ -29,7 +29,7 @@ until_left() { # N: waits for that number
     done
 }
 train() {
-    exec "$shoal" train "$root/models/fry" --method rloo --data fry:pick --out "$tmp/out" --runs "$tmp/runs" --max-steps 2 --r 2 \
+    exec "$shoal" train "$root/test/models/fry-1" --method rloo --data fry:pick --out "$tmp/out" --runs "$tmp/runs" --max-steps 2 --r 2 \
         --num-generations 2 --threads 1 "$@"
 }
 daemons="setsid sleep $mark & (setsid sleep $mark >/dev/null 2>&1 &) ; sleep $mark &"

@@ -39,7 +39,6 @@ static const struct option_row candidate_rows[] = {
 
 enum {
     QUESTIONS_WORK = 16 << 20, /* bytes outside of the engine */
-    FAMILY_LEN = 256,          /* tokens per question of a family */
     PAGES_TOKENS = 8192,       /* tokens of the KV cache, or more for long sequences */
     ITEM_WORK = 16384,         /* bytes of a team's question and its transcript */
 };
@@ -65,7 +64,7 @@ struct eval_command {
 /* Upper bounds for the engine before texts are tokenized: a text has at most as many tokens as
  * bytes. */
 static struct engine_options engine_options_init(const struct eval_command *r) {
-    struct engine_options e = {.max_rows = 512, .max_seqs = 256, .max_len = FAMILY_LEN};
+    struct engine_options e = {.max_rows = 512, .max_seqs = 256, .max_len = FAMILY_MAX_TOKENS};
     for (int i = 0; i < r->n_tasks; i++) {
         size_t most = r->tasks[i].longest + (size_t)r->tasks[i].max_tokens;
         e.max_len = MAX(e.max_len, (int32_t)MIN(most, (size_t)1 << 20));
@@ -76,12 +75,11 @@ static struct engine_options engine_options_init(const struct eval_command *r) {
 
 static void engine_fit(struct eval_command *r) {
     struct engine_options *e = &r->s.engine;
-    int32_t need = FAMILY_LEN;
+    int32_t need = FAMILY_MAX_TOKENS;
     bool files = false;
     for (int i = 0; i < r->n_tasks; i++) {
-        if (r->tasks[i].family >= 0) continue;
         need = MAX(need, eval_task_max_request_tokens(&r->tasks[i], r->s.m->tok));
-        files = true;
+        files |= r->tasks[i].family < 0;
     }
     e->max_len = MIN(MIN(e->max_len, need), r->s.m->config.max_seq_len);
     if (r->o->teams.n)

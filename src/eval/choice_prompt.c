@@ -20,18 +20,29 @@ void choice_prompt_add_choice(struct choice_prompt *a, int i, const struct token
     a->seq[i] = (struct token_seq){a->choices[i].v, a->choices[i].n};
 }
 
+static int chat_encode_item(const struct tokenizer *tok, const struct chat_message *chat,
+                            int n_msgs, const struct task_item *it, struct token_ids *out,
+                            struct error *err) {
+    if (!it->chat) return chat_encode(tok, chat, n_msgs, true, out, NULL, err);
+    const struct chat_template_input in = {.messages = json_object_get(it->chat, "messages"),
+                                           .tools = json_object_get(it->chat, "tools"),
+                                           .generation_prompt = true};
+    return chat_template_encode(tok, &in, out, NULL, err);
+}
+
 int choice_prompt_init(struct choice_prompt *a, const struct tokenizer *tok,
                        const struct chat_message *chat, int n_msgs, const struct task_item *it,
                        bool chain_of_thought, struct error *err) {
     *a = (struct choice_prompt){.n_choices = it->n_choices};
-    const char *first = chain_of_thought ? WORK_PREFIX : ANSWER_PREFIX;
-    if (chat_encode(tok, chat, n_msgs, true, &a->prompt, NULL, err) != OK) return err->code;
+    chain_of_thought &= !it->whole_replies;
+    const char *first = it->whole_replies ? "" : chain_of_thought ? WORK_PREFIX : ANSWER_PREFIX;
+    if (chat_encode_item(tok, chat, n_msgs, it, &a->prompt, err) != OK) return err->code;
     tokenizer_encode(tok, first, strlen(first), 0, &a->prompt);
     if (chain_of_thought)
         tokenizer_encode(tok, "\n" ANSWER_PREFIX, strlen("\n" ANSWER_PREFIX), 0, &a->suffix);
     int32_t end = tokenizer_eot(tok);
     for (int i = 0; i < it->n_choices; i++) {
-        char *text = xasprintf(" %s", it->choices[i]);
+        char *text = xasprintf("%s%s", it->whole_replies ? "" : " ", it->choices[i]);
         choice_prompt_add_choice(a, i, tok, text, end);
         free(text);
     }

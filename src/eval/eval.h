@@ -25,9 +25,10 @@ struct choice_prompt {
 /* Sets choice i to the tokens of `text`, followed by the token `end` if end >= 0. */
 void choice_prompt_add_choice(struct choice_prompt *a, int i, const struct tokenizer *tok,
                               const char *text, int32_t end);
-/* The request of this prompt decodes "answer: CHOICE". With chain_of_thought it first generates
- * reasoning, up to the request's max_tokens or the end of the line. The caller calls
- * choice_prompt_release also after an error. */
+/* The request of this prompt decodes "answer: CHOICE", or a choice alone if the item's choices are
+ * whole replies. With chain_of_thought it first generates reasoning, up to the request's max_tokens
+ * or the end of the line; not before whole replies. chat, n_msgs: the conversation, for an item
+ * without its own. The caller calls choice_prompt_release also after an error. */
 int choice_prompt_init(struct choice_prompt *a, const struct tokenizer *tok,
                        const struct chat_message *chat, int n_msgs, const struct task_item *it,
                        bool chain_of_thought, struct error *err);
@@ -128,6 +129,8 @@ void stats_holm(const double *p, int n, double *adjusted);
 
 struct eval_question {
     char *context;
+    json_t *chat; /* with EVAL_CHAT_CHOICE; see task_item */
+    bool whole_replies;
     char *options[EVAL_MAX_OPTIONS];  /* [n], without the delimiter */
     char *contexts[EVAL_MAX_OPTIONS]; /* context of one option; NULL: `context` */
     int n, correct;
@@ -165,7 +168,9 @@ struct eval_task {
     char *grader;         /* EVAL_GENERATE: name of the grader */
     struct strings stops; /* texts that end the generation */
     int32_t max_tokens;   /* maximum generated tokens; 0 without generation */
-    size_t longest;       /* bytes of the longest context including its preamble and option */
+    /* Bytes of the longest context including its preamble and option; generated questions: tokens
+     */
+    size_t longest;
 };
 
 struct eval_task_options {
@@ -192,8 +197,8 @@ const struct eval_question *eval_task_question(const struct eval_task *b, int64_
  */
 struct task_item *eval_task_items(const struct eval_task *b);
 void task_items_release(struct task_item *v, int64_t n);
-/* Opens the tasks of a comma-separated list of names for eval_task_open; "fry" stands for all
- * families. The caller releases each of the *n tasks and frees *out, also after an error. */
+/* Opens the tasks of a comma-separated list of names for eval_task_open and of sets of families.
+ * The caller releases each of the *n tasks and frees *out, also after an error. */
 int eval_tasks_open(const char *list, const struct eval_task_options *o, struct eval_task **out,
                     int *n, struct error *err);
 /* Name and explanation of built-in task i; NULL past the last. */
@@ -274,7 +279,7 @@ int eval_solver_answer(void *solver, const struct eval_task *task, struct eval_r
  * grader rejects the gold answer of a question. */
 struct grader;
 int eval_task_grader(const struct eval_task *task, const struct grader **out, struct error *err);
-/* Approximate length of the longest request of a task from files, in tokens. */
+/* Approximate length of a task's longest request, in tokens. */
 int32_t eval_task_max_request_tokens(const struct eval_task *task, const struct tokenizer *tok);
 /* Encodes a context and its continuation like lm-evaluation-harness. White space at the end of the
  * context moves to the continuation. Context and continuation are encoded as one text; the tokens

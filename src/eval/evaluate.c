@@ -19,7 +19,6 @@
 
 enum {
     WINDOW_JOBS = 1024,
-    COT_MAX_TOKENS = 32,    /* tokens of the reasoning before the answer */
     TOKENIZATION_SLACK = 8, /* tokens that a text may have in excess of the sum of its parts */
 };
 static const double EQUIVALENCE_MARGIN =
@@ -164,13 +163,15 @@ static void generate_request_init(struct eval_job *j, const struct eval_window *
 
 static int chat_request_init(struct eval_job *j, const struct eval_window *w,
                              const struct eval_question *q, struct error *err) {
-    struct task_item it = {.n_choices = q->n};
+    struct task_item it = {.n_choices = q->n, .chat = q->chat, .whole_replies = q->whole_replies};
     struct chat_message user = {"user", q->context};
     for (int i = 0; i < q->n; i++) it.choices[i] = q->options[i];
     requests_alloc(j, 1);
     if (choice_prompt_init(&j->chat, w->s->tok, &user, 1, &it, w->s->chain_of_thought, err) != OK)
         return err->code;
-    choice_prompt_request(&j->chat, w->s->adapter, COT_MAX_TOKENS, &j->reqs[0]);
+    int work_tokens = w->task->is_split_evidence ? FAMILY_MAX_WORK_TOKENS
+                                                 : family_max_work_tokens(w->task->family);
+    choice_prompt_request(&j->chat, w->s->adapter, work_tokens, &j->reqs[0]);
     return OK;
 }
 
@@ -293,6 +294,8 @@ static void job_finish(struct eval_window *w, struct eval_job *j) {
 }
 
 int32_t eval_task_max_request_tokens(const struct eval_task *task, const struct tokenizer *tok) {
+    if (task->family >= 0)
+        return task->is_split_evidence ? FAMILY_MAX_TOKENS : family_max_tokens(task->family);
     int32_t max_tokens = 0,
             *preamble_tokens = xcalloc((size_t)MAX(task->n_subjects, 1), sizeof *preamble_tokens);
     struct token_ids ids = {0};
@@ -301,7 +304,7 @@ int32_t eval_task_max_request_tokens(const struct eval_task *task, const struct 
                          TOKENIZER_ADD_BOS, &ids);
         preamble_tokens[i] = ids.n;
     }
-    for (int64_t i = 0; task->family < 0 && i < task->n_questions; i++) {
+    for (int64_t i = 0; i < task->n_questions; i++) {
         const struct eval_question *q = &task->questions[i];
         for (int k = 0; k < MAX(q->n, 1); k++, ids.n = 0) {
             const char *context = q->contexts[k] ? q->contexts[k] : q->context;

@@ -157,6 +157,7 @@ void eval_question_release(struct eval_question *q) {
         free(q->options[i]);
         free(q->contexts[i]);
     }
+    json_decref(q->chat);
     free(q->context);
     free(q->answer);
     free(q->cluster);
@@ -589,6 +590,7 @@ static int family_open(struct eval_task *b, int family, const struct eval_task_o
     if (o->shots)
         return error_set(err, ERR_USAGE, "'%s' takes no examples; leave out --shots", b->name);
     b->family = family;
+    if (!b->is_split_evidence) b->longest = (size_t)family_max_tokens(family);
     b->output_type = EVAL_CHAT_CHOICE;
     b->n_questions = o->n ? o->n : FAMILY_N;
     b->split = o->split;
@@ -647,13 +649,18 @@ const struct eval_question *eval_task_question(const struct eval_task *b, int64_
     if (b->family < 0) return &b->questions[i];
     struct task_item it;
     item_generate(b, i, &it);
-    *scratch = (struct eval_question){
-        .context = it.question, .n = it.n_choices, .correct = it.correct, .cluster = it.key};
+    *scratch = (struct eval_question){.context = it.question,
+                                      .chat = it.chat,
+                                      .whole_replies = it.whole_replies,
+                                      .n = it.n_choices,
+                                      .correct = it.correct,
+                                      .cluster = it.key};
     for (int k = 0; k < it.n_choices; k++) {
         scratch->options[k] = it.choices[k];
         it.choices[k] = NULL;
     }
     it.question = it.key = NULL;
+    it.chat = NULL;
     task_item_release(&it);
     return scratch;
 }
@@ -733,9 +740,10 @@ int eval_tasks_open(const char *list, const struct eval_task_options *o, struct 
     *out = NULL;
     *n = 0;
     for (char *t = strtok_r(copy, ",", &save); t && rc == OK; t = strtok_r(NULL, ",", &save)) {
-        if (strcmp(t, "fry") != 0) rc = task_add(out, n, t, o, err);
-        for (int f = 0; rc == OK && strcmp(t, "fry") == 0 && f < fry_count(); f++)
-            rc = task_add(out, n, fry_families[f]->name, o, err);
+        bool set[FRY_MAX_FAMILIES] = {false};
+        if (!family_set(t, set)) rc = task_add(out, n, t, o, err);
+        for (int f = 0; rc == OK && f < family_count(); f++)
+            if (set[f]) rc = task_add(out, n, fry_families[f]->name, o, err);
     }
     if (rc == OK && *n == 0) rc = error_set(err, ERR_USAGE, "'%s' names no task", list);
     free(copy);

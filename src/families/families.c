@@ -5,13 +5,15 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* An item depends on its family's index: add new families at the end. The first N_STARTER are those
- * of the starter model. */
+/* An item depends on its family's index: add new families at the end. The first N_FRY are those of
+ * the first starter model. */
 const struct task_family *const fry_families[] = {
-    &copy_family,       &sort_family, &compare_family, &sequence_family, &voice_family,
-    &arithmetic_family, &pick_family, &order_family,   &route_family,    &syllogism_family,
-    &lookup_family,     &form_family, &machine_family, &sums_family,     &judge_family};
-enum { N_STARTER = 10 };
+    &copy_family,       &sort_family,      &compare_family, &sequence_family, &voice_family,
+    &arithmetic_family, &pick_family,      &order_family,   &route_family,    &syllogism_family,
+    &lookup_family,     &form_family,      &machine_family, &sums_family,     &judge_family,
+    &deduction_family,  &retrieval_family, &needle_family,  &tools_family,    &about_family,
+    &dialogue_family};
+enum { N_FRY = 10 };
 
 /* Shuffles the choices and sets `correct`. Before the call, choice 0 is the right one. */
 static void shuffle_choices(struct rng *r, struct task_item *it) {
@@ -33,7 +35,15 @@ int family_count(void) {
 }
 
 int fry_count(void) {
-    return N_STARTER;
+    return N_FRY;
+}
+
+int family_max_tokens(int family) {
+    return MAX(fry_families[family]->max_tokens, FAMILY_MAX_TOKENS);
+}
+
+int family_max_work_tokens(int family) {
+    return MAX(fry_families[family]->max_work_tokens, FAMILY_MAX_WORK_TOKENS);
 }
 
 int fry_find(const char *name) {
@@ -42,17 +52,25 @@ int fry_find(const char *name) {
     return -1;
 }
 
+bool family_set(const char *name, bool pick[FRY_MAX_FAMILIES]) {
+    bool fry = strcmp(name, "fry") == 0, starter = strcmp(name, "starter") == 0;
+    CHECK(family_count() <= FRY_MAX_FAMILIES);
+    for (int i = 0; i < family_count(); i++) {
+        const struct task_family *f = fry_families[i];
+        pick[i] |=
+            (fry && i < fry_count()) || (starter && f != &syllogism_family && f != &needle_family);
+    }
+    return fry || starter;
+}
+
 int fry_parse_families(const char *list, bool pick[FRY_MAX_FAMILIES], struct error *err) {
     char *copy = xstrdup(list), *save = NULL;
     int rc = OK;
-    CHECK(family_count() <= FRY_MAX_FAMILIES);
     for (char *t = strtok_r(copy, ",", &save); t && rc == OK; t = strtok_r(NULL, ",", &save)) {
         int f = fry_find(t);
-        if (strcmp(t, "fry") == 0)
-            for (int i = 0; i < fry_count(); i++) pick[i] = true;
-        else if (f >= 0)
+        if (f >= 0)
             pick[f] = true;
-        else
+        else if (!family_set(t, pick))
             rc = error_set(err, ERR_USAGE, "no task '%s'", t);
     }
     free(copy);
@@ -62,6 +80,12 @@ int fry_parse_families(const char *list, bool pick[FRY_MAX_FAMILIES], struct err
 void task_item_release(struct task_item *it) {
     for (int i = 0; i < it->n_choices; i++) free(it->choices[i]);
     for (int i = 0; i < it->n_views; i++) free(it->views[i]);
+    for (int i = 0; i < it->n_follow_ups; i++) {
+        free(it->follow_ups[i].question);
+        free(it->follow_ups[i].answer);
+    }
+    free(it->follow_ups);
+    json_decref(it->chat);
     free(it->views);
     free(it->question);
     free(it->work);

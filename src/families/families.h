@@ -21,16 +21,26 @@
 
 #define EVAL_MAX_CHOICES 32
 
+/* A further question about the same text, and its answer. */
+struct task_follow_up {
+    char *question, *answer;
+};
 struct task_item {
-    char *question;                  /* the user's message */
+    char *question;                  /* the user's message; with `chat`: the last one */
     char *work;                      /* a short correct derivation, for training; may be "" */
     char *choices[EVAL_MAX_CHOICES]; /* [n_choices] candidate answers */
     int n_choices, correct;          /* correct: index of the right choice; -1: unknown */
-    const char *lang;                /* "en", "ja", "zh" */
-    bool rare;                       /* a variant that does not occur in pretraining */
-    char *key;                       /* canonical content, see above */
-    char *duplicate_of;              /* key of the same question in another family, or NULL */
-    char *gold;   /* item without choices: the text that a grader compares with, or NULL */
+    /* The conversation that the model replies to, {"messages": [...], "tools": [...]} as in a chat
+     * request, tools are optional. NULL: the question is the only message. */
+    json_t *chat;
+    bool whole_replies; /* a choice is a whole reply; false: ANSWER_PREFIX precedes it */
+    struct task_follow_up *follow_ups; /* [n_follow_ups] for pretraining, which asks them next */
+    int n_follow_ups;
+    const char *lang;   /* "en", "ja", "zh" */
+    bool rare;          /* a variant that does not occur in pretraining */
+    char *key;          /* canonical content, see above */
+    char *duplicate_of; /* key of the same question in another family, or NULL */
+    char *gold;         /* item without choices: the text that a grader compares with, or NULL */
     char **views; /* [n_views] variants of the question with a part of its evidence; agent i of a
                      team sees view i mod n_views */
     int n_views;  /* 0: all agents see `question` */
@@ -45,20 +55,35 @@ struct task_family {
     const char *description;
     /* Generates an item whose choice 0 is the right one; `rare` selects the variant. */
     void (*generate)(struct rng *r, bool rare, struct task_item *out);
+    int max_tokens;      /* of an item with its answer; 0: FAMILY_MAX_TOKENS */
+    int max_work_tokens; /* of a derivation; 0: FAMILY_MAX_WORK_TOKENS */
 };
+enum { FAMILY_MAX_TOKENS = 256, FAMILY_MAX_WORK_TOKENS = 32 };
 extern const struct task_family *const fry_families[];
 int family_count(void); /* all families */
-int fry_count(void);    /* the families of the starter model, which are the first ones: "fry" */
+int family_max_tokens(int family);
+int family_max_work_tokens(int family);
+int fry_count(void); /* the families of the first starter model, which are the first ones */
 int fry_find(const char *name); /* -1 when unknown */
 #define FRY_MAX_FAMILIES 64
-/* Sets pick[i] for each family i in a comma-separated list of names; "fry" stands for all
- * families. */
+/* Sets pick[i] for each family i of a set, and returns true; false: there is no set of this name.
+ * "starter": the families of the starter model, except the long needle; "fry": those of the first
+ * starter model, for the runs of version 0.1. */
+bool family_set(const char *name, bool pick[FRY_MAX_FAMILIES]);
+/* Sets pick[i] for each family i in a comma-separated list of names of families and sets. */
 int fry_parse_families(const char *list, bool pick[FRY_MAX_FAMILIES], struct error *err);
 /* Generates item `index` of a family's split, with shuffled choices. `pretrain`: only common
  * variants. */
 void fry_item(int family, enum data_split split, uint64_t seed, uint32_t index, bool pretrain,
               struct task_item *out);
 enum data_split fry_split_of(const char *key);
+
+/* The question of the family "judge" whether an answer to an item is right; malloc'ed. */
+char *family_judge_question(const struct task_item *it, const char *proposed);
+
+/* Appends everyday sentences, one per line. language: index of "en", "ja", "zh". capitals: with
+ * their first letter as a capital. */
+void family_prose_add(struct buf *text, int language, bool capitals);
 
 /* The three built-in personas. families: the families of a persona's conversations. */
 struct fry_persona {

@@ -10,7 +10,9 @@ int item_language(struct rng *r);            /* six in ten items are English, tw
 enum { FAMILY_WORDS = 8 };
 /* [language][FAMILY_WORDS] words of the same meaning or role have the same index. */
 extern const char *const family_people[3][FAMILY_WORDS], *const family_towns[3][FAMILY_WORDS];
-int rng_between(struct rng *r, int lo, int hi); /* lo to hi, inclusive */
+enum { FAMILY_PROSE = 240 };
+extern const char *const family_prose[3][FAMILY_PROSE]; /* [language] everyday sentences */
+int rng_between(struct rng *r, int lo, int hi);         /* lo to hi, inclusive */
 
 /* The first choice that is added is the right one. Equal choices are added once. */
 void item_add_choice(struct task_item *it, const char *text);
@@ -32,6 +34,7 @@ void item_add_swapped_letters(struct rng *r, struct task_item *it, const char *r
 
 extern const struct task_family copy_family, sort_family, compare_family, sequence_family,
     voice_family, arithmetic_family, pick_family, order_family, route_family, syllogism_family,
-    lookup_family, form_family, machine_family, sums_family, judge_family;
+    lookup_family, form_family, machine_family, sums_family, judge_family, deduction_family,
+    retrieval_family, needle_family, tools_family, about_family, dialogue_family;
 
 #endif

@@ -2,6 +2,7 @@
 #define _GNU_SOURCE
 #include "families/internal.h"
 
+#include <ctype.h>
 #include <string.h>
 
 enum { FAMILY_CHOICES = 8 }; /* choices of one question, at most */
@@ -23,6 +24,14 @@ int item_language(struct rng *r) {
 
 int rng_between(struct rng *r, int lo, int hi) {
     return lo + (int)rng_below(r, (uint32_t)(hi - lo + 1));
+}
+
+void family_prose_add(struct buf *text, int language, bool capitals) {
+    for (int i = 0; i < FAMILY_PROSE; i++) {
+        const char *sentence = family_prose[language][i];
+        char first = capitals ? (char)toupper((unsigned char)*sentence) : *sentence;
+        buf_printf(text, "%c%s\n", first, sentence + 1);
+    }
 }
 
 static bool has_choice(const struct task_item *it, const char *text) {

@@ -7,16 +7,19 @@
 
 enum { DIGITS = 3 };
 
-/* From the last digit on: "7+6=13 4+8+1=13 3+5+1=9", or "3-8=-5 5-1-1=3 4-2=2". */
+/* From the last digit on: "7+6=13 4+8+1=13 3+5+1=9", or with borrowed tens "13-8=5 5-1-1=3 4-2=2".
+ */
 static char *work_text(int a, int b, int sign) {
     struct buf text = {0};
-    int carry = 0; /* 1: a carry, or a borrowed ten */
+    bool carry = false; /* or a borrowed ten */
     for (int i = 0; i < DIGITS; i++, a /= 10, b /= 10) {
-        int value = a % 10 + sign * (b % 10 + carry);
-        buf_printf(&text, "%s%d%c%d", i ? " " : "", a % 10, sign > 0 ? '+' : '-', b % 10);
+        int digit = a % 10, other = b % 10 + carry;
+        bool borrow = sign < 0 && digit < other;
+        if (borrow) digit += 10;
+        buf_printf(&text, "%s%d%c%d", i ? " " : "", digit, sign > 0 ? '+' : '-', b % 10);
         if (carry) buf_printf(&text, "%c1", sign > 0 ? '+' : '-');
-        buf_printf(&text, "=%d", value);
-        carry = value < 0 || value > 9;
+        buf_printf(&text, "=%d", digit + sign * other);
+        carry = borrow || digit + sign * other > 9;
     }
     return text.data;
 }
@@ -40,5 +43,6 @@ static void generate(struct rng *r, bool rare, struct task_item *it) {
     item_add_near_numbers(r, it, right);
 }
 
-const struct task_family sums_family = {"sums", false, 0.5f,
-                                        "a sum of three digits; rare: a difference", generate};
+const struct task_family sums_family = {"sums",   false,
+                                        0.5f,     "a sum of three digits; rare: a difference",
+                                        generate, .max_work_tokens = 64};

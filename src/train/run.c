@@ -244,10 +244,11 @@ static int family_measure(struct recorded_run *r, struct engine *e, struct gated
 
 static int families_measure(struct recorded_run *r, struct gated_job *t, struct adapter *after,
                             struct error *err) {
-    struct engine_options eo = {
-        .max_rows = 512, .max_seqs = 256, .max_len = 256, .pool = r->q->pool};
+    struct engine_options eo = {.max_rows = 512, .max_seqs = 256, .pool = r->q->pool};
     double p[FRY_MAX_FAMILIES], holm[FRY_MAX_FAMILIES];
     if (!r->gate->retain) return OK;
+    for (int f = 0; f < family_count(); f++)
+        if (r->retain_families[f]) eo.max_len = MAX(eo.max_len, family_max_tokens(f));
     eo.max_len = MIN(eo.max_len, r->q->m->config.max_seq_len);
     struct engine *e = engine_new(r->q->m, &eo, err);
     int rc = e ? OK : err->code;

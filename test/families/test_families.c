@@ -3,7 +3,7 @@
  * question's text by separate code.
  */
 #define _GNU_SOURCE
-#include "families/families.h"
+#include "families/internal.h"
 
 #include <ctype.h>
 #include <math.h>
@@ -51,8 +51,29 @@ static void text_is_utf8(const char *text) {
     json_decref(v);
 }
 
+/* The last one is the question. */
+static void chat_is_well_formed(const struct task_item *it) {
+    const json_t *turns = json_object_get(it->chat, "messages");
+    size_t n = json_array_size(turns), i;
+    json_t *turn;
+    assert_true(n % 2 == 1);
+    json_array_foreach (turns, i, turn) {
+        const char *role = json_string_value(json_object_get(turn, "role"));
+        assert_string_equal(role, i % 2 ? "assistant" : "user");
+        assert_true(*json_string_value(json_object_get(turn, "content")) != 0);
+    }
+    turn = json_array_get(turns, n - 1);
+    assert_string_equal(json_string_value(json_object_get(turn, "content")), it->question);
+}
+
+/* All of the text that the model reads before its reply; malloc'ed. */
+static char *item_text(const struct task_item *it) {
+    return it->chat ? json_dumps(it->chat, JSON_COMPACT) : xstrdup(it->question);
+}
+
 static void item_is_well_formed(const struct task_item *it) {
-    assert_in_range(it->n_choices, 2, 4);
+    assert_in_range(it->n_choices, it->whole_replies ? 4 : 2, 4);
+    if (it->chat && !json_object_get(it->chat, "tools")) chat_is_well_formed(it);
     assert_in_range(it->correct, 0, it->n_choices - 1);
     assert_true(*it->question && *it->key);
     text_is_utf8(it->question);
@@ -91,7 +112,9 @@ static void test_splits_are_disjoint(void **state) {
         sampled_item_make(d, &it);
         assert_int_equal(fry_split_of(it.key), d.split);
         seen_check(keys, it.key, d.split);
-        seen_check(questions, it.question, d.split);
+        char *text = item_text(&it);
+        seen_check(questions, text, d.split);
+        free(text);
         item_is_well_formed(&it);
         task_item_release(&it);
     }
@@ -152,24 +175,6 @@ static void test_shares(void **state) {
     }
 }
 
-static void test_pretraining_excludes_rare_items(void **state) {
-    (void)state;
-    for (uint32_t i = 0; i < 20000; i++) {
-        struct task_item it;
-        fry_item((int)i % family_count(), SPLIT_TRAIN, i % 3, i, true, &it);
-        assert_false(it.rare);
-        assert_int_equal(fry_split_of(it.key), SPLIT_TRAIN);
-        assert_null(strstr(it.question, "smaller"));
-        assert_null(strstr(it.question, " - "));
-        assert_null(strstr(it.question, "lives in"));
-        assert_null(strstr(it.question, "of the friend"));
-        assert_null(strstr(it.question, "order down"));
-        assert_null(strstr(it.question, "came to"));
-        assert_null(strstr(it.question, "no "));
-        task_item_release(&it);
-    }
-}
-
 static void test_find(void **state) {
     (void)state;
     for (int f = 0; f < family_count(); f++) assert_int_equal(fry_find(fry_families[f]->name), f);
@@ -188,6 +193,145 @@ static int numbers_of(const char *text, int *v, int most) {
             text++;
     }
     return n;
+}
+
+/* Fact of a sentence or a question, as indices of tables; age: the number; -1: none. */
+struct parsed {
+    int person, attribute, value;
+};
+enum { TOWN, AGE, FRIEND, FAVOURITE };
+
+static const char *const favourites[3][FAMILY_WORDS] = {
+    {"tea", "jazz", "chess", "bread", "rain", "soup", "milk", "snow"},
+    {"お茶", "ジャズ", "将棋", "パン", "雨", "スープ", "牛乳", "雪"},
+    {"茶", "爵士乐", "象棋", "面包", "下雨天", "汤", "牛奶", "雪"}};
+
+/* The first word that occurs in a text; -1: none. */
+static int word_in(const char *text, const char *const words[FAMILY_WORDS]) {
+    const char *at, *first = NULL;
+    int found = -1;
+    for (int i = 0; i < FAMILY_WORDS; i++)
+        if ((at = strstr(text, words[i])) && (!first || at < first)) {
+            first = at;
+            found = i;
+        }
+    return found;
+}
+
+/* By the words that only sentences and questions about that attribute use. */
+static struct parsed parse_fact(const char *text, const char *lang) {
+    static const char *const marks[4][10] = {
+        {"live", "home", "住", "家", "生活"},
+        {" old", " age ", "turned", "歳", "年齢", "岁", "年龄", "多大"},
+        {"best friend", "親友", "親しい", "朋友", "最要好"},
+        {"likes", "like best", "favourite", "loves", "好き", "喜欢", "最爱"}};
+    int l = lang_index(lang), number;
+    struct parsed p = {word_in(text, family_people[l]), -1, -1};
+    for (int a = 0; a < 4; a++)
+        for (int i = 0; i < 10 && marks[a][i]; i++)
+            if (strstr(text, marks[a][i])) {
+                assert_true(p.attribute < 0 || p.attribute == a);
+                p.attribute = a;
+            }
+    const char *name = p.person < 0 ? "" : family_people[l][p.person];
+    text = strstr(text, name) + strlen(name); /* a value follows the name: 雪 is a part of 小雪 */
+    if (p.attribute == TOWN) p.value = word_in(text, family_towns[l]);
+    if (p.attribute == AGE && numbers_of(text, &number, 1)) p.value = number;
+    if (p.attribute == FRIEND) p.value = word_in(text, family_people[l]);
+    if (p.attribute == FAVOURITE) p.value = word_in(text, favourites[l]);
+    return p;
+}
+
+static bool starts_with_any(const char *text, const char *const prefixes[], size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (strncmp(text, prefixes[i], strlen(prefixes[i])) == 0) return true;
+    return false;
+}
+
+static bool is_undo(const char *text) {
+    static const char *const v[] = {"forget", "the first", "undo",   "訂正を", "やっぱり",
+                                    "訂正は", "取消",      "还是第", "忘掉"};
+    return starts_with_any(text, v, ARRAY_LEN(v));
+}
+
+static const char *turn_text(const struct task_item *it, size_t i) {
+    const json_t *turns = json_object_get(it->chat, "messages");
+    return json_string_value(json_object_get(json_array_get(turns, i), "content"));
+}
+
+static bool same_subject(struct parsed a, struct parsed b) {
+    return a.person == b.person && a.attribute == b.attribute;
+}
+
+/* How often a message changes a fact that was stated before, or undoes a change. */
+static int corrections_of(const struct task_item *it) {
+    size_t n = json_array_size(json_object_get(it->chat, "messages"));
+    int corrections = 0;
+    for (size_t i = 2; i + 1 < n; i += 2) {
+        corrections += is_undo(turn_text(it, i));
+        for (size_t k = 0; k < i; k += 2)
+            if (same_subject(parse_fact(turn_text(it, i), it->lang),
+                             parse_fact(turn_text(it, k), it->lang))) {
+                corrections++;
+                break;
+            }
+    }
+    return corrections;
+}
+
+/* The statements about what the last message asks: the last one counts, or after an undoing the one
+ * before. The reply is the only choice that says it, and says it in other words. */
+static void solve_dialogue(const struct task_item *it, char *out) {
+    size_t n = json_array_size(json_object_get(it->chat, "messages"));
+    struct parsed last = parse_fact(it->question, it->lang);
+    int before = -1, n_right = 0;
+    bool rephrase = last.value >= 0;
+    for (size_t i = 0; i + 1 < n; i += 2) {
+        struct parsed said = parse_fact(turn_text(it, i), it->lang),
+                      confirmed = parse_fact(turn_text(it, i + 1), it->lang);
+        if (is_undo(turn_text(it, i))) last.value = before;
+        if (is_undo(turn_text(it, i))) continue;
+        assert_memory_equal(&said, &confirmed, sizeof said);
+        assert_null(strstr(turn_text(it, i + 1), turn_text(it, i)));
+        if (!same_subject(said, last)) continue;
+        before = last.value;
+        last.value = said.value;
+    }
+    assert_true(last.value >= 0);
+    for (int i = 0; i < it->n_choices; i++) {
+        struct parsed choice = parse_fact(it->choices[i], it->lang);
+        assert_true(rephrase || same_subject(choice, last));
+        if (memcmp(&choice, &last, sizeof last) != 0) continue;
+        assert_null(strstr(it->question, it->choices[i]));
+        strcpy(out, it->choices[i]);
+        n_right++;
+    }
+    assert_int_equal(n_right, 1);
+    assert_int_equal(corrections_of(it) == 2, it->rare);
+}
+
+static void test_pretraining_excludes_rare_items(void **state) {
+    (void)state;
+    for (uint32_t i = 0; i < 20000; i++) {
+        struct task_item it;
+        fry_item((int)i % family_count(), SPLIT_TRAIN, i % 3, i, true, &it);
+        assert_false(it.rare);
+        assert_int_equal(fry_split_of(it.key), SPLIT_TRAIN);
+        /* everyday sentences, which precede further questions, have these words too */
+        bool plain = !it.n_follow_ups;
+        assert_true(!plain || !strstr(it.question, "smaller"));
+        assert_null(strstr(it.question, " - "));
+        assert_true(it.chat || !plain || !strstr(it.question, "lives in"));
+        assert_null(strstr(it.question, "of the friend"));
+        assert_null(strstr(it.question, "of the mayor"));
+        assert_null(strstr(it.question, "order down"));
+        assert_true(!plain || !strstr(it.question, "came to"));
+        assert_true(!plain || strncmp(it.key, "deduction", 9) == 0 ||
+                    strncmp(it.key, "judge", 5) == 0 || !strstr(it.question, "no "));
+        bool talk = it.chat && !json_object_get(it.chat, "tools");
+        if (talk) assert_in_range(corrections_of(&it), 0, 1);
+        task_item_release(&it);
+    }
 }
 
 /* The last run of "x y z" in a text, without its spaces. */
@@ -364,31 +508,151 @@ static void solve_sums(const struct task_item *it, char *out) {
     sprintf(out, "%d", it->rare ? v[0] - v[1] : v[0] + v[1]);
 }
 
-/* The derivation has the digits of the answer, from the last one on. */
+/* The derivation has the digits of the answer, from the last one on; of a sum of two digits only
+ * the last digit counts, except in the last place. */
 static void check_work_of_sums(const struct task_item *it) {
     int answer = atoi(it->choices[it->correct]), place = 1, total = 0;
     const char *p = it->work;
     for (int i = 0; i < 3; i++, place *= 10) {
-        p = strchr(p, '=') + 1;
-        total += place * atoi(p);
-    }
-    /* a carry is in the digit that made it and in the next one */
-    for (place = 10, p = it->work; place < 1000; place *= 10) {
-        p = strchr(p, '=') + 1;
-        if (atoi(p) > 9) total -= place;
-        if (atoi(p) < 0) total += place;
+        int a, b, c = 0, n;
+        char sign = '+';
+        assert_true(sscanf(p, "%d%c%d%n", &a, &sign, &b, &n) == 3);
+        p += n;
+        if (*p != '=') c = abs((int)strtol(p, (char **)(uintptr_t)&p, 10));
+        assert_int_equal(*p, '=');
+        int value = (int)strtol(p + 1, (char **)(uintptr_t)&p, 10);
+        assert_int_equal(value, sign == '+' ? a + abs(b) + c : a - abs(b) - c);
+        total += place * (i < 2 ? value % 10 : value);
     }
     assert_int_equal(total, answer);
 }
 
-/* The key names the judged question; the derivation is its answer. */
+/* The derivation ends with the answer to the judged question. */
 static void solve_judge(const struct task_item *it, char *out) {
     const char *line = strrchr(it->question, '\n') + 1;
     const char *begin = strstr(line, ": ") ? strstr(line, ": ") + 2 : strstr(line, "：") + 3;
     const char *end = strstr(begin, "。") ? strstr(begin, "。") : strstr(begin, ". right?");
-    bool same = strlen(it->work) == (size_t)(end - begin) &&
-                strncmp(it->work, begin, (size_t)(end - begin)) == 0;
+    size_t n = (size_t)(end - begin), n_work = strlen(it->work);
+    bool same = n_work >= n && strncmp(it->work + n_work - n, begin, n) == 0 &&
+                (n_work == n || it->work[n_work - n - 1] == ' ');
     strcpy(out, same ? "yes" : "no");
+}
+
+/* Whether premise "all x are y" or "no x is y" holds in a model: bit i of `model` tells whether
+ * there is a thing that belongs to the kinds of the bits of i. */
+static bool premise_holds(int model, bool all, int x, int y) {
+    for (int i = 0; i < 8; i++)
+        if (model >> i & 1 && i >> x & 1 && (i >> y & 1) != all) return false;
+    return true;
+}
+
+static bool has_members(int model, int kind) {
+    for (int i = 0; i < 8; i++)
+        if (model >> i & 1 && i >> kind & 1) return true;
+    return false;
+}
+
+/* English: asks each of the 255 sets of things in which no kind is empty. */
+static void solve_deduction(const struct task_item *it, char *out) {
+    char name[6], first[8], second[8];
+    bool all[2];
+    int v[6], n_names = 0, yes = 0, no = 0;
+    const char *text = it->question;
+    for (int i = 0; i < 3; i++) {
+        const char *form = i == 2         ? "is every %7[a-z] %7[a-z]?"
+                           : *text == 'e' ? "every %7[a-z] is %7[a-z]."
+                                          : "no %7[a-z] is %7[a-z].";
+        if (i < 2) all[i] = *text == 'e';
+        assert_int_equal(sscanf(text, form, first, second), 2);
+        for (int k = 0; k < 2; k++) {
+            char c = k ? *second : *first;
+            int id = 0;
+            while (id < n_names && name[id] != c) id++;
+            if (id == n_names) name[n_names++] = c;
+            v[2 * i + k] = id;
+        }
+        if (i < 2) text = strchr(text, '.') + 2;
+    }
+    assert_int_equal(n_names, 3);
+    for (int model = 1; model < 256; model++) {
+        if (!has_members(model, 0) || !has_members(model, 1) || !has_members(model, 2) ||
+            !premise_holds(model, all[0], v[0], v[1]) || !premise_holds(model, all[1], v[2], v[3]))
+            continue;
+        bool holds = premise_holds(model, true, v[4], v[5]);
+        yes += holds;
+        no += !holds;
+    }
+    strcpy(out, !no ? "yes" : !yes ? "no" : "unknown");
+}
+
+/* The number after the last line's owner in the text. */
+static void solve_retrieval(const struct task_item *it, char *out) {
+    static const char *const asks[][2] = {
+        {"what is the code of ", "?"}, {"", "の番号は？"}, {"", "的号码是多少？"}};
+    static const char *const facts[] = {"the code of %.*s is ", "%.*sの番号は", "%.*s的号码是"};
+    const char *ask = strrchr(it->question, '\n') + 1;
+    int lang = lang_index(it->lang);
+    const char *owner = ask + strlen(asks[lang][0]);
+    char *fact = xasprintf(facts[lang], (int)(strlen(owner) - strlen(asks[lang][1])), owner);
+    const char *found = strstr(it->question, fact);
+    assert_true(found && found < ask);
+    sprintf(out, "%d", atoi(found + strlen(fact)));
+    free(fact);
+}
+
+static json_t *offered_tool(const struct task_item *it, const char *part) {
+    size_t i;
+    json_t *tool;
+    json_array_foreach (json_object_get(it->chat, "tools"), i, tool) {
+        json_t *f = json_object_get(tool, "function");
+        if (strstr(json_string_value(json_object_get(f, "name")), part)) return f;
+    }
+    return NULL;
+}
+
+/* English: a word of the question tells the part of the tool's name. Before a result: a call of
+ * that tool (of the friend or mayor first, in a chain) with the last word; after it: the answer, or
+ * in a chain the second call. */
+static void solve_tools(const struct task_item *it, char *out) {
+    static const char *const words[][2] = {
+        {"how old", "age"},
+        {"which room", "room"},
+        {"the number", "phone"},
+        {"warm", "temperature"},
+        {"how many people", "population"},
+        {"how far", "distance"},
+    };
+    char argument[32], *call;
+    const char *q = it->question, *tool = NULL;
+    bool friend = strstr(q, "the friend of"), mayor = strstr(q, "the mayor of");
+    for (size_t i = 0; i < ARRAY_LEN(words); i++)
+        if (strstr(q, words[i][0])) tool = words[i][1];
+    bool chain = tool && (friend || mayor);
+    assert_int_equal(chain, it->rare);
+    json_t *messages = json_object_get(it->chat, "messages");
+    bool has_result = json_array_size(messages) > 1;
+    const char *last =
+        json_string_value(json_object_get(json_array_get(messages, has_result ? 2 : 0), "content"));
+    if (has_result && !chain) { /* {"key": value} */
+        snprintf(out, 64, "%.*s", (int)strcspn(strchr(last, ':') + 2, "\"}"),
+                 strchr(last, ':') + 2);
+        if (*out == 0) sscanf(strchr(last, ':') + 3, "%31[a-z]", out);
+        assert_non_null(strstr(it->choices[it->correct], out));
+        strcpy(out, it->choices[it->correct]);
+        return;
+    }
+    if (!tool || (chain && !has_result)) tool = friend ? "friend" : "mayor";
+    const char *word = has_result ? strchr(last, ':') + 3 : strrchr(q, ' ') + 1;
+    if (!has_result && strstr(q, "live in")) word = strstr(q, "live in") + 8;
+    sscanf(word, "%31[a-z]", argument);
+    json_t *f = offered_tool(it, tool);
+    const char *key = strstr("temperature population distance mayor", tool) ? "city" : "name";
+    call = f ? xasprintf("<tool_call>\n{\"name\": \"%s\", \"arguments\": {\"%s\": \"%s\"}}\n"
+                         "</tool_call>",
+                         json_string_value(json_object_get(f, "name")), key, argument)
+             : xstrdup("no tool fits.");
+    snprintf(out, 256, "%s", call);
+    free(call);
 }
 
 static void solve(const char *family, const struct task_item *it, char *out) {
@@ -416,21 +680,31 @@ static void solve(const char *family, const struct task_item *it, char *out) {
         solve_sums(it, out);
     else if (strcmp(family, "judge") == 0)
         solve_judge(it, out);
+    else if (strcmp(family, "deduction") == 0)
+        solve_deduction(it, out);
+    else if (strcmp(family, "retrieval") == 0 || strcmp(family, "needle") == 0)
+        solve_retrieval(it, out);
+    else if (strcmp(family, "tools") == 0)
+        solve_tools(it, out);
+    else if (strcmp(family, "dialogue") == 0)
+        solve_dialogue(it, out);
     else
         solve_numbers(family, it, out);
 }
 
-/* In all three languages, except syllogisms and forms, which are parsed in English only. */
+/* In all three languages, except some that are parsed in English only. The replies of "about" are
+ * not computed: test_about. */
 static void test_gold_answers_are_correct(void **state) {
     (void)state;
     for (uint32_t i = 0; i < 40000; i++) {
         struct task_item it;
-        char want[64];
+        char want[256];
         struct sampled_item d = sampled_item_at(i);
         const char *family = fry_families[d.family]->name;
         sampled_item_make(d, &it);
-        bool english = strcmp(family, "syllogism") == 0 || strcmp(family, "form") == 0;
-        if (!english || strcmp(it.lang, "en") == 0) {
+        bool english = strcmp(family, "syllogism") == 0 || strcmp(family, "form") == 0 ||
+                       strcmp(family, "deduction") == 0 || strcmp(family, "tools") == 0;
+        if (strcmp(family, "about") != 0 && (!english || strcmp(it.lang, "en") == 0)) {
             solve(family, &it, want);
             if (strcmp(family, "sums") == 0) check_work_of_sums(&it);
             if (strcmp(it.choices[it.correct], want) != 0)
@@ -439,6 +713,68 @@ static void test_gold_answers_are_correct(void **state) {
         }
         task_item_release(&it);
     }
+}
+
+/* An open-addressing table from the hash of a message to the hash of its key. */
+struct key_table {
+    uint64_t message[SLOTS], key[SLOTS];
+};
+
+static void key_check(struct key_table *t, const struct task_item *it) {
+    uint64_t h = hash_fnv1a(it->question, strlen(it->question)) | 1,
+             key = hash_fnv1a(it->key, strlen(it->key));
+    size_t at = h % SLOTS;
+    while (t->message[at] && t->message[at] != h) at = (at + 1) % SLOTS;
+    if (t->message[at] && t->key[at] != key) fail_msg("'%s' has two keys", it->question);
+    t->message[at] = h;
+    t->key[at] = key;
+}
+
+enum { INTENTS = 18, WORDINGS = 16 };
+struct about_seen {
+    char *replies[3][INTENTS];
+    bool wording[3][INTENTS][WORDINGS], in_training[3][INTENTS][WORDINGS];
+};
+
+/* The key begins with language, intent and wording; language and intent decide the reply. */
+static void about_see(struct about_seen *s, const struct task_item *it, enum data_split split) {
+    int v[6], n = numbers_of(it->key, v, 6), lang = v[0], intent = v[1], wording = v[2];
+    const char *reply = it->choices[it->correct];
+    assert_int_equal(n, 6);
+    assert_int_equal(lang, lang_index(it->lang));
+    assert_in_range(intent, 0, INTENTS - 1);
+    assert_in_range(wording, 0, WORDINGS - 1);
+    if (!s->replies[lang][intent]) s->replies[lang][intent] = xstrdup(reply);
+    assert_string_equal(s->replies[lang][intent], reply);
+    s->wording[lang][intent][wording] = true;
+    s->in_training[lang][intent][wording] |= split == SPLIT_TRAIN;
+}
+
+/* Every reply and every wording occurs, in training too, and a message has one key, so one
+ * reply. */
+static void test_about(void **state) {
+    (void)state;
+    struct key_table *messages = xcalloc(1, sizeof *messages);
+    struct about_seen *s = xcalloc(1, sizeof *s);
+    for (uint32_t i = 0; i < DRAWS; i++) {
+        struct task_item it;
+        enum data_split split = (enum data_split)(i % 3);
+        fry_item(fry_find("about"), split, 7, i, false, &it);
+        about_see(s, &it, split);
+        key_check(messages, &it);
+        task_item_release(&it);
+    }
+    for (int i = 0; i < 3 * INTENTS; i++) {
+        int lang = i / INTENTS, intent = i % INTENTS, n = WORDINGS;
+        while (n > 0 && !s->wording[lang][intent][n - 1]) n--;
+        assert_true(n >= 8);
+        for (int w = 0; w < n; w++) assert_true(s->in_training[lang][intent][w]);
+        for (int k = 0; k < intent; k++)
+            assert_string_not_equal(s->replies[lang][k], s->replies[lang][intent]);
+    }
+    for (int i = 0; i < 3 * INTENTS; i++) free(s->replies[i / INTENTS][i % INTENTS]);
+    free(s);
+    free(messages);
 }
 
 struct lines {
@@ -475,7 +811,9 @@ static void test_personas(void **state) {
     for (uint32_t i = 0; i < 20000; i++) {
         struct task_item it;
         fry_item((int)i % family_count(), i & 1 ? SPLIT_TEST : SPLIT_DEV, 1, i / 20, false, &it);
-        seen_check(l.test, it.question, i & 1 ? SPLIT_TEST : SPLIT_DEV);
+        char *text = item_text(&it);
+        seen_check(l.test, text, i & 1 ? SPLIT_TEST : SPLIT_DEV);
+        free(text);
         task_item_release(&it);
     }
     for (int p = 0; p < 3; p++) {
@@ -560,6 +898,7 @@ int main(void) {
         cmocka_unit_test(test_pretraining_excludes_rare_items),
         cmocka_unit_test(test_find),
         cmocka_unit_test(test_gold_answers_are_correct),
+        cmocka_unit_test(test_about),
         cmocka_unit_test(test_personas),
         cmocka_unit_test(test_debate_turn),
     };

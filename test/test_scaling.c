@@ -404,7 +404,7 @@ static struct tokenizer *bpe_new(const char *pre) {
         specials[i] = names[i];
     }
     struct tokenizer *t = tokenizer_train_bpe(corpus, sizeof corpus - 1, 800, pre, specials,
-                                              ARRAY_LEN(specials), &err);
+                                              ARRAY_LEN(specials), ARRAY_LEN(specials), &err);
     if (!t) fail_msg("%s", err.text);
     return t;
 }

@@ -7,11 +7,14 @@
 
 struct options {
     char *out;
+    int64_t stop_at;
     bool dry_run;
 };
 static const struct option_row rows[] = {
     {"out", OPT_STRING, offsetof(struct options, out), NULL, 0, 0, "DIR",
      "output directory; default: the recipe's folder"},
+    {"stop-at", OPT_INT, offsetof(struct options, stop_at), "0", 0, 1e9, "N",
+     "stop after this update with a checkpoint; run again to continue"},
     {"dry-run", OPT_BOOL, offsetof(struct options, dry_run), NULL, 0, 0, NULL,
      "check the recipe, print the plan, and exit"},
     {0},
@@ -37,10 +40,15 @@ static int run(const struct cli_options *c, const void *options, const struct st
         rc = options_from_yaml(pretrain_option_rows, &recipe, &y, NULL, err);
         yaml_release(&y);
     }
+    if (recipe.chat_template) {
+        char *file = path_relative_to(path, recipe.chat_template);
+        free(recipe.chat_template);
+        recipe.chat_template = file;
+    }
     const char *dir = o->out ? o->out : dirname(copy);
     if (rc == OK)
         rc = o->dry_run ? plan(c, &recipe, dir, err)
-                        : pretrain_run(&recipe, dir, cli_numeric_class(c), pool, err);
+                        : pretrain_run(&recipe, dir, o->stop_at, cli_numeric_class(c), pool, err);
     options_release(pretrain_option_rows, &recipe);
     pool_free(pool);
     free(path);

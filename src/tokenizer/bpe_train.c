@@ -303,7 +303,7 @@ static const char *piece_text(struct trainer_state *s, struct token_bytes a,
 /* Special tokens, then the bytes in GPT-2's order. EOS is <|im_end|> if it is among the special
  * tokens, else the first one. */
 static void spec_begin(struct trainer_state *s, struct tokenizer_spec *spec, const char *pre,
-                       const char **specials, int n) {
+                       const char **specials, int n, int n_control) {
     const char **pieces = arena_alloc(&s->arena, sizeof(*pieces) * (size_t)s->vocab);
     int32_t *lens = arena_alloc(&s->arena, sizeof(*lens) * (size_t)s->vocab);
     uint8_t *types = arena_alloc(&s->arena, (size_t)s->vocab);
@@ -331,7 +331,7 @@ static void spec_begin(struct trainer_state *s, struct tokenizer_spec *spec, con
     spec->n = s->n_tokens;
     for (int i = 0; i < spec->n; i++) {
         lens[i] = (int32_t)strlen(pieces[i]);
-        types[i] = i < n ? PIECE_CONTROL : PIECE_NORMAL;
+        types[i] = i < n_control ? PIECE_CONTROL : i < n ? PIECE_USER : PIECE_NORMAL;
     }
 }
 
@@ -411,12 +411,13 @@ static int train_run(struct trainer_state *s, const char *text, size_t len, stru
 
 /* One thread is enough: a few MB per second, once per model. */
 struct tokenizer *tokenizer_train_bpe(const char *text, size_t len, int32_t vocab, const char *pre,
-                                      const char **specials, int n_specials, struct error *err) {
+                                      const char **specials, int n_specials, int n_control,
+                                      struct error *err) {
     if (train_arguments_check(len, vocab, specials, n_specials, err) != OK) return NULL;
     struct trainer_state s = {.vocab = vocab};
     struct tokenizer_spec spec;
     struct tokenizer *t = NULL;
-    spec_begin(&s, &spec, pre, specials, n_specials);
+    spec_begin(&s, &spec, pre, specials, n_specials, n_control);
     s.splitter = tokenizer_new(&spec, err);
     if (s.splitter && train_run(&s, text, len, err) == OK) t = spec_finish(&s, &spec, err);
     trainer_release(&s);

@@ -88,9 +88,11 @@ const struct tokenizer_spec *tokenizer_get_spec(const struct tokenizer *t); /* f
 int tokenizer_write_json(const struct tokenizer *t, const char *path, struct error *err);
 /* Byte-level BPE training: counts the words of `text` that the pre-tokenizer `pre` gives (NULL:
  * "gpt-2") and merges the most frequent pair until there are `vocab` tokens. Of equally frequent
- * pairs it merges the one with the greatest bytes. Special tokens get the first ids. */
+ * pairs it merges the one with the greatest bytes. Special tokens get the first ids; the first
+ * n_control of them are control tokens, the others user-defined tokens. */
 struct tokenizer *tokenizer_train_bpe(const char *text, size_t len, int32_t vocab, const char *pre,
-                                      const char **specials, int n_specials, struct error *err);
+                                      const char **specials, int n_specials, int n_control,
+                                      struct error *err);
 
 /* for chat templates (template/template.h) */
 

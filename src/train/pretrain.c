@@ -25,6 +25,12 @@ const struct option_row pretrain_option_rows[] = {
         "tokens in the tokenizer that is trained first"),
     ROW("tokenizer-items", OPT_INT, tokenizer_items, "2000", 100, 1e6, "N",
         "items of each family that the tokenizer is trained on"),
+    ROW("special-tokens", OPT_LIST, special_tokens, NULL, 0, 0, "TOKEN",
+        "tokens besides those of ChatML; <|NAME|> is a control token, others have their text"),
+    ROW("prose", OPT_INT, prose, "0", 0, 1000, "N",
+        "times that the tokenizer reads everyday sentences in three languages"),
+    ROW("chat-template", OPT_STRING, chat_template, NULL, 0, 0, "FILE",
+        "chat template (Jinja), relative to the recipe; default: ChatML"),
     ROW("mix", OPT_LIST, mix, NULL, 0, 0, "FAMILY=WEIGHT",
         "families and their fraction of the samples"),
     ROW("steps", OPT_INT, steps, "6000", 1, 1e9, "N", "updates"),
@@ -39,12 +45,18 @@ const struct option_row pretrain_option_rows[] = {
     ROW("max-grad-norm", OPT_FLOAT, max_grad_norm, "1.0", 0, 1e9, "X", "clip the gradient's norm"),
     ROW("chain-of-thought-fraction", OPT_FLOAT, chain_of_thought, "0.2", 0, 1, "X",
         "fraction of samples with a chain of thought"),
+    ROW("think", OPT_FLOAT, think, "0", 0, 1, "X",
+        "fraction of the chains of thought that are in <think> tags"),
+    ROW("multi-turn", OPT_FLOAT, multi_turn, "0", 0, 1, "X",
+        "fraction of samples with several questions"),
     ROW("debate", OPT_FLOAT, debate, "0.12", 0, 1, "X",
         "fraction of samples that revise an answer after a debate"),
     ROW("drill", OPT_FLOAT, drill, "0.2", 0, 1, "X",
         "fraction of samples that copy 6 to 14 letters and numbers"),
     ROW("system", OPT_FLOAT, system, "0.3", 0, 1, "X",
         "fraction of samples with a persona's system prompt"),
+    ROW("dtype", OPT_STRING, dtype, "f32", 0, 0, "TYPE",
+        "type of the written weights: f32, bf16 or f16"),
     ROW("seed", OPT_INT, seed, "1", 0, 9e15, "N", "seed of weights and samples"),
     ROW("eval-every", OPT_INT, eval_every, "500", 0, 1e9, "N",
         "updates between accuracy lines; 0: never"),
@@ -54,6 +66,8 @@ const struct option_row pretrain_option_rows[] = {
     {0},
 };
 #undef ROW
+
+enum { MAX_TURNS = 8 }; /* questions of one sample */
 
 struct pretrain {
     struct pretrain_options o;
@@ -71,7 +85,9 @@ struct pretrain {
 
 static int parse_mix(struct pretrain *p, struct error *err) {
     double *weight = p->weight, total = 0;
-    for (int i = 0; i < fry_count() && p->o.mix.n == 0; i++) weight[i] = 1;
+    bool starter[FRY_MAX_FAMILIES] = {false};
+    family_set("starter", starter);
+    for (int i = 0; i < family_count() && p->o.mix.n == 0; i++) weight[i] = starter[i];
     for (int i = 0; i < p->o.mix.n; i++) {
         const char *entry = p->o.mix.v[i], *eq = strchr(entry, '=');
         char *name = eq ? strndup(entry, (size_t)(eq - entry)) : xstrdup(entry), *end = NULL;
@@ -90,12 +106,6 @@ static int parse_mix(struct pretrain *p, struct error *err) {
     return OK;
 }
 
-/* Whether the tokenizer is trained on a family and its accuracy is logged: those of the mix, and all
- * of the starter model. */
-static bool is_trained(const struct pretrain *p, int family) {
-    return family < fry_count() || p->weight[family] > 0;
-}
-
 static int sample_family(const struct pretrain *p, struct rng *r) {
     double u = rng_uniform(r);
     for (int i = 0; i < family_count(); i++)
@@ -110,40 +120,75 @@ static const char *noisy_answer(struct rng *r, const struct task_item *it, float
     return it->choices[wrong + (wrong >= it->correct)];
 }
 
-struct conversation_text {
-    struct chat_message msgs[6];
-    char *allocated[3]; /* contents of messages, which conversation_release frees; NULL: unused */
-    int n;
-};
-
-/* The conversation of one sample; only its last turn is a target. */
-static struct conversation_text sample_conversation(const struct pretrain_options *o, struct rng *r,
-                                                    const struct task_item *it) {
-    struct conversation_text conversation = {0};
-    if (rng_uniform(r) < o->system)
-        conversation.msgs[conversation.n++] =
-            (struct chat_message){"system", fry_personas[rng_below(r, 3)].system};
-    conversation.msgs[conversation.n++] = (struct chat_message){"user", it->question};
-    if (rng_uniform(r) < o->debate) {
-        conversation.allocated[0] = xasprintf(ANSWER_PREFIX " %s", noisy_answer(r, it, 0.6f));
-        conversation.allocated[1] = fry_debate_turn(
-            (const char *[]){noisy_answer(r, it, 0.6f), noisy_answer(r, it, 0.6f)}, 2);
-        conversation.msgs[conversation.n++] =
-            (struct chat_message){"assistant", conversation.allocated[0]};
-        conversation.msgs[conversation.n++] =
-            (struct chat_message){"user", conversation.allocated[1]};
-    }
-    bool has_work = *it->work && rng_uniform(r) < o->chain_of_thought;
-    conversation.allocated[2] = has_work ? xasprintf(WORK_PREFIX " %s\n" ANSWER_PREFIX " %s",
-                                                     it->work, it->choices[it->correct])
-                                         : xasprintf(ANSWER_PREFIX " %s", it->choices[it->correct]);
-    conversation.msgs[conversation.n++] =
-        (struct chat_message){"assistant", conversation.allocated[2]};
-    return conversation;
+/* The assistant's reply to an item, malloc'ed. A chain of thought is in the tags of reasoning or
+ * follows WORK_PREFIX. */
+static char *reply_text(const struct pretrain_options *o, struct rng *r,
+                        const struct task_item *it) {
+    const char *answer = it->choices[it->correct];
+    if (it->whole_replies) return xstrdup(answer);
+    if (!*it->work || rng_uniform(r) >= o->chain_of_thought)
+        return xasprintf(ANSWER_PREFIX " %s", answer);
+    if (rng_uniform(r) < o->think)
+        return xasprintf("<think>\n%s\n</think>\n\n" ANSWER_PREFIX " %s", it->work, answer);
+    return xasprintf(WORK_PREFIX " %s\n" ANSWER_PREFIX " %s", it->work, answer);
 }
 
-static void conversation_release(struct conversation_text *conversation) {
-    for (int i = 0; i < 3; i++) free(conversation->allocated[i]);
+/* A conversation of which the assistant's last turn is a target, or every turn. */
+struct sample_chat {
+    json_t *messages, *tools; /* tools: may be NULL */
+    bool only_last_turn;      /* an earlier turn may be wrong */
+};
+
+static void sample_chat_release(struct sample_chat *chat) {
+    json_decref(chat->messages);
+    json_decref(chat->tools);
+}
+
+static void messages_add_owned(json_t *messages, const char *role, char *text) {
+    messages_add(messages, role, text);
+    free(text);
+}
+
+/* Appends an item's question, an answer that may be wrong, and a debate about it. */
+static void chat_add_debate(struct sample_chat *chat, struct rng *r, const struct task_item *it) {
+    messages_add(chat->messages, "user", it->question);
+    messages_add_owned(chat->messages, "assistant",
+                       xasprintf(ANSWER_PREFIX " %s", noisy_answer(r, it, 0.6f)));
+    messages_add_owned(
+        chat->messages, "user",
+        fry_debate_turn((const char *[]){noisy_answer(r, it, 0.6f), noisy_answer(r, it, 0.6f)}, 2));
+    chat->only_last_turn = true;
+}
+
+/* Appends an item's question, the reply, and its further questions with their answers. */
+static void chat_add_question(struct sample_chat *chat, const struct pretrain_options *o,
+                              struct rng *r, const struct task_item *it) {
+    messages_add(chat->messages, "user", it->question);
+    messages_add_owned(chat->messages, "assistant", reply_text(o, r, it));
+    for (int i = 0; i < it->n_follow_ups; i++) {
+        messages_add(chat->messages, "user", it->follow_ups[i].question);
+        messages_add_answer(chat->messages, it->follow_ups[i].answer);
+    }
+}
+
+static struct sample_chat chat_sample(const struct pretrain_options *o, struct rng *r,
+                                      const struct task_item *it) {
+    struct sample_chat chat = {.tools = json_incref(json_object_get(it->chat, "tools"))};
+    if (it->chat) {
+        chat.messages = json_copy(json_object_get(it->chat, "messages"));
+        messages_add_owned(chat.messages, "assistant", reply_text(o, r, it));
+        return chat;
+    }
+    chat.messages = json_array();
+    if (rng_uniform(r) < o->system)
+        messages_add(chat.messages, "system", fry_personas[rng_below(r, 3)].system);
+    if (rng_uniform(r) < o->debate && !it->whole_replies) {
+        chat_add_debate(&chat, r, it);
+        messages_add_owned(chat.messages, "assistant", reply_text(o, r, it));
+    } else {
+        chat_add_question(&chat, o, r, it);
+    }
+    return chat;
 }
 
 /* Makes an exercise: repeat a text that is longer than in any task. The exercise trains attention
@@ -164,28 +209,58 @@ static void copy_task_item(struct rng *r, struct task_item *out) {
                               .choices = {text.data, xstrdup("?")}};
 }
 
+static void item_sample(const struct pretrain *p, struct rng *r, struct task_item *out) {
+    if (rng_uniform(r) < p->o.drill)
+        copy_task_item(r, out);
+    else
+        fry_item(sample_family(p, r), SPLIT_TRAIN, (uint64_t)p->o.seed, rng_u32(r), true, out);
+}
+
+/* Clears the mask of all turns but the last one. Returns the number of tokens up to its end: the
+ * newline after it is not a target. */
+static int mask_finish(char *mask, int n, bool only_last_turn) {
+    while (n > 0 && !mask[n - 1]) n--;
+    int first = n;
+    while (first > 0 && mask[first - 1]) first--;
+    if (only_last_turn) memset(mask, 0, (size_t)first);
+    return n;
+}
+
+/* An item that can be one of several turns of a sample: bytes of its question and reply, about. A
+ * text has at most as many tokens. */
+static int turn_bytes(const struct task_item *it) {
+    return (int)MIN(strlen(it->question), (size_t)INT32_MAX / 2) + (int)strlen(it->work) + 64;
+}
+
+/* Appends up to `n` further questions while the sample, of `bytes` bytes, surely fits. */
+static void chat_add_questions(const struct pretrain *p, struct rng *r, int n, int bytes,
+                               struct sample_chat *chat) {
+    for (; n > 0 && bytes < p->model->config.max_seq_len / 2; n--) {
+        struct task_item it;
+        item_sample(p, r, &it);
+        bytes += turn_bytes(&it);
+        if (!it.chat && bytes < p->model->config.max_seq_len / 2)
+            chat_add_question(chat, &p->o, r, &it);
+        task_item_release(&it);
+    }
+}
+
 static struct train_sample make_sample(const struct pretrain *p, uint32_t update, uint32_t row) {
     struct rng r = rng_make((uint64_t)p->o.seed, RNG_DATA, update, row);
     struct task_item it;
-    if (rng_uniform(&r) < p->o.drill)
-        copy_task_item(&r, &it);
-    else
-        fry_item(sample_family(p, &r), SPLIT_TRAIN, (uint64_t)p->o.seed, rng_u32(&r), true, &it);
-    struct conversation_text conversation = sample_conversation(&p->o, &r, &it);
+    item_sample(p, &r, &it);
+    struct sample_chat chat = chat_sample(&p->o, &r, &it);
+    int more = rng_uniform(&r) < p->o.multi_turn ? 1 + (int)rng_below(&r, MAX_TURNS - 1) : 0;
+    if (!it.chat && !chat.only_last_turn) chat_add_questions(p, &r, more, turn_bytes(&it), &chat);
+    task_item_release(&it);
     struct token_ids ids = {0};
     struct buf mask = {0};
     struct error err;
-    CHECK(chat_encode(p->model->tok, conversation.msgs, conversation.n, false, &ids, &mask, &err) ==
-          OK); /* ChatML */
-    int last = ids.n;
-    while (last > 0 && !mask.data[last - 1])
-        last--; /* the newline after the last turn is not a target */
-    int first = last;
-    while (first > 0 && mask.data[first - 1]) first--;
-    memset(mask.data, 0, (size_t)first);
-    conversation_release(&conversation);
-    task_item_release(&it);
-    return (struct train_sample){.tokens = ids.v, .mask = (uint8_t *)mask.data, .n = last};
+    const struct chat_template_input in = {.messages = chat.messages, .tools = chat.tools};
+    CHECK(chat_template_encode(p->model->tok, &in, &ids, &mask, &err) == OK);
+    sample_chat_release(&chat);
+    int n = mask_finish(mask.data, ids.n, chat.only_last_turn);
+    return (struct train_sample){.tokens = ids.v, .mask = (uint8_t *)mask.data, .n = n};
 }
 
 static int train_update(struct pretrain *p, uint32_t update, struct update_stats *st,
@@ -203,39 +278,86 @@ static int train_update(struct pretrain *p, uint32_t update, struct update_stats
     return rc == OK ? trainer_update(p->trainer, lr, st, err) : rc;
 }
 
+/* Everyday sentences, and characters that have to be one token. English repeats its words more
+ * often than the other languages. */
+static void tokenizer_text_add_prose(struct buf *text, int repeats) {
+    static const char characters[] = " ↑ ↓ → ← a b c d e f g h i j k l m n o p q r s t u v w x y z "
+                                     "A B C D E F G H I J K L M N O P"
+                                     " Q R S T U V W X Y Z 0 1 2 3 4 5 6 7 8 9 + - * / = < > ( ) [ "
+                                     "] { } , . : ; ! ? \" ' _ # % &";
+    for (int i = 0; i < 10 * repeats; i++) buf_puts(text, characters);
+    for (int lang = 0; lang < 3; lang++)
+        for (int i = 0; i < (lang == 0 ? repeats * 3 / 5 : repeats); i++)
+            family_prose_add(text, lang, lang == 0 && i < repeats / 6);
+}
+
+static void tokenizer_text_add_item(const struct pretrain *p, int family, uint32_t i,
+                                    struct buf *text) {
+    struct rng r = rng_make((uint64_t)p->o.seed, RNG_TEST, (uint32_t)family, i);
+    struct task_item it;
+    size_t k;
+    json_t *m;
+    fry_item(family, SPLIT_TRAIN, (uint64_t)p->o.seed, i, false, &it);
+    struct sample_chat chat = chat_sample(&p->o, &r, &it);
+    char *tools = chat.tools ? json_dumps(chat.tools, 0) : NULL;
+    json_array_foreach (chat.messages, k, m)
+        buf_printf(text, "<|im_start|>%s\n%s<|im_end|>\n", json_get_string(m, "role"),
+                   json_get_string(m, "content"));
+    buf_puts(text, tools ? tools : "");
+    free(tools);
+    sample_chat_release(&chat);
+    task_item_release(&it);
+}
+
+/* Trains on the families of the mix, and always on those of the first starter model. */
 static struct tokenizer *train_tokenizer(const struct pretrain *p, struct error *err) {
-    static const char *specials[] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
+    enum { CHATML = 3, MAX_SPECIALS = 64, FAMILY_BYTES = 1 << 20 };
+    const char *specials[MAX_SPECIALS] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
+    const struct strings *more = &p->o.special_tokens;
+    int n = CHATML;
+    if (more->n > MAX_SPECIALS - CHATML)
+        return error_set(err, ERR_USAGE, "special-tokens: %d are more than %d", more->n,
+                         MAX_SPECIALS - CHATML),
+               NULL;
+    for (int control = 1; control >= 0; control--)
+        for (int i = 0; i < more->n; i++)
+            if ((strncmp(more->v[i], "<|", 2) == 0) == control) specials[n++] = more->v[i];
+    int n_control = CHATML;
+    while (n_control < n && strncmp(specials[n_control], "<|", 2) == 0) n_control++;
     struct buf text = {0};
-    for (int f = 0; f < family_count(); f++)
-        for (uint32_t i = 0; is_trained(p, f) && i < (uint32_t)p->o.tokenizer_items; i++) {
-            struct rng r = rng_make((uint64_t)p->o.seed, RNG_TEST, (uint32_t)f, i);
-            struct task_item it;
-            fry_item(f, SPLIT_TRAIN, (uint64_t)p->o.seed, i, false, &it);
-            struct conversation_text conversation = sample_conversation(&p->o, &r, &it);
-            for (int k = 0; k < conversation.n; k++)
-                buf_printf(&text, "<|im_start|>%s\n%s<|im_end|>\n", conversation.msgs[k].role,
-                           conversation.msgs[k].content);
-            conversation_release(&conversation);
-            task_item_release(&it);
-        }
+    for (int f = 0; f < family_count(); f++) {
+        size_t begin = text.len;
+        if (f >= fry_count() && p->weight[f] <= 0) continue;
+        for (uint32_t i = 0; i < (uint32_t)p->o.tokenizer_items && text.len < begin + FAMILY_BYTES;
+             i++)
+            tokenizer_text_add_item(p, f, i, &text);
+    }
+    tokenizer_text_add_prose(&text, (int)p->o.prose);
     log_info("training a tokenizer of %d tokens on %zu bytes", (int)p->o.vocab, text.len);
-    struct tokenizer *t =
-        tokenizer_train_bpe(text.data, text.len, (int32_t)p->o.vocab, "smollm", specials, 3, err);
+    struct tokenizer *t = tokenizer_train_bpe(text.data, text.len, (int32_t)p->o.vocab, "smollm",
+                                              specials, n, n_control, err);
     buf_release(&text);
     return t;
 }
 
+enum { LONG_TOKENS = 1024 }; /* families with longer items get a tenth of the dev items */
+
 static int log_accuracy(struct pretrain *p, int64_t update, struct error *err) {
-    struct engine_options eo = {.max_rows = 512, .max_seqs = 256, .max_len = 256, .pool = p->pool};
+    struct engine_options eo = {.max_rows = 512, .max_seqs = 256, .pool = p->pool};
+    for (int f = 0; f < family_count(); f++)
+        if (p->weight[f] > 0) eo.max_len = MAX(eo.max_len, family_max_tokens(f));
+    eo.max_len = MIN(eo.max_len, p->model->config.max_seq_len);
     struct engine *e = engine_new(p->model, &eo, err);
     json_t *line = json_pack("{s:I}", "accuracy_at", (json_int_t)update);
     struct buf text = {0};
     int rc = e ? OK : err->code;
     for (int f = 0; rc == OK && f < family_count(); f++) {
-        if (!is_trained(p, f)) continue;
+        if (p->weight[f] <= 0) continue;
         struct eval_score s = {0};
-        rc = eval_run_family(e, p->model->tok, f, SPLIT_DEV, (uint64_t)p->o.seed,
-                             (int32_t)p->o.eval_items, NULL, false, NULL, &s, NULL, err);
+        int64_t n =
+            family_max_tokens(f) > LONG_TOKENS ? MAX(p->o.eval_items / 10, 1) : p->o.eval_items;
+        rc = eval_run_family(e, p->model->tok, f, SPLIT_DEV, (uint64_t)p->o.seed, (int32_t)n, NULL,
+                             false, NULL, &s, NULL, err);
         double acc = (double)s.correct / (double)MAX(s.n, 1);
         json_object_set_new(line, fry_families[f]->name, json_real(acc));
         buf_printf(&text, " %s %.0f%%", fry_families[f]->name, 100 * acc);
@@ -260,38 +382,67 @@ static double cpu_seconds(void) {
            1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
 }
 
-static int train_all(struct pretrain *p, struct error *err) {
+static void update_log(const struct pretrain *p, int64_t update, const struct update_stats *st,
+                       int64_t tokens) {
+    double seconds = clock_now() - p->started;
+    fprintf(p->log,
+            "{\"update\":%d,\"loss\":%.5f,\"grad_norm\":%.4f,\"tokens_per_s\":%.0f,"
+            "\"seconds\":%.1f,\"cpu_seconds\":%.1f}\n",
+            (int)update, st->loss, st->grad_norm, (double)tokens / seconds, seconds, cpu_seconds());
+    fflush(p->log);
+}
+
+/* Saves a checkpoint, and logs its hash: equal hashes are equal weights and moments. */
+static int checkpoint_save(struct pretrain *p, int64_t update, struct error *err) {
+    char hash[HASH_LEN];
+    if (trainer_save(p->trainer, p->checkpoint, NULL, err) != OK ||
+        sha256_file(p->checkpoint, hash, err) != OK)
+        return err->code;
+    fprintf(p->log, "{\"checkpoint_at\":%d,\"sha256\":\"%s\"}\n", (int)update, hash);
+    fflush(p->log);
+    return OK;
+}
+
+/* Trains up to update `stop`. */
+static int train_until(struct pretrain *p, int64_t stop, struct error *err) {
     struct progress bar;
     struct update_stats st = {0};
     int64_t tokens = 0, first = trainer_update_count(p->trainer);
-    char detail[96];
+    char detail[96] = "";
     progress_start(&bar, "pretrain", p->o.steps);
-    for (int64_t u = first; u < p->o.steps; u++) {
+    for (int64_t u = first; u < stop; u++) {
         if (train_update(p, (uint32_t)u, &st, err) != OK)
             return error_wrap(err, "update %d", (int)u + 1);
         tokens += st.tokens;
-        double seconds = clock_now() - p->started;
-        if (u % 10 == 9 || u + 1 == p->o.steps) {
-            fprintf(p->log,
-                    "{\"update\":%d,\"loss\":%.5f,\"grad_norm\":%.4f,\"tokens_per_s\":%.0f,"
-                    "\"seconds\":%.1f,\"cpu_seconds\":%.1f}\n",
-                    (int)u + 1, st.loss, st.grad_norm, (double)tokens / seconds, seconds,
-                    cpu_seconds());
-            fflush(p->log);
-        }
+        if (u % 10 == 9 || u + 1 == p->o.steps) update_log(p, u + 1, &st, tokens);
         snprintf(detail, sizeof detail, "loss %.4f, %.0f tokens/s", st.loss,
-                 (double)tokens / seconds);
+                 (double)tokens / (clock_now() - p->started));
         progress_update(&bar, u + 1, detail);
         bool last = u + 1 == p->o.steps;
         if (p->o.eval_every && ((u + 1) % p->o.eval_every == 0 || last) &&
             log_accuracy(p, u + 1, err) != OK)
             return err->code;
-        if ((u + 1) % p->o.save_every == 0 && !last &&
-            trainer_save(p->trainer, p->checkpoint, NULL, err) != OK)
+        if (((u + 1) % p->o.save_every == 0 || u + 1 == stop) && !last &&
+            checkpoint_save(p, u + 1, err) != OK)
             return err->code;
     }
     progress_finish(&bar, detail);
     return OK;
+}
+
+static int chat_template_set(struct pretrain *p, struct error *err) {
+    struct buf text = {0};
+    if (!p->o.chat_template) return OK;
+    if (file_read(p->o.chat_template, JINJA_MAX_TEXT, &text, err) != OK) return err->code;
+    p->model->chat_template = arena_strdup(&p->model->arena, text.data);
+    tokenizer_set_chat_template(p->model->tok, text.data);
+    /* the template is compiled, and used for the first time, on a short conversation */
+    const struct chat_message user = {"user", "hello"};
+    struct token_ids ids = {0};
+    int rc = chat_encode(p->model->tok, &user, 1, true, &ids, NULL, err);
+    token_ids_release(&ids);
+    buf_release(&text);
+    return rc == OK ? OK : error_wrap(err, "'%s'", p->o.chat_template);
 }
 
 static int pretrain_open(struct pretrain *p, struct error *err) {
@@ -303,6 +454,7 @@ static int pretrain_open(struct pretrain *p, struct error *err) {
     p->model = model_new_random(&c, (uint64_t)p->o.seed, p->cls);
     tokenizer_free(p->model->tok);
     p->model->tok = tok;
+    if (chat_template_set(p, err) != OK) return err->code;
     struct train_options to;
     options_default(train_option_rows, &to);
     to.beta2 = p->o.beta2;
@@ -319,13 +471,24 @@ static int pretrain_open(struct pretrain *p, struct error *err) {
     return trainer_load(p->trainer, p->checkpoint, NULL, err);
 }
 
+/* The type of the written weights. */
+static int weight_type_parse(const char *name, enum tensor_type *out, struct error *err) {
+    if (tensor_type_parse(name, out) == OK &&
+        (*out == TENSOR_F32 || *out == TENSOR_BF16 || *out == TENSOR_F16))
+        return OK;
+    return error_set(err, ERR_USAGE, "dtype: '%s' is none of f32, bf16 and f16", name);
+}
+
 /* with AdamW in f32: a weight, its gradient and two moments */
 enum { BYTES_PER_PARAMETER = 16 };
 
 json_t *pretrain_plan(const struct pretrain_options *o, const char *dir, struct error *err) {
     struct pretrain p = {.o = *o};
     struct model_config c;
-    if (parse_mix(&p, err) != OK || model_preset_find(o->shape, &c, err) != OK) return NULL;
+    enum tensor_type dtype;
+    if (parse_mix(&p, err) != OK || weight_type_parse(o->dtype, &dtype, err) != OK ||
+        model_preset_find(o->shape, &c, err) != OK)
+        return NULL;
     c.vocab_size = (int32_t)o->vocab;
     int64_t n = model_param_count(&c);
     char *checkpoint = path_join(dir, "checkpoint.bin");
@@ -339,20 +502,25 @@ json_t *pretrain_plan(const struct pretrain_options *o, const char *dir, struct 
     return v;
 }
 
-int pretrain_run(const struct pretrain_options *o, const char *dir, enum numeric_class cls,
-                 struct pool *pool, struct error *err) {
+int pretrain_run(const struct pretrain_options *o, const char *dir, int64_t stop_at,
+                 enum numeric_class cls, struct pool *pool, struct error *err) {
     struct pretrain p = {.o = *o, .cls = cls, .pool = pool, .dir = dir, .started = clock_now()};
     p.checkpoint = path_join(dir, "checkpoint.bin");
     char *log = path_join(dir, "log.jsonl");
+    int64_t stop = stop_at ? MIN(stop_at, o->steps) : o->steps;
+    enum tensor_type dtype;
     int rc = parse_mix(&p, err), lock = -1;
+    if (rc == OK) rc = weight_type_parse(o->dtype, &dtype, err);
     if (rc == OK) rc = dir_make(dir, err);
     if (rc == OK && (lock = dir_lock(dir, "folder", err)) < 0) rc = lock;
     if (rc == OK && !(p.log = fopen(log, path_exists(p.checkpoint) ? "a" : "w")))
         rc = error_errno(err, "cannot write '%s'", log);
     if (rc == OK) rc = pretrain_open(&p, err);
-    if (rc == OK) rc = train_all(&p, err);
-    if (rc == OK) rc = model_write_hf(p.model, dir, TENSOR_F32, err);
-    if (rc == OK) unlink(p.checkpoint);
+    if (rc == OK) rc = train_until(&p, stop, err);
+    if (rc == OK && stop == o->steps) {
+        rc = model_write_hf(p.model, dir, dtype, err);
+        if (rc == OK) unlink(p.checkpoint);
+    }
     dir_unlock(lock, dir);
     trainer_free(p.trainer);
     model_close(p.model);

@@ -267,12 +267,13 @@ void policy_advantages(enum train_method method, const double *rewards, int64_t 
 /* Pretraining of a small base model from a recipe (pretrain.c). */
 
 struct pretrain_options { /* meanings and defaults: pretrain_option_rows */
-    char *shape;
+    char *shape, *chat_template, *dtype;
     int64_t vocab, tokenizer_items, steps, rows, warmup_steps, seed, eval_every, eval_items,
         save_every;
-    double lr, min_lr_ratio, beta2, weight_decay, max_grad_norm, chain_of_thought, debate, drill,
-        system;
-    struct strings mix;
+    double lr, min_lr_ratio, beta2, weight_decay, max_grad_norm, chain_of_thought, think,
+        multi_turn, debate, drill, system;
+    struct strings mix, special_tokens;
+    int64_t prose;
 };
 extern const struct option_row pretrain_option_rows[];
 /* The plan of pretrain_run, with the same checks of mix and shape: {shape, parameters, updates,
@@ -280,9 +281,10 @@ extern const struct option_row pretrain_option_rows[];
  * set. */
 json_t *pretrain_plan(const struct pretrain_options *o, const char *dir, struct error *err);
 /* Trains, and writes the model to the folder `dir` in Hugging Face's format, with log.jsonl.
- * Continues from checkpoint.bin in this folder if it exists. */
-int pretrain_run(const struct pretrain_options *o, const char *dir, enum numeric_class cls,
-                 struct pool *pool, struct error *err);
+ * Continues from checkpoint.bin in this folder if it exists. stop_at: 0, or the update after which
+ * it saves a checkpoint and returns; no model is written then. */
+int pretrain_run(const struct pretrain_options *o, const char *dir, int64_t stop_at,
+                 enum numeric_class cls, struct pool *pool, struct error *err);
 
 /*
  * gate: decides whether a trained adapter is better than the version before it, by a paired test on

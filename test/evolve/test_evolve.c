@@ -556,7 +556,7 @@ static void make_model(void) {
     }
     assert_int_equal(model_preset_find("tiny-llama", &c, &err), OK);
     struct tokenizer *tok =
-        tokenizer_train_bpe(text.data, text.len, 420, "smollm", specials, 3, &err);
+        tokenizer_train_bpe(text.data, text.len, 420, "smollm", specials, 3, 3, &err);
     buf_release(&text);
     if (!tok) fail_msg("%s", err.text);
     c.vocab_size = tokenizer_vocab_size(tok);

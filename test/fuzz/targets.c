@@ -240,7 +240,7 @@ static void fuzz_text(const uint8_t *data, size_t size) {
     struct error err;
     struct token_ids ids = {0};
     struct buf back = {0};
-    if (!t) t = tokenizer_train_bpe(corpus, sizeof corpus - 1, 270, "qwen2", NULL, 0, &err);
+    if (!t) t = tokenizer_train_bpe(corpus, sizeof corpus - 1, 270, "qwen2", NULL, 0, 0, &err);
     MUST(t != NULL);
     tokenizer_encode(t, text, size, 0, &ids);
     tokenizer_decode(t, ids.v, ids.n, true, &back);

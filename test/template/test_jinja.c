@@ -379,7 +379,7 @@ static struct tokenizer *words_tokenizer(void) {
         "user\nassistant\nsystem\nhello there hello the end\n日本語 日本\n\n\n\n\n\n\n\n\n";
     struct error err;
     struct tokenizer *t =
-        tokenizer_train_bpe(text, sizeof text - 1, 290, "smollm", specials, 3, &err);
+        tokenizer_train_bpe(text, sizeof text - 1, 290, "smollm", specials, 3, 3, &err);
     if (!t) fail_msg("%s", err.text);
     return t;
 }

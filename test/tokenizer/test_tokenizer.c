@@ -178,7 +178,7 @@ static struct tokenizer *trained_small(const char *pre) {
                  "go, they've gone\n");
     struct error err;
     struct tokenizer *t = tokenizer_train_bpe(text.data, text.len, 340, pre,
-                                              (const char **)(uintptr_t)chatml, 3, &err);
+                                              (const char **)(uintptr_t)chatml, 3, 3, &err);
     buf_release(&text);
     return assert_tokenizer(t, &err);
 }
@@ -730,7 +730,7 @@ static void test_train_equals_reference(void **state) {
     struct error err;
     struct tokenizer *t =
         assert_tokenizer(tokenizer_train_bpe(corpus.data, corpus.len, 500, "gpt-2",
-                                             (const char **)(uintptr_t)chatml, 1, &err),
+                                             (const char **)(uintptr_t)chatml, 1, 1, &err),
                          &err);
     const struct tokenizer_spec *s = tokenizer_get_spec(t);
     int32_t n;
@@ -809,7 +809,7 @@ static void test_train_equals_naive(void **state) {
         struct error err;
         struct tokenizer *t =
             assert_tokenizer(tokenizer_train_bpe(joined.data, joined.len, 260, "gpt-2",
-                                                 (const char **)(uintptr_t)chatml, 1, &err),
+                                                 (const char **)(uintptr_t)chatml, 1, 1, &err),
                              &err);
         for (int32_t i = 0; i < tokenizer_get_spec(t)->n_merges; i++)
             buf_printf(&got, "%s\n", tokenizer_get_spec(t)->merges[i]);
@@ -825,15 +825,15 @@ static void test_train_limits(void **state) {
     (void)state;
     struct error err;
     const char **specials = (const char **)(uintptr_t)chatml;
-    assert_null(tokenizer_train_bpe("ab ab", 5, 1000, "gpt-2", specials, 3, &err));
+    assert_null(tokenizer_train_bpe("ab ab", 5, 1000, "gpt-2", specials, 3, 3, &err));
     assert_non_null(strstr(err.text, "more text"));
-    assert_null(tokenizer_train_bpe("ab", 2, 258, "gpt-2", specials, 3, &err));
-    assert_null(tokenizer_train_bpe("ab", 2, 300, "what", specials, 3, &err));
+    assert_null(tokenizer_train_bpe("ab", 2, 258, "gpt-2", specials, 3, 3, &err));
+    assert_null(tokenizer_train_bpe("ab", 2, 300, "what", specials, 3, 3, &err));
     const char *twice[] = {"<a>", "<a>"};
-    assert_null(tokenizer_train_bpe("ab", 2, 300, "gpt-2", twice, 2, &err));
+    assert_null(tokenizer_train_bpe("ab", 2, 300, "gpt-2", twice, 2, 2, &err));
     assert_non_null(strstr(err.text, "twice"));
     struct tokenizer *t =
-        assert_tokenizer(tokenizer_train_bpe("", 0, 259, NULL, specials, 3, &err), &err);
+        assert_tokenizer(tokenizer_train_bpe("", 0, 259, NULL, specials, 3, 3, &err), &err);
     assert_int_equal(tokenizer_eos(t), 2);
     ASSERT_ENCODES(t, "!", 0, 3);
     tokenizer_free(t);

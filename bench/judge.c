@@ -1,0 +1,170 @@
+/*
+ * judge: how well a model judges its own answers. It answers questions of the test split at
+ * temperature 1, and is then asked whether each answer is right, with a derivation. Prints, per
+ * family and over all, the share of right answers and the area under the ROC curve of P(yes): the
+ * probability that a right answer gets a larger P(yes) than a wrong one.
+ *
+ *   build/judge MODEL [ADAPTER|base] [N]   N questions per family (1000), common variants only
+ */
+#define _GNU_SOURCE
+#include "engine/engine.h"
+#include "eval/eval.h"
+
+#include <stdio.h>
+#include <stdlib.h>
+#include <string.h>
+
+static const char *const families[] = {"sort",  "compare", "sequence",  "arithmetic", "pick",
+                                       "order", "route",   "deduction", "machine",    "sums"};
+enum { N_FAMILIES = ARRAY_LEN(families), MAX_TOKENS = 64 };
+
+struct judged_answer {
+    double yes;
+    bool right;
+};
+
+static int by_yes(const void *a, const void *b) {
+    const struct judged_answer *x = a, *y = b;
+    return (x->yes > y->yes) - (x->yes < y->yes);
+}
+
+/* Mann and Whitney's U over the number of pairs; equal values count half. -1: only one kind. */
+static double auc(struct judged_answer *v, int n) {
+    double right = 0, pairs = 0, wrong_before = 0;
+    qsort(v, (size_t)n, sizeof *v, by_yes);
+    for (int i = 0, end; i < n; i = end) {
+        double wrong = 0, rights = 0;
+        for (end = i; end < n && v[end].yes <= v[i].yes; end++) {
+            rights += v[end].right;
+            wrong += !v[end].right;
+        }
+        pairs += rights * (wrong_before + wrong / 2);
+        wrong_before += wrong;
+        right += rights;
+    }
+    return right > 0 && wrong_before > 0 ? pairs / right / wrong_before : -1;
+}
+
+static void requests_run(struct engine *e, struct engine_request *v, int n) {
+    struct error err;
+    for (int i = 0; i < n; i++)
+        if (engine_submit(e, &v[i], &err) != OK) fprintf(stderr, "%s\n", err.text), exit(1);
+    while (engine_step(e) > 0) continue;
+}
+
+/* The text after the last ANSWER_PREFIX of a reply; malloc'ed. */
+static char *answer_of(const struct tokenizer *tok, const struct engine_request *r) {
+    struct buf text = {0};
+    const char *found = "", *p;
+    tokenizer_decode(tok, r->out, r->n_out, false, &text);
+    buf_add(&text, "", 1);
+    for (p = text.data; (p = strstr(p, ANSWER_PREFIX " "));) found = p += strlen(ANSWER_PREFIX " ");
+    char *answer = strndup(found, strcspn(found, "\n"));
+    buf_release(&text);
+    return answer;
+}
+
+/* Answers n items and sets answers[n]. */
+static void answer_items(struct engine *e, const struct tokenizer *tok, struct adapter *adapter,
+                         const struct task_item *items, int n, char **answers) {
+    struct engine_request *v = xcalloc((size_t)n, sizeof *v);
+    struct token_ids *prompts = xcalloc((size_t)n, sizeof *prompts);
+    struct error err;
+    int32_t stop = tokenizer_eot(tok);
+    for (int i = 0; i < n; i++) {
+        const struct chat_message user = {"user", items[i].question};
+        CHECK(chat_encode(tok, &user, 1, true, &prompts[i], NULL, &err) == OK);
+        v[i] =
+            (struct engine_request){.prompt = prompts[i].v,
+                                    .n_prompt = prompts[i].n,
+                                    .adapter = adapter,
+                                    .sampling = {.temperature = 1, .top_p = 1, .seed = (uint64_t)i},
+                                    .max_tokens = MAX_TOKENS,
+                                    .stop = &stop,
+                                    .n_stop = 1};
+    }
+    requests_run(e, v, n);
+    for (int i = 0; i < n; i++) {
+        answers[i] = answer_of(tok, &v[i]);
+        engine_request_release(&v[i]);
+        token_ids_release(&prompts[i]);
+    }
+    free(v);
+    free(prompts);
+}
+
+/* Sets out[n] to the judgements of the answers. */
+static void judge_answers(struct engine *e, const struct tokenizer *tok, struct adapter *adapter,
+                          const struct task_item *items, int n, char **answers,
+                          struct judged_answer *out) {
+    struct engine_request *v = xcalloc((size_t)n, sizeof *v);
+    struct choice_prompt *prompts = xcalloc((size_t)n, sizeof *prompts);
+    struct error err;
+    struct task_item yes_no = {.n_choices = 2,
+                               .choices = {(char *)(uintptr_t) "yes", (char *)(uintptr_t) "no"}};
+    for (int i = 0; i < n; i++) {
+        char *question = family_judge_question(&items[i], answers[i]);
+        const struct chat_message user = {"user", question};
+        CHECK(choice_prompt_init(&prompts[i], tok, &user, 1, &yes_no, true, &err) == OK);
+        choice_prompt_request(&prompts[i], adapter, MAX_TOKENS, &v[i]);
+        free(question);
+    }
+    requests_run(e, v, n);
+    for (int i = 0; i < n; i++) {
+        const struct task_item *it = &items[i];
+        out[i] = (struct judged_answer){(double)v[i].choice_prob[0],
+                                        strcmp(answers[i], it->choices[it->correct]) == 0};
+        engine_request_release(&v[i]);
+        choice_prompt_release(&prompts[i]);
+    }
+    free(v);
+    free(prompts);
+}
+
+static void row_print(const char *name, struct judged_answer *v, int n) {
+    int right = 0;
+    for (int i = 0; i < n; i++) right += v[i].right;
+    double area = auc(v, n);
+    printf("%-12s %6d  right %6.2f %%  ", name, n, 100.0 * right / n);
+    if (area < 0)
+        printf("AUC -\n");
+    else
+        printf("AUC %.3f\n", area);
+}
+
+int main(int argc, char **argv) {
+    struct error err;
+    int n = argc > 3 ? atoi(argv[3]) : 1000;
+    if (argc < 2 || n < 1) return fprintf(stderr, "usage: judge MODEL [ADAPTER|base] [N]\n"), 2;
+    struct model *m = model_open(argv[1], NUMERIC_EXACT, &err);
+    if (!m) return fprintf(stderr, "%s\n", err.text), 1;
+    struct adapter *a = NULL;
+    if (argc > 2 && strcmp(argv[2], "base") != 0 && !(a = adapter_open(argv[2], m, &err)))
+        return fprintf(stderr, "%s\n", err.text), 1;
+    struct pool *pool = pool_new(2);
+    struct engine_options o = {.max_rows = 512, .max_seqs = 256, .max_len = 256, .pool = pool};
+    struct engine *e = engine_new(m, &o, &err);
+    if (!e) return fprintf(stderr, "%s\n", err.text), 1;
+    struct judged_answer *all = xcalloc((size_t)n * N_FAMILIES, sizeof *all);
+    struct task_item *items = xcalloc((size_t)n, sizeof *items);
+    char **answers = xcalloc((size_t)n, sizeof *answers);
+    for (int f = 0; f < N_FAMILIES; f++) {
+        for (int i = 0; i < n; i++)
+            fry_item(fry_find(families[f]), SPLIT_TEST, 1, (uint32_t)i, true, &items[i]);
+        answer_items(e, m->tok, a, items, n, answers);
+        judge_answers(e, m->tok, a, items, n, answers, all + f * n);
+        row_print(families[f], all + f * n, n);
+        for (int i = 0; i < n; i++) {
+            free(answers[i]);
+            task_item_release(&items[i]);
+        }
+    }
+    row_print("all", all, n * N_FAMILIES);
+    free(all);
+    free(items);
+    free(answers);
+    engine_free(e);
+    pool_free(pool);
+    model_close(m);
+    return 0;
+}

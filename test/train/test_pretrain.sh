@@ -1,0 +1,80 @@
+#!/bin/sh
+# test_pretrain: `shoal pretrain`: a stopped run continues with the same bits, whatever the processor level and the number
+# of threads; its model has the recipe's tokens, template and dtype; the starter model's recipe still makes the first 200
+# updates of its log, to the bit. Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary.
+set -u
+shoal=$(realpath "${SHOAL:-build/shoal}")
+root=$PWD
+tmp=$(mktemp -d) || exit 1
+trap 'rm -rf "$tmp"' EXIT
+cd "$tmp" || exit 1
+export SHOAL_CONFIG=''
+
+ok() { echo "ok $1"; }
+bad() { echo "not ok $1: $2"; }
+same() { # NAME A B
+    if [ -n "$2" ] && [ "$2" = "$3" ]; then ok "$1"; else bad "$1" "'$2' and '$3'"; fi
+}
+pretrain() { "$shoal" pretrain "$@" --exact --quiet >out 2>&1; }
+checkpoint() { # FOLDER UPDATE: the hash in the log
+    grep "\"checkpoint_at\":$2," "$1/log.jsonl" | grep -oE '[0-9a-f]{64}'
+}
+weights() { sha256sum "$1/model.safetensors" | cut -c1-64; }
+
+cp "$root/models/fry/chat_template.jinja" . 2>/dev/null ||
+    printf '{%% for m in messages %%}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{%% endfor %%}{%% if add_generation_prompt %%}<|im_start|>assistant\n{%% endif %%}' >chat_template.jinja
+cat >recipe.yaml <<'END'
+shape: fry-1
+vocab: 420
+tokenizer_items: 100
+special_tokens: ["<|image|>", "<think>", "</think>"]
+prose: 2
+chat_template: chat_template.jinja
+mix: [copy=1, sums=1, dialogue=0.5, tools=0.5, about=1]
+chain_of_thought_fraction: 0.5
+think: 0.5
+multi_turn: 0.5
+debate: 0.2
+steps: 12
+rows: 512
+dtype: bf16
+eval_every: 12
+eval_items: 4
+save_every: 5
+seed: 7
+END
+pretrain recipe.yaml --out whole && ok "a run" || bad "a run" "$(cat out)"
+pretrain recipe.yaml --out parts --stop-at 4 --threads 1 && pretrain recipe.yaml --out parts --stop-at 7 && pretrain recipe.yaml --out parts ||
+    bad "a run in parts" "$(cat out)"
+same "a run in three parts makes the same weights" "$(weights whole)" "$(weights parts)"
+same "checkpoints have the same bits" "$(checkpoint whole 5)" "$(checkpoint parts 5)"
+if [ -e parts/checkpoint.bin ]; then bad "a finished run has no checkpoint" "it has"; else ok "a finished run has no checkpoint"; fi
+SHOAL_CPU=scalar pretrain recipe.yaml --out scalar --stop-at 2
+pretrain recipe.yaml --out native --stop-at 2
+same "the scalar level makes the same bits" "$(checkpoint scalar 2)" "$(checkpoint native 2)"
+if [ -e native/model.safetensors ]; then bad "a stopped run writes no model" "it does"; else ok "a stopped run writes no model"; fi
+
+python3 - whole <<'END' && ok "tokens, template and dtype are the recipe's" || bad "tokens, template and dtype are the recipe's" "see above"
+import json, sys
+folder = sys.argv[1]
+tokens = {t["content"]: t for t in json.load(open(folder + "/tokenizer.json"))["added_tokens"]}
+assert tokens["<|image|>"]["special"] and not tokens["<think>"]["special"] and not tokens["</think>"]["special"], tokens
+assert json.load(open(folder + "/tokenizer_config.json"))["chat_template"] == open("chat_template.jinja").read()
+assert json.load(open(folder + "/config.json"))["torch_dtype"] == "bfloat16"
+END
+sed 's/bf16/q8_0/' recipe.yaml >q8.yaml
+pretrain q8.yaml --out q8
+grep -q "'q8_0' is none of f32, bf16 and f16" out && ok "an unknown dtype is refused" || bad "an unknown dtype is refused" "$(cat out)"
+printf '{%% if %%}' >bad.jinja
+sed 's/chat_template.jinja/bad.jinja/' recipe.yaml >template.yaml
+pretrain template.yaml --out template
+grep -q "bad.jinja" out && ok "a broken chat template is refused" || bad "a broken chat template is refused" "$(cat out)"
+
+log=$root/models/fry/log.jsonl
+if grep -q '"checkpoint_at":200,' "$log"; then
+    pretrain "$root/models/fry/recipe.yaml" --out fry --stop-at 200 || bad "the starter model's recipe runs" "$(cat out)"
+    same "the starter model's recipe makes the first 200 updates of its log" "$(checkpoint fry 200)" \
+        "$(grep '"checkpoint_at":200,' "$log" | grep -oE '[0-9a-f]{64}')"
+else
+    echo "skip the starter model's recipe: its log has no checkpoint"
+fi

@@ -933,6 +933,31 @@ static void calls_run(const struct buf *b) {
                 a.tool_calls[a.n_tool_calls - 1].args_end > b->len - 100);
     completion_release(&a);
 }
+/* A reply that is all reasoning, decoded one token of one byte at a time. */
+static void reasoning_run(const struct buf *b) {
+    struct generation g = {.s = server_small(), .spec = {.reasoning = true}};
+    struct completion a = {.reasoning_state = REASONING_BEFORE};
+    int32_t n = (int32_t)b->len, *out = xcalloc(b->len, sizeof *out);
+    for (int32_t i = 0; i < n; i++) out[i] = g.s->model->tok->byte_ids[(uint8_t)b->data[i]];
+    a.batch_request.request.out = out;
+    for (int32_t seen = 0; !a.done;) {
+        seen++;
+        a.batch_request.request.n_out = a.batch_request.n_visible = seen;
+        a.batch_request.done = seen == n;
+        completion_advance(&g, &a);
+    }
+    assert_true(a.reasoning_state == REASONING_OPEN && a.content_begin == b->len);
+    completion_release(&a);
+}
+static void blanks_think(struct buf *b, size_t n) {
+    repeat(b, "", "\n", "<think>", n);
+}
+static void newlines_thought(struct buf *b, size_t n) {
+    repeat(b, "<think>", "\n", "", n);
+}
+static void tags_cut(struct buf *b, size_t n) {
+    repeat(b, "<think>", "</think\n", "", n);
+}
 static void calls_many(struct buf *b, size_t n) {
     repeat(b, "", "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>\n", "", n);
 }
@@ -1063,6 +1088,9 @@ static const struct scale scales[] = {
     {"blackboard", MB / 8, 8 * MB, board_writes, board_run},
     {"hub listing", MB / 8, 8 * MB, listing_files, listing_run},
     {"tool calls of a reply", 32 * KB, 2 * MB, calls_many, calls_run},
+    {"reasoning: white space before it", 32 * KB, 2 * MB, blanks_think, reasoning_run},
+    {"reasoning: newlines", 32 * KB, 2 * MB, newlines_thought, reasoning_run},
+    {"reasoning: parts of tags", 32 * KB, 2 * MB, tags_cut, reasoning_run},
     {"PEFT: targets", MB / 16, 8 * MB, peft_targets, peft_run},
     {"PEFT: patterns", MB / 16, 8 * MB, peft_patterns, peft_run},
     {"GBNF: words", 16 * KB, 256 * KB, gbnf_words, gbnf_run},

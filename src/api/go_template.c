@@ -72,7 +72,7 @@ static const char *variable_find(const struct writer_state *w, const char *name,
                      {"Role", NULL, NULL, "message.role"},
                      {"Content", NULL, NULL, "message.content"},
                      {"ToolCalls", NULL, NULL, "''"},
-                     {"Thinking", NULL, NULL, "''"}};
+                     {"Thinking", NULL, NULL, "message.reasoning_content"}};
     for (size_t i = 0; i < ARRAY_LEN(variables); i++)
         if (strlen(variables[i].go) == n && memcmp(variables[i].go, name, n) == 0)
             return w->ranges && !root ? variables[i].message

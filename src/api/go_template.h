@@ -2,8 +2,8 @@
  * go_template: converts Go chat templates, as in Modelfiles, to Jinja.
  *
  * Supported: text, trim marks, comments; .System .Prompt .Response, or {{ range .Messages }} with
- * .Role and .Content; if, else if, else, end; and, or, not, eq, ne. .Tools, .Suffix, .ToolCalls and
- * .Thinking count as empty texts. Anything else (variables, pipes) is ERR_USAGE with the
+ * .Role, .Content and .Thinking; if, else if, else, end; and, or, not, eq, ne. .Tools, .Suffix and
+ * .ToolCalls count as empty texts. Anything else (variables, pipes) is ERR_USAGE with the
  * unsupported action in the message.
  *
  * The Jinja template uses the variables `turns`, a list of {system, prompt, response}, or

@@ -145,7 +145,8 @@ struct ollama_request {
     json_t *body, *derived, *options;
     struct model_ref target;
     struct generation_spec spec;
-    bool unload, no_think; /* keep_alive is 0; think is false */
+    const json_t *think; /* true, false or a level; NULL: the template's default */
+    bool unload;         /* keep_alive is 0 */
 };
 
 static void ollama_request_release(struct ollama_request *q) {
@@ -154,13 +155,16 @@ static void ollama_request_release(struct ollama_request *q) {
     json_decref(q->options);
 }
 
-static int think_read(const char *model, struct ollama_request *q, struct error *err) {
-    const json_t *v = json_get_nonnull(q->body, "think");
-    if (!v) return OK;
-    q->no_think = json_is_false(v);
-    if (q->no_think) return OK;
-    if (!json_is_true(v) && !json_is_string(v))
-        return error_set(err, ERR_USAGE, "'think' must be true, false or a level");
+static int think_read(const struct server *s, const char *model, struct ollama_request *q,
+                      struct error *err) {
+    static const char *const levels[] = {"low", "medium", "high"};
+    const char *level = json_string_value(json_get_nonnull(q->body, "think"));
+    q->think = json_get_nonnull(q->body, "think");
+    bool known = !q->think || json_is_boolean(q->think);
+    for (size_t i = 0; level && i < ARRAY_LEN(levels); i++) known |= strcmp(level, levels[i]) == 0;
+    if (!known)
+        return error_set(err, ERR_USAGE, "'think' must be true, false, low, medium or high");
+    if (!q->think || json_is_false(q->think) || server_has_reasoning(s)) return OK;
     return error_set(err, ERR_USAGE, "'%s' does not support thinking", model);
 }
 
@@ -177,7 +181,7 @@ static int options_read(struct server *s, struct ollama_request *q, struct error
 static int ollama_request_read(struct server *s, struct exchange *x, struct ollama_request *q,
                                struct error *err) {
     const char *name;
-    *q = (struct ollama_request){.spec.stream = true, .spec.x = x};
+    *q = (struct ollama_request){.spec.stream = true, .spec.reasoning = true, .spec.x = x};
     q->body = request_memory_json(s, x, err);
     if (!q->body || ollama_name(q->body, &name, err) != OK ||
         ollama_target(s, name, &q->target, err) != OK)
@@ -189,7 +193,7 @@ static int ollama_request_read(struct server *s, struct exchange *x, struct olla
     q->derived = server_derived_spec(s, q->target.label);
     if (keep_alive_read(q->body, &q->unload, err) != OK || options_read(s, q, err) != OK ||
         json_read_bool(q->body, "stream", &q->spec.stream, err) != OK ||
-        think_read(name, q, err) != OK || logprobs_read(q->body, &q->spec, err) != OK)
+        think_read(s, name, q, err) != OK || logprobs_read(q->body, &q->spec, err) != OK)
         return err->code;
     return format_read(s, q->body, &q->spec, err);
 }
@@ -230,14 +234,28 @@ static void stream_end(const struct generation *g, struct buf *out) {
     (void)g, (void)out;
 }
 
-/* Returns the text that was not sent yet and marks it as sent; adds its log-probabilities to v. */
+/* Whether there is text that was not sent yet. */
+static bool has_more_text(const struct completion *a) {
+    return a->content_end > a->sent || a->reasoning.len > a->reasoning_sent;
+}
+
+/* Returns the content that was not sent yet and marks it as sent; adds the log-probabilities of it
+ * and of the reasoning before it to v. */
 static json_t *content_take(const struct generation *g, struct completion *a, json_t *v) {
-    json_t *content = json_string_lossy(a->text.data + a->sent, a->content_end - a->sent);
-    a->sent = a->content_end;
+    size_t n = a->content_end > a->sent ? a->content_end - a->sent : 0;
+    json_t *content = json_string_lossy(a->text.data + a->sent, n);
+    a->sent += n;
     int32_t to = completion_tokens_sent(a);
     logprobs_add(g, a, a->tokens_sent, to, v);
     a->tokens_sent = to;
     return content;
+}
+
+/* Adds the reasoning after the byte `from`, if there is any. */
+static void thinking_add(const struct completion *a, size_t from, json_t *v) {
+    if (a->reasoning.len > from)
+        json_object_set_new(v, "thinking",
+                            json_string_lossy(a->reasoning.data + from, a->reasoning.len - from));
 }
 
 /* text */
@@ -257,9 +275,11 @@ static void context_add(const struct generation *g, const struct completion *a, 
 }
 
 static void generate_delta(const struct generation *g, struct completion *a, struct buf *out) {
-    if (a->content_end == a->sent) return;
+    if (!has_more_text(a)) return;
     json_t *v = reply_json(g);
     json_object_set_new(v, "response", content_take(g, a, v));
+    thinking_add(a, a->reasoning_sent, v);
+    a->reasoning_sent = a->reasoning.len;
     json_object_set_new(v, "done", json_false());
     ndjson_add(g, v, out);
 }
@@ -275,7 +295,8 @@ static void generate_finish(const struct generation *g, struct completion *a, st
 static json_t *generate_whole(const struct generation *g) {
     const struct completion *a = &g->completions[0];
     json_t *v = reply_json(g);
-    json_object_set_new(v, "response", json_string_lossy(a->text.data, a->content_end));
+    json_object_set_new(v, "response", completion_content_json(a));
+    thinking_add(a, 0, v);
     logprobs_add(g, a, 0, completion_tokens_kept(a), v);
     final_fields_add(g, a, v);
     context_add(g, a, v);
@@ -320,13 +341,16 @@ static json_t *message_json(json_t *content, json_t *calls) {
 
 static void chat_delta(const struct generation *g, struct completion *a, struct buf *out) {
     json_t *calls = tool_calls_take(a, false);
-    if (a->content_end <= a->sent && json_array_size(calls) == 0) {
+    if (!has_more_text(a) && json_array_size(calls) == 0) {
         json_decref(calls);
         return;
     }
     json_t *v = reply_json(g);
-    json_t *content = a->content_end > a->sent ? content_take(g, a, v) : json_string("");
-    json_object_set_new(v, "message", message_json(content, calls));
+    json_t *content = has_more_text(a) ? content_take(g, a, v) : json_string("");
+    json_t *message = message_json(content, calls);
+    thinking_add(a, a->reasoning_sent, message);
+    a->reasoning_sent = a->reasoning.len;
+    json_object_set_new(v, "message", message);
     json_object_set_new(v, "done", json_false());
     ndjson_add(g, v, out);
 }
@@ -341,9 +365,9 @@ static void chat_finish(const struct generation *g, struct completion *a, struct
 static json_t *chat_whole(const struct generation *g) {
     const struct completion *a = &g->completions[0];
     json_t *v = reply_json(g);
-    json_object_set_new(
-        v, "message",
-        message_json(json_string_lossy(a->text.data, a->content_end), tool_calls_take(a, true)));
+    json_t *message = message_json(completion_content_json(a), tool_calls_take(a, true));
+    thinking_add(a, 0, message);
+    json_object_set_new(v, "message", message);
     logprobs_add(g, a, 0, completion_tokens_kept(a), v);
     final_fields_add(g, a, v);
     return v;
@@ -369,8 +393,10 @@ static int prompt_render(struct server *s, struct ollama_request *q, json_t *mes
     if (template && !(jinja = ollama_template_to_jinja(s, template, err))) rc = err->code;
     if (jinja) json_object_set_new(chat, "chat_template", json_string(jinja));
     if (tools) json_object_set(chat, "tools", tools);
-    if (q->no_think)
-        json_object_set_new(chat, "chat_template_kwargs", json_pack("{s:b}", "enable_thinking", 0));
+    if (q->think)
+        json_object_set_new(chat, "chat_template_kwargs",
+                            json_pack("{s:b,s:s*}", "enable_thinking", !json_is_false(q->think),
+                                      "reasoning_effort", json_string_value(q->think)));
     if (q->derived) ollama_derived_apply(q->derived, chat);
     if (rc == OK) rc = chat_prompt_render(s, chat, &q->spec, err);
     json_decref(chat);
@@ -435,9 +461,11 @@ static int ollama_generate_read(struct server *s, struct ollama_request *q, cons
         return error_set(err, ERR_USAGE, "raw mode does not support template, system, or context");
     if (raw)
         q->spec.request_json = json_pack("{s:O}", "prompt", json_object_get(q->body, "prompt"));
-    if (raw)
-        return prompts_tokenize(s, json_object_get(q->body, "prompt"), 1, &q->spec.prompts,
-                                &q->spec.n_prompts, err);
+    if (raw && prompts_tokenize(s, json_object_get(q->body, "prompt"), 1, &q->spec.prompts,
+                                &q->spec.n_prompts, err) != OK)
+        return err->code;
+    if (raw) reasoning_expect(s, &q->spec, NULL);
+    if (raw) return OK;
     json_t *messages = json_array();
     if (system)
         json_array_append_new(messages,
@@ -541,9 +569,10 @@ static int ollama_chat_read(struct server *s, struct ollama_request *q, bool *em
     *empty = !messages || (json_is_array(messages) && json_array_size(messages) == 0);
     if (*empty) return OK;
     json_array_foreach (messages, i, m) {
-        json_t *tool = json_object_get(m, "tool_name");
+        json_t *tool = json_object_get(m, "tool_name"), *thinking = json_object_get(m, "thinking");
         if (images_reject(m, err) != OK) return err->code;
         if (json_is_string(tool)) json_object_set(m, "name", tool);
+        if (json_is_string(thinking)) json_object_set(m, "reasoning_content", thinking);
     }
     if (!json_is_array(messages))
         return error_set(err, ERR_USAGE, "'messages' must be a list of {role, content}");
@@ -848,6 +877,7 @@ static json_t *capabilities_json(const struct server *s) {
     json_t *v = json_pack("[s,s]", "completion", "embedding");
     if (s->model->chat_template && strstr(s->model->chat_template, "tools"))
         json_array_append_new(v, json_string("tools"));
+    if (server_has_reasoning(s)) json_array_append_new(v, json_string("thinking"));
     return v;
 }
 

@@ -434,15 +434,17 @@ static int32_t find_last_end(const struct token_ids *prompt, const struct token_
     return end;
 }
 
-/* For continue_final_message: removes the tokens that the template puts after the last message. */
-static void prompt_cut_to_final_message(const struct server *s, const json_t *messages,
-                                        struct token_ids *prompt) {
+/* For continue_final_message: removes the tokens that the template puts after the last message.
+ * Returns the text of this message. */
+static const char *prompt_cut_to_final_message(const struct server *s, const json_t *messages,
+                                               struct token_ids *prompt) {
     const char *text =
         json_get_string(json_array_get(messages, json_array_size(messages) - 1), "content");
     struct token_ids tokens = {0};
     tokenizer_encode(s->model->tok, text, strlen(text), 0, &tokens);
     prompt->n = find_last_end(prompt, &tokens);
     token_ids_release(&tokens);
+    return text;
 }
 
 int chat_prompt_render(const struct server *s, json_t *body, struct generation_spec *spec,
@@ -476,7 +478,9 @@ int chat_prompt_render(const struct server *s, json_t *body, struct generation_s
     json_decref(extra);
     if (rc == OK) rc = token_ids_check_memory(spec->prompts, err);
     if (rc != OK) return error_wrap(err, "'messages'");
-    if (continue_final) prompt_cut_to_final_message(s, messages, spec->prompts);
+    const char *continued =
+        continue_final ? prompt_cut_to_final_message(s, messages, spec->prompts) : NULL;
+    reasoning_expect(s, spec, continued);
     return OK;
 }
 
@@ -602,10 +606,14 @@ static void chat_list_write(const struct generation *g, const struct lazy_list *
 
 static json_t *usage_json(const struct generation *g) {
     struct token_usage u = generation_usage(g);
-    return json_pack("{s:I,s:I,s:I,s:{s:I}}", "prompt_tokens", (json_int_t)u.prompt,
-                     "completion_tokens", (json_int_t)u.completion, "total_tokens",
-                     (json_int_t)(u.prompt + u.completion), "prompt_tokens_details",
-                     "cached_tokens", (json_int_t)u.cached);
+    json_t *v = json_pack("{s:I,s:I,s:I,s:{s:I}}", "prompt_tokens", (json_int_t)u.prompt,
+                          "completion_tokens", (json_int_t)u.completion, "total_tokens",
+                          (json_int_t)(u.prompt + u.completion), "prompt_tokens_details",
+                          "cached_tokens", (json_int_t)u.cached);
+    if (g->spec.reasoning_begin)
+        json_object_set_new(v, "completion_tokens_details",
+                            json_pack("{s:I}", "reasoning_tokens", (json_int_t)u.reasoning));
+    return v;
 }
 
 /* The object that every reply and chunk consists of. choices: a list, which may be empty; taken
@@ -653,13 +661,16 @@ static void tool_delta(const struct generation *g, struct completion *a, int i, 
     c->sent = none ? strlen(NO_ARGUMENTS) : end - c->args;
 }
 
-/* Sends the turns of a team, which precede its answer, as reasoning. */
+/* Sends the reasoning, or the turns of a team, which precede its answer. */
 static void reasoning_delta(const struct generation *g, struct completion *a, struct buf *out) {
     size_t n = a->reasoning.len - a->reasoning_sent;
     if (n == 0) return;
     json_t *content = json_string_lossy(a->reasoning.data + a->reasoning_sent, n);
     a->reasoning_sent = a->reasoning.len;
-    chunk_add(g, a, json_pack("{s:o}", "reasoning_content", content), json_null(), NULL, out);
+    int32_t from = a->tokens_sent, to = MAX(from, a->n_reasoning_tokens);
+    chunk_add(g, a, json_pack("{s:o}", "reasoning_content", content),
+              chat_logprobs_json(g, a, from, to), NULL, out);
+    a->tokens_sent = to;
 }
 
 /* Adds a chunk with content. Without log-probabilities, chunks differ only in the content, so the
@@ -728,9 +739,9 @@ static json_t *chat_message(const struct completion *a) {
                               json_pack("{s:s,s:s,s:{s:s,s:o}}", "id", c->id, "type", "function",
                                         "function", "name", c->name, "arguments", args));
     }
-    json_t *content = a->content_end == 0 && a->n_tool_calls
+    json_t *content = a->content_end == a->content_begin && a->n_tool_calls
                           ? json_null()
-                          : json_string_lossy(a->text.data, a->content_end);
+                          : completion_content_json(a);
     json_t *m = json_pack("{s:s,s:o,s:n}", "role", "assistant", "content", content, "refusal");
     if (a->reasoning.len)
         json_object_set_new(m, "reasoning_content",
@@ -881,8 +892,30 @@ static bool team_chat_handle(struct server *s, struct exchange *x, json_t *body)
     return true;
 }
 
+/* Reads which form the reasoning of the reply has; call it before the prompt is rendered. The only
+ * effort is "none". *separate: false: the reasoning remains part of the content. */
+static int reasoning_read(json_t *body, struct generation_spec *spec, bool *separate,
+                          struct error *err) {
+    const char *format = "auto";
+    spec->reasoning = true;
+    if (json_read_bool(body, "include_reasoning", &spec->reasoning, err) != OK ||
+        json_read_string(body, "reasoning_format", &format, err) != OK)
+        return err->code;
+    *separate = strcmp(format, "none") != 0;
+    if (*separate && strcmp(format, "auto") != 0 && strcmp(format, "deepseek") != 0)
+        return error_set(err, ERR_USAGE, "'reasoning_format' must be none, auto or deepseek");
+    if (!json_get_nonnull(body, "reasoning_effort")) return OK;
+    if (!json_get_nonnull(body, "chat_template_kwargs"))
+        json_object_set_new(body, "chat_template_kwargs", json_object());
+    json_t *off = json_pack("{s:b}", "enable_thinking", 0);
+    json_object_update_missing(json_object_get(body, "chat_template_kwargs"), off);
+    json_decref(off);
+    return OK;
+}
+
 int openai_chat_read(struct server *s, json_t *body, struct model_ref *t,
                      struct generation_spec *spec, struct error *err) {
+    bool separate = true;
     int rc = request_fields_check(FIELD_CHAT, body, err);
     if (rc == OK) rc = model_ref_read(s, body, t, err);
     if (rc == OK) rc = chat_template_check(s, body, spec, err);
@@ -891,7 +924,10 @@ int openai_chat_read(struct server *s, json_t *body, struct model_ref *t,
     if (rc == OK) rc = chat_limits_read(s, body, spec, err);
     if (rc == OK) rc = format_read(s, body, spec, err);
     if (rc == OK) rc = tool_choice_read(s, body, spec, err);
-    return rc == OK ? chat_prompt_render(s, body, spec, err) : rc;
+    if (rc == OK) rc = reasoning_read(body, spec, &separate, err);
+    if (rc == OK) rc = chat_prompt_render(s, body, spec, err);
+    if (!separate) spec->reasoning_begin = REASONING_NONE;
+    return rc;
 }
 
 static void chat_handle(void *ctx, struct exchange *x) {

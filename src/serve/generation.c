@@ -3,7 +3,7 @@
  *
  * The first `shown` bytes of a completion's text are final: the engine can cut the text at a stop
  * text only after them, because a possible beginning of a stop text is held back. Within these
- * bytes, the text before the first tool call is content.
+ * bytes, the text after the reasoning and before the first tool call is content.
  */
 #define _GNU_SOURCE
 #include "serve/generation.h"
@@ -16,6 +16,7 @@
 #include <unistr.h>
 
 static const char TOOL_CALL_OPEN[] = "<tool_call>", TOOL_CALL_CLOSE[] = "</tool_call>";
+static const char THINK_OPEN[] = "<think>", THINK_CLOSE[] = "</think>";
 
 /* text as JSON */
 
@@ -120,15 +121,19 @@ void ndjson_add(const struct generation *g, json_t *v, struct buf *out) {
 
 /* text of a completion */
 
+/* Length of the longest suffix of the text that is a beginning of `what`, but not all of it. */
+static size_t partial_match(const char *text, size_t n, const char *what) {
+    size_t k = MIN(strlen(what) - 1, n);
+    while (k > 0 && memcmp(text + n - k, what, k) != 0) k--;
+    return k;
+}
+
 /* Length of the suffix that is an incomplete character, or may begin a stop text or (if `tools`)
  * the tag <tool_call>. */
 static size_t stop_holdback(const char *text, size_t n, const struct strings *stops, bool tools) {
     size_t held = n - utf8_complete_len(text, n);
-    for (int i = tools ? -1 : 0; i < stops->n; i++) {
-        const char *stop = i < 0 ? TOOL_CALL_OPEN : stops->v[i];
-        for (size_t k = MIN(strlen(stop) - 1, n); k > held; k--)
-            if (memcmp(text + n - k, stop, k) == 0) held = k;
-    }
+    if (tools) held = MAX(held, partial_match(text, n, TOOL_CALL_OPEN));
+    for (int i = 0; i < stops->n; i++) held = MAX(held, partial_match(text, n, stops->v[i]));
     return held;
 }
 
@@ -143,6 +148,113 @@ static void tokens_decode(const struct generation *g, struct completion *a, int3
         tokenizer_decode_token(g->s->model->tok, out[a->n_decoded], false, &a->text);
         a->ends[a->n_decoded] = a->text.len;
     }
+}
+
+/* The number of tokens whose text ends at or before `end`, of which at least n are known. */
+static int32_t tokens_until(const struct completion *a, int32_t n, size_t end) {
+    while (n < a->n_decoded && a->ends[n] <= end) n++;
+    return n;
+}
+
+static const char *skip_whitespace(const char *p, const char *end) {
+    while (p < end && (*p == ' ' || *p == '\n' || *p == '\r' || *p == '\t')) p++;
+    return p;
+}
+
+/* reasoning */
+
+bool server_has_reasoning(const struct server *s) {
+    int32_t open = tokenizer_piece_to_id(s->model->tok, THINK_OPEN),
+            close = tokenizer_piece_to_id(s->model->tok, THINK_CLOSE);
+    return open >= 0 && close >= 0 && !tokenizer_is_special(s->model->tok, open) &&
+           !tokenizer_is_special(s->model->tok, close);
+}
+
+static bool token_is_blank(const struct tokenizer *tok, int32_t id) {
+    struct buf text = {0};
+    tokenizer_decode_token(tok, id, true, &text);
+    const char *end = text.len ? text.data + text.len : NULL;
+    bool blank = end && skip_whitespace(text.data, end) == end;
+    buf_release(&text);
+    return blank;
+}
+
+/* Whether the prompt ends with the tag <think>, perhaps followed by white space: some templates
+ * begin the reasoning themselves. */
+static bool prompt_opens_reasoning(const struct tokenizer *tok, const struct token_ids *prompt) {
+    int32_t i = prompt->n - 1;
+    while (i >= 0 && token_is_blank(tok, prompt->v[i])) i--;
+    return i >= 0 && prompt->v[i] == tokenizer_piece_to_id(tok, THINK_OPEN);
+}
+
+/* Whether an assistant's text ends within its reasoning. */
+static bool text_opens_reasoning(const char *text) {
+    const char *p = skip_whitespace(text, text + strlen(text));
+    return strncmp(p, THINK_OPEN, strlen(THINK_OPEN)) == 0 && !strstr(p, THINK_CLOSE);
+}
+
+void reasoning_expect(const struct server *s, struct generation_spec *spec, const char *continued) {
+    spec->reasoning_begin = REASONING_NONE;
+    if (spec->grammar || !server_has_reasoning(s)) return;
+    bool open = continued ? text_opens_reasoning(continued)
+                          : prompt_opens_reasoning(s->model->tok, spec->prompts);
+    if (open)
+        spec->reasoning_begin = REASONING_OPEN;
+    else if (!continued) // reasoning only begins a turn
+        spec->reasoning_begin = REASONING_BEFORE;
+}
+
+/* Finds the tag <think>. Until it is complete, content_begin is the end of the white space. */
+static void reasoning_open(struct completion *a) {
+    const char *text = a->text.data, *end = text + a->shown,
+               *tag = skip_whitespace(text + a->content_begin, end);
+    size_t len = strlen(THINK_OPEN), n = MIN((size_t)(end - tag), len);
+    a->content_begin = (size_t)(tag - text);
+    if (memcmp(tag, THINK_OPEN, n) != 0 || (n < len && a->done)) {
+        a->reasoning_state = REASONING_NONE;
+        a->content_begin = a->sent = 0;
+    } else if (n == len) {
+        a->reasoning_state = REASONING_OPEN;
+        a->content_begin += len;
+    }
+}
+
+/* Appends text to the reasoning, without newlines at its begin and end. */
+static void reasoning_add(struct completion *a, const char *p, size_t n) {
+    for (; n > 0; n--, p++) {
+        if (*p == '\n') {
+            a->n_newlines++;
+            continue;
+        }
+        for (; a->n_newlines > 0; a->n_newlines--)
+            if (a->reasoning.len) buf_puts(&a->reasoning, "\n");
+        buf_add(&a->reasoning, p, 1);
+    }
+}
+
+/* Moves content_begin to the end of the known reasoning, which may be after the tag </think>. */
+static void reasoning_read(const struct generation *g, struct completion *a) {
+    const char *p = a->text.data + a->content_begin;
+    size_t left = a->shown - a->content_begin;
+    const char *close = memmem(p, left, THINK_CLOSE, strlen(THINK_CLOSE));
+    size_t held = a->done ? 0 : partial_match(p, left, THINK_CLOSE),
+           n = close ? (size_t)(close - p) : left - held;
+    if (g->spec.reasoning) reasoning_add(a, p, n);
+    a->content_begin += n + (close ? strlen(THINK_CLOSE) : 0);
+    a->n_reasoning_tokens = tokens_until(a, a->n_reasoning_tokens, a->content_begin);
+    if (close) a->reasoning_state = REASONING_CLOSED;
+}
+
+/* Separates the reasoning from the content. Returns whether the rest of `shown` is content, and not
+ * reasoning or a part of a tag. */
+static bool reasoning_parse(const struct generation *g, struct completion *a) {
+    if (a->reasoning_state == REASONING_BEFORE) reasoning_open(a);
+    if (a->reasoning_state == REASONING_OPEN) reasoning_read(g, a);
+    if (a->reasoning_state == REASONING_CLOSED)
+        while (a->content_begin < a->shown && a->text.data[a->content_begin] == '\n')
+            a->content_begin++;
+    a->sent = MAX(a->sent, a->content_begin);
+    return a->reasoning_state == REASONING_NONE || a->reasoning_state == REASONING_CLOSED;
 }
 
 /* tool calls */
@@ -169,11 +281,6 @@ static const char *json_value_end(const char *p, const char *end) {
         if (!text && depth == 0 && (*p == '"' || *p == '}' || *p == ']')) return p + 1;
     }
     return NULL;
-}
-
-static const char *skip_whitespace(const char *p, const char *end) {
-    while (p < end && (*p == ' ' || *p == '\n' || *p == '\r' || *p == '\t')) p++;
-    return p;
 }
 
 /* Parses the tool call {"name": …, "arguments": …} at `p`, which may be incomplete: sets the name
@@ -224,7 +331,7 @@ static struct tool_call *tool_call_at(const struct generation *g, struct complet
 /* Parses the calls between <tool_call> tags; content may precede and separate them. */
 static void tool_calls_parse_tagged(const struct generation *g, struct completion *a) {
     const char *text = a->text.data, *end = text + a->shown;
-    const char *p = text + MIN(a->calls_end, a->shown);
+    const char *p = text + MIN(MAX(a->calls_end, a->content_begin), a->shown);
     bool enough = g->spec.single_tool_call && a->n_parsed_calls;
     for (const char *open; !enough && (open = memmem(p, (size_t)(end - p), TOOL_CALL_OPEN,
                                                      strlen(TOOL_CALL_OPEN)));) {
@@ -261,9 +368,10 @@ static bool is_offered_tool(const struct generation *g, const char *name) {
  * unless tool_choice requires a call, this is known only at the end. Returns whether the reply is a
  * call or may become one. */
 static bool tool_call_parse_untagged(const struct generation *g, struct completion *a) {
-    const char *text = a->text.data, *end = text + a->shown, *p = skip_whitespace(text, end);
+    const char *text = a->text.data, *end = text + a->shown,
+               *p = skip_whitespace(text + a->content_begin, end);
     if (p == end || *p != '{') return false;
-    a->content_end = 0;
+    a->content_end = a->content_begin;
     if (g->spec.tool_choice == TOOL_CHOICE_AUTO && !a->done) return true;
     struct tool_call c = {0};
     const char *object_end = tool_call_parse(text, p, end, &c);
@@ -309,8 +417,16 @@ void completion_advance(const struct generation *g, struct completion *a) {
         a->shown -= stop_holdback(a->text.data, a->text.len, &g->spec.stop_texts, tools);
     a->done = done;
     a->content_end = a->shown;
-    if (!tools || a->text.len == 0) return;
-    if (!tool_call_parse_untagged(g, a)) tool_calls_parse_tagged(g, a);
+    if (a->text.len == 0) return;
+    if (!reasoning_parse(g, a))
+        a->content_end = a->content_begin;
+    else if (tools && !tool_call_parse_untagged(g, a))
+        tool_calls_parse_tagged(g, a);
+}
+
+json_t *completion_content_json(const struct completion *a) {
+    const char *text = a->text.data ? a->text.data + a->content_begin : "";
+    return json_string_lossy(text, a->content_end - a->content_begin);
 }
 
 int32_t completion_tokens_kept(const struct completion *a) {
@@ -321,10 +437,7 @@ int32_t completion_tokens_kept(const struct completion *a) {
 }
 
 int32_t completion_tokens_sent(const struct completion *a) {
-    int32_t n = a->tokens_sent;
-    if (a->done) return completion_tokens_kept(a);
-    while (n < a->n_decoded && a->ends[n] <= a->sent) n++;
-    return n;
+    return a->done ? completion_tokens_kept(a) : tokens_until(a, a->tokens_sent, a->sent);
 }
 
 const char *completion_finish_reason(const struct completion *a) {
@@ -348,6 +461,7 @@ struct token_usage generation_usage(const struct generation *g) {
     }
     for (int i = 0; i < g->n_completions; i++) {
         u.completion += g->completions[i].batch_request.request.n_generated;
+        u.reasoning += g->completions[i].n_reasoning_tokens;
         if (g->completions[i].index % g->spec.n == 0)
             u.cached += g->completions[i].batch_request.request.n_cached;
     }
@@ -455,12 +569,14 @@ static enum stream_status stream_fail(struct generation *g, size_t from, const s
  * reply at once. */
 static void reply_log(const struct generation *g) {
     const struct completion *a = g->completions;
+    const char *text = a->text.data ? a->text.data + a->content_begin : NULL;
+    size_t n = a->content_end - a->content_begin;
     feedback_log_reply(g->s->ab, &(struct feedback_reply){.id = g->id,
                                                           .model = g->target.name,
                                                           .key = g->key,
                                                           .prompt = g->spec.request_json,
-                                                          .text = a->text.data,
-                                                          .text_len = a->content_end,
+                                                          .text = text,
+                                                          .text_len = n,
                                                           .arm = &g->arm,
                                                           .created = g->created});
 }
@@ -586,6 +702,7 @@ static struct generation *generation_new(struct server *s, struct exchange *x,
     for (int i = 0; i < n; i++) {
         g->completions[i].index = i;
         g->completions[i].prompt = i / spec->n;
+        g->completions[i].reasoning_state = spec->reasoning_begin;
     }
     if (exchange_key_id(x)) g->key = xstrdup(exchange_key_id(x));
     *t = (struct model_ref){0};

@@ -4,9 +4,9 @@
  *
  * A generation has n completions of each prompt; each completion is one request of the batcher. The
  * text of a completion grows as tokens arrive. Text is sent only when it is final: an incomplete
- * character and a possible beginning of a stop text are held back, and tool calls are separated
- * from content. Only the replying thread advances a completion: the thread that pulls the stream,
- * or, without a stream, a worker after all completions are done.
+ * character and a possible beginning of a stop text are held back, and reasoning and tool calls are
+ * separated from content. Only the replying thread advances a completion: the thread that pulls the
+ * stream, or, without a stream, a worker after all completions are done.
  *
  * Reference counts: the exchange holds one reference, and each batcher request holds one until it
  * is done.
@@ -25,8 +25,18 @@ enum tool_choice {
     TOOL_CHOICE_REQUIRED, /* a grammar ensures that the reply is one call */
 };
 
+/* The reasoning of a model: <think>…</think> at the beginning of a reply. The states follow each
+ * other in this order; a reply that begins in another way goes from BEFORE to NONE. */
+enum reasoning_state {
+    REASONING_NONE,   /* there is no such block, or it remains part of the content */
+    REASONING_BEFORE, /* the text so far is white space and a part of the tag <think> */
+    REASONING_OPEN,   /* the text continues the reasoning */
+    REASONING_CLOSED, /* the content follows, after newlines, which are left out */
+};
+
 struct token_usage { /* tokens */
     int64_t prompt, completion, cached;
+    int64_t reasoning; /* part of `completion`: the tokens up to the tag </think> */
 };
 
 /* The settings of a request. The generation owns and releases everything in it except `x`. */
@@ -43,10 +53,11 @@ struct generation_spec {
     int n_stop_ids;
     int n_top, n_prompt_top; /* alternatives returned per token; per prompt token (vLLM's field) */
     bool logprobs, prompt_logprobs, echo, stream, include_usage;
-    bool prompt_tops;        /* return the prompt's log-probabilities in vLLM's form */
-    bool single_tool_call;   /* at most one tool call */
-    bool reasoning;          /* stream a team's turns as reasoning */
-    struct grammar *grammar; /* released with server_grammar_release */
+    bool prompt_tops;      /* return the prompt's log-probabilities in vLLM's form */
+    bool single_tool_call; /* at most one tool call */
+    bool reasoning;        /* return the reasoning: of the model, or the turns of a team */
+    enum reasoning_state reasoning_begin; /* state of each completion before its first token */
+    struct grammar *grammar;              /* released with server_grammar_release */
     enum tool_choice tool_choice;
     struct strings tool_names; /* names of the offered tools */
     char *user; /* the request's user, or NULL: all requests of a user get the same side of an A/B
@@ -78,17 +89,21 @@ struct async_output {
 struct completion {
     struct batcher_request batch_request;
     struct async_output *async; /* NULL: the batcher computes the completion */
-    struct buf reasoning;       /* the team's turns before the answer */
+    struct buf reasoning;       /* the model's reasoning, or the team's turns before the answer */
     size_t reasoning_sent;
-    int prompt, index; /* index of the prompt; index of the completion in the generation */
-    struct buf text;   /* all text decoded so far */
-    size_t *ends;      /* [n_decoded] byte offset in the text at which each token ends */
-    int32_t n_decoded; /* tokens decoded */
+    enum reasoning_state reasoning_state;
+    size_t n_newlines;          /* newlines of the reasoning that are not yet in `reasoning` */
+    int32_t n_reasoning_tokens; /* tokens of the reasoning and its tags so far */
+    int prompt, index;          /* index of the prompt; index of the completion in the generation */
+    struct buf text;            /* all text decoded so far */
+    size_t *ends;               /* [n_decoded] byte offset in the text at which each token ends */
+    int32_t n_decoded;          /* tokens decoded */
     int32_t ends_cap;
     size_t shown; /* bytes that are final: whole characters, and no beginning of a stop text */
-    size_t content_end; /* bytes of `shown` that are content; the rest is tool calls or held back */
-    size_t sent;        /* bytes sent; used by the stream */
-    struct buf chunk;   /* serialized chunk without content, a template: see openai.c */
+    size_t content_begin; /* bytes of `shown` before the content: reasoning, if it is separated */
+    size_t content_end;   /* end of the content in `shown`; the rest is tool calls or held back */
+    size_t sent;          /* bytes sent, with those of the reasoning; used by the stream */
+    struct buf chunk;     /* serialized chunk without content, a template: see openai.c */
     int32_t tokens_sent;
     json_int_t offset; /* character offset of the next token; used by the stream */
     struct tool_call *tool_calls;
@@ -171,6 +186,8 @@ void generation_append(struct generation *g, struct completion *a, const char *c
 /* Decodes the batcher's new tokens; updates the text that may be sent and the tool calls. */
 void completion_advance(const struct generation *g, struct completion *a);
 void completion_release(struct completion *a);
+/* The content of a completion. */
+json_t *completion_content_json(const struct completion *a);
 /* "stop", "length" or "tool_calls"; NULL while the completion is unfinished. */
 const char *completion_finish_reason(const struct completion *a);
 struct token_usage generation_usage(const struct generation *g);
@@ -228,6 +245,12 @@ int chat_template_check(const struct server *s, const json_t *body, struct gener
  * disconnected, or rendering takes too long. */
 int chat_prompt_render(const struct server *s, json_t *body, struct generation_spec *spec,
                        struct error *err);
+/* Whether replies may have reasoning: the vocabulary has the tags as tokens with a text. */
+bool server_has_reasoning(const struct server *s);
+/* Sets spec->reasoning_begin; call it after the grammar and the prompt are set. A grammar applies
+ * from the first token, so such a reply has no reasoning. continued: the assistant's text at the
+ * end of the prompt that the reply continues, or NULL. */
+void reasoning_expect(const struct server *s, struct generation_spec *spec, const char *continued);
 /* Whether every prompt fits into the context with one token of a reply. */
 bool prompt_fits(const struct server *s, const struct generation_spec *spec);
 /* Replies with the error and releases t and spec. */

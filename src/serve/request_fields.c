@@ -41,6 +41,7 @@ const struct request_field request_fields[] = {
     SUPPORTED("chat_template_kwargs", C),
     SUPPORTED("choices", C),
     SUPPORTED("include_reasoning", C),
+    SUPPORTED("reasoning_format", C),
     SUPPORTED("echo", P),
     /* output */
     SUPPORTED("max_tokens", CP),

@@ -105,6 +105,7 @@ static struct memory_need completion_need(const struct server *s,
                                    ANSWER_BYTES + n_prompt * (6 * piece + 2 * sizeof(int32_t)),
                                .tokens = n * (sizeof(size_t) + 12 * piece + 3 * VALUE_BYTES / 2),
                                .scores = n * results};
+    if (spec->reasoning_begin) need.tokens += 2 * n * piece; // a copy of the text, with spare room
     if (spec->grammar) need.tokens += (size_t)tokenizer_vocab_size(s->model->tok) / 8 + 64 * 1024;
     if (spec->logprobs) need.scores += scores_text_bytes(s, n, spec->n_top, SCORE_BYTES);
     if (spec->prompt_logprobs) need.prompt_scores = n_prompt * results;

@@ -1512,7 +1512,8 @@ static void fuzz_key_log(const uint8_t *data, size_t size) {
     json_decref(v);
 }
 
-/* A model's output, one token per byte: tool calls are found while it grows, and at its end. */
+/* A model's output, one token per byte: reasoning and tool calls are found while it grows, and at
+ * its end. */
 static void fuzz_tool_call(const uint8_t *data, size_t size) {
     static char offered[] = "f";
     static char *names[] = {offered}, stop_text[] = "\n\nUser:";
@@ -1526,9 +1527,10 @@ static void fuzz_tool_call(const uint8_t *data, size_t size) {
         .s = s,
         .spec = {.tool_choice = how & 1 ? TOOL_CHOICE_AUTO : TOOL_CHOICE_REQUIRED,
                  .single_tool_call = how & 2,
+                 .reasoning = true,
                  .tool_names = {names, 1},
                  .stop_texts = {stops, how & 4 ? 1 : 0}}};
-    struct completion a = {0};
+    struct completion a = {.reasoning_state = (enum reasoning_state)(data[0] / 64)};
     int32_t n = (int32_t)size - 2, *out = xcalloc((size_t)n + 1, sizeof *out);
     for (int32_t i = 0; i < n; i++) out[i] = s->model->tok->byte_ids[data[i + 2]];
     a.batch_request.request.out = out;
@@ -1539,6 +1541,7 @@ static void fuzz_tool_call(const uint8_t *data, size_t size) {
         if (a.batch_request.done) buf_add(&a.batch_request.request.text, data + 2, (size_t)n);
         completion_advance(&g, &a);
         MUST(a.shown <= a.text.len && a.content_end <= a.shown);
+        MUST(a.content_begin <= a.content_end && a.reasoning.len <= a.content_begin);
         for (int i = 0; i < a.n_tool_calls; i++) {
             const struct tool_call *c = &a.tool_calls[i];
             MUST(c->args <= a.text.len && c->args_end <= a.text.len);

@@ -13,9 +13,10 @@ const sampling_fields = [ // fields of a request; an empty field leaves the serv
 
 /*
  * columns: [{model, messages}]; the second is shown if `two`. A message is {role, content}. A reply
- * also has: thoughts (the turns of a team); tokens [[text, logprob, [[text, logprob], …]], …]; stats
- * {first, speed, n, finish}; error; id, at (time) and arm (variant of an A/B test) from the server;
- * rating and correction by the user. `node` and `live` belong to the screen and are not stored.
+ * also has: thoughts (the turns of a team or, if `reasoned`, the model's reasoning); tokens of the
+ * content [[text, logprob, [[text, logprob], …]], …]; stats {first, speed, n, finish}; error; id, at
+ * (time) and arm (variant of an A/B test) from the server; rating and correction by the user. `node`
+ * and `live` belong to the screen and are not stored.
  */
 const blank = { columns: [{ model: "", messages: [] }, { model: "", messages: [] }], two: false, settings: {} };
 const state = { ...blank, ...load("chat", {}) };
@@ -71,13 +72,19 @@ async function reply(column, m, signal) {
             if (v.id) [m.id, m.at] = [v.id, v.created];
             if (v.usage) usage = v.usage;
             if (choice?.finish_reason) m.stats.finish = choice.finish_reason;
-            if (choice?.delta?.reasoning_content) m.thoughts = (m.thoughts ?? "") + choice.delta.reasoning_content;
-            if (choice?.delta?.content) {
+            const { content, reasoning_content } = choice?.delta ?? {}, tokens = choice?.logprobs?.content ?? [];
+            if (reasoning_content) {
+                m.thoughts = (m.thoughts ?? "") + reasoning_content;
+                m.reasoned = !column.model.startsWith("team:");
+            }
+            if (content) {
+                m.content += content;
+                add_tokens(m, tokens, decoder);
+            }
+            if (content || (reasoning_content && m.reasoned)) {
                 last = performance.now();
                 first ||= last;
-                m.content += choice.delta.content;
-                add_tokens(m, choice.logprobs?.content ?? [], decoder);
-                m.stats.n = m.tokens.length;
+                m.stats.n = (m.stats.n ?? 0) + tokens.length;
             }
             update_speed(m, start, first, last);
             m.node?.paint();
@@ -215,11 +222,12 @@ class ReplyText {
 function message_node(m) {
     if (m.role === "user") return h("article", { class: "user" }, m.content);
     const text = new ReplyText(), footer = h("footer"), turns = h("pre");
-    const thoughts = h("details", { class: "team-turns" }, h("summary", null, t("turns")), turns);
+    const summary = h("summary"), thoughts = h("details", { class: "team-turns" }, summary, turns);
     const node = h("article", { class: "reply" }, thoughts, text.element, footer);
     node.paint = () => {
         const follow = node.parentNode && near_end(node.parentNode);
         thoughts.hidden = !m.thoughts;
+        summary.textContent = t(m.reasoned ? "reasoning" : "turns");
         if (turns.textContent !== (m.thoughts ?? "")) turns.textContent = m.thoughts ?? "";
         text.paint(m);
         node.setAttribute("aria-busy", String(!!m.live));

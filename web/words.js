@@ -58,6 +58,7 @@ const texts = {
     seed: ["Seed", "シード", "随机种子"],
     system_prompt: ["System prompt", "システムプロンプト", "系统提示词"],
     turns: ["Agents' turns", "各エージェントの発言", "各智能体的发言"],
+    reasoning: ["Reasoning", "推論", "推理过程"],
     n_tokens: ["{0} tokens", "{0} トークン", "{0} 个词元"],
     tokens_per_second: ["{0} tokens/s", "{0} トークン/秒", "{0} 词元/秒"],
     time_to_first_token: ["first token after {0}", "最初のトークンまで {0}", "首词元延迟 {0}"],

@@ -33,7 +33,7 @@ c['chat_template'] = (
 json.dump(c, open(path, 'w'))
 END
 for i in thinker opened; do
-    cp -r models/fry "$tmp/$i" && python3 "$tmp/make.py" "$tmp/$i" $i || { echo "not ok reasoning: no copy of the model"; exit 0; }
+    cp -r test/models/fry-1 "$tmp/$i" && python3 "$tmp/make.py" "$tmp/$i" $i || { echo "not ok reasoning: no copy of the model"; exit 0; }
 done
 printf '%s\n' '{"messages": [{"role": "user", "content": "12 + 30 = ?"}, {"role": "assistant", "content": "<think>\n12 and 30\n</think>\n\nanswer: 42"}]}' >"$tmp/d.jsonl"
 "$shoal" train "$tmp/thinker" --runs "$tmp/runs" --data "$tmp/d.jsonl" --out "$tmp/adder" --r 16 --lr 4e-3 --epochs 400 --quiet >/dev/null 2>"$tmp/err" ||

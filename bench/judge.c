@@ -150,7 +150,7 @@ int main(int argc, char **argv) {
     char **answers = xcalloc((size_t)n, sizeof *answers);
     for (int f = 0; f < N_FAMILIES; f++) {
         for (int i = 0; i < n; i++)
-            fry_item(fry_find(families[f]), SPLIT_TEST, 1, (uint32_t)i, true, &items[i]);
+            family_item(family_find(families[f]), SPLIT_TEST, 1, (uint32_t)i, true, &items[i]);
         answer_items(e, m->tok, a, items, n, answers);
         judge_answers(e, m->tok, a, items, n, answers, all + f * n);
         row_print(families[f], all + f * n, n);

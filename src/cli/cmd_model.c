@@ -66,20 +66,20 @@ static int model_create(const struct options *o, const char *out, struct error *
 }
 
 static int write_task_data(const struct options *o, const char *path, struct error *err) {
-    bool pick[FRY_MAX_FAMILIES] = {0};
+    bool pick[MAX_FAMILIES] = {0};
     int split = split_evidence_find(o->tasks);
     if (split >= 0) return split_evidence_write(split, (int)o->n, (uint64_t)o->seed, path, err);
-    int rc = fry_parse_families(o->tasks, pick, err);
+    int rc = families_parse(o->tasks, pick, err);
     if (rc == OK && o->critic)
-        return fry_write_critic(pick, (int)o->n, (uint64_t)o->seed, path, err);
-    return rc == OK ? fry_write_tasks(pick, (int)o->n, (uint64_t)o->seed, path, err) : rc;
+        return families_write_critiques(pick, (int)o->n, (uint64_t)o->seed, path, err);
+    return rc == OK ? families_write_questions(pick, (int)o->n, (uint64_t)o->seed, path, err) : rc;
 }
 
 static int write_persona_data(const struct options *o, const char *dir, struct error *err) {
     int rc = dir_make(dir, err);
     for (int i = 0; rc == OK && i < 3; i++) {
-        char *path = xasprintf("%s/%s.jsonl", dir, fry_personas[i].name);
-        rc = fry_write_persona(&fry_personas[i], (int)o->n, (uint64_t)o->seed, path, err);
+        char *path = xasprintf("%s/%s.jsonl", dir, built_in_personas[i].name);
+        rc = persona_write(&built_in_personas[i], (int)o->n, (uint64_t)o->seed, path, err);
         free(path);
     }
     return rc;

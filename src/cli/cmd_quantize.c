@@ -42,7 +42,7 @@ static int chats_read(struct text_passages *r, const struct tokenizer *tok, int6
     int rc = OK;
     for (int i = 0; rc == OK && r->ids.n < tokens && r->n < MAX_SEQS; i++) {
         struct task_item it;
-        fry_item(i % fry_count(), SPLIT_TEST, 1, (uint32_t)(i / fry_count()), false, &it);
+        family_item(i % fry_count(), SPLIT_TEST, 1, (uint32_t)(i / fry_count()), false, &it);
         char *reply =
             xasprintf(WORK_PREFIX " %s\n" ANSWER_PREFIX " %s", it.work, it.choices[it.correct]);
         const struct chat_message chat[] = {{"user", it.question}, {"assistant", reply}};

@@ -80,7 +80,7 @@ static void result_print(const struct train_result *r) {
         const struct family_result *f = &r->families[i];
         const struct stats_interval *d = &f->change.diff;
         printf("  %-14s n = %lld, %.1f %% to %.1f %%, %+.1f points (%+.1f … %+.1f), p = %.2g\n",
-               fry_families[f->family]->name, (long long)f->change.n, 100 * f->before.value,
+               task_families[f->family]->name, (long long)f->change.n, 100 * f->before.value,
                100 * f->after.value, 100 * d->value, 100 * d->lo, 100 * d->hi, f->p_holm);
     }
     if (r->gate.eval.n || r->gate.retain.n || r->n_families)

@@ -2,9 +2,9 @@
  * data: reads training files to token samples with a mask of targets.
  *
  * A file has JSON objects, one per line, pretty-printed one after another, or in one array. Each
- * object is {messages}, {prompt, completion} or {text}. The targets are the assistant's turns with
- * their ends; the completion and the end-of-text token; or all of the text. Other fields (ids,
- * sources) are ignored.
+ * object is {messages}, perhaps with {tools}, {prompt, completion} or {text}. The targets are the
+ * assistant's turns with their ends; the completion and the end-of-text token; or all of the text.
+ * Other fields (ids, sources) are ignored.
  *
  * This file does not shuffle, split or weight samples. It computes the digests by which lint.c
  * checks samples. Invariant: every kept sample has at least one target that follows another token.
@@ -157,11 +157,102 @@ static int turn_weights_apply(const struct dataset_load_state *l, const json_t *
     return OK;
 }
 
-static int messages_parse(struct dataset_load_state *l, const json_t *list, int line,
-                          struct error *err) {
+/* tools: conversations with calls, as in OpenAI's chat requests */
+
+static bool uses_tools(const json_t *list, const json_t *tools) {
+    size_t i;
+    const json_t *m;
+    json_array_foreach ((json_t *)(uintptr_t)list, i, m) {
+        const char *role = json_get_string(m, "role");
+        if (json_object_get(m, "tool_calls") || (role && strcmp(role, "tool") == 0)) return true;
+    }
+    return tools != NULL;
+}
+
+/* Whether the text names every function of a message's calls. */
+static bool names_calls(const json_t *message, const char *text) {
+    size_t i;
+    const json_t *call;
+    json_array_foreach (json_object_get(message, "tool_calls"), i, call) {
+        const char *name = json_get_string(json_object_get(call, "function"), "name");
+        if (!name || !strstr(text, name)) return false;
+    }
+    return true;
+}
+
+/* Refuses a template that drops the tools or the calls. */
+static int rendered_tools_check(const struct dataset_load_state *l, const json_t *list,
+                                const json_t *tools, const struct token_ids *ids, int line,
+                                struct error *err) {
+    struct buf text = {0};
+    size_t i;
+    const json_t *v;
+    bool complete = true;
+    tokenizer_decode(l->tok, ids->v, ids->n, true, &text);
+    buf_puts(&text, "");
+    json_array_foreach ((json_t *)(uintptr_t)list, i, v) complete &= names_calls(v, text.data);
+    json_array_foreach ((json_t *)(uintptr_t)tools, i, v) {
+        const char *name = json_get_string(json_object_get(v, "function"), "name");
+        complete &= name && strstr(text.data, name);
+    }
+    buf_release(&text);
+    return complete ? OK
+                    : field_error(l, line, err, "tools",
+                                  "or a call: the model's chat template does not write them");
+}
+
+/* A copy of the messages in which each content is a text: that of a call may be null or missing. */
+static int tool_messages_parse(const struct dataset_load_state *l, const json_t *list, int line,
+                               json_t **out, struct error *err) {
+    size_t i;
+    json_t *m;
+    *out = json_deep_copy(list);
+    json_array_foreach (*out, i, m) {
+        const char *role = json_get_string(m, "role");
+        const json_t *content = json_object_get(m, "content");
+        if (!role || (!role_is_valid(role) && strcmp(role, "tool") != 0))
+            return field_error(l, line, err, "messages",
+                               "have roles system, user, assistant and tool");
+        if (json_object_get(m, "tool_calls") && (!content || json_is_null(content)))
+            json_object_set_new(m, "content", json_string(""));
+        else if (!json_is_string(content))
+            return field_error(l, line, err, "messages", "need contents that are strings");
+    }
+    return OK;
+}
+
+static int tool_sample_parse(struct dataset_load_state *l, const json_t *list, const json_t *tools,
+                             int line, struct error *err) {
+    struct token_ids ids = {0};
+    struct buf mask = {0};
+    struct sample_digest digest = {.line = line};
+    json_t *messages = NULL;
+    if (tools && !json_is_array(tools)) return field_error(l, line, err, "tools", "must be a list");
+    int rc = tool_messages_parse(l, list, line, &messages, err);
+    const struct chat_template_input in = {.messages = messages, .tools = tools};
+    if (!rc && (rc = chat_template_encode(l->tok, &in, &ids, &mask, err)))
+        error_wrap(err, "'%s' line %d", l->path, line);
+    if (!rc) rc = rendered_tools_check(l, list, tools, &ids, line, err);
+    if (!rc) rc = turn_weights_apply(l, list, &mask, line, err);
+    if (!rc) {
+        char *text = json_dumps(list, JSON_COMPACT | JSON_SORT_KEYS);
+        const struct chat_message whole = {.role = "assistant", .content = text};
+        rc = sample_digest_compute(&whole, 1, &digest, err);
+        free(text);
+    }
+    json_decref(messages);
+    if (!rc) return sample_add(l, &ids, &mask, &digest, err);
+    token_ids_release(&ids);
+    buf_release(&mask);
+    return rc;
+}
+
+static int messages_parse(struct dataset_load_state *l, const json_t *list, const json_t *tools,
+                          int line, struct error *err) {
     struct chat_message *msgs;
     int n;
     bool has_answer = false;
+    if (uses_tools(list, tools)) return tool_sample_parse(l, list, tools, line, err);
     int rc = conversation_parse(l->path, line, "messages", list, &msgs, &n, err);
     if (rc) return rc;
     for (int i = 0; i < n; i++) has_answer = has_answer || !strcmp(msgs[i].role, "assistant");
@@ -243,7 +334,7 @@ static int sample_parse(void *ctx, const json_t *value, int line, struct error *
         return error_set(err, ERR_FORMAT,
                          "'%s' line %d: only one of 'messages', 'prompt' and 'text' may be given",
                          l->path, line);
-    if (messages) return messages_parse(l, messages, line, err);
+    if (messages) return messages_parse(l, messages, json_object_get(value, "tools"), line, err);
     if (text) {
         rc = text_field_check(l, value, "text", line, err);
         return rc ? rc : prompt_completion_encode(l, NULL, text, line, err);

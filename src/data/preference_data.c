@@ -339,16 +339,17 @@ static int fry_prompts_generate(struct prompt_load_state *l, struct error *err) 
     const char *family_name = l->s->path + 4, *colon = strchrnul(family_name, ':');
     long n = *colon ? strtol(colon + 1, &end, 10) : FRY_DEFAULT_PROMPTS;
     snprintf(name, sizeof name, "%.*s", (int)(colon - family_name), family_name);
-    int family = fry_find(name), rc = OK;
+    int family = family_find(name), rc = OK;
     if (family < 0 || n < 1 || n > 10000000 || (end && *end))
         return error_set(err, ERR_USAGE, "'%s': it is written fry:FAMILY or fry:FAMILY:N",
                          l->s->path);
+    if (family_check_questions(family, err) != OK) return err->code;
     char *key = xasprintf("%s %ld %llu", name, n, (unsigned long long)l->s->seed);
     sha256_bytes(key, strlen(key), l->p->data.hash);
     free(key);
     for (long i = 0; !rc && i < n; i++) {
         struct task_item it;
-        fry_item(family, SPLIT_TRAIN, l->s->seed, (uint32_t)i, false, &it);
+        family_item(family, SPLIT_TRAIN, l->s->seed, (uint32_t)i, false, &it);
         json_t *v = json_pack("{s:[{s:s,s:s}],s:s}", "messages", "role", "user", "content",
                               it.question, "answer", it.choices[it.correct]);
         rc = prompt_parse(l, v, (int)i + 1, err);

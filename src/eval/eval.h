@@ -160,8 +160,8 @@ struct eval_task {
     struct eval_subject *subjects; /* [n_subjects] */
     int n_subjects;
     struct eval_question *questions; /* [n_questions]; NULL if questions are generated */
-    int family; /* generated questions: index in fry_families, or in split_evidence.c; -1: questions
-                   of files */
+    int family; /* generated questions: index in task_families, or in split_evidence.c; -1:
+                   questions of files */
     bool is_split_evidence;
     enum data_split split;
     uint64_t seed;

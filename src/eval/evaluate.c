@@ -372,7 +372,7 @@ int eval_run_family(struct engine *e, const struct tokenizer *tok, int family,
                     enum data_split split, uint64_t seed, int32_t n, struct adapter *adapter,
                     bool chain_of_thought, uint8_t *right, struct eval_score *out,
                     struct progress *p, struct error *err) {
-    struct eval_task task = {.name = (char *)(uintptr_t)fry_families[family]->name,
+    struct eval_task task = {.name = (char *)(uintptr_t)task_families[family]->name,
                              .output_type = EVAL_CHAT_CHOICE,
                              .n_questions = n,
                              .family = family,

@@ -601,7 +601,7 @@ static int family_open(struct eval_task *b, int family, const struct eval_task_o
 int eval_task_open(struct eval_task *b, const char *name, const struct eval_task_options *o,
                    struct error *err) {
     *b = (struct eval_task){.family = -1};
-    int family = fry_find(name), shares = split_evidence_find(name);
+    int family = family_find(name), shares = split_evidence_find(name);
     bool file = strchr(name, '/') || has_suffix(name, ".jsonl") || has_suffix(name, ".json"),
          recipe = has_suffix(name, ".yaml") || has_suffix(name, ".yml");
     b->name = file || recipe ? name_from_path(name) : xstrdup(name);
@@ -640,7 +640,7 @@ static void item_generate(const struct eval_task *b, int64_t i, struct task_item
     if (b->is_split_evidence)
         split_evidence_item(b->family, b->split, b->seed, (uint32_t)i, out);
     else
-        fry_item(b->family, b->split, b->seed, (uint32_t)i, false, out);
+        family_item(b->family, b->split, b->seed, (uint32_t)i, false, out);
 }
 
 const struct eval_question *eval_task_question(const struct eval_task *b, int64_t i,
@@ -740,10 +740,10 @@ int eval_tasks_open(const char *list, const struct eval_task_options *o, struct 
     *out = NULL;
     *n = 0;
     for (char *t = strtok_r(copy, ",", &save); t && rc == OK; t = strtok_r(NULL, ",", &save)) {
-        bool set[FRY_MAX_FAMILIES] = {false};
+        bool set[MAX_FAMILIES] = {false};
         if (!family_set(t, set)) rc = task_add(out, n, t, o, err);
         for (int f = 0; rc == OK && f < family_count(); f++)
-            if (set[f]) rc = task_add(out, n, fry_families[f]->name, o, err);
+            if (set[f]) rc = task_add(out, n, task_families[f]->name, o, err);
     }
     if (rc == OK && *n == 0) rc = error_set(err, ERR_USAGE, "'%s' names no task", list);
     free(copy);

@@ -91,10 +91,10 @@ static int source_open(struct evolve_run *r, const char *name, struct error *err
     struct task_source *s = xcalloc(1, sizeof *s);
     const struct eval_task_options o = {.split = SPLIT_TEST, .seed = 1};
     s->name = xstrdup(name);
-    s->family = fry_find(name);
+    s->family = family_find(name);
     s->next = r->sources;
     r->sources = s;
-    if (s->family >= 0) return OK;
+    if (s->family >= 0) return family_check_questions(s->family, err);
     char *path = r->env->find(name);
     int rc = eval_task_open(&s->bank, path, &o, err);
     if (rc == OK) s->items = eval_task_items(&s->bank);
@@ -153,7 +153,7 @@ struct task_item *evolve_run_task_items(const struct evolve_run *r, const struct
         uint32_t index = begin + (uint32_t)(i / tasks->n);
         int k = split == SPLIT_TEST;
         if (s->family >= 0)
-            fry_item(s->family, split, seed, index, false, &v[i]);
+            family_item(s->family, split, seed, index, false, &v[i]);
         else
             v[i] = item_copy(&s->items[s->indices[k][index % (uint32_t)s->n_indices[k]]]);
     }

@@ -112,7 +112,7 @@ static int check_personas(const struct evolve_recipe *o, const char *path, struc
 /* A file name contains a dot; a family name does not. */
 static int check_tasks(const struct strings *names, const char *path, struct error *err) {
     for (int i = 0; i < names->n; i++)
-        if (fry_find(names->v[i]) < 0 && !strchr(names->v[i], '.'))
+        if (family_find(names->v[i]) < 0 && !strchr(names->v[i], '.'))
             return error_set(err, ERR_USAGE, "'%s': no task '%s'; name a family or a JSONL file",
                              path, names->v[i]);
     return OK;

@@ -370,7 +370,7 @@ static int hash_tasks(const struct evolve_run *r, const struct strings *tasks, j
     int rc = OK;
     for (int i = 0; rc == OK && i < tasks->n; i++) {
         char *path = r->env->find(tasks->v[i]);
-        if (fry_find(tasks->v[i]) < 0) rc = add_file_hash(files, tasks->v[i], path, err);
+        if (family_find(tasks->v[i]) < 0) rc = add_file_hash(files, tasks->v[i], path, err);
         free(path);
     }
     return rc;

@@ -383,5 +383,5 @@ static void generate(struct rng *r, bool rare, struct task_item *it) {
         item_add_choice(it, intents[rng_below(r, ARRAY_LEN(intents))].replies[lang]);
 }
 
-const struct task_family about_family = {"about", true, 0, "talk about Shoal and about the model",
-                                         generate};
+const struct task_family about_family = {
+    "about", true, 0, "talk about Shoal and about the model", generate, .conversations = true};

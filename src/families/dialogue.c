@@ -293,5 +293,6 @@ const struct task_family dialogue_family = {
     .description =
         "facts of a conversation, corrected or not; rare: undone or repeated corrections",
     .generate = generate,
+    .conversations = true,
     .max_tokens = 512,
 };

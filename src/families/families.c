@@ -7,7 +7,7 @@
 
 /* An item depends on its family's index: add new families at the end. The first N_FRY are those of
  * the first starter model. */
-const struct task_family *const fry_families[] = {
+const struct task_family *const task_families[] = {
     &copy_family,       &sort_family,      &compare_family, &sequence_family, &voice_family,
     &arithmetic_family, &pick_family,      &order_family,   &route_family,    &syllogism_family,
     &lookup_family,     &form_family,      &machine_family, &sums_family,     &judge_family,
@@ -31,43 +31,52 @@ static void shuffle_choices(struct rng *r, struct task_item *it) {
 }
 
 int family_count(void) {
-    return (int)ARRAY_LEN(fry_families);
+    return (int)ARRAY_LEN(task_families);
 }
 
 int fry_count(void) {
     return N_FRY;
 }
 
+int family_check_questions(int family, struct error *err) {
+    const struct task_family *f = task_families[family];
+    if (!f->conversations) return OK;
+    return error_set(err, ERR_USAGE,
+                     "the items of '%s' are conversations: only eval, train and 'model data' take "
+                     "them",
+                     f->name);
+}
+
 int family_max_tokens(int family) {
-    return MAX(fry_families[family]->max_tokens, FAMILY_MAX_TOKENS);
+    return MAX(task_families[family]->max_tokens, FAMILY_MAX_TOKENS);
 }
 
 int family_max_work_tokens(int family) {
-    return MAX(fry_families[family]->max_work_tokens, FAMILY_MAX_WORK_TOKENS);
+    return MAX(task_families[family]->max_work_tokens, FAMILY_MAX_WORK_TOKENS);
 }
 
-int fry_find(const char *name) {
+int family_find(const char *name) {
     for (int i = 0; i < family_count(); i++)
-        if (strcmp(fry_families[i]->name, name) == 0) return i;
+        if (strcmp(task_families[i]->name, name) == 0) return i;
     return -1;
 }
 
-bool family_set(const char *name, bool pick[FRY_MAX_FAMILIES]) {
+bool family_set(const char *name, bool pick[MAX_FAMILIES]) {
     bool fry = strcmp(name, "fry") == 0, starter = strcmp(name, "starter") == 0;
-    CHECK(family_count() <= FRY_MAX_FAMILIES);
+    CHECK(family_count() <= MAX_FAMILIES);
     for (int i = 0; i < family_count(); i++) {
-        const struct task_family *f = fry_families[i];
+        const struct task_family *f = task_families[i];
         pick[i] |=
             (fry && i < fry_count()) || (starter && f != &syllogism_family && f != &needle_family);
     }
     return fry || starter;
 }
 
-int fry_parse_families(const char *list, bool pick[FRY_MAX_FAMILIES], struct error *err) {
+int families_parse(const char *list, bool pick[MAX_FAMILIES], struct error *err) {
     char *copy = xstrdup(list), *save = NULL;
     int rc = OK;
     for (char *t = strtok_r(copy, ",", &save); t && rc == OK; t = strtok_r(NULL, ",", &save)) {
-        int f = fry_find(t);
+        int f = family_find(t);
         if (f >= 0)
             pick[f] = true;
         else if (!family_set(t, pick))
@@ -96,7 +105,7 @@ void task_item_release(struct task_item *it) {
 }
 
 /* One key in eight belongs to the test split, one in eight to the dev split. */
-enum data_split fry_split_of(const char *key) {
+enum data_split family_split_of(const char *key) {
     uint64_t h = hash_fnv1a(key, strlen(key)) % 8;
     return h == 0 ? SPLIT_TEST : h == 1 ? SPLIT_DEV : SPLIT_TRAIN;
 }
@@ -104,13 +113,13 @@ enum data_split fry_split_of(const char *key) {
 /* In the train split only the item's key counts. An item of the dev or test split must not occur in
  * training under its duplicate's key either. */
 static bool item_in_split(const struct task_item *it, enum data_split split) {
-    return fry_split_of(it->key) == split &&
-           (split == SPLIT_TRAIN || !it->duplicate_of || fry_split_of(it->duplicate_of) == split);
+    return family_split_of(it->key) == split && (split == SPLIT_TRAIN || !it->duplicate_of ||
+                                                 family_split_of(it->duplicate_of) == split);
 }
 
-void fry_item(int family, enum data_split split, uint64_t seed, uint32_t index, bool pretrain,
-              struct task_item *out) {
-    const struct task_family *f = fry_families[family];
+void family_item(int family, enum data_split split, uint64_t seed, uint32_t index, bool pretrain,
+                 struct task_item *out) {
+    const struct task_family *f = task_families[family];
     struct rng r = rng_make(seed, RNG_TASK, (uint32_t)family, index);
     bool rare = !pretrain && rng_uniform(&r) < f->rare_share;
     for (;;) {

@@ -55,28 +55,32 @@ struct task_family {
     const char *description;
     /* Generates an item whose choice 0 is the right one; `rare` selects the variant. */
     void (*generate)(struct rng *r, bool rare, struct task_item *out);
+    bool conversations;  /* items have a chat or whole replies, see task_item */
     int max_tokens;      /* of an item with its answer; 0: FAMILY_MAX_TOKENS */
     int max_work_tokens; /* of a derivation; 0: FAMILY_MAX_WORK_TOKENS */
 };
 enum { FAMILY_MAX_TOKENS = 256, FAMILY_MAX_WORK_TOKENS = 32 };
-extern const struct task_family *const fry_families[];
+extern const struct task_family *const task_families[];
 int family_count(void); /* all families */
 int family_max_tokens(int family);
+/* Refuses a family of conversations, for callers that ask questions with an answer: teams, debates,
+ * evolution, rewards. */
+int family_check_questions(int family, struct error *err);
 int family_max_work_tokens(int family);
 int fry_count(void); /* the families of the first starter model, which are the first ones */
-int fry_find(const char *name); /* -1 when unknown */
-#define FRY_MAX_FAMILIES 64
+int family_find(const char *name); /* -1 when unknown */
+#define MAX_FAMILIES 64
 /* Sets pick[i] for each family i of a set, and returns true; false: there is no set of this name.
  * "starter": the families of the starter model, except the long needle; "fry": those of the first
  * starter model, for the runs of version 0.1. */
-bool family_set(const char *name, bool pick[FRY_MAX_FAMILIES]);
+bool family_set(const char *name, bool pick[MAX_FAMILIES]);
 /* Sets pick[i] for each family i in a comma-separated list of names of families and sets. */
-int fry_parse_families(const char *list, bool pick[FRY_MAX_FAMILIES], struct error *err);
+int families_parse(const char *list, bool pick[MAX_FAMILIES], struct error *err);
 /* Generates item `index` of a family's split, with shuffled choices. `pretrain`: only common
  * variants. */
-void fry_item(int family, enum data_split split, uint64_t seed, uint32_t index, bool pretrain,
-              struct task_item *out);
-enum data_split fry_split_of(const char *key);
+void family_item(int family, enum data_split split, uint64_t seed, uint32_t index, bool pretrain,
+                 struct task_item *out);
+enum data_split family_split_of(const char *key);
 
 /* The question of the family "judge" whether an answer to an item is right; malloc'ed. */
 char *family_judge_question(const struct task_item *it, const char *proposed);
@@ -86,13 +90,13 @@ char *family_judge_question(const struct task_item *it, const char *proposed);
 void family_prose_add(struct buf *text, int language, bool capitals);
 
 /* The three built-in personas. families: the families of a persona's conversations. */
-struct fry_persona {
+struct built_in_persona {
     const char *name, *system;
     const char *families[3];
 };
-extern const struct fry_persona fry_personas[3];
+extern const struct built_in_persona built_in_personas[3];
 /* The debate message to an agent: "others say 12 and 15. answer again." malloc'ed. */
-char *fry_debate_turn(const char *const *others, int n);
+char *debate_turn_text(const char *const *others, int n);
 /* Appends a turn to a conversation, which is an array of {role, content}. */
 void messages_add(json_t *turns, const char *role, const char *text);
 /* Appends the assistant's turn "answer: CHOICE". */
@@ -100,18 +104,18 @@ void messages_add_answer(json_t *turns, const char *choice);
 /* Appends the line {"messages": turns} to `text`. Takes ownership of `turns`. */
 void messages_to_jsonl(struct buf *text, json_t *turns);
 /* Writes n conversations of a persona, from the train split, to a JSONL file. */
-int fry_write_persona(const struct fry_persona *p, int n, uint64_t seed, const char *path,
-                      struct error *err);
+int persona_write(const struct built_in_persona *p, int n, uint64_t seed, const char *path,
+                  struct error *err);
 /* Writes n questions of the train split with their answers to a JSONL file. The families take
  * turns. */
-int fry_write_tasks(const bool pick[FRY_MAX_FAMILIES], int n, uint64_t seed, const char *path,
-                    struct error *err);
+int families_write_questions(const bool pick[MAX_FAMILIES], int n, uint64_t seed, const char *path,
+                             struct error *err);
 
 /* Writes n conversations of the train split in which the assistant answers, sees the answers of two
  * others and answers again. Each of these three answers is correct with probability 1/2. The
  * assistant's second answer is always correct. */
-int fry_write_critic(const bool pick[FRY_MAX_FAMILIES], int n, uint64_t seed, const char *path,
-                     struct error *err);
+int families_write_critiques(const bool pick[MAX_FAMILIES], int n, uint64_t seed, const char *path,
+                             struct error *err);
 
 /* split_evidence.c: questions of two kinds ("largest", "earliest") whose evidence is split among a
  * team. The question contains all of the evidence, each of its three views a third. */

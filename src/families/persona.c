@@ -8,7 +8,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-const struct fry_persona fry_personas[3] = {
+const struct built_in_persona built_in_personas[3] = {
     {"critic", "you are the critic. doubt and check.", {"syllogism", "pick", "order"}},
     {"practitioner",
      "you are the practitioner. work it out by hand.",
@@ -16,7 +16,7 @@ const struct fry_persona fry_personas[3] = {
     {"explorer", "you are the explorer. look from the other side.", {"route", "pick", "syllogism"}},
 };
 
-char *fry_debate_turn(const char *const *others, int n) {
+char *debate_turn_text(const char *const *others, int n) {
     struct buf b = {0};
     buf_puts(&b, "others say ");
     for (int i = 0; i < n; i++) buf_printf(&b, "%s%s", i ? " and " : "", others[i]);
@@ -34,13 +34,17 @@ void messages_add_answer(json_t *turns, const char *choice) {
     free(text);
 }
 
-void messages_to_jsonl(struct buf *text, json_t *turns) {
-    json_t *v = json_pack("{s:o}", "messages", turns);
+/* Appends a line. Takes ownership of v. */
+static void json_to_jsonl(struct buf *text, json_t *v) {
     char *line = json_dumps(v, JSON_COMPACT);
     buf_puts(text, line);
     buf_puts(text, "\n");
     free(line);
     json_decref(v);
+}
+
+void messages_to_jsonl(struct buf *text, json_t *turns) {
+    json_to_jsonl(text, json_pack("{s:o}", "messages", turns));
 }
 
 /* A conversation of question and answer. system: may be NULL. */
@@ -54,6 +58,8 @@ static json_t *conversation_json(const char *system, const struct task_item *it,
             xasprintf(WORK_PREFIX " %s\n" ANSWER_PREFIX " %s", it->work, it->choices[it->correct]);
         messages_add(turns, "assistant", reply);
         free(reply);
+    } else if (it->whole_replies) {
+        messages_add(turns, "assistant", it->choices[it->correct]);
     } else {
         messages_add_answer(turns, it->choices[it->correct]);
     }
@@ -68,7 +74,7 @@ static json_t *critique_json(const struct task_item *it, struct rng *r) {
         int wrong = (it->correct + rng_between(r, 1, it->n_choices - 1)) % it->n_choices;
         answers[i] = it->choices[rng_below(r, 2) ? it->correct : wrong];
     }
-    char *others_message = fry_debate_turn(answers + 1, 2);
+    char *others_message = debate_turn_text(answers + 1, 2);
     json_t *turns = json_array();
     messages_add(turns, "user", it->question);
     messages_add_answer(turns, answers[0]);
@@ -83,8 +89,13 @@ static json_t *critique_json(const struct task_item *it, struct rng *r) {
 static void line_add(struct buf *text, int family, uint64_t seed, int i, const char *system,
                      bool chain_of_thought) {
     struct task_item it;
-    fry_item(family, SPLIT_TRAIN, seed, (uint32_t)i, false, &it);
-    messages_to_jsonl(text, conversation_json(system, &it, chain_of_thought));
+    family_item(family, SPLIT_TRAIN, seed, (uint32_t)i, false, &it);
+    if (it.chat) {
+        messages_add(json_object_get(it.chat, "messages"), "assistant", it.choices[it.correct]);
+        json_to_jsonl(text, json_incref(it.chat));
+    } else {
+        messages_to_jsonl(text, conversation_json(system, &it, chain_of_thought));
+    }
     task_item_release(&it);
 }
 
@@ -92,18 +103,18 @@ static void line_add(struct buf *text, int family, uint64_t seed, int i, const c
 static void critic_line_add(struct buf *text, int family, uint64_t seed, int i) {
     struct task_item it;
     struct rng r = rng_make(seed, RNG_SHUFFLE, (uint32_t)i, 3);
-    fry_item(family, SPLIT_TRAIN, seed, (uint32_t)i, false, &it);
+    family_item(family, SPLIT_TRAIN, seed, (uint32_t)i, false, &it);
     messages_to_jsonl(text, critique_json(&it, &r));
     task_item_release(&it);
 }
 
 /* Alternates between plain answers, answers with reasoning, the system prompt, and reasoning with
  * the system prompt, because the adapter must act as the persona with and without this prompt. */
-int fry_write_persona(const struct fry_persona *p, int n, uint64_t seed, const char *path,
-                      struct error *err) {
+int persona_write(const struct built_in_persona *p, int n, uint64_t seed, const char *path,
+                  struct error *err) {
     struct buf text = {0};
     for (int i = 0; i < n; i++)
-        line_add(&text, fry_find(p->families[i % 3]), seed, i, i / 3 & 2 ? p->system : NULL,
+        line_add(&text, family_find(p->families[i % 3]), seed, i, i / 3 & 2 ? p->system : NULL,
                  i / 3 & 1);
     int rc = file_write(path, text.data, text.len, err);
     buf_release(&text);
@@ -111,12 +122,15 @@ int fry_write_persona(const struct fry_persona *p, int n, uint64_t seed, const c
 }
 
 /* Writes n lines; the families take turns. */
-static int families_write(const bool pick[FRY_MAX_FAMILIES], int n, uint64_t seed, bool critic,
+static int families_write(const bool pick[MAX_FAMILIES], int n, uint64_t seed, bool critic,
                           const char *path, struct error *err) {
     struct buf text = {0};
-    int families[FRY_MAX_FAMILIES], n_families = 0;
-    for (int f = 0; f < family_count(); f++)
-        if (pick[f]) families[n_families++] = f;
+    int families[MAX_FAMILIES], n_families = 0;
+    for (int f = 0; f < family_count(); f++) {
+        if (!pick[f]) continue;
+        if (critic && family_check_questions(f, err) != OK) return err->code;
+        families[n_families++] = f;
+    }
     for (int i = 0; i < n; i++)
         if (critic)
             critic_line_add(&text, families[i % n_families], seed, i);
@@ -127,12 +141,12 @@ static int families_write(const bool pick[FRY_MAX_FAMILIES], int n, uint64_t see
     return rc;
 }
 
-int fry_write_tasks(const bool pick[FRY_MAX_FAMILIES], int n, uint64_t seed, const char *path,
-                    struct error *err) {
+int families_write_questions(const bool pick[MAX_FAMILIES], int n, uint64_t seed, const char *path,
+                             struct error *err) {
     return families_write(pick, n, seed, false, path, err);
 }
 
-int fry_write_critic(const bool pick[FRY_MAX_FAMILIES], int n, uint64_t seed, const char *path,
-                     struct error *err) {
+int families_write_critiques(const bool pick[MAX_FAMILIES], int n, uint64_t seed, const char *path,
+                             struct error *err) {
     return families_write(pick, n, seed, true, path, err);
 }

@@ -83,10 +83,10 @@ static void item_make(struct rng *r, int kind, struct task_item *it, int values[
 /* Generates an item of a split and the values of its choices, in their order. */
 static void item_generate(int kind, enum data_split split, uint64_t seed, uint32_t index,
                           struct task_item *out, int values[N_ITEMS]) {
-    struct rng r = rng_make(seed, RNG_TASK, (uint32_t)(FRY_MAX_FAMILIES + kind), index);
+    struct rng r = rng_make(seed, RNG_TASK, (uint32_t)(MAX_FAMILIES + kind), index);
     for (int lang;;) {
         item_make(&r, kind, out, values, &lang);
-        if (fry_split_of(out->key) == split) return;
+        if (family_split_of(out->key) == split) return;
         task_item_release(out);
     }
 }
@@ -118,7 +118,7 @@ static json_t *conversation_json(int kind, uint64_t seed, int index) {
         for (int i = 0; i < n; i++)
             others[i] = it.choices[best_choice(kind, values, (int)order[i] * ITEMS_PER_SHARE,
                                                ITEMS_PER_SHARE)];
-        char *others_message = fry_debate_turn(others, n);
+        char *others_message = debate_turn_text(others, n);
         messages_add(turns, "user", others_message);
         messages_add_answer(turns, it.choices[it.correct]);
         free(others_message);

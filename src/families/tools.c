@@ -292,6 +292,10 @@ static void generate(struct rng *r, bool rare, struct task_item *it) {
         generate_common(r, it, lang);
 }
 
-const struct task_family tools_family = {"tools",  false,
-                                         0.5f,     "calls of offered tools; rare: chains of two",
-                                         generate, .max_tokens = 768};
+const struct task_family tools_family = {"tools",
+                                         false,
+                                         0.5f,
+                                         "calls of offered tools; rare: chains of two",
+                                         generate,
+                                         .conversations = true,
+                                         .max_tokens = 768};

@@ -23,6 +23,8 @@ int32_t team_max_tokens(const struct eval_task *tasks, int n, int32_t max_seq_le
 int debate_options_for_task(const struct eval_task *b, const struct debate_options *o,
                             struct debate_options *out, struct error *err) {
     *out = *o;
+    if (b->family >= 0 && !b->is_split_evidence && family_check_questions(b->family, err) != OK)
+        return err->code;
     if (b->output_type != EVAL_GENERATE) return OK;
     if (!out->max_tokens) out->max_tokens = b->max_tokens;
     return eval_task_grader(b, &out->grader, err);

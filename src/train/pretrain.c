@@ -73,7 +73,7 @@ struct pretrain {
     struct pretrain_options o;
     enum numeric_class cls;
     /* [family] its weight; sum of the shares up to this family */
-    double weight[FRY_MAX_FAMILIES], cumulative_share[FRY_MAX_FAMILIES];
+    double weight[MAX_FAMILIES], cumulative_share[MAX_FAMILIES];
     struct model *model;
     struct trainer *trainer;
     struct pool *pool;
@@ -85,13 +85,13 @@ struct pretrain {
 
 static int parse_mix(struct pretrain *p, struct error *err) {
     double *weight = p->weight, total = 0;
-    bool starter[FRY_MAX_FAMILIES] = {false};
+    bool starter[MAX_FAMILIES] = {false};
     family_set("starter", starter);
     for (int i = 0; i < family_count() && p->o.mix.n == 0; i++) weight[i] = starter[i];
     for (int i = 0; i < p->o.mix.n; i++) {
         const char *entry = p->o.mix.v[i], *eq = strchr(entry, '=');
         char *name = eq ? strndup(entry, (size_t)(eq - entry)) : xstrdup(entry), *end = NULL;
-        int family = fry_find(name);
+        int family = family_find(name);
         double w = eq ? strtod(eq + 1, &end) : 1;
         free(name);
         if (family < 0) return error_set(err, ERR_USAGE, "mix: no task family in '%s'", entry);
@@ -156,7 +156,8 @@ static void chat_add_debate(struct sample_chat *chat, struct rng *r, const struc
                        xasprintf(ANSWER_PREFIX " %s", noisy_answer(r, it, 0.6f)));
     messages_add_owned(
         chat->messages, "user",
-        fry_debate_turn((const char *[]){noisy_answer(r, it, 0.6f), noisy_answer(r, it, 0.6f)}, 2));
+        debate_turn_text((const char *[]){noisy_answer(r, it, 0.6f), noisy_answer(r, it, 0.6f)},
+                         2));
     chat->only_last_turn = true;
 }
 
@@ -173,15 +174,15 @@ static void chat_add_question(struct sample_chat *chat, const struct pretrain_op
 
 static struct sample_chat chat_sample(const struct pretrain_options *o, struct rng *r,
                                       const struct task_item *it) {
-    struct sample_chat chat = {.tools = json_incref(json_object_get(it->chat, "tools"))};
+    struct sample_chat chat = {.messages = json_array(),
+                               .tools = json_incref(json_object_get(it->chat, "tools"))};
+    if (rng_uniform(r) < o->system)
+        messages_add(chat.messages, "system", built_in_personas[rng_below(r, 3)].system);
     if (it->chat) {
-        chat.messages = json_copy(json_object_get(it->chat, "messages"));
+        json_array_extend(chat.messages, json_object_get(it->chat, "messages"));
         messages_add_owned(chat.messages, "assistant", reply_text(o, r, it));
         return chat;
     }
-    chat.messages = json_array();
-    if (rng_uniform(r) < o->system)
-        messages_add(chat.messages, "system", fry_personas[rng_below(r, 3)].system);
     if (rng_uniform(r) < o->debate && !it->whole_replies) {
         chat_add_debate(&chat, r, it);
         messages_add_owned(chat.messages, "assistant", reply_text(o, r, it));
@@ -213,7 +214,7 @@ static void item_sample(const struct pretrain *p, struct rng *r, struct task_ite
     if (rng_uniform(r) < p->o.drill)
         copy_task_item(r, out);
     else
-        fry_item(sample_family(p, r), SPLIT_TRAIN, (uint64_t)p->o.seed, rng_u32(r), true, out);
+        family_item(sample_family(p, r), SPLIT_TRAIN, (uint64_t)p->o.seed, rng_u32(r), true, out);
 }
 
 /* Clears the mask of all turns but the last one. Returns the number of tokens up to its end: the
@@ -259,7 +260,8 @@ static struct train_sample make_sample(const struct pretrain *p, uint32_t update
     const struct chat_template_input in = {.messages = chat.messages, .tools = chat.tools};
     CHECK(chat_template_encode(p->model->tok, &in, &ids, &mask, &err) == OK);
     sample_chat_release(&chat);
-    int n = mask_finish(mask.data, ids.n, chat.only_last_turn);
+    int n = MIN(ids.n, p->model->config.max_seq_len); /* the last questions of a long text may go */
+    n = mask_finish(mask.data, n, chat.only_last_turn);
     return (struct train_sample){.tokens = ids.v, .mask = (uint8_t *)mask.data, .n = n};
 }
 
@@ -297,7 +299,7 @@ static void tokenizer_text_add_item(const struct pretrain *p, int family, uint32
     struct task_item it;
     size_t k;
     json_t *m;
-    fry_item(family, SPLIT_TRAIN, (uint64_t)p->o.seed, i, false, &it);
+    family_item(family, SPLIT_TRAIN, (uint64_t)p->o.seed, i, false, &it);
     struct sample_chat chat = chat_sample(&p->o, &r, &it);
     char *tools = chat.tools ? json_dumps(chat.tools, 0) : NULL;
     json_array_foreach (chat.messages, k, m)
@@ -359,8 +361,8 @@ static int log_accuracy(struct pretrain *p, int64_t update, struct error *err) {
         rc = eval_run_family(e, p->model->tok, f, SPLIT_DEV, (uint64_t)p->o.seed, (int32_t)n, NULL,
                              false, NULL, &s, NULL, err);
         double acc = (double)s.correct / (double)MAX(s.n, 1);
-        json_object_set_new(line, fry_families[f]->name, json_real(acc));
-        buf_printf(&text, " %s %.0f%%", fry_families[f]->name, 100 * acc);
+        json_object_set_new(line, task_families[f]->name, json_real(acc));
+        buf_printf(&text, " %s %.0f%%", task_families[f]->name, 100 * acc);
     }
     if (rc == OK) {
         char *dump = json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(4));

@@ -69,7 +69,7 @@ struct recorded_run {
     struct train_log *log;
     struct gated_job *gated_jobs; /* [q->n] */
     int n_rejected;
-    bool retain_families[FRY_MAX_FAMILIES]; /* families of --retain */
+    bool retain_families[MAX_FAMILIES]; /* families of --retain */
 };
 
 const char *data_file_for_adapter(const struct strings *list, const char *name) {
@@ -204,7 +204,7 @@ static int record_open(struct recorded_run *r, struct error *err) {
 static int run_open(struct recorded_run *r, struct error *err) {
     int n = r->q->n;
     r->gated_jobs = xcalloc((size_t)n, sizeof *r->gated_jobs);
-    int rc = r->gate->retain ? fry_parse_families(r->gate->retain, r->retain_families, err) : OK;
+    int rc = r->gate->retain ? families_parse(r->gate->retain, r->retain_families, err) : OK;
     for (int i = 0; rc == OK && i < n; i++)
         rc = gated_job_open(r, &r->gated_jobs[i], &r->q->jobs[i], err);
     return rc == OK ? record_open(r, err) : rc;
@@ -245,7 +245,7 @@ static int family_measure(struct recorded_run *r, struct engine *e, struct gated
 static int families_measure(struct recorded_run *r, struct gated_job *t, struct adapter *after,
                             struct error *err) {
     struct engine_options eo = {.max_rows = 512, .max_seqs = 256, .pool = r->q->pool};
-    double p[FRY_MAX_FAMILIES], holm[FRY_MAX_FAMILIES];
+    double p[MAX_FAMILIES], holm[MAX_FAMILIES];
     if (!r->gate->retain) return OK;
     for (int f = 0; f < family_count(); f++)
         if (r->retain_families[f]) eo.max_len = MAX(eo.max_len, family_max_tokens(f));
@@ -271,7 +271,7 @@ static void families_decide(const struct recorded_run *r, struct gated_job *t) {
         if (100 * f->change.diff.value >= -r->gate->points || f->p_holm > r->gate->alpha) continue;
         t->result.gate.publish = false;
         snprintf(t->result.gate.why, sizeof t->result.gate.why, "it lost %.1f points of '%s'",
-                 -100 * f->change.diff.value, fry_families[f->family]->name);
+                 -100 * f->change.diff.value, task_families[f->family]->name);
     }
 }
 
@@ -292,12 +292,12 @@ static json_t *families_json(const struct train_result *r) {
     json_t *list = json_array();
     for (int i = 0; i < r->n_families; i++) {
         const struct family_result *f = &r->families[i];
-        json_array_append_new(list,
-                              json_pack("{s:s,s:I,s:f,s:f,s:f,s:f,s:f,s:f}", "family",
-                                        fry_families[f->family]->name, "n", (json_int_t)f->change.n,
-                                        "before", f->before.value, "after", f->after.value,
-                                        "change", f->change.diff.value, "lo", f->change.diff.lo,
-                                        "hi", f->change.diff.hi, "p_holm", f->p_holm));
+        json_array_append_new(list, json_pack("{s:s,s:I,s:f,s:f,s:f,s:f,s:f,s:f}", "family",
+                                              task_families[f->family]->name, "n",
+                                              (json_int_t)f->change.n, "before", f->before.value,
+                                              "after", f->after.value, "change",
+                                              f->change.diff.value, "lo", f->change.diff.lo, "hi",
+                                              f->change.diff.hi, "p_holm", f->p_holm));
     }
     return list;
 }

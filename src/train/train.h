@@ -366,7 +366,7 @@ extern const struct option_row gate_option_rows[];
 const char *data_file_for_adapter(const struct strings *list, const char *name);
 
 struct family_result {
-    int family; /* index into fry_families */
+    int family; /* index into task_families */
     struct stats_interval before, after;
     struct stats_mcnemar change; /* after - before */
     double p_holm;               /* corrected for the number of families */
@@ -376,7 +376,7 @@ struct train_result {
     const char *dir;  /* the directory with the adapter: the target, or the directory for rejected
                          adapters */
     struct gate gate; /* gate.publish: whether `dir` is the published version */
-    struct family_result families[FRY_MAX_FAMILIES];
+    struct family_result families[MAX_FAMILIES];
     int n_families;
 };
 /* {adapter, dir, hash, first_loss, last_loss, published, gate, retain_families} */

@@ -346,6 +346,53 @@ static void test_weights(void **state) {
     }
 }
 
+/* Tools and calls reach the template; a template without them is refused. */
+static void test_tools(void **state) {
+    (void)state;
+    static const char with_tools[] =
+        "{% if tools %}{{ tools[0].function | tojson }}|{% endif %}{% for m in messages %}{{ "
+        "m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% "
+        "endfor %};{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}";
+    static const char tools[] =
+        "\"tools\":[{\"type\":\"function\",\"function\":{\"name\":\"get_age\"}}]}";
+    static const char begin[] =
+        "{\"messages\":[{\"role\":\"user\",\"content\":\"年は？\"},{\"role\":"
+        "\"assistant\",\"content\":null,\"tool_calls\":[{\"type\":\"function\",\"function\":"
+        "{\"name\":\"get_age\",\"arguments\":{\"name\":\"みか\"}}}]},{\"role\":\"tool\","
+        "\"content\":\"34\"},{\"role\":\"assistant\",\"content\":\"34さい\"}],";
+    static const struct {
+        const char *template, *text, *word;
+    } wrong[] = {
+        {with_tools, "{\"messages\":[],\"tools\":7}", "'tools' must be a list"},
+        {with_tools, "{\"messages\":[{\"role\":\"tool\"}]}", "need contents that are strings"},
+        {with_tools, "{\"messages\":[{\"role\":\"owl\",\"content\":\"\"}],\"tools\":[]}",
+         "system, user, assistant and tool"},
+        {"{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}", NULL,
+         "the model's chat template does not write them"},
+        {NULL, NULL, "no chat template that knows tools"},
+    };
+    struct dataset d;
+    struct buf text = {0};
+    char *sample = xasprintf("%s%s", begin, tools);
+    tokenizer_set_chat_template(tok, with_tools);
+    assert_int_equal(load(&d, sample, 0), OK);
+    train_sample_render(&d.v[0], tok, "⟦", "⟧", &text);
+    assert_string_equal(text.data,
+                        "{\"name\": \"get_age\"}|user:年は？;assistant:⟦{\"name\": "
+                        "\"get_age\", \"arguments\": {\"name\": \"みか\"}};⟧tool:34;assistant:"
+                        "⟦34さい;⟧");
+    buf_release(&text);
+    dataset_release(&d);
+    for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
+        tokenizer_set_chat_template(tok, wrong[i].template);
+        assert_true(load(&d, wrong[i].text ? wrong[i].text : sample, 0) < 0);
+        if (!strstr(err.text, wrong[i].word))
+            fail_msg("'%s' does not say '%s'", err.text, wrong[i].word);
+    }
+    tokenizer_set_chat_template(tok, NULL);
+    free(sample);
+}
+
 static void test_render(void **state) {
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(masks); i++) {
@@ -407,6 +454,7 @@ int main(void) {
         cmocka_unit_test(test_lint_near_duplicates),
         cmocka_unit_test(test_lint_overlap),
         cmocka_unit_test(test_weights),
+        cmocka_unit_test(test_tools),
         cmocka_unit_test(test_render),
         cmocka_unit_test(test_render_sanitizes),
     };

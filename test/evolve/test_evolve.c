@@ -548,7 +548,7 @@ static void make_model(void) {
     struct buf text = {0};
     for (int i = 0; i < 300; i++) {
         struct task_item it;
-        fry_item(i % fry_count(), SPLIT_TRAIN, 1, (uint32_t)i, false, &it);
+        family_item(i % fry_count(), SPLIT_TRAIN, 1, (uint32_t)i, false, &it);
         buf_printf(&text,
                    "user\n%s\nassistant\nwork: %s\nanswer: %s\nothers say %s. answer again.\n",
                    it.question, it.work, it.choices[it.correct], it.choices[0]);
@@ -573,7 +573,7 @@ static void make_model(void) {
 static void make_data(void) {
     for (int i = 0; i < 2; i++) {
         char *path = path_join(dir, i ? "b.jsonl" : "a.jsonl");
-        assert_int_equal(fry_write_persona(&fry_personas[i], 12 + 12 * i, 1, path, &err), OK);
+        assert_int_equal(persona_write(&built_in_personas[i], 12 + 12 * i, 1, path, &err), OK);
         free(path);
     }
 }

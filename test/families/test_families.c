@@ -99,7 +99,7 @@ static struct sampled_item sampled_item_at(uint32_t i) {
 }
 
 static void sampled_item_make(struct sampled_item d, struct task_item *it) {
-    fry_item(d.family, d.split, d.seed, d.index, false, it);
+    family_item(d.family, d.split, d.seed, d.index, false, it);
 }
 
 /* No key and no question of any language, seed and family occurs in two splits. */
@@ -110,7 +110,7 @@ static void test_splits_are_disjoint(void **state) {
         struct sampled_item d = sampled_item_at(i);
         struct task_item it;
         sampled_item_make(d, &it);
-        assert_int_equal(fry_split_of(it.key), d.split);
+        assert_int_equal(family_split_of(it.key), d.split);
         seen_check(keys, it.key, d.split);
         char *text = item_text(&it);
         seen_check(questions, text, d.split);
@@ -158,7 +158,7 @@ static void test_shares(void **state) {
         double expected_first = 0;
         for (uint32_t i = 0; i < N; i++) {
             struct task_item it;
-            fry_item(f, i % 2 ? SPLIT_TRAIN : SPLIT_DEV, 5, i, false, &it);
+            family_item(f, i % 2 ? SPLIT_TRAIN : SPLIT_DEV, 5, i, false, &it);
             assert_true(lang_index(it.lang) >= 0);
             lang[lang_index(it.lang)]++;
             rare += it.rare;
@@ -166,19 +166,20 @@ static void test_shares(void **state) {
             expected_first += 1.0 / it.n_choices;
             task_item_release(&it);
         }
-        close_to((double)rare / N, (double)fry_families[f]->rare_share, 0.04);
+        close_to((double)rare / N, (double)task_families[f]->rare_share, 0.04);
         close_to((double)lang[0] / N, 0.6, 0.04);
         close_to((double)lang[1] / N, 0.2, 0.04);
         close_to((double)lang[2] / N, 0.2, 0.04);
         close_to(first / (double)N, expected_first / N, 0.04);
-        if (fry_families[f]->easy) assert_int_equal(rare, 0);
+        if (task_families[f]->easy) assert_int_equal(rare, 0);
     }
 }
 
 static void test_find(void **state) {
     (void)state;
-    for (int f = 0; f < family_count(); f++) assert_int_equal(fry_find(fry_families[f]->name), f);
-    assert_int_equal(fry_find("nonsense"), -1);
+    for (int f = 0; f < family_count(); f++)
+        assert_int_equal(family_find(task_families[f]->name), f);
+    assert_int_equal(family_find("nonsense"), -1);
     assert_int_equal(fry_count(), 10);
 }
 
@@ -314,9 +315,9 @@ static void test_pretraining_excludes_rare_items(void **state) {
     (void)state;
     for (uint32_t i = 0; i < 20000; i++) {
         struct task_item it;
-        fry_item((int)i % family_count(), SPLIT_TRAIN, i % 3, i, true, &it);
+        family_item((int)i % family_count(), SPLIT_TRAIN, i % 3, i, true, &it);
         assert_false(it.rare);
-        assert_int_equal(fry_split_of(it.key), SPLIT_TRAIN);
+        assert_int_equal(family_split_of(it.key), SPLIT_TRAIN);
         /* everyday sentences, which precede further questions, have these words too */
         bool plain = !it.n_follow_ups;
         assert_true(!plain || !strstr(it.question, "smaller"));
@@ -700,7 +701,7 @@ static void test_gold_answers_are_correct(void **state) {
         struct task_item it;
         char want[256];
         struct sampled_item d = sampled_item_at(i);
-        const char *family = fry_families[d.family]->name;
+        const char *family = task_families[d.family]->name;
         sampled_item_make(d, &it);
         bool english = strcmp(family, "syllogism") == 0 || strcmp(family, "form") == 0 ||
                        strcmp(family, "deduction") == 0 || strcmp(family, "tools") == 0;
@@ -759,7 +760,7 @@ static void test_about(void **state) {
     for (uint32_t i = 0; i < DRAWS; i++) {
         struct task_item it;
         enum data_split split = (enum data_split)(i % 3);
-        fry_item(fry_find("about"), split, 7, i, false, &it);
+        family_item(family_find("about"), split, 7, i, false, &it);
         about_see(s, &it, split);
         key_check(messages, &it);
         task_item_release(&it);
@@ -810,7 +811,7 @@ static void test_personas(void **state) {
     snprintf(path, sizeof path, "/tmp/shoal-test-eval-%d.jsonl", (int)getpid());
     for (uint32_t i = 0; i < 20000; i++) {
         struct task_item it;
-        fry_item((int)i % family_count(), i & 1 ? SPLIT_TEST : SPLIT_DEV, 1, i / 20, false, &it);
+        family_item((int)i % family_count(), i & 1 ? SPLIT_TEST : SPLIT_DEV, 1, i / 20, false, &it);
         char *text = item_text(&it);
         seen_check(l.test, text, i & 1 ? SPLIT_TEST : SPLIT_DEV);
         free(text);
@@ -818,26 +819,26 @@ static void test_personas(void **state) {
     }
     for (int p = 0; p < 3; p++) {
         l.n = l.with_work = l.with_system = 0;
-        assert_int_equal(fry_write_persona(&fry_personas[p], 240, 1, path, &err), OK);
+        assert_int_equal(persona_write(&built_in_personas[p], 240, 1, path, &err), OK);
         assert_int_equal(sha256_file(path, first, &err), OK);
         assert_int_equal(json_file_each(path, line_check, &l, &err), 0);
         assert_int_equal(l.n, 240);
         assert_true(l.with_work > 60 && l.with_work < 180);
         assert_true(l.with_system > 0);
-        assert_int_equal(fry_write_persona(&fry_personas[p], 240, 1, path, &err), OK);
+        assert_int_equal(persona_write(&built_in_personas[p], 240, 1, path, &err), OK);
         assert_int_equal(sha256_file(path, again, &err), OK);
         assert_string_equal(first, again);
     }
     unlink(path);
     free(l.test);
-    assert_true(fry_write_persona(&fry_personas[0], 3, 1, "/nonexistent/x.jsonl", &err) < 0);
+    assert_true(persona_write(&built_in_personas[0], 3, 1, "/nonexistent/x.jsonl", &err) < 0);
     assert_non_null(strstr(err.text, "/nonexistent/x.jsonl"));
 }
 
 static void test_debate_turn(void **state) {
     (void)state;
-    char *one = fry_debate_turn((const char *[]){"12"}, 1),
-         *three = fry_debate_turn((const char *[]){"1", "2", "x y"}, 3);
+    char *one = debate_turn_text((const char *[]){"12"}, 1),
+         *three = debate_turn_text((const char *[]){"1", "2", "x y"}, 3);
     assert_string_equal(one, "others say 12. answer again.");
     assert_string_equal(three, "others say 1 and 2 and x y. answer again.");
     free(one);
@@ -866,7 +867,7 @@ static void test_equal_questions_in_two_wordings(void **state) {
     uint8_t *seen = xcalloc(TWIN_BITS / 8, 1);
     struct task_item it;
     for (uint32_t i = 0; i < 240000; i++) {
-        fry_item(fry_find(families[i % 4]), SPLIT_TRAIN, 1, i / 4, i & 4, &it);
+        family_item(family_find(families[i % 4]), SPLIT_TRAIN, 1, i / 4, i & 4, &it);
         const char *content = shared_content(it.key);
         if (content) seen[content_slot(content) / 8] |= (uint8_t)(1 << content_slot(content) % 8);
         task_item_release(&it);
@@ -874,11 +875,11 @@ static void test_equal_questions_in_two_wordings(void **state) {
     int collisions = 0, n = 0;
     for (uint32_t i = 0; i < 8000; i++) {
         enum data_split split = i & 4 ? SPLIT_TEST : SPLIT_DEV;
-        fry_item(fry_find(families[i % 4]), split, 2, i / 4, false, &it);
+        family_item(family_find(families[i % 4]), split, 2, i / 4, false, &it);
         const char *content = shared_content(it.key);
         assert_true(!content == !it.duplicate_of);
         if (content) {
-            assert_int_equal(fry_split_of(it.duplicate_of), split);
+            assert_int_equal(family_split_of(it.duplicate_of), split);
             assert_string_equal(shared_content(it.duplicate_of), content);
             collisions += seen[content_slot(content) / 8] >> content_slot(content) % 8 & 1;
             n++;

@@ -665,7 +665,7 @@ static void test_agents_combine_partial_information(void **state) {
     for (int i = 0; i < N; i++) {
         split_evidence_item(split_evidence_find("largest"), SPLIT_TEST, 5, (uint32_t)i, &items[i]);
         assert_int_equal(items[i].n_views, 3);
-        assert_int_equal(fry_split_of(items[i].key), SPLIT_TEST);
+        assert_int_equal(family_split_of(items[i].key), SPLIT_TEST);
         for (int c = 0; c < 6; c++)
             assert_true(strstr(items[i].views[c / 2], items[i].choices[c]) != NULL &&
                         atoi(items[i].choices[c]) <= atoi(items[i].choices[items[i].correct]));
@@ -737,7 +737,7 @@ static void setup_open(struct engine_setup *s, bool stored) {
     s->speaker = (struct engine_client){.engine = s->engine, .model = s->model};
     s->speaker.store = stored ? store_open(s->path, &err) : NULL;
     for (int i = 0; i < 6; i++)
-        fry_item(i % fry_count(), SPLIT_DEV, 2, (uint32_t)i, false, &s->items[i]);
+        family_item(i % fry_count(), SPLIT_DEV, 2, (uint32_t)i, false, &s->items[i]);
     s->agents[0] = (struct agent){.name = "base"};
     s->agents[1] = (struct agent){.name = "other", .system = "be bold", .adapter = s->adapter};
 }

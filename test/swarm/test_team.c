@@ -266,7 +266,7 @@ static void test_items_of_task_files(void **state) {
                            .is_split_evidence = true,
                            .split = SPLIT_DEV};
     v = eval_task_items(&b);
-    assert_true(v[0].n_views == 3 && fry_split_of(v[1].key) == SPLIT_DEV);
+    assert_true(v[0].n_views == 3 && family_split_of(v[1].key) == SPLIT_DEV);
     task_items_release(v, 2);
 }
 

@@ -182,7 +182,7 @@ $(O)/load: bench/load.c bench/tally.h Makefile
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $<
 
-$(O)/bare $(O)/judge: $(O)/%: bench/%.c bench/tally.h $(O)/libshoal.a Makefile
+$(O)/bare $(O)/starter: $(O)/%: bench/%.c bench/tally.h $(O)/libshoal.a Makefile
 	$(call say,LD    $@)
 	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $< $(O)/libshoal.a $(LIBS)
 

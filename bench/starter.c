@@ -1,10 +1,14 @@
 /*
- * judge: how well a model judges its own answers. It answers questions of the test split at
- * temperature 1, and is then asked whether each answer is right, with a derivation. Prints, per
- * family and over all, the share of right answers and the area under the ROC curve of P(yes): the
- * probability that a right answer gets a larger P(yes) than a wrong one.
+ * starter: what 'shoal eval' does not measure of the starter model.
  *
- *   build/judge MODEL [ADAPTER|base] [N]   N questions per family (1000), common variants only
+ *   build/starter judge MODEL [N]      Judgements of its own answers: it answers N (1000) common
+ *                                      questions of each family at temperature 1, and is asked
+ *                                      whether each answer is right, with a derivation. Prints the
+ *                                      share of right answers, and the area under the ROC curve of
+ *                                      P(yes): the probability that a right answer gets a larger
+ *                                      P(yes) than a wrong one.
+ *   build/starter needle MODEL [N]     Accuracy of N (1000) needles in 4,000 tokens, by depth.
+ *   build/starter tokens MODEL FILE …  Characters per token of texts.
  */
 #define _GNU_SOURCE
 #include "engine/engine.h"
@@ -65,7 +69,7 @@ static char *answer_of(const struct tokenizer *tok, const struct engine_request 
 }
 
 /* Answers n items and sets answers[n]. */
-static void answer_items(struct engine *e, const struct tokenizer *tok, struct adapter *adapter,
+static void answer_items(struct engine *e, const struct tokenizer *tok,
                          const struct task_item *items, int n, char **answers) {
     struct engine_request *v = xcalloc((size_t)n, sizeof *v);
     struct token_ids *prompts = xcalloc((size_t)n, sizeof *prompts);
@@ -77,7 +81,6 @@ static void answer_items(struct engine *e, const struct tokenizer *tok, struct a
         v[i] =
             (struct engine_request){.prompt = prompts[i].v,
                                     .n_prompt = prompts[i].n,
-                                    .adapter = adapter,
                                     .sampling = {.temperature = 1, .top_p = 1, .seed = (uint64_t)i},
                                     .max_tokens = MAX_TOKENS,
                                     .stop = &stop,
@@ -94,7 +97,7 @@ static void answer_items(struct engine *e, const struct tokenizer *tok, struct a
 }
 
 /* Sets out[n] to the judgements of the answers. */
-static void judge_answers(struct engine *e, const struct tokenizer *tok, struct adapter *adapter,
+static void judge_answers(struct engine *e, const struct tokenizer *tok,
                           const struct task_item *items, int n, char **answers,
                           struct judged_answer *out) {
     struct engine_request *v = xcalloc((size_t)n, sizeof *v);
@@ -106,7 +109,7 @@ static void judge_answers(struct engine *e, const struct tokenizer *tok, struct 
         char *question = family_judge_question(&items[i], answers[i]);
         const struct chat_message user = {"user", question};
         CHECK(choice_prompt_init(&prompts[i], tok, &user, 1, &yes_no, true, &err) == OK);
-        choice_prompt_request(&prompts[i], adapter, MAX_TOKENS, &v[i]);
+        choice_prompt_request(&prompts[i], NULL, MAX_TOKENS, &v[i]);
         free(question);
     }
     requests_run(e, v, n);
@@ -132,27 +135,15 @@ static void row_print(const char *name, struct judged_answer *v, int n) {
         printf("AUC %.3f\n", area);
 }
 
-int main(int argc, char **argv) {
-    struct error err;
-    int n = argc > 3 ? atoi(argv[3]) : 1000;
-    if (argc < 2 || n < 1) return fprintf(stderr, "usage: judge MODEL [ADAPTER|base] [N]\n"), 2;
-    struct model *m = model_open(argv[1], NUMERIC_EXACT, &err);
-    if (!m) return fprintf(stderr, "%s\n", err.text), 1;
-    struct adapter *a = NULL;
-    if (argc > 2 && strcmp(argv[2], "base") != 0 && !(a = adapter_open(argv[2], m, &err)))
-        return fprintf(stderr, "%s\n", err.text), 1;
-    struct pool *pool = pool_new(2);
-    struct engine_options o = {.max_rows = 512, .max_seqs = 256, .max_len = 256, .pool = pool};
-    struct engine *e = engine_new(m, &o, &err);
-    if (!e) return fprintf(stderr, "%s\n", err.text), 1;
+static int judge(struct model *m, struct engine *e, int n) {
     struct judged_answer *all = xcalloc((size_t)n * N_FAMILIES, sizeof *all);
     struct task_item *items = xcalloc((size_t)n, sizeof *items);
     char **answers = xcalloc((size_t)n, sizeof *answers);
     for (int f = 0; f < N_FAMILIES; f++) {
         for (int i = 0; i < n; i++)
             family_item(family_find(families[f]), SPLIT_TEST, 1, (uint32_t)i, true, &items[i]);
-        answer_items(e, m->tok, a, items, n, answers);
-        judge_answers(e, m->tok, a, items, n, answers, all + f * n);
+        answer_items(e, m->tok, items, n, answers);
+        judge_answers(e, m->tok, items, n, answers, all + f * n);
         row_print(families[f], all + f * n, n);
         for (int i = 0; i < n; i++) {
             free(answers[i]);
@@ -163,8 +154,78 @@ int main(int argc, char **argv) {
     free(all);
     free(items);
     free(answers);
+    return 0;
+}
+
+/* The place of the right number in the text, in tenths. */
+static int depth_of(const struct task_item *it) {
+    char *end = strrchr(it->question, '\n');
+    const char *found = strstr(it->question, it->choices[it->correct]);
+    CHECK(found && end && found < end);
+    return (int)(10 * (found - it->question) / (end - it->question));
+}
+
+static int needle(struct model *m, struct engine *e, int n) {
+    struct error err;
+    struct eval_score score = {0};
+    int family = family_find("needle"), right_at[10] = {0}, n_at[10] = {0};
+    uint8_t *right = xcalloc((size_t)n, 1);
+    if (eval_run_family(e, m->tok, family, SPLIT_TEST, 1, n, NULL, false, right, &score, NULL,
+                        &err) != OK)
+        return fprintf(stderr, "%s\n", err.text), 1;
+    for (int i = 0; i < n; i++) {
+        struct task_item it;
+        family_item(family, SPLIT_TEST, 1, (uint32_t)i, false, &it);
+        n_at[depth_of(&it)]++;
+        right_at[depth_of(&it)] += right[i];
+        task_item_release(&it);
+    }
+    for (int d = 0; d < 10; d++)
+        printf("depth %d%%-%d%%  %4d  %6.2f %%\n", 10 * d, 10 * d + 10, n_at[d],
+               100.0 * right_at[d] / MAX(n_at[d], 1));
+    printf("all  %d  %.2f %%\n", n, 100.0 * (double)score.correct / n);
+    free(right);
+    return 0;
+}
+
+static int tokens(const struct model *m, const char *path) {
+    struct error err;
+    struct buf text = {0};
+    struct token_ids ids = {0};
+    int64_t characters = 0;
+    if (file_read(path, (size_t)1 << 24, &text, &err) != OK)
+        return fprintf(stderr, "%s\n", err.text), 1;
+    for (size_t i = 0; i < text.len; i++) characters += (text.data[i] & 0xC0) != 0x80;
+    tokenizer_encode(m->tok, text.data, text.len, 0, &ids);
+    printf("%s: %.2f characters per token\n", path, (double)characters / MAX(ids.n, 1));
+    buf_release(&text);
+    token_ids_release(&ids);
+    return 0;
+}
+
+int main(int argc, char **argv) {
+    struct error err;
+    if (argc < 3)
+        return fprintf(stderr, "usage: starter judge|needle|tokens MODEL [N|FILE …]\n"), 2;
+    struct model *m = model_open(argv[2], NUMERIC_EXACT, &err);
+    if (!m) return fprintf(stderr, "%s\n", err.text), 1;
+    bool long_texts = strcmp(argv[1], "needle") == 0;
+    int rc = 0, n = argc > 3 ? atoi(argv[3]) : 1000;
+    struct pool *pool = pool_new(2);
+    struct engine_options o = {.max_rows = 512,
+                               .max_seqs = long_texts ? 16 : 256,
+                               .max_len = long_texts ? m->config.max_seq_len : 256,
+                               .pool = pool};
+    struct engine *e = engine_new(m, &o, &err);
+    if (!e) return fprintf(stderr, "%s\n", err.text), 1;
+    if (strcmp(argv[1], "tokens") == 0)
+        for (int i = 3; rc == 0 && i < argc; i++) rc = tokens(m, argv[i]);
+    else if (n < 1)
+        rc = 2;
+    else
+        rc = long_texts ? needle(m, e, n) : judge(m, e, n);
     engine_free(e);
     pool_free(pool);
     model_close(m);
-    return 0;
+    return rc;
 }

@@ -10,7 +10,7 @@
     { name, type, offsetof(struct eval_request, field), fallback, min, max, metavar, __VA_ARGS__ }
 const struct option_row eval_request_rows[] = {
     ROW("tasks", OPT_STRING, tasks, "fry", 0, 0, "LIST",
-        "tasks: names, JSONL files or recipes, comma-separated; 'fry' is all its families",
+        "tasks: names, JSONL files or recipes, comma-separated",
         JOB_ARG_BUILTIN_OR_PATH_LIST),
     ROW("data", OPT_STRING, data, NULL, 0, 0, "DIR", "folder of the files of named tasks",
         JOB_ARG_INPUT_PATH),
@@ -19,10 +19,10 @@ const struct option_row eval_request_rows[] = {
     ROW("shots", OPT_INT, shots, "0", 0, 1000, "N",
         "few-shot examples, from the task's dev or train file"),
     ROW("split", OPT_STRING, split, "test", 0, 0, "NAME",
-        "split of the fry families and of largest and earliest: test, dev or train", JOB_ARG_TEXT),
+        "split of generated questions: test, dev or train", JOB_ARG_TEXT),
     ROW("seed", OPT_INT, seed, "1000003", 0, 9e15, "N", "seed of the choice of questions"),
     ROW("chain-of-thought", OPT_BOOL, chain_of_thought, NULL, 0, 0, NULL,
-        "write a chain of thought before the answer (fry families)"),
+        "write a chain of thought before the answer (generated questions)"),
     {0},
 };
 #undef ROW
@@ -43,7 +43,7 @@ int eval_request_open(const struct eval_request *r, struct eval_task **tasks, in
         return err->code;
     for (int i = 0; i < *n; i++)
         if ((*tasks)[i].family < 0 && (r->chain_of_thought || o.split != SPLIT_TEST))
-            return error_set(err, ERR_USAGE, "--%s is for fry families; '%s' is not one",
+            return error_set(err, ERR_USAGE, "--%s is for generated questions; '%s' has others",
                              r->chain_of_thought ? "chain-of-thought" : "split", (*tasks)[i].name);
     return OK;
 }

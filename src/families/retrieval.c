@@ -1,6 +1,6 @@
 /*
- * retrieval, needle: a code that a text mentions once, among other codes and everyday sentences, at
- * a random place. retrieval: up to 16 sentences. needle: a text of nearly 4,000 tokens.
+ * retrieval: a code that a text mentions once, among other codes and everyday sentences, at a
+ * random place. The family retrieval has up to 16 sentences, needle a text of nearly 4,000 tokens.
  */
 #define _GNU_SOURCE
 #include "families/internal.h"

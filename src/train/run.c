@@ -37,7 +37,7 @@ const struct option_row gate_option_rows[] = {
     ROW("retain-tolerance", OPT_FLOAT, tolerance, "0.05", 0, 100, "X",
         "largest increase of the loss on the retained data, in nats per token"),
     ROW("retain", OPT_STRING, retain, NULL, 0, 0, "LIST",
-        "task families that must not become worse: fry, or names", JOB_ARG_TEXT),
+        "task families that must not become worse: names, starter or fry", JOB_ARG_TEXT),
     ROW("retain-n", OPT_INT, retain_n, "500", 1, 1e6, "N", "questions per family of --retain"),
     ROW("retain-points", OPT_FLOAT, points, "1", 0, 100, "X",
         "accuracy that a family of --retain may lose, in points"),

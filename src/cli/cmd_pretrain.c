@@ -14,7 +14,7 @@ static const struct option_row rows[] = {
     {"out", OPT_STRING, offsetof(struct options, out), NULL, 0, 0, "DIR",
      "output directory; default: the recipe's folder"},
     {"stop-at", OPT_INT, offsetof(struct options, stop_at), "0", 0, 1e9, "N",
-     "stop after this update with a checkpoint; run again to continue"},
+     "stop after this update: write model and checkpoint; run again to continue"},
     {"dry-run", OPT_BOOL, offsetof(struct options, dry_run), NULL, 0, 0, NULL,
      "check the recipe, print the plan, and exit"},
     {0},

@@ -519,10 +519,8 @@ int pretrain_run(const struct pretrain_options *o, const char *dir, int64_t stop
         rc = error_errno(err, "cannot write '%s'", log);
     if (rc == OK) rc = pretrain_open(&p, err);
     if (rc == OK) rc = train_until(&p, stop, err);
-    if (rc == OK && stop == o->steps) {
-        rc = model_write_hf(p.model, dir, dtype, err);
-        if (rc == OK) unlink(p.checkpoint);
-    }
+    if (rc == OK) rc = model_write_hf(p.model, dir, dtype, err);
+    if (rc == OK && stop == o->steps) unlink(p.checkpoint);
     dir_unlock(lock, dir);
     trainer_free(p.trainer);
     model_close(p.model);

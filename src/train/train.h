@@ -282,7 +282,7 @@ extern const struct option_row pretrain_option_rows[];
 json_t *pretrain_plan(const struct pretrain_options *o, const char *dir, struct error *err);
 /* Trains, and writes the model to the folder `dir` in Hugging Face's format, with log.jsonl.
  * Continues from checkpoint.bin in this folder if it exists. stop_at: 0, or the update after which
- * it saves a checkpoint and returns; no model is written then. */
+ * it saves a checkpoint, writes the model as it is, and returns. */
 int pretrain_run(const struct pretrain_options *o, const char *dir, int64_t stop_at,
                  enum numeric_class cls, struct pool *pool, struct error *err);
 

@@ -1,0 +1,94 @@
+#!/usr/bin/env python3
+"""Measures the starter model and prints the tables of models/fry/README.md, in Markdown.
+
+    scripts/results_model.py [MODEL] [--n N] [--examples N] [--work DIR]
+
+Accuracy of every family with and without a derivation, of an adapter per hard family, retrieval by depth, the model's
+judgement of its own answers, characters per token, and sizes. In the exact class the same digits on every machine.
+"""
+import argparse
+import json
+import os
+import subprocess
+
+EASY = "copy sort compare sequence voice retrieval about".split()
+HARD = "arithmetic pick order route deduction lookup form machine sums judge tools dialogue".split()
+DERIVED = "arithmetic machine sums judge route deduction".split()  # families whose derivation is long enough to help
+LANGUAGES = {"English": "docs/FAQ.md", "Japanese": "docs/FAQ.ja.md", "Chinese": "docs/FAQ.zh.md"}
+
+
+def run(*command):
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+
+
+def evaluate(shoal, model, tasks, n, *options):
+    """{(task, adapter): row} of `shoal eval --json`."""
+    text = run(shoal, "eval", model, "--tasks", ",".join(tasks), "--n", str(n), "--json", "--quiet", "--exact", *options)
+    rows = [json.loads(line) for line in text.splitlines()]
+    return {(row["task"], row["adapter"]): row for row in rows if "acc" in row}
+
+
+def percent(row):
+    return f"{100 * row['acc']:.2f} % | {100 * row['lo']:.2f} – {100 * row['hi']:.2f}"
+
+
+def table(*columns):
+    print("\n| " + " | ".join(columns) + " |\n|" + "---|" * len(columns))
+
+
+def families(o):
+    rows = evaluate(o.shoal, o.model, EASY + HARD, o.n)
+    table("family", "n", "accuracy", "95 % interval (Wilson)")
+    for name in EASY + HARD:
+        print(f"| {name} | {o.n} | {percent(rows[name, 'base'])} |")
+    derived = evaluate(o.shoal, o.model, DERIVED, o.n, "--chain-of-thought")
+    table("family", "at once", "with a derivation", "difference")
+    for name in DERIVED:
+        before, after = rows[name, "base"]["acc"], derived[name, "base"]["acc"]
+        print(f"| {name} | {100 * before:.2f} % | {100 * after:.2f} % | {100 * (after - before):+.2f} points |")
+
+
+def adapters(o):
+    table("family", "base", "adapter", "difference, 95 % interval")
+    for name in HARD:
+        data, out = f"{o.work}/{name}.jsonl", f"{o.work}/{name}"
+        if not os.path.exists(out + "/adapter_config.json"):
+            run(o.shoal, "model", "data", "--quiet", "--tasks", name, "--n", str(o.examples), data)
+            run(o.shoal, "train", o.model, "--data", data, "--out", out, "--runs", o.work + "/runs", "--quiet", "--exact",
+                "--r", "16", "--lr", "0.004", "--bsz", "16", "--grad-accum", "1", "--epochs", "3")
+        rows = evaluate(o.shoal, o.model, [name], o.n, "--adapter", out)
+        base, row = rows[name, "base"], rows[name, out]
+        diff = row["difference"]
+        print(f"| {name} | {100 * base['acc']:.2f} % | {100 * row['acc']:.2f} % | "
+              f"{100 * diff['value']:+.2f} points, {100 * diff['lo']:+.2f} … {100 * diff['hi']:+.2f} |")
+
+
+def others(o):
+    print("\nRetrieval from 4,000 tokens by depth:\n\n```\n" + run(o.starter, "needle", o.model, "1000") + "```")
+    print("\nJudgements of its own answers:\n\n```\n" + run(o.starter, "judge", o.model, "1000") + "```\n")
+    for language, path in LANGUAGES.items():
+        print(f"{language}: " + run(o.starter, "tokens", o.model, path).split(": ")[1].strip())
+    table("weights", "bytes")
+    for kind in "f32", "bf16", "q8_0":
+        out = f"{o.work}/{kind}.gguf"
+        run(o.shoal, "convert", o.model, "--type", kind, "--out", out, "--quiet")
+        print(f"| {kind} | {os.path.getsize(out):,} |")
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", nargs="?", default="models/fry")
+    parser.add_argument("--n", type=int, default=10000, help="questions per family")
+    parser.add_argument("--examples", type=int, default=2000, help="conversations an adapter is trained on")
+    parser.add_argument("--work", default="build/results-model", help="folder of data and adapters, which are kept")
+    parser.add_argument("--parts", default="families,adapters,others")
+    parser.add_argument("--shoal", default="build/shoal")
+    parser.add_argument("--starter", default="build/starter")
+    o = parser.parse_args()
+    os.makedirs(o.work, exist_ok=True)
+    for part in o.parts.split(","):
+        {"families": families, "adapters": adapters, "others": others}[part](o)
+
+
+if __name__ == "__main__":
+    main()

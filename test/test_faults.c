@@ -483,7 +483,7 @@ static int train(struct error *err) {
 static int load_data(struct error *err) {
     struct dataset d;
     char *path = path_in("data.jsonl");
-    int rc = dataset_load(&d, path, bytes, 64, err);
+    int rc = dataset_load(&d, path, NULL, bytes, 64, err);
     if (rc == OK) dataset_release(&d);
     free(path);
     return rc;

@@ -304,7 +304,7 @@ static void training_run(const struct buf *b) {
     struct lint l;
     struct buf text = {0};
     struct tokenizer *t = tokenizer_new_bytes(259);
-    if (dataset_load(&d, file_put("x.jsonl", b), t, 0, &err) != OK) fail_msg("%s", err.text);
+    if (dataset_load(&d, file_put("x.jsonl", b), NULL, t, 0, &err) != OK) fail_msg("%s", err.text);
     assert_int_equal(lint_dataset(&d, &d, &l, &err), OK);
     lint_text(&l, &text);
     assert_true(text.len > 0);

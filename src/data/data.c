@@ -2,13 +2,15 @@
  * data: reads training files to token samples with a mask of targets.
  *
  * A file has JSON objects, one per line, pretty-printed one after another, or in one array. Each
- * object is {messages}, perhaps with {tools}, {prompt, completion} or {text}. The targets are the
+ * object is {messages}, perhaps with {tools}, {prompt, completion} or {text}, or is converted to
+ * one of these (forms.c). The targets are the
  * assistant's turns with their ends; the completion and the end-of-text token; or all of the text.
  * Other fields (ids, sources) are ignored.
  *
  * This file does not shuffle, split or weight samples. It computes the digests by which lint.c
  * checks samples. Invariant: every kept sample has at least one target that follows another token.
  */
+#define _GNU_SOURCE
 #include "data/internal.h"
 
 #include <stdlib.h>
@@ -19,7 +21,7 @@
 struct dataset_load_state {
     struct dataset *d;
     const struct tokenizer *tok;
-    const char *path;
+    const char *path, *form; /* form: NULL: by the keys of each sample */
     int32_t max_length;
     int cap, digests_cap; /* capacities of d->v and d->digests */
 };
@@ -157,16 +159,28 @@ static int turn_weights_apply(const struct dataset_load_state *l, const json_t *
     return OK;
 }
 
-/* tools: conversations with calls, as in OpenAI's chat requests */
+/* conversations with tools, calls or reasoning, as in chat requests: for the template as they are
+ */
 
-static bool uses_tools(const json_t *list, const json_t *tools) {
+static bool has_more_than_text(const json_t *list, const json_t *tools) {
     size_t i;
     const json_t *m;
     json_array_foreach ((json_t *)(uintptr_t)list, i, m) {
         const char *role = json_get_string(m, "role");
-        if (json_object_get(m, "tool_calls") || (role && strcmp(role, "tool") == 0)) return true;
+        if (json_object_get(m, "tool_calls") || json_object_get(m, "reasoning_content") ||
+            strcmp(role, "tool") == 0)
+            return true;
     }
     return tools != NULL;
+}
+
+/* Whether the text has a message's reasoning, which the template may trim. */
+static bool has_reasoning(const json_t *message, const char *text) {
+    const char *reasoning = json_get_string(message, "reasoning_content");
+    reasoning += strspn(reasoning, " \n");
+    size_t n = strlen(reasoning);
+    while (n > 0 && strchr(" \n", reasoning[n - 1])) n--;
+    return memmem(text, strlen(text), reasoning, n) != NULL;
 }
 
 /* Whether the text names every function of a message's calls. */
@@ -175,34 +189,39 @@ static bool names_calls(const json_t *message, const char *text) {
     const json_t *call;
     json_array_foreach (json_object_get(message, "tool_calls"), i, call) {
         const char *name = json_get_string(json_object_get(call, "function"), "name");
-        if (!name || !strstr(text, name)) return false;
+        if (!*name || !strstr(text, name)) return false;
     }
     return true;
 }
 
-/* Refuses a template that drops the tools or the calls. */
-static int rendered_tools_check(const struct dataset_load_state *l, const json_t *list,
-                                const json_t *tools, const struct token_ids *ids, int line,
-                                struct error *err) {
+/* Refuses a template that drops tools, calls or reasoning. Templates leave out the reasoning before
+ * the user's last message on purpose. */
+static int rendered_check(const struct dataset_load_state *l, const json_t *list,
+                          const json_t *tools, const struct token_ids *ids, int line,
+                          struct error *err) {
     struct buf text = {0};
-    size_t i;
+    size_t i, last_user = 0;
     const json_t *v;
     bool complete = true;
+    json_array_foreach ((json_t *)(uintptr_t)list, i, v)
+        if (strcmp(json_get_string(v, "role"), "user") == 0) last_user = i;
     tokenizer_decode(l->tok, ids->v, ids->n, true, &text);
     buf_puts(&text, "");
-    json_array_foreach ((json_t *)(uintptr_t)list, i, v) complete &= names_calls(v, text.data);
+    json_array_foreach ((json_t *)(uintptr_t)list, i, v)
+        complete &= names_calls(v, text.data) && (i < last_user || has_reasoning(v, text.data));
     json_array_foreach ((json_t *)(uintptr_t)tools, i, v) {
         const char *name = json_get_string(json_object_get(v, "function"), "name");
-        complete &= name && strstr(text.data, name);
+        complete &= *name && strstr(text.data, name);
     }
     buf_release(&text);
     return complete ? OK
-                    : field_error(l, line, err, "tools",
-                                  "or a call: the model's chat template does not write them");
+                    : field_error(l, line, err, "messages",
+                                  "have tools, calls or reasoning that the model's chat template "
+                                  "does not write");
 }
 
 /* A copy of the messages in which each content is a text: that of a call may be null or missing. */
-static int tool_messages_parse(const struct dataset_load_state *l, const json_t *list, int line,
+static int full_messages_parse(const struct dataset_load_state *l, const json_t *list, int line,
                                json_t **out, struct error *err) {
     size_t i;
     json_t *m;
@@ -210,7 +229,7 @@ static int tool_messages_parse(const struct dataset_load_state *l, const json_t 
     json_array_foreach (*out, i, m) {
         const char *role = json_get_string(m, "role");
         const json_t *content = json_object_get(m, "content");
-        if (!role || (!role_is_valid(role) && strcmp(role, "tool") != 0))
+        if (!role_is_valid(role) && strcmp(role, "tool") != 0)
             return field_error(l, line, err, "messages",
                                "have roles system, user, assistant and tool");
         if (json_object_get(m, "tool_calls") && (!content || json_is_null(content)))
@@ -221,18 +240,18 @@ static int tool_messages_parse(const struct dataset_load_state *l, const json_t 
     return OK;
 }
 
-static int tool_sample_parse(struct dataset_load_state *l, const json_t *list, const json_t *tools,
+static int full_sample_parse(struct dataset_load_state *l, const json_t *list, const json_t *tools,
                              int line, struct error *err) {
     struct token_ids ids = {0};
     struct buf mask = {0};
     struct sample_digest digest = {.line = line};
     json_t *messages = NULL;
     if (tools && !json_is_array(tools)) return field_error(l, line, err, "tools", "must be a list");
-    int rc = tool_messages_parse(l, list, line, &messages, err);
+    int rc = full_messages_parse(l, list, line, &messages, err);
     const struct chat_template_input in = {.messages = messages, .tools = tools};
     if (!rc && (rc = chat_template_encode(l->tok, &in, &ids, &mask, err)))
         error_wrap(err, "'%s' line %d", l->path, line);
-    if (!rc) rc = rendered_tools_check(l, list, tools, &ids, line, err);
+    if (!rc) rc = rendered_check(l, list, tools, &ids, line, err);
     if (!rc) rc = turn_weights_apply(l, list, &mask, line, err);
     if (!rc) {
         char *text = json_dumps(list, JSON_COMPACT | JSON_SORT_KEYS);
@@ -252,7 +271,7 @@ static int messages_parse(struct dataset_load_state *l, const json_t *list, cons
     struct chat_message *msgs;
     int n;
     bool has_answer = false;
-    if (uses_tools(list, tools)) return tool_sample_parse(l, list, tools, line, err);
+    if (has_more_than_text(list, tools)) return full_sample_parse(l, list, tools, line, err);
     int rc = conversation_parse(l->path, line, "messages", list, &msgs, &n, err);
     if (rc) return rc;
     for (int i = 0; i < n; i++) has_answer = has_answer || !strcmp(msgs[i].role, "assistant");
@@ -320,40 +339,45 @@ static int text_field_check(const struct dataset_load_state *l, const json_t *va
     return OK;
 }
 
-static int sample_parse(void *ctx, const json_t *value, int line, struct error *err) {
-    struct dataset_load_state *l = ctx;
+/* Reads a sample after its conversion. */
+static int converted_parse(struct dataset_load_state *l, const json_t *value, int line,
+                           struct error *err) {
     const json_t *messages = json_object_get(value, "messages"),
                  *text = json_object_get(value, "text");
     const json_t *prompt = json_object_get(value, "prompt"),
                  *completion = json_object_get(value, "completion");
-    int rc = OK;
-    if (!json_is_object(value))
-        return error_set(err, ERR_FORMAT, "'%s' line %d: a sample must be an object", l->path,
-                         line);
-    if (!messages + !text + !(prompt || completion) < 2)
-        return error_set(err, ERR_FORMAT,
-                         "'%s' line %d: only one of 'messages', 'prompt' and 'text' may be given",
-                         l->path, line);
     if (messages) return messages_parse(l, messages, json_object_get(value, "tools"), line, err);
-    if (text) {
-        rc = text_field_check(l, value, "text", line, err);
+    if (!completion) {
+        int rc = text_field_check(l, value, "text", line, err);
         return rc ? rc : prompt_completion_encode(l, NULL, text, line, err);
     }
-    if (!prompt && !completion)
-        return error_set(
-            err, ERR_FORMAT,
-            "'%s' line %d: 'messages', 'prompt' and 'completion', or 'text' is missing", l->path,
-            line);
-    rc = text_field_check(l, value, "prompt", line, err);
+    int rc = text_field_check(l, value, "prompt", line, err);
     if (!rc) rc = text_field_check(l, value, "completion", line, err);
     return rc ? rc : prompt_completion_encode(l, prompt, completion, line, err);
 }
 
-int dataset_load(struct dataset *d, const char *path, const struct tokenizer *tok,
+static int sample_parse(void *ctx, const json_t *value, int line, struct error *err) {
+    struct dataset_load_state *l = ctx;
+    struct dataset *d = l->d;
+    const char *form = NULL;
+    json_t *sample;
+    int rc = sample_convert(value, l->form, &sample, &form, err);
+    if (rc)
+        error_wrap(err, "'%s' line %d", l->path, line);
+    else
+        rc = converted_parse(l, sample, line, err);
+    if (!rc) d->form = !d->form || d->form == form ? form : "several";
+    json_decref(sample);
+    return rc;
+}
+
+int dataset_load(struct dataset *d, const char *path, const char *form, const struct tokenizer *tok,
                  int32_t max_length, struct error *err) {
-    struct dataset_load_state l = {.d = d, .tok = tok, .path = path, .max_length = max_length};
+    struct dataset_load_state l = {
+        .d = d, .tok = tok, .path = path, .form = form, .max_length = max_length};
     *d = (struct dataset){0};
-    int rc = sha256_file(path, d->hash, err);
+    int rc = form ? sample_form_check(form, err) : OK;
+    if (!rc) rc = sha256_file(path, d->hash, err);
     if (!rc) rc = json_file_each(path, sample_parse, &l, err);
     if (!rc && !d->n)
         rc = error_set(err, ERR_FORMAT, "'%s' holds no sample to learn from%s", path,

@@ -37,13 +37,17 @@ struct dataset {
     struct sample_digest *digests; /* [n_read] */
     int n_read;                    /* samples of the file, kept or dropped */
     char hash[HASH_LEN];           /* hash of the file */
+    const char *form;              /* of the samples: "alpaca", …; "several" */
 };
-/* Loads a file of objects {messages}, {prompt, completion} or {text}: one per line, concatenated,
- * or in an array. Samples longer than max_length are cut; 0: not cut. Targets are the assistant's
- * turns with their ends, the completion, or all of the text. An assistant turn with "weight": 0 is
- * not a target. Errors name file, line and field; after an error `d` is empty. */
-int dataset_load(struct dataset *d, const char *path, const struct tokenizer *tok,
+/* Loads a file of objects in one of the forms of forms.c: one per line, concatenated, or in an
+ * array. form: their form; NULL: by their keys. Samples longer than max_length are cut; 0: not cut.
+ * Targets are the assistant's turns with their ends, the completion, or all of the text. An
+ * assistant turn with "weight": 0 is not a target. Errors name file, line and field; after an error
+ * `d` is empty. */
+int dataset_load(struct dataset *d, const char *path, const char *form, const struct tokenizer *tok,
                  int32_t max_length, struct error *err);
+/* Refuses a name that is no form. */
+int sample_form_check(const char *name, struct error *err);
 void dataset_release(struct dataset *d);
 
 /* Statistics of n token counts. */
@@ -63,6 +67,7 @@ struct lint_matches {
     int32_t line, other;
 };
 struct lint {
+    const char *form; /* of the samples; NULL: prompts or preferences */
     int read, kept, cut, dropped, n_eval;
     int64_t tokens, targets;                /* tokens and targets of kept samples */
     int32_t shortest, median, p95, longest; /* tokens of all samples, before the cut */

@@ -1,4 +1,4 @@
-/* data: a function that the readers of several formats share. */
+/* data: functions that the readers of several formats share. */
 #ifndef SHOAL_DATA_INTERNAL_H
 #define SHOAL_DATA_INTERNAL_H
 
@@ -8,5 +8,11 @@
  * for one more. The messages borrow their texts from the list. Errors name file, line and field. */
 int conversation_parse(const char *path, int line, const char *field, const json_t *list,
                        struct chat_message **out, int *n, struct error *err);
+
+/* In forms.c. Converts an object of a training file to *out, an object {messages, tools}, {prompt,
+ * completion} or {text}, which the caller releases, also after an error. form: name of its form;
+ * NULL: by its keys. Sets *name to the form. Errors name the key. */
+int sample_convert(const json_t *v, const char *form, json_t **out, const char **name,
+                   struct error *err);
 
 #endif

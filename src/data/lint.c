@@ -193,7 +193,8 @@ static int lengths_measure(const struct dataset *d, struct lint *out, struct err
 
 int lint_dataset(const struct dataset *d, const struct dataset *eval, struct lint *out,
                  struct error *err) {
-    *out = (struct lint){.read = d->n_read,
+    *out = (struct lint){.form = d->form,
+                         .read = d->n_read,
                          .kept = d->n,
                          .cut = (int)d->cut,
                          .dropped = (int)d->dropped,
@@ -209,7 +210,9 @@ static double percent(double part, double all) {
 }
 
 static void lengths_text(const struct lint *l, struct buf *out) {
-    buf_printf(out, "%d samples, %lld tokens", l->kept, (long long)l->tokens);
+    buf_printf(out, "%d samples", l->kept);
+    if (l->form) buf_printf(out, " in the form '%s'", l->form);
+    buf_printf(out, ", %lld tokens", (long long)l->tokens);
     if (l->targets) // prompts have no targets
         buf_printf(out, ", %lld of them learned (%.1f %%)", (long long)l->targets,
                    percent((double)l->targets, (double)l->tokens));
@@ -286,6 +289,7 @@ json_t *lint_json(const struct lint *l) {
                   (json_int_t)l->tokens, "targets", (json_int_t)l->targets, "lengths", "min",
                   l->shortest, "median", l->median, "p95", l->p95, "max", l->longest, "duplicates",
                   matches_json(&l->exact), "near_duplicates", matches_json(&l->near));
+    if (l->form) json_object_set_new(v, "form", json_string(l->form));
     if (l->n_eval)
         json_object_set_new(v, "eval",
                             json_pack("{s:i,s:o,s:o}", "samples", l->n_eval, "in_data",

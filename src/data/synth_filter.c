@@ -581,7 +581,7 @@ static int held_out_read(struct synth_filter_set *r, const struct tokenizer *tok
     struct dataset *d = &r->held_out;
     if (!r->o->held_out) return OK;
     CHECK(tok);
-    if (dataset_load(d, r->o->held_out, tok, 0, err) != OK ||
+    if (dataset_load(d, r->o->held_out, NULL, tok, 0, err) != OK ||
         hash_set_init(&r->held_near, d->n_read, err) != OK ||
         hash_set_init(&r->held_prompt, d->n_read, err) != OK)
         return err->code;

@@ -87,7 +87,7 @@ static int data_open(struct dataset *d, const struct strings *list, const char *
                      const struct gated_job *t, const struct model *m, struct error *err) {
     const char *file = data_file_for_adapter(list, t->name);
     if (!file) return OK;
-    if (dataset_load(d, file, m->tok, m->config.max_seq_len, err) == OK) return OK;
+    if (dataset_load(d, file, NULL, m->tok, m->config.max_seq_len, err) == OK) return OK;
     return error_wrap(err, "%s of '%s'", what, t->name);
 }
 

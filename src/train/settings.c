@@ -20,6 +20,9 @@ const struct option_row train_settings_rows[] = {
     ROW("data", OPT_LIST, data, NULL, "FILE",
         "training data; several NAME=FILE train several adapters in one pass of the base model",
         JOB_ARG_NAMED_FILE),
+    ROW("format", OPT_STRING, format, NULL, "NAME",
+        "form of the training data: messages, sharegpt, alpaca, …; default: by the keys",
+        JOB_ARG_TEXT),
     ROW("out", OPT_STRING, out, NULL, "DIR",
         "adapter directory; with several adapters, their parent folder", JOB_ARG_OUTPUT_PATH),
     ROW("method", OPT_STRING, method, "sft", "NAME",
@@ -78,6 +81,9 @@ int train_settings_check(const struct train_settings *s, bool plan, struct error
     if (rc == OK) rc = optim_parse(s->train.optim, &optim, err);
     if (rc == OK) rc = lr_schedule_parse(s->train.lr_scheduler, &schedule, err);
     if (rc == OK) rc = train_method_parse(s->method, &method, err);
+    if (rc == OK && s->format) rc = sample_form_check(s->format, err);
+    if (rc == OK && s->format && method != METHOD_SFT && method != METHOD_ES)
+        rc = error_set(err, ERR_USAGE, "--format is for sft and es; '%s' has one form", s->method);
     return rc == OK && method == METHOD_ES ? es_options_check(&s->es, &s->train, err) : rc;
 }
 
@@ -87,6 +93,7 @@ static struct train_job job_make(const struct train_settings *s, const char *dat
     char *name = equals ? xstrndup(data, (size_t)(equals - data)) : xstrdup("adapter");
     return (struct train_job){.name = name,
                               .data = equals ? equals + 1 : data,
+                              .format = s->format,
                               .eval_data = data_file_for_adapter(&s->gate.eval_data, name),
                               .start = start ? adapter_retain(start) : NULL};
 }

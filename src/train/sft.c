@@ -101,7 +101,7 @@ static int job_lint(struct sft_trainer *r, int j, struct dataset *eval, struct e
     int rc = OK;
     if (job->eval_data && !same) {
         dataset_release(eval);
-        rc = dataset_load(eval, job->eval_data, r->c.m->tok, 0, err);
+        rc = dataset_load(eval, job->eval_data, NULL, r->c.m->tok, 0, err);
     }
     if (rc) return error_wrap(err, "evaluation data of '%s'", job->name);
     return lint_dataset(&r->job_data[j].data, job->eval_data ? eval : NULL, &job->lint, err);
@@ -116,7 +116,8 @@ static int data_open(struct sft_trainer *r, struct error *err) {
                          m->name);
     for (int j = 0; !rc && j < r->c.n; j++) {
         struct job_data *f = &r->job_data[j];
-        rc = dataset_load(&f->data, r->c.jobs[j].data, m->tok, train_loop_max_length(&r->c), err);
+        rc = dataset_load(&f->data, r->c.jobs[j].data, r->c.jobs[j].format, m->tok,
+                          train_loop_max_length(&r->c), err);
         if (rc) {
             error_wrap(err, "data of '%s'", r->c.jobs[j].name);
             break;

@@ -21,6 +21,7 @@
  * from this file if it exists. `log` (may be NULL) receives a JSON line per update. */
 struct train_job {
     const char *name, *data;
+    const char *format; /* form of the samples; NULL: by their keys */
     const char *eval_data;  /* file of held-out samples, or NULL: lint reports the samples that
                                `data` contains too; training does not use the file */
     struct adapter *start;  /* NULL: a new adapter, initialised from a hash of name and seed */
@@ -402,7 +403,7 @@ int train_and_publish(const struct train_request *q, const struct train_output *
 
 struct train_settings {
     struct strings data; /* FILE or, for several adapters, NAME=FILE each */
-    char *out, *method, *init_adapter;
+    char *format, *out, *method, *init_adapter;
     struct gate_options gate;
     struct train_options train;
     struct rl_options policy;

@@ -38,7 +38,7 @@ static int tear_down(void **state) {
 
 static int load(struct dataset *d, const char *text, int32_t max_length) {
     assert_int_equal(file_write(path, text, strlen(text), &err), OK);
-    return dataset_load(d, path, tok, max_length, &err);
+    return dataset_load(d, path, NULL, tok, max_length, &err);
 }
 
 /* The targets of a sample, decoded. */
@@ -198,7 +198,7 @@ static void test_refused(void **state) {
         assert_null(d.v);
     }
     struct dataset d;
-    assert_int_equal(dataset_load(&d, "/nonexistent/x.jsonl", tok, 0, &err), ERR_MISSING);
+    assert_int_equal(dataset_load(&d, "/nonexistent/x.jsonl", NULL, tok, 0, &err), ERR_MISSING);
 }
 
 /* Loads and lints; `eval` (may be NULL) is the evaluation set's text. */
@@ -365,10 +365,11 @@ static void test_tools(void **state) {
     } wrong[] = {
         {with_tools, "{\"messages\":[],\"tools\":7}", "'tools' must be a list"},
         {with_tools, "{\"messages\":[{\"role\":\"tool\"}]}", "need contents that are strings"},
-        {with_tools, "{\"messages\":[{\"role\":\"owl\",\"content\":\"\"}],\"tools\":[]}",
+        {with_tools,
+         "{\"messages\":[{\"role\":\"owl\",\"content\":\"\"}],\"tools\":[{\"name\":\"f\"}]}",
          "system, user, assistant and tool"},
         {"{% for m in messages %}{{ m.role }}:{{ m.content }};{% endfor %}", NULL,
-         "the model's chat template does not write them"},
+         "the model's chat template does not write"},
         {NULL, NULL, "no chat template that knows tools"},
     };
     struct dataset d;
@@ -391,6 +392,113 @@ static void test_tools(void **state) {
     }
     tokenizer_set_chat_template(tok, NULL);
     free(sample);
+}
+
+/* Forms of other programs: what is trained, or the error. */
+static void test_forms(void **state) {
+    (void)state;
+    static const struct {
+        const char *text, *form, *rendered, *word;
+    } cases[] = {
+        {"{\"conversations\":[{\"from\":\"system\",\"value\":\"s\"},{\"from\":\"human\",\"value\":"
+         "\"問\"},"
+         "{\"from\":\"gpt\",\"value\":\"答\"}],\"id\":1}",
+         "sharegpt", "system:s;user:問;assistant:⟦答;⟧", NULL},
+        {"{\"system\":\"s\",\"tools\":\"[{\\\"name\\\":\\\"f\\\"}]\",\"conversations\":[{\"from\":"
+         "\"human\",\"value\":\"q\"},{\"from\":\"function_call\",\"value\":\"{\\\"name\\\":"
+         "\\\"f\\\","
+         "\\\"arguments\\\":{}}\"},{\"from\":\"observation\",\"value\":\"1\"},{\"from\":\"gpt\","
+         "\"value\":\"a\"}]}",
+         "sharegpt",
+         "{\"name\": \"f\"}|system:s;user:q;assistant:⟦{\"name\": \"f\", \"arguments\": "
+         "{}};⟧tool:1;"
+         "assistant:⟦a;⟧",
+         NULL},
+        {"{\"instruction\":\"翻译\",\"input\":\"你好\",\"output\":\"hello\",\"text\":\"unused\"}",
+         "alpaca", "user:翻译\n\n你好;assistant:⟦hello;⟧", NULL},
+        {"{\"instruction\":\"i\",\"input\":\"\",\"output\":\"o\",\"system\":\"s\",\"history\":[["
+         "\"q\",\"a\"]]}",
+         "alpaca", "system:s;user:q;assistant:⟦a;⟧user:i;assistant:⟦o;⟧", NULL},
+        {"{\"instruction\":\"i\",\"context\":\"c\",\"response\":\"r\",\"category\":\"open_qa\"}",
+         "dolly", "user:i\n\nc;assistant:⟦r;⟧", NULL},
+        {"{\"prompt\":\"p\",\"response\":\"r\"}", "prompt-response", "user:p;assistant:⟦r;⟧", NULL},
+        {"{\"query\":\"p\",\"response\":\"r\"}", "query-response", "user:p;assistant:⟦r;⟧", NULL},
+        {"{\"question\":\"p\",\"answer\":\"r\"}", "question-answer", "user:p;assistant:⟦r;⟧", NULL},
+        {"{\"input\":\"p\",\"output\":\"r\"}", "input-output", "user:p;assistant:⟦r;⟧", NULL},
+        {"{\"functions\":[{\"name\":\"f\"}],\"messages\":[{\"role\":\"developer\",\"content\":"
+         "\"d\"},"
+         "{\"role\":\"user\",\"content\":[{\"type\":\"text\",\"text\":\"q\"},{\"type\":\"text\","
+         "\"text\":\"2\"}]},"
+         "{\"role\":\"assistant\",\"content\":null,\"function_call\":{\"name\":\"f\",\"arguments\":"
+         "\"{}\"}},"
+         "{\"role\":\"function\",\"name\":\"f\",\"content\":\"1\"},{\"role\":\"assistant\","
+         "\"content\":\"a\"}]}",
+         "messages",
+         "{\"name\": \"f\"}|system:d;user:q2;assistant:⟦{\"name\": \"f\", \"arguments\": "
+         "\"{}\"};⟧tool:1;"
+         "assistant:⟦a;⟧",
+         NULL},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":[{\"type\":\"image_url\"}]}]}", NULL, NULL,
+         "line 1: 'messages[0]': 'content' has a part without text"},
+        {"{\"messages\":[{\"role\":\"user\",\"content\":\"q\"},{\"role\":\"assistant\",\"content\":"
+         "\"a\","
+         "\"reasoning_content\":\"because\"}]}",
+         NULL, NULL, "reasoning that the model's chat template does not write"},
+        {"{\"conversations\":[{\"from\":\"owl\",\"value\":\"x\"}]}", NULL, NULL,
+         "'from' is 'owl'; known are"},
+        {"{\"conversations\":[{\"from\":\"gpt\"}]}", NULL, NULL, "need turns {from, value}"},
+        {"{\"conversations\":7}", NULL, NULL, "'conversations' must be a list"},
+        {"{\"instruction\":5,\"output\":\"o\"}", NULL, NULL, "'instruction' must be a string"},
+        {"{\"instruction\":\"i\",\"output\":\"o\",\"history\":[[\"q\"]]}", NULL, NULL,
+         "'history' must be a list of [question, answer]"},
+        {"{\"instruction\":\"i\"}", NULL, NULL,
+         "'output' is missing: the form 'alpaca' has 'instruction' and 'output'"},
+        {"{\"prompt\":\"p\",\"completion\":\"c\",\"label\":false}", NULL, NULL, "(KTO)"},
+        {"{\"prompt\":\"p\",\"chosen\":\"c\",\"rejected\":\"r\"}", NULL, NULL, "use --method dpo"},
+    };
+    tokenizer_set_chat_template(
+        tok,
+        "{% if tools %}{{ tools[0].function | tojson }}|{% endif %}{% for m in messages %}{{ "
+        "m.role }}:{{ m.content }}{% for c in m.tool_calls or [] %}{{ c.function | tojson }}{% "
+        "endfor %};{% endfor %}{% if add_generation_prompt %}assistant:{% endif %}");
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct dataset d;
+        struct buf text = {0};
+        int rc = load(&d, cases[i].text, 0);
+        if (cases[i].word && (rc == OK || !strstr(err.text, cases[i].word)))
+            fail_msg("'%s' does not say '%s'", rc == OK ? "" : err.text, cases[i].word);
+        if (cases[i].word) continue;
+        if (rc != OK) fail_msg("%s: %s", cases[i].text, err.text);
+        assert_string_equal(d.form, cases[i].form);
+        train_sample_render(&d.v[0], tok, "⟦", "⟧", &text);
+        assert_string_equal(text.data, cases[i].rendered);
+        buf_release(&text);
+        dataset_release(&d);
+    }
+    tokenizer_set_chat_template(tok, NULL);
+}
+
+static void test_format_option(void **state) {
+    (void)state;
+    static const char both[] =
+        "{\"messages\":[{\"role\":\"assistant\",\"content\":\"m\"}],\"text\":"
+        "\"t\"}\n{\"question\":\"q\",\"answer\":\"a\",\"text\":\"another\"}";
+    struct dataset d;
+    assert_int_equal(file_write(path, both, sizeof both - 1, &err), OK);
+    assert_int_equal(dataset_load(&d, path, "text", tok, 0, &err), OK);
+    assert_string_equal(d.form, "text");
+    assert_int_equal(d.n, 2);
+    check_targets(&d.v[1], "nother");
+    dataset_release(&d);
+    assert_int_equal(dataset_load(&d, path, "messages", tok, 0, &err), ERR_FORMAT);
+    assert_non_null(strstr(err.text, "line 2"));
+    assert_int_equal(dataset_load(&d, path, "owl", tok, 0, &err), ERR_USAGE);
+    assert_non_null(
+        strstr(err.text, "no form 'owl' of training data; there are messages, sharegpt"));
+    const char *mixed = "{\"text\":\"t\"}\n{\"question\":\"q\",\"answer\":\"a\"}";
+    assert_int_equal(load(&d, mixed, 0), OK);
+    assert_string_equal(d.form, "several");
+    dataset_release(&d);
 }
 
 static void test_render(void **state) {
@@ -455,6 +563,8 @@ int main(void) {
         cmocka_unit_test(test_lint_overlap),
         cmocka_unit_test(test_weights),
         cmocka_unit_test(test_tools),
+        cmocka_unit_test(test_forms),
+        cmocka_unit_test(test_format_option),
         cmocka_unit_test(test_render),
         cmocka_unit_test(test_render_sanitizes),
     };

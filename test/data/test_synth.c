@@ -630,7 +630,7 @@ static void test_lines(void **state) {
     filter(&s, NULL);
     assert_int_equal(synth_format_jsonl(&s, &lines, &err), OK);
     char *path = file_create("lines.jsonl", lines.data);
-    if (dataset_load(&d, path, model->tok, 0, &err) != OK) fail_msg("%s", err.text);
+    if (dataset_load(&d, path, NULL, model->tok, 0, &err) != OK) fail_msg("%s", err.text);
     assert_int_equal(d.n, 2);
     dataset_release(&d);
     json_t *v = json_loads(lines.data, JSON_DISABLE_EOF_CHECK, NULL),

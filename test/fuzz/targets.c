@@ -341,7 +341,7 @@ static void fuzz_training_data(const uint8_t *data, size_t size) {
     if (!t) t = tokenizer_new_bytes(259);
     struct lint l;
     struct buf text = {0};
-    if (dataset_load(&d, input_put(data, size), t, 64, &err) != OK) return;
+    if (dataset_load(&d, input_put(data, size), NULL, t, 64, &err) != OK) return;
     MUST(lint_dataset(&d, &d, &l, &err) == OK);
     MUST(l.kept == d.n && l.kept + l.dropped == l.read && l.eval_samples.n == l.read);
     train_sample_render(&d.v[0], t, "[", "]", &text);
@@ -363,7 +363,7 @@ static void synth_lines_use(struct synth *s, const struct tokenizer *t) {
     MUST(synth_format_jsonl(s, &lines, &err) == OK);
     const char *path = input_put((const uint8_t *)lines.data, lines.len);
     if (kept) {
-        MUST(dataset_load(&d, path, t, 0, &err) == OK && d.n == kept);
+        MUST(dataset_load(&d, path, NULL, t, 0, &err) == OK && d.n == kept);
         dataset_release(&d);
     }
     buf_release(&lines);

@@ -672,6 +672,12 @@ char *json_canonical(const json_t *v);
  */
 typedef int (*json_file_each_fn)(void *ctx, const json_t *value, int line, struct error *err);
 int json_file_each(const char *path, json_file_each_fn fn, void *ctx, struct error *err);
+/* Calls fn for each row of a table as text, except empty lines. cells: [n] texts with a NUL, valid
+ * during the call. separator: ',' or a tab. A byte order mark is skipped; the first row, perhaps a
+ * header, is a row. Errors name file and line; an error of fn ends the walk. */
+enum { CSV_MAX_CELLS = 256 };
+typedef int (*csv_row_fn)(void *ctx, const struct buf *cells, int n, int line, struct error *err);
+int csv_rows_each(const char *path, char separator, csv_row_fn fn, void *ctx, struct error *err);
 
 /*
  * html: self-contained HTML pages and line charts, with light and dark colours and without scripts,

@@ -378,7 +378,7 @@ int dataset_load(struct dataset *d, const char *path, const char *form, const st
     *d = (struct dataset){0};
     int rc = form ? sample_form_check(form, err) : OK;
     if (!rc) rc = sha256_file(path, d->hash, err);
-    if (!rc) rc = json_file_each(path, sample_parse, &l, err);
+    if (!rc) rc = sample_file_each(path, sample_parse, &l, err);
     if (!rc && !d->n)
         rc = error_set(err, ERR_FORMAT, "'%s' holds no sample to learn from%s", path,
                        d->cut ? "; all were cut before their first target" : "");

@@ -368,59 +368,6 @@ int dataset_row_parse(const json_t *row, struct dataset_row *out, struct error *
 
 /* CSV */
 
-enum { CSV_FIELDS = 2 + EVAL_MAX_OPTIONS }; /* maximum cells of a row */
-
-struct csv {
-    const char *path, *p, *end; /* p: the next byte */
-    int line;                   /* line of p, from 1 */
-    struct buf cells[CSV_FIELDS];
-    int n; /* cells of the current row */
-};
-
-/* Reads one cell. A cell in quotes may contain commas, line ends and doubled quotes. */
-static int cell_read(struct csv *c, struct error *err) {
-    if (c->n == CSV_FIELDS)
-        return error_set(err, ERR_FORMAT, "'%s', line %d: more than %d cells", c->path, c->line,
-                         CSV_FIELDS);
-    struct buf *b = &c->cells[c->n++];
-    bool quoted = c->p < c->end && *c->p == '"';
-    int begin = c->line;
-    b->len = 0;
-    buf_puts(b, "");
-    for (c->p += quoted; c->p < c->end; c->p++) {
-        if (quoted && *c->p == '"') {
-            if (c->p + 1 >= c->end || c->p[1] != '"') break;
-            c->p++;
-        } else if (!quoted && (*c->p == ',' || *c->p == '\n' || *c->p == '\r')) {
-            return OK;
-        }
-        c->line += *c->p == '\n';
-        buf_add(b, c->p, 1);
-    }
-    if (!quoted) return OK;
-    if (c->p == c->end)
-        return error_set(err, ERR_FORMAT, "'%s', line %d: a quote is not closed", c->path, begin);
-    c->p++;
-    if (c->p < c->end && !strchr(",\r\n", *c->p))
-        return error_set(err, ERR_FORMAT, "'%s', line %d: text after a closing quote", c->path,
-                         c->line);
-    return OK;
-}
-
-static int row_read(struct csv *c, struct error *err) {
-    c->n = 0;
-    for (;;) {
-        if (cell_read(c, err) != OK) return err->code;
-        if (c->p < c->end && *c->p == '\r') c->p++;
-        if (c->p == c->end || *c->p == '\n') break;
-        if (*c->p++ != ',')
-            return error_set(err, ERR_FORMAT, "'%s', line %d: a stray carriage return", c->path,
-                             c->line);
-    }
-    c->p += c->p < c->end;
-    return OK;
-}
-
 /* The index that a cell with one letter or digit names; NULL: the cell is neither. */
 static json_t *csv_answer(const struct buf *cell) {
     char c = cell->len == 1 ? cell->data[0] : 0;
@@ -428,24 +375,32 @@ static json_t *csv_answer(const struct buf *cell) {
     return c >= '0' && c <= '9' ? json_integer(c - '0') : NULL;
 }
 
+enum { CSV_FIELDS = 2 + EVAL_MAX_OPTIONS }; /* maximum cells of a row */
+struct csv_rows {
+    const char *path;
+    json_file_each_fn fn;
+    void *ctx;
+    bool header_passed;
+};
+
 /* Calls fn with the row as an object. */
-static int row_visit(const struct csv *c, int line, json_file_each_fn fn, void *ctx,
+static int row_visit(const struct csv_rows *c, const struct buf *cells, int n, int line,
                      struct error *err) {
-    json_t *choices = json_array(), *answer = csv_answer(&c->cells[c->n - 1]);
-    for (int i = 1; i < c->n - 1; i++)
-        json_array_append_new(choices, json_stringn(c->cells[i].data, c->cells[i].len));
-    json_t *question = json_stringn(c->cells[0].data, c->cells[0].len);
+    json_t *choices = json_array(), *answer = csv_answer(&cells[n - 1]);
+    for (int i = 1; i < n - 1; i++)
+        json_array_append_new(choices, json_stringn(cells[i].data, cells[i].len));
+    json_t *question = json_stringn(cells[0].data, cells[0].len);
     int rc;
-    if (!question || (int)json_array_size(choices) != c->n - 2) {
+    if (!question || (int)json_array_size(choices) != n - 2) {
         rc = error_set(err, ERR_FORMAT, "'%s', line %d: not UTF-8", c->path, line);
     } else if (!answer) {
         rc = error_set(err, ERR_FORMAT,
                        "'%s', line %d: answer '%.32s' is neither a letter nor an index", c->path,
-                       line, c->cells[c->n - 1].data);
+                       line, cells[n - 1].data);
     } else {
         json_t *row =
             json_pack("{s:O,s:O,s:O}", "question", question, "choices", choices, "answer", answer);
-        rc = fn(ctx, row, line, err);
+        rc = c->fn(c->ctx, row, line, err);
         json_decref(row);
     }
     json_decref(question);
@@ -454,28 +409,22 @@ static int row_visit(const struct csv *c, int line, json_file_each_fn fn, void *
     return rc;
 }
 
+static int cells_visit(void *ctx, const struct buf *cells, int n, int line, struct error *err) {
+    struct csv_rows *c = ctx;
+    bool header = !c->header_passed && strcmp(cells[0].data, "question") == 0;
+    c->header_passed = true;
+    if (header) return OK;
+    if (n > CSV_FIELDS)
+        return error_set(err, ERR_FORMAT, "'%s', line %d: more than %d cells", c->path, line,
+                         CSV_FIELDS);
+    if (n < 4)
+        return error_set(err, ERR_FORMAT,
+                         "'%s', line %d: %d cells; a question, choices and an answer are needed",
+                         c->path, line, n);
+    return row_visit(c, cells, n, line, err);
+}
+
 int csv_each(const char *path, json_file_each_fn fn, void *ctx, struct error *err) {
-    struct buf text = {0};
-    struct csv c = {.path = path, .line = 1};
-    int rc = file_read(path, (size_t)1 << 30, &text, err);
-    c.p = text.data;
-    c.end = text.data ? text.data + text.len : NULL;
-    if (rc == OK && text.len >= 3 && memcmp(text.data, "\xEF\xBB\xBF", 3) == 0) c.p += 3;
-    for (bool first = true; rc == OK && c.p < c.end; first = false) {
-        int line = c.line;
-        rc = row_read(&c, err);
-        c.line++;
-        if (rc != OK || (c.n == 1 && c.cells[0].len == 0)) continue;
-        if (first && strcmp(c.cells[0].data, "question") == 0) continue;
-        if (c.n < 4)
-            rc = error_set(err, ERR_FORMAT,
-                           "'%s', line %d: %d cells; a question, choices and an "
-                           "answer are needed",
-                           path, line, c.n);
-        else
-            rc = row_visit(&c, line, fn, ctx, err);
-    }
-    for (int i = 0; i < CSV_FIELDS; i++) buf_release(&c.cells[i]);
-    buf_release(&text);
-    return rc;
+    struct csv_rows rows = {.path = path, .fn = fn, .ctx = ctx};
+    return csv_rows_each(path, ',', cells_visit, &rows, err);
 }

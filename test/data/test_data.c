@@ -478,6 +478,47 @@ static void test_forms(void **state) {
     tokenizer_set_chat_template(tok, NULL);
 }
 
+/* Loads a file with another ending and checks the targets of its samples, or the error. */
+static void check_file(const char *suffix, const char *text, const char *const *targets,
+                       const char *word) {
+    struct dataset d;
+    char *file = xasprintf("%s%s", path, suffix);
+    assert_int_equal(file_write(file, text, strlen(text), &err), OK);
+    int rc = dataset_load(&d, file, NULL, tok, 0, &err);
+    if (word && (rc == OK || !strstr(err.text, word) || !strstr(err.text, file)))
+        fail_msg("'%s' does not say '%s'", rc == OK ? "" : err.text, word);
+    if (!word && rc != OK) fail_msg("%s", err.text);
+    int n = 0;
+    for (; !word && targets[n]; n++) check_targets(&d.v[n], targets[n]);
+    if (!word) {
+        assert_int_equal(d.n, n);
+        dataset_release(&d);
+    }
+    unlink(file);
+    free(file);
+}
+
+static void test_tables_and_texts(void **state) {
+    (void)state;
+    check_file(
+        ".csv",
+        "\xEF\xBB\xBFid,question,answer\r\n1,\"3, or 8?\",\"a \"\"8\"\"\"\r\n\r\n2,問,答え\n",
+        (const char *const[]){"a \"8\"", "答え", NULL}, NULL);
+    check_file(".TSV", "instruction\tinput\toutput\nsay, twice\t\thello\n",
+               (const char *const[]){"hello", NULL}, NULL);
+    check_file(".txt", "one\ntwo\n \n\n三つ\n", (const char *const[]){"ne\ntwo\n", "つ\n", NULL},
+               NULL);
+    check_file(".txt", "\n\nlast paragraph", (const char *const[]){"ast paragraph", NULL}, NULL);
+    check_file(".csv", "question,answer\na\n", NULL, "line 2: 1 cells, but the first row names 2");
+    check_file(".csv", "question,question\na,b\n", NULL, "two columns are named 'question'");
+    check_file(".csv", "question,answer\na,\n", NULL, "line 2: 'answer' is missing");
+    check_file(".csv", "question,answer\na,\xff\n", NULL, "line 2: not UTF-8");
+    check_file(".csv", "question,answer\na,\"b\n", NULL, "line 2: a quote is not closed");
+    check_file(".txt", "a\n\n\xff\n", NULL, "line 3: not UTF-8");
+    check_file(".txt", "\n\n", NULL, "holds no sample");
+    check_file(".parquet", "PAR1", NULL, "is a Parquet file: convert it");
+}
+
 static void test_format_option(void **state) {
     (void)state;
     static const char both[] =
@@ -564,6 +605,7 @@ int main(void) {
         cmocka_unit_test(test_weights),
         cmocka_unit_test(test_tools),
         cmocka_unit_test(test_forms),
+        cmocka_unit_test(test_tables_and_texts),
         cmocka_unit_test(test_format_option),
         cmocka_unit_test(test_render),
         cmocka_unit_test(test_render_sanitizes),

@@ -334,6 +334,16 @@ static void fuzz_recipe(const uint8_t *data, size_t size) {
     evolve_recipe_release(&o);
 }
 
+/* A table or a text after "csv:", "tsv:" or "txt:", else JSON. */
+static const char *training_file_put(const uint8_t *data, size_t size) {
+    static const char *const kinds[][2] = {
+        {"csv:", "input.csv"}, {"tsv:", "input.tsv"}, {"txt:", "input.txt"}};
+    for (size_t i = 0; i < ARRAY_LEN(kinds); i++)
+        if (size > 4 && memcmp(data, kinds[i][0], 4) == 0)
+            return part_put(kinds[i][1], (struct part){data + 4, MIN(size - 4, (size_t)1 << 18)});
+    return input_put(data, size);
+}
+
 static void fuzz_training_data(const uint8_t *data, size_t size) {
     static struct tokenizer *t;
     struct error err;
@@ -341,7 +351,7 @@ static void fuzz_training_data(const uint8_t *data, size_t size) {
     if (!t) t = tokenizer_new_bytes(259);
     struct lint l;
     struct buf text = {0};
-    if (dataset_load(&d, input_put(data, size), NULL, t, 64, &err) != OK) return;
+    if (dataset_load(&d, training_file_put(data, size), NULL, t, 64, &err) != OK) return;
     MUST(lint_dataset(&d, &d, &l, &err) == OK);
     MUST(l.kept == d.n && l.kept + l.dropped == l.read && l.eval_samples.n == l.read);
     train_sample_render(&d.v[0], t, "[", "]", &text);

@@ -72,8 +72,10 @@ static json_t *parts_text(const json_t *parts, struct error *err) {
 static int message_normalize(json_t *m, struct error *err) {
     const char *role = json_get_string(m, "role");
     json_t *call = json_object_get(m, "function_call"), *content = json_object_get(m, "content");
-    if (strcmp(role, "developer") == 0) json_object_set_new(m, "role", json_string("system"));
-    if (strcmp(role, "function") == 0) json_object_set_new(m, "role", json_string("tool"));
+    const char *now = strcmp(role, "developer") == 0  ? "system"
+                      : strcmp(role, "function") == 0 ? "tool"
+                                                      : NULL;
+    if (now) json_object_set_new(m, "role", json_string(now));
     if (json_is_object(call)) {
         json_object_set_new(m, "tool_calls",
                             json_pack("[{s:s,s:O}]", "type", "function", "function", call));

@@ -480,13 +480,25 @@ static int train(struct error *err) {
     return rc;
 }
 
-static int load_data(struct error *err) {
+static int load_data_file(const char *name, struct error *err) {
     struct dataset d;
-    char *path = path_in("data.jsonl");
+    char *path = path_in(name);
     int rc = dataset_load(&d, path, NULL, bytes, 64, err);
     if (rc == OK) dataset_release(&d);
     free(path);
     return rc;
+}
+
+static int load_data(struct error *err) {
+    return load_data_file("data.jsonl", err);
+}
+
+static int load_data_table(struct error *err) {
+    return load_data_file("data.csv", err);
+}
+
+static int load_data_text(struct error *err) {
+    return load_data_file("data.txt", err);
 }
 
 /* Reads prompts, filters an answer to each and writes it as a line. */
@@ -707,6 +719,8 @@ static const struct path {
     {"small HF model with windows and norms less 1", open_windowed_hf, 0, SWEPT},
     {"small adapter", load_small_adapter, 0, SWEPT},
     {"training data", load_data, 0, SWEPT},
+    {"training data in a table", load_data_table, 0, SWEPT},
+    {"training data as text", load_data_text, 0, SWEPT},
     {"written data", filter_data, 0, SWEPT},
     {"questions", load_questions, 0, SWEPT},
     {"small JSON", load_small_json, 0, SWEPT},
@@ -1267,6 +1281,9 @@ static void texts_make(void) {
                                  "train: {r: 4}\nevolve: {generations: 1}\n";
     static const char page[] = "<title>山</title><p>富士山は<b>高い</b>。";
     put_text("data.jsonl", data, sizeof data - 1);
+    static const char data_table[] = "question,answer\nq,\"an, answer\"\n";
+    put_text("data.csv", data_table, sizeof data_table - 1);
+    put_text("data.txt", "one\n\ntwo\n", 9);
     put_text("questions.jsonl", questions, sizeof questions - 1);
     put_text("questions.csv", table, sizeof table - 1);
     put_text("prompts.jsonl", prompts, sizeof prompts - 1);

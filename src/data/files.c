@@ -109,9 +109,8 @@ int sample_file_each(const char *path, json_file_each_fn fn, void *ctx, struct e
     if (has_suffix(path, ".csv")) return table_each(path, ',', fn, ctx, err);
     if (has_suffix(path, ".tsv")) return table_each(path, '\t', fn, ctx, err);
     if (has_suffix(path, ".txt")) return text_each(path, fn, ctx, err);
-    if (is_parquet(path))
-        return error_set(err, ERR_FORMAT,
-                         "'%s' is a Parquet file: convert it to JSON Lines first (docs/DATA.md)",
-                         path);
-    return json_file_each(path, fn, ctx, err);
+    int rc = json_file_each(path, fn, ctx, err);
+    if (rc == OK || !is_parquet(path)) return rc;
+    return error_set(err, ERR_FORMAT,
+                     "'%s' is a Parquet file: convert it to JSON Lines first (docs/DATA.md)", path);
 }

@@ -176,8 +176,9 @@ static int needle(struct model *m, struct engine *e, int n) {
     for (int i = 0; i < n; i++) {
         struct task_item it;
         family_item(family, SPLIT_TEST, 1, (uint32_t)i, false, &it);
-        n_at[depth_of(&it)]++;
-        right_at[depth_of(&it)] += right[i];
+        int depth = depth_of(&it);
+        n_at[depth]++;
+        right_at[depth] += right[i];
         task_item_release(&it);
     }
     for (int d = 0; d < 10; d++)

@@ -8,6 +8,7 @@
  * cannot be converted is an error.
  */
 #include "data/internal.h"
+#include "eval/eval.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -165,7 +166,7 @@ static int sharegpt_turn_add(json_t *messages, const json_t *turn, struct error 
                          "'from' is '%s'; known are human, gpt, system, tool, observation and "
                          "function_call",
                          from);
-    json_array_append_new(messages, json_pack("{s:s,s:s}", "role", role, "content", value));
+    messages_add(messages, role, value);
     return OK;
 }
 
@@ -178,9 +179,7 @@ static int from_sharegpt(const struct form *f, const json_t *v, json_t *out, str
     json_object_set_new(out, "messages", messages);
     if (!json_is_array(turns)) return key_error(err, "conversations", "must be a list");
     int rc = text_get(v, "system", &system, err);
-    if (rc == OK && *system)
-        json_array_append_new(messages,
-                              json_pack("{s:s,s:s}", "role", "system", "content", system));
+    if (rc == OK && *system) messages_add(messages, "system", system);
     json_array_foreach ((json_t *)(uintptr_t)turns, i, turn)
         if (rc == OK) rc = sharegpt_turn_add(messages, turn, err);
     return rc == OK ? tools_set(v, "tools", out, err) : rc;
@@ -199,8 +198,7 @@ static int history_add(const json_t *history, json_t *messages, struct error *er
         for (size_t k = 0; k < 2; k++) {
             const char *text = json_string_value(json_array_get(pair, k));
             if (!text) return key_error(err, "history", "must be a list of [question, answer]");
-            json_array_append_new(messages,
-                                  json_pack("{s:s,s:s}", "role", roles[k], "content", text));
+            messages_add(messages, roles[k], text);
         }
     return OK;
 }
@@ -217,13 +215,11 @@ static int from_pair(const struct form *f, const json_t *v, json_t *out, struct 
         return err->code;
     if (*input && *context) return key_error(err, "context", "and 'input' are both given");
     const char *more = *input ? input : context;
-    if (*system)
-        json_array_append_new(messages,
-                              json_pack("{s:s,s:s}", "role", "system", "content", system));
+    if (*system) messages_add(messages, "system", system);
     if (history_add(json_object_get(v, "history"), messages, err) != OK) return err->code;
     char *user = xasprintf("%s%s%s", question, *more ? "\n\n" : "", more);
-    json_array_append_new(messages, json_pack("{s:s,s:s}", "role", "user", "content", user));
-    json_array_append_new(messages, json_pack("{s:s,s:s}", "role", "assistant", "content", answer));
+    messages_add(messages, "user", user);
+    messages_add(messages, "assistant", answer);
     free(user);
     return OK;
 }

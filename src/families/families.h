@@ -97,6 +97,9 @@ struct built_in_persona {
 extern const struct built_in_persona built_in_personas[3];
 /* The debate message to an agent: "others say 12 and 15. answer again." malloc'ed. */
 char *debate_turn_text(const char *const *others, int n);
+/* The correct reply to an item: after a chain of thought if `work` and the item has one; malloc'ed.
+ */
+char *task_item_reply(const struct task_item *it, bool work);
 /* Appends a turn to a conversation, which is an array of {role, content}. */
 void messages_add(json_t *turns, const char *role, const char *text);
 /* Appends the assistant's turn "answer: CHOICE". */

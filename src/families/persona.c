@@ -24,6 +24,13 @@ char *debate_turn_text(const char *const *others, int n) {
     return b.data;
 }
 
+char *task_item_reply(const struct task_item *it, bool work) {
+    const char *answer = it->choices[it->correct];
+    if (it->whole_replies) return xstrdup(answer);
+    return work && *it->work ? xasprintf(WORK_PREFIX " %s\n" ANSWER_PREFIX " %s", it->work, answer)
+                             : xasprintf(ANSWER_PREFIX " %s", answer);
+}
+
 void messages_add(json_t *turns, const char *role, const char *text) {
     json_array_append_new(turns, json_pack("{s:s,s:s}", "role", role, "content", text));
 }
@@ -53,16 +60,9 @@ static json_t *conversation_json(const char *system, const struct task_item *it,
     json_t *turns = json_array();
     if (system) messages_add(turns, "system", system);
     messages_add(turns, "user", it->question);
-    if (chain_of_thought && *it->work) {
-        char *reply =
-            xasprintf(WORK_PREFIX " %s\n" ANSWER_PREFIX " %s", it->work, it->choices[it->correct]);
-        messages_add(turns, "assistant", reply);
-        free(reply);
-    } else if (it->whole_replies) {
-        messages_add(turns, "assistant", it->choices[it->correct]);
-    } else {
-        messages_add_answer(turns, it->choices[it->correct]);
-    }
+    char *reply = task_item_reply(it, chain_of_thought);
+    messages_add(turns, "assistant", reply);
+    free(reply);
     return turns;
 }
 

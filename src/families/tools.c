@@ -189,11 +189,9 @@ static void add_owned(struct task_item *it, char *choice) {
 }
 
 /* Adds wrong calls: another argument, another tool, both. */
-static void add_wrong_calls(struct rng *r, struct task_item *it, const struct offer *o, int tool,
-                            const char *const *arguments, const char *argument) {
-    add_owned(it, xstrdup(none_fits[it->lang == family_languages[EN]   ? EN
-                                    : it->lang == family_languages[JA] ? JA
-                                                                       : ZH]));
+static void add_wrong_calls(struct rng *r, struct task_item *it, int lang, const struct offer *o,
+                            int tool, const char *const *arguments, const char *argument) {
+    item_add_choice(it, none_fits[lang]);
     for (int tries = 0; it->n_choices < 4 && tries < 64; tries++) {
         int other = o->tool[rng_between(r, 0, o->n - 1)];
         const char *value =
@@ -241,20 +239,20 @@ static void generate_common(struct rng *r, struct task_item *it, int lang) {
     it->key = xasprintf("tools %d %d", tool, word);
     if (step == CALL) {
         add_owned(it, call_text(&o, tool, arguments[word]));
-        add_wrong_calls(r, it, &o, tool, arguments, arguments[word]);
+        add_wrong_calls(r, it, lang, &o, tool, arguments, arguments[word]);
     } else if (step == ANSWER) {
         call_add(messages, &o, tool, arguments[word], result);
         add_owned(it, xasprintf(tools[tool].answers[lang], result));
         add_wrong_answers(r, it, tool, lang, arguments[word], result);
     } else {
-        add_owned(it, xstrdup(none_fits[lang]));
-        add_wrong_calls(r, it, &o, o.tool[0], arguments, arguments[word]);
+        item_add_choice(it, none_fits[lang]);
+        add_wrong_calls(r, it, lang, &o, o.tool[0], arguments, arguments[word]);
     }
     chat_set(it, ask, messages, &o);
     free(result);
 }
 
-/* A property of somebody's friend, or of a city's mayor: the first call, or the second one after
+/* A property of a person's friend, or of a city's mayor: the first call, or the second one after
  * the first one's result. */
 static void generate_chain(struct rng *r, struct task_item *it, int lang) {
     bool mayor = rng_between(r, 0, 1), second = rng_between(r, 0, 3) > 0;
@@ -273,11 +271,11 @@ static void generate_chain(struct rng *r, struct task_item *it, int lang) {
         add_owned(it, call_text(&o, then, person));
         add_owned(it, xasprintf(tools[first].answers[lang], person));
         add_owned(it, call_text(&o, then, arguments[word]));
-        add_wrong_calls(r, it, &o, then, family_people[lang], person);
+        add_wrong_calls(r, it, lang, &o, then, family_people[lang], person);
     } else {
         add_owned(it, call_text(&o, first, arguments[word]));
         add_owned(it, call_text(&o, then, arguments[word]));
-        add_wrong_calls(r, it, &o, then, arguments, arguments[word]);
+        add_wrong_calls(r, it, lang, &o, then, arguments, arguments[word]);
     }
     chat_set(it, ask, messages, &o);
     free(who);

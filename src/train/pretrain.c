@@ -85,9 +85,7 @@ struct pretrain {
 
 static int parse_mix(struct pretrain *p, struct error *err) {
     double *weight = p->weight, total = 0;
-    bool starter[MAX_FAMILIES] = {false};
-    family_set("starter", starter);
-    for (int i = 0; i < family_count() && p->o.mix.n == 0; i++) weight[i] = starter[i];
+    for (int i = 0; i < fry_count() && p->o.mix.n == 0; i++) weight[i] = 1;
     for (int i = 0; i < p->o.mix.n; i++) {
         const char *entry = p->o.mix.v[i], *eq = strchr(entry, '=');
         char *name = eq ? strndup(entry, (size_t)(eq - entry)) : xstrdup(entry), *end = NULL;
@@ -124,13 +122,10 @@ static const char *noisy_answer(struct rng *r, const struct task_item *it, float
  * follows WORK_PREFIX. */
 static char *reply_text(const struct pretrain_options *o, struct rng *r,
                         const struct task_item *it) {
-    const char *answer = it->choices[it->correct];
-    if (it->whole_replies) return xstrdup(answer);
-    if (!*it->work || rng_uniform(r) >= o->chain_of_thought)
-        return xasprintf(ANSWER_PREFIX " %s", answer);
-    if (rng_uniform(r) < o->think)
-        return xasprintf("<think>\n%s\n</think>\n\n" ANSWER_PREFIX " %s", it->work, answer);
-    return xasprintf(WORK_PREFIX " %s\n" ANSWER_PREFIX " %s", it->work, answer);
+    bool work = !it->whole_replies && *it->work && rng_uniform(r) < o->chain_of_thought;
+    if (!work || rng_uniform(r) >= o->think) return task_item_reply(it, work);
+    return xasprintf("<think>\n%s\n</think>\n\n" ANSWER_PREFIX " %s", it->work,
+                     it->choices[it->correct]);
 }
 
 /* A conversation of which the assistant's last turn is a target, or every turn. */
@@ -152,8 +147,7 @@ static void messages_add_owned(json_t *messages, const char *role, char *text) {
 /* Appends an item's question, an answer that may be wrong, and a debate about it. */
 static void chat_add_debate(struct sample_chat *chat, struct rng *r, const struct task_item *it) {
     messages_add(chat->messages, "user", it->question);
-    messages_add_owned(chat->messages, "assistant",
-                       xasprintf(ANSWER_PREFIX " %s", noisy_answer(r, it, 0.6f)));
+    messages_add_answer(chat->messages, noisy_answer(r, it, 0.6f));
     messages_add_owned(
         chat->messages, "user",
         debate_turn_text((const char *[]){noisy_answer(r, it, 0.6f), noisy_answer(r, it, 0.6f)},
@@ -219,11 +213,11 @@ static void item_sample(const struct pretrain *p, struct rng *r, struct task_ite
 
 /* Clears the mask of all turns but the last one. Returns the number of tokens up to its end: the
  * newline after it is not a target. */
-static int mask_finish(char *mask, int n, bool only_last_turn) {
+static size_t mask_finish(char *mask, size_t n, bool only_last_turn) {
     while (n > 0 && !mask[n - 1]) n--;
-    int first = n;
+    size_t first = n;
     while (first > 0 && mask[first - 1]) first--;
-    if (only_last_turn) memset(mask, 0, (size_t)first);
+    if (only_last_turn) memset(mask, 0, first);
     return n;
 }
 
@@ -246,7 +240,27 @@ static void chat_add_questions(const struct pretrain *p, struct rng *r, int n, i
     }
 }
 
-static struct train_sample make_sample(const struct pretrain *p, uint32_t update, uint32_t row) {
+/* Encodes a conversation. An error names what the recipe lacks. */
+static int sample_encode(const struct pretrain *p, const struct sample_chat *chat,
+                         struct train_sample *out, struct error *err) {
+    struct token_ids ids = {0};
+    struct buf mask = {0};
+    const struct chat_template_input in = {.messages = chat->messages, .tools = chat->tools};
+    int rc = chat_template_encode(p->model->tok, &in, &ids, &mask, err);
+    /* the last questions of a long text may go */
+    size_t n = MIN(mask.len, (size_t)p->model->config.max_seq_len);
+    if (rc == OK && (n = mask_finish(mask.data, n, chat->only_last_turn)) == 0)
+        rc = error_set(err, ERR_USAGE,
+                       "a sample of %d tokens has its first answer after the model's %d positions: "
+                       "leave its family out of the mix",
+                       ids.n, (int)p->model->config.max_seq_len);
+    *out = (struct train_sample){.tokens = ids.v, .mask = (uint8_t *)mask.data, .n = (int32_t)n};
+    if (rc != OK) train_sample_release(out);
+    return rc;
+}
+
+static int make_sample(const struct pretrain *p, uint32_t update, uint32_t row,
+                       struct train_sample *out, struct error *err) {
     struct rng r = rng_make((uint64_t)p->o.seed, RNG_DATA, update, row);
     struct task_item it;
     item_sample(p, &r, &it);
@@ -254,26 +268,20 @@ static struct train_sample make_sample(const struct pretrain *p, uint32_t update
     int more = rng_uniform(&r) < p->o.multi_turn ? 1 + (int)rng_below(&r, MAX_TURNS - 1) : 0;
     if (!it.chat && !chat.only_last_turn) chat_add_questions(p, &r, more, turn_bytes(&it), &chat);
     task_item_release(&it);
-    struct token_ids ids = {0};
-    struct buf mask = {0};
-    struct error err;
-    const struct chat_template_input in = {.messages = chat.messages, .tools = chat.tools};
-    CHECK(chat_template_encode(p->model->tok, &in, &ids, &mask, &err) == OK);
+    int rc = sample_encode(p, &chat, out, err);
     sample_chat_release(&chat);
-    int n = MIN(ids.n, p->model->config.max_seq_len); /* the last questions of a long text may go */
-    n = mask_finish(mask.data, n, chat.only_last_turn);
-    return (struct train_sample){.tokens = ids.v, .mask = (uint8_t *)mask.data, .n = n};
+    return rc;
 }
 
 static int train_update(struct pretrain *p, uint32_t update, struct update_stats *st,
                         struct error *err) {
     struct train_sample v[4096];
-    int n = 0, rows = 0;
-    while (n < (int)ARRAY_LEN(v) && rows < p->o.rows) {
-        v[n] = make_sample(p, update, (uint32_t)n);
-        rows += v[n++].n;
+    int n = 0, rows = 0, rc = OK;
+    while (rc == OK && n < (int)ARRAY_LEN(v) && rows < p->o.rows) {
+        rc = make_sample(p, update, (uint32_t)n, &v[n], err);
+        if (rc == OK) rows += v[n++].n;
     }
-    int rc = trainer_accumulate(p->trainer, v, n, err);
+    if (rc == OK) rc = trainer_accumulate(p->trainer, v, n, err);
     for (int i = 0; i < n; i++) train_sample_release(&v[i]);
     float lr = lr_schedule_at(LR_COSINE, p->o.lr, p->o.min_lr_ratio, update, p->o.warmup_steps,
                               p->o.steps);

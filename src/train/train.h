@@ -21,7 +21,7 @@
  * from this file if it exists. `log` (may be NULL) receives a JSON line per update. */
 struct train_job {
     const char *name, *data;
-    const char *format; /* form of the samples; NULL: by their keys */
+    const char *format;     /* form of the samples; NULL: by their keys */
     const char *eval_data;  /* file of held-out samples, or NULL: lint reports the samples that
                                `data` contains too; training does not use the file */
     struct adapter *start;  /* NULL: a new adapter, initialised from a hash of name and seed */

@@ -70,6 +70,15 @@ sed 's/chat_template.jinja/bad.jinja/' recipe.yaml >template.yaml
 pretrain template.yaml --out template
 grep -q "bad.jinja" out && ok "a broken chat template is refused" || bad "a broken chat template is refused" "$(cat out)"
 
+printf 'shape: fry-1\nvocab: 700\ntokenizer_items: 100\nsteps: 1\nrows: 4096\neval_every: 0\n' >plain.yaml
+pretrain plain.yaml --out plain && ok "a recipe without a mix and a template" || bad "a recipe without a mix and a template" "$(cat out)"
+{ cat plain.yaml; echo 'mix: [tools=1]'; } >tools.yaml
+pretrain tools.yaml --out tools
+grep -q "the model has no chat template that knows tools" out && ok "tools without a template are refused" || bad "tools without a template are refused" "$(cat out)"
+{ cat plain.yaml; echo 'mix: [needle=1]'; } >needle.yaml
+pretrain needle.yaml --out needle
+grep -q "after the model's 512 positions: leave its family out of the mix" out && ok "a family of long texts is refused" || bad "a family of long texts is refused" "$(cat out)"
+
 log=$root/models/fry/log.jsonl
 if grep -q '"checkpoint_at":200,' "$log"; then
     pretrain "$root/models/fry/recipe.yaml" --out fry --stop-at 200 || bad "the starter model's recipe runs" "$(cat out)"

@@ -20,7 +20,7 @@
 
 static const char *const families[] = {"sort",  "compare", "sequence",  "arithmetic", "pick",
                                        "order", "route",   "deduction", "machine",    "sums"};
-enum { N_FAMILIES = ARRAY_LEN(families), MAX_TOKENS = 64 };
+enum { N_FAMILIES = ARRAY_LEN(families), MAX_TOKENS = 96 };
 
 struct judged_answer {
     double yes;

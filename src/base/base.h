@@ -398,6 +398,10 @@ bool terminal_has_color(int fd);
  * terminal, where a kanji takes two. */
 int utf8_field_width(const char *text, int columns);
 
+/* The number of bytes of `text` that fit in `columns`; a character of three bytes or more counts as
+ * two columns wide. */
+size_t text_fit(const char *text, int columns);
+
 /*
  * Progress on stderr. On a terminal: one line with bar, rate and remaining time, redrawn at most 10
  * times a second. Elsewhere: a line every 15 seconds. In both cases progress_finish prints a last
@@ -413,9 +417,12 @@ struct progress {
     const char *title;
     double start, last; /* clock_now() at the start and when the line was last drawn */
     int64_t total, done;
+    int64_t before;           /* done by an earlier process, before `start` */
     bool last_report_written; /* the last line for the pipe was written */
 };
 void progress_start(struct progress *p, const char *title, int64_t total);
+/* After progress_start: an earlier process did `done` steps, which do not count for the rate. */
+void progress_resume(struct progress *p, int64_t done);
 void progress_update(struct progress *p, int64_t done, const char *detail);
 void progress_finish(struct progress *p, const char *detail);
 

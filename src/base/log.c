@@ -244,9 +244,7 @@ static int terminal_columns(void) {
     return ioctl(STDERR_FILENO, TIOCGWINSZ, &w) == 0 && w.ws_col > 0 ? w.ws_col : 80;
 }
 
-/* The number of bytes of `text` that fit in `columns`; a character of three bytes or more counts as
- * two columns wide. */
-static size_t text_fit(const char *text, int columns) {
+size_t text_fit(const char *text, int columns) {
     size_t i = 0;
     while (text[i]) {
         unsigned char lead = (unsigned char)text[i];
@@ -276,12 +274,17 @@ static void add_bar(struct buf *b, double fraction) {
     buf_puts(b, "]");
 }
 
+/* Steps per second since the start; 0: unknown. */
+static double progress_rate(const struct progress *p, double seconds) {
+    return seconds > 0 ? (double)(p->done - p->before) / seconds : 0;
+}
+
 /* Appends a line of progress, "train [####....] 120/400  3.4/s  1:22 left  loss 2.31". Without a
  * total it has no bar and no remaining time. The last line has the duration in place of the
  * remaining time. */
 static void add_line(struct buf *b, const struct progress *p, double now, const char *detail,
                      bool bar, bool last) {
-    double elapsed = now - p->start, rate = elapsed > 0 ? (double)p->done / elapsed : 0;
+    double elapsed = now - p->start, rate = progress_rate(p, elapsed);
     buf_puts(b, p->title);
     if (p->total > 0 && bar) add_bar(b, (double)MIN(p->done, p->total) / (double)p->total);
     buf_printf(b, " %lld", (long long)p->done);
@@ -337,9 +340,9 @@ static char *progress_json(const struct progress *p, double seconds) {
     json_t *v =
         json_pack("{s:s#,s:I,s:I,s:f}", "title", title.data ? title.data : "", (int)title.len,
                   "done", (json_int_t)p->done, "total", (json_int_t)p->total, "seconds", seconds);
-    if (p->done > 0 && p->total >= p->done)
-        json_object_set_new(v, "left",
-                            json_real((double)(p->total - p->done) * seconds / (double)p->done));
+    double rate = progress_rate(p, seconds);
+    if (rate > 0 && p->total >= p->done)
+        json_object_set_new(v, "left", json_real((double)(p->total - p->done) / rate));
     char *text = json_dumps(v, JSON_COMPACT | JSON_REAL_PRECISION(6));
     CHECK(text != NULL);
     json_decref(v);
@@ -394,6 +397,10 @@ void progress_start(struct progress *p, const char *title, int64_t total) {
     double now = clock_now();
     *p = (struct progress){.title = title, .start = now, .last = now, .total = total};
     progress_report(p, false);
+}
+
+void progress_resume(struct progress *p, int64_t done) {
+    p->done = p->before = done;
 }
 
 void progress_update(struct progress *p, int64_t done, const char *detail) {

@@ -71,8 +71,8 @@ int fry_count(void); /* the families of the first starter model, which are the f
 int family_find(const char *name); /* -1 when unknown */
 #define MAX_FAMILIES 64
 /* Sets pick[i] for each family i of a set, and returns true; false: there is no set of this name.
- * "starter": the families of the starter model, except the long needle; "fry": those of the first
- * starter model, for the runs of version 0.1. */
+ * "starter": the families that the starter model ends with, except the long needle; "fry": those of
+ * the first starter model, for the runs of version 0.1. */
 bool family_set(const char *name, bool pick[MAX_FAMILIES]);
 /* Sets pick[i] for each family i in a comma-separated list of names of families and sets. */
 int families_parse(const char *list, bool pick[MAX_FAMILIES], struct error *err);
@@ -82,7 +82,7 @@ void family_item(int family, enum data_split split, uint64_t seed, uint32_t inde
                  struct task_item *out);
 enum data_split family_split_of(const char *key);
 
-/* The question of the family "judge" whether an answer to an item is right; malloc'ed. */
+/* The question of the families "judge" and "verify" whether an answer to an item is right; malloc'ed. */
 char *family_judge_question(const struct task_item *it, const char *proposed);
 
 /* Appends everyday sentences, one per line. language: index of "en", "ja", "zh". capitals: with

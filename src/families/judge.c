@@ -21,19 +21,25 @@ char *family_judge_question(const struct task_item *it, const char *proposed) {
     return xasprintf(asks[lang], it->question, proposed);
 }
 
-static void generate(struct rng *r, bool rare, struct task_item *it) {
-    struct task_item q = {0};
+const char *item_judgement(struct rng *r, bool rare, struct task_item *it, struct task_item *q) {
+    *q = (struct task_item){0};
     int first = rare ? N_EASY : 0;
-    judged[rng_between(r, first, (int)ARRAY_LEN(judged) - 1)]->generate(r, rare, &q);
+    judged[rng_between(r, first, (int)ARRAY_LEN(judged) - 1)]->generate(r, rare, q);
     bool right = rng_between(r, 0, 1); /* choice 0 of a new item is the right one */
-    const char *proposed = q.choices[right ? 0 : rng_between(r, 1, q.n_choices - 1)];
-    it->lang = q.lang;
-    it->question = family_judge_question(&q, proposed);
-    it->work = xasprintf("%s%s%s", q.work, *q.work ? " " : "", q.choices[0]);
-    it->key = xstrdup(q.key);
-    it->duplicate_of = q.duplicate_of ? xstrdup(q.duplicate_of) : NULL;
+    const char *proposed = q->choices[right ? 0 : rng_between(r, 1, q->n_choices - 1)];
+    it->lang = q->lang;
+    it->question = family_judge_question(q, proposed);
+    it->key = xstrdup(q->key);
+    it->duplicate_of = q->duplicate_of ? xstrdup(q->duplicate_of) : NULL;
     item_add_choice(it, right ? "yes" : "no");
     item_add_choice(it, right ? "no" : "yes");
+    return proposed;
+}
+
+static void generate(struct rng *r, bool rare, struct task_item *it) {
+    struct task_item q;
+    item_judgement(r, rare, it, &q);
+    it->work = xasprintf("%s%s%s", q.work, *q.work ? " " : "", q.choices[0]);
     task_item_release(&q);
 }
 

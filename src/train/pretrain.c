@@ -33,6 +33,12 @@ const struct option_row pretrain_option_rows[] = {
         "chat template (Jinja), relative to the recipe; default: ChatML"),
     ROW("mix", OPT_LIST, mix, NULL, 0, 0, "FAMILY=WEIGHT",
         "families and their fraction of the samples"),
+    ROW("final-mix", OPT_LIST, final_mix, NULL, 0, 0, "FAMILY=WEIGHT",
+        "the mix of the last updates; default: mix"),
+    ROW("final-mix-from", OPT_INT, final_mix_from, "0", 0, 1e9, "N",
+        "the number of updates before those of final-mix"),
+    ROW("final-chain-of-thought-fraction", OPT_FLOAT, final_chain_of_thought, "-1", -1, 1, "X",
+        "chain-of-thought-fraction of final-mix; -1: the same"),
     ROW("steps", OPT_INT, steps, "6000", 1, 1e9, "N", "updates"),
     ROW("rows", OPT_INT, rows, "2048", 64, 1e6, "N", "approximate tokens per update"),
     ROW("lr", OPT_FLOAT, lr, "0.003", 0, 1, "RATE", "peak learning rate"),
@@ -52,7 +58,7 @@ const struct option_row pretrain_option_rows[] = {
     ROW("debate", OPT_FLOAT, debate, "0.12", 0, 1, "X",
         "fraction of samples that revise an answer after a debate"),
     ROW("drill", OPT_FLOAT, drill, "0.2", 0, 1, "X",
-        "fraction of samples that copy 6 to 14 letters and numbers"),
+        "fraction of samples that copy 6 to 14 letters and numbers, before final-mix"),
     ROW("system", OPT_FLOAT, system, "0.3", 0, 1, "X",
         "fraction of samples with a persona's system prompt"),
     ROW("dtype", OPT_STRING, dtype, "f32", 0, 0, "TYPE",
@@ -69,46 +75,72 @@ const struct option_row pretrain_option_rows[] = {
 
 enum { MAX_TURNS = 8 }; /* questions of one sample */
 
+/* What samples are drawn from: [family] its weight, and the sum of the shares up to it; fractions
+ * of exercises and of chains of thought. */
+struct mix {
+    double weight[MAX_FAMILIES], cumulative_share[MAX_FAMILIES];
+    double drill, chain_of_thought;
+};
+
 struct pretrain {
     struct pretrain_options o;
     enum numeric_class cls;
-    /* [family] its weight; sum of the shares up to this family */
-    double weight[MAX_FAMILIES], cumulative_share[MAX_FAMILIES];
+    struct mix mix, final_mix;
     struct model *model;
     struct trainer *trainer;
     struct pool *pool;
     const char *dir;
     char *checkpoint;
-    FILE *log;      /* log.jsonl */
-    double started; /* time of clock_now */
+    FILE *log;                                 /* log.jsonl */
+    double started;                            /* time of clock_now */
+    double seconds_before, cpu_seconds_before; /* of the earlier processes, from the log */
 };
 
-static int parse_mix(struct pretrain *p, struct error *err) {
-    double *weight = p->weight, total = 0;
-    for (int i = 0; i < fry_count() && p->o.mix.n == 0; i++) weight[i] = 1;
-    for (int i = 0; i < p->o.mix.n; i++) {
-        const char *entry = p->o.mix.v[i], *eq = strchr(entry, '=');
+/* Parses the entries of the option `key`; without entries, the families of the first starter model
+ * have equal weights. */
+static int mix_parse(struct mix *mix, const char *key, const struct strings *entries,
+                     struct error *err) {
+    double *weight = mix->weight, total = 0;
+    for (int i = 0; i < fry_count() && entries->n == 0; i++) weight[i] = 1;
+    for (int i = 0; i < entries->n; i++) {
+        const char *entry = entries->v[i], *eq = strchr(entry, '=');
         char *name = eq ? strndup(entry, (size_t)(eq - entry)) : xstrdup(entry), *end = NULL;
         int family = family_find(name);
         double w = eq ? strtod(eq + 1, &end) : 1;
         free(name);
-        if (family < 0) return error_set(err, ERR_USAGE, "mix: no task family in '%s'", entry);
+        if (family < 0) return error_set(err, ERR_USAGE, "%s: no task family in '%s'", key, entry);
         if ((eq && *end) || !(w >= 0))
-            return error_set(err, ERR_USAGE, "mix: bad weight in '%s'", entry);
+            return error_set(err, ERR_USAGE, "%s: bad weight in '%s'", key, entry);
         weight[family] = w;
     }
     for (int i = 0; i < family_count(); i++) total += weight[i];
-    if (total <= 0) return error_set(err, ERR_USAGE, "mix: all weights are zero");
+    if (total <= 0) return error_set(err, ERR_USAGE, "%s: all weights are zero", key);
     double sum = 0;
-    for (int i = 0; i < family_count(); i++) p->cumulative_share[i] = (sum += weight[i]) / total;
+    for (int i = 0; i < family_count(); i++) mix->cumulative_share[i] = (sum += weight[i]) / total;
     return OK;
 }
 
-static int sample_family(const struct pretrain *p, struct rng *r) {
+static int mixes_parse(struct pretrain *p, struct error *err) {
+    const struct pretrain_options *o = &p->o;
+    double final = o->final_chain_of_thought;
+    p->mix = (struct mix){.drill = o->drill, .chain_of_thought = o->chain_of_thought};
+    p->final_mix = (struct mix){.chain_of_thought = final < 0 ? o->chain_of_thought : final};
+    if (mix_parse(&p->mix, "mix", &o->mix, err) != OK) return err->code;
+    if (o->final_mix.n > 0) return mix_parse(&p->final_mix, "final_mix", &o->final_mix, err);
+    p->final_mix = p->mix;
+    return OK;
+}
+
+static int sample_family(const struct mix *mix, struct rng *r) {
     double u = rng_uniform(r);
     for (int i = 0; i < family_count(); i++)
-        if (u < p->cumulative_share[i]) return i;
+        if (u < mix->cumulative_share[i]) return i;
     return family_count() - 1;
+}
+
+/* Whether any sample is of a family. */
+static bool trains_on(const struct pretrain *p, int family) {
+    return p->mix.weight[family] > 0 || p->final_mix.weight[family] > 0;
 }
 
 /* The right answer with probability p, else a random wrong one. */
@@ -120,10 +152,10 @@ static const char *noisy_answer(struct rng *r, const struct task_item *it, float
 
 /* The assistant's reply to an item, malloc'ed. A chain of thought is in the tags of reasoning or
  * follows WORK_PREFIX. */
-static char *reply_text(const struct pretrain_options *o, struct rng *r,
+static char *reply_text(const struct pretrain *p, const struct mix *mix, struct rng *r,
                         const struct task_item *it) {
-    bool work = !it->whole_replies && *it->work && rng_uniform(r) < o->chain_of_thought;
-    if (!work || rng_uniform(r) >= o->think) return task_item_reply(it, work);
+    bool work = !it->whole_replies && *it->work && rng_uniform(r) < mix->chain_of_thought;
+    if (!work || rng_uniform(r) >= p->o.think) return task_item_reply(it, work);
     return xasprintf("<think>\n%s\n</think>\n\n" ANSWER_PREFIX " %s", it->work,
                      it->choices[it->correct]);
 }
@@ -156,32 +188,32 @@ static void chat_add_debate(struct sample_chat *chat, struct rng *r, const struc
 }
 
 /* Appends an item's question, the reply, and its further questions with their answers. */
-static void chat_add_question(struct sample_chat *chat, const struct pretrain_options *o,
-                              struct rng *r, const struct task_item *it) {
+static void chat_add_question(struct sample_chat *chat, const struct pretrain *p,
+                              const struct mix *mix, struct rng *r, const struct task_item *it) {
     messages_add(chat->messages, "user", it->question);
-    messages_add_owned(chat->messages, "assistant", reply_text(o, r, it));
+    messages_add_owned(chat->messages, "assistant", reply_text(p, mix, r, it));
     for (int i = 0; i < it->n_follow_ups; i++) {
         messages_add(chat->messages, "user", it->follow_ups[i].question);
         messages_add_answer(chat->messages, it->follow_ups[i].answer);
     }
 }
 
-static struct sample_chat chat_sample(const struct pretrain_options *o, struct rng *r,
-                                      const struct task_item *it) {
+static struct sample_chat chat_sample(const struct pretrain *p, const struct mix *mix,
+                                      struct rng *r, const struct task_item *it) {
     struct sample_chat chat = {.messages = json_array(),
                                .tools = json_incref(json_object_get(it->chat, "tools"))};
-    if (rng_uniform(r) < o->system)
+    if (rng_uniform(r) < p->o.system)
         messages_add(chat.messages, "system", built_in_personas[rng_below(r, 3)].system);
     if (it->chat) {
         json_array_extend(chat.messages, json_object_get(it->chat, "messages"));
-        messages_add_owned(chat.messages, "assistant", reply_text(o, r, it));
+        messages_add_owned(chat.messages, "assistant", reply_text(p, mix, r, it));
         return chat;
     }
-    if (rng_uniform(r) < o->debate && !it->whole_replies) {
+    if (rng_uniform(r) < p->o.debate && !it->whole_replies) {
         chat_add_debate(&chat, r, it);
-        messages_add_owned(chat.messages, "assistant", reply_text(o, r, it));
+        messages_add_owned(chat.messages, "assistant", reply_text(p, mix, r, it));
     } else {
-        chat_add_question(&chat, o, r, it);
+        chat_add_question(&chat, p, mix, r, it);
     }
     return chat;
 }
@@ -204,11 +236,12 @@ static void copy_task_item(struct rng *r, struct task_item *out) {
                               .choices = {text.data, xstrdup("?")}};
 }
 
-static void item_sample(const struct pretrain *p, struct rng *r, struct task_item *out) {
-    if (rng_uniform(r) < p->o.drill)
+static void item_sample(const struct pretrain *p, const struct mix *mix, struct rng *r,
+                        struct task_item *out) {
+    if (rng_uniform(r) < mix->drill)
         copy_task_item(r, out);
     else
-        family_item(sample_family(p, r), SPLIT_TRAIN, (uint64_t)p->o.seed, rng_u32(r), true, out);
+        family_item(sample_family(mix, r), SPLIT_TRAIN, (uint64_t)p->o.seed, rng_u32(r), true, out);
 }
 
 /* Clears the mask of all turns but the last one. Returns the number of tokens up to its end: the
@@ -228,14 +261,14 @@ static int turn_bytes(const struct task_item *it) {
 }
 
 /* Appends up to `n` further questions while the sample, of `bytes` bytes, surely fits. */
-static void chat_add_questions(const struct pretrain *p, struct rng *r, int n, int bytes,
-                               struct sample_chat *chat) {
+static void chat_add_questions(const struct pretrain *p, const struct mix *mix, struct rng *r,
+                               int n, int bytes, struct sample_chat *chat) {
     for (; n > 0 && bytes < p->model->config.max_seq_len / 2; n--) {
         struct task_item it;
-        item_sample(p, r, &it);
+        item_sample(p, mix, r, &it);
         bytes += turn_bytes(&it);
         if (!it.chat && bytes < p->model->config.max_seq_len / 2)
-            chat_add_question(chat, &p->o, r, &it);
+            chat_add_question(chat, p, mix, r, &it);
         task_item_release(&it);
     }
 }
@@ -263,10 +296,12 @@ static int make_sample(const struct pretrain *p, uint32_t update, uint32_t row,
                        struct train_sample *out, struct error *err) {
     struct rng r = rng_make((uint64_t)p->o.seed, RNG_DATA, update, row);
     struct task_item it;
-    item_sample(p, &r, &it);
-    struct sample_chat chat = chat_sample(&p->o, &r, &it);
+    const struct mix *mix = update < p->o.final_mix_from ? &p->mix : &p->final_mix;
+    item_sample(p, mix, &r, &it);
+    struct sample_chat chat = chat_sample(p, mix, &r, &it);
     int more = rng_uniform(&r) < p->o.multi_turn ? 1 + (int)rng_below(&r, MAX_TURNS - 1) : 0;
-    if (!it.chat && !chat.only_last_turn) chat_add_questions(p, &r, more, turn_bytes(&it), &chat);
+    if (!it.chat && !chat.only_last_turn)
+        chat_add_questions(p, mix, &r, more, turn_bytes(&it), &chat);
     task_item_release(&it);
     int rc = sample_encode(p, &chat, out, err);
     sample_chat_release(&chat);
@@ -308,7 +343,7 @@ static void tokenizer_text_add_item(const struct pretrain *p, int family, uint32
     size_t k;
     json_t *m;
     family_item(family, SPLIT_TRAIN, (uint64_t)p->o.seed, i, false, &it);
-    struct sample_chat chat = chat_sample(&p->o, &r, &it);
+    struct sample_chat chat = chat_sample(p, &p->mix, &r, &it);
     char *tools = chat.tools ? json_dumps(chat.tools, 0) : NULL;
     json_array_foreach (chat.messages, k, m)
         buf_printf(text, "<|im_start|>%s\n%s<|im_end|>\n", json_get_string(m, "role"),
@@ -319,7 +354,7 @@ static void tokenizer_text_add_item(const struct pretrain *p, int family, uint32
     task_item_release(&it);
 }
 
-/* Trains on the families of the mix, and always on those of the first starter model. */
+/* Trains on the families of `mix`, and always on those of the first starter model. */
 static struct tokenizer *train_tokenizer(const struct pretrain *p, struct error *err) {
     enum { CHATML = 3, MAX_SPECIALS = 64, FAMILY_BYTES = 1 << 20 };
     const char *specials[MAX_SPECIALS] = {"<|endoftext|>", "<|im_start|>", "<|im_end|>"};
@@ -337,7 +372,7 @@ static struct tokenizer *train_tokenizer(const struct pretrain *p, struct error 
     struct buf text = {0};
     for (int f = 0; f < family_count(); f++) {
         size_t begin = text.len;
-        if (f >= fry_count() && p->weight[f] <= 0) continue;
+        if (f >= fry_count() && p->mix.weight[f] <= 0) continue;
         for (uint32_t i = 0; i < (uint32_t)p->o.tokenizer_items && text.len < begin + FAMILY_BYTES;
              i++)
             tokenizer_text_add_item(p, f, i, &text);
@@ -355,14 +390,14 @@ enum { LONG_TOKENS = 1024 }; /* families with longer items get a tenth of the de
 static int log_accuracy(struct pretrain *p, int64_t update, struct error *err) {
     struct engine_options eo = {.max_rows = 512, .max_seqs = 256, .pool = p->pool};
     for (int f = 0; f < family_count(); f++)
-        if (p->weight[f] > 0) eo.max_len = MAX(eo.max_len, family_max_tokens(f));
+        if (trains_on(p, f)) eo.max_len = MAX(eo.max_len, family_max_tokens(f));
     eo.max_len = MIN(eo.max_len, p->model->config.max_seq_len);
     struct engine *e = engine_new(p->model, &eo, err);
     json_t *line = json_pack("{s:I}", "accuracy_at", (json_int_t)update);
     struct buf text = {0};
     int rc = e ? OK : err->code;
     for (int f = 0; rc == OK && f < family_count(); f++) {
-        if (p->weight[f] <= 0) continue;
+        if (!trains_on(p, f)) continue;
         struct eval_score s = {0};
         int64_t n =
             family_max_tokens(f) > LONG_TOKENS ? MAX(p->o.eval_items / 10, 1) : p->o.eval_items;
@@ -392,13 +427,52 @@ static double cpu_seconds(void) {
            1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
 }
 
+/* Copies a line that an earlier process wrote, if the checkpoint includes its update. Drops an
+ * incomplete last line and lines in another format. */
+static int log_copy_line(struct pretrain *p, const char *text, size_t len, int64_t done,
+                         struct atomic_file *w, struct error *err) {
+    static const char *const keys[] = {"update", "accuracy_at", "checkpoint_at"};
+    json_t *line = json_loadb(text, len, 0, NULL);
+    const json_t *update = NULL, *seconds = json_object_get(line, "seconds");
+    for (int i = 0; i < (int)ARRAY_LEN(keys) && !update; i++)
+        update = json_object_get(line, keys[i]);
+    int rc = OK;
+    if (text[len - 1] == '\n' && json_is_integer(update) && json_integer_value(update) <= done) {
+        rc = atomic_file_write(w, text, len, err);
+        if (seconds) p->seconds_before = json_number_value(seconds);
+        if (seconds)
+            p->cpu_seconds_before = json_number_value(json_object_get(line, "cpu_seconds"));
+    }
+    json_decref(line);
+    return rc;
+}
+
+/* Rewrites the log without the lines after update `done`, then opens it for appending. */
+static int log_open(struct pretrain *p, const char *path, int64_t done, struct error *err) {
+    struct atomic_file w = {0};
+    FILE *old = done > 0 ? fopen(path, "r") : NULL;
+    char *text = NULL;
+    size_t cap = 0;
+    ssize_t len;
+    int rc = atomic_file_open(&w, path, err);
+    while (rc == OK && old && (len = getline(&text, &cap, old)) > 0)
+        rc = log_copy_line(p, text, (size_t)len, done, &w, err);
+    if (rc == OK) rc = atomic_file_commit(&w, err);
+    atomic_file_abort(&w);
+    if (old) fclose(old);
+    free(text);
+    if (rc == OK && !(p->log = fopen(path, "a"))) rc = error_errno(err, "cannot write '%s'", path);
+    return rc;
+}
+
 static void update_log(const struct pretrain *p, int64_t update, const struct update_stats *st,
                        int64_t tokens) {
     double seconds = clock_now() - p->started;
     fprintf(p->log,
             "{\"update\":%d,\"loss\":%.5f,\"grad_norm\":%.4f,\"tokens_per_s\":%.0f,"
             "\"seconds\":%.1f,\"cpu_seconds\":%.1f}\n",
-            (int)update, st->loss, st->grad_norm, (double)tokens / seconds, seconds, cpu_seconds());
+            (int)update, st->loss, st->grad_norm, (double)tokens / seconds,
+            p->seconds_before + seconds, p->cpu_seconds_before + cpu_seconds());
     fflush(p->log);
 }
 
@@ -420,6 +494,7 @@ static int train_until(struct pretrain *p, int64_t stop, struct error *err) {
     int64_t tokens = 0, first = trainer_update_count(p->trainer);
     char detail[96] = "";
     progress_start(&bar, "pretrain", p->o.steps);
+    progress_resume(&bar, first);
     for (int64_t u = first; u < stop; u++) {
         if (train_update(p, (uint32_t)u, &st, err) != OK)
             return error_wrap(err, "update %d", (int)u + 1);
@@ -496,7 +571,7 @@ json_t *pretrain_plan(const struct pretrain_options *o, const char *dir, struct 
     struct pretrain p = {.o = *o};
     struct model_config c;
     enum tensor_type dtype;
-    if (parse_mix(&p, err) != OK || weight_type_parse(o->dtype, &dtype, err) != OK ||
+    if (mixes_parse(&p, err) != OK || weight_type_parse(o->dtype, &dtype, err) != OK ||
         model_preset_find(o->shape, &c, err) != OK)
         return NULL;
     c.vocab_size = (int32_t)o->vocab;
@@ -519,13 +594,12 @@ int pretrain_run(const struct pretrain_options *o, const char *dir, int64_t stop
     char *log = path_join(dir, "log.jsonl");
     int64_t stop = stop_at ? MIN(stop_at, o->steps) : o->steps;
     enum tensor_type dtype;
-    int rc = parse_mix(&p, err), lock = -1;
+    int rc = mixes_parse(&p, err), lock = -1;
     if (rc == OK) rc = weight_type_parse(o->dtype, &dtype, err);
     if (rc == OK) rc = dir_make(dir, err);
     if (rc == OK && (lock = dir_lock(dir, "folder", err)) < 0) rc = lock;
-    if (rc == OK && !(p.log = fopen(log, path_exists(p.checkpoint) ? "a" : "w")))
-        rc = error_errno(err, "cannot write '%s'", log);
     if (rc == OK) rc = pretrain_open(&p, err);
+    if (rc == OK) rc = log_open(&p, log, trainer_update_count(p.trainer), err);
     if (rc == OK) rc = train_until(&p, stop, err);
     if (rc == OK) rc = model_write_hf(p.model, dir, dtype, err);
     if (rc == OK && stop == o->steps) unlink(p.checkpoint);

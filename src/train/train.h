@@ -270,10 +270,10 @@ void policy_advantages(enum train_method method, const double *rewards, int64_t 
 struct pretrain_options { /* meanings and defaults: pretrain_option_rows */
     char *shape, *chat_template, *dtype;
     int64_t vocab, tokenizer_items, steps, rows, warmup_steps, seed, eval_every, eval_items,
-        save_every;
+        save_every, final_mix_from;
     double lr, min_lr_ratio, beta2, weight_decay, max_grad_norm, chain_of_thought, think,
-        multi_turn, debate, drill, system;
-    struct strings mix, special_tokens;
+        multi_turn, debate, drill, system, final_chain_of_thought;
+    struct strings mix, final_mix, special_tokens;
     int64_t prose;
 };
 extern const struct option_row pretrain_option_rows[];

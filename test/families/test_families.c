@@ -528,14 +528,54 @@ static void check_work_of_sums(const struct task_item *it) {
     assert_int_equal(total, answer);
 }
 
-/* The derivation ends with the answer to the judged question. */
-static void solve_judge(const struct task_item *it, char *out) {
+/* The proposed answer in a question of judge and verify. */
+static const char *proposed_of(const struct task_item *it, size_t *len) {
     const char *line = strrchr(it->question, '\n') + 1;
     const char *begin = strstr(line, ": ") ? strstr(line, ": ") + 2 : strstr(line, "：") + 3;
     const char *end = strstr(begin, "。") ? strstr(begin, "。") : strstr(begin, ". right?");
-    size_t n = (size_t)(end - begin), n_work = strlen(it->work);
-    bool same = n_work >= n && strncmp(it->work + n_work - n, begin, n) == 0 &&
+    *len = (size_t)(end - begin);
+    return begin;
+}
+
+/* The derivation ends with the answer to the judged question. */
+static void solve_judge(const struct task_item *it, char *out) {
+    size_t n, n_work = strlen(it->work);
+    const char *proposed = proposed_of(it, &n);
+    bool same = n_work >= n && strncmp(it->work + n_work - n, proposed, n) == 0 &&
                 (n_work == n || it->work[n_work - n - 1] == ' ');
+    strcpy(out, same ? "yes" : "no");
+}
+
+/* Appends the symbols of the comparison in a derivation of verify: of the answer, and of the
+ * proposed answer. Returns the word after them. */
+static const char *pairs_of(const char *work, char answer[64], char proposed[64]) {
+    const char *p = strrchr(work, ':') + 1, *more = p;
+    char a[32], b[32];
+    int n;
+    answer[0] = proposed[0] = '\0';
+    for (; more; p += n) {
+        assert_int_equal(sscanf(p, " %31s %31s%n", a, b, &n), 2);
+        more = b[strlen(b) - 1] == ',' && b[1] ? p : NULL;
+        if (more) b[strlen(b) - 1] = '\0';
+        assert_true(!more || strcmp(a, b) == 0);
+        strcat(answer, strcmp(a, "-") == 0 ? "" : a);
+        strcat(proposed, strcmp(b, "-") == 0 ? "" : b);
+    }
+    return p + 1;
+}
+
+/* The derivation compares the answer, which precedes the colon, with the proposed one: all symbols
+ * or those up to the first difference. */
+static void solve_verify(const struct task_item *it, char *out) {
+    char answer[64], proposed[64], want[64] = "";
+    size_t n;
+    const char *text = proposed_of(it, &n), *word = pairs_of(it->work, answer, proposed);
+    bool same = strcmp(word, "same") == 0;
+    assert_true(same || strcmp(word, "differ") == 0);
+    assert_int_equal(same, strcmp(answer, proposed) == 0);
+    for (size_t i = 0; i < n; i++)
+        if (text[i] != ' ') strncat(want, &text[i], 1);
+    assert_int_equal(strncmp(want, proposed, same ? strlen(want) + 1 : strlen(proposed)), 0);
     strcpy(out, same ? "yes" : "no");
 }
 
@@ -681,6 +721,8 @@ static void solve(const char *family, const struct task_item *it, char *out) {
         solve_sums(it, out);
     else if (strcmp(family, "judge") == 0)
         solve_judge(it, out);
+    else if (strcmp(family, "verify") == 0)
+        solve_verify(it, out);
     else if (strcmp(family, "deduction") == 0)
         solve_deduction(it, out);
     else if (strcmp(family, "retrieval") == 0 || strcmp(family, "needle") == 0)

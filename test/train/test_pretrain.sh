@@ -31,6 +31,8 @@ special_tokens: ["<|image|>", "<think>", "</think>"]
 prose: 2
 chat_template: chat_template.jinja
 mix: [copy=1, sums=1, dialogue=0.5, tools=0.5, about=1]
+final_mix: [copy=1, verify=2]
+final_mix_from: 6
 chain_of_thought_fraction: 0.5
 think: 0.5
 multi_turn: 0.5
@@ -44,11 +46,22 @@ save_every: 5
 seed: 7
 END
 pretrain recipe.yaml --out whole && ok "a run" || bad "a run" "$(cat out)"
-pretrain recipe.yaml --out parts --stop-at 4 --threads 1 && pretrain recipe.yaml --out parts --stop-at 7 && pretrain recipe.yaml --out parts ||
+pretrain recipe.yaml --out parts --stop-at 4 --threads 1 && pretrain recipe.yaml --out parts --stop-at 7 &&
+    echo '{"update":9,"loss":9}' >>parts/log.jsonl && pretrain recipe.yaml --out parts ||
     bad "a run in parts" "$(cat out)"
 same "a run in three parts makes the same weights" "$(weights whole)" "$(weights parts)"
 same "checkpoints have the same bits" "$(checkpoint whole 5)" "$(checkpoint parts 5)"
+kept() { grep -oE '"(update|accuracy_at|checkpoint_at)":[0-9]+' "$1/log.jsonl" | tr '\n' ' '; }
+same "the log of a run in parts has the updates of a whole one, none after a checkpoint twice" "$(kept whole | sed 's/"checkpoint_at":5 /"checkpoint_at":4 "checkpoint_at":5 "checkpoint_at":7 /')" "$(kept parts)"
 if [ -e parts/checkpoint.bin ]; then bad "a finished run has no checkpoint" "it has"; else ok "a finished run has no checkpoint"; fi
+sed '/^final_mix/d' recipe.yaml >one-mix.yaml
+pretrain one-mix.yaml --out one-mix
+same "final_mix changes nothing before its update" "$(checkpoint whole 5)" "$(checkpoint one-mix 5)"
+if [ "$(checkpoint whole 10)" = "$(checkpoint one-mix 10)" ]; then bad "final_mix changes the samples" "it does not"; else ok "final_mix changes the samples"; fi
+same "the accuracy covers both mixes" "$(grep -oE '"(verify|sums)":' whole/log.jsonl | sort | tr '\n' ' ')" '"sums": "verify": '
+sed 's/verify=2/verfy=2/' recipe.yaml >typo.yaml
+pretrain typo.yaml --out typo
+grep -q "final_mix: no task family in 'verfy=2'" out && ok "an unknown family is refused" || bad "an unknown family is refused" "$(cat out)"
 SHOAL_CPU=scalar pretrain recipe.yaml --out scalar --stop-at 2
 pretrain recipe.yaml --out native --stop-at 2
 same "the scalar level makes the same bits" "$(checkpoint scalar 2)" "$(checkpoint native 2)"

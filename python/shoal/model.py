@@ -159,8 +159,9 @@ class Model:
         data: a file of conversations, or {name: file, …} for one adapter each
         out: the folder of the adapter, or of the adapters by name
         options: those of the command, such as r=8, lr=4e-3, max_steps=60; reports go to the folder runs ("runs")
-        Returns {adapter, dir, hash, first_loss, last_loss, published, …} for each adapter. An adapter that is not
-        better than the version before has published: False, and is saved in another folder.
+        Returns {adapter, dir, hash, first_loss, last_loss, published, effect, …} for each adapter; effect has the
+        losses and some replies before and after. An adapter that is not better than the version before has
+        published: False, and is saved in another folder.
         """
         return self._json(lib.shoal_train, options_of({"data": data, "out": out, **options}), progress=progress)
 

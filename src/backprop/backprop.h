@@ -16,16 +16,17 @@
 #include "data/data.h"
 
 enum lr_schedule { LR_COSINE, LR_LINEAR, LR_CONSTANT };
-/* Filled from train_option_rows; the comments are the defaults. Names as in PEFT and TRL. */
+/* Filled from train_option_rows; the comments are the defaults. Names as in PEFT and TRL. epochs,
+ * lr, bsz and grad_accum are 0 until train/defaults.c has set them. */
 struct train_options {
     int64_t r;           /* 32 */
     double lora_alpha;   /* 0: 2·r */
     double lora_dropout; /* 0.05 */
-    double epochs;       /* 1 */
+    double epochs;       /* 0: by the data */
     int64_t max_steps;   /* 0: from epochs */
-    double lr;           /* 2e-4 */
-    int64_t bsz;         /* 1 sample per adapter and micro-batch */
-    int64_t grad_accum;  /* 16 */
+    double lr;           /* 0: by the model */
+    int64_t bsz;         /* 0: by the data; samples per adapter and micro-batch */
+    int64_t grad_accum;  /* 0: by the data */
     char *lr_scheduler;  /* cosine */
     double warmup_ratio; /* 0.03 */
     double min_lr_ratio; /* 0 */

@@ -71,9 +71,58 @@ static void comparison_print(const char *what, const struct gate_comparison *p) 
            what, (long long)p->n, p->before, p->after, p->gain.value, p->gain.lo, p->gain.hi, p->p);
 }
 
-static void result_print(const struct train_result *r) {
-    printf("%s: loss %.4f to %.4f, wrote '%s'\n", r->job->name, r->job->first_loss,
-           r->job->last_loss, r->dir);
+/* The context of on_result. */
+struct result_context {
+    bool json;
+    int n; /* adapters of the run */
+};
+enum { REPLY_COLUMNS = 100, MAX_ADAPTERS_WITH_REPLIES = 4 };
+
+/* A line of a text, which may be of several. */
+static void line_print(const char *label, const char *text) {
+    struct buf one = {0}, clean = {0};
+    for (const char *p = text; *p; p++) buf_add(&one, *p == '\n' ? " " : p, 1);
+    buf_add(&one, "", 1);
+    size_t n = text_fit(one.data, REPLY_COLUMNS);
+    buf_add_sanitized(&clean, one.data, n);
+    printf("  %-7s %s%s\n", label, clean.data ? clean.data : "", one.data[n] ? " …" : "");
+    buf_release(&one);
+    buf_release(&clean);
+}
+
+/* Replies before and after: all of one adapter, two of each of a few. */
+static void replies_print(const struct train_effect *e, int n_adapters) {
+    const json_t *row;
+    size_t i;
+    json_array_foreach (e->replies, i, row) {
+        if (n_adapters > MAX_ADAPTERS_WITH_REPLIES || (n_adapters > 1 && i == 2)) return;
+        const char *answer = json_get_string(row, "answer"), *after = json_get_string(row, "after");
+        line_print("prompt", json_get_string(row, "prompt"));
+        line_print("before", json_get_string(row, "before"));
+        line_print("after", after);
+        if (strcmp(answer, after) != 0) line_print("data", answer);
+    }
+}
+
+/* A training that made the losses larger went wrong, whatever the log's last lines say. */
+static void effect_warn(const struct train_result *r) {
+    const struct train_effect *e = &r->effect;
+    if (e->n > 0 && e->after >= e->before)
+        log_warn("'%s' became worse: its loss on %d %s samples rose from %.4f to %.4f; try a lower "
+                 "--lr, or more --epochs if there were few updates",
+                 r->job->name, e->n, r->gate.eval.n ? "held-out" : "of its own", e->before,
+                 e->after);
+}
+
+static void result_print(const struct train_result *r, int n_adapters) {
+    const struct train_effect *e = &r->effect;
+    if (e->n > 0)
+        printf("%s: loss %.4f to %.4f on %d %s, wrote '%s'\n", r->job->name, e->before, e->after,
+               e->n, r->gate.eval.n ? "held-out samples" : "of its samples", r->dir);
+    else
+        printf("%s: loss %.4f to %.4f, wrote '%s'\n", r->job->name, r->job->first_loss,
+               r->job->last_loss, r->dir);
+    replies_print(e, n_adapters);
     comparison_print("held out", &r->gate.eval);
     comparison_print("to retain", &r->gate.retain);
     for (int i = 0; i < r->n_families; i++) {
@@ -88,23 +137,34 @@ static void result_print(const struct train_result *r) {
 }
 
 static void on_result(void *ctx, const struct train_result *r) {
-    const struct cli_options *c = ctx;
+    const struct result_context *c = ctx;
     if (c->json)
         cli_print_json(train_result_json(r));
     else
-        result_print(r);
+        result_print(r, c->n);
+    effect_warn(r);
 }
 
 static int train_with_model(const struct cli_options *c, const struct train_command *o,
                             struct model *m, struct pool *pool, struct error *err) {
     struct train_request q;
     struct train_output out = train_settings_output(&o->settings);
+    struct result_context context = {c->json, o->settings.data.n};
     out.on_result = on_result;
-    out.ctx = (void *)(uintptr_t)c;
+    out.ctx = &context;
     int rc = train_request_open(&q, &o->settings, m, pool, err);
     if (rc == OK) rc = o->dry_run ? train_plan_print(c, &q, err) : train_and_publish(&q, &out, err);
     train_request_close(&q);
     return rc;
+}
+
+/* The command that uses the result. */
+static void next_print(const char *model, const struct train_settings *s) {
+    if (log_quiet) return;
+    if (train_settings_output(s).subfolders)
+        printf("next: shoal serve %s --adapter-dir %s\n", model, s->out);
+    else
+        printf("next: shoal chat %s --adapter %s\n", model, s->out);
 }
 
 static int run_train(const struct cli_options *c, const void *options, const struct strings *args,
@@ -124,6 +184,7 @@ static int run_train(const struct cli_options *c, const void *options, const str
     if (m && !m->tok) rc = error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", path);
     if (rc == OK && !o->dry_run && !model_hash(m, err)) rc = err->code; // for lineage
     if (rc == OK) rc = train_with_model(c, o, m, pool, err);
+    if (rc == OK && !o->dry_run && !c->json) next_print(model, &o->settings);
     model_close(m);
     pool_free(pool);
     free(path);

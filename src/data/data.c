@@ -386,6 +386,14 @@ int dataset_load(struct dataset *d, const char *path, const char *form, const st
     return rc;
 }
 
+struct train_sample train_sample_copy(const struct train_sample *s) {
+    struct train_sample copy = *s;
+    copy.tokens = memcpy(xmalloc((size_t)s->n * sizeof *s->tokens), s->tokens,
+                         (size_t)s->n * sizeof *s->tokens);
+    copy.mask = memcpy(xmalloc((size_t)s->n), s->mask, (size_t)s->n);
+    return copy;
+}
+
 void train_sample_release(struct train_sample *s) {
     free(s->tokens);
     free(s->mask);

@@ -19,6 +19,7 @@ struct train_sample {
     int32_t n;
     int32_t adapter; /* index into the trainer's adapters; ignored in full training */
 };
+struct train_sample train_sample_copy(const struct train_sample *s);
 void train_sample_release(struct train_sample *s);
 
 /* Hashes and length of a sample, for lint. A dataset has a digest of every sample of its file. */

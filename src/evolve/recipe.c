@@ -65,6 +65,7 @@ static void recipe_set_defaults(struct evolve_recipe *o) {
     options_default(evolve_recipe_rows, o);
     for (const struct recipe_section *s = sections; s->name; s++)
         options_default(s->rows, (char *)o + s->offset);
+    train_options_fix(&o->finetune);
 }
 
 void evolve_recipe_release(struct evolve_recipe *o) {

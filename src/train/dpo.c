@@ -199,7 +199,7 @@ static void dpo_release(struct dpo_trainer *p) {
 int dpo_run(const struct train_loop *c, const struct rl_options *o, struct error *err) {
     struct dpo_trainer p = dpo_make(c, o);
     int rc = dpo_open(&p, err);
-    if (!rc) train_loop_log_lint(&p.c);
+    if (!rc) rc = train_loop_check_data(&p.c, err);
     for (int j = 0; !rc && j < c->n; j++) rc = reference_logprobs_compute(&p, j, err);
     const struct train_loop_ops step = {dpo_step, dpo_state, dpo_restore, &p};
     if (!rc) rc = train_loop_run(&p.c, &step, err);

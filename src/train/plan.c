@@ -35,11 +35,9 @@ void training_plan_scale(struct training_plan *plan, int64_t counted) {
 
 void training_plan_add_example(struct training_plan *plan, const struct train_sample *s,
                                int adapter) {
-    struct train_sample *to = &plan->first[plan->n_first++];
-    *to = (struct train_sample){.n = s->n, .adapter = adapter};
-    to->tokens = memcpy(xmalloc((size_t)s->n * sizeof *s->tokens), s->tokens,
-                        (size_t)s->n * sizeof *s->tokens);
-    to->mask = memcpy(xmalloc((size_t)s->n), s->mask, (size_t)s->n);
+    struct train_sample copy = train_sample_copy(s);
+    copy.adapter = adapter;
+    plan->first[plan->n_first++] = copy;
 }
 
 int training_plan_time(int (*fn)(void *ctx, struct error *err), void *ctx, double *seconds,

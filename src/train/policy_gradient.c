@@ -567,7 +567,7 @@ int policy_gradient_run(const struct train_loop *c, enum train_method method,
     struct rl_trainer l;
     int rc = rl_trainer_init(&l, c, method, o, reward, err);
     if (!rc) rc = rl_trainer_open(&l, err);
-    if (!rc) train_loop_log_lint(&l.c);
+    if (!rc) rc = train_loop_check_data(&l.c, err);
     const struct train_loop_ops step = {rl_trainer_step, rl_trainer_state, rl_trainer_restore, &l};
     if (!rc) rc = train_loop_run(&l.c, &step, err);
     for (int j = 0; !rc && j < c->n; j++)

@@ -150,9 +150,12 @@ static char *run_id_make(const char *out, const json_t *recipe) {
     return xasprintf("train-%s%s%.8s", slug, *slug ? "-" : "", hash);
 }
 
-/* All options that determine the training, including those of the method. */
+/* All options that determine the training, including those of the method. Those that follow from
+ * the data count with the former defaults, so that runs of version 0.1 keep their names. */
 static json_t *method_options_json(const struct train_request *q) {
-    json_t *all = options_json(train_option_rows, q->train), *method_options;
+    struct train_options named = *q->train;
+    train_options_fix(&named);
+    json_t *all = options_json(train_option_rows, &named), *method_options;
     if (q->method == METHOD_SFT) return all;
     method_options = q->method == METHOD_ES ? options_json(es_option_rows, q->es)
                                             : options_json(rl_option_rows, q->policy);
@@ -286,6 +289,17 @@ static int gated_job_measure(struct recorded_run *r, struct gated_job *t, struct
     return rc;
 }
 
+/* The effect on held-out samples, if there are any, else on some of the training data. */
+static int effect_measure(struct recorded_run *r, struct gated_job *t, struct error *err) {
+    struct train_job *job = (struct train_job *)(uintptr_t)t->result.job;
+    struct dataset held_out = t->eval.n > 0 ? train_samples_keep(&t->eval) : (struct dataset){0};
+    struct train_effect *e = &t->result.effect;
+    int rc = train_effect_measure(r->q->m, held_out.n ? &held_out : &job->samples, job->start,
+                                  job->result, r->q->pool, e, err);
+    dataset_release(&held_out);
+    return rc;
+}
+
 /* reports */
 
 static json_t *families_json(const struct train_result *r) {
@@ -323,6 +337,7 @@ static json_t *result_row(const struct train_result *r) {
 
 json_t *train_result_json(const struct train_result *r) {
     json_t *v = result_row(r);
+    json_object_set_new(v, "effect", train_effect_json(&r->effect));
     json_object_set_new(v, "gate", gate_json(&r->gate));
     json_object_set_new(v, "retain_families", families_json(r));
     return v;
@@ -340,7 +355,8 @@ static int gated_job_report(struct recorded_run *r, struct gated_job *t, struct 
 
 static int gated_job_finish(struct recorded_run *r, struct gated_job *t, struct train_job *job,
                             struct error *err) {
-    if (gated_job_measure(r, t, job->result, err) != OK) return err->code;
+    if (gated_job_measure(r, t, job->result, err) != OK || effect_measure(r, t, err) != OK)
+        return err->code;
     json_t *notes = notes_json(r, t);
     int rc;
     if (t->result.gate.publish) {
@@ -390,6 +406,12 @@ static int report_finish(struct recorded_run *r, struct error *err) {
         json_array_append_new(results, row);
     }
     train_log_section(r->log, "Results", results);
+    for (int i = 0; i < r->q->n; i++) {
+        const struct train_effect *e = &r->gated_jobs[i].result.effect;
+        char *title = xasprintf("Replies of %s", r->gated_jobs[i].name);
+        if (e->replies) train_log_section(r->log, title, json_incref(e->replies));
+        free(title);
+    }
     train_log_section(r->log, "Gate: before and after on the same items", gate);
     return train_log_report(r->log, err);
 }
@@ -420,6 +442,7 @@ static void gated_job_release(struct gated_job *t) {
     adapter_release(t->baseline);
     dataset_release(&t->eval);
     dataset_release(&t->retain);
+    json_decref(t->result.effect.replies);
     free(t->dir);
     free(t->where);
 }

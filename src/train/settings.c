@@ -95,7 +95,8 @@ static struct train_job job_make(const struct train_settings *s, const char *dat
                               .data = equals ? equals + 1 : data,
                               .format = s->format,
                               .eval_data = data_file_for_adapter(&s->gate.eval_data, name),
-                              .start = start ? adapter_retain(start) : NULL};
+                              .start = start ? adapter_retain(start) : NULL,
+                              .keep_samples = true};
 }
 
 int train_request_open(struct train_request *q, const struct train_settings *s, struct model *m,
@@ -116,6 +117,7 @@ void train_request_close(struct train_request *q) {
     for (int i = 0; i < q->n; i++) {
         adapter_release(q->jobs[i].start);
         adapter_release(q->jobs[i].result);
+        dataset_release(&q->jobs[i].samples);
         free((char *)(uintptr_t)q->jobs[i].name);
     }
     free(q->jobs);

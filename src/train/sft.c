@@ -19,7 +19,8 @@ struct job_data { /* the data of one job */
 
 struct sft_trainer {
     struct train_loop c;
-    struct job_data *job_data;          /* [c.n] */
+    struct train_options options; /* of the run: c.o, with the values that follow from the data */
+    struct job_data *job_data;    /* [c.n] */
     const struct es_options *estimates; /* options of `es`, or NULL */
     /* estimates gradients, instead of backward passes; NULL if `estimates` is NULL */
     struct es *es;
@@ -123,6 +124,7 @@ static int data_open(struct sft_trainer *r, struct error *err) {
             break;
         }
         r->c.data[j] = f->data.hash;
+        if (r->c.jobs[j].keep_samples) r->c.jobs[j].samples = train_samples_keep(&f->data);
         rc = epoch_shuffle_init(&f->order, f->data.n, err);
         if (!rc) rc = job_lint(r, j, &eval, err);
     }
@@ -136,6 +138,26 @@ static int64_t largest_dataset_size(const struct sft_trainer *r) {
     return max;
 }
 
+/* Sets the options that the user left to the data, and prints them. */
+static void options_adapt(struct sft_trainer *r) {
+    struct train_options *o = &r->options;
+    int64_t n = largest_dataset_size(r);
+    bool adapted =
+        o->bsz == 0 || o->grad_accum == 0 || o->lr == 0 || (o->epochs == 0 && o->max_steps == 0);
+    if (r->estimates)
+        train_options_fix(o);
+    else
+        train_options_adapt(o, n, r->c.m->config.d_model);
+    r->c.o = o;
+    r->per_update = o->bsz * o->grad_accum;
+    if (adapted)
+        log_info(
+            "%lld updates of %lld samples, learning rate %.2g; --epochs or --max-steps, --bsz, "
+            "--grad-accum and --lr choose others",
+            (long long)train_loop_count_steps(&r->c, n, r->per_update), (long long)r->per_update,
+            o->lr);
+}
+
 /* Checks the options, reads the data, and makes the trainer; in this order, because reading may
  * take long. */
 static int sft_open(struct sft_trainer *r, struct error *err) {
@@ -144,6 +166,7 @@ static int sft_open(struct sft_trainer *r, struct error *err) {
     if (!rc) rc = optim_parse(r->c.o->optim, &optim, err);
     if (!rc) rc = data_open(r, err);
     if (rc) return rc;
+    options_adapt(r);
     r->c.per_step = 1;
     r->c.steps = train_loop_count_steps(&r->c, largest_dataset_size(r), r->per_update);
     r->batch = try_calloc((size_t)r->per_update * (size_t)r->c.n, sizeof *r->batch, err);
@@ -161,7 +184,7 @@ static struct sft_trainer sft_make(const struct model *m, struct train_job *jobs
         .c = train_loop_make(m, jobs, n, o, es ? METHOD_ES : METHOD_SFT, pool),
         .job_data = xcalloc((size_t)n, sizeof(struct job_data)),
         .estimates = es,
-        .per_update = o->bsz * o->grad_accum};
+        .options = *o};
 }
 
 static void sft_release(struct sft_trainer *r) {
@@ -184,7 +207,7 @@ int sft_run_with_callbacks(const struct model *m, struct train_job *jobs, int n,
     r.c.checkpoint = checkpoint;
     r.c.callbacks = callbacks;
     int rc = sft_open(&r, err);
-    if (!rc) train_loop_log_lint(&r.c);
+    if (!rc) rc = train_loop_check_data(&r.c, err);
     if (!rc) rc = train_loop_run(&r.c, &ops, err);
     sft_release(&r);
     return rc;
@@ -286,8 +309,8 @@ int sft_plan_make(const struct model *m, struct train_job *jobs, int n,
         out->samples_per_update = r.per_update;
         out->samples = r.c.steps * r.per_update * n;
         passes_count(&r, out);
-        out->first = xcalloc((size_t)(o->bsz * n), sizeof *out->first);
-        for (int64_t i = 0; i < o->bsz; i++)
+        out->first = xcalloc((size_t)(r.options.bsz * n), sizeof *out->first);
+        for (int64_t i = 0; i < r.options.bsz; i++)
             for (int j = 0; j < n; j++)
                 training_plan_add_example(out, sample_at(&r.job_data[j], o->seed, i), j);
         rc = plan_measure(&r, out, err);

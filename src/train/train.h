@@ -14,6 +14,14 @@
 #include "eval/eval.h"
 #include "store/store.h"
 
+/* options */
+
+/* Sets epochs, lr, bsz and grad_accum that are 0, for supervised fine-tuning on `n` samples (of the
+ * largest dataset) and a model of d_model `width`; see defaults.c. */
+void train_options_adapt(struct train_options *o, int64_t n, int32_t width);
+/* Sets those that are 0 to 1, 2e-4, 1 and 16: the values of the other methods. */
+void train_options_fix(struct train_options *o);
+
 /* runs */
 
 /* sft_run fine-tunes n adapters together, one dataset each, with the same options. It saves a
@@ -26,8 +34,12 @@ struct train_job {
                                `data` contains too; training does not use the file */
     struct adapter *start;  /* NULL: a new adapter, initialised from a hash of name and seed */
     struct adapter *result; /* set on success; the caller releases it */
-    double first_loss, last_loss;
-    struct lint lint; /* report on `data`; set before training begins */
+    double first_loss, last_loss; /* of the first update and of the last, on their own samples */
+    struct lint lint;             /* report on `data`; set before training begins */
+    /* Whether sft and es set `samples` to some samples of the data, for train_effect_measure; the
+     * caller releases them. */
+    bool keep_samples;
+    struct dataset samples;
 };
 int sft_run(const struct model *m, struct train_job *jobs, int n, const struct train_options *o,
             struct pool *pool, const char *checkpoint, FILE *log, struct error *err);
@@ -372,15 +384,31 @@ struct family_result {
     struct stats_mcnemar change; /* after - before */
     double p_holm;               /* corrected for the number of families */
 };
+/* The model before and after a training on the same samples (effect.c). */
+struct train_effect {
+    int n;                /* samples; 0: not measured */
+    double before, after; /* mean over the samples of the loss, in nats per token */
+    json_t *replies;      /* [{prompt, answer, before, after}] greedy replies, or NULL */
+};
+/* Some samples of d, copied. */
+struct dataset train_samples_keep(const struct dataset *d);
+/* `before`: NULL for the base model. The caller releases out->replies. */
+int train_effect_measure(const struct model *m, const struct dataset *d, struct adapter *before,
+                         struct adapter *after, struct pool *pool, struct train_effect *out,
+                         struct error *err);
+/* {samples, before, after, replies}; null if it was not measured. */
+json_t *train_effect_json(const struct train_effect *e);
+
 struct train_result {
     const struct train_job *job;
+    struct train_effect effect;
     const char *dir;  /* the directory with the adapter: the target, or the directory for rejected
                          adapters */
     struct gate gate; /* gate.publish: whether `dir` is the published version */
     struct family_result families[MAX_FAMILIES];
     int n_families;
 };
-/* {adapter, dir, hash, first_loss, last_loss, published, gate, retain_families} */
+/* {adapter, dir, hash, first_loss, last_loss, published, effect, gate, retain_families} */
 json_t *train_result_json(const struct train_result *r);
 
 struct train_output {

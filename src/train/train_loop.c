@@ -35,7 +35,7 @@ void epoch_shuffle_release(struct epoch_shuffle *o) {
 struct train_loop train_loop_make(const struct model *m, struct train_job *jobs, int n,
                                   const struct train_options *o, enum train_method method,
                                   struct pool *pool) {
-    CHECK(n > 0 && o->bsz > 0 && o->grad_accum > 0);
+    CHECK(n > 0);
     for (int j = 0; j < n; j++) jobs[j].result = NULL;
     return (struct train_loop){.m = m,
                                .o = o,
@@ -117,8 +117,20 @@ int train_loop_begin(struct train_loop *c, struct error *err) {
     return c->trainer ? OK : err->code;
 }
 
-void train_loop_log_lint(const struct train_loop *c) {
+int train_loop_check_data(const struct train_loop *c, struct error *err) {
+    int rc = OK;
     for (int j = 0; j < c->n; j++) lint_log(&c->jobs[j].lint, c->jobs[j].name);
+    for (int j = 0; !rc && j < c->n; j++) {
+        const struct lint_matches *same = &c->jobs[j].lint.eval_samples;
+        if (same->n > 0)
+            rc = error_set(err, ERR_STATE,
+                           "%d of %d evaluation samples are in the data of '%s' (line %d is line %d "
+                           "of '%s'): nothing can be measured on them; take them out of one of the "
+                           "files",
+                           same->n, c->jobs[j].lint.n_eval, c->jobs[j].name, same->other,
+                           same->line, c->jobs[j].data);
+    }
+    return rc;
 }
 
 static float lr_of_update(const struct train_loop *c, int64_t u) {
@@ -268,8 +280,10 @@ int train_loop_run(struct train_loop *c, const struct train_loop_ops *s, struct 
         s->restore(s->ctx, NULL);
     if (!rc) rc = callbacks_begin(c, err);
     if (rc) return error_add_resume_hint(c, err);
+    int64_t first = trainer_update_count(c->trainer) / c->per_step;
     progress_start(&bar, "training", c->steps);
-    for (int64_t i = trainer_update_count(c->trainer) / c->per_step; !rc && i < c->steps; i++) {
+    progress_resume(&bar, first);
+    for (int64_t i = first; !rc && i < c->steps; i++) {
         rc = step_run(c, s, i, detail, err);
         progress_update(&bar, i + 1, detail);
         if (!rc) rc = log_check_cancelled(err);
@@ -301,6 +315,7 @@ int rl_run_with_callbacks(const struct model *m, struct train_job *jobs, int n,
                           const struct train_callbacks *callbacks, struct error *err) {
     struct train_options no_dropout = *o;
     no_dropout.lora_dropout = 0;
+    train_options_fix(&no_dropout);
     CHECK(method >= METHOD_DPO);
     if (tokenizer_check(m, err)) return err->code;
     struct train_loop c = train_loop_make(m, jobs, n, &no_dropout, method, pool);
@@ -324,6 +339,7 @@ int rl_plan_make(const struct model *m, struct train_job *jobs, int n,
                  struct rl_plan *out, struct error *err) {
     struct train_options no_dropout = *o;
     no_dropout.lora_dropout = 0;
+    train_options_fix(&no_dropout);
     *out = (struct rl_plan){0};
     CHECK(method >= METHOD_DPO);
     if (tokenizer_check(m, err)) return err->code;

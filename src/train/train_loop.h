@@ -70,7 +70,9 @@ int32_t train_loop_max_length(const struct train_loop *c);
 int64_t train_loop_count_steps(const struct train_loop *c, int64_t n, int64_t per_step);
 /* Makes the trainer and the initial adapters: those of the jobs, or new ones. */
 int train_loop_begin(struct train_loop *c, struct error *err);
-void train_loop_log_lint(const struct train_loop *c); /* logs the findings of lint */
+/* Logs the findings of lint. Refuses a run whose held-out samples are in its training data: no
+ * comparison on them could publish the result. */
+int train_loop_check_data(const struct train_loop *c, struct error *err);
 /* Resumes from the checkpoint if it exists, runs the remaining steps, and sets the jobs' results.
  */
 int train_loop_run(struct train_loop *c, const struct train_loop_ops *s, struct error *err);

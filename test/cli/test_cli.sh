@@ -398,8 +398,8 @@ if [ -e test/models/fry-1/config.json ]; then
     printf '{"messages":[{"role":"user","content":"a"},{"role":"assistant","content":"b"}]}\n{"messages": [oops\n' >"$tmp/d.jsonl"
     says "a broken line of conversations" 1 "line 2" "$shoal" train test/models/fry-1 --runs "$tmp/runs" --data "$tmp/d.jsonl" --out "$tmp/t"
     head -n 16 data/personas/critic.jsonl >"$tmp/few.jsonl"
-    "$shoal" train test/models/fry-1 --runs "$tmp/runs" --data "$tmp/few.jsonl" --out "$tmp/t1" --r 4 --threads 1 --quiet >/dev/null 2>"$tmp/err" &&
-        "$shoal" train test/models/fry-1 --runs "$tmp/runs" --data "$tmp/few.jsonl" --out "$tmp/t2" --r 4 --threads 2 --quiet >/dev/null 2>"$tmp/err"
+    "$shoal" train test/models/fry-1 --runs "$tmp/runs" --data "$tmp/few.jsonl" --out "$tmp/t1" --r 4 --epochs 1 --threads 1 --quiet >/dev/null 2>"$tmp/err" &&
+        "$shoal" train test/models/fry-1 --runs "$tmp/runs" --data "$tmp/few.jsonl" --out "$tmp/t2" --r 4 --epochs 1 --threads 2 --quiet >/dev/null 2>"$tmp/err"
     same "training gives the same adapter with 1 and 2 threads" "$tmp/t1/adapter_model.safetensors" "$tmp/t2/adapter_model.safetensors"
     cat >"$tmp/train.yaml" <<END
 model: test/models/fry-1
@@ -424,7 +424,7 @@ END
     holds "a dry run shows the targets" "空は?⟦青い。" "$tmp/out"
     holds "a dry run reports duplicates" "1 of 2 samples repeats an earlier one except for case, width or white space (the first: line 2, as in line 1)" "$tmp/out"
     holds "a dry run reports overlap with the evaluation data" "2 of 2 evaluation samples are in the data" "$tmp/out"
-    "$shoal" train test/models/fry-1 --data "$tmp/few.jsonl" --out "$tmp/dry" --dry-run --json --r 4 --bsz 2 --grad-accum 4 >"$tmp/out" 2>"$tmp/err"
+    "$shoal" train test/models/fry-1 --data "$tmp/few.jsonl" --out "$tmp/dry" --dry-run --json --r 4 --epochs 1 --bsz 2 --grad-accum 4 >"$tmp/out" 2>"$tmp/err"
     holds "dry run, --json" '"updates":2,"samples_per_update":8,"samples":16,' "$tmp/out"
     if command -v python3 >/dev/null && ! python3 -c 'import json,sys; json.load(open(sys.argv[1]))' "$tmp/out"; then bad "dry run is JSON" "$(head -c 300 "$tmp/out")"; fi
     absent "a dry run writes no file" "$tmp/dry"
@@ -539,7 +539,8 @@ END
     if [ "$(wc -l <"$tmp/runs/$run/train.jsonl")" = 24 ]; then ok "one line of train.jsonl per update"; else bad "one line of train.jsonl per update" "$(ls -R "$tmp/runs")"; fi
     for f in '<svg' '<td>held out, nats a token</td>' "$run"; do holds "the page has $f" "$f" "$tmp/runs/$run/report.html"; done
     first=$(field hash <"$tmp/out" | tr -d '"')
-    says "a version that is not better is not published" 1 "is not published: it is not better" "$shoal" train test/models/fry-1 --data "$tmp/learn.jsonl" --out "$tmp/agent" --r 4 --lr 0 --runs "$tmp/runs" --eval-data "$tmp/held.jsonl"
+    says "a version that is not better is not published" 1 "is not published: it is not better" "$shoal" train test/models/fry-1 --data "$tmp/learn.jsonl" --out "$tmp/agent" --r 4 --lr 1e-9 --bsz 8 --epochs 1 --runs "$tmp/runs" --eval-data "$tmp/held.jsonl"
+    says "held-out samples that are in the training data" 1 "24 of 24 evaluation samples are in the data of 'adapter' (line 1 is line 1 of" "$shoal" train test/models/fry-1 --data "$tmp/held.jsonl" --out "$tmp/t9" --runs "$tmp/runs" --eval-data "$tmp/held.jsonl"
     set -- "$tmp"/agent/rejected-*
     if [ -e "$1/adapter_model.safetensors" ] && [ -e "$1/version.json" ]; then ok "a rejected version is kept"; else bad "a rejected version is kept" "$(ls "$tmp/agent")"; fi
     if learn --lr 1e-3 --seed 9 --retain copy --retain-n 40 >"$tmp/out"; then ok "a second version is published"; else bad "a second version is published" "$(cat "$tmp/err")"; fi
@@ -622,7 +623,7 @@ END
     says "a section train that would be ignored" 2 "need --then-train DIR" "$shoal" synth "$tmp/r.yaml"
     says "a recipe writes, filters and trains" 0 "" "$shoal" synth "$tmp/synth.yaml" --quiet -- --epochs 1
     same "the recipe's samples are its flags'" "$tmp/s2.jsonl" "$tmp/s4.jsonl"
-    "$shoal" train test/models/fry-1 --data "$tmp/s2.jsonl" --out "$tmp/st2" --r 4 --quiet >/dev/null 2>"$tmp/err"
+    "$shoal" train test/models/fry-1 --data "$tmp/s2.jsonl" --out "$tmp/st2" --r 4 --epochs 1 --quiet >/dev/null 2>"$tmp/err"
     same "its adapter is that of shoal train" "$tmp/st/adapter_model.safetensors" "$tmp/st2/adapter_model.safetensors"
 else
     echo "skip a trained model: test/models/fry-1 is not there"

@@ -189,13 +189,20 @@ static void test_train(void **state) {
 
 static void test_train_rejected(void **state) {
     (void)state;
-    const struct shoal_message *talks[] = {talk, other_talk};
-    write_data("two.jsonl", talks, 2);
+    const struct shoal_message *talks[] = {talk}, *others[] = {other_talk};
+    write_data("one.jsonl", talks, 1);
+    write_data("other.jsonl", others, 1);
+    assert_null(shoal_train(
+        s,
+        OPTIONS(option_path("data", "one.jsonl"), option_path("eval-data", "one.jsonl"),
+                option_path("out", "rejected"), option_path("runs", "runs"), "r=2", "max-steps=1"),
+        NULL, &err));
+    assert_error(err.code, SHOAL_ERR_STATE, "1 of 1 evaluation samples are in the data");
     json_t *v = result_of(
         shoal_train(s,
-                    OPTIONS(option_path("data", "two.jsonl"), option_path("eval-data", "two.jsonl"),
+                    OPTIONS(option_path("data", "one.jsonl"), option_path("eval-data", "other.jsonl"),
                             option_path("out", "rejected"), option_path("runs", "runs"), "r=2",
-                            "lr=0", "max-steps=1"),
+                            "lr=1e-9", "max-steps=1"),
                     NULL, &err));
     assert_true(json_is_false(json_object_get(json_array_get(v, 0), "published")));
     assert_true(strlen(hash_of(v, 0)) == HASH_LEN - 1);

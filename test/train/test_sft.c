@@ -5,6 +5,7 @@
 #define _GNU_SOURCE /* fopencookie */
 #include "train/train.h"
 
+#include <inttypes.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -150,6 +151,9 @@ static void test_plan(void **state) {
     assert_int_equal(p.max_samples, 12);
     assert_true(p.bytes > 2 * sizeof(float) * (size_t)model_param_count(&m->config));
     assert_true(p.pass_seconds > 0 && p.seconds >= p.pass_seconds);
+    assert_int_equal(sft_run(m, jobs, 2, &o, NULL, NULL, NULL, &err), ERR_STATE);
+    assert_non_null(strstr(err.text, "4 of 4 evaluation samples are in the data of 'b'"));
+    jobs[1].eval_data = NULL;
     FILE *log = open_memstream(&log_text, &log_size);
     assert_int_equal(sft_run(m, jobs, 2, &o, NULL, NULL, log, &err), OK);
     fclose(log);
@@ -308,13 +312,39 @@ static void test_layers(void **state) {
     for (size_t i = 0; i < ARRAY_LEN(refused); i++) check_layers(refused[i], 0, &shape);
 }
 
+/* epochs, lr, bsz, grad_accum, separated by blanks, for n samples and a model of this width. */
+static const char *adapted(const char *given, int64_t n, int32_t width) {
+    static char text[64];
+    struct train_options o = {0};
+    assert_int_equal(
+        sscanf(given, "%lf %lf %" SCNd64 " %" SCNd64, &o.epochs, &o.lr, &o.bsz, &o.grad_accum), 4);
+    train_options_adapt(&o, n, width);
+    snprintf(text, sizeof text, "%g %g %d %d", o.epochs, o.lr, (int)o.bsz, (int)o.grad_accum);
+    return text;
+}
+
+static void test_adapted_options(void **state) {
+    (void)state;
+    assert_string_equal(adapted("0 0 0 0", 1, 192), "10 0.0031 1 1");
+    assert_string_equal(adapted("0 0 0 0", 40, 576), "10 0.0013 4 1");
+    assert_string_equal(adapted("0 0 0 0", 160, 2048), "10 0.00049 16 1");
+    assert_string_equal(adapted("0 0 0 0", 1600, 4096), "2 0.00029 16 1");
+    assert_string_equal(adapted("0 0 0 0", 1000000, 2000), "1 0.0005 16 1");
+    assert_string_equal(adapted("0 0 4 0", 1600, 256), "2 0.0025 4 4");
+    assert_string_equal(adapted("0 0 0 8", 1600, 256), "2 0.0025 2 8");
+    assert_string_equal(adapted("0 0 64 0", 1600, 256), "8 0.0025 64 1");
+    assert_string_equal(adapted("3 0.1 2 5", 40, 256), "3 0.1 2 5");
+    struct train_options o = {.lr = 0.5};
+    train_options_fix(&o);
+    assert_true(o.lr == 0.5 && o.epochs == 1 && o.bsz == 1 && o.grad_accum == 16);
+}
+
 static void test_options(void **state) {
     (void)state;
     struct train_options o;
     options_default(train_option_rows, &o);
     assert_int_equal(o.r, 32);
-    assert_int_equal(o.grad_accum, 16);
-    assert_true(o.lora_dropout == 0.05 && o.lr == 2e-4 && o.beta2 == 0.999 && o.eps == 1e-8);
+    assert_true(o.lora_dropout == 0.05 && o.beta2 == 0.999 && o.eps == 1e-8);
     assert_string_equal(o.lr_scheduler, "cosine");
     assert_string_equal(o.optim, "adamw");
     assert_true(o.momentum == 0.9 && !o.gradient_checkpointing && !o.use_dora && !o.use_rslora);
@@ -338,9 +368,13 @@ static void test_options(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_kill_and_resume), cmocka_unit_test(test_options),
-        cmocka_unit_test(test_layers),          cmocka_unit_test(test_plan),
-        cmocka_unit_test(test_nonfinite_loss),  cmocka_unit_test(test_names),
+        cmocka_unit_test(test_kill_and_resume),
+        cmocka_unit_test(test_options),
+        cmocka_unit_test(test_adapted_options),
+        cmocka_unit_test(test_layers),
+        cmocka_unit_test(test_plan),
+        cmocka_unit_test(test_nonfinite_loss),
+        cmocka_unit_test(test_names),
         cmocka_unit_test(test_members_plan),
     };
     return cmocka_run_group_tests(tests, set_up, NULL);

@@ -105,6 +105,12 @@ static struct stats_interval group_interval(const struct run_group *g, size_t fi
     return mean;
 }
 
+/* The accuracy of a group: between 0 and 1, also where the interval of Student's t goes beyond. */
+static struct stats_interval group_accuracy(const struct run_group *g) {
+    struct stats_interval v = group_interval(g, offsetof(struct outcome, accuracy));
+    return (struct stats_interval){v.value, fmax(v.lo, 0), fmin(v.hi, 1)};
+}
+
 /* a - b in one field, over the keys that both groups have. */
 struct pairing {
     struct stats_interval diff;
@@ -133,12 +139,12 @@ static struct stats_interval retention(const struct run_group *g, const struct r
 }
 
 static json_t *group_json(const struct run_group *g, const struct run_group *base) {
-    json_t *v = json_pack(
-        "{s:s,s:i,s:I,s:o,s:f}", "group", g->name, "runs", g->n, "items", (json_int_t)g->v[0].items,
-        "accuracy", stats_interval_json(group_interval(g, offsetof(struct outcome, accuracy))),
-        "flops", group_interval(g, offsetof(struct outcome, flops)).value);
+    json_t *v =
+        json_pack("{s:s,s:i,s:I,s:o,s:f}", "group", g->name, "runs", g->n, "items",
+                  (json_int_t)g->v[0].items, "accuracy", stats_mean_json(group_accuracy(g), g->n),
+                  "flops", group_interval(g, offsetof(struct outcome, flops)).value);
     if (g->measures_retention)
-        json_object_set_new(v, "retention", stats_interval_json(retention(g, base)));
+        json_object_set_new(v, "retention", stats_mean_json(retention(g, base), g->n));
     return v;
 }
 
@@ -157,7 +163,7 @@ static json_t *comparison_json(const struct run_group *g, int n, const struct ru
         if (i > 0 && d[i].n > 0)
             json_object_set_new(v, "first",
                                 json_pack("{s:o,s:i,s:f,s:f}", "ahead",
-                                          stats_interval_json(d[i].diff), "pairs", d[i].n, "p",
+                                          stats_mean_json(d[i].diff, d[i].n), "pairs", d[i].n, "p",
                                           d[i].p, "p_holm", holm[i - 1]));
         json_array_append_new(list, v);
     }
@@ -166,16 +172,19 @@ static json_t *comparison_json(const struct run_group *g, int n, const struct ru
     return list;
 }
 
-/* "+1.20 (+0.31 … +2.09)" in 26 columns; `format` prints one number. */
+/* "+1.20 (+0.31 … +2.09)" in 26 columns, or "+1.20" without an interval; `format` prints one
+ * number. */
 static void print_points(const json_t *v, const char *format) {
-    static const char *const keys[] = {"value", "lo", "hi"}, *const between[] = {" (", " … ", ")"};
+    static const char *const keys[] = {"value", "lo", "hi"}, *const before[] = {"", " (", " … "};
     struct buf b = {0};
-    int width = 26;
-    for (int i = 0; v && i < 3; i++) {
+    bool has_interval = json_is_number(json_object_get(v, "lo"));
+    int width = 26, n = has_interval ? 3 : 1;
+    for (int i = 0; v && i < n; i++) {
+        buf_puts(&b, before[i]);
         buf_printf(&b, format, 100 * json_get_number(v, keys[i]));
-        buf_puts(&b, between[i]);
     }
-    if (v) width += (int)strlen("…") - 1;
+    if (v && has_interval) buf_puts(&b, ")");
+    if (v && has_interval) width += (int)strlen("…") - 1;
     printf("%-*s", width, v ? b.data : "");
     buf_release(&b);
 }

@@ -12,6 +12,7 @@
 #include "eval/eval.h"
 #include "world/world.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -215,6 +216,22 @@ static int episodes_run(const struct options *o, const struct players *p, struct
     return rc;
 }
 
+/* "12.34 [11.02, 13.66]"; a single map has no interval. */
+static void add_interval(struct buf *out, struct stats_interval v, int64_t n, double scale,
+                         const char *unit) {
+    buf_printf(out, "%.2f%s", v.value * scale, unit);
+    if (n > 1) buf_printf(out, " [%.2f, %.2f]", v.lo * scale, v.hi * scale);
+}
+
+/* A share is between 0 and 1 and a count is not negative, also where the interval of Student's t
+ * goes beyond. */
+static struct stats_interval measure_interval(const struct episode_metrics *l, int m, int64_t n) {
+    struct stats_interval v = stats_mean_interval(l->v[m], n);
+    if (m == FITNESS) return v;
+    return (struct stats_interval){v.value, fmax(v.lo, 0),
+                                   measure_shares[m] ? fmin(v.hi, 1) : v.hi};
+}
+
 static void episodes_print_json(const struct options *o, const struct world_player *p,
                                 const struct episode_metrics *l) {
     json_t *v = json_pack("{s:s,s:s,s:I,s:I,s:I,s:I}", "policy", p->name, "world", world_name(o),
@@ -222,13 +239,8 @@ static void episodes_print_json(const struct options *o, const struct world_play
                           (json_int_t)o->agents, "steps", (json_int_t)o->steps);
     for (int m = 0; m < N_MEASURES; m++)
         json_object_set_new(v, measure_names[m],
-                            stats_interval_json(stats_mean_interval(l->v[m], o->maps)));
+                            stats_mean_json(measure_interval(l, m, o->maps), o->maps));
     cli_print_json(v);
-}
-
-/* "12.34 [11.02, 13.66]" */
-static void add_interval(struct buf *out, struct stats_interval v, double scale, const char *unit) {
-    buf_printf(out, "%.2f%s [%.2f, %.2f]", v.value * scale, unit, v.lo * scale, v.hi * scale);
 }
 
 static void episodes_print_row(const struct options *o, const struct world_player *p,
@@ -237,7 +249,8 @@ static void episodes_print_row(const struct options *o, const struct world_playe
     for (int m = 0; m < N_MEASURES; m++) {
         struct buf b = {0};
         bool share = measure_shares[m];
-        add_interval(&b, stats_mean_interval(l->v[m], o->maps), share ? 100 : 1, share ? " %" : "");
+        add_interval(&b, measure_interval(l, m, o->maps), o->maps, share ? 100 : 1,
+                     share ? " %" : "");
         printf("  %-*s", m < FITNESS ? CELL : 0, b.data);
         buf_release(&b);
     }
@@ -269,14 +282,15 @@ static void difference_print(const struct cli_options *c, const struct options *
     double odds = stats_sign_flip_test(diff[0], o->maps);
     if (c->json) {
         cli_print_json(json_pack("{s:[s,s],s:o,s:o,s:f}", "difference", p->v[0].name,
-                                 p->v[other].name, "delivered", stats_interval_json(delivered),
-                                 "fitness", stats_interval_json(fitness), "p_delivered", odds));
+                                 p->v[other].name, "delivered", stats_mean_json(delivered, o->maps),
+                                 "fitness", stats_mean_json(fitness, o->maps), "p_delivered",
+                                 odds));
     } else {
         struct buf b = {0};
         buf_printf(&b, "%s - %s, map by map: delivered ", p->v[0].name, p->v[other].name);
-        add_interval(&b, delivered, 1, "");
+        add_interval(&b, delivered, o->maps, 1, "");
         buf_printf(&b, ", p %.4f; fitness ", odds);
-        add_interval(&b, fitness, 1, "");
+        add_interval(&b, fitness, o->maps, 1, "");
         puts(b.data);
         buf_release(&b);
     }

@@ -44,15 +44,19 @@ static void task_summarize(struct eval_comparison *c, int task_index, uint64_t s
     free(clusters);
 }
 
-/* Corrects the p values of all comparisons (Holm). */
+/* Corrects the p values (Holm) and the intervals of all comparisons. */
 static void holm_correct(struct eval_comparison *c) {
     int n = c->n_tasks * (c->n_candidates - 1), slot = 0;
     double *p = xcalloc((size_t)MAX(n, 1), 2 * sizeof *p), *adjusted = p + n;
     for (int i = 0; i < c->n_tasks * c->n_candidates; i++)
         if (i % c->n_candidates) p[slot++] = c->summaries[i].versus.p;
     stats_holm(p, n, adjusted);
-    for (int i = c->n_tasks * c->n_candidates; i-- > 0;)
-        if (i % c->n_candidates) c->summaries[i].p_holm = adjusted[--slot];
+    for (int i = c->n_tasks * c->n_candidates; i-- > 0;) {
+        struct eval_summary *s = &c->summaries[i];
+        if (i % c->n_candidates == 0) continue;
+        s->p_holm = adjusted[--slot];
+        s->versus.diff = stats_paired_interval(&s->versus, n);
+    }
     free(p);
 }
 

@@ -77,16 +77,26 @@ struct stats_interval {
     double value, lo, hi;
 };
 json_t *stats_interval_json(struct stats_interval v); /* {value, lo, hi} */
+/* The same of a mean of n values; lo and hi are null for one value, which has no interval. */
+json_t *stats_mean_json(struct stats_interval v, int64_t n);
 struct stats_interval stats_wilson(int64_t correct,
                                    int64_t n); /* 95 % score interval of a proportion */
-/* Difference of two paired 0/1 vectors, a - b: mean, 95 % interval (normal on the paired
- * differences), and McNemar's exact two-sided p (binomial on the discordant pairs). */
+/* Difference of two paired 0/1 vectors, a - b: mean, 95 % interval, and McNemar's exact two-sided p
+ * (binomial on the discordant pairs). */
 struct stats_mcnemar {
     struct stats_interval diff;
     double p;
-    int64_t n, only_a, only_b; /* pairs; pairs of which only a, or only b, is 1 */
+    int64_t n, both, only_a, only_b; /* pairs; pairs of which both, only a, or only b, are 1 */
 };
 struct stats_mcnemar stats_mcnemar(const uint8_t *a, const uint8_t *b, int64_t n);
+/* The interval of the difference a - b, inside [-1, 1] (Newcombe 1998, method 10: Wilson's
+ * intervals of both proportions, with their correlation). comparisons: how many such intervals hold
+ * together with 95 % (Bonferroni), for differences whose p values are corrected for their number.
+ */
+struct stats_interval stats_paired_interval(const struct stats_mcnemar *d, int comparisons);
+/* The normal quantile of the upper tail p, at most 1/2, within 4.5e-4 (Abramowitz & Stegun
+ * 26.2.23). */
+double stats_upper_quantile(double p);
 /* The quantile of Student's t that corresponds to the normal quantile z, by the Cornish-Fisher
  * expansion in 1/dof (Abramowitz & Stegun 26.7.5). It is accurate for dof > 2. */
 double stats_t_quantile(double z, int64_t dof);

@@ -16,14 +16,23 @@ json_t *stats_interval_json(struct stats_interval v) {
     return json_pack("{s:f,s:f,s:f}", "value", v.value, "lo", v.lo, "hi", v.hi);
 }
 
-/* Score interval of Wilson 1927, 95 %. */
-struct stats_interval stats_wilson(int64_t correct, int64_t n) {
+json_t *stats_mean_json(struct stats_interval v, int64_t n) {
+    if (n > 1) return stats_interval_json(v);
+    return json_pack("{s:f,s:n,s:n}", "value", v.value, "lo", "hi");
+}
+
+/* Score interval of Wilson 1927. z: the normal quantile of its level. */
+static struct stats_interval wilson_interval(int64_t correct, int64_t n, double z) {
     if (n <= 0) return (struct stats_interval){0, 0, 1};
-    double p = (double)correct / (double)n, z2 = Z95 * Z95, d = 1 + z2 / (double)n;
+    double p = (double)correct / (double)n, z2 = z * z, d = 1 + z2 / (double)n;
     double mid = (p + z2 / (2 * (double)n)) / d;
-    double half = Z95 / d * sqrt(p * (1 - p) / (double)n + z2 / (4.0 * (double)n * (double)n));
+    double half = z / d * sqrt(p * (1 - p) / (double)n + z2 / (4.0 * (double)n * (double)n));
     /* At 0 and n, one end equals the proportion except for rounding. */
     return (struct stats_interval){p, fmin(p, fmax(0, mid - half)), fmax(p, fmin(1, mid + half))};
+}
+
+struct stats_interval stats_wilson(int64_t correct, int64_t n) {
+    return wilson_interval(correct, n, Z95);
 }
 
 /* Two-sided exact binomial p for k of m at 1/2: twice the smaller tail, at most 1. */
@@ -41,16 +50,47 @@ static double sign_test(int64_t k, int64_t m) {
 struct stats_mcnemar stats_mcnemar(const uint8_t *a, const uint8_t *b, int64_t n) {
     struct stats_mcnemar r = {.n = n, .p = 1};
     for (int64_t i = 0; i < n; i++) {
+        r.both += a[i] && b[i];
         r.only_a += a[i] && !b[i];
         r.only_b += b[i] && !a[i];
     }
     if (n == 0) return r;
-    double mean = (double)(r.only_a - r.only_b) / (double)n;
-    double var = ((double)(r.only_a + r.only_b) / (double)n - mean * mean) / (double)MAX(n - 1, 1);
-    double half = Z95 * sqrt(fmax(0, var));
-    r.diff = (struct stats_interval){mean, mean - half, mean + half};
+    r.diff = stats_paired_interval(&r, 1);
     r.p = sign_test(r.only_a, r.only_a + r.only_b);
     return r;
+}
+
+/* Correlation of the two vectors, with Newcombe's continuity correction; 0 if one of them is
+ * constant. */
+static double paired_correlation(const struct stats_mcnemar *d) {
+    double n = (double)d->n, both = (double)d->both,
+           none = (double)(d->n - d->both - d->only_a - d->only_b),
+           a = (double)(d->both + d->only_a), b = (double)(d->both + d->only_b);
+    double product = a * (n - a) * b * (n - b),
+           excess = both * none - (double)d->only_a * (double)d->only_b;
+    if (product <= 0) return 0;
+    if (excess > 0) excess = fmax(excess - n / 2, 0);
+    return excess / sqrt(product);
+}
+
+struct stats_interval stats_paired_interval(const struct stats_mcnemar *d, int comparisons) {
+    double z = comparisons > 1 ? stats_upper_quantile(0.025 / comparisons) : Z95;
+    if (d->n <= 0) return (struct stats_interval){0, -1, 1};
+    struct stats_interval a = wilson_interval(d->both + d->only_a, d->n, z),
+                          b = wilson_interval(d->both + d->only_b, d->n, z);
+    double phi = paired_correlation(d), diff = (double)(d->only_a - d->only_b) / (double)d->n;
+    double a_lower = a.value - a.lo, a_upper = a.hi - a.value, b_lower = b.value - b.lo,
+           b_upper = b.hi - b.value;
+    double below = a_lower * a_lower - 2 * phi * a_lower * b_upper + b_upper * b_upper,
+           above = a_upper * a_upper - 2 * phi * a_upper * b_lower + b_lower * b_lower;
+    return (struct stats_interval){diff, fmax(diff - sqrt(fmax(below, 0)), -1),
+                                   fmin(diff + sqrt(fmax(above, 0)), 1)};
+}
+
+double stats_upper_quantile(double p) {
+    double a = sqrt(-2 * math_log(fmax(p, 1e-300)));
+    return a - (2.515517 + a * (0.802853 + a * 0.010328)) /
+                   (1 + a * (1.432788 + a * (0.189269 + a * 0.001308)));
 }
 
 double stats_t_quantile(double z, int64_t dof) {

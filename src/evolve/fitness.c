@@ -45,13 +45,9 @@ struct stats_interval fitness_combine(struct fitness_term *t, int n_terms, int n
     return v;
 }
 
-/* Quantile of Student's t for the upper tail p, at most 1/2; the normal quantile is Abramowitz &
- * Stegun's 26.2.23. */
+/* Quantile of Student's t for the upper tail p, at most 1/2. */
 static double t_upper_quantile(double p, int dof) {
-    double a = sqrt(-2 * math_log(fmax(p, 1e-300)));
-    double z = a - (2.515517 + a * (0.802853 + a * 0.010328)) /
-                       (1 + a * (1.432788 + a * (0.189269 + a * 0.001308)));
-    return stats_t_quantile(z, dof);
+    return stats_t_quantile(stats_upper_quantile(p), dof);
 }
 
 /* Mean and variance of the differences a - b. */

@@ -199,11 +199,12 @@ static json_t *comparisons_json(const struct evolve_run *r, const char *best_fou
     stats_holm(p, n, adjusted);
     for (int i = 0; i < n; i++) {
         bool significant = adjusted[i] < 0.05;
-        json_array_append_new(
-            list, json_pack("{s:s,s:s,s:f,s:f,s:f,s:f,s:f,s:b}", "a",
-                            find_row(r, pairs[i][0])->name, "b", find_row(r, pairs[i][1])->name,
-                            "diff", d[i].diff.value, "lo", d[i].diff.lo, "hi", d[i].diff.hi, "p",
-                            p[i], "p_holm", adjusted[i], "significant", (int)significant));
+        struct stats_interval v = stats_paired_interval(&d[i], n);
+        json_array_append_new(list, json_pack("{s:s,s:s,s:f,s:f,s:f,s:f,s:f,s:b}", "a",
+                                              find_row(r, pairs[i][0])->name, "b",
+                                              find_row(r, pairs[i][1])->name, "diff", v.value, "lo",
+                                              v.lo, "hi", v.hi, "p", p[i], "p_holm", adjusted[i],
+                                              "significant", (int)significant));
     }
     return list;
 }
@@ -230,11 +231,11 @@ static int measure_retention(struct evolve_run *r, struct progress *bar, struct 
         p[i] = d[i].p;
         struct stats_interval b = stats_wilson(count_right(&before, n), n),
                               a = stats_wilson(count_right(&after, n), n);
-        json_array_append_new(list,
-                              json_pack("{s:s,s:i,s:{s:f,s:f,s:f},s:{s:f,s:f,s:f},s:o}", "family",
-                                        families->v[i], "n", n, "founder", "acc", b.value, "lo",
-                                        b.lo, "hi", b.hi, "evolved", "acc", a.value, "lo", a.lo,
-                                        "hi", a.hi, "diff", stats_interval_json(d[i].diff)));
+        json_array_append_new(
+            list, json_pack("{s:s,s:i,s:{s:f,s:f,s:f},s:{s:f,s:f,s:f},s:o}", "family",
+                            families->v[i], "n", n, "founder", "acc", b.value, "lo", b.lo, "hi",
+                            b.hi, "evolved", "acc", a.value, "lo", a.lo, "hi", a.hi, "diff",
+                            stats_interval_json(stats_paired_interval(&d[i], families->n))));
         task_items_release(items, n);
     }
     stats_holm(p, families->n, holm);

@@ -197,11 +197,12 @@ static json_t *comparisons_json(const struct report_builder *m) {
         p[i] = v[i].p;
     }
     stats_holm(p, m->n_baselines, holm);
-    for (int i = 0; i < m->n_baselines; i++)
+    for (int i = 0; i < m->n_baselines; i++) {
+        struct stats_interval d = stats_paired_interval(&v[i], m->n_baselines);
         json_array_append_new(list, json_pack("{s:s,s:s,s:f,s:f,s:f,s:f,s:f}", "a", "debate", "b",
-                                              m->baselines[i].name, "diff", v[i].diff.value, "lo",
-                                              v[i].diff.lo, "hi", v[i].diff.hi, "p", p[i], "p_holm",
-                                              holm[i]));
+                                              m->baselines[i].name, "diff", d.value, "lo", d.lo,
+                                              "hi", d.hi, "p", p[i], "p_holm", holm[i]));
+    }
     return list;
 }
 

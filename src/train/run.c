@@ -260,7 +260,11 @@ static int families_measure(struct recorded_run *r, struct gated_job *t, struct 
     engine_free(e);
     for (int i = 0; i < t->result.n_families; i++) p[i] = t->result.families[i].change.p;
     stats_holm(p, t->result.n_families, holm);
-    for (int i = 0; i < t->result.n_families; i++) t->result.families[i].p_holm = holm[i];
+    for (int i = 0; i < t->result.n_families; i++) {
+        struct family_result *f = &t->result.families[i];
+        f->p_holm = holm[i];
+        f->change.diff = stats_paired_interval(&f->change, t->result.n_families);
+    }
     return rc;
 }
 

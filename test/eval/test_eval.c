@@ -120,21 +120,66 @@ static void test_mcnemar(void **state) {
     close_to(paired_make(60, 40, 400).p, 0.05688793, 1e-7);
 }
 
-/* n = 10 with six pairs only in the first: variance of the differences (6 - 10·0.6²)/9, so
- * ± 1.96·sqrt(0.2667/10). */
+/* The interval of counts: both, only the first, only the second, none. */
+static void paired_close(int both, int a, int b, int none, int comparisons, double lo, double hi,
+                         double within) {
+    struct stats_mcnemar d = {.n = both + a + b + none, .both = both, .only_a = a, .only_b = b};
+    struct stats_interval v = stats_paired_interval(&d, comparisons);
+    close_to(v.value, (double)(a - b) / (double)d.n, 1e-12);
+    close_to(v.lo, lo, within);
+    close_to(v.hi, hi, within);
+}
+
+/* 36, 12, 2, 0 is an example of Newcombe 1998; the others were computed from his formulas in
+ * another program. */
 static void test_paired_interval(void **state) {
     (void)state;
+    paired_close(36, 12, 2, 0, 1, 0.0569295840, 0.3404276030, 1e-9);
+    paired_close(19, 5, 3, 20, 1, -0.0785799973, 0.1608878379, 1e-9);
+    paired_close(19, 5, 3, 20, 3, -0.1030731474, 0.1841538292, 1e-4); /* 1 - 0.05 / 3 */
+    paired_close(5, 54, 0, 0, 1, 0.7990959597, 0.9632579670, 1e-9);
     struct stats_mcnemar d = paired_make(6, 0, 10);
+    assert_int_equal(d.both, 4);
     assert_int_equal(d.only_a, 6);
     assert_int_equal(d.only_b, 0);
     assert_int_equal(d.n, 10);
-    close_to(d.diff.value, 0.6, 1e-12);
-    close_to(d.diff.lo, 0.6 - 1.959963984540054 * sqrt(2.4 / 90), 1e-12);
-    close_to(d.diff.hi, 0.6 + 1.959963984540054 * sqrt(2.4 / 90), 1e-12);
+    close_to(d.diff.lo, 0.2005243216, 1e-9);
+    close_to(d.diff.hi, 0.8318196703, 1e-9);
     struct stats_mcnemar back = paired_make(0, 6, 10);
     close_to(back.diff.lo, -d.diff.hi, 1e-15);
     struct stats_interval same = paired_make(0, 0, 7).diff;
-    assert_true(same.value == 0 && same.lo == 0 && same.hi == 0);
+    assert_true(same.value == 0);
+    close_to(same.lo, -0.3543304351, 1e-9);
+    close_to(same.hi, 0.3543304351, 1e-9);
+    for (int n = 1; n <= 12; n++)
+        for (int a = 0; a <= n; a++)
+            for (int b = 0; a + b <= n; b++) {
+                struct stats_interval v = paired_make(a, b, n).diff;
+                assert_true(v.lo >= -1 && v.hi <= 1 && v.lo <= v.value && v.value <= v.hi);
+            }
+}
+
+/* Printed quantiles of the normal distribution. */
+static void test_upper_quantile(void **state) {
+    (void)state;
+    close_to(stats_upper_quantile(0.025), 1.959964, 4.5e-4);
+    close_to(stats_upper_quantile(0.005), 2.575829, 4.5e-4);
+    close_to(stats_upper_quantile(0.0005), 3.290527, 4.5e-4);
+    close_to(stats_upper_quantile(0.5), 0, 4.5e-4);
+}
+
+/* A mean of one value has no interval. */
+static void test_mean_json(void **state) {
+    (void)state;
+    const double v[] = {0.25, 0.75};
+    json_t *one = stats_mean_json(stats_mean_interval(v, 1), 1),
+           *two = stats_mean_json(stats_mean_interval(v, 2), 2);
+    assert_true(json_is_null(json_object_get(one, "lo")) &&
+                json_is_null(json_object_get(one, "hi")));
+    assert_true(json_number_value(json_object_get(one, "value")) == 0.25);
+    assert_true(json_number_value(json_object_get(two, "lo")) < 0.5);
+    json_decref(one);
+    json_decref(two);
 }
 
 static void test_holm(void **state) {
@@ -309,6 +354,8 @@ int main(void) {
         cmocka_unit_test(test_wilson),
         cmocka_unit_test(test_mcnemar),
         cmocka_unit_test(test_paired_interval),
+        cmocka_unit_test(test_upper_quantile),
+        cmocka_unit_test(test_mean_json),
         cmocka_unit_test(test_holm),
         cmocka_unit_test(test_mean),
         cmocka_unit_test(test_wilson_covers),

@@ -94,6 +94,9 @@ struct stats_mcnemar stats_mcnemar(const uint8_t *a, const uint8_t *b, int64_t n
  * together with 95 % (Bonferroni), for differences whose p values are corrected for their number.
  */
 struct stats_interval stats_paired_interval(const struct stats_mcnemar *d, int comparisons);
+/* The mean of a - b with its normal 95 % interval, which is 0 ± 0 without differences: for
+ * contributions, whose intervals are added in squares to that of a fitness. */
+struct stats_interval stats_contribution(const uint8_t *a, const uint8_t *b, int64_t n);
 /* The normal quantile of the upper tail p, at most 1/2, within 4.5e-4 (Abramowitz & Stegun
  * 26.2.23). */
 double stats_upper_quantile(double p);

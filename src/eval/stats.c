@@ -87,6 +87,15 @@ struct stats_interval stats_paired_interval(const struct stats_mcnemar *d, int c
                                    fmin(diff + sqrt(fmax(above, 0)), 1)};
 }
 
+struct stats_interval stats_contribution(const uint8_t *a, const uint8_t *b, int64_t n) {
+    const struct stats_mcnemar d = stats_mcnemar(a, b, n);
+    if (n <= 0) return (struct stats_interval){0, 0, 0};
+    double mean = (double)(d.only_a - d.only_b) / (double)n;
+    double var = ((double)(d.only_a + d.only_b) / (double)n - mean * mean) / (double)MAX(n - 1, 1);
+    double half = Z95 * sqrt(fmax(0, var));
+    return (struct stats_interval){mean, mean - half, mean + half};
+}
+
 double stats_upper_quantile(double p) {
     double a = sqrt(-2 * math_log(fmax(p, 1e-300)));
     return a - (2.515517 + a * (0.802853 + a * 0.010328)) /

@@ -308,7 +308,7 @@ static struct stats_interval role_contribution(const struct generation_eval *t, 
         with[k] = vote_decide(v, team, n + 1, it->n_choices) == it->correct;
         without[k] = n > 0 && vote_decide(v, team, n, it->n_choices) == it->correct;
     }
-    return stats_mcnemar(with, without, t->n_items).diff;
+    return stats_contribution(with, without, t->n_items);
 }
 
 enum { SHAPLEY_PERMUTATIONS = 64 }; /* permutations that estimate Shapley values */

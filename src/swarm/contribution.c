@@ -49,9 +49,8 @@ void contribution_exact(const uint8_t *right, int n_agents, int n_items, struct 
         out[a].shapley = stats_mean_interval(v, n_items);
         out[a].banzhaf = stats_mean_interval(b, n_items);
         out[a].leave_one_out =
-            stats_mcnemar(coalition_row(right, all_agents, n_items),
-                          coalition_row(right, all_agents & ~(1u << a), n_items), n_items)
-                .diff;
+            stats_contribution(coalition_row(right, all_agents, n_items),
+                               coalition_row(right, all_agents & ~(1u << a), n_items), n_items);
     }
     free(v);
     free(b);
@@ -180,7 +179,7 @@ static int leave_one_out(struct shapley_sampler *s, struct contribution *out) {
         const uint8_t *with = coalition_get(s, all_agents),
                       *without = with ? coalition_get(s, all_agents & ~(1u << a)) : NULL;
         if (!without) return s->err->code;
-        out[a].leave_one_out = stats_mcnemar(with, without, s->g->n_items).diff;
+        out[a].leave_one_out = stats_contribution(with, without, s->g->n_items);
     }
     return OK;
 }
@@ -274,9 +273,8 @@ int contribution_leave_one_out(const struct llm_client *client, const struct age
         if (n == 0) return error_set(err, ERR_USAGE, "leave-one-out needs at least two agents");
         int rc = debate_run(client, others, n, items, n_items, o, &d, p, err);
         if (rc == OK)
-            value[i] = stats_mcnemar(
-                           with, d.vote_correct + (size_t)(d.rounds - 1) * (size_t)n_items, n_items)
-                           .diff;
+            value[i] = stats_contribution(
+                with, d.vote_correct + (size_t)(d.rounds - 1) * (size_t)n_items, n_items);
         debate_release(&d);
         if (rc != OK) return rc;
     }
@@ -304,7 +302,7 @@ void contribution_leave_one_out_vote(const struct vote *v, const struct agent_an
     for (int a = 0; a < n_agents; a++) {
         for (int i = 0; i < n_items; i++)
             without[i] = vote_is_correct(v, answers, n_agents, items, n_items, i, a);
-        value[a] = stats_mcnemar(with, without, n_items).diff;
+        value[a] = stats_contribution(with, without, n_items);
     }
     free(with);
     free(without);

@@ -147,6 +147,11 @@ static void test_paired_interval(void **state) {
     close_to(d.diff.hi, 0.8318196703, 1e-9);
     struct stats_mcnemar back = paired_make(0, 6, 10);
     close_to(back.diff.lo, -d.diff.hi, 1e-15);
+    /* n = 10 with six pairs only in the first: variance of the differences (6 - 10·0.6²)/9 */
+    const uint8_t x[10] = {1, 1, 1, 1, 1, 1, 1, 1, 1, 1}, y[10] = {0, 0, 0, 0, 0, 0, 1, 1, 1, 1};
+    struct stats_interval normal = stats_contribution(x, y, 10);
+    close_to(normal.lo, 0.6 - 1.959963984540054 * sqrt(2.4 / 90), 1e-12);
+    close_to(normal.hi, 0.6 + 1.959963984540054 * sqrt(2.4 / 90), 1e-12);
     struct stats_interval same = paired_make(0, 0, 7).diff;
     assert_true(same.value == 0);
     close_to(same.lo, -0.3543304351, 1e-9);

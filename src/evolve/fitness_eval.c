@@ -41,10 +41,9 @@ void evolve_cost_add_training(struct evolve_run *r, double tokens, double flops)
     r->spent.flops += 2 * tokens * flops;
 }
 
-json_t *evolve_cost_json(const struct evolve_run *r) {
-    return json_pack("{s:I,s:I,s:f}", "forward_tokens", (json_int_t)r->spent.forward_tokens,
-                     "trained_tokens", (json_int_t)r->spent.trained_tokens, "flops",
-                     r->spent.flops);
+json_t *evolve_cost_json(const struct evolve_cost *c) {
+    return json_pack("{s:I,s:I,s:f}", "forward_tokens", (json_int_t)c->forward_tokens,
+                     "trained_tokens", (json_int_t)c->trained_tokens, "flops", c->flops);
 }
 
 /* questions */

@@ -272,6 +272,33 @@ static int check_disjoint(struct evolve_run *r, struct error *err) {
     return rc;
 }
 
+/* Asks the run's client, and counts the tokens of the calls as a cost of the tests. */
+struct counting_client {
+    struct llm_client client;
+    struct evolve_run *r;
+};
+
+static int counting_ask(void *ctx, struct llm_call *calls, int n, struct error *err) {
+    const struct counting_client *c = ctx;
+    struct evolve_cost *cost = &c->r->tests;
+    int rc = c->client.ask(c->client.ctx, calls, n, err);
+    for (int i = 0; rc == OK && i < n; i++) {
+        int64_t tokens = calls[i].n_prefilled + calls[i].n_generated;
+        cost->forward_tokens += tokens;
+        cost->flops += (double)tokens * evolve_run_token_flops(c->r, calls[i].agent->adapter);
+    }
+    return rc;
+}
+
+static int measure_all(struct evolve_run *r, struct progress *bar, struct error *err) {
+    struct counting_client counting = {r->llm_client, r};
+    r->llm_client = (struct llm_client){&counting, counting_ask};
+    int rc = measure_rows(r, bar, err);
+    if (rc == OK && r->o->retain.n) rc = measure_retention(r, bar, err);
+    r->llm_client = counting.client;
+    return rc;
+}
+
 int evolve_run_evaluate_heldout(struct evolve_run *r, struct error *err) {
     struct progress bar;
     int64_t n_founders = r->n_founders, n_rows = 0, rounds = r->o->rounds;
@@ -288,8 +315,7 @@ int evolve_run_evaluate_heldout(struct evolve_run *r, struct error *err) {
         (1 + n_rows + (n_founders + n_founders * (n_founders - 1) + n_founders) * rounds) *
                 r->n_test +
             2 * r->o->retain.n * r->o->retain_items);
-    if (rc == OK) rc = measure_rows(r, &bar, err);
-    if (rc == OK && r->o->retain.n) rc = measure_retention(r, &bar, err);
+    if (rc == OK) rc = measure_all(r, &bar, err);
     progress_finish(&bar, NULL);
     if (rc != OK) return rc;
     json_object_set_new(r->result, "table", table_json(r));

@@ -473,14 +473,32 @@ static void cost_row(struct buf *b, const char *what, const json_t *spent) {
     buf_printf(b, "<td class=n>%.3g</tr>\n", flops);
 }
 
+/* The sum of n costs. */
+static json_t *cost_sum(const json_t *const *spent, int n) {
+    static const char *const keys[] = {"forward_tokens", "trained_tokens", "flops"};
+    json_t *sum = json_object();
+    for (int k = 0; k < (int)ARRAY_LEN(keys); k++) {
+        double total = 0;
+        for (int i = 0; i < n; i++) total += json_number_or_nan(spent[i], keys[k]);
+        json_object_set_new(sum, keys[k], json_real(total));
+    }
+    return sum;
+}
+
 static void cost_table(struct buf *b, const json_t *result) {
-    const json_t *last = last_generation_of(json_object_get(result, "generations")),
-                 *search = json_object_get(last, "spent"), *run = json_object_get(result, "spent");
-    if (!search && !run) return;
+    static const char *const names[] = {"training of the founders", "search", "held-out tests"},
+                             *const keys[] = {"spent_on_founders", "spent", "spent_on_tests"};
+    enum { N = ARRAY_LEN(keys) };
+    const json_t *spent[N];
+    bool complete = true;
+    for (int i = 0; i < N; i++) complete &= (spent[i] = json_object_get(result, keys[i])) != NULL;
+    if (!spent[1]) return;
     buf_puts(b, "<h2>Cost</h2><table><tr><th><th class=n>tokens processed<th class=n>tokens "
                 "trained on<th class=n>floating-point operations</tr>\n");
-    cost_row(b, "search", search);
-    cost_row(b, "whole run, tests included", run);
+    for (int i = 0; i < N; i++) cost_row(b, names[i], spent[i]);
+    json_t *sum = complete ? cost_sum(spent, N) : NULL;
+    cost_row(b, "all", sum);
+    json_decref(sum);
     buf_puts(b, "</table>\n");
 }
 

@@ -232,7 +232,7 @@ static void report_generation_metrics(int g, const json_t *v, const struct candi
 int evolve_run_record_generation(struct evolve_run *r, json_t *v, const struct candidate *c, int n,
                                  struct error *err) {
     int g = r->n_best;
-    json_object_set_new(v, "spent", evolve_cost_json(r));
+    json_object_set_new(v, "spent", evolve_cost_json(&r->spent));
     json_array_append_new(r->generations, v);
     r->best = xrealloc(r->best, (size_t)(g + 1) * sizeof *r->best);
     r->best[g] = c[0];
@@ -446,11 +446,38 @@ static int check_manifest(struct evolve_run *r, const json_t *current, struct er
     return rc;
 }
 
+/* Counts the tokens that founders were trained on, from the log, which an earlier process may have
+ * begun: of a step that occurs twice, the second one. */
+static void count_training(struct evolve_run *r) {
+    char *path = path_join(r->dir, "train.jsonl");
+    FILE *f = fopen(path, "r");
+    char *text = NULL;
+    size_t cap = 0;
+    ssize_t len;
+    double tokens = 0;
+    json_int_t last = 0;
+    while (f && (len = getline(&text, &cap, f)) > 0) {
+        json_t *line = json_loadb(text, (size_t)len, 0, NULL);
+        json_int_t step = json_integer_value(json_object_get(line, "step"));
+        if (step > last) tokens += json_get_number(line, "tokens");
+        last = MAX(last, step);
+        json_decref(line);
+    }
+    r->training.trained_tokens = (int64_t)tokens;
+    r->training.flops = 2 * tokens * evolve_run_token_flops(r, r->founders[0]);
+    free(path);
+    free(text);
+    if (f) fclose(f);
+}
+
 static int write_results(struct evolve_run *r, json_t *manifest, struct error *err) {
     char *page = path_join(r->dir, "report.html");
     json_object_set(r->result, "adapters", r->adapters);
     json_object_set(r->result, "generations", r->generations);
-    json_object_set_new(r->result, "spent", evolve_cost_json(r));
+    count_training(r);
+    json_object_set_new(r->result, "spent", evolve_cost_json(&r->spent));
+    json_object_set_new(r->result, "spent_on_founders", evolve_cost_json(&r->training));
+    json_object_set_new(r->result, "spent_on_tests", evolve_cost_json(&r->tests));
     json_object_set(manifest, "adapters", r->adapters);
     json_object_set(r->result, "manifest", manifest);
     size_t i;

@@ -59,7 +59,7 @@ struct evolve_run {
     /* [n_best] fittest candidate of each recorded generation; adapters retained */
     struct candidate *best;
     int n_best;
-    struct evolve_cost spent;
+    struct evolve_cost spent, training, tests; /* of the search; of founders; of held-out tests */
     double tokens_per_sample;    /* mean of evolve.finetune_data; 0: not counted yet */
     struct heldout_result *rows; /* [n_rows] */
     int n_rows, max_rows;
@@ -112,7 +112,7 @@ double evolve_run_token_flops(const struct evolve_run *r, const struct adapter *
 /* Adds the cost of these tokens. flops: FLOPs of a forward pass per token. */
 void evolve_cost_add_forward(struct evolve_run *r, int64_t tokens, double flops);
 void evolve_cost_add_training(struct evolve_run *r, double tokens, double flops);
-json_t *evolve_cost_json(const struct evolve_run *r);
+json_t *evolve_cost_json(const struct evolve_cost *c);
 
 /* heldout.c */
 

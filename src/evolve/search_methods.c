@@ -94,7 +94,8 @@ static int count_finetune_tokens(struct evolve_run *r, const struct evolve_recip
     struct dataset d;
     if (r->tokens_per_sample > 0) return OK;
     char *path = r->env->find(o->evolve.finetune_data);
-    int rc = dataset_load(&d, path, NULL, r->model->tok, (int32_t)r->model->config.max_seq_len, err);
+    int rc =
+        dataset_load(&d, path, NULL, r->model->tok, (int32_t)r->model->config.max_seq_len, err);
     if (rc == OK) r->tokens_per_sample = (double)d.tokens / d.n;
     if (rc == OK) dataset_release(&d);
     free(path);

@@ -675,7 +675,7 @@ static const json_t *reference_run(void) {
 
 static void assert_results_equal(const json_t *a, const json_t *b) {
     static const char *const parts[] = {"adapters", "generations", "table", "comparisons",
-                                        "debate",   "retention",   "spent"};
+                                        "debate",   "retention",   "spent", "spent_on_tests"};
     for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
         if (!json_object_get(a, parts[i]) && !json_object_get(b, parts[i])) continue;
         char *x = json_canonical(json_object_get(a, parts[i])),
@@ -777,6 +777,22 @@ static void test_run(void **state) {
                     json_number_of(row, "acc") <= json_number_of(row, "hi"));
         assert_int_equal((int)json_number_of(row, "n"), 9);
     }
+}
+
+/* The tests cost what their rows cost (the first-round vote counts the founders' answers again) and
+ * the debates without one founder. */
+static void test_costs(void **state) {
+    (void)state;
+    const json_t *result = reference_run(), *tests = json_object_get(result, "spent_on_tests"),
+                 *row;
+    double tokens = 0;
+    size_t i;
+    json_array_foreach (json_object_get(result, "table"), i, row)
+        if (strcmp(json_get_string(row, "name"), "first-round vote") != 0)
+            tokens += json_number_of(row, "prefilled") + json_number_of(row, "generated");
+    assert_true(json_number_of(tests, "forward_tokens") > tokens);
+    assert_true(json_number_of(tests, "flops") > 0);
+    assert_true(json_number_of(json_object_get(result, "spent_on_founders"), "trained_tokens") > 0);
 }
 
 /* The adapters on disk are those in the result. */
@@ -1404,6 +1420,7 @@ int main(void) {
         cmocka_unit_test(test_preserve_norm),
         cmocka_unit_test(test_invalid_populations_are_refused),
         cmocka_unit_test(test_run),
+        cmocka_unit_test(test_costs),
         cmocka_unit_test(test_published_adapters),
         cmocka_unit_test(test_threads_change_nothing),
         cmocka_unit_test(test_zero_adapters_have_no_effect),

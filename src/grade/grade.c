@@ -1,6 +1,6 @@
 /*
- * grade: the table of graders, the graders letter, exact and regex, and the extraction of f1 and
- * math.
+ * grade: the table of graders, the graders letter, exact, exact_match, prefix and regex, and the
+ * extraction of f1 and math.
  *
  * A grader extracts an answer from a text in a normal form and scores this form against a gold
  * answer. This file finds the answer marks of a text ("answer:", 答えは, ####, \boxed) for all
@@ -199,7 +199,7 @@ static struct text_span skip_opening(struct text_span s, bool *bracket) {
 }
 
 static bool is_choice(char c) {
-    return (c >= 'A' && c <= 'H') || (c >= 'a' && c <= 'h');
+    return (c >= 'A' && c <= 'J') || (c >= 'a' && c <= 'j');
 }
 
 /* Whether `s` holds only closing signs. */
@@ -225,7 +225,8 @@ static bool second_letter_follows(struct text_span s) {
 }
 
 /* The letter at the start of a marked answer; 0: none. The letter must be alone or precede a sign.
- * An upper-case letter may also precede words, except for A, which may be an article. */
+ * An upper-case letter may also precede words, except for A, which may be an article, and I, which
+ * may be a pronoun; a comma may follow the pronoun. */
 static char marked_letter(struct text_span s) {
     bool bracket = false;
     size_t len, next;
@@ -237,8 +238,9 @@ static char marked_letter(struct text_span s) {
     if (is_only_closing(rest)) return (char)toupper((unsigned char)c);
     char after = ascii_at(rest, &next);
     bool dense = (uint8_t)*rest.ptr >= 0xE3; // kana, ideographs
-    bool sign = dense || (after && strchr(")]}.,:;*$", after));
-    bool words = isupper((unsigned char)c) && c != 'A' && isspace((unsigned char)*rest.ptr);
+    bool sign = dense || (after && strchr(")]}.,:;*$", after) && !(c == 'I' && after == ','));
+    bool words =
+        isupper((unsigned char)c) && c != 'A' && c != 'I' && isspace((unsigned char)*rest.ptr);
     if (islower((unsigned char)c) && !bracket && !dense) return 0;
     return sign || words ? (char)toupper((unsigned char)c) : 0;
 }
@@ -252,14 +254,16 @@ static char lone_letter(struct text_span s) {
     return is_choice(c) && is_only_closing(span_skip(s, len)) ? (char)toupper((unsigned char)c) : 0;
 }
 
-/* The letter of a line such as "B) Paris", "(B) Paris" or "B. Paris"; else 0. */
+/* The letter of a line such as "B) Paris", "(B) Paris" or "B. Paris"; else 0. "I." may be a Roman
+ * number. */
 static char listed_letter(struct text_span line) {
     bool bracket = false;
     size_t len, next;
     struct text_span s = skip_opening(line, &bracket);
     char c = ascii_at(s, &len), after = ascii_at(span_skip(s, len), &next);
     if (!is_choice(c) || islower((unsigned char)c)) return 0;
-    return after == ')' || (after == '.' && !bracket) || (after == ']' && bracket) ? c : 0;
+    bool full_stop = after == '.' && !bracket && c != 'I';
+    return after == ')' || full_stop || (after == ']' && bracket) ? c : 0;
 }
 
 /* The letter of the lines that listed_letter finds, if all these lines have the same letter;
@@ -357,6 +361,67 @@ static bool exact_extract(const char *text, struct buf *out) {
     return out->len > begin;
 }
 
+/* exact_match */
+
+/* The words that F1 compares, or for a text of only articles and signs the text itself. */
+static bool words_append(struct text_span s, struct buf *out) {
+    size_t begin = out->len;
+    char *copy = xasprintf("%.*s", (int)MIN(s.len, INT32_MAX), s.ptr);
+    buf_puts(out, "");
+    f1_words(copy, out);
+    free(copy);
+    if (out->len == begin) text_normalize(s.ptr, s.len, out);
+    return out->len > begin;
+}
+
+static bool exact_match_extract(const char *text, struct buf *out) {
+    struct text_span all = text_span_of(text), part;
+    return words_append(find_marked_answer(all, &part) ? part : all, out);
+}
+
+/* prefix */
+
+static bool is_word_char(ucs4_t c) {
+    return uc_is_alnum(c) || uc_is_general_category(c, UC_MARK);
+}
+
+static ucs4_t last_char(struct text_span s) {
+    ucs4_t c = 0;
+    size_t from = s.len - (s.len > 0);
+    while (from > 0 && (s.ptr[from] & 0xC0) == 0x80) from--;
+    if (s.len) u8_mbtouc(&c, (const uint8_t *)s.ptr + from, s.len - from);
+    return c;
+}
+
+/* Whether the characters at the start of `rest` belong to the word that ends with `last`: a letter
+ * or digit; a hyphen or an apostrophe before one; a decimal point or comma between digits. Scripts
+ * without blanks have no such words. */
+static bool word_continues(ucs4_t last, struct text_span rest) {
+    ucs4_t c = 0, next = 0;
+    if (!is_word_char(last) || last >= DENSE_FROM || rest.len == 0) return false;
+    int n = u8_mbtouc(&c, (const uint8_t *)rest.ptr, rest.len);
+    if (is_word_char(c)) return c < DENSE_FROM;
+    rest = span_skip(rest, (size_t)n);
+    if (rest.len) u8_mbtouc(&next, (const uint8_t *)rest.ptr, rest.len);
+    if (c == '.' || c == ',') return uc_is_digit(last) && uc_is_digit(next);
+    return (c == '-' || c == '\'' || c == 0x2019) && is_word_char(next) && next < DENSE_FROM;
+}
+
+static double prefix_score(const char *form, const char *gold) {
+    size_t n = strlen(gold);
+    return strncmp(form, gold, n) == 0 &&
+           !word_continues(last_char(text_span_of(gold)), text_span_of(form + n));
+}
+
+/* More text cannot change the verdict if the text differs from the gold answer, or has it and the
+ * two characters after it. */
+static bool prefix_is_decided(struct text_span text, struct text_span gold) {
+    enum { TWO_CHARS = 8 };
+    if (text.len == 0) return false;
+    size_t n = MIN(text.len, gold.len);
+    return memcmp(text.ptr, gold.ptr, n) != 0 || text.len >= gold.len + TWO_CHARS;
+}
+
 /* regex */
 
 pcre2_code *regex_compile(const char *text, struct error *err) {
@@ -402,14 +467,7 @@ static bool trimmed_extract(const char *text, struct buf *out) {
 /* f1 */
 
 static bool f1_extract(const char *text, struct buf *out) {
-    struct text_span rest = text_after_marker(text);
-    size_t begin = out->len;
-    char *copy = xasprintf("%.*s", (int)MIN(rest.len, INT32_MAX), rest.ptr);
-    buf_puts(out, "");
-    f1_words(copy, out);
-    free(copy);
-    if (out->len == begin) text_normalize(rest.ptr, rest.len, out); // only articles and signs
-    return out->len > begin;
+    return words_append(text_after_marker(text), out);
 }
 
 /* math */
@@ -506,7 +564,7 @@ static int nonempty_check(const char *gold, struct error *err) {
 }
 
 static const struct grader graders[] = {
-    /* a choice's letter, A to H */
+    /* a choice's letter, A to J */
     {"letter", letter_extract, NULL, NULL, letter_check, false},
     /* a number: after #### or "answer:", else the last one */
     {"number", number_extract, NULL, NULL, number_check, false},
@@ -514,6 +572,10 @@ static const struct grader graders[] = {
     {"math", math_extract, math_score, math_is_equivalent, nonempty_check, false},
     /* a text, compared without case, width, blanks and a final full stop */
     {"exact", exact_extract, NULL, NULL, nonempty_check, false},
+    /* a text, compared without case, signs and articles, as SQuAD's exact match */
+    {"exact_match", exact_match_extract, NULL, NULL, nonempty_check, false},
+    /* a text that begins with the gold answer and does not continue its last word */
+    {"prefix", trimmed_extract, prefix_score, NULL, nonempty_check, false},
     /* a text that the gold answer, a regular expression, matches */
     {"regex", trimmed_extract, regex_score, NULL, regex_check, true},
     /* F1 of words, as defined by SQuAD */
@@ -525,7 +587,7 @@ static const struct grader graders[] = {
 };
 
 static int letter_check(const char *gold, struct error *err) {
-    return form_check(&graders[0], gold, "letter from A to H", err);
+    return form_check(&graders[0], gold, "letter from A to J", err);
 }
 
 static int number_check(const char *gold, struct error *err) {
@@ -586,6 +648,14 @@ struct grade grader_grade(const struct grader *g, const char *text, const char *
         out.score = MAX(out.score, form_score(g, form.data, golds[i]));
     buf_release(&form);
     return out;
+}
+
+bool grader_is_decided(const struct grader *g, const char *text, const char *gold) {
+    struct text_span s = text_span_of(text);
+    if (g->score != prefix_score) return false;
+    s.ptr = text_span_trim(s).ptr; // white space at the end may precede more text
+    s.len = strlen(s.ptr);
+    return prefix_is_decided(s, text_span_trim(text_span_of(gold)));
 }
 
 static bool forms_equivalent(const struct grader *g, const char *a, const char *b) {

@@ -1,8 +1,8 @@
 /*
  * grade: extracts the answer from a text, scores it, and tells whether two answers are the same.
  *
- * A grader is a row of a table in grade.c: `letter`, `number`, `math`, `exact`, `regex`, `f1`,
- * `rouge_l`, `bleu`. Grading and voting use the same normal form, so a vote counts different
+ * A grader is a row of a table in grade.c: `letter`, `number`, `math`, `exact`, `exact_match`,
+ * `prefix`, `regex`, `f1`, `rouge_l`, `bleu`. Grading and voting use the same normal form, so a vote counts different
  * spellings of the same answer together. A text without an answer is counted separately from a
  * wrong answer.
  *
@@ -33,6 +33,9 @@ struct grade {
  * the golds with grader_check. */
 struct grade grader_grade(const struct grader *g, const char *text, const char *const *golds,
                           int n_golds);
+/* Whether more text after `text` cannot change the grade for this gold answer, so that a generation
+ * may stop. Only `prefix` decides before the text ends. */
+bool grader_is_decided(const struct grader *g, const char *text, const char *gold);
 
 /*
  * Appends the answer of a text in the grader's normal form. If there is no answer, it appends

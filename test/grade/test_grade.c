@@ -147,6 +147,8 @@ static void test_math(void **state) {
 static void test_text_graders(void **state) {
     (void)state;
     check_cases("exact", 20);
+    check_cases("exact_match", 20);
+    check_cases("prefix", 25);
     check_cases("regex", 20);
     check_cases("f1", 20);
     check_cases("rouge_l", 20);
@@ -346,10 +348,33 @@ static void test_best_of_golds(void **state) {
     assert_true(grader_grade(grader("exact"), "Paris", golds, 0).score == 0);
 }
 
+/* Stopping as soon as the grade is decided must not change it. */
+static void test_decided_prefixes(void **state) {
+    (void)state;
+    const struct grader *g = grader("prefix");
+    struct cases *c = cases_read("prefix");
+    for (int i = 0; i < c->n; i++) {
+        const struct test_case *t = &c->v[i];
+        double want = grade(g, t->answer, t->gold).score;
+        for (size_t len = 0; len < strlen(t->answer); len++) {
+            char *part = xasprintf("%.*s", (int)len, t->answer);
+            if (grader_is_decided(g, part, t->gold) && grade(g, part, t->gold).score != want)
+                fail_msg("grade-prefix.txt:%d: '%s' is not decided", t->line, part);
+            free(part);
+        }
+    }
+    assert_true(grader_is_decided(g, "no", "yes"));
+    assert_true(grader_is_decided(g, "signs of life", "signs"));
+    assert_false(grader_is_decided(g, " ", "signs"));
+    assert_false(grader_is_decided(g, "signs", "signs"));
+    assert_false(grader_is_decided(grader("exact"), "no", "yes"));
+    cases_free(c);
+}
+
 static void test_invalid_golds_are_refused(void **state) {
     (void)state;
     static const char *const cases[][3] = {
-        {"letter", "K", "is no letter from A to H"},
+        {"letter", "K", "is no letter from A to J"},
         {"letter", "", "is no letter"},
         {"number", "many", "'many' is no number"},
         {"math", " ", "is empty"},
@@ -477,6 +502,7 @@ int main(void) {
         cmocka_unit_test(test_fractions_are_exact),
         cmocka_unit_test(test_groups),
         cmocka_unit_test(test_best_of_golds),
+        cmocka_unit_test(test_decided_prefixes),
         cmocka_unit_test(test_invalid_golds_are_refused),
         cmocka_unit_test(test_hostile_texts),
         cmocka_unit_test(test_one_comparison_is_bounded),

@@ -180,6 +180,45 @@ static int candidates_open(struct eval_command *r, struct error *err) {
     return OK;
 }
 
+/* Appends s[n] with "\\n" for line ends. */
+static void one_line_add(struct buf *b, const char *s, size_t n) {
+    for (size_t i = 0; i < n; i++)
+        if (s[i] == '\n')
+            buf_puts(b, "\\n");
+        else
+            buf_add(b, s + i, 1);
+}
+
+/* Appends the beginning and the end of a prompt. */
+static void prompt_excerpt_add(struct buf *b, const char *prompt) {
+    enum { BEGINNING = 48, END = 32 };
+    size_t n = strlen(prompt), head = n, tail = n;
+    if (n > BEGINNING + END) {
+        head = utf8_complete_len(prompt, BEGINNING);
+        tail = n - END;
+        while (tail < n && (prompt[tail] & 0xC0) == 0x80) tail++;
+    }
+    one_line_add(b, prompt, head);
+    if (tail > head) buf_puts(b, head < n ? " … " : "");
+    one_line_add(b, prompt + tail, n - tail);
+}
+
+/* Prints for each task from files the form of its lines and the first prompt, so that a prompt that
+ * the files do not intend is visible. */
+static void forms_print(const struct eval_command *r) {
+    for (int i = 0; i < r->n_tasks; i++) {
+        const struct eval_task *b = &r->tasks[i];
+        struct buf prompt = {0};
+        if (!b->form) continue;
+        const struct eval_question *q = &b->questions[0];
+        prompt_excerpt_add(&prompt, q->context ? q->context : q->contexts[0]);
+        log_info("%s: %lld questions in the form '%s'%s%s, asked as '%s'", b->name,
+                 (long long)b->n_questions, b->form, b->grader ? ", grader " : "",
+                 b->grader ? b->grader : "", prompt.data ? prompt.data : "");
+        buf_release(&prompt);
+    }
+}
+
 /* Prints the smallest difference that a comparison of this size can detect. */
 static void power_print(const struct eval_command *r) {
     for (int i = 0; i < r->n_tasks; i++) {
@@ -316,6 +355,7 @@ static int samples_write(const struct eval_command *r, struct error *err) {
 static int eval_all(struct eval_command *r, struct error *err) {
     if (!r->s.m->tok) return error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", r->s.path);
     if (candidates_open(r, err) != OK) return err->code;
+    forms_print(r);
     power_print(r);
     r->comparison = (struct eval_comparison){.tasks = r->tasks,
                                              .n_tasks = r->n_tasks,
@@ -376,9 +416,10 @@ const struct cli_command cmd_eval = {
         "Tasks: starter, the families of generated questions of the starter model; a family of\n"
         "it; needle, a text of 4,000 tokens; fry, the ten of version 0.1; largest and earliest;\n"
         "from files below --data: arc_easy, arc_challenge, winogrande, boolq, hellaswag, mmlu,\n"
-        "truthfulqa, jcommonsenseqa, gsm8k, in the format of Hugging Face, llm-foundry or\n"
-        "Hendrycks; FILE.jsonl with question, choices and answer; RECIPE.yaml that maps other\n"
-        "fields.\n"
+        "truthfulqa, jcommonsenseqa, gsm8k, piqa, openbookqa, siqa, copa, sciq, race, lambada,\n"
+        "triviaqa, nq, math, mmlu_pro, gpqa, bbh; FILE.jsonl, whose form is known by its fields\n"
+        "(Hugging Face, llm-foundry, or question, choices and answer) and is printed; RECIPE.yaml\n"
+        "that maps other fields. docs/EVALUATION.md shows every form and its prompt.\n"
         "\n"
         "  shoal eval models/fry --tasks fry --json\n"
         "  shoal eval MODEL --tasks arc_easy,mmlu --data data/eval --shots 5\n"

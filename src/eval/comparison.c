@@ -84,6 +84,7 @@ json_t *eval_summary_json(const struct eval_task *b, const char *candidate, cons
     json_t *cluster = json_pack("{s:I,s:f,s:f}", "n", (json_int_t)s->n_clusters, "lo",
                                 s->clustered.lo, "hi", s->clustered.hi);
     json_object_set_new(v, "clusters", cluster);
+    if (b->form) json_object_set_new(v, "form", json_string(b->form));
     if (b->output_type == EVAL_LOGLIKELIHOOD)
         json_object_set_new(v, "acc_norm", stats_interval_json(s->acc_norm));
     if (b->output_type == EVAL_GENERATE)

@@ -1,15 +1,18 @@
 /*
  * dataset_formats: reads lines of question files in common formats.
  *
- * The fields of a line determine its format, so no option is needed: a file may be the Hugging Face
- * dump of a data set, a file of llm-foundry or a user's file. This file extracts only question,
- * choices and the index of the right choice; task.c builds the text for the model.
+ * The fields of a line determine its form, so no option is needed: a file may be the Hugging Face
+ * dump of a data set, a file of llm-foundry or a user's file. This file extracts question, choices
+ * and the right answer; task.c builds the text for the model, except for lines that contain the
+ * whole prompt (prompt_cue.c completes these).
  *
- * Invariants: a result owns all its strings. A line has either 2 to EVAL_MAX_OPTIONS choices, and
+ * Invariants: a result owns its strings. A line has either 2 to EVAL_MAX_OPTIONS choices, and
  * `correct` is the index of one of them; or no choices and a text answer, and `correct` is -1.
  */
 #define _GNU_SOURCE
 #include "eval/eval.h"
+
+#include "grade/grade.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -22,7 +25,11 @@ void dataset_row_release(struct dataset_row *f) {
     }
     free(f->question);
     free(f->passage);
+    free(f->prompt);
     free(f->answer);
+    free(f->chain_of_thought);
+    free(f->example_answer);
+    strings_release(&f->aliases);
     free(f->cluster);
     free(f->subject);
     *f = (struct dataset_row){0};
@@ -133,9 +140,11 @@ static void passage_split(struct dataset_row *f) {
     f->question = question;
 }
 
-/* llm-foundry: the field `query` begins with "Question: " or "Passage: ". */
+/* llm-foundry: the field `query` is the prompt; named tasks use the question in it, which may begin
+ * with "Question: " or "Passage: ". */
 static int llm_foundry_read(const json_t *row, struct dataset_row *f, struct error *err) {
     if (question_choices_read(f, row, "query", "choices", "gold", err) != OK) return err->code;
+    f->prompt = prompt_of_query(f->question);
     prefix_strip(f->question, "Question: ");
     passage_split(f);
     return OK;
@@ -180,9 +189,10 @@ static int winogrande_read(const json_t *row, struct dataset_row *f, struct erro
     return correct_set(f, row, "answer", index, err);
 }
 
-/* ARC: each choice has a label, which is a letter or a number; answerKey is the right label. */
-static int arc_read(const json_t *row, struct dataset_row *f, struct error *err) {
-    if (question_read(f, row, "question", err) != OK ||
+/* Each choice has a label, which is a letter or a number; answerKey is the right label. */
+static int labelled_choices_read(struct dataset_row *f, const json_t *row, const char *question,
+                                 struct error *err) {
+    if (question_read(f, row, question, err) != OK ||
         choices_read(f, row, "choices.text", err) != OK)
         return err->code;
     const json_t *labels = json_path_get(row, "choices.label"),
@@ -191,6 +201,10 @@ static int arc_read(const json_t *row, struct dataset_row *f, struct error *err)
     for (int i = 0; i < f->n; i++)
         if (json_equal(json_array_get(labels, (size_t)i), key)) index = i;
     return correct_set(f, row, "answerKey", index, err);
+}
+
+static int arc_read(const json_t *row, struct dataset_row *f, struct error *err) {
+    return labelled_choices_read(f, row, "question", err);
 }
 
 /* boolq: the choices are "no" and "yes", in this order. */
@@ -310,35 +324,404 @@ static int choice_list_read(const json_t *row, struct dataset_row *f, struct err
     return question_choices_read(f, row, "question", "choices", "answer", err);
 }
 
-/* A question without choices: the answer is a text for a grader. */
-static int free_answer_read(const json_t *row, struct dataset_row *f, struct error *err) {
-    f->correct = -1;
-    if (question_read(f, row, "question", err) != OK) return err->code;
-    return (f->answer = field_text(row, "answer", err)) ? OK : err->code;
+/* free answers */
+
+static void alias_add(struct dataset_row *f, const json_t *v) {
+    char *text = json_scalar_text(v);
+    if (text && text_trimmed_len(text) > 0 && strcmp(text, f->answer) != 0)
+        strings_add(&f->aliases, text);
+    free(text);
 }
 
-/* The first format whose required fields are all present is used. So a format comes before formats
- * that require only some of its fields. */
+/* Reads the right answer and the texts of the list `aliases` (NULL: none), which are as right. An
+ * answer that is a list has its aliases in itself. */
+static int golds_read(struct dataset_row *f, const json_t *row, const char *field,
+                      const char *aliases, struct error *err) {
+    const json_t *v = json_path_get(row, field), *others = json_is_array(v) ? v
+                                                           : aliases ? json_path_get(row, aliases)
+                                                                     : NULL;
+    f->correct = -1;
+    f->answer = json_scalar_text(json_is_array(v) ? json_array_get(v, 0) : v);
+    if (!f->answer) return error_set(err, ERR_FORMAT, "field '%s' is missing or no text", field);
+    for (size_t i = 0; i < json_array_size(others); i++) alias_add(f, json_array_get(others, i));
+    return OK;
+}
+
+/* Reads the field `chain_of_thought`, and sets the answer of an example to it and "The answer is
+ * …". */
+static void chain_of_thought_read(struct dataset_row *f, const json_t *row) {
+    char *text = json_scalar_text(json_path_get(row, "chain_of_thought"));
+    f->chain_of_thought = text ? text_trimmed(text) : NULL;
+    if (f->chain_of_thought)
+        f->example_answer = xasprintf(" %s The answer is %s", f->chain_of_thought, f->answer);
+    free(text);
+}
+
+/* A question without choices, perhaps about a context: the answer is a text for a grader. */
+static int free_answer_read(const json_t *row, struct dataset_row *f, struct error *err) {
+    if (question_read(f, row, "question", err) != OK ||
+        golds_read(f, row, "answer", "aliases", err) != OK)
+        return err->code;
+    const char *context = json_string_value(json_path_get(row, "context"));
+    char *both = context ? xasprintf("%s\nQuestion: %s", context, f->question) : NULL;
+    f->prompt = prompt_of_question(both ? both : f->question);
+    free(both);
+    chain_of_thought_read(f, row);
+    return OK;
+}
+
+/* llm-foundry's generated answers, with other names of the right one and a derivation. */
+static int llm_foundry_answer_read(const json_t *row, struct dataset_row *f, struct error *err) {
+    if (question_read(f, row, "context", err) != OK ||
+        golds_read(f, row, "answer", "aliases", err) != OK)
+        return err->code;
+    f->prompt = prompt_of_question(f->question);
+    chain_of_thought_read(f, row);
+    return OK;
+}
+
+/* Sets the prompt and the gold answer of a text and its continuation. The white space between them
+ * belongs to neither; an example has a blank there if the file has none. */
+static int continuation_set(struct dataset_row *f, const char *text, const char *continuation,
+                            struct error *err) {
+    size_t n = text_trimmed_len(text);
+    bool blank_follows = text[n] || (*continuation && strchr(" \t\r\n", *continuation));
+    f->correct = -1;
+    f->prompt = xasprintf("%.*s", (int)MIN(n, (size_t)INT32_MAX), text);
+    f->answer = text_trimmed(continuation);
+    f->example_answer = xasprintf("%s%s%s", text + n, blank_follows ? "" : " ", continuation);
+    return *f->answer ? OK : error_set(err, ERR_FORMAT, "the continuation is empty");
+}
+
+/* llm-foundry's language modelling: the text that must follow the context. */
+static int llm_foundry_continuation_read(const json_t *row, struct dataset_row *f,
+                                         struct error *err) {
+    char *continuation = field_text(row, "continuation", err);
+    int rc = continuation ? question_read(f, row, "context", err) : err->code;
+    if (rc == OK) rc = continuation_set(f, f->question, continuation, err);
+    free(continuation);
+    return rc;
+}
+
+/* LAMBADA: the last word of the text must follow the words before it. */
+static int lambada_read(const json_t *row, struct dataset_row *f, struct error *err) {
+    char *text = json_scalar_text(json_path_get(row, "text"));
+    if (!text) return error_set(err, ERR_FORMAT, "field 'text' is no text");
+    text[text_trimmed_len(text)] = 0;
+    char *last = strrchr(text, ' ');
+    if (last) *last = 0;
+    int rc = last ? continuation_set(f, text, last + 1, err)
+                  : error_set(err, ERR_FORMAT, "field 'text' has a single word");
+    f->question = text;
+    return rc;
+}
+
+static int triviaqa_read(const json_t *row, struct dataset_row *f, struct error *err) {
+    return question_read(f, row, "question", err) != OK
+               ? err->code
+               : golds_read(f, row, "answer.value", "answer.aliases", err);
+}
+
+static int nq_read(const json_t *row, struct dataset_row *f, struct error *err) {
+    return question_read(f, row, "question", err) != OK ? err->code
+                                                        : golds_read(f, row, "answer", NULL, err);
+}
+
+static int bbh_read(const json_t *row, struct dataset_row *f, struct error *err) {
+    return question_read(f, row, "input", err) != OK ? err->code
+                                                     : golds_read(f, row, "target", NULL, err);
+}
+
+/* MATH: the answer is the content of the last \boxed of the solution. */
+static int math_read(const json_t *row, struct dataset_row *f, struct error *err) {
+    struct buf answer = {0};
+    const struct grader *g = grader_find("math", err);
+    char *solution = field_text(row, "solution", err);
+    if (!solution || question_read(f, row, "problem", err) != OK) {
+        free(solution);
+        return err->code;
+    }
+    bool boxed = strstr(solution, "\\boxed") || strstr(solution, "\\fbox");
+    if (!boxed || !grader_extract(g, solution, &answer))
+        error_set(err, ERR_FORMAT, "field 'solution' has no \\boxed{…}");
+    else
+        f->answer = xstrdup(answer.data);
+    f->correct = -1;
+    if (f->answer)
+        f->example_answer =
+            xasprintf(" %s\nFinal Answer: The final answer is $%s$. I hope it is correct.",
+                      solution, f->answer);
+    buf_release(&answer);
+    free(solution);
+    return f->answer ? OK : err->code;
+}
+
+static int code_refuse(const json_t *row, struct dataset_row *f, struct error *err) {
+    (void)row, (void)f;
+    return error_set(err, ERR_FORMAT,
+                     "a programming problem with tests (HumanEval): its answer must be executed, "
+                     "and eval executes no code");
+}
+
+/* public data sets of choices */
+
+/* Adds the choices of the named fields. */
+static int choice_fields_read(struct dataset_row *f, const json_t *row, const char *const *fields,
+                              int n, struct error *err) {
+    for (int i = 0; i < n; i++)
+        if (choice_add(f, json_path_get(row, fields[i]), fields[i], err) != OK) return err->code;
+    return OK;
+}
+
+/* The index that a letter names: "B" → 1; -1: `answer` is no letter of a choice. */
+static int letter_index(const json_t *answer, int n) {
+    const char *s = json_string_value(answer);
+    return s && s[0] >= 'A' && s[0] < 'A' + n && !s[1] ? s[0] - 'A' : -1;
+}
+
+static int piqa_read(const json_t *row, struct dataset_row *f, struct error *err) {
+    static const char *const fields[] = {"sol1", "sol2"};
+    if (question_read(f, row, "goal", err) != OK ||
+        choice_fields_read(f, row, fields, 2, err) != OK)
+        return err->code;
+    return correct_set(f, row, "label", choice_index(json_path_get(row, "label"), f->choices, 2),
+                       err);
+}
+
+/* Social IQa: the label is "1", "2" or "3". */
+static int siqa_read(const json_t *row, struct dataset_row *f, struct error *err) {
+    static const char *const fields[] = {"answerA", "answerB", "answerC"};
+    if (question_read(f, row, "question", err) != OK ||
+        choice_fields_read(f, row, fields, 3, err) != OK ||
+        !(f->passage = field_text(row, "context", err)))
+        return err->code;
+    char *label = json_scalar_text(json_path_get(row, "label"));
+    int index = label && label[0] >= '1' && label[0] <= '3' && text_trimmed_len(label) == 1
+                    ? label[0] - '1'
+                    : -1;
+    free(label);
+    return correct_set(f, row, "label", index, err);
+}
+
+/* The length of the first character of s, in bytes. */
+static size_t first_char_len(const char *s) {
+    size_t n = *s != 0;
+    while (n && (s[n] & 0xC0) == 0x80) n++;
+    return n;
+}
+
+/* Replaces the first character of s by its lower case. */
+static char *first_letter_lowered(char *s) {
+    size_t n = 0, first = first_char_len(s);
+    uint8_t *head = u8_tolower((const uint8_t *)s, first, "", NULL, NULL, &n);
+    char *out = xasprintf("%.*s%s", (int)n, head ? (char *)head : "", s + first);
+    free(head);
+    free(s);
+    return out;
+}
+
+/* COPA: "because" or "therefore" replaces the full stop of the premise. */
+static int copa_read(const json_t *row, struct dataset_row *f, struct error *err) {
+    static const char *const fields[] = {"choice1", "choice2"};
+    const char *kind = json_string_value(json_path_get(row, "question")), *link = NULL;
+    if (kind && strcmp(kind, "cause") == 0) link = "because";
+    if (kind && strcmp(kind, "effect") == 0) link = "therefore";
+    if (!link)
+        return error_set(err, ERR_FORMAT, "field 'question' is neither 'cause' nor 'effect'");
+    if (choice_fields_read(f, row, fields, 2, err) != OK) return err->code;
+    char *raw = field_text(row, "premise", err);
+    if (!raw) return err->code;
+    char *premise = text_trimmed(raw);
+    size_t last = strlen(premise);
+    free(raw);
+    while (last > 0 && (premise[--last] & 0xC0) == 0x80) continue;
+    f->question = xasprintf("%.*s %s", (int)last, premise, link);
+    free(premise);
+    for (int i = 0; i < 2; i++) f->choices[i] = first_letter_lowered(f->choices[i]);
+    return correct_set(f, row, "label", choice_index(json_path_get(row, "label"), f->choices, 2),
+                       err);
+}
+
+static int sciq_read(const json_t *row, struct dataset_row *f, struct error *err) {
+    static const char *const fields[] = {"distractor1", "distractor2", "distractor3",
+                                         "correct_answer"};
+    if (question_read(f, row, "question", err) != OK ||
+        choice_fields_read(f, row, fields, 4, err) != OK ||
+        !(f->passage = field_text(row, "support", err)))
+        return err->code;
+    size_t n_blanks = strspn(f->passage, " \t\r\n");
+    memmove(f->passage, f->passage + n_blanks, strlen(f->passage + n_blanks) + 1);
+    f->correct = 3;
+    return OK;
+}
+
+static int race_read(const json_t *row, struct dataset_row *f, struct error *err) {
+    if (question_read(f, row, "question", err) != OK ||
+        choices_read(f, row, "options", err) != OK ||
+        !(f->passage = field_text(row, "article", err)))
+        return err->code;
+    return correct_set(f, row, "answer", letter_index(json_path_get(row, "answer"), f->n), err);
+}
+
+/* OpenBookQA: as ARC, with another name of the question. */
+static int openbookqa_read(const json_t *row, struct dataset_row *f, struct error *err) {
+    return labelled_choices_read(f, row, "question_stem", err);
+}
+
+/* MMLU-Pro: up to ten options. Its field cot_content begins with "A: Let's think step by step.",
+ * which is part of the prompt. */
+static int mmlu_pro_read(const json_t *row, struct dataset_row *f, struct error *err) {
+    char *work = json_scalar_text(json_path_get(row, "cot_content"));
+    free(f->subject);
+    f->subject = json_scalar_text(json_path_get(row, "category"));
+    if (work) prefix_strip(work, "A: Let's think step by step. ");
+    f->chain_of_thought = work && *work ? xstrdup(work) : NULL;
+    free(work);
+    if (question_read(f, row, "question", err) != OK || choices_read(f, row, "options", err) != OK)
+        return err->code;
+    for (int i = 0; i < f->n; i++) {
+        char *raw = f->choices[i];
+        f->choices[i] = text_trimmed(raw);
+        free(raw);
+    }
+    int index = letter_index(json_path_get(row, "answer"), f->n);
+    f->example_answer = f->chain_of_thought
+                            ? xasprintf(" %s", f->chain_of_thought)
+                            : xasprintf(" The answer is (%c).", 'A' + MAX(index, 0));
+    return correct_set(f, row, "answer", index, err);
+}
+
+/* GPQA: removes white space at both ends, double blanks and marks. */
+static char *gpqa_clean(char *raw) {
+    char *text = text_trimmed(raw);
+    struct buf b = {0};
+    buf_puts(&b, text);
+    replace_all(&b, " [title]", ". ");
+    replace_all(&b, "  ", " ");
+    free(text);
+    free(raw);
+    return b.data;
+}
+
+/* GPQA: the choices are shuffled by a generator whose seed is the hash of the question, so their
+ * order depends on nothing else. */
+static int gpqa_read(const json_t *row, struct dataset_row *f, struct error *err) {
+    static const char *const fields[] = {"Incorrect Answer 1", "Incorrect Answer 2",
+                                         "Incorrect Answer 3", "Correct Answer"};
+    uint32_t order[4] = {0, 1, 2, 3};
+    char *shuffled[4];
+    if (question_read(f, row, "Question", err) != OK ||
+        choice_fields_read(f, row, fields, 4, err) != OK)
+        return err->code;
+    struct rng r = rng_make(hash_fnv1a(f->question, strlen(f->question)), RNG_SHUFFLE, 0, 0);
+    rng_shuffle(&r, order, 4);
+    for (int i = 0; i < 4; i++) shuffled[i] = gpqa_clean(f->choices[order[i]]);
+    for (int i = 0; i < 4; i++) {
+        f->choices[i] = shuffled[i];
+        if (order[i] == 3) f->correct = i;
+    }
+    return OK;
+}
+
+/* forms */
+
+static bool has_no_question(const json_t *row) {
+    return !json_path_get(row, "question");
+}
+
+static bool answer_is_list(const json_t *row) {
+    return json_array_size(json_path_get(row, "answer")) > 0;
+}
+
+static bool has_text_only(const json_t *row) {
+    return json_object_size(row) == 1 ||
+           (json_object_size(row) == 2 && json_path_get(row, "domain"));
+}
+
+/* The first form whose required fields are all present is used. So a form comes before forms that
+ * require only some of its fields. `task`: a built-in task or a row of form_tasks in task.c. */
 static const struct dataset_format {
-    const char *required_fields[4];
+    const char *name;
+    const char *required_fields[6];
+    const char *task;
     int (*read)(const json_t *row, struct dataset_row *out, struct error *err);
+    bool (*applies)(const json_t *row); /* a condition besides the fields, or NULL */
 } formats[] = {
-    {{"context_options", "continuation", "gold"}, llm_foundry_winogrande_read},
-    {{"query", "choices", "gold"}, llm_foundry_read},
-    {{"question", "choices.text", "choices.label", "answerKey"}, arc_read},
-    {{"question", "mc1_targets.choices"}, mc1_read},
-    {{"sentence", "option1", "option2", "answer"}, winogrande_read},
-    {{"ctx", "endings", "label"}, hellaswag_read},
-    {{"question", "choice0", "choice1", "label"}, numbered_choices_read},
-    {{"question", "passage"}, boolq_read},
-    {{"question", "choices", "answer"}, choice_list_read},
-    {{"question", "answer"}, free_answer_read},
+    {"llm-foundry, schema",
+     {"context_options", "continuation", "gold"},
+     "winogrande",
+     llm_foundry_winogrande_read,
+     NULL},
+    {"llm-foundry, multiple choice", {"query", "choices", "gold"}, "query", llm_foundry_read, NULL},
+    {"llm-foundry, language modelling",
+     {"context", "continuation"},
+     "continuation",
+     llm_foundry_continuation_read,
+     NULL},
+    {"llm-foundry, answer",
+     {"context", "answer"},
+     "free_answer",
+     llm_foundry_answer_read,
+     has_no_question},
+    {"HumanEval", {"prompt", "test", "entry_point"}, "", code_refuse, NULL},
+    {"ARC", {"question", "choices.text", "choices.label", "answerKey"}, "arc_easy", arc_read, NULL},
+    {"OpenBookQA",
+     {"question_stem", "choices.text", "choices.label", "answerKey"},
+     "openbookqa",
+     openbookqa_read,
+     NULL},
+    {"TruthfulQA", {"question", "mc1_targets.choices"}, "truthfulqa", mc1_read, NULL},
+    {"WinoGrande",
+     {"sentence", "option1", "option2", "answer"},
+     "winogrande",
+     winogrande_read,
+     NULL},
+    {"HellaSwag", {"ctx", "endings", "label"}, "hellaswag", hellaswag_read, NULL},
+    {"PIQA", {"goal", "sol1", "sol2", "label"}, "piqa", piqa_read, NULL},
+    {"Social IQa",
+     {"context", "question", "answerA", "answerB", "answerC", "label"},
+     "siqa",
+     siqa_read,
+     NULL},
+    {"COPA", {"premise", "choice1", "choice2", "question", "label"}, "copa", copa_read, NULL},
+    {"SciQ",
+     {"support", "question", "correct_answer", "distractor1", "distractor2", "distractor3"},
+     "sciq",
+     sciq_read,
+     NULL},
+    {"RACE", {"article", "question", "options", "answer"}, "race", race_read, NULL},
+    {"MMLU-Pro", {"question", "options", "answer", "category"}, "mmlu_pro", mmlu_pro_read, NULL},
+    {"GPQA",
+     {"Question", "Correct Answer", "Incorrect Answer 1", "Incorrect Answer 2",
+      "Incorrect Answer 3"},
+     "gpqa",
+     gpqa_read,
+     NULL},
+    {"JCommonsenseQA",
+     {"q_id", "question", "choice0", "choice1", "choice4", "label"},
+     "jcommonsenseqa",
+     numbered_choices_read,
+     NULL},
+    {"numbered choices",
+     {"question", "choice0", "choice1", "label"},
+     "choices",
+     numbered_choices_read,
+     NULL},
+    {"BoolQ", {"question", "passage"}, "boolq", boolq_read, NULL},
+    {"MMLU", {"question", "subject", "choices", "answer"}, "mmlu", choice_list_read, NULL},
+    {"question and choices", {"question", "choices", "answer"}, "choices", choice_list_read, NULL},
+    {"TriviaQA", {"question", "answer.value", "answer.aliases"}, "triviaqa", triviaqa_read, NULL},
+    {"Natural Questions", {"question", "answer"}, "nq", nq_read, answer_is_list},
+    {"question and answer", {"question", "answer"}, "free_answer", free_answer_read, NULL},
+    {"MATH", {"problem", "solution"}, "math", math_read, NULL},
+    {"BIG-Bench Hard", {"input", "target"}, "bbh", bbh_read, NULL},
+    {"LAMBADA", {"text"}, "lambada", lambada_read, has_text_only},
 };
 
 static bool format_matches(const struct dataset_format *f, const json_t *row) {
     for (size_t i = 0; i < ARRAY_LEN(f->required_fields) && f->required_fields[i]; i++)
         if (!json_path_get(row, f->required_fields[i])) return false;
-    return true;
+    return !f->applies || f->applies(row);
 }
 
 static int format_unknown_error(const json_t *row, struct error *err) {
@@ -347,10 +730,9 @@ static int format_unknown_error(const json_t *row, struct error *err) {
     json_t *value;
     json_object_foreach ((json_t *)(uintptr_t)row, key, value)
         if (b.len < 200) buf_printf(&b, "%s'%.40s'", b.len ? ", " : "", key);
-    error_set(
-        err, ERR_FORMAT,
-        "the fields %s match no known format; map them in a recipe (question, choices, answer)",
-        b.len ? b.data : "(none)");
+    error_set(err, ERR_FORMAT,
+              "the fields %s match no known form; map them in a recipe (question, choices, answer)",
+              b.len ? b.data : "(none)");
     buf_release(&b);
     return err->code;
 }
@@ -360,6 +742,8 @@ int dataset_row_parse(const json_t *row, struct dataset_row *out, struct error *
     if (!json_is_object(row)) return error_set(err, ERR_FORMAT, "the line is not a JSON object");
     for (size_t i = 0; i < ARRAY_LEN(formats); i++) {
         if (!format_matches(&formats[i], row)) continue;
+        out->form = formats[i].name;
+        out->task = formats[i].task;
         out->subject = json_scalar_text(json_path_get(row, "subject"));
         return formats[i].read(row, out, err);
     }

@@ -147,7 +147,10 @@ struct eval_question {
     char *options[EVAL_MAX_OPTIONS];  /* [n], without the delimiter */
     char *contexts[EVAL_MAX_OPTIONS]; /* context of one option; NULL: `context` */
     int n, correct;
-    char *answer;  /* generated answers: the gold answer; else NULL */
+    char *answer;           /* generated answers: the gold answer; else NULL */
+    struct strings aliases; /* other right answers */
+    char *example_answer;   /* text after the context in an example; NULL: the delimiter and the
+                               answer or the correct option */
     char *cluster; /* questions of one cluster are dependent; NULL: an independent question */
     int subject;
     const char *path; /* the file it was read from; NULL: generated */
@@ -167,9 +170,11 @@ struct eval_task {
     char *name;
     enum eval_output_type output_type;
     int64_t n_questions;
-    bool reports_acc_norm;         /* the task's usual metric is acc_norm, see eval_result */
-    char *delimiter;               /* text between a context and an option */
-    struct strings files;          /* files that were read */
+    bool reports_acc_norm; /* the task's usual metric is acc_norm, see eval_result */
+    char *delimiter;       /* text between a context and an option */
+    struct strings files;  /* files that were read */
+    const char *form; /* name of the form of the files' lines; NULL: a recipe maps the fields, or
+                         questions are generated */
     struct eval_subject *subjects; /* [n_subjects] */
     int n_subjects;
     struct eval_question *questions; /* [n_questions]; NULL if questions are generated */
@@ -219,17 +224,23 @@ const char *eval_task_builtin(int i, const char **summary);
 
 /* Lines of files (dataset_formats.c). */
 
-/* The content of a line in any format. The row owns its strings; a text that the line lacks is
- * NULL. */
+/* The content of a line in any form. The row owns its strings, except `form` and `task`; a text
+ * that the line lacks is NULL. */
 struct dataset_row {
+    const char *form; /* its name, for messages */
+    const char *task; /* the task that asks the lines of an unnamed file */
     char *question, *passage;
+    char *prompt; /* the whole context, if the line has it written out */
     char *choices[EVAL_MAX_OPTIONS];
     char *contexts[EVAL_MAX_OPTIONS]; /* one per choice, or NULL */
     int n, correct;                   /* number of choices; correct < 0: no choices */
-    char *answer, *cluster, *subject;
+    char *answer;
+    struct strings aliases;
+    char *chain_of_thought, *example_answer; /* example_answer: see eval_question */
+    char *cluster, *subject;
 };
 void dataset_row_release(struct dataset_row *f);
-/* Reads a line of any known format. The error names the wrong field. The caller releases `out` also
+/* Reads a line of any known form. The error names the wrong field. The caller releases `out` also
  * after an error. */
 int dataset_row_parse(const json_t *row, struct dataset_row *out, struct error *err);
 /* The index of the choice that an answer names: an index from 0, the text of a choice, a letter, or
@@ -239,6 +250,16 @@ int choice_index(const json_t *answer, char *const *choices, int n);
 const json_t *json_path_get(const json_t *row, const char *path);
 /* The text of a string or a number, malloc'ed; NULL for other values. */
 char *json_scalar_text(const json_t *v);
+/* The prompt of a complete query: without trailing white space; with "\nAnswer:" if one of its
+ * lines begins with "Question:" and its last line is no cue for the answer. malloc'ed. */
+char *prompt_of_query(const char *query);
+/* The prompt of a question with a free answer: as it is if it ends with a cue, else with the cue
+ * of its notation; a bare question becomes "Question: …\nAnswer:". malloc'ed. */
+char *prompt_of_question(const char *question);
+/* The length of s without trailing white space, which includes the ideographic space U+3000. */
+size_t text_trimmed_len(const char *s);
+/* A copy without white space at both ends. */
+char *text_trimmed(const char *s);
 /* Calls fn for every row of a CSV file. The first column is the question, the last one the answer
  * (a letter or an index from 0), the others are the choices. fn receives {question, choices,
  * answer}. A header, whose first cell is "question", is skipped. */
@@ -344,8 +365,8 @@ struct eval_comparison {
  * after an error. */
 int eval_comparison_run(struct eval_comparison *c, uint64_t seed, struct error *err);
 void eval_comparison_release(struct eval_comparison *c);
-/* {task, adapter, n, acc, lo, hi, clusters, …, kind, difference}; `first`: the first candidate,
- * without a difference. */
+/* {task, adapter, n, acc, lo, hi, clusters, form, …, kind, difference}; `first`: the first
+ * candidate, without a difference. */
 json_t *eval_summary_json(const struct eval_task *b, const char *candidate, const char *kind,
                           const struct eval_summary *s, bool first);
 

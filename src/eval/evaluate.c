@@ -40,6 +40,7 @@ struct eval_window {
     struct eval_solver *s;
     const struct eval_task *task;
     const struct grader *grader;
+    bool ends_early; /* a generation is cancelled when its grade is decided */
     struct eval_result *out;
     struct eval_cost *cost;
     struct eval_job *jobs; /* [WINDOW_JOBS] */
@@ -48,20 +49,9 @@ struct eval_window {
 
 /* encoding */
 
-/* The length of s without trailing white space, which includes the ideographic space U+3000. */
-static size_t trimmed_len(const char *s) {
-    size_t n = strlen(s), prev_n;
-    do {
-        prev_n = n;
-        while (n > 0 && strchr(" \t\r\n\v\f", s[n - 1])) n--;
-        if (n >= 3 && memcmp(s + n - 3, "\u3000", 3) == 0) n -= 3;
-    } while (n < prev_n);
-    return n;
-}
-
 void eval_encode_pair(const struct tokenizer *tok, const char *context, const char *continuation,
                       struct token_ids *prompt, struct token_ids *continuation_ids) {
-    size_t n = trimmed_len(context);
+    size_t n = text_trimmed_len(context);
     struct token_ids whole_ids = {0};
     struct buf text = {0};
     int n_before = prompt->n;
@@ -145,6 +135,8 @@ static void generate_request_init(struct eval_job *j, const struct eval_window *
     char *context = question_context(task, q, 0);
     int32_t eos = tokenizer_eos(w->s->tok);
     tokenizer_encode(w->s->tok, context, strlen(context), TOKENIZER_ADD_BOS, &j->prompt[0]);
+    int32_t first = tokenizer_first_token(w->s->tok);
+    if (j->prompt[0].n == 0 && first >= 0) token_ids_add(&j->prompt[0], first);
     j->prompt_truncated =
         prompt_truncate_left(&j->prompt[0], (int64_t)w->s->max_len - task->max_tokens);
     requests_alloc(j, 1);
@@ -229,20 +221,28 @@ static void loglikelihood_grade(const struct eval_job *j, const struct eval_ques
     result->right_norm = argmax(logprob_per_char, q->n) == q->correct;
 }
 
+/* Appends the text that a request has generated so far. */
+static void generated_text(const struct eval_window *w, const struct engine_request *r,
+                           struct buf *out) {
+    if (r->n_stop_texts > 0 && r->text.data)
+        buf_add(out, r->text.data, r->text.len);
+    else
+        tokenizer_decode(w->s->tok, r->out, r->n_out, false, out);
+    buf_puts(out, "");
+}
+
 static void text_grade(const struct eval_window *w, const struct eval_job *j,
                        const struct eval_question *q, struct eval_result *result) {
     const struct engine_request *r = &j->reqs[0];
     struct buf text = {0};
-    if (r->n_stop_texts > 0 && r->text.data)
-        buf_add(&text, r->text.data, r->text.len);
-    else
-        tokenizer_decode(w->s->tok, r->out, r->n_out, false, &text);
-    buf_puts(&text, "");
-    struct grade g = grader_grade(w->grader, text.data, (const char *const *)&q->answer, 1);
-    result->truncated = r->finish == FINISH_LENGTH;
+    generated_text(w, r, &text);
+    struct grade g = grader_grade(w->grader, text.data, (const char *const *)&q->answer, 1),
+                 others = grader_grade(w->grader, text.data, (const char *const *)q->aliases.v,
+                                       q->aliases.n);
+    result->truncated = r->finish == FINISH_LENGTH && !w->ends_early;
     result->no_answer = !g.found;
-    result->score = (float)g.score;
-    result->right = g.score >= 0.5;
+    result->score = (float)MAX(g.score, others.score);
+    result->right = MAX(g.score, others.score) >= 0.5;
     buf_release(&text);
 }
 
@@ -331,6 +331,25 @@ static int window_refill(struct eval_window *w, struct error *err) {
     return rc;
 }
 
+static bool text_is_decided(const struct eval_window *w, const struct eval_job *j) {
+    struct buf text = {0};
+    generated_text(w, &j->reqs[0], &text);
+    bool decided = grader_is_decided(w->grader, text.data, j->q->answer);
+    for (int i = 0; decided && i < j->q->aliases.n; i++)
+        decided = grader_is_decided(w->grader, text.data, j->q->aliases.v[i]);
+    buf_release(&text);
+    return decided;
+}
+
+/* Cancels the generations whose grade more text cannot change. */
+static void window_cancel_decided(struct eval_window *w) {
+    for (int i = 0; i < WINDOW_JOBS; i++) {
+        struct eval_job *j = &w->jobs[i];
+        if (j->n && !j->reqs[0].done && j->reqs[0].n_out > 0 && text_is_decided(w, j))
+            engine_cancel(w->s->e, &j->reqs[0]);
+    }
+}
+
 /* Releases all jobs. After an error some requests may be unfinished; it runs these first, because
  * the engine uses a request until it is done. */
 static void window_drain(struct eval_window *w) {
@@ -355,10 +374,12 @@ int eval_solver_answer(void *solver, const struct eval_task *task, struct eval_r
     struct eval_window w = {.s = solver, .task = task, .out = out, .cost = cost};
     double start = clock_now();
     int rc = eval_task_grader(task, &w.grader, err);
+    w.ends_early = w.grader && strcmp(grader_name(w.grader), "prefix") == 0;
     w.jobs = xcalloc(WINDOW_JOBS, sizeof *w.jobs);
     while (rc == OK && w.done < task->n_questions) {
         rc = window_refill(&w, err);
         if (rc == OK && w.done < task->n_questions) engine_step(w.s->e);
+        if (rc == OK && w.ends_early) window_cancel_decided(&w);
         if (p) progress_update(p, done + w.done, task->name);
         if (rc == OK) rc = log_check_cancelled(err);
     }

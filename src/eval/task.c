@@ -6,19 +6,24 @@
  * first examples of its subject in the task's train or dev file. They are the same before every
  * question of a subject, so the engine computes this prefix once.
  *
+ * The form of its lines decides how an unnamed file is asked: as the built-in task whose files have
+ * this form, or by a row of `form_tasks`.
+ *
  * dataset_formats.c interprets the lines of files; evaluate.c makes the requests to the engine.
  */
 #define _GNU_SOURCE
 #include "eval/eval.h"
 
+#include "grade/grade.h"
 #include "memory/memory.h"
 
 #include <glob.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* Defaults. FAMILY_N: questions of a family. GENERATE_TOKENS: maximum generated tokens. */
-enum { FAMILY_N = 1000, GENERATE_TOKENS = 256, MAX_SUBJECTS = 1000 };
+/* Defaults. FAMILY_N: questions of a family. GENERATE_TOKENS: maximum generated tokens.
+ * PREFIX_TOKENS: those of a text that must begin with the answer, besides the answer's bytes. */
+enum { FAMILY_N = 1000, GENERATE_TOKENS = 256, PREFIX_TOKENS = 8, MAX_SUBJECTS = 1000 };
 
 /* The configuration of a task without its questions, from a row of `builtins` or a recipe. */
 struct task_config {
@@ -26,15 +31,22 @@ struct task_config {
     const char *files, *shots; /* glob patterns, separated by blanks, relative to the data folder;
                                   the first pattern with a match is used */
     const char *description;   /* preamble; may contain {subject} */
-    const char *template;      /* context; its placeholders are {question}, {passage}, {choices},
-                                  {lettered} and {FIELD}, a field of the line */
+    const char *template;      /* context; its placeholders are {question}, {passage}, {prompt},
+                                  {choices}, {lettered}, {parenthesized} and {FIELD}, a field of the
+                                  line */
     const char *delimiter;
-    bool letters;           /* the letters A, B … are scored instead of the choices' texts */
-    bool normed;            /* reports acc_norm by default */
-    bool strip_white_space; /* white space around the question is removed */
-    bool subject;           /* questions have subjects: the field `subject`, or the file's name */
+    const char *example_end; /* text after an example; NULL: an empty line */
+    bool letters;            /* the letters A, B … are scored instead of the choices' texts */
+    bool parentheses;        /* … as (A), (B) … */
+    bool normed;             /* reports acc_norm by default */
+    bool strip_white_space;  /* white space around the question is removed */
+    bool subject;            /* questions have subjects: the field `subject`, or the file's name */
+    bool by_form; /* reads its own form only; lines in a form of `form_tasks` are asked as this row
+                     says */
     const char *grader;
+    bool grader_by_golds; /* the gold answers decide the grader, see gold_grader */
     const char *stops[4];
+    int32_t max_tokens; /* of a generation; 0: GENERATE_TOKENS */
 };
 
 #define FILES(stem) stem ".jsonl " stem "/test*.json* " stem "/valid*.json* */" stem ".jsonl"
@@ -121,9 +133,135 @@ static const struct task_config builtins[] = {
      .delimiter = " ",
      .grader = "number",
      .stops = {"Question:", "</s>", "<|im_end|>"}},
+    {.name = "piqa",
+     .summary = "the better of two ways to reach a goal",
+     .files = FILES("piqa"),
+     .shots = SHOTS("piqa"),
+     .template = QUESTION_ANSWER,
+     .delimiter = " ",
+     .normed = true,
+     .by_form = true},
+    {.name = "openbookqa",
+     .summary = "elementary science, as the end of a sentence",
+     .files = FILES("openbookqa"),
+     .shots = SHOTS("openbookqa"),
+     .template = "{question}",
+     .delimiter = " ",
+     .normed = true,
+     .by_form = true},
+    {.name = "siqa",
+     .summary = "people's reasons and reactions, three choices",
+     .files = FILES("siqa") " " FILES("social_iqa") " " FILES("social_i_qa"),
+     .shots = SHOTS("siqa") " " SHOTS("social_iqa") " " SHOTS("social_i_qa"),
+     .template = "Q: {passage} {question}\nA:",
+     .delimiter = " ",
+     .by_form = true},
+    /* lm-evaluation-harness puts two blanks before a choice of copa. */
+    {.name = "copa",
+     .summary = "cause or effect of a sentence",
+     .files = FILES("copa"),
+     .shots = SHOTS("copa"),
+     .template = "{question}",
+     .delimiter = "  ",
+     .by_form = true},
+    {.name = "sciq",
+     .summary = "science questions with a supporting text",
+     .files = FILES("sciq"),
+     .shots = SHOTS("sciq"),
+     .template = "{passage}\nQuestion: {question}\nAnswer:",
+     .delimiter = " ",
+     .normed = true,
+     .by_form = true},
+    {.name = "race",
+     .summary = "reading comprehension of school exams",
+     .files = FILES("race"),
+     .shots = SHOTS("race"),
+     .template = "Article: {passage}\n\n{question}",
+     .delimiter = " ",
+     .by_form = true},
+    {.name = "lambada",
+     .summary = "the last word of a passage, decoded greedily",
+     .files = FILES("lambada") " " FILES("lambada_openai"),
+     .shots = SHOTS("lambada"),
+     .template = "{prompt}",
+     .delimiter = " ",
+     .by_form = true,
+     .grader = "prefix"},
+    {.name = "triviaqa",
+     .summary = "trivia, the answer is written",
+     .files = FILES("triviaqa") " " FILES("trivia_qa"),
+     .shots = SHOTS("triviaqa") " " SHOTS("trivia_qa"),
+     .template = "Question: {question}?\nAnswer:",
+     .delimiter = " ",
+     .by_form = true,
+     .grader = "exact_match",
+     .stops = {"\n", ".", ","}},
+    {.name = "nq",
+     .summary = "Natural Questions, the answer is written",
+     .files = FILES("nq") " " FILES("nq_open"),
+     .shots = SHOTS("nq") " " SHOTS("nq_open"),
+     .description = "Answer these questions:\n\n",
+     .template = "Q: {question}?\nA:",
+     .delimiter = " ",
+     .example_end = "\n",
+     .by_form = true,
+     .grader = "exact_match",
+     .stops = {"\n", ".", ","}},
+    {.name = "math",
+     .summary = "competition mathematics, the solution is written out",
+     .files = FILES("math"),
+     .shots = SHOTS("math"),
+     .template = "Problem:\n{question}\n\nSolution:",
+     .delimiter = " ",
+     .by_form = true,
+     .grader = "math",
+     .stops = {"Problem:"},
+     .max_tokens = 1024},
+    {.name = "mmlu_pro",
+     .summary = "14 subjects, up to ten choices, with written reasoning",
+     .files = FILES("mmlu_pro") " " FILES("MMLU-Pro"),
+     .shots = "mmlu_pro/valid*.json* MMLU-Pro/valid*.json* " SHOTS("mmlu_pro"),
+     .description = "The following are multiple choice questions (with answers) about {subject}. "
+                    "Think step by step and then finish your answer with \"the answer is (X)\" "
+                    "where X is the correct letter choice.\n",
+     .template = "Question:\n{question}\nOptions:\n{lettered}\nAnswer: Let's think step by step.",
+     .delimiter = " ",
+     .subject = true,
+     .by_form = true,
+     .grader = "letter",
+     .stops = {"Question:"},
+     .max_tokens = 2048},
+    {.name = "gpqa",
+     .summary = "graduate science, four lettered choices",
+     .files = FILES("gpqa") " " FILES("gpqa_main") " " FILES("gpqa_diamond"),
+     .template = "What is the correct answer to this question:{question}\nChoices:\n"
+                 "{parenthesized}\nAnswer:",
+     .delimiter = " ",
+     .letters = true,
+     .parentheses = true,
+     .by_form = true},
+    {.name = "bbh",
+     .summary = "BIG-Bench Hard, one file per subject",
+     .files = "bbh/*.jsonl " FILES("bbh"),
+     .template = "Q: {question}\nA:",
+     .delimiter = " ",
+     .subject = true,
+     .by_form = true,
+     .grader = "exact",
+     .stops = {"Q:", "\n\n", "</s>", "<|im_end|>"}},
 };
-static const struct task_config default_config = {
-    .template = QUESTION_ANSWER, .delimiter = " ", .normed = true};
+
+/* How lines are asked whose form belongs to no built-in task. */
+static const struct task_config form_tasks[] = {
+    {.name = "choices", .template = QUESTION_ANSWER, .delimiter = " ", .normed = true},
+    {.name = "query", .template = "{prompt}", .delimiter = " ", .normed = true},
+    {.name = "continuation", .template = "{prompt}", .delimiter = " ", .grader = "prefix"},
+    {.name = "free_answer",
+     .template = "{prompt}",
+     .delimiter = " ",
+     .grader_by_golds = true,
+     .stops = {"Question:", "\nQ:", "</s>", "<|im_end|>"}},
+};
 
 struct task_recipe {
     char *file, *shots, *question, *answer, *cluster, *description, *template, *delimiter, *grader;
@@ -158,8 +296,10 @@ void eval_question_release(struct eval_question *q) {
         free(q->contexts[i]);
     }
     json_decref(q->chat);
+    strings_release(&q->aliases);
     free(q->context);
     free(q->answer);
+    free(q->example_answer);
     free(q->cluster);
     *q = (struct eval_question){0};
 }
@@ -179,10 +319,12 @@ struct question_list {
 
 struct task_reader {
     struct eval_task *b;
-    const struct task_config *config;
-    const struct task_recipe *recipe; /* NULL: dataset_formats.c detects the format of a line */
+    const struct task_config *config; /* NULL: the first line decides, see config_decide */
+    const struct task_recipe *recipe; /* NULL: dataset_formats.c detects the form of a line */
     struct question_list *questions;
     const char *path;
+    const char *form;          /* of the lines of `path`; NULL before the first */
+    bool has_chain_of_thought; /* examples show one */
 };
 
 static int subject_find_or_add(struct eval_task *b, const char *name) {
@@ -205,8 +347,11 @@ static char *subject_from_path(const char *path) {
     return name;
 }
 
-static void lettered_choices_add(struct buf *b, const struct dataset_row *f) {
-    for (int i = 0; i < f->n; i++) buf_printf(b, "%s%c. %s", i ? "\n" : "", 'A' + i, f->choices[i]);
+/* Appends a line for each choice, with its letter between `before` and `after`. */
+static void lettered_choices_add(struct buf *b, const struct dataset_row *f, const char *before,
+                                 const char *after) {
+    for (int i = 0; i < f->n; i++)
+        buf_printf(b, "%s%s%c%s %s", i ? "\n" : "", before, 'A' + i, after, f->choices[i]);
 }
 
 static void choices_add(struct buf *b, const struct dataset_row *f) {
@@ -221,8 +366,12 @@ static int template_value_add(struct buf *b, const char *name, const struct data
         buf_puts(b, f->question);
     else if (strcmp(name, "passage") == 0 && f->passage)
         buf_puts(b, f->passage);
+    else if (strcmp(name, "prompt") == 0 && f->prompt)
+        buf_puts(b, f->prompt);
     else if (strcmp(name, "lettered") == 0)
-        lettered_choices_add(b, f);
+        lettered_choices_add(b, f, "", ".");
+    else if (strcmp(name, "parenthesized") == 0)
+        lettered_choices_add(b, f, "(", ")");
     else if (strcmp(name, "choices") == 0)
         choices_add(b, f);
     else if ((value = json_scalar_text(json_path_get(row, name))))
@@ -267,6 +416,18 @@ static void strip_white_space(char *s) {
     s[n - from] = 0;
 }
 
+static void options_make(const struct task_config *config, struct dataset_row *f,
+                         struct eval_question *q) {
+    q->n = f->n;
+    for (int i = 0; i < f->n; i++) {
+        q->contexts[i] = f->contexts[i];
+        q->options[i] = config->letters ? xasprintf(config->parentheses ? "(%c)" : "%c", 'A' + i)
+                                        : f->choices[i];
+        if (!config->letters) f->choices[i] = NULL;
+        f->contexts[i] = NULL;
+    }
+}
+
 /* Builds a question from a line. Moves strings from `f` to the question. */
 static int question_make(const struct task_reader *r, struct dataset_row *f, const json_t *row,
                          struct eval_question *q, struct error *err) {
@@ -274,17 +435,17 @@ static int question_make(const struct task_reader *r, struct dataset_row *f, con
     if (config->strip_white_space) strip_white_space(f->question);
     if (!f->contexts[0] && template_fill(config->template, f, row, &q->context, err) != OK)
         return err->code;
-    q->n = f->n;
     q->correct = f->correct;
-    for (int i = 0; i < f->n; i++) {
-        q->contexts[i] = f->contexts[i];
-        q->options[i] = config->letters ? xasprintf("%c", 'A' + i) : f->choices[i];
-        if (!config->letters) f->choices[i] = NULL;
-        f->contexts[i] = NULL;
-    }
+    if (config->grader && f->n)
+        f->answer = xasprintf("%c", 'A' + f->correct); // the grader is `letter`
+    else
+        options_make(config, f, q);
     q->answer = f->answer;
-    q->cluster = f->cluster ? f->cluster : f->passage ? xstrdup(f->passage) : NULL;
-    f->answer = f->cluster = NULL;
+    q->aliases = f->aliases;
+    q->example_answer = f->example_answer;
+    q->cluster = f->cluster ? f->cluster : f->passage && *f->passage ? xstrdup(f->passage) : NULL;
+    f->answer = f->cluster = f->example_answer = NULL;
+    f->aliases = (struct strings){0};
     return OK;
 }
 
@@ -315,13 +476,50 @@ static int recipe_row_read(const struct task_recipe *recipe, const json_t *row,
     return OK;
 }
 
-/* Checks that a line has choices if the task has no grader, and no choices if it has one. */
+static bool is_generated(const struct task_config *config) {
+    return config->grader || config->grader_by_golds;
+}
+
+/* The built-in task or the row of form_tasks with this name; NULL: none. */
+static const struct task_config *config_find(const char *name) {
+    for (size_t i = 0; i < ARRAY_LEN(builtins); i++)
+        if (strcmp(builtins[i].name, name) == 0) return &builtins[i];
+    for (size_t i = 0; i < ARRAY_LEN(form_tasks); i++)
+        if (strcmp(form_tasks[i].name, name) == 0) return &form_tasks[i];
+    return NULL;
+}
+
+static bool is_form_task(const struct task_config *config) {
+    return config >= form_tasks && config < form_tasks + ARRAY_LEN(form_tasks);
+}
+
+/* Checks that all lines of a file have the same form, and lets the form decide how they are asked,
+ * if the task does not. */
+static int config_decide(struct task_reader *r, const struct dataset_row *f, struct error *err) {
+    if (r->form && strcmp(r->form, f->form) != 0)
+        return error_set(err, ERR_FORMAT,
+                         "the line has the form '%s', but the lines before it have the form '%s'",
+                         f->form, r->form);
+    r->form = f->form;
+    if (r->config && !r->config->by_form) return OK;
+    const struct task_config *config = config_find(f->task);
+    if (!r->config || is_form_task(config)) r->config = config;
+    return r->config == config ? OK
+                               : error_set(err, ERR_FORMAT,
+                                           "the line has the form '%s', which task '%s' cannot ask",
+                                           f->form, r->b->name);
+}
+
+/* Checks that a line has choices if the task has no grader, and no choices if it has one, except
+ * that a letter is graded. */
 static int row_kind_check(const struct task_reader *r, const struct dataset_row *f,
                           struct error *err) {
     if (r->config->letters && f->n > 26)
         return error_set(err, ERR_FORMAT, "%d choices; letters suffice for 26", f->n);
-    if (f->correct >= 0 && !r->config->grader) return OK;
-    if (f->correct < 0 && r->config->grader) return OK;
+    const char *grader = r->config->grader;
+    bool letter = grader && strcmp(grader, "letter") == 0;
+    if (f->correct >= 0 && (!is_generated(r->config) || letter)) return OK;
+    if (f->correct < 0 && is_generated(r->config)) return OK;
     return error_set(err, ERR_FORMAT,
                      f->correct < 0 ? "the line has no choices; use a recipe with a grader"
                                     : "the line has choices, but the task has a grader");
@@ -341,8 +539,7 @@ static int subject_set(const struct task_reader *r, const char *row_subject,
     return error_set(err, ERR_FORMAT, "more than %d subjects", MAX_SUBJECTS);
 }
 
-static int question_read(const struct task_reader *r, const json_t *row, int line,
-                         struct error *err) {
+static int question_read(struct task_reader *r, const json_t *row, int line, struct error *err) {
     struct dataset_row f = {0};
     struct question_list *questions = r->questions;
     if (questions->n == questions->cap) {
@@ -355,9 +552,11 @@ static int question_read(const struct task_reader *r, const json_t *row, int lin
     struct eval_question *q = &questions->v[questions->n];
     *q = (struct eval_question){.path = r->path, .line = line};
     int rc = r->recipe ? recipe_row_read(r->recipe, row, &f, err) : dataset_row_parse(row, &f, err);
+    if (rc == OK && !r->recipe) rc = config_decide(r, &f, err);
     if (rc == OK) rc = row_kind_check(r, &f, err);
     if (rc == OK) rc = question_make(r, &f, row, q, err);
     if (rc == OK) rc = subject_set(r, f.subject, q, err);
+    r->has_chain_of_thought |= f.chain_of_thought != NULL;
     if (rc == OK)
         questions->n++;
     else
@@ -367,7 +566,7 @@ static int question_read(const struct task_reader *r, const json_t *row, int lin
 }
 
 static int line_visit(void *ctx, const json_t *row, int line, struct error *err) {
-    const struct task_reader *r = ctx;
+    struct task_reader *r = ctx;
     int rc = question_read(r, row, line, err);
     return rc == OK ? OK : error_wrap(err, "'%s', line %d", r->path, line);
 }
@@ -375,6 +574,7 @@ static int line_visit(void *ctx, const json_t *row, int line, struct error *err)
 static int question_file_read(struct task_reader *r, const char *path, struct error *err) {
     size_t n = strlen(path);
     r->path = path;
+    r->form = NULL;
     return n > 4 && strcmp(path + n - 4, ".csv") == 0 ? csv_each(path, line_visit, r, err)
                                                       : json_file_each(path, line_visit, r, err);
 }
@@ -437,10 +637,13 @@ static int question_files_read(struct task_reader *r, const char *dir, const cha
 /* examples */
 
 /* Appends an example: context, delimiter, answer and an empty line. */
-static void example_add(struct buf *b, const struct eval_task *k, const struct eval_question *q) {
+static void example_add(struct buf *b, const struct eval_task *k, const struct task_config *config,
+                        const struct eval_question *q) {
     const char *context = q->context ? q->context : q->contexts[q->correct],
                *answer = q->n ? q->options[q->correct] : q->answer;
-    buf_printf(b, "%s%s%s\n\n", context, k->delimiter, answer);
+    buf_printf(b, "%s%s%s%s", context, q->example_answer ? "" : k->delimiter,
+               q->example_answer ? q->example_answer : answer,
+               config->example_end ? config->example_end : "\n\n");
 }
 
 /* Sets the preamble of a subject: the description and the first `shots` examples of the subject. */
@@ -461,7 +664,7 @@ static int fewshot_preamble_make(struct eval_task *b, const struct task_config *
     int64_t n = 0;
     for (int64_t i = 0; i < examples->n && n < shots; i++) {
         if (examples->v[i].subject != subject) continue;
-        example_add(&text, b, &examples->v[i]);
+        example_add(&text, b, config, &examples->v[i]);
         n++;
     }
     subject_entry->preamble = text.data;
@@ -470,6 +673,26 @@ static int fewshot_preamble_make(struct eval_task *b, const struct task_config *
                   (long long)shots, (long long)n, b->name, *spaced ? ", " : "", spaced);
     free(spaced);
     return n < shots ? err->code : OK;
+}
+
+/* Moves the first `shots` questions of each subject to the examples. */
+static int examples_split_off(const struct eval_task *b, struct question_list *questions,
+                              int64_t shots, struct question_list *examples, struct error *err) {
+    int64_t *n_taken = xcalloc((size_t)b->n_subjects, sizeof *n_taken), to = 0;
+    examples->v = try_calloc((size_t)questions->n, sizeof *examples->v, err);
+    for (int64_t i = 0; examples->v && i < questions->n; i++) {
+        struct eval_question *q = &questions->v[i];
+        if (n_taken[q->subject]++ < shots)
+            examples->v[examples->n++] = *q;
+        else
+            questions->v[to++] = *q;
+    }
+    free(n_taken);
+    if (!examples->v) return err->code;
+    questions->n = to;
+    return to ? OK
+              : error_set(err, ERR_USAGE, "--shots '%lld' leaves no question of '%s' to ask",
+                          (long long)shots, b->name);
 }
 
 /* Keeps a random sample of n questions, in their order; n = 0: all. */
@@ -509,31 +732,110 @@ static void questions_release(struct question_list *q) {
     *q = (struct question_list){0};
 }
 
+/* graders of free answers */
+
+/* A number without words: "12", "-1,234.5", "$3", "50%"; of "… #### 12", the number at the end. */
+static bool is_number(const char *gold) {
+    const char *mark = strstr(gold, "#### ");
+    struct buf b = {0};
+    if (mark) gold = mark + strlen("#### ");
+    buf_puts(&b, "");
+    text_normalize(gold, strlen(gold), &b);
+    const char *s = b.data + strspn(b.data, " $¥€£+-");
+    size_t n = strspn(s, "0123456789.,"), rest = n + strspn(s + n, "% ");
+    const char *digit = strpbrk(s, "0123456789");
+    bool number = digit && digit < s + n && !s[rest];
+    buf_release(&b);
+    return number;
+}
+
+/* Whether the text has a LaTeX command. */
+static bool has_latex(const char *gold) {
+    for (const char *p = gold; (p = strchr(p, '\\')); p++)
+        if ((p[1] >= 'a' && p[1] <= 'z') || (p[1] >= 'A' && p[1] <= 'Z')) return true;
+    return false;
+}
+
+/* The grader of free answers: `number` if all gold answers are numbers, `math` if one has a LaTeX
+ * command, else `exact_match`. */
+static const char *gold_grader(const struct question_list *q) {
+    bool numbers = true;
+    for (int64_t i = 0; i < q->n; i++) {
+        if (has_latex(q->v[i].answer)) return "math";
+        numbers &= is_number(q->v[i].answer);
+        for (int k = 0; k < q->v[i].aliases.n; k++) numbers &= is_number(q->v[i].aliases.v[k]);
+    }
+    return numbers ? "number" : "exact_match";
+}
+
+static bool has_line_end(const struct question_list *q) {
+    for (int64_t i = 0; i < q->n; i++)
+        if (strchr(q->v[i].answer, '\n')) return true;
+    return false;
+}
+
+/* Bytes of the longest gold answer. */
+static size_t longest_answer(const struct question_list *q) {
+    size_t longest = 0;
+    for (int64_t i = 0; i < q->n; i++) {
+        longest = MAX(longest, strlen(q->v[i].answer));
+        for (int k = 0; k < q->v[i].aliases.n; k++)
+            longest = MAX(longest, strlen(q->v[i].aliases.v[k]));
+    }
+    return longest;
+}
+
+/* Sets grader, stops and token limit of a task with generated answers. A line ends an answer of
+ * words, unless examples show reasoning before it. */
+static void generation_configure(struct eval_task *b, const struct task_reader *r,
+                                 const struct question_list *q, bool has_examples) {
+    const struct task_config *config = r->config;
+    const char *grader = config->grader ? config->grader : gold_grader(q);
+    b->output_type = EVAL_GENERATE;
+    b->grader = xstrdup(grader);
+    b->max_tokens = config->max_tokens ? config->max_tokens : GENERATE_TOKENS;
+    if (!r->recipe && strcmp(grader, "prefix") == 0)
+        b->max_tokens = (int32_t)MIN(longest_answer(q) + PREFIX_TOKENS, (size_t)INT32_MAX);
+    for (size_t i = 0; i < ARRAY_LEN(config->stops) && config->stops[i]; i++)
+        strings_add(&b->stops, config->stops[i]);
+    if (config->grader_by_golds && strcmp(grader, "exact_match") == 0 && !has_line_end(q) &&
+        !(has_examples && r->has_chain_of_thought))
+        strings_add(&b->stops, "\n");
+}
+
+static void task_configure(struct eval_task *b, const struct task_reader *r,
+                           const struct question_list *q, bool has_examples) {
+    b->output_type = EVAL_LOGLIKELIHOOD;
+    b->form = r->form;
+    b->delimiter = xstrdup(r->config->delimiter);
+    b->reports_acc_norm = r->config->normed;
+    if (is_generated(r->config)) generation_configure(b, r, q, has_examples);
+}
+
 /* Reads the questions and examples of a task from files. `path` and `shots`: the user's files,
- * which replace the patterns of `config`. */
+ * which replace the patterns of `config`. The first questions of an unnamed file (config is
+ * NULL) are its examples and are not asked. */
 static int task_read_files(struct eval_task *b, const struct task_config *config,
                            const struct task_recipe *recipe, const char *path, const char *shots,
                            const struct eval_task_options *o, struct error *err) {
     struct question_list questions = {0}, examples = {0};
     struct task_reader r = {.b = b, .config = config, .recipe = recipe, .questions = &questions};
-    b->output_type = config->grader ? EVAL_GENERATE : EVAL_LOGLIKELIHOOD;
-    b->delimiter = xstrdup(config->delimiter);
-    b->reports_acc_norm = config->normed;
-    b->grader = config->grader ? xstrdup(config->grader) : NULL;
-    b->max_tokens = config->grader ? GENERATE_TOKENS : 0;
-    for (size_t i = 0; i < ARRAY_LEN(config->stops) && config->stops[i]; i++)
-        strings_add(&b->stops, config->stops[i]);
-    int rc = question_files_read(&r, o->dir, config->files, path, "the questions", err);
+    int rc =
+        question_files_read(&r, o->dir, config ? config->files : NULL, path, "the questions", err);
     if (rc == OK && questions.n == 0)
         rc = error_set(err, ERR_FORMAT, "'%s' has no question", b->files.v[0]);
+    if (rc == OK) task_configure(b, &r, &questions, o->shots > 0);
+    bool own_examples =
+        rc == OK && o->shots && !recipe && (!config || (config->by_form && !r.config->shots));
+    if (own_examples) rc = examples_split_off(b, &questions, o->shots, &examples, err);
     questions_sample(&questions, o->n, o->seed);
     int n_question_subjects = b->n_subjects; // examples may have more subjects
     r.questions = &examples;
-    if (rc == OK && o->shots)
-        rc = question_files_read(&r, o->dir, config->shots, shots, "examples for --shots", err);
+    if (rc == OK && o->shots && !own_examples)
+        rc = question_files_read(&r, o->dir, r.config->shots, shots, "examples for --shots", err);
     for (int i = 0; rc == OK && i < b->n_subjects; i++)
-        rc = fewshot_preamble_make(b, config, i, &examples, i < n_question_subjects ? o->shots : 0,
-                                   err);
+        rc = fewshot_preamble_make(b, r.config, i, &examples,
+                                   i < n_question_subjects ? o->shots : 0, err);
     for (int64_t i = 0; rc == OK && i < questions.n; i++)
         b->longest = MAX(b->longest, question_bytes(b, &questions.v[i]));
     b->questions = questions.v;
@@ -606,7 +908,7 @@ int eval_task_open(struct eval_task *b, const char *name, const struct eval_task
          recipe = has_suffix(name, ".yaml") || has_suffix(name, ".yml");
     b->name = file || recipe ? name_from_path(name) : xstrdup(name);
     if (recipe) return recipe_read(b, name, o, err);
-    if (file) return task_read_files(b, &default_config, NULL, name, NULL, o, err);
+    if (file) return task_read_files(b, NULL, NULL, name, NULL, o, err);
     b->is_split_evidence = family < 0 && shares >= 0;
     if (family >= 0 || b->is_split_evidence)
         return family_open(b, b->is_split_evidence ? shares : family, o, err);
@@ -695,6 +997,7 @@ static void question_to_item(const struct eval_task *b, const struct eval_questi
                               .correct = q->correct,
                               .lang = language_names[language_detect(context)],
                               .gold = q->n ? NULL : xstrdup(q->answer)};
+    for (int i = 0; i < q->aliases.n; i++) strings_add(&out->gold_aliases, q->aliases.v[i]);
     out->question = xasprintf("%s%.*s", b->subjects[q->subject].preamble, len, len ? context : "");
     for (size_t n = strlen(out->question); n && out->question[n - 1] == ' '; n--)
         out->question[n - 1] = 0;

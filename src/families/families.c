@@ -101,6 +101,7 @@ void task_item_release(struct task_item *it) {
     free(it->key);
     free(it->duplicate_of);
     free(it->gold);
+    strings_release(&it->gold_aliases);
     *it = (struct task_item){0};
 }
 

@@ -41,6 +41,7 @@ struct task_item {
     char *key;          /* canonical content, see above */
     char *duplicate_of; /* key of the same question in another family, or NULL */
     char *gold;         /* item without choices: the text that a grader compares with, or NULL */
+    struct strings gold_aliases; /* other right answers */
     char **views; /* [n_views] variants of the question with a part of its evidence; agent i of a
                      team sees view i mod n_views */
     int n_views;  /* 0: all agents see `question` */
@@ -82,7 +83,8 @@ void family_item(int family, enum data_split split, uint64_t seed, uint32_t inde
                  struct task_item *out);
 enum data_split family_split_of(const char *key);
 
-/* The question of the families "judge" and "verify" whether an answer to an item is right; malloc'ed. */
+/* The question of the families "judge" and "verify" whether an answer to an item is right;
+ * malloc'ed. */
 char *family_judge_question(const struct task_item *it, const char *proposed);
 
 /* Appends everyday sentences, one per line. language: index of "en", "ja", "zh". capitals: with

@@ -101,16 +101,20 @@ int answer_candidate_find(char ***candidates, int *n, const char *text, const st
     return (*n)++;
 }
 
+static bool answer_is_gold(const struct task_item *item, const struct grader *g,
+                           const char *answer) {
+    if (!item->gold) return false;
+    return grader_grade(g, answer, (const char *const *)&item->gold, 1).score >= 0.5 ||
+           grader_grade(g, answer, (const char *const *)item->gold_aliases.v, item->gold_aliases.n)
+                   .score >= 0.5;
+}
+
 uint8_t *answers_grade(const struct task_item *item, const struct grader *g, char *const *answers,
                        int n) {
     uint8_t *is_correct = xcalloc((size_t)MAX(n, 1), 1);
     struct error err;
     if (!g) g = grader_find("exact", &err);
     for (int i = 0; i < n; i++)
-        is_correct[i] =
-            item->n_choices
-                ? i == item->correct
-                : item->gold &&
-                      grader_grade(g, answers[i], (const char *const *)&item->gold, 1).score >= 0.5;
+        is_correct[i] = item->n_choices ? i == item->correct : answer_is_gold(item, g, answers[i]);
     return is_correct;
 }

@@ -73,8 +73,9 @@ static void unescape(char *s) {
 }
 
 struct expected {
-    char *task, *json, *shows, *answer, *refused, *options[EVAL_MAX_OPTIONS];
-    int n, correct, line;
+    char *task, *json, *shows, *answer, *alias, *grader, *form, *example, *refused,
+        *options[EVAL_MAX_OPTIONS];
+    int n, correct, line, n_json; /* json: the lines of the file, [n_json] */
 };
 
 static void options_check(const struct expected *x, const struct eval_question *q) {
@@ -89,56 +90,101 @@ static void options_check(const struct expected *x, const struct eval_question *
     if (x->n) assert_int_equal(q->correct, x->correct);
 }
 
+static void text_check(const struct expected *x, const char *what, const char *got,
+                       const char *want) {
+    if (want && (!got || strcmp(got, want) != 0))
+        fail_msg("line %d: %s '%s', not '%s'", x->line, what, got ? got : "(none)", want);
+}
+
+static void shown_check(const struct expected *x, const struct eval_task *b) {
+    const struct eval_question *q = &b->questions[0];
+    char *shown = xasprintf("%s%s", b->subjects[q->subject].preamble, q->context ? q->context : "");
+    const char *shows = x->shows ? x->shows : "", *tail = shown;
+    if (strncmp(shows, "...", 3) == 0) { // any beginning
+        shows += 3;
+        tail += strlen(shown) - MIN(strlen(shown), strlen(shows));
+    }
+    text_check(x, "prompt", tail, shows);
+    free(shown);
+}
+
+/* An example is the text before the question of an unnamed file with two lines. */
+static void example_check(const struct expected *x, const char *path) {
+    struct eval_task b;
+    if (!x->example) return;
+    if (eval_task_open(&b, path, &(struct eval_task_options){.shots = 1}, &err) != OK)
+        fail_msg("line %d: %s", x->line, err.text);
+    assert_int_equal(b.n_questions, x->n_json - 1);
+    text_check(x, "example", b.subjects[b.questions[0].subject].preamble, x->example);
+    eval_task_release(&b);
+}
+
 static void case_check(const struct expected *x) {
     struct eval_task b;
+    const struct grader *g;
     bool file = strchr(x->task, '.') != NULL;
     char *name = file ? xstrdup(x->task) : xasprintf("%s.jsonl", x->task),
-         *path = file_put(name, x->json);
+         *path = file_put(name, x->json), *line = xasprintf("line %d", x->n_json);
     int rc =
         eval_task_open(&b, file ? path : x->task, &(struct eval_task_options){.dir = dir}, &err);
     if (x->refused) {
         assert_true(rc < 0);
-        if (!strstr(err.text, x->refused) || !strstr(err.text, "line 1"))
+        if (!strstr(err.text, x->refused) || !strstr(err.text, line))
             fail_msg("line %d: '%s'", x->line, err.text);
     } else {
-        if (rc != OK) fail_msg("line %d: %s", x->line, err.text);
+        if (rc != OK || eval_task_grader(&b, &g, &err) != OK)
+            fail_msg("line %d: %s", x->line, err.text);
         const struct eval_question *q = &b.questions[0];
-        char *shown =
-            xasprintf("%s%s", b.subjects[q->subject].preamble, q->context ? q->context : "");
-        const char *shows = x->shows ? x->shows : "", *tail = shown;
-        if (strncmp(shows, "...", 3) == 0) { // any beginning
-            shows += 3;
-            tail += strlen(shown) - MIN(strlen(shown), strlen(shows));
-        }
-        if (strcmp(tail, shows) != 0) fail_msg("line %d: '%s'", x->line, shown);
+        shown_check(x, &b);
         options_check(x, q);
-        if (x->answer) assert_string_equal(q->answer, x->answer);
-        free(shown);
+        text_check(x, "answer", q->answer, x->answer);
+        text_check(x, "alias", q->aliases.n ? q->aliases.v[0] : NULL, x->alias);
+        text_check(x, "grader", b.grader, x->grader);
+        text_check(x, "form", b.form, x->form);
+        example_check(x, path);
     }
     eval_task_release(&b);
     unlink(path);
+    free(line);
     free(path);
     free(name);
 }
 
+/* The field of `x` that a line of the file begins with; NULL: none. *text: its value. */
+static char **case_field(struct expected *x, char *line, char **text) {
+    const struct {
+        const char *word;
+        char **field;
+    } fields[] = {{"shows ", &x->shows},    {"answer ", &x->answer}, {"alias ", &x->alias},
+                  {"form ", &x->form},      {"grader ", &x->grader}, {"example ", &x->example},
+                  {"refused ", &x->refused}};
+    for (size_t i = 0; i < ARRAY_LEN(fields); i++)
+        if (strncmp(line, fields[i].word, strlen(fields[i].word)) == 0) {
+            *text = line + strlen(fields[i].word);
+            return fields[i].field;
+        }
+    return NULL;
+}
+
 static void case_line(struct expected *x, char *line, int n) {
+    char **field, *text, *lines;
     if (strncmp(line, "task ", 5) == 0) {
         if (x->task) case_check(x);
+        free(x->json);
         *x = (struct expected){.task = line + 5, .line = n};
         return;
     }
     if (*line == '{' || *line == '[') {
-        x->json = line;
+        lines = xasprintf("%s%s\n", x->json ? x->json : "", line);
+        free(x->json);
+        x->json = lines;
+        x->n_json++;
         return;
     }
     unescape(line);
-    if (strncmp(line, "shows ", 6) == 0)
-        x->shows = line + 6;
-    else if (strncmp(line, "answer ", 7) == 0)
-        x->answer = line + 7;
-    else if (strncmp(line, "refused ", 8) == 0)
-        x->refused = line + 8;
-    else if ((*line == '-' || *line == '*') && line[1] == ' ') {
+    if ((field = case_field(x, line, &text)) != NULL) {
+        *field = text;
+    } else if ((*line == '-' || *line == '*') && line[1] == ' ') {
         if (*line == '*') x->correct = x->n;
         x->options[x->n++] = line + 2;
     } else {
@@ -157,7 +203,8 @@ static void test_cases(void **state) {
         if (*line && *line != '#') case_line(&x, line, n_line);
     }
     case_check(&x);
-    assert_true(n_line > 150);
+    free(x.json);
+    assert_true(n_line > 450);
     buf_release(&file);
 }
 

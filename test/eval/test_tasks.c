@@ -581,6 +581,215 @@ static void test_generation(void **state) {
     pool_free(pool);
 }
 
+/* Greedy text after the context of a question, malloc'ed. */
+static char *greedy_text(struct engine *e, const struct model *m, const char *context, int32_t n) {
+    struct token_ids ids = {0};
+    struct buf text = {0};
+    int32_t eos = tokenizer_eos(m->tok);
+    tokenizer_encode(m->tok, context, strlen(context), TOKENIZER_ADD_BOS, &ids);
+    struct engine_request r = {.prompt = ids.v,
+                               .n_prompt = ids.n,
+                               .max_tokens = n,
+                               .sampling = {.top_p = 1},
+                               .stop = &eos,
+                               .n_stop = eos >= 0};
+    check_ok(engine_run(e, &r, 1, NULL, &err));
+    buf_puts(&text, "");
+    tokenizer_decode(m->tok, r.out, r.n_out, false, &text);
+    engine_request_release(&r);
+    token_ids_release(&ids);
+    return text.data;
+}
+
+/* A continuation is right if the greedy text begins with it. The gold answers are beginnings of
+ * the greedy text, of any length, and other texts; the verdicts equal those of the whole text,
+ * although a generation ends when its verdict is certain. */
+static void test_continuations(void **state) {
+    (void)state;
+    struct eval_task b;
+    struct model *fry = model_open("test/models/fry-1", NUMERIC_EXACT, &err);
+    if (!fry) fail_msg("%s", err.text);
+    struct engine_options o = {.max_rows = 64, .max_len = 128, .pool = pool_new(1)};
+    struct engine *e = engine_new(fry, &o, &err);
+    struct eval_solver s = {.e = e, .tok = fry->tok, .max_len = 128};
+    struct eval_result out[2];
+    const struct grader *g;
+    int n_right = 0, n_wrong = 0;
+    char *path = file_put("lm.jsonl", "{\"context\": \"mia has a red box and \", \"continuation\": "
+                                      "\"a blue box or so\"}\n"
+                                      "{\"context\": \"3, 4, 5, \", \"continuation\": \"6\"}\n");
+    check_ok(eval_task_open(&b, path, &(struct eval_task_options){0}, &err));
+    assert_int_equal(b.max_tokens, strlen("a blue box or so") + 8);
+    check_ok(eval_task_grader(&b, &g, &err));
+    char *text[2];
+    for (int i = 0; i < 2; i++) text[i] = greedy_text(e, fry, b.questions[i].context, b.max_tokens);
+    for (size_t len = 1; len < 16; len++) {
+        struct eval_cost cost = {0};
+        for (int i = 0; i < 2; i++) {
+            const char *start = text[i] + strspn(text[i], " \n");
+            free(b.questions[i].answer);
+            b.questions[i].answer = xasprintf("%.*s%s", (int)len, start, len % 5 ? "" : "~");
+        }
+        check_ok(eval_solver_answer(&s, &b, out, &cost, NULL, 0, &err));
+        for (int i = 0; i < 2; i++) {
+            const char *gold = b.questions[i].answer;
+            bool want = grader_grade(g, text[i], &gold, 1).score == 1;
+            if (out[i].right != want) fail_msg("'%s' in '%s': %d", gold, text[i], out[i].right);
+            assert_false(out[i].truncated);
+            n_right += want;
+            n_wrong += !want;
+        }
+    }
+    assert_true(n_right > 0 && n_wrong > 5);
+    struct eval_cost cost = {0}; // a wrong first token ends the generation; an alias counts too
+    free(b.questions[0].answer);
+    b.questions[0].answer = xstrdup("~~~~~~~~~~~~~~~~~~~~");
+    strings_add(&b.questions[1].aliases, b.questions[1].answer);
+    free(b.questions[1].answer);
+    b.questions[1].answer = xstrdup("~");
+    check_ok(eval_solver_answer(&s, &b, out, &cost, NULL, 0, &err));
+    const char *alias = b.questions[1].aliases.v[0];
+    assert_false(out[0].right);
+    assert_int_equal(out[1].right, grader_grade(g, text[1], &alias, 1).score == 1);
+    assert_true(cost.generated < 2 * b.max_tokens);
+    for (int i = 0; i < 2; i++) free(text[i]);
+    eval_task_release(&b);
+    free(path);
+    engine_free(e);
+    pool_free(o.pool);
+    model_close(fry);
+}
+
+/* The order of GPQA's choices depends on the question only. */
+static void test_gpqa(void **state) {
+    (void)state;
+    static const char line[] = "{\"Question\": \"Which %d?\", \"Correct Answer\": \" right\\n\", "
+                               "\"Incorrect Answer 1\": \"w1\", \"Incorrect Answer 2\": \"w  2\", "
+                               "\"Incorrect Answer 3\": 3, \"id\": %d}\n";
+    struct eval_task a, b;
+    struct buf text = {0};
+    int position[4] = {0};
+    for (int i = 0; i < 40; i++) buf_printf(&text, line, i, i);
+    free(file_put("gpqa.jsonl", text.data));
+    buf_release(&text);
+    check_ok(eval_task_open(&a, "gpqa", &(struct eval_task_options){.dir = dir}, &err));
+    check_ok(eval_task_open(&b, "gpqa", &(struct eval_task_options){.dir = dir, .n = 20, .seed = 7},
+                            &err));
+    assert_string_equal(a.form, "GPQA");
+    for (int i = 0; i < 40; i++) {
+        const struct eval_question *q = &a.questions[i];
+        char *right = xasprintf("(%c) right\n", 'A' + q->correct),
+             *question = xasprintf("What is the correct answer to this question:Which %d?\n"
+                                   "Choices:\n(A) ",
+                                   i);
+        assert_int_equal(q->n, 4);
+        assert_string_equal(q->options[2], "(C)");
+        assert_true(strncmp(q->context, question, strlen(question)) == 0);
+        assert_true(strstr(q->context, right) || q->correct == 3);
+        assert_non_null(strstr(q->context, ") w 2\n") ? q->context
+                                                      : strstr(q->context, ") w 2\nAnswer:"));
+        position[q->correct]++;
+        free(right);
+        free(question);
+    }
+    for (int i = 0; i < 4; i++) assert_true(position[i] > 2 && position[i] < 20);
+    for (int64_t k = 0; k < b.n_questions; k++)
+        assert_string_equal(b.questions[k].context, a.questions[b.questions[k].line - 1].context);
+    eval_task_release(&a);
+    eval_task_release(&b);
+}
+
+/* The first lines of an unnamed file are its examples. */
+static void test_own_examples(void **state) {
+    (void)state;
+    struct eval_task b;
+    struct eval_task_options o = {.shots = 2};
+    char *path =
+        file_put("own.jsonl", "{\"query\": \"a\", \"choices\": [\"1\", \"2\"], \"gold\": 0}\n"
+                              "{\"query\": \"b\", \"choices\": [\"1\", \"2\"], \"gold\": 1}\n"
+                              "{\"query\": \"c\", \"choices\": [\"1\", \"2\"], \"gold\": 1}\n");
+    check_ok(eval_task_open(&b, path, &o, &err));
+    assert_int_equal(b.n_questions, 1);
+    assert_string_equal(b.questions[0].context, "c");
+    assert_string_equal(b.subjects[0].preamble, "a 1\n\nb 2\n\n");
+    eval_task_release(&b);
+    o.shots = 3;
+    assert_int_equal(eval_task_open(&b, path, &o, &err), ERR_USAGE);
+    assert_non_null(strstr(err.text, "--shots '3' leaves no question of 'own' to ask"));
+    eval_task_release(&b);
+    free(path);
+    free(file_put("piqa.jsonl",
+                  "{\"goal\": \"g\", \"sol1\": \"x\", \"sol2\": \"y\", \"label\": 1}\n"));
+    o = (struct eval_task_options){.dir = dir, .shots = 1}; // a named task has a file of examples
+    assert_int_equal(eval_task_open(&b, "piqa", &o, &err), ERR_MISSING);
+    eval_task_release(&b);
+    free(file_put("piqa/train.jsonl",
+                  "{\"goal\": \"t\", \"sol1\": \"x\", \"sol2\": \"y\", \"label\": 0}\n"));
+    check_ok(eval_task_open(&b, "piqa", &o, &err));
+    assert_int_equal(b.n_questions, 1);
+    assert_string_equal(b.subjects[0].preamble, "Question: t\nAnswer: x\n\n");
+    eval_task_release(&b);
+}
+
+/* A line end ends an answer of words, unless examples show reasoning before the answer. */
+static void test_stops_of_free_answers(void **state) {
+    (void)state;
+    static const struct {
+        const char *line;
+        int64_t shots;
+        bool line_ends;
+    } cases[] = {
+        {"{\"question\": \"q\", \"answer\": \"Paris\"}\n", 0, true},
+        {"{\"question\": \"q\", \"answer\": \"Paris\"}\n", 1, true},
+        {"{\"question\": \"q\", \"answer\": \"3\"}\n", 0, false},
+        {"{\"question\": \"q\", \"answer\": \"x\\ny\"}\n", 0, false},
+        {"{\"context\": \"q\", \"answer\": \"3 km\", \"chain_of_thought\": \"r\"}\n", 0, true},
+        {"{\"context\": \"q\", \"answer\": \"3 km\", \"chain_of_thought\": \"r\"}\n", 1, false},
+    };
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct eval_task b;
+        bool line_ends = false;
+        char *twice = xasprintf("%s%s", cases[i].line, cases[i].line),
+             *path = file_put("free.jsonl", twice);
+        check_ok(
+            eval_task_open(&b, path, &(struct eval_task_options){.shots = cases[i].shots}, &err));
+        for (int k = 0; k < b.stops.n; k++) line_ends |= strcmp(b.stops.v[k], "\n") == 0;
+        if (line_ends != cases[i].line_ends) fail_msg("case %zu: %d", i, line_ends);
+        eval_task_release(&b);
+        free(path);
+        free(twice);
+    }
+}
+
+/* Teams get aliases with the gold answer, and a recipe with the grader `letter` may have choices.
+ */
+static void test_items_of_generated_answers(void **state) {
+    (void)state;
+    struct eval_task b;
+    char *path =
+        file_put("t.jsonl", "{\"context\": \"Question: q?\\nAnswer:\", \"answer\": \"Onion\", "
+                            "\"aliases\": [\"Onion\", \"Allium cepa\"]}\n");
+    check_ok(eval_task_open(&b, path, &(struct eval_task_options){0}, &err));
+    struct task_item *items = eval_task_items(&b);
+    assert_string_equal(items[0].gold, "Onion");
+    assert_int_equal(items[0].gold_aliases.n, 1);
+    assert_string_equal(items[0].gold_aliases.v[0], "Allium cepa");
+    task_items_release(items, b.n_questions);
+    eval_task_release(&b);
+    free(path);
+    free(file_put("r/letters.jsonl",
+                  "{\"question\": \"q\", \"choices\": [\"x\", \"y\"], \"answer\": 1}\n"));
+    path = file_put("r/letters.yaml", "file: letters.jsonl\ngrader: letter\nchoices: [choices]\n"
+                                      "template: \"{question}\\n{parenthesized}\\nAnswer:\"\n");
+    check_ok(eval_task_open(&b, path, &(struct eval_task_options){0}, &err));
+    assert_int_equal(b.output_type, EVAL_GENERATE);
+    assert_int_equal(b.questions[0].n, 0);
+    assert_string_equal(b.questions[0].answer, "B");
+    assert_string_equal(b.questions[0].context, "q\n(A) x\n(B) y\nAnswer:");
+    eval_task_release(&b);
+    free(path);
+}
+
 static void check_ids_text(const struct token_ids *ids, const char *want) {
     struct buf b = {0};
     buf_puts(&b, "");
@@ -697,13 +906,24 @@ static void test_known_sets(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_cases),        cmocka_unit_test(test_csv),
-        cmocka_unit_test(test_shots),        cmocka_unit_test(test_recipe),
-        cmocka_unit_test(test_pairs),        cmocka_unit_test(test_scores),
-        cmocka_unit_test(test_norm_differs), cmocka_unit_test(test_truncated_prompts),
-        cmocka_unit_test(test_sampling),     cmocka_unit_test(test_summarize),
-        cmocka_unit_test(test_known_sets),   cmocka_unit_test(test_shared_examples),
+        cmocka_unit_test(test_cases),
+        cmocka_unit_test(test_csv),
+        cmocka_unit_test(test_shots),
+        cmocka_unit_test(test_recipe),
+        cmocka_unit_test(test_pairs),
+        cmocka_unit_test(test_scores),
+        cmocka_unit_test(test_norm_differs),
+        cmocka_unit_test(test_truncated_prompts),
+        cmocka_unit_test(test_sampling),
+        cmocka_unit_test(test_summarize),
+        cmocka_unit_test(test_known_sets),
+        cmocka_unit_test(test_shared_examples),
         cmocka_unit_test(test_generation),
+        cmocka_unit_test(test_continuations),
+        cmocka_unit_test(test_gpqa),
+        cmocka_unit_test(test_own_examples),
+        cmocka_unit_test(test_stops_of_free_answers),
+        cmocka_unit_test(test_items_of_generated_answers),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

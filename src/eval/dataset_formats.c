@@ -640,13 +640,13 @@ static bool has_text_only(const json_t *row) {
 
 /* The first form whose required fields are all present is used. So a form comes before forms that
  * require only some of its fields. `task`: a built-in task or a row of form_tasks in task.c. */
-static const struct dataset_format {
+static const struct dataset_form {
     const char *name;
     const char *required_fields[6];
     const char *task;
     int (*read)(const json_t *row, struct dataset_row *out, struct error *err);
     bool (*applies)(const json_t *row); /* a condition besides the fields, or NULL */
-} formats[] = {
+} forms[] = {
     {"llm-foundry, schema",
      {"context_options", "continuation", "gold"},
      "winogrande",
@@ -718,13 +718,13 @@ static const struct dataset_format {
     {"LAMBADA", {"text"}, "lambada", lambada_read, has_text_only},
 };
 
-static bool format_matches(const struct dataset_format *f, const json_t *row) {
+static bool form_matches(const struct dataset_form *f, const json_t *row) {
     for (size_t i = 0; i < ARRAY_LEN(f->required_fields) && f->required_fields[i]; i++)
         if (!json_path_get(row, f->required_fields[i])) return false;
     return !f->applies || f->applies(row);
 }
 
-static int format_unknown_error(const json_t *row, struct error *err) {
+static int form_unknown_error(const json_t *row, struct error *err) {
     struct buf b = {0};
     const char *key;
     json_t *value;
@@ -740,14 +740,14 @@ static int format_unknown_error(const json_t *row, struct error *err) {
 int dataset_row_parse(const json_t *row, struct dataset_row *out, struct error *err) {
     *out = (struct dataset_row){0};
     if (!json_is_object(row)) return error_set(err, ERR_FORMAT, "the line is not a JSON object");
-    for (size_t i = 0; i < ARRAY_LEN(formats); i++) {
-        if (!format_matches(&formats[i], row)) continue;
-        out->form = formats[i].name;
-        out->task = formats[i].task;
+    for (size_t i = 0; i < ARRAY_LEN(forms); i++) {
+        if (!form_matches(&forms[i], row)) continue;
+        out->form = forms[i].name;
+        out->task = forms[i].task;
         out->subject = json_scalar_text(json_path_get(row, "subject"));
-        return formats[i].read(row, out, err);
+        return forms[i].read(row, out, err);
     }
-    return format_unknown_error(row, err);
+    return form_unknown_error(row, err);
 }
 
 /* CSV */

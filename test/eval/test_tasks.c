@@ -208,6 +208,62 @@ static void test_cases(void **state) {
     buf_release(&file);
 }
 
+/* the forms of docs/EVALUATION.md */
+
+/* Checks that the lines of a documented form have it, and that the first prompt ends as shown. */
+static void documented_form_check(const char *name, const char *lines, const char *prompt) {
+    struct eval_task b;
+    char *path = file_put("form.jsonl", lines);
+    const struct grader *g;
+    if (eval_task_open(&b, path, &(struct eval_task_options){0}, &err) != OK ||
+        eval_task_grader(&b, &g, &err) != OK)
+        fail_msg("%s: %s", name, err.text);
+    const struct eval_question *q = &b.questions[0];
+    char *shown = xasprintf("%s%s\n", b.subjects[q->subject].preamble,
+                            q->context ? q->context : q->contexts[0]);
+    assert_string_equal(b.form, name);
+    assert_int_equal(b.n_questions, 3);
+    if (prompt && (strlen(prompt) > strlen(shown) ||
+                   strcmp(shown + strlen(shown) - strlen(prompt), prompt) != 0))
+        fail_msg("%s: the prompt is '%s', not '%s'", name, shown, prompt);
+    eval_task_release(&b);
+    free(shown);
+    free(path);
+}
+
+/* Cuts the block that begins with "```TAG\n" from s; NULL: there is none before the next heading.
+ */
+static char *block_cut(char *s, const char *tag) {
+    char *mark = xasprintf("\n```%s\n", tag), *heading = strstr(s, "\n#"), *block = strstr(s, mark);
+    if (block && heading && heading < block) block = NULL;
+    if (block)
+        block = xasprintf(
+            "%.*s",
+            (int)(strstr(block + strlen(mark), "\n```") + 1 - block - (ptrdiff_t)strlen(mark)),
+            block + strlen(mark));
+    free(mark);
+    return block;
+}
+
+static void test_documented_forms(void **state) {
+    (void)state;
+    struct buf page = {0};
+    int n = 0;
+    check_ok(file_read("docs/EVALUATION.md", 1 << 20, &page, &err));
+    for (char *s = page.data; (s = strstr(s, "\n### ")) != NULL; n++) {
+        s += strlen("\n### ");
+        char *name = xasprintf("%.*s", (int)strcspn(s, "\n"), s), *lines = block_cut(s, "json"),
+             *prompt = block_cut(s, "text");
+        if (!lines) fail_msg("%s: no file", name);
+        documented_form_check(name, lines, prompt);
+        free(name);
+        free(lines);
+        free(prompt);
+    }
+    assert_int_equal(n, 27); // every form of dataset_formats.c except HumanEval
+    buf_release(&page);
+}
+
 /* CSV */
 
 struct recorded_rows {
@@ -906,6 +962,7 @@ static void test_known_sets(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_documented_forms),
         cmocka_unit_test(test_cases),
         cmocka_unit_test(test_csv),
         cmocka_unit_test(test_shots),

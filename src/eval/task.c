@@ -41,8 +41,8 @@ struct task_config {
     bool normed;             /* reports acc_norm by default */
     bool strip_white_space;  /* white space around the question is removed */
     bool subject;            /* questions have subjects: the field `subject`, or the file's name */
-    bool by_form; /* reads its own form only; lines in a form of `form_tasks` are asked as this row
-                     says */
+    bool by_form; /* reads files in its own form, and files in a form of `form_tasks`, which are
+                     asked as their row of `form_tasks` says */
     const char *grader;
     bool grader_by_golds; /* the gold answers decide the grader, see gold_grader */
     const char *stops[4];
@@ -480,17 +480,16 @@ static bool is_generated(const struct task_config *config) {
     return config->grader || config->grader_by_golds;
 }
 
-/* The built-in task or the row of form_tasks with this name; NULL: none. */
-static const struct task_config *config_find(const char *name) {
+static const struct task_config *builtin_find(const char *name) {
     for (size_t i = 0; i < ARRAY_LEN(builtins); i++)
         if (strcmp(builtins[i].name, name) == 0) return &builtins[i];
-    for (size_t i = 0; i < ARRAY_LEN(form_tasks); i++)
-        if (strcmp(form_tasks[i].name, name) == 0) return &form_tasks[i];
     return NULL;
 }
 
-static bool is_form_task(const struct task_config *config) {
-    return config >= form_tasks && config < form_tasks + ARRAY_LEN(form_tasks);
+static const struct task_config *form_task_find(const char *name) {
+    for (size_t i = 0; i < ARRAY_LEN(form_tasks); i++)
+        if (strcmp(form_tasks[i].name, name) == 0) return &form_tasks[i];
+    return NULL;
 }
 
 /* Checks that all lines of a file have the same form, and lets the form decide how they are asked,
@@ -502,8 +501,9 @@ static int config_decide(struct task_reader *r, const struct dataset_row *f, str
                          f->form, r->form);
     r->form = f->form;
     if (r->config && !r->config->by_form) return OK;
-    const struct task_config *config = config_find(f->task);
-    if (!r->config || is_form_task(config)) r->config = config;
+    const struct task_config *form_task = form_task_find(f->task),
+                             *config = form_task ? form_task : builtin_find(f->task);
+    if (!r->config || form_task) r->config = config;
     return r->config == config ? OK
                                : error_set(err, ERR_FORMAT,
                                            "the line has the form '%s', which task '%s' cannot ask",
@@ -912,9 +912,7 @@ int eval_task_open(struct eval_task *b, const char *name, const struct eval_task
     b->is_split_evidence = family < 0 && shares >= 0;
     if (family >= 0 || b->is_split_evidence)
         return family_open(b, b->is_split_evidence ? shares : family, o, err);
-    for (size_t i = 0; i < ARRAY_LEN(builtins); i++)
-        if (strcmp(builtins[i].name, name) == 0)
-            return task_read_files(b, &builtins[i], NULL, NULL, NULL, o, err);
+    if (builtin_find(name)) return task_read_files(b, builtin_find(name), NULL, NULL, NULL, o, err);
     return error_set(err, ERR_USAGE,
                      "no task '%s'; a task is a name that 'shoal eval --help' lists, a JSONL file "
                      "or a recipe",

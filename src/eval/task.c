@@ -689,10 +689,13 @@ static int examples_split_off(const struct eval_task *b, struct question_list *q
     }
     free(n_taken);
     if (!examples->v) return err->code;
+    int64_t n_lines = questions->n;
     questions->n = to;
     return to ? OK
-              : error_set(err, ERR_USAGE, "--shots '%lld' leaves no question of '%s' to ask",
-                          (long long)shots, b->name);
+              : error_set(err, ERR_MISSING,
+                          "there are no examples for --shots: the first %lld lines of '%s' would "
+                          "be the examples, and it has %lld",
+                          (long long)shots, b->name, (long long)n_lines);
 }
 
 /* Keeps a random sample of n questions, in their order; n = 0: all. */

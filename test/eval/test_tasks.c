@@ -770,8 +770,8 @@ static void test_own_examples(void **state) {
     assert_string_equal(b.subjects[0].preamble, "a 1\n\nb 2\n\n");
     eval_task_release(&b);
     o.shots = 3;
-    assert_int_equal(eval_task_open(&b, path, &o, &err), ERR_USAGE);
-    assert_non_null(strstr(err.text, "--shots '3' leaves no question of 'own' to ask"));
+    assert_int_equal(eval_task_open(&b, path, &o, &err), ERR_MISSING);
+    assert_non_null(strstr(err.text, "the first 3 lines of 'own' would be the examples"));
     eval_task_release(&b);
     free(path);
     free(file_put("piqa.jsonl",

@@ -250,6 +250,9 @@ int choice_index(const json_t *answer, char *const *choices, int n);
 const json_t *json_path_get(const json_t *row, const char *path);
 /* The text of a string or a number, malloc'ed; NULL for other values. */
 char *json_scalar_text(const json_t *v);
+/* What lm-evaluation-harness writes before the questions of a subject of BIG-Bench Hard; NULL: the
+ * subject is unknown. */
+const char *bbh_description(const char *subject);
 /* The prompt of a complete query: without trailing white space; with "\nAnswer:" if one of its
  * lines begins with "Question:" and its last line is no cue for the answer. malloc'ed. */
 char *prompt_of_query(const char *query);

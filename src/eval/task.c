@@ -31,9 +31,10 @@ struct task_config {
     const char *files, *shots; /* glob patterns, separated by blanks, relative to the data folder;
                                   the first pattern with a match is used */
     const char *description;   /* preamble; may contain {subject} */
-    const char *template;      /* context; its placeholders are {question}, {passage}, {prompt},
-                                  {choices}, {lettered}, {parenthesized} and {FIELD}, a field of the
-                                  line */
+    const char *(*subject_description)(const char *subject); /* instead, an empty line follows it */
+    const char *template; /* context; its placeholders are {question}, {passage}, {prompt},
+                             {choices}, {lettered}, {parenthesized} and {FIELD}, a field of the
+                             line */
     const char *delimiter;
     const char *example_end; /* text after an example; NULL: an empty line */
     bool letters;            /* the letters A, B … are scored instead of the choices' texts */
@@ -243,6 +244,7 @@ static const struct task_config builtins[] = {
     {.name = "bbh",
      .summary = "BIG-Bench Hard, one file per subject",
      .files = "bbh/*.jsonl " FILES("bbh"),
+     .subject_description = bbh_description,
      .template = "Q: {question}\nA:",
      .delimiter = " ",
      .subject = true,
@@ -646,21 +648,36 @@ static void example_add(struct buf *b, const struct eval_task *k, const struct t
                config->example_end ? config->example_end : "\n\n");
 }
 
+/* "abstract_algebra" → "abstract algebra", malloc'ed. */
+static char *subject_words(const char *subject) {
+    char *words = xstrdup(subject);
+    for (char *c = words; *c; c++)
+        if (*c == '_') *c = ' ';
+    return words;
+}
+
+/* Appends the description that precedes the examples and questions of a subject. */
+static void description_add(struct buf *b, const struct task_config *config, const char *subject) {
+    const char *text = config->description ? config->description : "",
+               *placeholder = strstr(text, "{subject}"),
+               *own = config->subject_description ? config->subject_description(subject) : NULL;
+    char *words = subject_words(subject);
+    if (placeholder)
+        buf_printf(b, "%.*s%s%s", (int)(placeholder - text), text, words,
+                   placeholder + strlen("{subject}"));
+    else
+        buf_puts(b, text);
+    if (own) buf_printf(b, "%s\n\n", own);
+    free(words);
+}
+
 /* Sets the preamble of a subject: the description and the first `shots` examples of the subject. */
 static int fewshot_preamble_make(struct eval_task *b, const struct task_config *config, int subject,
                                  const struct question_list *examples, int64_t shots,
                                  struct error *err) {
     struct buf text = {0};
     struct eval_subject *subject_entry = &b->subjects[subject];
-    char *spaced = xstrdup(subject_entry->name);
-    const char *placeholder = config->description ? strstr(config->description, "{subject}") : NULL;
-    for (char *c = spaced; *c; c++)
-        if (*c == '_') *c = ' ';
-    if (placeholder)
-        buf_printf(&text, "%.*s%s%s", (int)(placeholder - config->description), config->description,
-                   spaced, placeholder + strlen("{subject}"));
-    else
-        buf_puts(&text, config->description ? config->description : "");
+    description_add(&text, config, subject_entry->name);
     int64_t n = 0;
     for (int64_t i = 0; i < examples->n && n < shots; i++) {
         if (examples->v[i].subject != subject) continue;
@@ -668,11 +685,12 @@ static int fewshot_preamble_make(struct eval_task *b, const struct task_config *
         n++;
     }
     subject_entry->preamble = text.data;
-    if (n < shots)
-        error_set(err, ERR_USAGE, "--shots '%lld' is more than the %lld examples of '%s'%s%s",
-                  (long long)shots, (long long)n, b->name, *spaced ? ", " : "", spaced);
-    free(spaced);
-    return n < shots ? err->code : OK;
+    if (n >= shots) return OK;
+    char *words = subject_words(subject_entry->name);
+    error_set(err, ERR_USAGE, "--shots '%lld' is more than the %lld examples of '%s'%s%s",
+              (long long)shots, (long long)n, b->name, *words ? ", " : "", words);
+    free(words);
+    return err->code;
 }
 
 /* Moves the first `shots` questions of each subject to the examples. */

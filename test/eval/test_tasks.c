@@ -787,6 +787,27 @@ static void test_own_examples(void **state) {
     eval_task_release(&b);
 }
 
+/* Each file of BIG-Bench Hard is a subject with its description and its examples. */
+static void test_bbh(void **state) {
+    (void)state;
+    struct eval_task b;
+    struct eval_task_options o = {.dir = dir, .shots = 1};
+    free(file_put("bbh/web_of_lies.jsonl", "{\"input\": \"w0\", \"target\": \"Yes\"}\n"
+                                           "{\"input\": \"w1\", \"target\": \"No\"}\n"));
+    free(file_put("bbh/dyck_languages.jsonl", "{\"input\": \"d0\", \"target\": \"]\"}\n"
+                                              "{\"input\": \"d1\", \"target\": \"} ]\"}\n"));
+    check_ok(eval_task_open(&b, "bbh", &o, &err));
+    assert_int_equal(b.n_questions, 2);
+    assert_string_equal(b.questions[0].context, "Q: d1\nA:");
+    assert_string_equal(b.subjects[b.questions[0].subject].preamble,
+                        "Correctly close a Dyck-n word.\n\nQ: d0\nA: ]\n\n");
+    assert_string_equal(b.subjects[b.questions[1].subject].preamble,
+                        "Evaluate a random boolean function expressed as a word problem.\n\n"
+                        "Q: w0\nA: Yes\n\n");
+    assert_null(bbh_description("cooking"));
+    eval_task_release(&b);
+}
+
 /* A line end ends an answer of words, unless examples show reasoning before the answer. */
 static void test_stops_of_free_answers(void **state) {
     (void)state;
@@ -963,6 +984,7 @@ static void test_known_sets(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_documented_forms),
+        cmocka_unit_test(test_bbh),
         cmocka_unit_test(test_cases),
         cmocka_unit_test(test_csv),
         cmocka_unit_test(test_shots),

@@ -2,9 +2,9 @@
  * grade: extracts the answer from a text, scores it, and tells whether two answers are the same.
  *
  * A grader is a row of a table in grade.c: `letter`, `number`, `math`, `exact`, `exact_match`,
- * `prefix`, `regex`, `f1`, `rouge_l`, `bleu`. Grading and voting use the same normal form, so a vote counts different
- * spellings of the same answer together. A text without an answer is counted separately from a
- * wrong answer.
+ * `prefix`, `regex`, `f1`, `rouge_l`, `bleu`. Grading and voting use the same normal form, so a
+ * vote counts different spellings of the same answer together. A text without an answer is counted
+ * separately from a wrong answer.
  *
  * All functions are pure and may be called from any thread. Texts are UTF-8; an invalid byte counts
  * as U+FFFD. The time for any text is linear in its length plus a bounded amount. Scores do not

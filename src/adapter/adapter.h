@@ -193,7 +193,8 @@ bool adapter_weight_parse(char *term, float *weight);
  * Budget. max_bytes bounds the memory of resident adapters and of replaced or removed adapters that
  * are still in use. The least recently used adapter is evicted first. An adapter is never evicted
  * while it is in use or pinned, if it has no file, or if its files have an error. The memory of an
- * adapter that is being loaded, including its f32 factors, is not counted.
+ * adapter that is being loaded, including its f32 factors, is not counted; with a budget the pool
+ * loads one adapter at a time.
  */
 struct adapter_pool;
 struct adapter_pool_options {
@@ -225,6 +226,8 @@ int adapter_pool_publish(struct adapter_pool *p, const char *name, struct adapte
 int adapter_pool_publish_path(struct adapter_pool *p, const char *name, const char *path,
                               struct error *err);
 int adapter_pool_remove(struct adapter_pool *p, const char *name, struct error *err);
+/* Bytes of the name's current version, resident or not; 0 before its first load. */
+size_t adapter_pool_bytes_of(struct adapter_pool *p, const char *name);
 /* Once loaded, a pinned adapter stays resident. */
 int adapter_pool_pin(struct adapter_pool *p, const char *name, bool pinned, struct error *err);
 

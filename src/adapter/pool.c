@@ -65,6 +65,7 @@ struct adapter_pool {
     int n, cap;               /* sorted by name */
     struct adapter **retired; /* replaced or removed while in use */
     int n_retired;
+    int n_loading; /* with a limit at most 1, because memory of loading is not in the limit */
     uint64_t lru_clock, gets, loads, evictions;
 };
 
@@ -162,12 +163,29 @@ static struct pool_entry *entry_find(const struct adapter_pool *p, const char *n
     return NULL;
 }
 
-/* Waits until no thread loads the entry and returns it; NULL if it does not exist or was removed
- * while waiting. */
+/* Whether another load has to end before a new one may begin. */
+static bool loading_is_busy(const struct adapter_pool *p) {
+    return p->o.max_bytes > 0 && p->n_loading > 0;
+}
+
+static void loading_begin(struct adapter_pool *p) {
+    p->n_loading++;
+    pthread_mutex_unlock(&p->lock);
+}
+
+static void loading_end(struct adapter_pool *p) {
+    pthread_mutex_lock(&p->lock);
+    p->n_loading--;
+    pthread_cond_broadcast(&p->load_done);
+}
+
+/* Waits until no thread loads the entry and, if it is not resident, until it may be loaded, and
+ * returns it; NULL if it does not exist or was removed while waiting. */
 static struct pool_entry *entry_wait_loaded(struct adapter_pool *p, const char *name,
                                             struct error *err) {
     struct pool_entry *e;
-    while ((e = entry_find(p, name, err)) && e->loading) pthread_cond_wait(&p->load_done, &p->lock);
+    while ((e = entry_find(p, name, err)) && (e->loading || (!e->adapter && loading_is_busy(p))))
+        pthread_cond_wait(&p->load_done, &p->lock);
     return e;
 }
 
@@ -318,6 +336,10 @@ static size_t bytes_in_memory(struct adapter_pool *p, const struct pool_entry *e
     return all;
 }
 
+static double mb(size_t bytes) {
+    return (double)bytes / (1 << 20);
+}
+
 /* Evicts adapters until `size` more bytes fit. The adapter of e (may be NULL) is not counted if it
  * is not in use, because it will be replaced. If the bytes cannot fit, evicts nothing. */
 static int evict_to_fit(struct adapter_pool *p, const struct pool_entry *e, size_t size,
@@ -327,13 +349,14 @@ static int evict_to_fit(struct adapter_pool *p, const struct pool_entry *e, size
     retired_release_unused(p);
     size_t in_memory = bytes_in_memory(p, e, &fixed);
     if (size > max)
-        return error_set(err, ERR_MEMORY, "an adapter of %zu bytes is more than the pool's %zu",
-                         size, max);
+        return error_set(err, ERR_MEMORY,
+                         "an adapter of %.1f MB is larger than the adapter pool of %.1f MB",
+                         mb(size), mb(max));
     if (fixed > max - size)
         return error_set(err, ERR_STATE,
-                         "no room for an adapter of %zu bytes: of the pool's %zu, %zu are in use, "
-                         "pinned or without a file",
-                         size, max, fixed);
+                         "no room for an adapter of %.1f MB: of the adapter pool of %.1f MB, %.1f "
+                         "MB are in use, pinned or without a file",
+                         mb(size), mb(max), mb(fixed));
     while (in_memory > max - size) {
         struct pool_entry *victim = lru_victim(p, e);
         CHECK(victim);
@@ -424,11 +447,10 @@ static int entry_load(struct adapter_pool *p, struct pool_entry *e, const struct
     e->loading = true;
     e->loads++;
     p->loads++;
-    pthread_mutex_unlock(&p->lock);
+    loading_begin(p);
     int rc = staged_load(p, e->path, unchanged ? e->hash : NULL, &s, err);
-    pthread_mutex_lock(&p->lock);
+    loading_end(p);
     e->loading = false;
-    pthread_cond_broadcast(&p->load_done);
     if (rc != OK) return entry_set_problem(e, now, err);
     rc = staged_reserve_room(p, e, &s, err);
     if (rc == OK)
@@ -506,7 +528,12 @@ int adapter_pool_publish_path(struct adapter_pool *p, const char *name, const ch
     char *real = path_resolve(path, err);
     if (!real) return err->code;
     struct staged_adapter s = {.stamps = stamps_read(real)};
+    pthread_mutex_lock(&p->lock);
+    while (loading_is_busy(p)) pthread_cond_wait(&p->load_done, &p->lock);
+    loading_begin(p);
     int rc = staged_load(p, real, NULL, &s, err);
+    loading_end(p);
+    pthread_mutex_unlock(&p->lock);
     if (rc == OK) rc = staged_publish(p, name, &s, real, err);
     free(real);
     return rc;
@@ -527,6 +554,15 @@ int adapter_pool_remove(struct adapter_pool *p, const char *name, struct error *
     }
     pthread_mutex_unlock(&p->lock);
     return e ? OK : err->code;
+}
+
+size_t adapter_pool_bytes_of(struct adapter_pool *p, const char *name) {
+    struct error ignored;
+    pthread_mutex_lock(&p->lock);
+    const struct pool_entry *e = entry_find(p, name, &ignored);
+    size_t bytes = e ? e->size : 0;
+    pthread_mutex_unlock(&p->lock);
+    return bytes;
 }
 
 int adapter_pool_pin(struct adapter_pool *p, const char *name, bool pinned, struct error *err) {

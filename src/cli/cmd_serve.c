@@ -5,7 +5,9 @@
 #include "cli/setup.h"
 #include "jobs/jobs.h"
 #include "serve/serve.h"
+#include "swarm/swarm.h"
 
+#include <dirent.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -119,15 +121,81 @@ static void open_files_limit_raise(void) {
     if (setrlimit(RLIMIT_NOFILE, &r) != 0) log_warn("at most %d files at once", (int)r.rlim_cur);
 }
 
-/* The paths of NAME=DIR, for the memory plan. Adapters in vLLM's JSON form are not in the plan;
- * their memory is additional. */
-static struct strings adapter_paths(const struct strings *adapters) {
-    struct strings paths = {0};
-    for (int i = 0; i < adapters->n; i++) {
-        const char *equals = strchr(adapters->v[i], '=');
-        if (*adapters->v[i] != '{') strings_add(&paths, equals ? equals + 1 : adapters->v[i]);
+/* The path of an adapter in vLLM's form {"name", "path"}. */
+static void add_path_of_json(struct strings *paths, const char *text) {
+    struct error ignored; // serve_start reports it
+    json_t *v = json_parse(text, strlen(text), "adapter", &ignored);
+    const char *path = json_get_string(v, "path");
+    if (path) strings_add(paths, path);
+    json_decref(v);
+}
+
+/* Adds the adapters of a folder. Broken ones are not planned: only requests for them fail. */
+static void add_paths_of_dir(struct strings *paths, const char *dir) {
+    struct error ignored;
+    DIR *d = opendir(dir);
+    for (const struct dirent *f; d && (f = readdir(d));) {
+        struct adapter_size size = {0};
+        char *path = path_join(dir, f->d_name), *config = path_join(path, "adapter_config.json");
+        if (f->d_name[0] != '.' && path_exists(config) &&
+            adapter_measure(path, DTYPE_F32, &size, &ignored) == OK)
+            strings_add(paths, path);
+        free(config);
+        free(path);
     }
+    if (d) closedir(d);
+}
+
+/* The paths of all adapters that the pool may load, for the memory plan. */
+static struct strings adapter_paths(const struct serve_options *o) {
+    struct strings paths = {0};
+    for (int i = 0; i < o->adapters.n; i++) {
+        const char *spec = o->adapters.v[i], *equals = strchr(spec, '=');
+        if (*spec == '{')
+            add_path_of_json(&paths, spec);
+        else
+            strings_add(&paths, equals ? equals + 1 : spec);
+    }
+    if (o->adapter_dir) add_paths_of_dir(&paths, o->adapter_dir);
     return paths;
+}
+
+/* Bytes of the adapters of the teams, which are always in memory. */
+static size_t team_adapter_bytes(const struct strings *teams, enum dtype elem) {
+    struct adapter_size sum = {0};
+    struct error ignored; // serve_start reports it
+    for (int i = 0; i < teams->n; i++) {
+        const char *equals = strchr(teams->v[i], '=');
+        struct team t = {0};
+        int rc = team_read(&t, equals ? equals + 1 : teams->v[i], &ignored);
+        for (int k = 0; rc == OK && k < t.adapters.n; k++)
+            if (strcmp(t.adapters.v[k], "base") != 0)
+                adapter_measure(t.adapters.v[k], elem, &sum, &ignored);
+        team_release(&t);
+    }
+    return sum.resident + sum.while_loading;
+}
+
+static size_t request_bytes(const struct serve_options *so) {
+    return (size_t)so->request_memory + 2 * (size_t)so->http.max_held;
+}
+
+/* Lowers the default memory of requests to its minimum if the smallest plan does not fit otherwise.
+ */
+static int request_memory_fit(const struct cli_options *c, const struct options *o,
+                              const char *model, struct serve_options *so, struct setup_needs *w,
+                              struct error *err) {
+    static char smallest[24];
+    size_t min_bytes, max_bytes;
+    if (!so->max_memory || so->max_request_memory) return OK;
+    if (setup_memory_bounds(c, &o->setup, model, w, &min_bytes, &max_bytes, err) != OK)
+        return err->code;
+    if (min_bytes <= so->max_memory) return OK;
+    snprintf(smallest, sizeof smallest, "%dM", SERVE_MIN_REQUEST_MEMORY >> 20);
+    so->max_request_memory = smallest;
+    int rc = serve_options_check(so, err);
+    w->requests = request_bytes(so);
+    return rc;
 }
 
 /* The commands that may be jobs, from the command table. */
@@ -156,7 +224,9 @@ static int run(const struct cli_options *c, const void *options, const struct st
     struct ready_ctx ready = {.c = c, .http = &so.http, .auth = so.auth};
     struct memory_plan plan;
     struct strings paths;
+    enum dtype elem;
     struct setup_needs w = {.adapters = &paths,
+                            .pooled = true,
                             .engine = {.max_rows = ENGINE_DEFAULT_ROWS,
                                        .max_seqs = (int32_t)o->max_seqs,
                                        .max_len = (int32_t)o->max_len,
@@ -164,11 +234,13 @@ static int run(const struct cli_options *c, const void *options, const struct st
     open_files_limit_raise();
     int rc = o->setup.max_memory ? size_parse(o->setup.max_memory, &so.max_memory, err) : OK;
     if (rc == OK) rc = serve_options_check(&so, err);
+    if (rc == OK) rc = dtype_parse(o->setup.lora, &elem, err);
     if (rc != OK) return rc;
-    w.requests = (size_t)so.request_memory + 2 * (size_t)so.http.max_held;
-    w.work = so.adapter_memory;
-    paths = adapter_paths(&o->serve.adapters);
-    rc = setup_open(&s, c, &o->setup, args->v[0], &w, err);
+    w.requests = request_bytes(&so);
+    w.work = team_adapter_bytes(&so.teams, elem);
+    paths = adapter_paths(&o->serve);
+    rc = request_memory_fit(c, o, args->v[0], &so, &w, err);
+    if (rc == OK) rc = setup_open(&s, c, &o->setup, args->v[0], &w, err);
     if (rc == OK && !o->setup.dry_run) rc = setup_engine(&s, err);
     if (rc == OK) rc = setup_plan(&s, &w, &plan, err);
     so.plan = &plan;

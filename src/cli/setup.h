@@ -59,6 +59,7 @@ struct setup_needs {
     const struct strings *adapters;
     size_t work;     /* bytes outside of the engine */
     size_t requests; /* bytes of a server's requests: see struct memory_plan_input */
+    bool pooled;     /* a server evicts adapters: only the largest of `adapters` must fit */
     bool session;    /* room to load and save the state of one sequence */
 };
 /* Opens the store of --store, and creates its folder. */

@@ -251,7 +251,9 @@ int adapter_measure(const char *path, enum dtype elem, struct adapter_size *sum,
 
 struct memory_plan_input {
     struct model_size model;
-    struct adapter_size adapters; /* sum over all adapters */
+    struct adapter_size adapters; /* sum over all adapters; of a server: those that must fit */
+    size_t
+        pool_wanted; /* server only: bytes that more adapters would use if memory is sufficient */
     size_t
         caller_bytes; /* bytes that the command itself needs: requests, answers, a session file */
     size_t requests;  /* server only: maximum bytes of client requests and responses */
@@ -259,11 +261,12 @@ struct memory_plan_input {
     struct engine_options max_options; /* the engine's options if memory is sufficient; max_rows,
                                           max_seqs and max_len are set */
 };
-/* Bytes by purpose; `total` is their sum. `engine` has the chosen options. If it has fewer pages
- * than pages_wanted, requests may wait; if max_seqs or max_rows are smaller than wanted, steps are
- * smaller. The results of requests do not change. */
+/* Bytes by purpose; `total` is their sum, without `pool`, the part of `adapters` for adapters that
+ * are resident; the rest of `adapters` is temporary memory of loading. `engine` has the chosen
+ * options. If it has fewer pages than pages_wanted, requests may wait; if max_seqs or max_rows are
+ * smaller than wanted, steps are smaller. The results of requests do not change. */
 struct memory_plan {
-    size_t weights, tokenizer, adapters, kv, activations, requests, other_bytes, total, limit;
+    size_t weights, tokenizer, adapters, kv, activations, requests, other_bytes, total, limit, pool;
     int32_t pages_wanted;
     struct engine_options engine;
 };

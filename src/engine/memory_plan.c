@@ -75,6 +75,16 @@ static void pages_grow(const struct memory_plan_input *in, struct memory_plan *p
     plan_update_total(in, p);
 }
 
+/* Gives the adapter pool half of what the smallest engine leaves, or all that is wanted if that is
+ * less; the KV cache grows in the rest. */
+static void pool_grow(const struct memory_plan_input *in, struct memory_plan *p) {
+    size_t half = in->limit ? (in->limit - p->total) / 2 : SIZE_MAX;
+    size_t more = MIN(in->pool_wanted, half);
+    p->pool += more;
+    p->adapters += more;
+    plan_update_total(in, p);
+}
+
 static int plan_set_error(const struct memory_plan *p, struct error *err) {
     return error_set(
         err, ERR_MEMORY,
@@ -94,6 +104,7 @@ int memory_plan_make(const struct memory_plan_input *in, struct memory_plan *out
     struct memory_plan p = {.weights = in->model.weights + in->model.while_loading,
                             .tokenizer = in->model.tokenizer * TOKENIZER_FACTOR,
                             .adapters = in->adapters.resident + in->adapters.while_loading,
+                            .pool = in->adapters.resident,
                             .requests = in->requests,
                             .other_bytes = PROGRAM_BYTES + in->caller_bytes +
                                            (in->requests ? SERVER_BYTES : 0),
@@ -108,10 +119,13 @@ int memory_plan_make(const struct memory_plan_input *in, struct memory_plan *out
             (int32_t)MIN((int64_t)p.engine.max_seqs * min_pages, (int64_t)INT32_MAX - 1);
     p.engine.n_pages = min_pages;
     int rc = OK;
-    if (in->limit > 0 && !engine_shrink(in, &p))
+    if (in->limit > 0 && !engine_shrink(in, &p)) {
         rc = plan_set_error(&p, err);
-    else
+    } else {
+        plan_update_total(in, &p);
+        pool_grow(in, &p);
         pages_grow(in, &p);
+    }
     *out = p;
     return rc;
 }

@@ -38,6 +38,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/random.h>
 #include <sys/socket.h>
 #include <sys/stat.h>
 #include <unistd.h>
@@ -101,6 +102,8 @@ enum {
     MIN_BLOCK_SECONDS = 5,
 };
 
+enum { EXCHANGE_ID_MAX = 128 }; /* length of an id that a client chooses */
+
 enum exchange_phase { PHASE_READING, PHASE_HANDED_OVER, PHASE_SENDING };
 
 struct header {
@@ -114,7 +117,10 @@ struct exchange {
     struct http_connection *conn;
     /* rest: the text that "*" matched, or NULL; client: the name under which limits are kept */
     char *method, *path, *rest, peer[IP_ADDRESS_TEXT_LEN], client[IP_ADDRESS_TEXT_LEN];
+    char id[EXCHANGE_ID_MAX + 1];
     bool local, handed_over;
+    bool postponed;                  /* the handler postponed the request; used by its thread */
+    struct exchange *next_postponed; /* under the lock of http */
     const struct http_route *route;
     struct buf body;
     int64_t charged_bytes;  /* bytes of the body that are counted for the client (LIMIT_BYTES) */
@@ -188,7 +194,10 @@ struct http {
     pthread_cond_t work_ready, ended;
     struct work_queue queue, slow_queue;
     struct worker_pool own_thread_pool, large_pool;
-    int n_slow; /* workers that run slow requests */
+    int n_slow;                 /* workers that run slow requests */
+    struct exchange *postponed; /* list of the postponed requests, each with a reference */
+    struct exchange *resumed;   /* the postponed request whose handler runs again, or NULL */
+    bool resume_again;          /* http_resume_postponed was called while `resumed` ran */
     struct exchange *exchanges;
     int n_exchanges;
     struct http_connection *connections;
@@ -204,20 +213,21 @@ struct http {
 
 /* workers */
 
-/* `work_ready` is the condition variable on which the consumers of the queue `to` wait. */
-static void work_add(struct http *h, struct work_queue *to, pthread_cond_t *work_ready,
-                     void (*fn)(void *ctx), void *ctx) {
+/* `work_ready` is the condition variable on which the consumers of the queue `to` wait. The caller
+ * holds the lock of http. */
+static void work_add(struct work_queue *to, pthread_cond_t *work_ready, void (*fn)(void *ctx),
+                     void *ctx) {
     struct http_work *w = xcalloc(1, sizeof *w);
     *w = (struct http_work){.fn = fn, .ctx = ctx};
-    pthread_mutex_lock(&h->lock);
     *(to->tail ? &to->tail->next : &to->head) = w;
     to->tail = w;
     pthread_cond_signal(work_ready);
-    pthread_mutex_unlock(&h->lock);
 }
 
 void http_run_in_worker(struct http *h, void (*fn)(void *ctx), void *ctx) {
-    work_add(h, &h->queue, &h->work_ready, fn, ctx);
+    pthread_mutex_lock(&h->lock);
+    work_add(&h->queue, &h->work_ready, fn, ctx);
+    pthread_mutex_unlock(&h->lock);
 }
 
 static struct http_work *work_dequeue(struct work_queue *from) {
@@ -309,12 +319,17 @@ static void body_release(struct exchange *x) {
     buf_release(&x->body);
 }
 
-void exchange_release(struct exchange *x) {
-    if (!x || __atomic_sub_fetch(&x->refs, 1, __ATOMIC_ACQ_REL) > 0) return;
+static void headers_clear(struct exchange *x) {
     for (int i = 0; i < x->n_headers; i++) {
         free(x->headers[i].name);
         free(x->headers[i].value);
     }
+    x->n_headers = 0;
+}
+
+void exchange_release(struct exchange *x) {
+    if (!x || __atomic_sub_fetch(&x->refs, 1, __ATOMIC_ACQ_REL) > 0) return;
+    headers_clear(x);
     free(x->headers);
     free(x->method);
     free(x->path);
@@ -329,6 +344,9 @@ const char *exchange_method(const struct exchange *x) {
 }
 const char *exchange_path(const struct exchange *x) {
     return x->path;
+}
+const char *exchange_id(const struct exchange *x) {
+    return x->id;
 }
 const char *exchange_wildcard(const struct exchange *x) {
     return x->rest ? x->rest : "";
@@ -436,6 +454,7 @@ static void headers_expose(struct exchange *x) {
 
 static void headers_add(struct exchange *x, const char *type) {
     const char *origin = exchange_header(x, "Origin");
+    exchange_add_header(x, "X-Request-Id", x->id);
     if (type) header_add(x->response, "Content-Type", type);
     header_add(x->response, "X-Content-Type-Options", "nosniff");
     for (int i = 0; i < x->n_headers; i++)
@@ -475,6 +494,12 @@ void exchange_wake(struct exchange *x) {
 static void answer_publish(struct exchange *x, int status, const char *type,
                            const struct stream_source *source) {
     CHECK(x->response && exchange_status(x) == 0);
+    if (x->postponed) {
+        CHECK(!source);
+        mhd.MHD_destroy_response(x->response);
+        x->response = NULL;
+        return;
+    }
     pthread_mutex_lock(&x->lock);
     headers_add(x, type);
     if (source) x->source = *source;
@@ -715,6 +740,25 @@ static void peer_find(struct exchange *x) {
     buf_release(&f.list);
 }
 
+static bool request_id_is_valid(const char *id) {
+    size_t n = id ? strlen(id) : 0;
+    for (size_t i = 0; i < n; i++)
+        if (!isalnum((uint8_t)id[i]) && !strchr("-_.:", id[i])) return false;
+    return n > 0 && n <= EXCHANGE_ID_MAX;
+}
+
+static void request_id_set(struct exchange *x) {
+    const char *sent = exchange_header(x, "X-Request-Id");
+    uint64_t random[2];
+    if (request_id_is_valid(sent)) {
+        memcpy(x->id, sent, strlen(sent) + 1);
+        return;
+    }
+    CHECK(getrandom(random, sizeof random, 0) == sizeof random);
+    snprintf(x->id, sizeof x->id, "req_%016llx%016llx", (unsigned long long)random[0],
+             (unsigned long long)random[1]);
+}
+
 static struct exchange *exchange_new(struct http *h, struct MHD_Connection *c, const char *url,
                                      const char *method) {
     struct exchange *x = xcalloc(1, sizeof *x);
@@ -728,6 +772,7 @@ static struct exchange *exchange_new(struct http *h, struct MHD_Connection *c, c
                            .path = xstrdup(url),
                            .started_at = clock_now()};
     pthread_mutex_init(&x->lock, NULL);
+    request_id_set(x);
     peer_find(x);
     pthread_mutex_lock(&h->lock);
     x->next = h->exchanges;
@@ -800,11 +845,71 @@ struct exchange *exchange_current(void) {
     return current;
 }
 
+/* postponed requests */
+
+static void handler_enqueue(struct exchange *x);
+
+/* Runs the handler of the first postponed request again, unless one runs. The caller holds the
+ * lock. */
+static void postponed_run_next(struct http *h) {
+    struct exchange *x = h->postponed;
+    h->resume_again = h->resumed != NULL;
+    if (h->resumed || !x) return;
+    h->postponed = x->next_postponed;
+    h->resumed = x;
+    handler_enqueue(x);
+}
+
+void http_resume_postponed(struct http *h) {
+    pthread_mutex_lock(&h->lock);
+    postponed_run_next(h);
+    pthread_mutex_unlock(&h->lock);
+}
+
+bool exchange_postpone(struct exchange *x) {
+    CHECK(x == current && !exchange_status(x));
+    if (exchange_is_disconnected(x)) return false;
+    x->postponed = true;
+    return true;
+}
+
+bool exchange_is_behind_postponed(struct exchange *x) {
+    struct http *h = x->h;
+    pthread_mutex_lock(&h->lock);
+    bool behind = h->resumed != x && (h->resumed || h->postponed);
+    pthread_mutex_unlock(&h->lock);
+    return behind;
+}
+
+/* Called after each run of a handler. A postponed request goes to the end of the list, or remains
+ * the first one if it was. Returns whether the request is postponed. */
+static bool postponed_update(struct exchange *x) {
+    struct http *h = x->h;
+    bool again = x->postponed;
+    pthread_mutex_lock(&h->lock);
+    bool was_resumed = h->resumed == x;
+    if (was_resumed) h->resumed = NULL;
+    if (again) {
+        struct exchange **place = &h->postponed;
+        while (!was_resumed && *place) place = &(*place)->next_postponed;
+        x->next_postponed = *place;
+        *place = x;
+        headers_clear(x);
+        x->postponed = false;
+    }
+    if (was_resumed && (!again || h->resume_again)) postponed_run_next(h);
+    pthread_mutex_unlock(&h->lock);
+    return again;
+}
+
+/* handlers */
+
 static void handler_run(void *ctx) {
     struct exchange *x = ctx;
     current = x;
     x->route->handle(x->h->c.ctx, x);
     current = NULL;
+    if (postponed_update(x)) return;
     bool large = x->body.len > LARGE_BODY;
     body_release(x); // a reply may take minutes, and the request body can be large
     if (large) memory_trim();
@@ -822,17 +927,15 @@ static enum MHD_Result handler_run_inline(struct exchange *x) {
     return response_queue(x);
 }
 
-static enum MHD_Result on_body_complete(struct exchange *x) {
+static enum http_dispatch dispatch_of(const struct exchange *x) {
+    const struct http *h = x->h;
+    return h->c.dispatch ? h->c.dispatch(h->c.ctx, x->route) : HTTP_DISPATCH_WORKER;
+}
+
+/* Adds the request to the queue of its route; the caller holds the lock of http. */
+static void handler_enqueue(struct exchange *x) {
     struct http *h = x->h;
-    enum http_dispatch work =
-        h->c.dispatch ? h->c.dispatch(h->c.ctx, x->route) : HTTP_DISPATCH_WORKER;
-    if (work == HTTP_DISPATCH_IO_THREAD) return handler_run_inline(x);
-    pthread_mutex_lock(&x->lock);
-    x->handed_over = true;
-    __atomic_store_n(&x->phase, PHASE_HANDED_OVER, __ATOMIC_RELEASE);
-    x->suspended = true;
-    mhd.MHD_suspend_connection(x->connection);
-    pthread_mutex_unlock(&x->lock);
+    enum http_dispatch work = dispatch_of(x);
     struct worker_pool *pool = work == HTTP_DISPATCH_OWN_THREAD ? &h->own_thread_pool
                                : work == HTTP_DISPATCH_WORKER && x->body.len > LARGE_BODY
                                    ? &h->large_pool
@@ -840,7 +943,21 @@ static enum MHD_Result on_body_complete(struct exchange *x) {
     struct work_queue *to = pool                                ? &pool->queue
                             : work == HTTP_DISPATCH_SLOW_WORKER ? &h->slow_queue
                                                                 : &h->queue;
-    work_add(h, to, pool ? &pool->work_ready : &h->work_ready, handler_run, exchange_retain(x));
+    work_add(to, pool ? &pool->work_ready : &h->work_ready, handler_run, x);
+}
+
+static enum MHD_Result on_body_complete(struct exchange *x) {
+    struct http *h = x->h;
+    if (dispatch_of(x) == HTTP_DISPATCH_IO_THREAD) return handler_run_inline(x);
+    pthread_mutex_lock(&x->lock);
+    x->handed_over = true;
+    __atomic_store_n(&x->phase, PHASE_HANDED_OVER, __ATOMIC_RELEASE);
+    x->suspended = true;
+    mhd.MHD_suspend_connection(x->connection);
+    pthread_mutex_unlock(&x->lock);
+    pthread_mutex_lock(&h->lock);
+    handler_enqueue(exchange_retain(x));
+    pthread_mutex_unlock(&h->lock);
     return MHD_YES;
 }
 
@@ -1112,6 +1229,7 @@ static void *watchdog_main(void *ctx) {
                 stream_ping(seen[i].x, now);
             exchange_release(seen[i].x);
         }
+        http_resume_postponed(h);
         usleep(250000);
         pthread_mutex_lock(&h->lock);
     }

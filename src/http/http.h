@@ -110,6 +110,9 @@ void http_drain(struct http *h);
 void http_free(struct http *h);
 /* Runs fn in a worker thread. */
 void http_run_in_worker(struct http *h, void (*fn)(void *ctx), void *ctx);
+/* Runs the handlers of postponed requests again, one after the other in the order of their arrival,
+ * until one of them postpones its request once more. http calls it four times per second, too. */
+void http_resume_postponed(struct http *h);
 struct http_stats {
     uint64_t connections, requests, bytes_out;
     int open, streams; /* current connections; unfinished streams */
@@ -122,6 +125,16 @@ struct client_limits *http_limits(struct http *h); /* the limits of clients; own
 
 /* The exchange of the handler that this thread runs; NULL in other threads. */
 struct exchange *exchange_current(void);
+/* Postpones the request of the handler that this thread runs: headers and the answer that the
+ * handler still gives are discarded, and the handler runs again after http_resume_postponed. False:
+ * the client has disconnected. */
+bool exchange_postpone(struct exchange *x);
+/* Whether earlier requests are postponed. A handler that needs what they wait for should postpone
+ * its request too, so that they are not overtaken. */
+bool exchange_is_behind_postponed(struct exchange *x);
+/* The X-Request-Id header of the reply: the client's, if it sent one of 1 to 128 letters, digits
+ * and "-_.:", or else a random one. */
+const char *exchange_id(const struct exchange *x);
 const char *exchange_method(const struct exchange *x);
 const char *exchange_path(const struct exchange *x); /* decoded, without the query */
 const char *

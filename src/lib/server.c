@@ -29,7 +29,6 @@ static void server_ready(void *ctx, const struct serve_ready *r) {
 /* Describes the memory of the server, which has no limit. */
 static int plan_make(struct shoal_server *v, struct error *err) {
     struct memory_plan_input in = {.max_options = v->s->engine_options,
-                                   .caller_bytes = v->options.adapter_memory,
                                    .requests = (size_t)v->options.request_memory};
     in.max_options.max_rows = ENGINE_DEFAULT_ROWS;
     if (model_measure(v->s->path, v->s->model->cls, &in.model, err) != OK) return err->code;

@@ -638,13 +638,19 @@ static void reply_send(void *ctx) {
     generation_release(g);
 }
 
+static void reply_send_in_worker(void *ctx) {
+    struct http *h = ((struct generation *)ctx)->s->http;
+    reply_send(ctx);
+    http_resume_postponed(h); // the generation may have released adapters
+}
+
 /* on_change of the batcher's requests. Usually runs in the batcher's thread, see batcher.h. */
 static void request_progress(struct batcher_request *c, bool done) {
     struct generation *g = c->user;
     if (g->spec.stream) exchange_wake(g->x);
     if (!done) return;
     bool last = __atomic_sub_fetch(&g->n_unfinished, 1, __ATOMIC_ACQ_REL) == 0;
-    if (last && !g->spec.stream) http_run_in_worker(g->s->http, reply_send, g);
+    if (last && !g->spec.stream) http_run_in_worker(g->s->http, reply_send_in_worker, g);
     generation_release(g);
 }
 

@@ -60,23 +60,24 @@ static void request_trace_add(struct server *s, const struct generation *g) {
     const struct batcher_request *t = &g->completions->batch_request;
     struct token_usage u = generation_usage(g);
     double now = clock_now();
-    json_t *v =
-        json_pack("{s:s,s:s,s:s,s:I,s:f,s:f,s:f,s:f,s:f,s:I,s:I,s:I,s:b}", "id", g->id, "model",
-                  g->target.name, "adapter", g->target.label, "at", (json_int_t)g->created, "read",
-                  t->submitted > 0 ? t->submitted - g->started_at : 0.0, "queue",
-                  t->started > 0 ? t->started - t->submitted : 0.0, "prefill",
-                  t->first > 0 ? t->first - t->started : 0.0, "decode",
-                  t->first > 0 ? t->ended - t->first : 0.0, "total", now - g->started_at,
-                  "prompt_tokens", (json_int_t)u.prompt, "cached_tokens", (json_int_t)u.cached,
-                  "completion_tokens", (json_int_t)u.completion, "gone", g->cancelled);
+    json_t *v = json_pack(
+        "{s:s,s:s,s:s,s:s,s:I,s:f,s:f,s:f,s:f,s:f,s:I,s:I,s:I,s:b}", "id", g->id, "request_id",
+        exchange_id(g->x), "model", g->target.name, "adapter", g->target.label, "at",
+        (json_int_t)g->created, "read", t->submitted > 0 ? t->submitted - g->started_at : 0.0,
+        "queue", t->started > 0 ? t->started - t->submitted : 0.0, "prefill",
+        t->first > 0 ? t->first - t->started : 0.0, "decode",
+        t->first > 0 ? t->ended - t->first : 0.0, "total", now - g->started_at, "prompt_tokens",
+        (json_int_t)u.prompt, "cached_tokens", (json_int_t)u.cached, "completion_tokens",
+        (json_int_t)u.completion, "gone", g->cancelled);
     pthread_mutex_lock(&s->lock);
     json_decref(s->traces[s->n_traces % REQUEST_TRACES_MAX]);
     s->traces[s->n_traces++ % REQUEST_TRACES_MAX] = v;
     pthread_mutex_unlock(&s->lock);
     if (now - g->started_at >= s->options->slow_seconds && !g->cancelled)
-        log_info("slow: %s %s took %.1f s (queue %.2f, prefill %.2f, decode %.2f)", g->target.name,
-                 g->id, now - g->started_at, json_get_number(v, "queue"),
-                 json_get_number(v, "prefill"), json_get_number(v, "decode"));
+        log_info("slow: %s %s (request %s) took %.1f s (queue %.2f, prefill %.2f, decode %.2f)",
+                 g->target.name, g->id, exchange_id(g->x), now - g->started_at,
+                 json_get_number(v, "queue"), json_get_number(v, "prefill"),
+                 json_get_number(v, "decode"));
 }
 
 void request_metrics_add_generation(const struct generation *g) {

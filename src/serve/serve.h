@@ -53,11 +53,10 @@ struct serve_options { /* filled from serve_option_rows, except max_memory and t
     struct strings alert_webhooks, alert_slacks; /* recipients of alerts */
     size_t max_memory;                           /* bytes of the memory plan; 0: no limit */
     /* set by serve_options_check */
-    size_t adapter_memory;  /* part of max_memory for adapters that are loaded later */
     int64_t request_memory; /* bytes of requests and their replies at once */
     int64_t feedback_bytes; /* maximum bytes of the file of ratings and experiments */
 
-    const struct memory_plan *plan; /* memory plan, without adapters that are loaded later */
+    const struct memory_plan *plan; /* memory plan; with max_memory it bounds the adapter pool */
     const struct server_module *const *modules; /* the APIs (api/api.h), ends with a NULL */
     const struct job_kind *job_kinds;           /* commands that may run as jobs; NULL: none */
     char *(*find)(const char *path); /* resolves a relative path; malloc'ed; NULL: as it is */
@@ -66,6 +65,7 @@ struct serve_options { /* filled from serve_option_rows, except max_memory and t
     void *ready_ctx;
 };
 
+enum { SERVE_MIN_REQUEST_MEMORY = 8 << 20 };        /* smallest --max-request-memory */
 extern const struct option_row serve_option_rows[]; /* without those of `http` */
 /* Checks the options, so that a caller finds errors before it loads a model, and computes the
  * limits. Call it after setting max_memory. */

@@ -69,12 +69,10 @@ const struct option_row serve_option_rows[] = {
 };
 #undef ROW
 
-/* Sets the memory of requests (input, output, grammars, replies that can be rated) and of adapters
- * that are loaded later. */
+/* Sets the memory of requests (input, output, grammars, replies that can be rated). */
 static int request_memory_init(struct serve_options *o, struct error *err) {
-    enum { MIN_BYTES = 8 << 20, DEFAULT_BYTES = 512 << 20 };
+    enum { MIN_BYTES = SERVE_MIN_REQUEST_MEMORY, DEFAULT_BYTES = 512 << 20 };
     size_t most = DEFAULT_BYTES;
-    o->adapter_memory = o->max_memory / 16;
     if (o->max_memory) most = MIN(MAX(o->max_memory / 8, (size_t)MIN_BYTES), (size_t)DEFAULT_BYTES);
     if (o->max_request_memory && size_parse(o->max_request_memory, &most, err) != OK)
         return error_wrap(err, "--max-request-memory");

@@ -288,6 +288,44 @@ static bool adapter_find_in_modules(struct server *s, const char *name) {
     return false;
 }
 
+/* Waiting for adapters. A request whose adapters do not fit now, because running requests use the
+ * memory of the pool, is postponed for at most ADAPTER_WAIT_SECONDS; later requests for adapters
+ * wait behind it. A postponed request holds no adapter, so two mixes cannot wait for each other. */
+enum { ADAPTER_WAIT_SECONDS = 60 };
+
+/* Postpones the request of this thread, if it is one and has not waited too long. */
+static void request_wait_for_adapters(struct server *s) {
+    struct exchange *x = exchange_current();
+    if (!x || clock_now() > exchange_start_time(x) + ADAPTER_WAIT_SECONDS) return;
+    if (exchange_postpone(x)) memory_budget_release(s->memory, x);
+}
+
+/* ERR_MEMORY: the adapter `name` and those of `ref` never fit into the pool together. */
+static int mix_check_fits(struct server *s, const struct model_ref *ref, const char *name,
+                          struct error *err) {
+    size_t bytes = adapter_pool_bytes_of(s->pool, name),
+           most = adapter_pool_stats(s->pool).max_bytes;
+    for (int i = 0; i < ref->n; i++) bytes += adapter_bytes(ref->terms[i].adapter);
+    if (bytes <= most || most == 0) return OK;
+    return error_set(err, ERR_MEMORY,
+                     "the adapters of this mix need %.1f MB, and the adapter pool has %.1f MB",
+                     (double)bytes / (1 << 20), (double)most / (1 << 20));
+}
+
+/* The adapter, retained. If it does not fit now, the request waits, and the result is ERR_STATE. */
+static struct adapter *adapter_get_or_wait(struct server *s, const char *name,
+                                           const struct model_ref *ref, struct error *err) {
+    struct exchange *x = exchange_current();
+    struct adapter *a = NULL;
+    if (x && exchange_is_behind_postponed(x))
+        error_set(err, ERR_STATE, "earlier requests wait for memory for their adapters");
+    else
+        a = adapter_pool_get(s->pool, name, err);
+    if (!a && err->code == ERR_STATE && mix_check_fits(s, ref, name, err) == OK)
+        request_wait_for_adapters(s);
+    return a;
+}
+
 static int model_ref_add(struct server *s, const char *name, float weight, struct model_ref *ref,
                          struct error *err) {
     if (ref->n == ENGINE_MIX_MAX)
@@ -296,7 +334,7 @@ static int model_ref_add(struct server *s, const char *name, float weight, struc
         return error_set(err, ERR_MISSING,
                          "the model '%s' does not exist; GET /v1/models lists those that do", name);
     if (adapter_entry_is_base(s, name)) return OK;
-    struct adapter *a = adapter_pool_get(s->pool, name, err);
+    struct adapter *a = adapter_get_or_wait(s, name, ref, err);
     if (!a)
         return adapter_entry_is_base(s, name) ? OK : err->code; // replaced by the base meanwhile
     ref->terms[ref->n++] = (struct weighted_adapter){.adapter = a, .weight = weight};
@@ -464,6 +502,7 @@ static void request_done(void *ctx, const struct exchange *x) {
     request_metrics_add_exchange(s, x);
     memory_budget_release(s->memory, x);
     auth_request_done(s, x);
+    http_resume_postponed(s->http); // it may have released adapters
 }
 
 static int routes_add(struct http_route all[MAX_ROUTES], int n, const struct http_route *r) {
@@ -642,13 +681,13 @@ static int alerts_start(struct server *s, struct error *err) {
     return s->alerts ? OK : err->code;
 }
 
-/* The byte limit of the adapter pool under --max-memory: the plan's shares for adapters of the
- * command line and for adapters that are loaded later, and the unplanned rest. 0: no limit. */
+/* The byte limit of the adapter pool under --max-memory: the plan's share and the rest that the
+ * plan uses for nothing else. 0: no limit. */
 static size_t adapter_pool_limit(const struct server *s) {
     const struct memory_plan *p = s->options->plan;
     if (!s->options->max_memory || !p) return 0;
     size_t spare = p->limit > p->total ? p->limit - p->total : 0;
-    return p->adapters + spare + s->options->adapter_memory;
+    return MAX(p->pool + spare, 1);
 }
 
 /* Publishes the winner of an A/B test under a name. path: the files of an adapter with that

@@ -419,7 +419,9 @@ static void full_pool_then_room(void **state) {
     for (int i = 0; i < 5; i++) assert_get_fails(p, "two", ERR_STATE, "in use");
     assert_int_equal(pool_item_find(p, "two", &arena).loads, 1);
     assert_string_equal(pool_item_find(p, "two", &arena).hash, two);
-    assert_get_fails(p, "big", ERR_MEMORY, "more than the pool");
+    assert_int_equal(adapter_pool_bytes_of(p, "two"), adapter_bytes(a)); // of the same rank
+    assert_int_equal(adapter_pool_bytes_of(p, "big"), 0);
+    assert_get_fails(p, "big", ERR_MEMORY, "larger than the adapter pool");
     assert_int_equal(adapter_pool_publish_path(p, "new", dirs[1], &err), ERR_STATE);
     assert_int_equal(adapter_pool_stats(p).n, 3);
     adapter_release(a);

@@ -44,6 +44,28 @@ static void test_without_limit(void **state) {
                      p.weights + p.tokenizer + p.adapters + p.other_bytes + p.kv + p.activations);
 }
 
+/* The adapter pool has at least the adapters that must fit, grows with the limit, and never takes
+ * more than half of what the smallest engine leaves. */
+static void test_pool_share(void **state) {
+    (void)state;
+    struct memory_plan_input in = plan_input("fry-1");
+    struct memory_plan least, p;
+    size_t before = 0;
+    in.pool_wanted = 40 << 20;
+    in.limit = 1;
+    assert_int_equal(memory_plan_make(&in, &least, &err), ERR_MEMORY);
+    assert_int_equal(least.pool, in.adapters.resident);
+    for (in.limit = least.total; in.limit < least.total + (200 << 20); in.limit += 3 << 20) {
+        assert_int_equal(memory_plan_make(&in, &p, &err), OK);
+        assert_true(p.total <= in.limit);
+        assert_int_equal(p.adapters, p.pool + in.adapters.while_loading);
+        assert_true(p.pool >= MAX(in.adapters.resident, before));
+        assert_true(p.pool - in.adapters.resident <= (in.limit - least.total) / 2);
+        before = p.pool;
+    }
+    assert_int_equal(before, in.adapters.resident + in.pool_wanted);
+}
+
 /* For limits from 0 to more than enough: the plan is within the limit, a larger limit never gives
  * fewer pages, and a refused plan would not fit. */
 static void limits_sweep(const char *shape, enum dtype elem) {
@@ -264,6 +286,7 @@ static void test_adapters_measured(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_without_limit),
+        cmocka_unit_test(test_pool_share),
         cmocka_unit_test(test_limits),
         cmocka_unit_test(test_refusal_suggests_sufficient_limit),
         cmocka_unit_test(test_small_plan_same_bits),

@@ -97,6 +97,31 @@ static void named_handle(void *ctx, struct exchange *x) {
     exchange_reply(x, 200, "text/plain", "", 0);
 }
 
+/* Postpones requests until `room`, which each of them decrements: the first one of a client that
+ * waits is the first one to be answered. */
+static int room, turn, n_postponed; /* atomic */
+static void room_on_disconnect(void *ctx) {
+    count_one(ctx);
+}
+static void room_handle(void *ctx, struct exchange *x) {
+    char text[32];
+    (void)ctx;
+    exchange_add_header(x, "X-One", "1");
+    if (exchange_is_disconnected(x) || exchange_is_behind_postponed(x) || count(&room) == 0) {
+        if (!exchange_user(x)) { // not again
+            exchange_on_disconnect(x, room_on_disconnect, &gone);
+            count_one(&n_postponed);
+            exchange_set_user(x, &n_postponed);
+        }
+        assert_int_equal(exchange_postpone(x), !exchange_is_disconnected(x));
+        exchange_reply(x, 503, "text/plain", "full", 4); // discarded if it is postponed
+        return;
+    }
+    __atomic_sub_fetch(&room, 1, __ATOMIC_SEQ_CST);
+    int n = snprintf(text, sizeof text, "turn %d", __atomic_add_fetch(&turn, 1, __ATOMIC_SEQ_CST));
+    exchange_reply(x, 200, "text/plain", text, (size_t)n);
+}
+
 /* A reply that is being computed: when the client disconnects it is cancelled, through a worker. */
 static void later_reply(void *ctx) {
     struct exchange *x = ctx;
@@ -218,6 +243,7 @@ static const struct http_route routes[] = {
     {"GET", "/aside", HTTP_DISPATCH_OWN_THREAD, short_handle},
     {"GET", "/peer", 0, peer_handle},
     {"POST", "/held", 0, held_handle},
+    {"GET", "/room", 0, room_handle},
     {0},
 };
 
@@ -271,6 +297,7 @@ static int set_up(void **state) {
                                     .drain_seconds = 5};
     admitted = ended = opened = closed = unfinished = gone = 0;
     released = keys_required = false;
+    room = turn = n_postponed = 0;
     server_start();
     return 0;
 }
@@ -711,7 +738,8 @@ static void test_origins(void **state) {
                                     !strstr(cases[i].headers, "good.example."));
     }
     assert_int_equal(http_request("GET /named" HEADS("Origin: https://good.example"), &b), 200);
-    assert_non_null(strstr(b.data, "Access-Control-Expose-Headers: X-One, X-Two\r\n"));
+    assert_non_null(strstr(b.data, "Access-Control-Expose-Headers: X-One, X-Two, "
+                                   "X-Request-Id\r\n"));
     assert_int_equal(http_request("GET /named" HEADS("Origin: http://localhost"), &b), 200);
     assert_null(strstr(b.data, "Access-Control"));
     assert_int_equal(http_request("OPTIONS /echo" HEADS("Origin: https://good.example"), &b), 204);
@@ -1207,6 +1235,60 @@ static void test_addresses(void **state) {
     assert_int_equal(err.code, ERR_USAGE);
 }
 
+/* Postponed requests are answered in the order of their arrival, also before later ones; a client
+ * that has gone does not stop the others. */
+static void test_postponed(void **state) {
+    enum { N = 6, GONE = 2 };
+    int fd[N];
+    (void)state;
+    for (int i = 0; i < N; i++) {
+        fd[i] = client_send("GET /room" REST);
+        assert_true(wait_count(&n_postponed, i + 1, 5));
+    }
+    close(fd[GONE]);
+    assert_true(wait_count(&gone, 1, 5));
+    for (int i = 0; i < N; i++) {
+        struct buf b = {0};
+        char want[32];
+        if (i == GONE) continue;
+        count_one(&room);
+        http_resume_postponed(h);
+        read_until(fd[i], &b, "turn", 5);
+        snprintf(want, sizeof want, "turn %d", i + 1 - (i > GONE));
+        if (!b.data || !strstr(b.data, want)) fail_msg("no '%s' in '%s'", want, b.data);
+        assert_non_null(strstr(b.data, "X-One: 1\r\n"));
+        assert_null(strstr(strstr(b.data, "X-One") + 1, "X-One"));
+        close(fd[i]);
+        buf_release(&b);
+    }
+    assert_true(wait_count(&ended, N, 5));
+}
+
+static void test_request_ids(void **state) {
+    static const struct {
+        const char *sent;
+        bool kept;
+    } cases[] = {{"abc-1.2:3_Z", true}, {"a b", false}, {"", false}, {"a\"b", false}, {"é", false}};
+    struct buf b = {0}, request = {0}, line = {0};
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        request.len = line.len = 0;
+        buf_printf(&request,
+                   "GET /short HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n"
+                   "X-Request-Id: %s\r\n\r\n",
+                   cases[i].sent);
+        assert_int_equal(http_request(request.data, &b), 200);
+        buf_printf(&line, "X-Request-Id: %s\r\n", cases[i].sent);
+        assert_int_equal(strstr(b.data, line.data) != NULL, cases[i].kept);
+        assert_int_equal(strstr(b.data, "X-Request-Id: req_") != NULL, !cases[i].kept);
+    }
+    assert_int_equal(http_request("GET /nowhere" REST, &b), 404);
+    assert_non_null(strstr(b.data, "X-Request-Id: req_"));
+    buf_release(&b);
+    buf_release(&request);
+    buf_release(&line);
+}
+
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {
@@ -1237,6 +1319,8 @@ int main(void) {
         TEST(test_free_with_every_kind_of_exchange),
         TEST(test_free_while_clients_come),
         TEST(test_addresses),
+        TEST(test_postponed),
+        TEST(test_request_ids),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -104,6 +104,7 @@ static void json_bad(const struct buf *b) {
     struct error err;
     assert_null(json_parse(b->data, b->len, "text", &err));
     assert_int_equal(err.code, ERR_FORMAT);
+    (void)request_text_check(b->data, b->len, &err);
 }
 
 static void numbers(struct buf *b, size_t n) {

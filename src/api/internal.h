@@ -36,6 +36,8 @@ struct llamacpp_sampling {
 };
 int llamacpp_sampling_read(const json_t *o, const struct llamacpp_sampling *defaults,
                            struct sampling_params *out, struct error *err);
+/* ERR_USAGE: the object has a sampler that is not supported and would change the reply. */
+int llamacpp_samplers_reject(const json_t *o, struct error *err);
 
 /* openai.c: used by other APIs too */
 

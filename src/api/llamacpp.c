@@ -57,7 +57,7 @@ static int prompt_add(const struct server *s, const json_t *v, int flags, struct
     if (json_is_object(v)) {
         if (json_get_nonnull(v, "multimodal_data"))
             return error_set(err, ERR_USAGE,
-                             "'multimodal_data' cannot be read: this model reads text only");
+                             "'prompt.multimodal_data' cannot be read: this model reads text only");
         v = json_get_nonnull(v, "prompt_string");
     }
     if (json_is_string(v)) {
@@ -78,7 +78,7 @@ static int prompt_add(const struct server *s, const json_t *v, int flags, struct
     json_array_foreach (v, i, item) {
         bool is_first_text = i == 0 && json_is_string(item);
         if (json_is_array(item) || json_is_object(item))
-            return error_set(err, ERR_USAGE, "a prompt is a list of strings and token ids");
+            return error_set(err, ERR_USAGE, "'prompt' must be a list of strings and token ids");
         if (prompt_add(s, item, is_first_text ? TOKENIZER_ADD_BOS : 0, out, err) != OK)
             return err->code;
     }
@@ -109,7 +109,7 @@ static int prompts_read(const struct server *s, const json_t *body, struct gener
         if (prompt_add(s, is_list ? json_array_get(v, i) : v, TOKENIZER_ADD_BOS, out, err) != OK ||
             token_ids_check_memory(out, err) != OK)
             return err->code;
-        if (out->n == 0) return error_set(err, ERR_USAGE, "prompt %zu is empty", i);
+        if (out->n == 0) return error_set(err, ERR_USAGE, "'prompt[%zu]' is empty", i);
     }
     if (json_is_string(v)) spec->request_json = json_pack("{s:O}", "prompt", v);
     return OK;
@@ -175,12 +175,11 @@ static int grammar_read(struct server *s, const json_t *body, struct generation_
     return grammar ? generation_set_grammar(s, spec, "gbnf", grammar, err) : OK;
 }
 
-/* Rejects samplers that are not supported and would change the reply. */
-static int samplers_reject(const json_t *body, struct error *err) {
+int llamacpp_samplers_reject(const json_t *o, struct error *err) {
     static const char *const others[] = {"dry_multiplier", "xtc_probability", "mirostat",
                                          "dynatemp_range", "post_sampling_probs"};
     for (size_t i = 0; i < ARRAY_LEN(others); i++) {
-        const json_t *v = json_get_nonnull(body, others[i]);
+        const json_t *v = json_get_nonnull(o, others[i]);
         if (v && !json_is_false(v) && !(json_is_number(v) && json_number_value(v) == 0))
             return error_set(err, ERR_USAGE, "'%s' is not supported; leave it out", others[i]);
     }
@@ -249,7 +248,7 @@ static int limits_read(const struct server *s, const json_t *body, struct genera
 static int body_read(struct server *s, const json_t *body, struct model_ref *t,
                      struct generation_spec *spec, struct error *err) {
     int rc = model_ref_read(s, body, t, err);
-    if (rc == OK) rc = samplers_reject(body, err);
+    if (rc == OK) rc = llamacpp_samplers_reject(body, err);
     if (rc == OK) rc = sampling_read(s, body, spec, err);
     if (rc == OK) rc = limits_read(s, body, spec, err);
     if (rc == OK) rc = grammar_read(s, body, spec, err);

@@ -173,6 +173,7 @@ static int options_read(struct server *s, struct ollama_request *q, struct error
     const json_t *request_options = json_get_nonnull(q->body, "options");
     if (request_options && !json_is_object(request_options))
         return error_set(err, ERR_USAGE, "'options' must be an object");
+    if (llamacpp_samplers_reject(request_options, err) != OK) return error_wrap(err, "'options'");
     q->options = request_options ? json_copy((json_t *)(uintptr_t)request_options) : json_object();
     json_object_update_missing(q->options, json_object_get(q->derived, "parameters"));
     return ollama_options_read(s, q->options, &q->spec, err);

@@ -96,7 +96,7 @@ int stop_conditions_read(const struct server *s, const json_t *body, struct gene
     // limited, because each text is searched for after every token
     for (int k = 0; k < spec->stop_texts.n; k++)
         if (strlen(spec->stop_texts.v[k]) > MAX_STOP_BYTES)
-            return error_set(err, ERR_USAGE, "a text in 'stop' may have at most %d bytes",
+            return error_set(err, ERR_USAGE, "'stop' has a text of more than %d bytes",
                              MAX_STOP_BYTES);
     if (!ignore_eos && tokenizer_eos(tok) >= 0)
         spec->stop_ids[spec->n_stop_ids++] = tokenizer_eos(tok);
@@ -163,6 +163,15 @@ int generation_set_grammar(struct server *s, struct generation_spec *spec, const
     return spec->grammar ? OK : error_wrap(err, "the grammar");
 }
 
+/* generation_set_grammar for the value of a field, which an error is about. */
+static int field_set_grammar(struct server *s, struct generation_spec *spec, const char *field,
+                             const char *kind, const json_t *v, struct error *err) {
+    spec->bad_field = field;
+    int rc = generation_set_grammar(s, spec, kind, v, err);
+    if (rc == OK) spec->bad_field = NULL;
+    return rc;
+}
+
 /* Reads vLLM's fields for constrained decoding, under their old and new names. */
 static int guided_read(struct server *s, const json_t *body, struct generation_spec *spec,
                        struct error *err) {
@@ -175,21 +184,27 @@ static int guided_read(struct server *s, const json_t *body, struct generation_s
     const json_t *in = json_get_nonnull(body, "structured_outputs"), *item;
     for (size_t i = 0; i < ARRAY_LEN(known) && !spec->grammar; i++) {
         const json_t *v = json_get_nonnull(body, known[i].old);
+        const char *field = v ? known[i].old : "structured_outputs";
         size_t k;
         if (!v && in) v = json_get_nonnull(in, known[i].now);
         if (!v) continue;
         if (strcmp(known[i].kind, "choices") != 0) {
-            if (generation_set_grammar(s, spec, known[i].kind, v, err) != OK) return err->code;
+            if (field_set_grammar(s, spec, field, known[i].kind, v, err) != OK) return err->code;
             continue;
         }
         struct buf all = {0};
+        spec->bad_field = field;
         if (!json_is_string_array(v) || json_array_size(v) == 0)
-            return error_set(err, ERR_USAGE, "the choices must be a list of at least one string");
+            return error_set(err, ERR_USAGE,
+                             "the choices of '%s' must be a list of at least one "
+                             "string",
+                             field);
         json_array_foreach (v, k, item)
             buf_add(&all, json_string_value(item), json_string_length(item) + 1);
         spec->grammar = server_grammar(s, "choices", all.data, all.len, err);
         buf_release(&all);
         if (!spec->grammar) return err->code;
+        spec->bad_field = NULL;
     }
     return OK;
 }
@@ -204,7 +219,7 @@ static int format_read(struct server *s, const json_t *body, struct generation_s
         const json_t *schema = json_get_nonnull(json_object_get(f, "json_schema"), "schema");
         if (!schema)
             return error_set(err, ERR_USAGE, "'response_format.json_schema' has no 'schema'");
-        return generation_set_grammar(s, spec, "json_schema", schema, err);
+        return field_set_grammar(s, spec, "response_format", "json_schema", schema, err);
     } else if (strcmp(type, "text") != 0)
         return error_set(err, ERR_USAGE,
                          "'response_format.type' must be text, json_object or json_schema");
@@ -245,7 +260,7 @@ static int tools_force(struct server *s, const json_t *tools, const char *chosen
                                                : json_pack("{s:O}", "anyOf", any);
     spec->tool_choice = TOOL_CHOICE_REQUIRED;
     if (spec->grammar) server_grammar_release(s, spec->grammar); // a forced call replaces a format
-    int rc = generation_set_grammar(s, spec, "json_schema", schema, err);
+    int rc = field_set_grammar(s, spec, "tools", "json_schema", schema, err);
     json_decref(schema);
     json_decref(any);
     return rc;
@@ -278,6 +293,12 @@ int tool_choice_read(struct server *s, const json_t *body, struct generation_spe
     size_t i;
     const char *how = json_is_string(choice) ? json_string_value(choice) : NULL;
     bool parallel = true;
+    bool forced = json_is_object(choice) || (how && strcmp(how, "required") == 0);
+    if (choice && !how && !json_is_object(choice))
+        return error_set(err, ERR_USAGE, "'tool_choice' must be a string or an object");
+    if (tools && !json_is_array(tools)) return tools_check(tools, err);
+    if (forced && json_array_size(tools) == 0)
+        return error_set(err, ERR_USAGE, "'tool_choice' requires 'tools'");
     if (!tools || json_array_size(tools) == 0) return OK;
     if (tools_check(tools, err) != OK ||
         json_read_bool(body, "parallel_tool_calls", &parallel, err) != OK)
@@ -286,15 +307,15 @@ int tool_choice_read(struct server *s, const json_t *body, struct generation_spe
     if (json_is_object(choice))
         return tools_force(s, tools, json_get_string(json_object_get(choice, "function"), "name"),
                            spec, err);
-    if (how && strcmp(how, "required") == 0) return tools_force(s, tools, NULL, spec, err);
+    if (forced) return tools_force(s, tools, NULL, spec, err);
     if (how && strcmp(how, "none") == 0) return OK;
     if (how && strcmp(how, "auto") != 0)
         return error_set(err, ERR_USAGE,
                          "'tool_choice' must be none, auto, required or a function's name");
     if (!template_has_tools(s))
         return error_set(err, ERR_USAGE,
-                         "this model's chat template does not support tools, so it cannot choose "
-                         "one; set 'tool_choice' to required or to a function's name");
+                         "'tool_choice' must be required or a function's name, because this "
+                         "model's chat template does not support tools");
     spec->tool_choice = TOOL_CHOICE_AUTO;
     json_array_foreach (tools, i, tool)
         strings_add(&spec->tool_names, json_get_string(json_object_get(tool, "function"), "name"));
@@ -313,14 +334,12 @@ static int content_join(json_t *message, struct error *err) {
         return OK;
     }
     if (json_is_string(content)) return OK;
-    if (!json_is_array(content))
-        return error_set(err, ERR_USAGE, "a message's 'content' must be a string or a list");
+    if (!json_is_array(content)) return error_set(err, ERR_USAGE, "it must be a string or a list");
     struct buf b = {0};
     json_array_foreach (content, i, part) {
         if (strcmp(json_get_string(part, "type"), "text") != 0) {
             buf_release(&b);
-            return error_set(err, ERR_USAGE,
-                             "this model reads text only, and a message has '%.40s'",
+            return error_set(err, ERR_USAGE, "this model reads text only, and it has '%.40s'",
                              json_get_string(part, "type"));
         }
         buf_puts(&b, json_get_string(part, "text"));
@@ -369,11 +388,11 @@ static int messages_read(json_t *body, json_t **out, struct error *err) {
         for (size_t k = 0; k < ARRAY_LEN(roles); k++) known |= strcmp(role, roles[k]) == 0;
         if (!known)
             return error_set(err, ERR_USAGE,
-                             "message %zu has the role '%.40s'; there are system, "
+                             "'messages[%zu].role' is '%.40s'; there are system, "
                              "developer, user, assistant and tool",
                              i, role);
         if (strcmp(role, "developer") == 0) json_object_set_new(m, "role", json_string("system"));
-        if (content_join(m, err) != OK) return err->code;
+        if (content_join(m, err) != OK) return error_wrap(err, "'messages[%zu].content'", i);
         if (tool_calls_parse(m, &left, err) != OK) return err->code;
     }
     *out = messages;
@@ -491,6 +510,7 @@ static int prompt_tops_read(const json_t *body, struct generation_spec *spec, st
     if (!spec->prompt_tops) return OK;
     if (json_read_int(body, "prompt_logprobs", 0, ENGINE_TOP_MAX, &top, err) != OK)
         return err->code;
+    spec->bad_field = spec->stream ? "prompt_logprobs" : NULL;
     if (spec->stream)
         return error_set(err, ERR_USAGE, "`prompt_logprobs` are not available when `stream=True`.");
     spec->n_prompt_top = (int)top;
@@ -728,7 +748,7 @@ static void chat_end(const struct generation *g, struct buf *out) {
     usage_end(g, "chat.completion.chunk", out);
 }
 
-static json_t *chat_message(const struct completion *a) {
+static json_t *chat_message(const struct generation *g, const struct completion *a) {
     json_t *calls = json_array();
     for (int i = 0; i < a->n_tool_calls; i++) {
         const struct tool_call *c = &a->tool_calls[i];
@@ -739,7 +759,8 @@ static json_t *chat_message(const struct completion *a) {
                               json_pack("{s:s,s:s,s:{s:s,s:o}}", "id", c->id, "type", "function",
                                         "function", "name", c->name, "arguments", args));
     }
-    json_t *content = a->content_end == a->content_begin && a->n_tool_calls
+    bool forced = g->spec.tool_choice == TOOL_CHOICE_REQUIRED;
+    json_t *content = a->content_end == a->content_begin && (a->n_tool_calls || forced)
                           ? json_null()
                           : completion_content_json(a);
     json_t *m = json_pack("{s:s,s:o,s:n}", "role", "assistant", "content", content, "refusal");
@@ -758,7 +779,7 @@ static json_t *chat_whole(const struct generation *g) {
     for (int i = 0; i < g->n_completions; i++) {
         const struct completion *a = &g->completions[i];
         json_array_append_new(
-            choices, json_pack("{s:i,s:o,s:o,s:s}", "index", i, "message", chat_message(a),
+            choices, json_pack("{s:i,s:o,s:o,s:s}", "index", i, "message", chat_message(g, a),
                                "logprobs", chat_logprobs_json(g, a, 0, completion_tokens_kept(a)),
                                "finish_reason", completion_finish_reason(a)));
     }
@@ -1026,8 +1047,11 @@ static int completion_limits_read(struct server *s, const json_t *body,
     /* ratings refer to the first completion; with best_of it may not be the returned one */
     if (json_is_string(json_get_nonnull(body, "prompt")) && !spec->n_best)
         spec->request_json = json_pack("{s:O}", "prompt", json_get_nonnull(body, "prompt"));
-    return prompts_tokenize(s, json_get_nonnull(body, "prompt"), MAX_PROMPTS, &spec->prompts,
-                            &spec->n_prompts, err);
+    spec->bad_field = "prompt";
+    int rc = prompts_tokenize(s, json_get_nonnull(body, "prompt"), MAX_PROMPTS, &spec->prompts,
+                              &spec->n_prompts, err);
+    if (rc == OK) spec->bad_field = NULL;
+    return rc;
 }
 
 /* Adds an alternative under the token's text. Tokens that are not valid text may have the same
@@ -1265,6 +1289,7 @@ struct openai_embedding {
     int n, dims;
     float *v; /* [n][D] */
     bool base64;
+    const char *bad_field; /* the field that an error is about, or NULL */
 };
 
 static int embedding_read(const struct server *s, const json_t *body, struct openai_embedding *e,
@@ -1278,6 +1303,7 @@ static int embedding_read(const struct server *s, const json_t *body, struct ope
     e->dims = (int)dims;
     if (!e->base64 && strcmp(format, "float") != 0)
         return error_set(err, ERR_USAGE, "'encoding_format' must be float or base64");
+    e->bad_field = "input";
     return prompts_tokenize(s, json_get_nonnull(body, "input"), MAX_INPUTS, &e->texts, &e->n, err);
 }
 
@@ -1296,7 +1322,7 @@ int embed_texts(struct server *s, struct exchange *x, const struct model_ref *t,
     size_t d = (size_t)s->model->config.d_model;
     if (t->n > 1) {
         free(seqs);
-        return error_set(err, ERR_USAGE, "embeddings use one adapter, not a mix");
+        return error_set(err, ERR_USAGE, "'model' must be one adapter, not a mix, for embeddings");
     }
     for (int i = 0; i < n; i++) seqs[i] = (struct token_seq){texts[i].v, texts[i].n};
     if (request_memory_reserve_list(s, x, (int64_t)n * (int64_t)d, sizeof **out + JSON_REAL_BYTES,
@@ -1367,12 +1393,13 @@ static void embedding_handle(void *ctx, struct exchange *x) {
     int rc = body ? request_fields_check(FIELD_EMBEDDING, body, &err) : err.code;
     if (rc == OK) rc = model_ref_read(s, body, &t, &err);
     if (rc == OK) rc = embedding_read(s, body, &e, &err);
+    if (rc == OK) e.bad_field = NULL;
     if (rc == OK) rc = embed_texts(s, x, &t, e.texts, e.n, &e.v, &err);
     if (rc == OK) {
         request_metrics_add_prompts(s, x, &t, e.texts, e.n);
         exchange_reply_json(x, 200, embedding_reply(s, &t, &e));
     } else
-        api_fail_error(x, &err, NULL);
+        api_fail_error(x, &err, e.bad_field);
     for (int i = 0; i < e.n; i++) token_ids_release(&e.texts[i]);
     free(e.texts);
     free(e.v);

@@ -53,13 +53,18 @@ static void text_reply(struct exchange *x, const char *fmt, const char *name) {
     free(text);
 }
 
+static void bad_request(struct exchange *x, const struct error *err) {
+    char named[API_PARAM_LEN];
+    api_fail(x, 400, "BadRequestError", api_error_param(err, named), NULL, "%s", err->text);
+}
+
 /* Reads the fields; replies with an error and returns false if one has the wrong type. */
 static bool names_read(struct exchange *x, const json_t *body, const char **name,
                        const char **path) {
     struct error err;
     if (json_read_name(body, "lora_name", name, &err) != OK ||
         (path && json_read_string(body, "lora_path", path, &err) != OK)) {
-        api_fail(x, 400, "BadRequestError", NULL, NULL, "%s", err.text);
+        bad_request(x, &err);
         return false;
     }
     return true;
@@ -71,7 +76,7 @@ static void load_handle(void *ctx, struct exchange *x) {
     bool load_inplace = false, stacked = false;
     json_t *body = request_memory_json(ctx, x, &err);
     if (!body) {
-        api_fail(x, 400, "BadRequestError", NULL, NULL, "%s", err.text);
+        bad_request(x, &err);
         return;
     }
     if (!names_read(x, body, &name, &path)) {
@@ -82,14 +87,14 @@ static void load_handle(void *ctx, struct exchange *x) {
                     &err, ERR_USAGE,
                     "'is_3d_lora_weight' is for weights of experts, which no model here has") !=
                     OK)) {
-        api_fail(x, 400, "BadRequestError", NULL, NULL, "%s", err.text);
+        bad_request(x, &err);
     } else if (!*name || !*path) {
-        api_fail(x, 400, "InvalidUserInput", NULL, NULL,
+        api_fail(x, 400, "InvalidUserInput", *name ? "lora_path" : "lora_name", NULL,
                  "Both 'lora_name' and 'lora_path' must be provided.");
     } else if (server_adapter_load(ctx, name, path, load_inplace, &err) == OK) {
         text_reply(x, "Success: LoRA adapter '%s' added successfully.", name);
     } else if (err.code == ERR_STATE && !load_inplace && server_adapter_listed(ctx, name)) {
-        api_fail(x, 400, "InvalidUserInput", NULL, NULL,
+        api_fail(x, 400, "InvalidUserInput", "lora_name", NULL,
                  "The lora adapter '%s' has already been loaded. If you want to load the adapter "
                  "in place, set 'load_inplace' to True.",
                  name);
@@ -98,7 +103,7 @@ static void load_handle(void *ctx, struct exchange *x) {
     } else if (err.code == ERR_STATE || err.code == ERR_MEMORY) {
         api_fail_error(x, &err, "lora_path"); // the server has no memory for it
     } else {
-        api_fail(x, 400, "BadRequestError", NULL, NULL, "%s", err.text);
+        bad_request(x, &err);
     }
     json_decref(body);
 }
@@ -108,12 +113,12 @@ static void unload_handle(void *ctx, struct exchange *x) {
     const char *name = "";
     json_t *body = request_memory_json(ctx, x, &err);
     if (!body) {
-        api_fail(x, 400, "BadRequestError", NULL, NULL, "%s", err.text);
+        bad_request(x, &err);
         return;
     }
     if (!names_read(x, body, &name, NULL)) {
     } else if (!*name) {
-        api_fail(x, 400, "InvalidUserInput", NULL, NULL,
+        api_fail(x, 400, "InvalidUserInput", "lora_name", NULL,
                  "'lora_name' needs to be provided to unload a LoRA adapter.");
     } else if (server_adapter_unload(ctx, name, &err) == OK) {
         text_reply(x, "Success: LoRA adapter '%s' removed successfully.", name);
@@ -220,7 +225,7 @@ static void detokenize_handle(void *ctx, struct exchange *x) {
                             json_pack("{s:s%,s:s%}", "prompt", detokenized, clean.len, "content",
                                       detokenized, clean.len));
     } else {
-        api_fail_error(x, &err, "tokens");
+        api_fail_error(x, &err, list ? "tokens" : NULL);
     }
     for (int i = 0; i < n; i++) token_ids_release(&ids[i]);
     free(ids);

@@ -364,28 +364,40 @@ static bool is_offered_tool(const struct generation *g, const char *name) {
     return i < v->n;
 }
 
-/* Parses a reply that is one JSON object without tags. It is a call if it names an offered tool;
- * unless tool_choice requires a call, this is known only at the end. Returns whether the reply is a
- * call or may become one. */
+/* Parses a reply that is one JSON object without tags. It is a call if it names an offered tool,
+ * which is known only at the end. Returns whether the reply is a call or may become one. */
 static bool tool_call_parse_untagged(const struct generation *g, struct completion *a) {
     const char *text = a->text.data, *end = text + a->shown,
                *p = skip_whitespace(text + a->content_begin, end);
     if (p == end || *p != '{') return false;
     a->content_end = a->content_begin;
-    if (g->spec.tool_choice == TOOL_CHOICE_AUTO && !a->done) return true;
+    if (!a->done) return true;
     struct tool_call c = {0};
     const char *object_end = tool_call_parse(text, p, end, &c);
-    bool whole = object_end && c.args_end;
-    bool is_call =
-        c.name && c.args &&
-        (g->spec.tool_choice == TOOL_CHOICE_REQUIRED || (whole && is_offered_tool(g, c.name)));
+    bool is_call = object_end && c.args_end && c.name && is_offered_tool(g, c.name);
     free(c.name);
     if (is_call)
         tool_call_parse(text, p, end, tool_call_at(g, a, 0));
-    else if (a->done && g->spec.tool_choice != TOOL_CHOICE_REQUIRED)
-        // a truncated required call is not content
+    else
         a->content_end = a->shown;
-    return is_call || !a->done;
+    return is_call;
+}
+
+/* Parses a reply whose grammar is one call: no part of it is content. A call that the end of the
+ * reply cuts off is no call, because its arguments are not valid; a stream has sent its beginning.
+ */
+static void tool_call_parse_required(const struct generation *g, struct completion *a) {
+    const char *text = a->text.data, *end = text + a->shown,
+               *p = skip_whitespace(text + a->content_begin, end);
+    struct tool_call c = {0};
+    const char *object_end = tool_call_parse(text, p, end, &c);
+    bool is_call = c.name && c.args && (!a->done || (object_end && c.args_end));
+    free(c.name);
+    a->content_end = a->content_begin;
+    if (is_call)
+        tool_call_parse(text, p, end, tool_call_at(g, a, 0));
+    else
+        while (a->n_tool_calls) free(a->tool_calls[--a->n_tool_calls].name);
 }
 
 /* Moves the output of an async worker, which consists of whole characters, to the completion. */
@@ -420,6 +432,8 @@ void completion_advance(const struct generation *g, struct completion *a) {
     if (a->text.len == 0) return;
     if (!reasoning_parse(g, a))
         a->content_end = a->content_begin;
+    else if (g->spec.tool_choice == TOOL_CHOICE_REQUIRED)
+        tool_call_parse_required(g, a);
     else if (tools && !tool_call_parse_untagged(g, a))
         tool_calls_parse_tagged(g, a);
 }
@@ -778,7 +792,8 @@ void generation_start(struct server *s, struct exchange *x, const struct api_dia
     const char *what = NULL;
     bool many = reply_count_check(s, spec, &err) != OK;
     if (many || prompts_check(s, spec, &err) != OK) {
-        api_fail(x, 400, NULL, many ? "n" : "messages",
+        const char *prompt = strstr(exchange_path(x), "chat") ? "messages" : "prompt";
+        api_fail(x, 400, NULL, many ? "n" : prompt,
                  many ? "invalid_value" : "context_length_exceeded", "%s", err.text);
         generation_args_release(s, t, spec);
         return;

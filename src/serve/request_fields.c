@@ -1,6 +1,6 @@
 /*
- * request_fields: the table has one row per field; a field that only some routes support has
- * several rows.
+ * request_fields: the table of OpenAI's API has one row per field; a field that only some routes
+ * support has several rows. The other APIs have one row per path, with the names of its fields.
  *
  * A field that would change the reply and is not supported is rejected, because the client relies
  * on it. A field that concerns only the server (caching, priorities, storing, billing) is accepted
@@ -151,9 +151,76 @@ static const struct request_field *field_find(enum field_route route, const char
     return NULL;
 }
 
-bool request_field_is_known(const char *name) {
-    return field_find(FIELD_CHAT, name) || field_find(FIELD_COMPLETION, name) ||
-           field_find(FIELD_EMBEDDING, name);
+/* The fields of the other APIs: those that the path reads, and those that have no effect. A path
+ * that ends with "*" is a prefix. */
+static const struct body_fields {
+    const char *path, *read, *ignored;
+} body_fields[] = {
+    {"/v1/ask",
+     "model question agents iterations role_type language conversation max_tokens seed stream", ""},
+    {"/v1/debate", "team question choices rounds seed temperature trace stream", ""},
+    {"/v1/feedback", "id rating correction comment", ""},
+    {"/v1/ab", "name model a b share once_per_user alpha min_pairs max_pairs", ""},
+    {"/v1/jobs", "kind args options", ""},
+    {"/v1/adapters/*", "to", ""},
+    {"/v1/load_lora_adapter", "lora_name lora_path load_inplace is_3d_lora_weight", ""},
+    {"/v1/unload_lora_adapter", "lora_name", "lora_int_id"},
+    {"/tokenize",
+     "prompt messages content add_special_tokens add_special parse_special with_pieces "
+     "return_token_strs add_generation_prompt continue_final_message tools chat_template "
+     "chat_template_kwargs",
+     "model"},
+    {"/detokenize", "tokens", "model"},
+    {"/completion*",
+     "model prompt n_predict n_cmpl temperature top_k top_p min_p typical_p repeat_penalty "
+     "repeat_last_n presence_penalty frequency_penalty logit_bias seed stop stop_token_ids "
+     "ignore_eos grammar json_schema n_probs return_tokens stream lora parameters mirostat "
+     "dry_multiplier xtc_probability dynatemp_range post_sampling_probs",
+     "cache_prompt id_slot timings_per_token n_keep min_keep mirostat_tau mirostat_eta dry_base "
+     "dry_allowed_length dry_penalty_last_n dry_sequence_breakers xtc_threshold dynatemp_exponent"},
+    {"/api/chat",
+     "model messages tools tool_choice format options stream think logprobs top_logprobs truncate "
+     "user keep_alive chat_template_kwargs",
+     "shift"},
+    {"/api/generate",
+     "model prompt suffix images system template context raw format options stream think logprobs "
+     "top_logprobs truncate user keep_alive",
+     "shift"},
+    {"/api/embed", "model input truncate dimensions keep_alive", "options"},
+    {"/api/embeddings", "model prompt", "options keep_alive"},
+    {"/api/show", "model name", "verbose"},
+    {"/api/create",
+     "model name from adapters template system license parameters messages modelfile "
+     "quantize stream",
+     ""},
+    {"/api/copy", "source destination", ""},
+    {"/api/delete", "model name", ""},
+};
+
+/* Names in objects of a request, by which errors call them. */
+static const char nested_names[] = "adapter_id adapter_source merged_adapters merge_strategy "
+                                   "weights include_usage scale";
+
+/* Whether a list of names, separated by blanks, has the name of length n. */
+static bool names_have(const char *names, const char *name, size_t n) {
+    for (size_t len; *names; names += len + (names[len] == ' ')) {
+        len = strcspn(names, " ");
+        if (len == n && memcmp(names, name, n) == 0) return true;
+    }
+    return false;
+}
+
+static bool body_fields_have(const struct body_fields *f, const char *name, size_t n) {
+    return names_have(f->read, name, n) || names_have(f->ignored, name, n);
+}
+
+bool request_field_is_known(const char *path) {
+    size_t n = strcspn(path, ".[");
+    for (const struct request_field *f = request_fields; f->name; f++)
+        if (strlen(f->name) == n && memcmp(f->name, path, n) == 0) return true;
+    for (size_t i = 0; i < ARRAY_LEN(body_fields); i++)
+        if (body_fields_have(&body_fields[i], path, n)) return true;
+    return names_have(nested_names, path, n);
 }
 
 /* 1 and 1.0 are the same number. */
@@ -172,18 +239,58 @@ static bool is_neutral(const struct request_field *f, const json_t *v) {
     return same;
 }
 
-static int error_unknown_field(enum field_route route, const char *name, struct error *err) {
+static int error_unknown_field(const char *const *names, int n, const char *name,
+                               struct error *err) {
+    const char *near = strlen(name) < 64 ? name_suggest(names, n, name) : NULL;
+    if (near)
+        return error_set(err, ERR_USAGE,
+                         "'%.80s' is not a field of this request; did you mean '%s'?", name, near);
+    return error_set(err, ERR_USAGE, "'%.80s' is not a field of this request", name);
+}
+
+static int error_unknown_request_field(enum field_route route, const char *name,
+                                       struct error *err) {
     enum { MOST = 256 };
     const char *names[MOST];
     int n = 0;
     for (const struct request_field *f = request_fields; f->name; f++)
         if ((f->routes & (int)route) && f->support == FIELD_SUPPORTED && n < MOST)
             names[n++] = f->name;
-    const char *near = strlen(name) < 64 ? name_suggest(names, n, name) : NULL;
-    if (near)
-        return error_set(err, ERR_USAGE,
-                         "'%.80s' is not a field of this request; did you mean '%s'?", name, near);
-    return error_set(err, ERR_USAGE, "'%.80s' is not a field of this request", name);
+    return error_unknown_field(names, n, name, err);
+}
+
+static bool path_matches(const char *pattern, const char *path) {
+    size_t n = strcspn(pattern, "*");
+    return strncmp(pattern, path, n) == 0 && (pattern[n] == '*' || !path[n]);
+}
+
+static const struct body_fields *body_fields_find(const char *path) {
+    for (size_t i = 0; i < ARRAY_LEN(body_fields); i++)
+        if (path_matches(body_fields[i].path, path)) return &body_fields[i];
+    return NULL;
+}
+
+static int error_unknown_body_field(const struct body_fields *f, const char *name,
+                                    struct error *err) {
+    enum { MOST = 64 };
+    const char *names[MOST];
+    char *copy = xstrdup(f->read), *rest = copy;
+    int n = 0;
+    for (char *word; n < MOST && (word = strsep(&rest, " "));) names[n++] = word;
+    error_unknown_field(names, n, name, err);
+    free(copy);
+    return err->code;
+}
+
+int body_fields_check(const char *path, const json_t *body, struct error *err) {
+    const struct body_fields *f = body_fields_find(path);
+    const char *name;
+    json_t *v;
+    if (!f) return OK;
+    json_object_foreach ((json_t *)(uintptr_t)body, name, v)
+        if (!json_is_null(v) && !body_fields_have(f, name, strlen(name)))
+            return error_unknown_body_field(f, name, err);
+    return OK;
 }
 
 int request_fields_check(enum field_route route, const json_t *body, struct error *err) {
@@ -192,7 +299,7 @@ int request_fields_check(enum field_route route, const json_t *body, struct erro
     json_object_foreach ((json_t *)(uintptr_t)body, name, v) {
         const struct request_field *f = field_find(route, name);
         if (json_is_null(v)) continue;
-        if (!f) return error_unknown_field(route, name, err);
+        if (!f) return error_unknown_request_field(route, name, err);
         if (f->support == FIELD_REJECTED && !is_neutral(f, v))
             return error_set(err, ERR_USAGE, "'%s' is not supported: %s", name, f->reason);
     }
@@ -234,6 +341,26 @@ static void field_table_write(struct buf *out, const char *title, enum field_sup
     buf_puts(out, "\n");
 }
 
+static void names_write(struct buf *out, const char *names) {
+    const char *between = "";
+    for (size_t len; *names; names += len + (names[len] == ' ')) {
+        len = strcspn(names, " ");
+        buf_printf(out, "%s`%.*s`", between, (int)len, names);
+        between = ", ";
+    }
+}
+
+static void body_fields_markdown(struct buf *out) {
+    buf_puts(out, "\n| other paths | fields | without effect |\n|---|---|---|\n");
+    for (size_t i = 0; i < ARRAY_LEN(body_fields); i++) {
+        buf_printf(out, "| `%s` | ", body_fields[i].path);
+        names_write(out, body_fields[i].read);
+        buf_puts(out, " | ");
+        names_write(out, body_fields[i].ignored);
+        buf_puts(out, " |\n");
+    }
+}
+
 void request_fields_markdown(struct buf *out) {
     field_table_write(out, "honoured by", FIELD_SUPPORTED);
     field_table_write(out, "without effect in", FIELD_IGNORED);
@@ -251,6 +378,7 @@ void request_fields_markdown(struct buf *out) {
         buf_printf(out, " | %s |\n", f->reason);
         json_decref(list);
     }
+    body_fields_markdown(out);
 }
 
 /* reading */

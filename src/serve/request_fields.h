@@ -24,9 +24,17 @@ extern const struct request_field request_fields[]; /* ends with a NULL name */
 
 /* ERR_USAGE: the body has a rejected or an unknown field, which err names. */
 int request_fields_check(enum field_route route, const json_t *body, struct error *err);
-/* Whether any route knows a field of that name. */
-bool request_field_is_known(const char *name);
-/* The table as Markdown. */
+/* Checks the names of the fields of a body that POST `path` receives; the fields of chats,
+ * completions and embeddings of OpenAI's API are checked by request_fields_check instead.
+ * ERR_USAGE: the path does not know a field, which err names. */
+int body_fields_check(const char *path, const json_t *body, struct error *err);
+/* ERR_USAGE: a text of the JSON body contains U+0000 or half of a surrogate pair, or is not UTF-8;
+ * err names its field. OK: there is no such text before the first byte that is not JSON. */
+int request_text_check(const char *text, size_t len, struct error *err);
+/* Whether any route knows the field; of a path such as messages[0].content, the first name counts.
+ */
+bool request_field_is_known(const char *path);
+/* The tables as Markdown. */
 void request_fields_markdown(struct buf *out);
 
 /* The value of a key; NULL if it is absent or null. */

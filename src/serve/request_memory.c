@@ -9,6 +9,7 @@
  */
 #define _GNU_SOURCE
 #include "serve/generation.h"
+#include "serve/request_fields.h"
 
 #include <string.h>
 #include <sys/stat.h>
@@ -59,8 +60,14 @@ static size_t json_tree_bytes(const struct buf *b) {
 json_t *request_memory_json(struct server *s, struct exchange *x, struct error *err) {
     const struct buf *body = exchange_body(x);
     size_t bytes = json_tree_bytes(body) + TEXT_FACTOR * body->len;
-    if (request_memory_reserve(s, x, bytes, err) == OK) return exchange_json(x, err);
-    error_wrap(err, "the body");
+    if (request_memory_reserve(s, x, bytes, err) != OK) {
+        error_wrap(err, "the body");
+        return NULL;
+    }
+    json_t *v = exchange_json(x, err);
+    if (!v && err->code == ERR_FORMAT) request_text_check(body->data, body->len, err);
+    if (!v || body_fields_check(exchange_path(x), v, err) == OK) return v;
+    json_decref(v);
     return NULL;
 }
 

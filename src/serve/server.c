@@ -58,11 +58,9 @@ void api_fail(struct exchange *x, int status, const char *type, const char *para
     free(message);
 }
 
-/* The quoted request field with which the message begins, copied to out; NULL: the message begins
- * otherwise. */
-static const char *error_param(const struct error *err, char out[64]) {
+const char *api_error_param(const struct error *err, char out[API_PARAM_LEN]) {
     size_t n = err->text[0] == '\'' ? strcspn(err->text + 1, "'") : 0;
-    if (n == 0 || n >= 64 || err->text[n + 1] != '\'') return NULL;
+    if (n == 0 || n >= API_PARAM_LEN || err->text[n + 1] != '\'') return NULL;
     memcpy(out, err->text + 1, n);
     out[n] = 0;
     bool known = request_field_is_known(out) || strstr(err->text, "is not a field of this request");
@@ -70,7 +68,7 @@ static const char *error_param(const struct error *err, char out[64]) {
 }
 
 void api_fail_error(struct exchange *x, const struct error *err, const char *param) {
-    char named[64];
+    char named[API_PARAM_LEN];
     switch (err->code) {
     case ERR_MISSING:
         api_fail(x, 404, NULL, param ? param : "model", "model_not_found", "%s", err->text);
@@ -84,7 +82,7 @@ void api_fail_error(struct exchange *x, const struct error *err, const char *par
         api_fail(x, 500, NULL, param, "internal_error", "%s", err->text);
         return;
     default:
-        api_fail(x, 400, NULL, param ? param : error_param(err, named), "invalid_value", "%s",
+        api_fail(x, 400, NULL, param ? param : api_error_param(err, named), "invalid_value", "%s",
                  err->text);
     }
 }
@@ -329,7 +327,7 @@ static struct adapter *adapter_get_or_wait(struct server *s, const char *name,
 static int model_ref_add(struct server *s, const char *name, float weight, struct model_ref *ref,
                          struct error *err) {
     if (ref->n == ENGINE_MIX_MAX)
-        return error_set(err, ERR_USAGE, "a mix has at most %d adapters", ENGINE_MIX_MAX);
+        return error_set(err, ERR_USAGE, "'model' names more than %d adapters", ENGINE_MIX_MAX);
     if (!server_adapter_listed(s, name) && !adapter_find_in_modules(s, name))
         return error_set(err, ERR_MISSING,
                          "the model '%s' does not exist; GET /v1/models lists those that do", name);
@@ -352,7 +350,7 @@ static int model_ref_parse_mix(struct server *s, const char *model, struct model
         if (star) *star = 0;
         if (star && (end == star + 1 || *end || !(w >= -100 && w <= 100)))
             rc = error_set(err, ERR_USAGE,
-                           "the weight of '%s' in the mix '%s' is not a number from -100 to 100",
+                           "'model': the weight of '%s' in '%s' is not a number from -100 to 100",
                            term, model);
         char *name = adapter_name_from_model(s, term);
         if (rc == OK && !model_name_is_base(s, name))
@@ -404,7 +402,7 @@ static int scales_read(const json_t *list, const struct adapter_entry *v, int n,
     const json_t *item;
     size_t i;
     if (!json_is_array(list))
-        return error_set(err, ERR_USAGE, "adapters are a list of {\"id\": N, \"scale\": X}");
+        return error_set(err, ERR_USAGE, "'lora' must be a list of {\"id\": N, \"scale\": X}");
     json_array_foreach (list, i, item) {
         int64_t id = -1;
         int at = 0;
@@ -414,7 +412,8 @@ static int scales_read(const json_t *list, const struct adapter_entry *v, int n,
             return err->code;
         while (at < n && v[at].id != id) at++;
         if (at == n)
-            return error_set(err, ERR_USAGE, "there is no adapter with the id %lld", (long long)id);
+            return error_set(err, ERR_USAGE, "'lora' has the id %lld, which no adapter has",
+                             (long long)id);
         scales[at] = scale;
     }
     return OK;

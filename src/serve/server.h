@@ -237,6 +237,11 @@ void api_fail(struct exchange *x, int status, const char *type, const char *para
 /* Replies with a struct error, whose code determines the status. */
 void api_fail_error(struct exchange *x, const struct error *err, const char *param);
 
+/* The field of the request that the message names at its begin, in quotes, such as
+ * messages[0].content, copied to `out`; NULL: it names none. */
+enum { API_PARAM_LEN = 128 };
+const char *api_error_param(const struct error *err, char out[API_PARAM_LEN]);
+
 /* An error as an event of a stream; plain: in Ollama's form. */
 json_t *api_error_json(const struct error *err, bool plain);
 
@@ -259,7 +264,8 @@ enum {
     JSON_REAL_BYTES = 64
 }; /* bytes per value: the JSON tree and its text */
 /* Reserves memory for the values of the body and for tokenizing its texts, then parses the body as
- * JSON; the caller releases the result. NULL on an error. */
+ * JSON and checks the names of its fields (body_fields_check); the caller releases the result. NULL
+ * on an error. */
 json_t *request_memory_json(struct server *s, struct exchange *x, struct error *err);
 struct generation_spec;
 /* Replaces the exchange's reservation by the worst case of the generation. Sets `*what` to the

@@ -352,7 +352,7 @@ static void debate_handle(void *ctx, struct exchange *x) {
     if (d)
         async_reply_start(s, x, stream, &work);
     else
-        api_fail_error(x, &err, "team");
+        api_fail_error(x, &err, err.code == ERR_MISSING ? "team" : NULL);
     json_decref(body);
 }
 

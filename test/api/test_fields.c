@@ -91,6 +91,78 @@ static void test_cases(void **state) {
     }
 }
 
+/* The fields of other APIs, by path. */
+static void test_body_fields(void **state) {
+    static const struct {
+        const char *path, *body, *says; /* NULL: it passes */
+    } cases[] = {
+        {"/v1/ask", "{\"question\": \"x\", \"agents\": 3}", NULL},
+        {"/v1/ask", "{\"question\": \"x\", \"knowledge\": \"k\"}", "'knowledge' is not a field"},
+        {"/v1/ask", "{\"question\": \"x\", \"knowledge\": null}", NULL},
+        {"/v1/ask", "{\"queston\": \"x\"}", "did you mean 'question'"},
+        {"/v1/askew", "{\"knowledge\": \"k\"}", NULL}, // no path of the table
+        {"/completions", "{\"id_slot\": 1, \"cache_prompt\": true}", NULL},
+        {"/completions", "{\"id_slo\": 1}", "'id_slo' is not a field"},
+        {"/v1/adapters/a/rollback", "{\"t\": 1}", "'t' is not a field"},
+        {"/lora-adapters", "[]", NULL},
+    };
+    struct error err;
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        json_t *body = json_loads(cases[i].body, 0, NULL);
+        int rc = body_fields_check(cases[i].path, body, &err);
+        if ((rc == OK) != !cases[i].says || (cases[i].says && !strstr(err.text, cases[i].says)))
+            fail_msg("%s %s: %d %s", cases[i].path, cases[i].body, rc, err.text);
+        json_decref(body);
+    }
+    assert_true(request_field_is_known("messages[0].content"));
+    assert_true(request_field_is_known("question"));
+    assert_true(request_field_is_known("weights"));
+    assert_false(request_field_is_known("weight"));
+    assert_false(request_field_is_known(""));
+}
+
+/* Texts that no request may have, where JSON ends early, and nesting. */
+static void test_texts(void **state) {
+    static const struct {
+        const char *text, *says; /* NULL: no finding */
+    } cases[] = {
+        {"{\"a\": [1, {\"b\": \"\\u0000\"}]}", "'a[1].b' contains the character U+0000"},
+        {"{\"a\": 1.5e3, \"b\": null, \"c\": \"\\ud800\"}", "'c' contains half"},
+        {"{\"a\": {\"b\": [[]], \"c\": {}}, \"d\": \"\xff\"}", "'d' is not UTF-8"},
+        {"{\"a\": {\"b\\u0000\": 1}}", "'a' has a name that contains the character U+0000"},
+        {"{\"\\udc00\": 1}", "the body has a name that contains half"},
+        {"[\"x\", \"\\u0000\"]", "'[1]' contains"},
+        {"\"\\u0000\"", "the body contains"},
+        {"{\"a\": \"\\ud83d\\ude00 \\\\u0000 \\\"\\u00e9\"}", NULL},
+        {"{\"a\": \"\\u00", NULL},
+        {"{\"a\": \"\\ud83d\\u", "'a' contains half"},
+        {"{\"a\"", NULL},
+        {"{\"a\": [1,", NULL},
+        {"{\"a\" 1, \"b\": \"\\u0000\"}", NULL},
+        {"", NULL},
+        {"\\", NULL},
+        {"\"\\", NULL},
+    };
+    struct error err;
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        size_t n = strlen(cases[i].text);
+        char *exact = malloc(n + !n); // so that a sanitizer finds a read past its end
+        memcpy(exact, cases[i].text, n);
+        err.text[0] = 0;
+        int rc = request_text_check(exact, n, &err);
+        if ((rc == OK) != !cases[i].says || (cases[i].says && !strstr(err.text, cases[i].says)))
+            fail_msg("%s: %d %s", cases[i].text, rc, err.text);
+        free(exact);
+    }
+    struct buf deep = {0};
+    for (int i = 0; i < 100000; i++) buf_puts(&deep, "[");
+    buf_puts(&deep, "\"\\u0000\"");
+    assert_int_equal(request_text_check(deep.data, deep.len, &err), OK);
+    buf_release(&deep);
+}
+
 /* The page before the list, and from its end on. */
 static void docs_split(struct buf *page, size_t *from, size_t *to) {
     struct error err;
@@ -130,10 +202,9 @@ static int docs_write(void) {
 
 int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_table),
-        cmocka_unit_test(test_rows),
-        cmocka_unit_test(test_cases),
-        cmocka_unit_test(test_docs),
+        cmocka_unit_test(test_table), cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_cases), cmocka_unit_test(test_body_fields),
+        cmocka_unit_test(test_texts), cmocka_unit_test(test_docs),
     };
     if (argc > 1 && strcmp(argv[1], "--write") == 0) return docs_write();
     return cmocka_run_group_tests(tests, NULL, NULL);

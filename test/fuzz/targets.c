@@ -49,6 +49,7 @@
 #include "jobs/jobs.h"
 #include "ops/ops.h"
 #include "serve/generation.h"
+#include "serve/request_fields.h"
 #undef call
 #undef answer
 
@@ -1387,6 +1388,7 @@ static void fuzz_http_json(const uint8_t *data, size_t size) {
         struct error err;
         int n = 0, rc = OK;
         json_t *v = json_parse_body(&body, &err);
+        if (!v) (void)request_text_check(body.data, body.len, &err);
         if (!v) return;
         if (reader == 0)
             rc = openai_chat_read(s, v, &t, &spec, &err);

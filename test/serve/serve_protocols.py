@@ -215,6 +215,110 @@ def _():
     same(refused('/v1/chat/completions', 400, 'messages', model='fry-1')['type'], 'invalid_request_error')
     same(call('GET', '/v1/models', headers={'Authorization': 'Bearer '})[0], 200)
 
+@test
+def _():
+    "a forced call that is cut off is neither content nor a call"
+    tools = [{'type': 'function', 'function': {'name': 'f', 'parameters': {'type': 'object', 'properties': {'a': {'type': 'string'}}, 'required': ['a']}}}]
+    ends = set()
+    for n in list(range(1, 12)) + list(range(12, 60, 3)):
+        for choice in ('required', {'type': 'function', 'function': {'name': 'f'}}):
+            body = dict(messages=user('x'), tools=tools, tool_choice=choice, max_tokens=n, temperature=2, seed=n)
+            c = post('/v1/chat/completions', **body)['choices'][0]
+            ends.add(c['finish_reason'])
+            same(c['message']['content'], None)
+            same('tool_calls' in c['message'], c['finish_reason'] == 'tool_calls')
+            for t in c['message'].get('tool_calls', []):
+                assert isinstance(json.loads(t['function']['arguments'])['a'], str)
+            parts = chunks('/v1/chat/completions', **body)
+            same((''.join(p['choices'][0]['delta'].get('content') or '' for p in parts), parts[-1]['choices'][0]['finish_reason']), ('', c['finish_reason']))
+    same(ends, {'length', 'tool_calls'})
+    c = post('/v1/chat/completions', messages=user('x'), tools=tools, tool_choice='required', max_tokens=200, stop=['"a"'])['choices'][0]
+    same((c['finish_reason'], c['message']['content'], 'tool_calls' in c['message']), ('stop', None, False))
+    for wrong in (dict(tool_choice='required'), dict(tools=[], tool_choice='required'), dict(tools=tools, tool_choice=5), dict(tools=tools, tool_choice={'type': 'function'})):
+        same(refused('/v1/chat/completions', 400, "'tool_choice'", messages=user('x'), **wrong)['param'], 'tool_choice')
+
+@test
+def _():
+    "every reply has a request id: the client's, if it is valid"
+    for sent, kept in (('abc-1.2:3_Z', True), ('x' * 128, True), ('x' * 129, False), ('a b', False), (None, False)):
+        for path, body in (('/v1/models', None), ('/nowhere', None), ('/v1/chat/completions', {}), ('/v1/completions', dict(prompt='x', max_tokens=1, stream=True))):
+            headers = {'X-Request-Id': sent} if sent else {}
+            have = call('POST' if body is not None else 'GET', path, body, headers)[2].get_all('X-Request-Id')
+            same((len(have), have[0] == sent, have[0].startswith('req_')), (1, kept, not kept))
+    call('POST', '/v1/completions', dict(prompt='x', max_tokens=1), {'X-Request-Id': 'traced'})
+    assert 'traced' in [t['request_id'] for t in get('/v1/traces')['traces']]
+
+# A valid body of each path that takes texts; %s is in one of them.
+TEXTS = {'messages[0].content': ('/v1/chat/completions', '{"max_tokens": 1, "messages": [{"role": "user", "content": "a%s"}]}'),
+         'messages[1].content[0].text': ('/v1/chat/completions', '{"messages": [{"role": "user", "content": "x"}, {"content": [{"type": "text", "text": "%s"}]}]}'),
+         'stop': ('/v1/completions', '{"prompt": "x", "stop": "%s"}'), 'prompt': ('/v1/completions', '{"prompt": "%sb"}'), 'prompt[1]': ('/v1/completions', '{"prompt": ["b", "%s"]}'),
+         'input': ('/v1/embeddings', '{"input": "a%s"}'), 'question': ('/v1/ask', '{"question": "a%s"}'), 'choices[0]': ('/v1/debate', '{"team": "x", "choices": ["a%s"]}'),
+         'correction': ('/v1/feedback', '{"id": "x", "correction": "a%s"}'), 'content': ('/tokenize', '{"content": "a%s"}'), 'grammar': ('/completion', '{"prompt": "x", "grammar": "%s"}'),
+         'messages[0].tool_calls[0].function.arguments': ('/api/chat', '{"messages": [{"tool_calls": [{"function": {"arguments": "%s"}}]}]}'), 'system': ('/api/generate', '{"system": "%s"}')}
+
+@test
+def _():
+    "U+0000, half of a surrogate pair and bytes that are not UTF-8 are refused, and the error names the field"
+    bad = {b'\\u0000': 'the character U+0000', b'\\ud83d': 'surrogate', b'\\ude00': 'surrogate', b'\\ud83dx': 'surrogate', b'\\ud83d\\ud83d': 'surrogate', b'\xff': 'UTF-8',
+           b'\xed\xa0\xbd': 'UTF-8'}
+    for field, (path, body) in TEXTS.items():
+        for text, why in bad.items():
+            q = urllib.request.Request(url + path, body.encode().replace(b'%s', text), {'Authorization': 'Bearer ' + tokens[url]})
+            try:
+                urllib.request.urlopen(q, timeout=60)
+                raise AssertionError('accepted: %s %r' % (path, text))
+            except urllib.error.HTTPError as e:
+                v = json.load(e)['error']
+                said = v if isinstance(v, str) else v['message']
+                assert e.code == 400 and said.startswith("'%s' " % field) and why in said, (path, text, said)
+                if not isinstance(v, str): same(v['param'], field)
+    same(post('/v1/completions', prompt='\U0001f600 \ufffd', max_tokens=1)['object'], 'text_completion')
+
+@test
+def _():
+    "fields that a path does not know or cannot honour are refused by name"
+    asked = user('x')
+    bodies = {'/v1/chat/completions': dict(messages=asked, max_tokens=1), '/v1/completions': dict(prompt='x', max_tokens=1), '/v1/embeddings': dict(input='x'), '/v1/ask': dict(question='x'),
+              '/v1/debate': dict(team='x', question='x'), '/tokenize': dict(prompt='x'), '/detokenize': dict(tokens=[5]), '/completion': dict(prompt='x', n_predict=1),
+              '/completions': dict(prompt='x', n_predict=1), '/v1/feedback': dict(id='x', rating=1), '/v1/ab': dict(name='t', model='one', b='two'), '/v1/jobs': dict(kind='world'),
+              '/v1/adapters/one/rollback': {}, '/v1/load_lora_adapter': dict(lora_name='x', lora_path=tmp + '/one'), '/v1/unload_lora_adapter': dict(lora_name='one'),
+              '/api/chat': dict(model='fry-1', messages=asked), '/api/generate': dict(model='fry-1', prompt='x'), '/api/embed': dict(model='fry-1', input='x'),
+              '/api/embeddings': dict(model='fry-1', prompt='x'), '/api/show': dict(model='fry-1'), '/api/create': {'model': 'm', 'from': 'one'}, '/api/copy': dict(source='one', destination='m')}
+    for path, body in bodies.items():
+        for field, value in dict(knowledge='k', internal_model='m', functions=[{'name': 'f'}], function_call={'name': 'f'}, audio={'voice': 'x'}, modalities=['text', 'audio']).items():
+            code, text, _ = call('POST', path, {**body, field: value})
+            e = json.loads(text)['error']
+            assert code == 400 and (e if isinstance(e, str) else e['message']).startswith("'%s' is not " % field), (path, field, code, text[:200])
+            if not isinstance(e, str): same((path, e['param']), (path, field))
+            assert call('POST', path, {**body, field: None, 'zzz': 1})[0] == 400, path
+    code, text, _ = call('POST', '/api/chat', dict(model='fry-1', messages=asked, options={'mirostat': 2}))
+    assert code == 400 and "'mirostat' is not supported" in text, (code, text)
+    post('/api/chat', model='fry-1', messages=asked, stream=False, options={'mirostat': 0, 'num_keep': 4, 'num_predict': 1})
+    post('/completion', prompt='x', n_predict=1, cache_prompt=True, id_slot=0, timings_per_token=True, mirostat=0)
+
+@test
+def _():
+    "param names the field of an error"
+    asked = dict(messages=user('x'), max_tokens=1)
+    cases = [('/v1/chat/completions', {**asked, **bad}, param) for bad, param in (
+        ({'messages': []}, 'messages'), ({'messages': [{'role': 'king', 'content': ''}]}, 'messages[0].role'), ({'messages': [{'role': 'user', 'content': 5}]}, 'messages[0].content'),
+        ({'messages': [{'role': 'user', 'content': [{'type': 'image_url'}]}]}, 'messages[0].content'), ({'messages': user('x ' * 5000)}, 'messages'), ({'temperature': 'hot'}, 'temperature'),
+        ({'stop': 'x' * 100000}, 'stop'), ({'guided_choice': []}, 'guided_choice'), ({'structured_outputs': {'choice': []}}, 'structured_outputs'), ({'guided_regex': '('}, 'guided_regex'),
+        ({'response_format': {'type': 'xml'}}, 'response_format.type'), ({'response_format': {'type': 'json_schema', 'json_schema': {'schema': {'type': 'nothing'}}}}, 'response_format'),
+        ({'tools': [{'type': 'function', 'function': {'name': 'f'}}]}, 'tool_choice'), ({'tools': 5, 'tool_choice': 'auto'}, 'tools'), ({'prompt_logprobs': 1, 'stream': True}, 'prompt_logprobs'),
+        ({'n': 129}, 'n'), ({'logit_bias': {'x': 1}}, 'logit_bias'), ({'model': 'one*x'}, 'model'), ({'model': 'one*0.1' + '+one*0.1' * 99}, 'model'), ({'lora': [{'id': 77}]}, 'lora'),
+        ({'parameters': {'adapter_id': 5}}, 'adapter_id'), ({'stream_options': {'include_usage': 5}, 'stream': True}, 'include_usage'))]
+    cases += [('/v1/completions', {'prompt': 'x', **bad}, param) for bad, param in (
+        ({'prompt': 5}, 'prompt'), ({'prompt': []}, 'prompt'), ({'prompt': [[-1]]}, 'prompt'), ({'prompt': 'x ' * 5000}, 'prompt'), ({'suffix': 'x'}, 'suffix'), ({'best_of': 0}, 'best_of'),
+        ({'max_tokens': -1}, 'max_tokens'), ({'echo': 1}, 'echo'))]
+    cases += [('/v1/embeddings', {'input': 5}, 'input'), ('/v1/embeddings', {'input': 'x', 'dimensions': 0}, 'dimensions'), ('/v1/embeddings', {'input': 'x', 'model': 'one+two'}, 'model'),
+              ('/v1/ask', {}, 'question'), ('/v1/ask', {'question': 'x', 'agents': 99}, 'agents'), ('/v1/ask', {'question': 'x', 'role_type': 'x'}, 'role_type'), ('/v1/debate', {'rounds': 0}, 'rounds'),
+              ('/tokenize', {}, 'prompt'), ('/detokenize', {'tokens': 5}, 'tokens'), ('/completion', {'prompt': {}}, 'prompt'), ('/v1/feedback', {'id': 5}, 'id'), ('/v1/jobs', {'kind': 'x'}, 'kind'),
+              ('/v1/load_lora_adapter', {'lora_name': 5}, 'lora_name'), ('/v1/load_lora_adapter', {'lora_name': 'x'}, 'lora_path'), ('/v1/ab', {'name': 't', 'share': 0}, 'model')]
+    for path, body, param in cases:
+        code, text, _ = call('POST', path, body)
+        assert (code, json.loads(text).get('error', {}).get('param')) == (400, param), (path, str(body)[:100], param, code, text[:250])
+
 # vLLM
 
 @test

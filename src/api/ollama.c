@@ -738,12 +738,12 @@ static json_t *model_card_json(struct server *s, const struct adapter_entry *ent
         free(text);
     } else if (entry) {
         struct adapter *a = adapter_pool_get(s->pool, entry->name, &err);
-        if (!a) {
+        if (!a && err.code != ERR_STATE) {
             free(name);
             return NULL;
         }
-        strcpy(digest, a->hash);
-        bytes = (json_int_t)(a->n_data * sizeof *a->data);
+        strcpy(digest, a ? a->hash : ""); // NULL: there is no room to load it now
+        bytes = a ? (json_int_t)(a->n_data * sizeof *a->data) : 0;
         adapter_release(a);
     } else {
         const char *hash = model_hash(s->model, &err);

@@ -304,14 +304,10 @@ static json_t *derived_spec_from(struct server *s, const char *from, struct erro
 /* Checks that a derived model may have this name: it must not be a name of the base model, nor
  * "base" or "mix", which are labels of model references. */
 static int name_check_free(struct server *s, const char *name, struct error *err) {
-    struct model_ref t;
-    struct error none;
     if (strcmp(name, "base") == 0 || strcmp(name, "mix") == 0)
         return error_set(err, ERR_USAGE, "a model cannot be called '%s' here", name);
-    if (model_ref_resolve(s, name, &t, &none) != OK) return OK;
-    bool base = strcmp(t.label, "base") == 0 && t.n == 0;
-    model_ref_release(&t);
-    return base ? error_set(err, ERR_USAGE, "'%s' is the base's name", name) : OK;
+    return server_name_is_base(s, name) ? error_set(err, ERR_USAGE, "'%s' is the base's name", name)
+                                        : OK;
 }
 
 /* Modelfiles */

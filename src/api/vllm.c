@@ -27,7 +27,7 @@ static bool is_for_base(const struct server *s, const char *config) {
     return matches;
 }
 
-/* Loads an adapter by name from the folder in vLLM's environment variables. Returns whether it is
+/* Lists an adapter by name from the folder in vLLM's environment variables. Returns whether it is
  * available. */
 static bool adapter_resolve(struct server *s, const char *name) {
     const char *plugins = getenv("VLLM_PLUGINS"), *folder = getenv("VLLM_LORA_RESOLVER_CACHE_DIR");
@@ -36,7 +36,10 @@ static bool adapter_resolve(struct server *s, const char *name) {
     if (!*name || *name == '.' || strchr(name, '/')) return false;
     char *path = path_join(folder, name), *config = path_join(path, "adapter_config.json");
     bool loaded = path_exists(config) && is_for_base(s, config);
-    if (loaded && server_adapter_load(s, name, path, false, &err) != OK && err.code != ERR_STATE) {
+    int rc = loaded ? server_adapter_load(s, name, path, false, &err) : OK;
+    if (rc == ERR_STATE && !server_adapter_listed(s, name)) // no room now: the request waits
+        rc = server_adapter_register(s, name, path, &err);
+    if (rc != OK && rc != ERR_STATE) {
         log_warn("'%s' was requested and cannot be loaded: %s", path, err.text);
         loaded = false;
     }

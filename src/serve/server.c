@@ -220,6 +220,14 @@ int server_adapter_load(struct server *s, const char *name, const char *path, bo
     return OK;
 }
 
+int server_adapter_register(struct server *s, const char *name, const char *path,
+                            struct error *err) {
+    if (name_check(s, name, err) != OK || adapter_pool_add(s->pool, name, path, err) != OK)
+        return err->code;
+    adapter_entry_set(s, name, path, false, NULL);
+    return OK;
+}
+
 int server_derived_put(struct server *s, const char *name, const char *path, struct adapter *a,
                        json_t *spec, struct error *err) {
     struct error none;
@@ -265,7 +273,7 @@ static char *adapter_name_from_model(struct server *s, const char *model) {
     return name;
 }
 
-static bool model_name_is_base(const struct server *s, const char *model) {
+bool server_name_is_base(const struct server *s, const char *model) {
     size_t n = strlen(s->name);
     if (!model || !*model || strcmp(model, s->name) == 0 || strcmp(model, s->path) == 0)
         return true;
@@ -353,7 +361,7 @@ static int model_ref_parse_mix(struct server *s, const char *model, struct model
                            "'model': the weight of '%s' in '%s' is not a number from -100 to 100",
                            term, model);
         char *name = adapter_name_from_model(s, term);
-        if (rc == OK && !model_name_is_base(s, name))
+        if (rc == OK && !server_name_is_base(s, name))
             rc = model_ref_add(s, name, (float)w, ref, err);
         free(name);
     }
@@ -380,7 +388,7 @@ int model_ref_resolve(struct server *s, const char *model, struct model_ref *out
     size_t max_bytes = model && strpbrk(model, "*+") ? MODEL_NAME_MAX : JSON_NAME_MAX;
     if (model && strlen(model) > max_bytes)
         return error_set(err, ERR_USAGE, "'model' may have at most %zu bytes", max_bytes);
-    bool base = model_name_is_base(s, model);
+    bool base = server_name_is_base(s, model);
     *out = (struct model_ref){.name = xstrdup(model && *model ? model : s->name)};
     if (!model || !*model) return model_ref_default(s, out, err);
     char *name = base ? xstrdup("base") : adapter_name_from_model(s, model);

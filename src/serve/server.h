@@ -123,7 +123,7 @@ struct server_module {
     /* The sink for the body of an upload; NULL: the body is kept in memory. */
     struct body_sink *(*body_sink)(struct server *s, struct exchange *x,
                                    const struct http_route *r);
-    /* Loads an adapter that a request names and that is not listed; false: the module has no
+    /* Lists an adapter that a request names and that is not listed; false: the module has no
      * adapter of that name. */
     bool (*find_adapter)(struct server *s, const char *name);
 };
@@ -139,6 +139,8 @@ struct model_ref {
     struct weighted_adapter terms[ENGINE_MIX_MAX]; /* retained */
     int n;                                         /* 0: the base */
 };
+/* Whether a model's name is one of the base: its id, its path, --served-model-name, "" or NULL. */
+bool server_name_is_base(const struct server *s, const char *model);
 /* Resolves a request's model name. The base's id refers to the base; "" and NULL refer to the
  * adapters whose scale is not 0, or to the base if all scales are 0. Other names are an adapter's
  * NAME, BASE:NAME, BASE@NAME, NAME:latest, or a weighted sum of names such as a*0.7+b*0.3.
@@ -159,6 +161,9 @@ void model_ref_apply(const struct model_ref *ref, struct engine_request *r);
  * pool; ERR_MISSING: the path does not exist; other codes: the adapter is invalid. */
 int server_adapter_load(struct server *s, const char *name, const char *path, bool replace,
                         struct error *err);
+/* Lists an adapter that requests load. ERR_STATE: the name is in use; other codes as above. */
+int server_adapter_register(struct server *s, const char *name, const char *path,
+                            struct error *err);
 int server_adapter_unload(struct server *s, const char *name, struct error *err);
 bool server_adapter_listed(struct server *s, const char *name);
 /* Lists a derived model (made by /api/create) and replaces the one of that name. a: its adapter

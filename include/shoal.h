@@ -195,7 +195,7 @@ SHOAL_API int shoal_embed(struct shoal *s, const char *const *texts, int n,
  * publishes them; an adapter that is not better is saved in another folder, with published: false.
  * Options: those of the command, data and out required. An interrupted training continues. Result:
  * a list of {adapter, dir, hash, first_loss, last_loss, published, effect: {samples, before,
- * after, replies}, …}.
+ * after, replies}, …}; with rewards also first_reward and last_reward, of dpo last_accuracy.
  */
 SHOAL_API char *shoal_train(struct shoal *s, const char *const *options,
                             const struct shoal_callbacks *callbacks, struct shoal_error *err);

@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include "cli/train_plan.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -114,14 +115,29 @@ static void effect_warn(const struct train_result *r) {
                  e->after);
 }
 
+/* What the training changed. The loss of a policy gradient says nothing: its value is near 0 in
+ * every step, so the rewards are printed. */
+static void change_print(const struct train_result *r) {
+    const struct train_effect *e = &r->effect;
+    const struct train_job *job = r->job;
+    bool rewards = !isnan(job->last_reward);
+    if (rewards)
+        printf("mean reward %.4f in the first step, %.4f in the last, ", job->first_reward,
+               job->last_reward);
+    if (e->n > 0)
+        printf("loss %.4f to %.4f on %d %s, ", e->before, e->after, e->n,
+               r->gate.eval.n ? "held-out samples" : "of its samples");
+    else if (!rewards)
+        printf("loss %.4f to %.4f, ", job->first_loss, job->last_loss);
+    if (!isnan(job->last_accuracy))
+        printf("%.1f %% of the last step's pairs ranked right, ", 100 * job->last_accuracy);
+}
+
 static void result_print(const struct train_result *r, int n_adapters) {
     const struct train_effect *e = &r->effect;
-    if (e->n > 0)
-        printf("%s: loss %.4f to %.4f on %d %s, wrote '%s'\n", r->job->name, e->before, e->after,
-               e->n, r->gate.eval.n ? "held-out samples" : "of its samples", r->dir);
-    else
-        printf("%s: loss %.4f to %.4f, wrote '%s'\n", r->job->name, r->job->first_loss,
-               r->job->last_loss, r->dir);
+    printf("%s: ", r->job->name);
+    change_print(r);
+    printf("wrote '%s'\n", r->dir);
     replies_print(e, n_adapters);
     comparison_print("held out", &r->gate.eval);
     comparison_print("to retain", &r->gate.retain);

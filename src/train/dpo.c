@@ -93,6 +93,7 @@ static void dpo_stats_log(const struct dpo_trainer *p, json_t *line) {
     for (int j = 0; j < p->c.n; j++) {
         const struct dpo_stats *s = &p->dpo.sums[j];
         double n = (double)s->n, kl_per_token = s->kl / (double)s->tokens;
+        p->c.jobs[j].last_accuracy = (double)s->right / n;
         margin += s->margin / n / p->c.n;
         accuracy += (double)s->right / n / p->c.n;
         kl += kl_per_token / p->c.n;
@@ -124,13 +125,22 @@ static int dpo_step(void *ctx, int64_t step, json_t *line, struct error *err) {
     return rc;
 }
 
+/* The accuracies of the last step. They are results only: no later step depends on them. */
 static json_t *dpo_state(void *ctx) {
-    (void)ctx;
-    return json_null();
+    const struct dpo_trainer *p = ctx;
+    json_t *list = json_array();
+    for (int j = 0; j < p->c.n; j++)
+        json_array_append_new(list, json_real(p->c.jobs[j].last_accuracy));
+    return list;
 }
 
+/* Checkpoints of version 0.1 have no accuracies. */
 static void dpo_restore(void *ctx, const json_t *state) {
-    (void)ctx, (void)state;
+    struct dpo_trainer *p = ctx;
+    for (int j = 0; j < p->c.n; j++) {
+        const json_t *v = json_array_get(state, (size_t)j);
+        if (v) p->c.jobs[j].last_accuracy = json_number_value(v);
+    }
 }
 
 static int pairs_open(struct dpo_trainer *p, int j, struct error *err) {

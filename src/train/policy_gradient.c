@@ -30,6 +30,7 @@ struct rl_policy { /* state of one adapter */
     double baseline; /* REINFORCE: exponential moving average of the steps' mean rewards, started at
                         0 */
     double first_reward, last_reward; /* mean rewards of the first and the last step */
+    bool rewards_differed; /* false: no step so far had rewards from which the method can learn */
 };
 struct rl_completion {
     int job;
@@ -207,6 +208,31 @@ static double baseline_value(const struct rl_policy *t, int64_t step) {
     return step ? t->baseline / (1 - math_pow(BASELINE_DECAY, (double)step)) : 0;
 }
 
+/* The fraction of prompts whose completions differ in reward; RLOO and GRPO learn only from these
+ * prompts. */
+static double nonzero_variance_share(const struct rl_trainer *l, int j) {
+    const double *r = l->rewards + j * l->per_update * l->o->num_generations;
+    int64_t mixed = 0;
+    for (int64_t i = 0; i < l->per_update; i++, r += l->o->num_generations)
+        for (int64_t k = 1; k < l->o->num_generations; k++)
+            if (r[k] != r[0]) {
+                mixed++;
+                break;
+            }
+    return (double)mixed / (double)l->per_update;
+}
+
+/* Whether rewards that the method compares differ: of RLOO and GRPO those of one prompt, of
+ * REINFORCE all of the step, and the means of this step and the first one. */
+static bool rewards_differ(const struct rl_trainer *l, int j) {
+    int64_t per_adapter = l->per_update * l->o->num_generations;
+    const double *r = l->rewards + j * per_adapter;
+    if (l->method != METHOD_REINFORCE) return nonzero_variance_share(l, j) > 0;
+    for (int64_t i = 1; i < per_adapter; i++)
+        if (r[i] != r[0]) return true;
+    return l->policies[j].last_reward != l->policies[j].first_reward;
+}
+
 static void compute_advantages(struct rl_trainer *l, int64_t step) {
     int64_t per_adapter = l->per_update * l->o->num_generations;
     for (int j = 0; j < l->c.n; j++) {
@@ -218,6 +244,7 @@ static void compute_advantages(struct rl_trainer *l, int64_t step) {
         for (int64_t i = 0; i < per_adapter; i++) sum += r[i];
         t->last_reward = sum / (double)per_adapter;
         if (step == 0) t->first_reward = t->last_reward;
+        t->rewards_differed |= rewards_differ(l, j);
         t->baseline = BASELINE_DECAY * t->baseline + (1 - BASELINE_DECAY) * t->last_reward;
     }
 }
@@ -321,20 +348,6 @@ static double std_deviation(const double *v, int64_t n, double mean) {
     return sqrt(sum / (double)n);
 }
 
-/* The fraction of prompts whose completions differ in reward; RLOO and GRPO learn only from these
- * prompts. */
-static double nonzero_variance_share(const struct rl_trainer *l, int j) {
-    const double *r = l->rewards + j * l->per_update * l->o->num_generations;
-    int64_t mixed = 0;
-    for (int64_t i = 0; i < l->per_update; i++, r += l->o->num_generations)
-        for (int64_t k = 1; k < l->o->num_generations; k++)
-            if (r[k] != r[0]) {
-                mixed++;
-                break;
-            }
-    return (double)mixed / (double)l->per_update;
-}
-
 /* Metrics of adapter j for the log. Clipping is reported only if a step has several updates: in the
  * first update all ratios are 1. The entropy is estimated as the mean of -log π over the sampled
  * tokens. */
@@ -411,9 +424,9 @@ static json_t *rl_trainer_state(void *ctx) {
     const struct rl_trainer *l = ctx;
     json_t *list = json_array();
     for (int j = 0; j < l->c.n; j++)
-        json_array_append_new(list,
-                              json_pack("[f,f,f]", l->policies[j].baseline,
-                                        l->policies[j].first_reward, l->policies[j].last_reward));
+        json_array_append_new(
+            list, json_pack("[f,f,f,b]", l->policies[j].baseline, l->policies[j].first_reward,
+                            l->policies[j].last_reward, (int)l->policies[j].rewards_differed));
     return list;
 }
 
@@ -425,6 +438,8 @@ static void rl_trainer_restore(void *ctx, const json_t *state) {
         l->policies[j].baseline = json_number_value(json_array_get(v, 0));
         l->policies[j].first_reward = json_number_value(json_array_get(v, 1));
         l->policies[j].last_reward = json_number_value(json_array_get(v, 2));
+        // checkpoints of version 0.1 do not have it
+        l->policies[j].rewards_differed = !json_is_false(json_array_get(v, 3));
     }
     CHECK(sync_policies(l, &err) == OK); // this can only fail for a DoRA norm of 0, which would
                                          // have failed the step before the checkpoint
@@ -561,6 +576,16 @@ static int rl_trainer_init(struct rl_trainer *l, const struct train_loop *c,
     return rc;
 }
 
+/* Sets the rewards of the job, and warns if they could not teach anything. */
+static void rewards_report(const struct rl_policy *t, struct train_job *job) {
+    job->first_reward = t->first_reward;
+    job->last_reward = t->last_reward;
+    if (!t->rewards_differed)
+        log_warn("'%s' could not learn: in every group all completions had the same reward; try a "
+                 "higher --temperature, more --num-generations, or another --reward",
+                 job->name);
+}
+
 int policy_gradient_run(const struct train_loop *c, enum train_method method,
                         const struct rl_options *o, const struct reward_fn *reward,
                         struct error *err) {
@@ -570,9 +595,7 @@ int policy_gradient_run(const struct train_loop *c, enum train_method method,
     if (!rc) rc = train_loop_check_data(&l.c, err);
     const struct train_loop_ops step = {rl_trainer_step, rl_trainer_state, rl_trainer_restore, &l};
     if (!rc) rc = train_loop_run(&l.c, &step, err);
-    for (int j = 0; !rc && j < c->n; j++)
-        log_info("%s: mean reward %.4f in the first step, %.4f in the last", c->jobs[j].name,
-                 l.policies[j].first_reward, l.policies[j].last_reward);
+    for (int j = 0; !rc && j < c->n; j++) rewards_report(&l.policies[j], &c->jobs[j]);
     rl_trainer_release(&l);
     return rc;
 }

@@ -15,6 +15,7 @@
 #include "hub/hub.h"
 #include "train/train.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -333,10 +334,17 @@ static json_t *notes_json(const struct recorded_run *r, const struct gated_job *
 }
 
 static json_t *result_row(const struct train_result *r) {
-    return json_pack("{s:s,s:o,s:s,s:f,s:f,s:b}", "adapter", r->job->name, "dir",
-                     json_from_path(r->dir), "hash", r->job->result->hash, "first_loss",
-                     r->job->first_loss, "last_loss", r->job->last_loss, "published",
-                     (int)r->gate.publish);
+    json_t *row = json_pack("{s:s,s:o,s:s,s:f,s:f,s:b}", "adapter", r->job->name, "dir",
+                            json_from_path(r->dir), "hash", r->job->result->hash, "first_loss",
+                            r->job->first_loss, "last_loss", r->job->last_loss, "published",
+                            (int)r->gate.publish);
+    if (!isnan(r->job->last_reward)) {
+        json_object_set_new(row, "first_reward", json_real(r->job->first_reward));
+        json_object_set_new(row, "last_reward", json_real(r->job->last_reward));
+    }
+    if (!isnan(r->job->last_accuracy))
+        json_object_set_new(row, "last_accuracy", json_real(r->job->last_accuracy));
+    return row;
 }
 
 json_t *train_result_json(const struct train_result *r) {

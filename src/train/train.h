@@ -35,7 +35,11 @@ struct train_job {
     struct adapter *start;  /* NULL: a new adapter, initialised from a hash of name and seed */
     struct adapter *result; /* set on success; the caller releases it */
     double first_loss, last_loss; /* of the first update and of the last, on their own samples */
-    struct lint lint;             /* report on `data`; set before training begins */
+    /* Set by a run; NAN: not a quantity of its method. Rewards: means over the completions of the
+     * first and of the last step. dpo: share of the last step's pairs whose chosen answer has the
+     * higher implicit reward. */
+    double first_reward, last_reward, last_accuracy;
+    struct lint lint; /* report on `data`; set before training begins */
     /* Whether sft and es set `samples` to some samples of the data, for train_effect_measure; the
      * caller releases them. */
     bool keep_samples;
@@ -408,7 +412,8 @@ struct train_result {
     struct family_result families[MAX_FAMILIES];
     int n_families;
 };
-/* {adapter, dir, hash, first_loss, last_loss, published, effect, gate, retain_families} */
+/* {adapter, dir, hash, first_loss, last_loss, published, effect, gate, retain_families}; with
+ * rewards also first_reward and last_reward, of dpo last_accuracy */
 json_t *train_result_json(const struct train_result *r);
 
 struct train_output {

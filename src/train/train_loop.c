@@ -36,7 +36,10 @@ struct train_loop train_loop_make(const struct model *m, struct train_job *jobs,
                                   const struct train_options *o, enum train_method method,
                                   struct pool *pool) {
     CHECK(n > 0);
-    for (int j = 0; j < n; j++) jobs[j].result = NULL;
+    for (int j = 0; j < n; j++) {
+        jobs[j].result = NULL;
+        jobs[j].first_reward = jobs[j].last_reward = jobs[j].last_accuracy = NAN;
+    }
     return (struct train_loop){.m = m,
                                .o = o,
                                .pool = pool,
@@ -123,12 +126,13 @@ int train_loop_check_data(const struct train_loop *c, struct error *err) {
     for (int j = 0; !rc && j < c->n; j++) {
         const struct lint_matches *same = &c->jobs[j].lint.eval_samples;
         if (same->n > 0)
-            rc = error_set(err, ERR_STATE,
-                           "%d of %d evaluation samples are in the data of '%s' (line %d is line %d "
-                           "of '%s'): nothing can be measured on them; take them out of one of the "
-                           "files",
-                           same->n, c->jobs[j].lint.n_eval, c->jobs[j].name, same->other,
-                           same->line, c->jobs[j].data);
+            rc =
+                error_set(err, ERR_STATE,
+                          "%d of %d evaluation samples are in the data of '%s' (line %d is line %d "
+                          "of '%s'): nothing can be measured on them; take them out of one of the "
+                          "files",
+                          same->n, c->jobs[j].lint.n_eval, c->jobs[j].name, same->other, same->line,
+                          c->jobs[j].data);
     }
     return rc;
 }

@@ -437,11 +437,17 @@ END
     for f in 'answer:⟦ ' 'its first 16 completions: reward ' 'steps: 2, of 4 prompts with 4 completions of at most 8 tokens' 'of it the engine'; do holds "a dry run of rloo shows '$f'" "$f" "$tmp/out"; done
     rloo --dry-run --json >"$tmp/out"
     if command -v python3 >/dev/null && ! python3 -c 'import json,sys; json.load(open(sys.argv[1]))["data"][0]["completions"]["entropy"]' "$tmp/out"; then bad "dry run of rloo is JSON" "$(head -c 300 "$tmp/out")"; fi
+    rloo --out "$tmp/rewarded" --runs "$tmp/runs_rl" --reward regex:qqqq >"$tmp/out"
+    holds "rloo prints rewards, not a loss" "adapter: mean reward 0.0000 in the first step, 0.0000 in the last, wrote '" "$tmp/out"
+    holds "equal rewards print a warning" "in every group all completions had the same reward; try a higher --temperature" "$tmp/err"
+    rloo --out "$tmp/rewarded" --runs "$tmp/runs_rl" --reward 'regex:[a-m]' --json >"$tmp/out"
+    holds "rloo prints rewards as JSON" '"last_reward":' "$tmp/out"
     "$shoal" train test/models/fry-1 --method es --population 4 --data "$tmp/few.jsonl" --dry-run >"$tmp/out" 2>"$tmp/err"
     holds "a dry run of es" "updates: 1, of 16 samples that 4 members read" "$tmp/out"
     says "a dry run with a reward that its data lack" 1 "'answer' is missing" "$shoal" train test/models/fry-1 --method rloo --data "$tmp/ja.jsonl" --dry-run
     absent "dry runs of other methods write no file" "$tmp/dry"
-    dpo --out "$tmp/dpo" --runs "$tmp/runs_dpo" --quiet >/dev/null
+    dpo --out "$tmp/dpo" --runs "$tmp/runs_dpo" --quiet >"$tmp/out"
+    holds "dpo prints the share of pairs ranked right" "% of the last step's pairs ranked right, wrote '" "$tmp/out"
     for f in '<h2>Margin: ' '<h2>Contents of the data' '<th>beta</th>'; do holds "the page of dpo has $f" "$f" "$tmp"/runs_dpo/train-dpo-*/report.html; done
     "$shoal" adapter convert "$tmp/t1" "$tmp/t1.gguf" >/dev/null 2>"$tmp/err" && "$shoal" adapter convert "$tmp/t1.gguf" "$tmp/t3" >/dev/null 2>>"$tmp/err"
     same "PEFT to GGUF and back" "$tmp/t1/adapter_model.safetensors" "$tmp/t3/adapter_model.safetensors"

@@ -878,6 +878,9 @@ static void test_reward_rises(void **state) {
         assert_true(log_number(lines, 0, "kl") <
                     1e-9); /* the initial adapter generated the samples */
         assert_true(log_number(lines, 99, "kl") > 1e-3);
+        assert_float_equal(job.first_reward, log_number(lines, 0, "reward"), 1e-8);
+        assert_float_equal(job.last_reward, log_number(lines, 99, "reward"), 1e-8);
+        assert_true(isnan(job.last_accuracy));
         json_decref(lines);
         free(text);
         adapter_release(job.result);
@@ -936,6 +939,11 @@ static void assert_same_bits(enum train_method method, const char *data) {
     for (int j = 0; j < 2; j++) {
         assert_string_equal(whole[j].result->hash, again[j].result->hash);
         assert_true(whole[j].last_loss == again[j].last_loss);
+        if (method == METHOD_DPO)
+            assert_true(whole[j].last_accuracy == again[j].last_accuracy);
+        else
+            assert_true(whole[j].first_reward == again[j].first_reward &&
+                        whole[j].last_reward == again[j].last_reward);
     }
     assert_string_equal(whole[1].result->hash, alone.result->hash);
     assert_string_not_equal(whole[0].result->hash, whole[1].result->hash);
@@ -962,6 +970,45 @@ static void test_same_bits(void **state) {
 }
 
 /* A reward that fails ends the run; the checkpoint continues it. */
+static double constant_reward(void *ctx, const json_t *item, const char *text) {
+    (void)item, (void)text;
+    return *(const double *)ctx;
+}
+
+static void count_warning(void *ctx, const char *text) {
+    *(int *)ctx += strstr(text, "could not learn: in every group") != NULL;
+}
+
+/* Number of warnings that nothing could be learned, in a run that is killed and resumed. */
+static int same_reward_warnings(enum train_method method, const struct reward_fn *reward) {
+    struct train_options o = options();
+    struct rl_options p = policy();
+    struct train_job job = {.name = "a", .data = write_data(questions)};
+    int n = 0;
+    struct log_sink sink = {.message = count_warning, .ctx = &n}, *before = log_set_sink(&sink);
+    o.max_steps = 4;
+    unlink(state_path);
+    run_until(&job, 1, &o, method, &p, reward, 4);
+    assert_int_equal(rl_run(model, &job, 1, &o, method, &p, reward, NULL, state_path, NULL, &err),
+                     OK);
+    log_set_sink(before);
+    adapter_release(job.result);
+    options_free(&o, &p);
+    return n;
+}
+
+static void test_same_rewards(void **state) {
+    (void)state;
+    static const enum train_method methods[] = {METHOD_RLOO, METHOD_REINFORCE, METHOD_GRPO};
+    double one = 1;
+    const struct reward_fn constant = {.score_one = constant_reward, .ctx = &one},
+                           varied = {.score_one = even_byte_fraction};
+    for (size_t i = 0; i < ARRAY_LEN(methods); i++) {
+        assert_int_equal(same_reward_warnings(methods[i], &constant), 1);
+        assert_int_equal(same_reward_warnings(methods[i], &varied), 0);
+    }
+}
+
 static double failing_reward(void *ctx, const json_t *item, const char *text) {
     int *left = ctx;
     return --*left < 0 ? NAN : even_byte_fraction(NULL, item, text);
@@ -1030,6 +1077,7 @@ static void test_dpo_run(void **state) {
     assert_true(log_number(lines, 19, "loss") < 0.3);
     assert_true(log_number(lines, 19, "margin") > 1);
     assert_true(log_number(lines, 19, "accuracy") == 1);
+    assert_true(job.last_accuracy == 1 && isnan(job.last_reward));
     assert_int_equal(job.lint.kept, 6);
     json_decref(lines);
     free(text);
@@ -1235,10 +1283,10 @@ int main(void) {
         cmocka_unit_test(test_reward_forbidden),  cmocka_unit_test(test_pairs),
         cmocka_unit_test(test_cut_pairs),         cmocka_unit_test(test_prompts),
         cmocka_unit_test(test_reward_rises),      cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_failed_reward),     cmocka_unit_test(test_kl_bound),
-        cmocka_unit_test(test_dpo_run),           cmocka_unit_test(test_refusals),
-        cmocka_unit_test(test_dpo_plan),          cmocka_unit_test(test_reward_plan),
-        cmocka_unit_test(test_entropy),
+        cmocka_unit_test(test_same_rewards),      cmocka_unit_test(test_failed_reward),
+        cmocka_unit_test(test_kl_bound),          cmocka_unit_test(test_dpo_run),
+        cmocka_unit_test(test_refusals),          cmocka_unit_test(test_dpo_plan),
+        cmocka_unit_test(test_reward_plan),       cmocka_unit_test(test_entropy),
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);
 }

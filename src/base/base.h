@@ -231,8 +231,8 @@ void lockfile_release(int fd, const char *path); /* removes the file; harmless f
 int dir_lock(const char *dir, const char *what, struct error *err);
 void dir_unlock(int fd, const char *dir);
 bool dir_is_locked(const char *dir); /* by any process, this one included */
-void dir_delete(const char *path); /* deletes a folder's files except hidden ones, then the folder
-                                      if it is empty */
+void dir_delete(const char *path);   /* deletes a folder's files except hidden ones, then the folder
+                                        if it is empty */
 /* Deletes a file, or a folder with its content; links are removed and not followed. */
 void tree_delete(const char *path);
 int64_t tree_disk_usage(const char *path); /* bytes on the disk; 0 if it is missing */
@@ -569,6 +569,10 @@ const char *current_value(const char *what, const char *name);
 const char *stored_value(const char *what, const char *name);
 /* The option with this name, alias or former name; NULL if unknown. */
 const struct option_row *option_find(const struct option_row *rows, const char *name);
+/* As option_find, for a flag of the command line, of which the value may decide: `--lora FILE` is
+ * the flag of llama.cpp, `--lora f16` an earlier name. `value` may be NULL. */
+const struct option_row *option_find_flag(const struct option_row *rows, const char *name,
+                                          const char *value);
 /* The name under which results and records hold the option's value: the one of version 0.1. */
 const char *option_stored_name(const struct option_row *row);
 /* The option name closest to `name`, for "did you mean", or NULL. */

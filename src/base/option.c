@@ -316,13 +316,19 @@ static int flag_value(struct command_line *c, const struct option_row *row, cons
     return OK;
 }
 
+static const struct option_row *row_find_flag(const struct option_row *rows, const char *name,
+                                              size_t len, const char *value, bool print_note) {
+    const char *option = option_of_flag(name, len, value);
+    const struct option_row *row =
+        option ? row_find(rows, option, strlen(option), print_note) : NULL;
+    return row ? row : row_find(rows, name, len, print_note);
+}
+
 /* The row of a flag. `value`: the text after '='; without it, the next argument is the value. */
 static const struct option_row *flag_row(const struct command_line *c, const char *name, size_t len,
                                          const char *value) {
     bool separate = !value && c->next_arg < c->argc && !is_flag(c->argv[c->next_arg]);
-    const char *option = option_of_flag(name, len, separate ? c->argv[c->next_arg] : value);
-    const struct option_row *row = option ? row_find(c->rows, option, strlen(option), true) : NULL;
-    return row ? row : row_find(c->rows, name, len, true);
+    return row_find_flag(c->rows, name, len, separate ? c->argv[c->next_arg] : value, true);
 }
 
 /* arg is "--name", "--name=value", "--no-name", or "-x" for a row named by one letter. */
@@ -411,6 +417,11 @@ int options_parse(const struct option_row *rows, void *out, int argc, char **arg
 
 const struct option_row *option_find(const struct option_row *rows, const char *name) {
     return row_find(rows, name, strlen(name), false);
+}
+
+const struct option_row *option_find_flag(const struct option_row *rows, const char *name,
+                                          const char *value) {
+    return row_find_flag(rows, name, strlen(name), value, false);
 }
 
 const char *name_suggest(const char *const *names, int n, const char *name) {

@@ -119,8 +119,7 @@ const char *option_stored_name(const struct option_row *row) {
 
 /*
  * Flags whose word is that of another option too: llama.cpp's `--lora FILE` is --adapter, and
- * `--lora i8` is the old name of --lora-dtype. In files, variables and requests the word is the old
- * name.
+ * `--lora i8` is the old name of --lora-dtype. In files and variables the word is the old name.
  */
 static const struct flag_word {
     const char *name, *option;

@@ -293,11 +293,12 @@ static int option_row_check(const struct request_checker *c, const struct option
     return OK;
 }
 
-/* Finds an option's row by any of its names. "no-NAME" is NAME with the negated value: *v is then
- * replaced. The caller releases *v. */
+/* Finds an option's row by any of its names on the command line. "no-NAME" is NAME with the negated
+ * value: *v is then replaced. The caller releases *v. */
 static const struct option_row *option_row_find(const struct request_checker *c, const char *name,
                                                 json_t **v) {
-    const struct option_row *row = option_find(c->kind->rows, name);
+    const json_t *first = json_is_array(*v) ? json_array_get(*v, 0) : *v;
+    const struct option_row *row = option_find_flag(c->kind->rows, name, json_string_value(first));
     bool no = strncmp(name, "no", 2) == 0 && (name[2] == '-' || name[2] == '_');
     *v = json_incref(*v);
     if (row || !no) return row;

@@ -11,6 +11,8 @@
 #define _GNU_SOURCE
 #include "jobs/jobs.h"
 
+#include "train/train.h"
+
 #include "folder.h"
 
 #include <dirent.h>
@@ -69,6 +71,8 @@ static const struct option_row rows[] = {
     ROW("report", OPT_STRING, JOB_ARG_OUTPUT_PATH),
     ROW("reward", OPT_STRING, JOB_ARG_REWARD),
     ROW("policy-pipe", OPT_STRING, JOB_ARG_FORBIDDEN),
+    ROW("adapter", OPT_LIST, JOB_ARG_INPUT_PATH),
+    ROW("lora-dtype", OPT_STRING, JOB_ARG_TEXT),
     {"output-dir", OPT_ALIAS, 0, "out"},
     {0},
 };
@@ -1007,9 +1011,50 @@ static void test_resolved(void **state) {
                    "{\"kind\":\"eval\",\"args\":[],\"options\":{\"conversation\":\"me\"}}",
                    "{\"kind\":\"eval\",\"args\":[],\"options\":{\"conversation\":\"key-1/me\"}}",
                    false);
+    assert_checked("{\"kind\":\"eval\",\"options\":{\"lora\":[\"here\"]}}",
+                   "{\"kind\":\"eval\",\"args\":[],\"options\":{\"adapter\":[\"here\"]}}",
+                   "{\"kind\":\"eval\",\"args\":[],\"options\":{\"adapter\":[\"/real/here\"]}}",
+                   false);
+    assert_checked("{\"kind\":\"eval\",\"options\":{\"lora\":\"f16\"}}",
+                   "{\"kind\":\"eval\",\"args\":[],\"options\":{\"lora-dtype\":\"f16\"}}",
+                   "{\"kind\":\"eval\",\"args\":[],\"options\":{\"lora-dtype\":\"f16\"}}", false);
     static const char rewards[] = "{\"kind\":\"eval\",\"args\":[],\"options\":{\"reward\":"
                                   "\"shell:id\"}}";
     assert_checked(rewards, rewards, rewards, true);
+}
+
+/* Every option of training is the same option under each of its names: the aliases, which are names
+ * of PEFT and TRL, and all of them with '_' for '-'. */
+static void test_option_names(void **state) {
+    (void)state;
+    struct option_row *table = options_join(NULL, train_settings_tables);
+    const struct job_kind one[] = {{"train", NULL, NULL, table, any_args}, {0}};
+    const struct job_request_rules rules = {.kinds = one};
+    int n = 0;
+    for (const struct option_row *row = table; row->name; row++) {
+        const struct option_row *wanted = option_find(table, row->name);
+        bool number = wanted->type == OPT_INT || wanted->type == OPT_FLOAT;
+        if (!number && wanted->type != OPT_BOOL) continue;
+        for (int underscores = 0; underscores < 2; underscores++, n++) {
+            char *name = xstrdup(row->name);
+            struct job_request r;
+            for (char *p = name; underscores && *p; p++) *p = *p == '-' ? '_' : *p;
+            json_t *v = json_pack("{s:s,s:{s:o}}", "kind", "train", "options", name,
+                                  number ? json_integer(1) : json_true());
+            bool allowed = wanted->job_policy != JOB_ARG_FORBIDDEN;
+            int rc = job_request_check(&rules, v, &r, NULL, &err);
+            if (rc != (allowed ? OK : ERR_USAGE)) fail_msg("%s: %s", name, err.text);
+            if (rc == OK) {
+                assert_non_null(
+                    json_object_get(json_object_get(r.resolved, "options"), wanted->name));
+                job_request_release(&r);
+            }
+            json_decref(v);
+            free(name);
+        }
+    }
+    assert_true(n > 100 && option_find(table, "per_device_train_batch_size") != NULL);
+    free(table);
 }
 
 static int submit_with_output(const char *name, const char *owner, bool any, char id[JOB_ID_LEN]) {
@@ -1577,6 +1622,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(test_refused, setup, teardown),
         cmocka_unit_test_setup_teardown(test_resolved, setup, teardown),
         cmocka_unit_test_setup_teardown(test_paths, setup, teardown),
+        cmocka_unit_test(test_option_names),
         cmocka_unit_test_setup_teardown(test_output_owners, setup, teardown),
         cmocka_unit_test_setup_teardown(test_limits_by_owner, setup, teardown),
         cmocka_unit_test_setup_teardown(test_time_limit, setup, teardown),

@@ -173,8 +173,15 @@ struct adapter *adapter_open(const char *path, struct model *m, struct error *er
 /* Parses one adapter of a mix, "DIR=0.7", and truncates `term` before the "=". Returns false, with
  * *weight = 1 and `term` unchanged, if no valid weight follows a "=". */
 bool adapter_weight_parse(char *term, float *weight);
-/* The lineage key of the SHA-256 of the base model that the adapter was trained on. */
+/* Lineage keys: the SHA-256 of the base model that the adapter was trained on and, if that is a
+ * quantised or converted copy, of the model that it was made from (model.source_hash). */
 #define ADAPTER_BASE_HASH "base_sha256"
+#define ADAPTER_BASE_SOURCE "base_source_sha256"
+/* Sets both keys from a model whose hash is known; does nothing if m->hash is empty. */
+void adapter_lineage_set_model(json_t *lineage, const struct model *m);
+/* Sets both keys of a child's lineage to the base of its parents. Parents without a base are
+ * ignored. If the bases differ, sets nothing, unless they are copies of one model. */
+void adapter_lineage_set_base(json_t *lineage, const struct adapter *const *parents, int n);
 
 /* the pool */
 

@@ -172,17 +172,6 @@ bool adapter_path_is_gguf(const char *path) {
     return file_read_head(path, magic, sizeof magic) == sizeof magic && !memcmp(magic, "GGUF", 4);
 }
 
-/* Warns when the adapter was trained on another base. This is not an error: a converted or
- * quantised base has another hash and still fits. */
-static void base_hash_check(const struct adapter *a, const char *path, struct model *m) {
-    const char *trained_on = json_string_value(json_object_get(a->lineage, ADAPTER_BASE_HASH));
-    struct error err;
-    const char *actual = trained_on ? model_hash(m, &err) : NULL;
-    if (actual && strcmp(trained_on, actual) != 0)
-        log_warn("adapter '%s' was trained on a base with sha-256 %.12s…, but '%s' is %.12s…", path,
-                 trained_on, m->name, actual);
-}
-
 struct adapter *adapter_open_with_hash(const char *path, struct model *m, const char *hash,
                                        struct error *err) {
     struct adapter_load_hints hints = {.model = m, .hash = hash};
@@ -194,7 +183,7 @@ struct adapter *adapter_open_with_hash(const char *path, struct model *m, const 
         adapter_release(a);
         return NULL;
     }
-    if (!hash) base_hash_check(a, path, m);
+    if (!hash) adapter_warn_other_base(a, path, m);
     return a;
 }
 

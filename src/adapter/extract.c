@@ -112,12 +112,12 @@ static void modules_factorize(void *ctx, int64_t begin, int64_t end, int thread)
 
 static json_t *lineage_new(const struct svd_job *job, double error) {
     json_t *o = json_pack("{s:s}", "operator", job->source ? "resize" : "extract");
-    json_t *base_hash =
-        job->source ? json_object_get(job->source->lineage, ADAPTER_BASE_HASH) : NULL;
-    if (job->source) json_object_set_new(o, "parents", json_string(job->source->hash));
-    if (base_hash) json_object_set(o, ADAPTER_BASE_HASH, base_hash);
+    if (job->source) {
+        json_object_set_new(o, "parents", json_string(job->source->hash));
+        adapter_lineage_set_base(o, &job->source, 1);
+    }
     if (job->tuned) {
-        json_object_set_new(o, ADAPTER_BASE_HASH, json_string(job->base->hash));
+        adapter_lineage_set_model(o, job->base);
         json_object_set_new(o, "finetuned_sha256", json_string(job->tuned->hash));
     }
     if (job->truncation.rank)

@@ -97,5 +97,8 @@ int peft_check(const char *dir, struct error *err);
 struct adapter *adapter_open_with_hash(const char *path, struct model *m, const char *hash,
                                        struct error *err);
 bool adapter_path_is_gguf(const char *path);
+/* Warns when the adapter was trained on another base. This is not an error, because it fits the
+ * model's shape. Computes the model's hash if the lineage has a base. */
+void adapter_warn_other_base(const struct adapter *a, const char *path, struct model *m);
 
 #endif

@@ -159,7 +159,7 @@ struct model *adapter_merge(const struct model *m, const struct adapter *a, stru
     int rc = OK;
     *out = *m;
     out->arena = (struct arena){0};
-    out->hash[0] = 0;
+    out->hash[0] = out->source_hash[0] = 0;
     out->layers = memcpy(arena_alloc(&out->arena, size), m->layers, size);
     for (int32_t i = 0; rc == OK && i < m->config.n_layers * N_PROJ; i++)
         if (a->loras[i].r > 0)

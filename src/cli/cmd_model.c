@@ -118,7 +118,7 @@ static int run_convert(const struct cli_options *c, const void *options, const s
                                        "type", tensor_type_name(type), "bytes of weights",
                                        (json_int_t)quant_bytes(&q, &m->config), "replaces",
                                        (int)path_exists(o->out)));
-    else if (rc == OK)
+    else if (rc == OK && (rc = model_set_source(m, err)) == OK)
         rc = write_model(m, o->out, type, err);
     if (rc == OK && !o->dry_run) log_info("wrote '%s'", o->out);
     model_close(m);

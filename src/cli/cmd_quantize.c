@@ -198,7 +198,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
                  original->name, tensor_type_name(original->type));
     if (rc == OK && o->dry_run)
         rc = plan(c, original, out, &q, err);
-    else if (rc == OK)
+    else if (rc == OK && (rc = model_set_source(original, err)) == OK)
         rc = copy_write(original, out, &q, pool, err);
     if (rc == OK && !o->dry_run && !(copy = model_open(out, cli_numeric_class(c), err)))
         rc = err->code;

@@ -241,8 +241,9 @@ struct shoal_adapter *shoal_trainer_adapter(struct shoal_trainer *t, int adapter
     }
     char updates[32];
     snprintf(updates, sizeof updates, "%lld", (long long)trainer_update_count(t->trainer));
-    json_t *lineage = json_pack("{s:s,s:s,s:s,s:s}", "operator", "trainer", "start",
-                                t->start[adapter], "updates", updates, ADAPTER_BASE_HASH, m->hash);
+    json_t *lineage = json_pack("{s:s,s:s,s:s}", "operator", "trainer", "start", t->start[adapter],
+                                "updates", updates);
+    adapter_lineage_set_model(lineage, m);
     struct adapter *a = trainer_export_adapter(t->trainer, adapter, lineage);
     json_decref(lineage);
     if (adapter_bind(a, m, &inner) == OK) return adapter_wrap(a);

@@ -26,6 +26,9 @@
 _Static_assert(__BYTE_ORDER__ == __ORDER_LITTLE_ENDIAN__,
                "values are copied in the byte order of the file");
 
+/* GGUF's own keys general.source.* are addresses of a source, not its hash. */
+#define KEY_SOURCE "shoal.source_sha256"
+
 enum gguf_type {
     GGUF_TYPE_U8,
     GGUF_TYPE_I8,
@@ -867,6 +870,7 @@ struct model *gguf_model_open(const char *path, enum numeric_class cls, struct e
     if (rc == OK) rc = tokenizer_read(&g, m->config.vocab_size, &m->tok, err);
     if (rc == OK) {
         m->chat_template = kv_get_text(gguf_find(&g, "tokenizer.chat_template"), &m->arena);
+        model_read_source(m, kv_get_text(gguf_find(&g, KEY_SOURCE), &m->arena));
         model_add_map(m, &g.map);
     }
     gguf_close(&g);
@@ -1002,6 +1006,7 @@ static void config_write(struct kv_writer *o, const struct model *m, const struc
     kv_add_text(o, "general.name", m->name);
     kv_add_u32(o, "general.file_type", quant_file_type(q));
     kv_add_u32(o, "general.quantization_version", 2);
+    if (m->source_hash[0]) kv_add_text(o, KEY_SOURCE, m->source_hash);
     for (size_t i = 0; i < ARRAY_LEN(sizes); i++) {
         snprintf(key, sizeof(key), "%s.%s", c->arch->gguf, sizes[i].suffix);
         kv_add_u32(o, key, (uint32_t)sizes[i].value);

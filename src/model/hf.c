@@ -349,6 +349,7 @@ struct model *hf_model_open(const char *dir, enum numeric_class cls, struct erro
     json_t *config = config_open(m, dir, err);
     int rc = config ? weights_read(m, dir, err) : err->code;
     if (rc == OK) rc = tokenizer_read(m, dir, config, err);
+    if (rc == OK) model_read_source(m, json_string_value(json_object_get(config, HF_SOURCE_KEY)));
     json_decref(config);
     if (rc == OK) return m;
     model_close(m);

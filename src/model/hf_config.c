@@ -447,5 +447,6 @@ json_t *hf_config_json(const struct model *m, enum tensor_type type) {
                                                          : "bfloat16"));
     id_set(root, "bos_token_id", m->tok ? tokenizer_bos(m->tok) : -1);
     id_set(root, "eos_token_id", m->tok ? tokenizer_eos(m->tok) : -1);
+    if (m->source_hash[0]) json_object_set_new(root, HF_SOURCE_KEY, json_string(m->source_hash));
     return root;
 }

@@ -102,6 +102,8 @@ struct model *model_alloc(const char *path, enum numeric_class cls);
 /* Moves the mapping into the model, which keeps it until model_close, and clears *map. The model's
  * hash covers the mappings in the order in which they were added. */
 void model_add_map(struct model *m, struct file_map *map);
+/* Sets m->source_hash to a value from a file; ignores NULL and invalid hashes. */
+void model_read_source(struct model *m, const char *hash);
 /*
  * Creates every weight of m->config from `t` (sorted by name), whose names must be exactly those of
  * the canonical list under `naming`. Otherwise one ERR_MISMATCH lists the missing and unknown
@@ -116,6 +118,8 @@ int model_bind(struct model *m, const struct tensor_info *t, int n, enum tensor_
  * configuration to config.json and returns a new reference. */
 int hf_config_read(const json_t *root, struct model_config *c, struct error *err);
 json_t *hf_config_json(const struct model *m, enum tensor_type type);
+/* Key of config.json with m->source_hash; other programs ignore it. */
+#define HF_SOURCE_KEY "shoal_source_sha256"
 /* ERR_MISMATCH when config.json cannot express this configuration. */
 int hf_config_check(const struct model_config *c, struct error *err);
 /* The member of an object, or NULL if it is missing or null, which mean the same in these files. */

@@ -457,6 +457,16 @@ static void hash_compute(struct model *m) {
     sha256_final(&h, m->hash);
 }
 
+int model_set_source(struct model *m, struct error *err) {
+    const char *hash = model_hash(m, err);
+    if (hash && !m->source_hash[0]) memcpy(m->source_hash, hash, sizeof m->source_hash);
+    return hash ? OK : err->code;
+}
+
+void model_read_source(struct model *m, const char *hash) {
+    if (hash && hash_is_valid(hash)) memcpy(m->source_hash, hash, sizeof m->source_hash);
+}
+
 const char *model_hash(struct model *m, struct error *err) {
     // one lock for all models, because it is seldom taken
     static pthread_mutex_t hash_lock = PTHREAD_MUTEX_INITIALIZER;

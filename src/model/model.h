@@ -112,6 +112,9 @@ struct model {
     struct file_map *maps;
     int n_maps;
     char hash[HASH_LEN]; /* SHA-256 as text; empty until model_hash computes it */
+    /* SHA-256 of the model of which this one is a quantised or converted copy, from its files;
+     * empty: unknown. The writers store it. */
+    char source_hash[HASH_LEN];
 };
 
 /* `path`: a GGUF file, a Hugging Face directory, or the "hf:" name of a model that was pulled
@@ -134,6 +137,9 @@ int model_measure(const char *path, enum numeric_class cls, struct model_size *o
  * first use and kept in m->hash. Any thread may call model_hash. It cannot fail. Code that changes
  * weights in place sets m->hash[0] to 0. */
 const char *model_hash(struct model *m, struct error *err);
+/* From now on the writers store in copies that they were made from m or, if m is a copy, from its
+ * source. */
+int model_set_source(struct model *m, struct error *err);
 /* Both functions write matrices as `type`; norms and biases stay f32. Equal models give equal
  * bytes. In GGUF, tensor_type_fallback replaces `type` where its blocks do not fit. A Hugging Face
  * directory can have only f32, f16 and bf16. */

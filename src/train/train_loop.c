@@ -268,7 +268,7 @@ static int callbacks_begin(const struct train_loop *c, struct error *err) {
 static int export_result(struct train_loop *c, int j, struct error *err) {
     json_t *lineage = json_pack("{s:s,s:s,s:s}", "operator", c->method, "data", c->data[j], "start",
                                 c->initial_adapters[j]->hash);
-    if (c->m->hash[0]) json_object_set_new(lineage, ADAPTER_BASE_HASH, json_string(c->m->hash));
+    adapter_lineage_set_model(lineage, c->m);
     c->jobs[j].result = trainer_export_adapter(c->trainer, j, lineage);
     json_decref(lineage);
     return adapter_bind(c->jobs[j].result, c->m, err);

@@ -396,6 +396,33 @@ static void test_gguf_round_trips(void **state) {
     }
 }
 
+/* A copy stores the hash of its source, and a copy of a copy that of the first. Without it the
+ * files are as before. */
+static void test_source_hash(void **state) {
+    (void)state;
+    struct error err;
+    struct model_config c = preset_config("tiny-llama");
+    struct model *m = model_create(&c, "source");
+    char hash[HASH_LEN];
+    assert_int_equal(model_write_gguf(m, tmp_path("source.gguf"), TENSOR_F32, &err), OK);
+    model_close(m);
+    m = open_ok(tmp_path("source.gguf"), NUMERIC_EXACT);
+    assert_string_equal(m->source_hash, "");
+    strcpy(hash, model_hash(m, &err));
+    for (int k = 0; k < 3; k++) {
+        const char *path = tmp_path(k == 1 ? "copy" : k ? "copy2.gguf" : "copy.gguf");
+        assert_int_equal(model_set_source(m, &err), OK);
+        assert_int_equal(k == 1 ? model_write_hf(m, path, TENSOR_F16, &err)
+                                : model_write_gguf(m, path, TENSOR_Q8_0, &err),
+                         OK);
+        model_close(m);
+        m = open_ok(path, NUMERIC_EXACT);
+        assert_string_equal(m->source_hash, hash);
+        assert_string_not_equal(model_hash(m, &err), hash);
+    }
+    model_close(m);
+}
+
 /* A chat template, a pattern that GGUF has no name for, and rows beyond the tokenizer. */
 static void test_gguf_extras(void **state) {
     (void)state;
@@ -1486,6 +1513,7 @@ int main(void) {
         cmocka_unit_test(test_rope_table),
         cmocka_unit_test(test_model_new),
         cmocka_unit_test(test_gguf_round_trips),
+        cmocka_unit_test(test_source_hash),
         cmocka_unit_test(test_gguf_extras),
         cmocka_unit_test(test_gguf_permutation),
         cmocka_unit_test(test_gguf_foreign_blocks),

@@ -168,8 +168,14 @@ int adapter_write(const struct adapter *a, const char *out, const char *base, bo
 
 /* Loads a PEFT directory or a GGUF file for this model and binds it. Commands use this function. It
  * ignores exact copies of the model's embedding or head, which PEFT may add to the file, and warns
- * when the lineage has the hash of another base. */
+ * when the lineage has the hash of another base. Copies of one model are the same base. */
 struct adapter *adapter_open(const char *path, struct model *m, struct error *err);
+/* False if the adapter changes no output: B or A of every component is zero or the scale is, DoRA's
+ * multipliers are 1, and no row of embedding or head is replaced. Looks at the factors only, and
+ * only up to the first that is not zero. The adapter must have its f32 factors and be ready. */
+bool adapter_has_effect(const struct adapter *a);
+/* Warns about an adapter without effect. Commands that generate with an adapter call it. */
+void adapter_warn_no_effect(const struct adapter *a, const char *path);
 /* Parses one adapter of a mix, "DIR=0.7", and truncates `term` before the "=". Returns false, with
  * *weight = 1 and `term` unchanged, if no valid weight follows a "=". */
 bool adapter_weight_parse(char *term, float *weight);

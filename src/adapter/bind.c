@@ -167,6 +167,47 @@ int adapter_bind(struct adapter *a, const struct model *m, struct error *err) {
                     : rc;
 }
 
+/* Whether one of the n values v[0], v[stride], … is not 0. */
+static bool any_nonzero(const float *v, int64_t n, int64_t stride) {
+    for (int64_t i = 0; i < n; i++)
+        if (v[i * stride] != 0) return true;
+    return false;
+}
+
+/* DoRA divides by norms that are rounded, so a multiplier of a new adapter is 1 up to this. */
+#define MULTIPLIER_EPSILON 1e-5f
+
+/* Whether scale · B A is not 0 or a multiplier is not 1. */
+static bool lora_has_effect(const struct lora *lo, int64_t out, int64_t in) {
+    for (int64_t o = 0; lo->dora_scale && o < out; o++)
+        if (fabsf(lo->dora_scale[o] - 1) > MULTIPLIER_EPSILON) return true;
+    for (int32_t c = 0; lo->scale != 0 && c < lo->r; c++)
+        if (any_nonzero(lo->b + c, out, lo->r) && any_nonzero(lo->a + c * in, in, 1)) return true;
+    return false;
+}
+
+static bool table_has_effect(const struct vocab_override *t, int64_t out, int64_t in) {
+    return t->full || t->n > 0 || lora_has_effect(&t->lora, out, in);
+}
+
+bool adapter_has_effect(const struct adapter *a) {
+    const struct vocab_overrides *v = a->vocab_overrides;
+    int64_t vocab = a->shape.vocab_size, d = a->shape.d_model;
+    CHECK(a->data && adapter_is_ready(a));
+    for (int32_t i = 0; i < a->shape.n_layers * N_PROJ; i++)
+        if (lora_has_effect(&a->loras[i], proj_out(&a->shape, i % N_PROJ),
+                            proj_in(&a->shape, i % N_PROJ)))
+            return true;
+    return v && (table_has_effect(&v->embed, d, vocab) || table_has_effect(&v->head, vocab, d));
+}
+
+void adapter_warn_no_effect(const struct adapter *a, const char *path) {
+    if (adapter_has_effect(a)) return;
+    log_warn("adapter '%s' has no effect, because its B or its scale is 0: it was not trained, or "
+             "the training changed nothing",
+             path);
+}
+
 bool adapter_path_is_gguf(const char *path) {
     char magic[4] = "";
     return file_read_head(path, magic, sizeof magic) == sizeof magic && !memcmp(magic, "GGUF", 4);

@@ -410,6 +410,7 @@ static int staged_load(struct adapter_pool *p, const char *path, const char *has
         adapter_release(s->a);
         return error_set(err, ERR_IO, "adapter '%s' changed while it was read", path);
     }
+    if (!hash) adapter_warn_no_effect(s->a, path);
     if (p->o.serve_only && !s->a->vocab_overrides)
         adapter_pack_only(s->a, p->o.elem);
     else

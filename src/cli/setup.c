@@ -146,6 +146,7 @@ struct adapter *setup_adapter(struct setup *s, const char *path, struct error *e
         free(absolute);
         return a;
     }
+    adapter_warn_no_effect(a, path);
     s->adapters = xrealloc(s->adapters, sizeof *s->adapters * (size_t)(s->n_adapters + 1));
     s->adapters[s->n_adapters++] = (struct recorded_adapter){absolute, a};
     return a;

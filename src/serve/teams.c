@@ -24,6 +24,7 @@ static struct adapter *team_adapter(void *ctx, const char *path, struct error *e
     struct server *s = ctx;
     struct adapter *a = adapter_open(path, s->model, err);
     if (!a) return NULL;
+    adapter_warn_no_effect(a, path);
     s->team_adapters =
         xrealloc(s->team_adapters, sizeof *s->team_adapters * (size_t)(s->n_team_adapters + 1));
     return s->team_adapters[s->n_team_adapters++] = a;

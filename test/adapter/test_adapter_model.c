@@ -1083,6 +1083,98 @@ static void nan_refused(void **state) {
     free(path);
 }
 
+static void count_messages(void *ctx, const char *text) {
+    (void)text;
+    ++*(int *)ctx;
+}
+
+/* Number of warnings when an adapter of a base, which may be a copy, is opened for a model. */
+static int base_warnings(const struct model *trained_on, struct model *m) {
+    struct adapter *a = fixture_adapter(&m->config, 2, "q_proj", 0.2f, 1), *b;
+    json_t *lineage = json_object();
+    char *dir = path_join(temp_dir, "of-base");
+    int n = 0;
+    struct log_sink sink = {.message = count_messages, .ctx = &n}, *before;
+    adapter_lineage_set_model(lineage, trained_on);
+    b = adapter_from_data(&a->shape, &a->config, a->data, lineage);
+    save_ok(b, dir, "base");
+    before = log_set_sink(&sink);
+    adapter_release(open_ok(dir, m));
+    log_set_sink(before);
+    adapter_release(a);
+    adapter_release(b);
+    json_decref(lineage);
+    free(dir);
+    return n;
+}
+
+/* A model and its quantised and converted copies are one base. */
+static void copies_are_one_base(void **state) {
+    (void)state;
+    struct error err;
+    struct model *m[4];
+    const char *const names[] = {"source.gguf", "q8.gguf", "copy", "other.gguf"};
+    struct model *made[2] = {fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT), NULL};
+    made[1] = model_new_random(&made[0]->config, 77, NUMERIC_EXACT);
+    for (int i = 0; i < 4; i++) {
+        char *path = path_join(temp_dir, names[i]);
+        const struct model *from = i == 3 ? made[1] : i == 0 ? made[0] : m[i - 1];
+        assert_int_equal(
+            i == 2 ? model_write_hf(from, path, TENSOR_F16, &err)
+                   : model_write_gguf(from, path, i == 1 ? TENSOR_Q8_0 : TENSOR_F32, &err),
+            OK);
+        if (!(m[i] = model_open(path, NUMERIC_EXACT, &err))) fail_msg("%s", err.text);
+        assert_int_equal(model_hash(m[i], &err) && i < 2 ? model_set_source(m[i], &err) : OK, OK);
+        free(path);
+    }
+    m[0]->source_hash[0] = 0; // it was set for the writers; the file does not have it
+    for (int i = 0; i < 4; i++)
+        for (int k = 0; k < 4; k++)
+            assert_int_equal(base_warnings(m[i], m[k]), (i == 3) != (k == 3));
+    for (int i = 0; i < 4; i++) model_close(m[i]);
+    for (int i = 0; i < 2; i++) model_close(made[i]);
+}
+
+/* Adapters without effect: a new one, a scale of 0, and components of which only one factor is not
+ * zero; with DoRA as without. */
+static void effect_is_recognised(void **state) {
+    (void)state;
+    struct error err;
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
+    for (int dora = 0; dora < 2; dora++) {
+        struct adapter_config c = {.r = 2, .alpha = 4, .target = {[PROJ_Q] = true}, .dora = dora};
+        struct adapter *a = adapter_new_for_model(m, &c, 3, &err), *b;
+        size_t in = (size_t)proj_in(&m->config, PROJ_Q), last = a->n_data - 1;
+        assert_false(adapter_has_effect(a));
+        float *data = xmalloc(a->n_data * sizeof *data);
+        memcpy(data, a->data, a->n_data * sizeof *data);
+        if (!dora) {
+            memset(data + in, 0, in * sizeof *data); // row 1 of A of layer 0
+            data[2 * in + 1] = 1;                    // column 1 of B
+            b = adapter_from_data(&m->config, &c, data, NULL);
+            assert_false(adapter_has_effect(b));
+            adapter_release(b);
+            data[2 * in] = 1; // column 0 of B
+            b = adapter_from_data(&m->config, &c, data, NULL);
+            assert_true(adapter_has_effect(b));
+            adapter_release(b);
+            c.alpha = 0;
+            b = adapter_from_data(&m->config, &c, data, NULL);
+            assert_false(adapter_has_effect(b));
+            adapter_release(b);
+        } else {
+            data[last] *= 1.01f; // a magnitude
+            b = adapter_from_data(&m->config, &c, data, NULL);
+            assert_int_equal(adapter_bind(b, m, &err), OK);
+            assert_true(adapter_has_effect(b));
+            adapter_release(b);
+        }
+        adapter_release(a);
+        free(data);
+    }
+    model_close(m);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(golden_agrees),
@@ -1106,6 +1198,8 @@ int main(void) {
         cmocka_unit_test(peft_internal_names),
         cmocka_unit_test(multimodal_names),
         cmocka_unit_test(nan_refused),
+        cmocka_unit_test(copies_are_one_base),
+        cmocka_unit_test(effect_is_recognised),
     };
     return cmocka_run_group_tests(tests, golden_setup, golden_teardown);
 }

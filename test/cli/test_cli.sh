@@ -461,7 +461,22 @@ END
     "$shoal" run "$tmp/merged.gguf" --chat 'sort: k b x' --temp 0 -n 12 --ids --exact >"$tmp/ids_merged" 2>/dev/null
     same "the merged model generates the same ids" "$tmp/ids_peft" "$tmp/ids_merged"
     "$shoal" convert test/models/fry-1 -o "$tmp/fry.gguf" 2>/dev/null
-    says "an adapter trained on other bytes of the base" 0 "was trained on a base with sha-256" "$shoal" run "$tmp/fry.gguf" -p x -n 1 --adapter "$tmp/t1"
+    "$shoal" quantize test/models/fry-1 "$tmp/fry8.gguf" --type q8_0 --tokens 2 --quiet >/dev/null 2>"$tmp/err"
+    "$shoal" train "$tmp/fry8.gguf" --runs "$tmp/runs" --data "$tmp/few.jsonl" --out "$tmp/qlora" --r 2 --max-steps 1 --quiet >/dev/null 2>"$tmp/err"
+    for pair in fry.gguf:t1 fry8.gguf:t1 fry.gguf:qlora fry8.gguf:qlora; do
+        "$shoal" run "$tmp/${pair%:*}" -p x -n 1 --adapter "$tmp/${pair#*:}" >"$tmp/out" 2>"$tmp/err"
+        if [ $? = 0 ] && ! grep -q "was trained on a base" "$tmp/err"; then ok "a model and its copies are one base: $pair"; else bad "a model and its copies are one base: $pair" "$(cat "$tmp/err")"; fi
+    done
+    "$shoal" run test/models/fry-1 -p x -n 1 --adapter "$tmp/qlora" >"$tmp/out" 2>"$tmp/err"
+    if [ $? = 0 ] && ! grep -q "was trained on a base" "$tmp/err"; then ok "QLoRA's adapter on the source"; else bad "QLoRA's adapter on the source" "$(cat "$tmp/err")"; fi
+    "$shoal" model new --shape fry-1 --seed 9 "$tmp/random.gguf" 2>/dev/null
+    for a in t1 qlora; do says "an adapter of another base: $a" 0 "was trained on a base with sha-256" "$shoal" run "$tmp/random.gguf" -p x -n 1 --adapter "$tmp/$a"; done
+    "$shoal" adapter new --model test/models/fry-1 --rank 2 "$tmp/begun" >/dev/null 2>"$tmp/err"
+    says "run with an adapter without effect" 0 "begun' has no effect, because its B or its scale is 0" "$shoal" run test/models/fry-1 -p x -n 1 --adapter "$tmp/begun"
+    says "eval with an adapter without effect" 0 "begun' has no effect" "$shoal" eval test/models/fry-1 --tasks pick --n 2 --adapter "$tmp/begun"
+    says "debate with an adapter without effect" 0 "begun' has no effect" "$shoal" debate test/models/fry-1 --agents base "$tmp/begun" --topic x --choices a b --rounds 1
+    "$shoal" run test/models/fry-1 -p x -n 1 --adapter "$tmp/t1" >/dev/null 2>"$tmp/err"
+    if grep -q "no effect" "$tmp/err"; then bad "an adapter with effect" "$(cat "$tmp/err")"; else ok "an adapter with effect"; fi
     for n in 1 2; do
         "$shoal" adapter extract test/models/fry-1 "$tmp/merged.gguf" --rank 4 --threads $n --out "$tmp/ex$n" --json >"$tmp/out" 2>"$tmp/err"
     done

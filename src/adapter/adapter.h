@@ -61,8 +61,10 @@ struct adapter {
     struct vocab_overrides *vocab_overrides; /* NULL: the base's embedding and head are unchanged */
     struct arena bind_arena;          /* memory of the multipliers and rows from adapter_bind */
     struct lora_pack *packs[N_DTYPE]; /* for the forward pass; see adapter_pack */
-    char *base;      /* base_model_name_or_path in the file it was loaded from, or NULL */
-    json_t *lineage; /* object of strings (parents, operator, seed …) or NULL */
+    char *base; /* base_model_name_or_path in the file it was loaded from, or NULL */
+    /* Object of strings (operator, seed …) or NULL. "parents": the hashes of the parents, separated
+     * by blanks; "parent_names": a JSON list of the paths or names that they were read by. */
+    json_t *lineage;
 };
 
 /* "q_proj,v_proj" or "all-linear" → targets. */

@@ -39,6 +39,7 @@ static json_t *lineage_make(const char *operator, const struct adapter * a,
     json_t *o = json_object();
     lineage_set(o, "operator", operator);
     lineage_set(o, "parents", parents);
+    adapter_lineage_set_base(o, (const struct adapter *const[]){a, b}, b ? 2 : 1);
     return o;
 }
 

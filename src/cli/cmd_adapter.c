@@ -281,6 +281,21 @@ static int weighted_open(struct weighted_adapters *w, const struct options *o, c
     return OK;
 }
 
+/* If the parents' bases differ, the base of the child is the model for which it is made; that they
+ * differ was warned of when they were opened. Takes ownership of `child`. */
+static struct adapter *child_set_base(struct adapter *child, struct adapter *const *parents, int n,
+                                      const struct model *m) {
+    bool any = false;
+    for (int i = 0; i < n; i++)
+        any |= json_object_get(parents[i]->lineage, ADAPTER_BASE_HASH) != NULL;
+    if (!any || json_object_get(child->lineage, ADAPTER_BASE_HASH)) return child;
+    json_t *lineage = json_copy(child->lineage);
+    adapter_lineage_set_model(lineage, m);
+    child = operator_set_lineage(child, lineage);
+    json_decref(lineage);
+    return child;
+}
+
 /* The child of --operator, or NULL. */
 static struct adapter *operator_child(const struct options *o, struct model *m, struct error *err) {
     struct weighted_adapters w;
@@ -296,11 +311,23 @@ static struct adapter *operator_child(const struct options *o, struct model *m, 
                              .n_parents = w.n,
                              .rank = (int32_t)o->rank,
                              .step = step,
-                             .seed = (uint64_t)o->seed};
+                             .seed = (uint64_t)o->seed,
+                             .names = (const char *const *)o->parents.v};
         child = operator_apply(op, &x, err);
+        if (child) child = child_set_base(child, w.v, w.n, m);
     }
     weighted_release(&w);
     return child;
+}
+
+/* The lineage of a mutated blend: the blend's, with the names of its parents and the mutation. The
+ * blend itself is never saved, so it is not the parent. */
+static json_t *blend_lineage(const struct options *o, const struct adapter *blend,
+                             const struct adapter *child) {
+    json_t *lineage = o->mut > 0 ? operator_mutated_lineage(blend->lineage, child->lineage)
+                                 : json_copy(blend->lineage);
+    operator_lineage_set_names(lineage, (const char *const *)o->parents.v, o->parents.n);
+    return lineage;
 }
 
 /* The child of --alpha and --mut: a blend, then a mutation of the blend. */
@@ -319,6 +346,12 @@ static struct adapter *blend_child(const struct options *o, struct model *m, str
     struct adapter *child =
         blend ? adapter_mutate(blend, (float)o->mut, (float)o->mut_std, legacy, (uint64_t)o->seed)
               : NULL;
+    if (child) {
+        json_t *lineage = blend_lineage(o, blend, child);
+        child = operator_set_lineage(child, lineage);
+        json_decref(lineage);
+        child = child_set_base(child, (struct adapter *const[]){a, b}, 2, m);
+    }
     adapter_release(a);
     adapter_release(b);
     adapter_release(blend);

@@ -282,6 +282,7 @@ struct operands {
     int32_t rank;
     float step; /* meaning: see the row; NAN: the row's default */
     uint64_t seed;
+    const char *const *names; /* [n] the parents' names or paths for the lineage, or NULL */
 };
 
 enum operator_kind { OPERATOR_CROSSOVER, OPERATOR_PEFT, OPERATOR_MUTATION };
@@ -314,11 +315,11 @@ const char *operator_stored_name(const struct adapter_operator *op);
 /* The current name of the operator that a record stores under this key; "" if it stores none. */
 const char *operator_label(const json_t *record, const char *key);
 /*
- * Makes the child. Its lineage has operator, parents (hashes), seed, and, where they apply,
- * weights, step and rank. If ΔW was factorised again, it has "error": the relative norm that the
- * truncation to the rank lost. ERR_USAGE: operands that the row does not accept; ERR_MISMATCH:
- * incompatible parents; ERR_STATE: an empty child; ERR_NUMERIC: overflow, or a mean that does not
- * converge.
+ * Makes the child. Its lineage has operator, parents (hashes), seed, the parents' base (see
+ * adapter_lineage_set_base), and, where they apply, parent_names, weights, step and rank. If ΔW was
+ * factorised again, it has "error": the relative norm that the truncation to the rank lost.
+ * ERR_USAGE: operands that the row does not accept; ERR_MISMATCH: incompatible parents; ERR_STATE:
+ * an empty child; ERR_NUMERIC: overflow, or a mean that does not converge.
  */
 struct adapter *operator_apply(const struct adapter_operator *op, const struct operands *x,
                                struct error *err);
@@ -340,6 +341,11 @@ int32_t operand_rank(const struct operands *x, int32_t i, int32_t max_rank);
 /* Builds the child from `d`, and records "error" in `lineage` (borrowed). ERR_STATE if the child is
  * empty. */
 struct adapter *operator_finish(struct adapter_builder *d, json_t *lineage, struct error *err);
+/* Records the names or paths of n parents in a lineage, as a JSON list. */
+void operator_lineage_set_names(json_t *lineage, const char *const *names, int n);
+/* The lineage of a child to which a mutation was applied before it was saved: `before`, which has
+ * its parents, with "mutation" and the mutation's values ("mutation_seed" …). A new reference. */
+json_t *operator_mutated_lineage(const json_t *before, const json_t *mutation);
 /* Takes ownership of `a`; returns an adapter with the same data and this lineage, which is
  * borrowed. NULL if `a` is NULL. */
 struct adapter *operator_set_lineage(struct adapter *a, json_t *lineage);

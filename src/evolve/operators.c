@@ -67,6 +67,18 @@ struct adapter *operator_finish(struct adapter_builder *d, json_t *lineage, stru
     return child;
 }
 
+json_t *operator_mutated_lineage(const json_t *before, const json_t *mutation) {
+    static const char *const values[] = {"step", "p", "std", "seed"};
+    json_t *lineage = json_copy((json_t *)(uintptr_t)before), *value;
+    json_object_set(lineage, "mutation", json_object_get(mutation, "operator"));
+    for (size_t i = 0; i < ARRAY_LEN(values); i++) {
+        char *key = xasprintf("mutation_%s", values[i]);
+        if ((value = json_object_get(mutation, values[i]))) json_object_set(lineage, key, value);
+        free(key);
+    }
+    return lineage;
+}
+
 struct adapter *operator_set_lineage(struct adapter *a, json_t *lineage) {
     if (!a) return NULL;
     struct adapter *child = adapter_from_data(&a->shape, &a->config, a->data, lineage);
@@ -178,6 +190,15 @@ static void add_float(struct buf *b, float f) {
     buf_add(b, text, strlen(text));
 }
 
+void operator_lineage_set_names(json_t *lineage, const char *const *names, int n) {
+    json_t *list = json_array();
+    for (int p = 0; p < n; p++) json_array_append_new(list, json_from_path(names[p]));
+    char *text = json_dumps(list, JSON_COMPACT);
+    json_object_set_new(lineage, "parent_names", json_string(text));
+    json_decref(list);
+    free(text);
+}
+
 static json_t *operator_lineage_json(const struct adapter_operator *op, const struct operands *x) {
     struct buf parents = {0}, weights = {0}, step = {0};
     for (int p = 0; p < x->n_parents; p++) {
@@ -192,6 +213,8 @@ static json_t *operator_lineage_json(const struct adapter_operator *op, const st
     if (op->unit) json_object_set_new(o, "step", json_string(step.data));
     if (x->rank) json_object_set_new(o, "rank", json_sprintf("%d", (int)x->rank));
     json_object_set_new(o, "seed", json_sprintf("%llu", (unsigned long long)x->seed));
+    if (x->names) operator_lineage_set_names(o, x->names, x->n_parents);
+    adapter_lineage_set_base(o, (const struct adapter *const *)x->parents, x->n_parents);
     buf_release(&parents);
     buf_release(&weights);
     buf_release(&step);

@@ -507,7 +507,8 @@ static int make_crossover(const struct population *p, const struct adapter_opera
                          .n_parents = 2,
                          .rank = op->weighting == WEIGHTING_FACTORS ? 0 : (int32_t)p->o->rank,
                          .step = (float)out->step,
-                         .seed = rng_u64(rng)};
+                         .seed = rng_u64(rng),
+                         .names = (const char *const[]){a->name, b->name}};
     if (!(out->adapter = operator_apply(op, &x, err))) return err->code;
     if (p->o->preserve_norm && op->weighting == WEIGHTING_DELTA)
         out->adapter = preserve_norm(out->adapter, parents[0], parents[1], t);
@@ -521,7 +522,8 @@ static int make_mutant(const struct operator_set *s, int which, const struct can
     struct operands x = {.parents = (struct adapter *[]){a->adapter},
                          .n_parents = 1,
                          .step = (float)s->step[which],
-                         .seed = rng_u64(rng)};
+                         .seed = rng_u64(rng),
+                         .names = (const char *const[]){a->name}};
     out->role = a->role;
     out->step = s->step[which];
     strcpy(out->parents[0], a->name);

@@ -140,9 +140,24 @@ static char *adapter_dir(const struct evolve_run *r, const char *id, int generat
     return xasprintf("%s/%s/adapters/gen_%d/%s", r->env->root, id, generation, name);
 }
 
+/* The adapter with the lineage that its files get. An adapter without a base gets the run's model
+ * as its base; "fitness" is the value in the generation's scores. */
+static struct adapter *adapter_with_fitness(const struct evolve_run *r, const struct adapter *a,
+                                            const json_t *scores) {
+    json_t *lineage = a->lineage ? json_copy(a->lineage) : json_object();
+    double fitness = json_interval(scores, "fitness").value;
+    if (!json_object_get(lineage, ADAPTER_BASE_HASH)) adapter_lineage_set_model(lineage, r->model);
+    if (isfinite(fitness)) json_object_set_new(lineage, "fitness", json_sprintf("%.9g", fitness));
+    struct adapter *out = adapter_from_data(&a->shape, &a->config, a->data, lineage);
+    json_decref(lineage);
+    return out;
+}
+
 int evolve_run_save_adapter(struct evolve_run *r, int generation, const char *name,
-                            const struct adapter *a, const json_t *scores, struct error *err) {
+                            const struct adapter *candidate, const json_t *scores,
+                            struct error *err) {
     if (r->replay_generation >= 0) return OK;
+    struct adapter *a = adapter_with_fitness(r, candidate, scores);
     char *dir = adapter_dir(r, r->id, generation, name),
          *key = xasprintf("gen_%d/%s", generation, name);
     int rc = adapter_save(a, dir, r->model->name, err);
@@ -151,6 +166,7 @@ int evolve_run_save_adapter(struct evolve_run *r, int generation, const char *na
     if (rc == OK)
         rc = store_adapter_put(r->store, r->id, generation, name, a->hash, a->lineage, scores, err);
     if (rc == OK) json_object_set_new(r->adapters, key, json_string(a->hash));
+    adapter_release(a);
     free(dir);
     free(key);
     return rc;
@@ -172,7 +188,9 @@ static struct adapter *load_adapter_of_run(struct evolve_run *r, const char *id,
         a = adapter_load(dir, &r->model->config, &ignored);
         free(dir);
         if (a && strcmp(a->hash, json_get_string(row, "hash")) == 0) {
-            /* the files may lack the lineage, which the ledger has */
+            /* The files may lack the lineage, which the ledger has. The fitness is that of one
+             * generation: it is not passed on. */
+            json_object_del(json_object_get(row, "lineage"), "fitness");
             a = operator_set_lineage(a, json_object_get(row, "lineage"));
             break;
         }

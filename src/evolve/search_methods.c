@@ -328,17 +328,24 @@ static struct adapter *coef_search_merge_layers(const struct operands *x, const 
     return a;
 }
 
+static void founder_names(const struct evolve_run *r, const char *names[MAX_FOUNDERS]) {
+    for (int i = 0; i < r->n_founders; i++) names[i] = r->names[i];
+}
+
 static struct adapter *coef_search_merge(const struct coef_search *h, const double *v,
                                          struct error *err) {
     struct evolve_run *r = h->r;
     float w[MAX_FOUNDERS];
+    const char *names[MAX_FOUNDERS];
+    founder_names(r, names);
     for (int i = 0; i < r->n_founders; i++) w[i] = (float)v[i];
     struct operands x = {.parents = r->founders,
                          .weights = w,
                          .n_parents = r->n_founders,
                          .rank = (int32_t)r->o->evolve.rank,
                          .step = NAN,
-                         .seed = (uint64_t)r->o->seed};
+                         .seed = (uint64_t)r->o->seed,
+                         .names = names};
     if (h->n_weight_sets > 1) return coef_search_merge_layers(&x, v, err);
     if (h->op->unit)
         x.step = h->op->step_min +
@@ -488,13 +495,16 @@ static int method_coefficients(struct evolve_run *r, struct error *err) {
  * delta_ties or delta_dare. */
 static int method_merge(struct evolve_run *r, struct error *err) {
     int best = 0, rc = evaluate_founders(r, &best, err);
+    const char *names[MAX_FOUNDERS];
     const struct adapter_operator *op =
         rc == OK ? operator_find(r->o->evolve.merge_operator, err) : NULL;
     struct operands x = {.parents = r->founders,
                          .n_parents = r->n_founders,
                          .rank = (int32_t)r->o->evolve.rank,
                          .step = NAN,
-                         .seed = (uint64_t)r->o->seed};
+                         .seed = (uint64_t)r->o->seed,
+                         .names = names};
+    founder_names(r, names);
     struct adapter *adapter = op ? operator_apply(op, &x, err) : NULL;
     return adapter ? record_result(r, 1, adapter, NULL, op, err) : err->code;
 }

@@ -362,9 +362,9 @@ static bool swaps_policies(const struct learner *l) {
 static void policy_set_weights(struct learner *l, int i, float *floats, struct rng *r) {
     struct learner_policy *m = &l->policies[i];
     const struct adapter *old = m->adapter;
-    struct adapter *a = l->low_memory
-                            ? adapter_from_data_f16(&old->shape, &old->config, floats, NULL, r)
-                            : adapter_from_owned_data(&old->shape, &old->config, floats, NULL);
+    struct adapter *a =
+        l->low_memory ? adapter_from_data_f16(&old->shape, &old->config, floats, old->lineage, r)
+                      : adapter_from_owned_data(&old->shape, &old->config, floats, old->lineage);
     adapter_release(m->adapter);
     m->adapter = a;
 }

@@ -360,7 +360,8 @@ static struct adapter *crossover(const struct simulation *s, const struct policy
                          .rank =
                              op->weighting == WEIGHTING_FACTORS ? 0 : (int32_t)s->o->learn.train.r,
                          .step = NAN,
-                         .seed = seed};
+                         .seed = seed,
+                         .names = (const char *const[]){a->name, b->name}};
     struct adapter *child = operator_apply(op, &x, err);
     if (!child && err->code == ERR_STATE) // an empty child: the fitter parent is used instead
         child = adapter_retain(parents[ratio < 0.5]);
@@ -370,11 +371,18 @@ static struct adapter *crossover(const struct simulation *s, const struct policy
     return child;
 }
 
-static struct adapter *mutate(const struct simulation *s, struct adapter *a, uint64_t seed,
-                              struct error *err) {
+/* Mutates a child, which is not saved without the mutation, or (if the crossover was empty) one of
+ * its parents. Takes ownership of `a`. */
+static struct adapter *mutate(const struct simulation *s, struct adapter *a, bool is_parent,
+                              uint64_t seed, struct error *err) {
     const struct adapter_operator *op = operator_find(s->o->mutation, err);
     struct operands x = {.parents = &a, .n_parents = 1, .step = NAN, .seed = seed};
     struct adapter *child = op ? operator_apply(op, &x, err) : NULL;
+    if (child && !is_parent) {
+        json_t *lineage = operator_mutated_lineage(a->lineage, child->lineage);
+        child = operator_set_lineage(child, lineage);
+        json_decref(lineage);
+    }
     adapter_release(a);
     return child;
 }
@@ -398,7 +406,9 @@ static int child_make(struct simulation *s, int k, struct error *err) {
     strcpy(out->parents[0], a->name);
     strcpy(out->parents[1], b->name);
     out->adapter = crossover(s, a, b, rng_u64(&r), err);
-    if (out->adapter && mutant) out->adapter = mutate(s, out->adapter, rng_u64(&r), err);
+    bool is_parent = out->adapter && (strcmp(out->adapter->hash, a->adapter->hash) == 0 ||
+                                      strcmp(out->adapter->hash, b->adapter->hash) == 0);
+    if (out->adapter && mutant) out->adapter = mutate(s, out->adapter, is_parent, rng_u64(&r), err);
     if (out->adapter && s->o->low_memory) out->adapter = policy_to_f16(out->adapter, rng_u64(&r));
     out->critic = critic_copy(MIN(a, b));
     return out->adapter ? OK : err->code;
@@ -551,6 +561,7 @@ static struct adapter *founder_new(const struct simulation *s, int i, struct err
     free((void *)(uintptr_t)c.modules);
     if (!a || s->o->init_noise <= 0) return a;
     b = adapter_mutate(a, 1, (float)s->o->init_noise, true, rng_u64(&r));
+    json_object_del(b->lineage, "parents"); // `a`, which is not saved
     adapter_release(a);
     return b;
 }

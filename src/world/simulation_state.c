@@ -13,6 +13,7 @@
 #include "world/internal.h"
 
 #include <dirent.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -90,13 +91,29 @@ json_t *policy_record_json(const struct policy_record *m) {
 
 /* saving */
 
-static int policy_adapter_save(const struct simulation *s, const char *dir, struct adapter *a,
-                               struct error *err) {
+/* The policy's adapter in f32, with base and fitness in its lineage. */
+static struct adapter *policy_adapter_with_fitness(const struct simulation *s,
+                                                   const struct policy_record *m) {
+    json_t *lineage = m->adapter->lineage ? json_copy(m->adapter->lineage) : json_object();
+    if (!json_object_get(lineage, ADAPTER_BASE_HASH)) adapter_lineage_set_model(lineage, s->m);
+    if (isfinite(m->outcome.fitness))
+        json_object_set_new(lineage, "fitness", json_sprintf("%.9g", m->outcome.fitness));
+    struct adapter *f32 = operator_set_lineage(adapter_to_f32(m->adapter), lineage);
+    json_decref(lineage);
+    return f32;
+}
+
+static int policy_adapter_save(const struct simulation *s, const char *dir,
+                               const struct policy_record *m, struct error *err) {
+    const struct adapter *a = m->adapter;
     char *path = xasprintf("%s/minds/%s", dir, a->hash);
     char *config = path_join(path, "adapter_config.json"); // adapter_save writes this file last
-    struct adapter *f32 = adapter_to_f32(a);
-    int rc = path_exists(config) ? OK : adapter_save(f32, path, s->m->name, err);
-    adapter_release(f32);
+    int rc = OK;
+    if (!path_exists(config)) {
+        struct adapter *f32 = policy_adapter_with_fitness(s, m);
+        rc = adapter_save(f32, path, s->m->name, err);
+        adapter_release(f32);
+    }
     free(config);
     free(path);
     return rc;
@@ -149,7 +166,7 @@ int simulation_save(const struct simulation *s, const char *dir, const json_t *e
     json_t *policies = json_array();
     int rc = dir_make(dir, err);
     for (int i = 0; rc == OK && i < s->n_policies; i++) {
-        rc = policy_adapter_save(s, dir, s->policies[i].adapter, err);
+        rc = policy_adapter_save(s, dir, &s->policies[i], err);
         json_array_append_new(policies, policy_record_json(&s->policies[i]));
     }
     if (rc == OK) rc = critics_write(s, critics, hash, err);

@@ -795,6 +795,44 @@ static void test_costs(void **state) {
     assert_true(json_number_of(json_object_get(result, "spent_on_founders"), "trained_tokens") > 0);
 }
 
+static bool hash_is_saved(const char *hash, size_t n) {
+    const char *key;
+    json_t *saved;
+    json_object_foreach (json_object_get(reference, "adapters"), key, saved)
+        if (strncmp(json_string_value(saved), hash, n) == 0) return true;
+    return false;
+}
+
+/* A saved candidate has its base, its fitness of this generation and, as a child, parents that are
+ * saved too. */
+static void assert_saved_lineage(int generation, const json_t *c,
+                                 const struct model_config *shape) {
+    const char *name = json_get_string(c, "name");
+    char *path = xasprintf("%s/ref/r/adapters/gen_%d/%s", dir, generation, name);
+    struct adapter *a = adapter_load(path, shape, &err);
+    if (!a) fail_msg("%s", err.text);
+    const char *base = json_get_string(json_object_get(reference, "manifest"), "base"),
+               *parents = json_get_string(a->lineage, "parents");
+    assert_string_equal(json_get_string(a->lineage, ADAPTER_BASE_HASH), base);
+    assert_float_equal(atof(json_get_string(a->lineage, "fitness")), value_of(c, "fitness"), 1e-8);
+    assert_int_equal(*parents != 0, candidate_name_is_child(name));
+    for (size_t n; (n = strcspn(parents, " ")); parents += n + (parents[n] == ' '))
+        assert_true(hash_is_saved(parents, n));
+    adapter_release(a);
+    free(path);
+}
+
+static void test_saved_lineage(void **state) {
+    (void)state;
+    struct model_config shape;
+    const json_t *generations = json_object_get(reference_run(), "generations"), *g, *c;
+    size_t i, k;
+    assert_int_equal(model_preset_find("tiny-llama", &shape, &err), OK);
+    json_array_foreach (generations, i, g)
+        json_array_foreach (json_object_get(g, "candidates"), k, c)
+            assert_saved_lineage((int)i, c, &shape);
+}
+
 /* The adapters on disk are those in the result. */
 static void test_published_adapters(void **state) {
     (void)state;
@@ -1421,6 +1459,7 @@ int main(void) {
         cmocka_unit_test(test_invalid_populations_are_refused),
         cmocka_unit_test(test_run),
         cmocka_unit_test(test_costs),
+        cmocka_unit_test(test_saved_lineage),
         cmocka_unit_test(test_published_adapters),
         cmocka_unit_test(test_threads_change_nothing),
         cmocka_unit_test(test_zero_adapters_have_no_effect),

@@ -1178,6 +1178,17 @@ static void state_save(const struct simulation *l, const char *dir) {
     json_t *extra = json_pack("{s:s}", "mine", "too");
     if (simulation_save(l, dir, extra, &err) != OK) fail_msg("%s", err.text);
     json_decref(extra);
+    for (int i = 0; i < simulation_n_policies(l); i++) {
+        const struct policy_record *m = simulation_policy(l, i);
+        char *path = simulation_policy_path(dir, m->adapter->hash, &err);
+        struct adapter *a = adapter_load(path, &m->adapter->shape, &err);
+        if (!a) fail_msg("%s", err.text);
+        assert_true(*json_get_string(a->lineage, "fitness") != 0);
+        assert_string_equal(json_get_string(a->lineage, "parents"),
+                            json_get_string(m->adapter->lineage, "parents"));
+        adapter_release(a);
+        free(path);
+    }
 }
 
 static void state_load(struct simulation *l, const char *dir) {

@@ -115,8 +115,8 @@ static void effect_warn(const struct train_result *r) {
                  e->after);
 }
 
-/* What the training changed. The loss of a policy gradient says nothing: its value is near 0 in
- * every step, so the rewards are printed. */
+/* Losses or rewards at the beginning and at the end. The loss of a policy gradient is near 0 in
+ * every step, so rewards replace it. */
 static void change_print(const struct train_result *r) {
     const struct train_effect *e = &r->effect;
     const struct train_job *job = r->job;

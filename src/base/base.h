@@ -569,6 +569,9 @@ const char *current_value(const char *what, const char *name);
 const char *stored_value(const char *what, const char *name);
 /* The option with this name, alias or former name; NULL if unknown. */
 const struct option_row *option_find(const struct option_row *rows, const char *name);
+/* Whether the option differs from `defaults`, which options_default has filled; a list does if it
+ * has items. */
+bool option_changed(const struct option_row *row, const void *options, const void *defaults);
 /* As option_find, for a flag of the command line, of which the value may decide: `--lora FILE` is
  * the flag of llama.cpp, `--lora f16` an earlier name. `value` may be NULL. */
 const struct option_row *option_find_flag(const struct option_row *rows, const char *name,

@@ -419,6 +419,30 @@ const struct option_row *option_find(const struct option_row *rows, const char *
     return row_find(rows, name, strlen(name), false);
 }
 
+static bool string_changed(const char *text, const char *before) {
+    return text && before ? strcmp(text, before) != 0 : text != before;
+}
+
+bool option_changed(const struct option_row *row, const void *options, const void *defaults) {
+    const void *at = (const char *)options + row->offset,
+               *was = (const char *)defaults + row->offset;
+    switch (row->type) {
+    case OPT_BOOL:
+        return *(const bool *)at != *(const bool *)was;
+    case OPT_INT:
+    case OPT_FLOAT:
+        return memcmp(at, was, sizeof(int64_t)) != 0;
+    case OPT_STRING:
+        return string_changed(*(char *const *)at, *(char *const *)was);
+    case OPT_LIST:
+    case OPT_SECRETS:
+        return ((const struct strings *)at)->n > 0;
+    case OPT_ALIAS:
+        break;
+    }
+    return false;
+}
+
 const struct option_row *option_find_flag(const struct option_row *rows, const char *name,
                                           const char *value) {
     return row_find_flag(rows, name, strlen(name), value, false);

@@ -234,21 +234,30 @@ static int float_parse(const char *text, const char *what, float *value, struct 
     return error_set(err, ERR_USAGE, "%s '%s' is not a number", what, text);
 }
 
-static int adapter_operators(const struct cli_options *c) {
+static void operator_print(const struct adapter_operator *op, const char *options, bool json) {
     static const char *const kinds[] = {"crossover", "PEFT", "mutation"};
+    if (json) {
+        cli_print_json(json_pack("{s:s,s:s,s:s,s:s,s:i,s:i,s:s?,s:f,s:f,s:f}", "operator", op->name,
+                                 "kind", kinds[op->kind], "about", op->about, "options", options,
+                                 "parents_min", op->min_parents, "parents_max", op->max_parents,
+                                 "step_unit", op->unit, "step", (double)op->step, "step_min",
+                                 (double)op->step_min, "step_max", (double)op->step_max));
+        return;
+    }
+    printf("%-22s %s; options: %s", op->name, op->about, options);
+    if (op->unit)
+        printf(" (%g in %g to %g: %s)", (double)op->step, (double)op->step_min,
+               (double)op->step_max, op->unit);
+    printf("\n");
+}
+
+static int adapter_operators(const struct cli_options *c) {
     const struct adapter_operator *op;
     for (int i = 0; (op = operator_at(i)); i++) {
-        if (c->json)
-            cli_print_json(json_pack("{s:s,s:s,s:s,s:i,s:i,s:s?,s:f,s:f,s:f}", "operator", op->name,
-                                     "kind", kinds[op->kind], "about", op->about, "parents_min",
-                                     op->min_parents, "parents_max", op->max_parents, "step_unit",
-                                     op->unit, "step", (double)op->step, "step_min",
-                                     (double)op->step_min, "step_max", (double)op->step_max));
-        else if (op->unit)
-            printf("%-22s %s; step %g in %g to %g: %s\n", op->name, op->about, (double)op->step,
-                   (double)op->step_min, (double)op->step_max, op->unit);
-        else
-            printf("%-22s %s\n", op->name, op->about);
+        struct buf options = {0};
+        operator_option_list(op, &options);
+        operator_print(op, options.data, c->json);
+        buf_release(&options);
     }
     return OK;
 }
@@ -296,14 +305,36 @@ static struct adapter *child_set_base(struct adapter *child, struct adapter *con
     return child;
 }
 
+/* Refuses options of blend that this operator does not use. Weights are ignored with a
+ * warning if the operator takes several parents, because version 0.1 accepted them. */
+static int operator_options_check(const struct adapter_operator *op, const struct options *o,
+                                  struct error *err) {
+    static const char *const names[] = {"weights", "rank", "step",    "seed",
+                                        "alpha",   "mut",  "mut-std", "compat"};
+    struct options defaults;
+    int rc = OK;
+    options_default(adapter_rows, &defaults);
+    for (size_t i = 0; rc == OK && i < ARRAY_LEN(names); i++) {
+        const struct option_row *row = option_find(adapter_rows, names[i]);
+        if (!option_changed(row, o, &defaults)) continue;
+        rc = operator_check_option(op, names[i], err);
+        if (rc == OK || row->offset != offsetof(struct options, weights) || op->max_parents == 1)
+            continue;
+        log_warn("%s: the weights are ignored", err->text);
+        rc = OK;
+    }
+    options_release(adapter_rows, &defaults);
+    return rc;
+}
+
 /* The child of --operator, or NULL. */
 static struct adapter *operator_child(const struct options *o, struct model *m, struct error *err) {
     struct weighted_adapters w;
     struct adapter *child = NULL;
     float step = NAN;
     const struct adapter_operator *op = operator_find(o->op_name, err);
-    if (!op || (o->step && (float_parse(o->step, "step", &step, err) != OK ||
-                            operator_check_has_step(op, err) != OK)))
+    if (!op || operator_options_check(op, o, err) != OK ||
+        (o->step && float_parse(o->step, "step", &step, err) != OK))
         return NULL;
     if (weighted_open(&w, o, o->parents.v, o->parents.n, m, err) == OK) {
         struct operands x = {.parents = w.v,
@@ -334,6 +365,11 @@ static json_t *blend_lineage(const struct options *o, const struct adapter *blen
 static struct adapter *blend_child(const struct options *o, struct model *m, struct error *err) {
     if (o->parents.n != 2) {
         error_set(err, ERR_USAGE, "--parents requires two adapter directories");
+        return NULL;
+    }
+    if (o->weights.n || o->step) {
+        error_set(err, ERR_USAGE, "'--%s' is an option of operators: it needs --operator",
+                  o->step ? "step" : "weights");
         return NULL;
     }
     if (cli_compat_check(o->compat, err) != OK) return NULL;

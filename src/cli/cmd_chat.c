@@ -66,30 +66,6 @@ struct chat_session {
 
 /* refusal of flags without effect */
 
-static bool string_changed(const char *text, const char *before) {
-    return text && before ? strcmp(text, before) != 0 : text != before;
-}
-
-static bool row_changed(const struct option_row *row, const void *options, const void *defaults) {
-    const void *at = (const char *)options + row->offset,
-               *was = (const char *)defaults + row->offset;
-    switch (row->type) {
-    case OPT_BOOL:
-        return *(const bool *)at != *(const bool *)was;
-    case OPT_INT:
-    case OPT_FLOAT:
-        return memcmp(at, was, sizeof(int64_t)) != 0;
-    case OPT_STRING:
-        return string_changed(*(char *const *)at, *(char *const *)was);
-    case OPT_LIST:
-    case OPT_SECRETS:
-        return ((const struct strings *)at)->n > 0;
-    case OPT_ALIAS:
-        break;
-    }
-    return false;
-}
-
 /* Returns 1 for a flag without --team, 2 for a flag with --team, 0 for a flag of both modes. */
 static int row_mode(const struct option_row *row) {
     static const char *const both[] = {"seed",       "conversation", "facts",      "model-name",
@@ -109,7 +85,7 @@ static int flags_check(const struct options *o, struct error *err) {
     int rc = OK, wrong = o->team ? 1 : 2;
     options_default(rows, &defaults);
     for (const struct option_row *row = rows; rc == OK && row->name; row++)
-        if (row->type != OPT_ALIAS && row_mode(row) == wrong && row_changed(row, o, &defaults))
+        if (row->type != OPT_ALIAS && row_mode(row) == wrong && option_changed(row, o, &defaults))
             rc = error_set(err, ERR_USAGE, "'--%s' has no effect %s --team", row->name,
                            o->team ? "with" : "without");
     options_release(rows, &defaults);

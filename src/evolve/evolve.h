@@ -121,6 +121,9 @@ struct population {
 /* ERR_USAGE if the options are invalid, whatever the founders are. */
 int population_check_options(const struct evolve_options *o, const struct fitness_options *f,
                              struct error *err);
+/* ERR_USAGE if an option is set that none of the crossovers uses. Only for new runs: version 0.1
+ * ignored these options, and its runs must resume. */
+int population_check_unused(const struct evolve_options *o, struct error *err);
 /* Whether a name is that of a child, such as "g1c0"; founders cannot have it. */
 bool candidate_name_is_child(const char *name);
 /* Retains the founders and borrows the options. The founders' names must differ. */
@@ -293,6 +296,8 @@ enum operator_weighting {
     WEIGHTING_FITNESS, /* the parents' fitness */
     WEIGHTING_NONE     /* no weights; the caller passes the fitter parent first */
 };
+/* Operands that a row uses besides its parents; it also uses the step if it has a unit. */
+enum operand_option { OPERAND_WEIGHTS = 1, OPERAND_RANK = 2, OPERAND_SEED = 4 };
 struct adapter_operator {
     const char *name, *about;
     enum operator_kind kind;
@@ -303,13 +308,17 @@ struct adapter_operator {
     /* The caller has checked the operands. `lineage` holds the values that all operators record;
      * `make` adds the values of this operator. */
     struct adapter *(*make)(const struct operands *x, json_t *lineage, struct error *err);
+    unsigned options; /* bits of enum operand_option */
 };
 /* In listing order; NULL after the last. */
 const struct adapter_operator *operator_at(int i);
 /* ERR_USAGE lists the known names. */
 const struct adapter_operator *operator_find(const char *name, struct error *err);
-/* ERR_USAGE if the operator has no step. */
-int operator_check_has_step(const struct adapter_operator *op, struct error *err);
+/* ERR_USAGE, with the list of the operator's options, if the operator does not have the option
+ * `name`: "weights", "rank", "step", "seed", or any other text. */
+int operator_check_option(const struct adapter_operator *op, const char *name, struct error *err);
+/* Appends the names of the operator's options: "weights, rank, step", or "none". */
+void operator_option_list(const struct adapter_operator *op, struct buf *b);
 /* The name in lineages and records, which may be an earlier name of the operator. */
 const char *operator_stored_name(const struct adapter_operator *op);
 /* The current name of the operator that a record stores under this key; "" if it stores none. */

@@ -221,8 +221,33 @@ static json_t *operator_lineage_json(const struct adapter_operator *op, const st
     return o;
 }
 
-int operator_check_has_step(const struct adapter_operator *op, struct error *err) {
-    return op->unit ? OK : error_set(err, ERR_USAGE, "operator '%s' has no step", op->name);
+static const struct {
+    const char *name;
+    unsigned option;
+} option_names[] = {{"weights", OPERAND_WEIGHTS}, {"rank", OPERAND_RANK}, {"seed", OPERAND_SEED}};
+
+void operator_option_list(const struct adapter_operator *op, struct buf *b) {
+    const char *separator = "";
+    for (size_t i = 0; i < ARRAY_LEN(option_names); i++) {
+        if (!(op->options & option_names[i].option)) continue;
+        buf_printf(b, "%s%s", separator, option_names[i].name);
+        separator = ", ";
+    }
+    if (op->unit) buf_printf(b, "%sstep", separator);
+    if (!op->unit && !op->options) buf_puts(b, "none");
+}
+
+int operator_check_option(const struct adapter_operator *op, const char *name, struct error *err) {
+    struct buf known = {0};
+    if (op->unit && strcmp(name, "step") == 0) return OK;
+    for (size_t i = 0; i < ARRAY_LEN(option_names); i++)
+        if ((op->options & option_names[i].option) && strcmp(name, option_names[i].name) == 0)
+            return OK;
+    operator_option_list(op, &known);
+    error_set(err, ERR_USAGE, "operator '%s' has no option '%s'; it has %s", op->name, name,
+              known.data);
+    buf_release(&known);
+    return err->code;
 }
 
 struct adapter *operator_apply(const struct adapter_operator *op, const struct operands *x,

@@ -202,6 +202,53 @@ int population_check_options(const struct evolve_options *o, const struct fitnes
     return options_check(o, f, 2, err) == OK ? operator_sets_init(&p, err) : err->code;
 }
 
+/* Breeding requests no rank of operators on A and B, and passes no weights to the others. */
+static bool crossover_uses_rank(const struct adapter_operator *op) {
+    return (op->options & OPERAND_RANK) && op->weighting != WEIGHTING_FACTORS;
+}
+
+static bool crossover_uses_blend(const struct adapter_operator *op) {
+    return op->weighting == WEIGHTING_DELTA || op->weighting == WEIGHTING_FACTORS;
+}
+
+static bool crossover_uses_norm(const struct adapter_operator *op) {
+    return op->weighting == WEIGHTING_DELTA;
+}
+
+static int unused_error(const char *name, const struct operator_set *s, struct error *err) {
+    struct buf list = {0};
+    for (int i = 0; i < s->selector.n; i++) {
+        buf_printf(&list, "%s'%s' has ", i ? "; " : "", s->op[i]->name);
+        operator_option_list(s->op[i], &list);
+    }
+    error_set(err, ERR_USAGE, "no crossover of the recipe uses evolve.%s: %s", name, list.data);
+    buf_release(&list);
+    return err->code;
+}
+
+int population_check_unused(const struct evolve_options *o, struct error *err) {
+    static const struct {
+        const char *name;
+        bool (*is_used)(const struct adapter_operator *op);
+    } rows[] = {{"rank", crossover_uses_rank},
+                {"blend-min", crossover_uses_blend},
+                {"blend-max", crossover_uses_blend},
+                {"preserve-norm", crossover_uses_norm}};
+    struct evolve_options defaults;
+    struct operator_set s;
+    int rc = operator_set_init(&s, &o->crossovers, false, false, 0, err);
+    if (strcmp(o->search, "breed") != 0 || s.selector.n == 0) return rc;
+    options_default(evolve_option_rows, &defaults);
+    for (size_t i = 0; rc == OK && i < ARRAY_LEN(rows); i++) {
+        const struct option_row *row = option_find(evolve_option_rows, rows[i].name);
+        bool used = !option_changed(row, o, &defaults);
+        for (int k = 0; !used && k < s.selector.n; k++) used = rows[i].is_used(s.op[k]);
+        if (!used) rc = unused_error(rows[i].name, &s, err);
+    }
+    options_release(evolve_option_rows, &defaults);
+    return rc;
+}
+
 bool candidate_name_is_child(const char *name) {
     return name[0] == 'g' && name[1] >= '0' && name[1] <= '9';
 }

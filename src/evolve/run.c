@@ -657,7 +657,8 @@ static json_t *execute(const struct evolve_env *env, const struct evolve_recipe 
 
 json_t *evolve_run_execute(const struct evolve_env *env, const struct evolve_recipe *o,
                            const char *id, struct error *err) {
-    if (evolve_id_check(id, err) != OK) return NULL;
+    if (evolve_id_check(id, err) != OK || population_check_unused(&o->evolve, err) != OK)
+        return NULL;
     char *run_id = id ? xstrdup(id) : make_id(env, o->seed);
     log_info("run %s in %s/%s; if interrupted: shoal resume %s", run_id, env->root, run_id, run_id);
     json_t *result = execute(env, o, run_id, true, err);
@@ -692,6 +693,7 @@ json_t *evolve_run_plan(const struct evolve_env *env, const struct evolve_recipe
     char *path = env->find(o->model);
     json_t *founders = founders_plan(env, o, err), *v = NULL;
     int rc = err->code;
+    if (rc == OK) rc = population_check_unused(&o->evolve, err);
     if (rc == OK) rc = model_measure(path, env->cls, &size, err);
     if (rc == OK) rc = evolve_run_open_tasks(&r, &o->tasks, err);
     if (rc == OK) rc = evolve_run_open_tasks(&r, &o->retain, err);

@@ -1369,6 +1369,34 @@ static void assert_recipe_refused(const char *text, const char *want) {
 #define TWO "personas: [a=x, b=y]\n"
 #define TASK "tasks: [pick]\n"
 
+/* Options of breeding that none of the crossovers uses. A stored recipe with them loads, because
+ * version 0.1 ignored them. */
+static void test_unused_options(void **state) {
+    (void)state;
+    static const struct {
+        const char *options, *want;
+    } rows[] = {
+        {"blend_min: 0.2, crossovers: [extrapolate, split]",
+         "no crossover of the recipe uses evolve.blend-min: 'extrapolate' has rank, step; 'split' "
+         "has weights, rank, seed, step"},
+        {"rank: 8, crossovers: [linear]", "evolve.rank: 'linear' has weights"},
+        {"preserve_norm: false, crossovers: [ratio]", "evolve.preserve-norm: 'ratio' has"},
+        {"rank: 8, blend_max: 0.6, preserve_norm: false, crossovers: [linear, delta]", NULL},
+        {"rank: 8, search: none, crossovers: [linear]", NULL}};
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        struct evolve_recipe o;
+        char *path = path_join(dir, "unused.yaml"),
+             *text = xasprintf(TWO TASK "evolve: {%s}\n", rows[i].options);
+        assert_int_equal(file_write(path, text, strlen(text), &err), OK);
+        if (evolve_recipe_load(&o, path, &err) != OK) fail_msg("%s", err.text);
+        assert_int_equal(population_check_unused(&o.evolve, &err), rows[i].want ? ERR_USAGE : OK);
+        if (rows[i].want && !strstr(err.text, rows[i].want)) fail_msg("%s", err.text);
+        evolve_recipe_release(&o);
+        free(path);
+        free(text);
+    }
+}
+
 static void test_bad_recipes(void **state) {
     (void)state;
     assert_recipe_refused(TWO TASK "\nround: 3\n", "line 4");
@@ -1460,6 +1488,7 @@ int main(void) {
         cmocka_unit_test(test_run),
         cmocka_unit_test(test_costs),
         cmocka_unit_test(test_saved_lineage),
+        cmocka_unit_test(test_unused_options),
         cmocka_unit_test(test_published_adapters),
         cmocka_unit_test(test_threads_change_nothing),
         cmocka_unit_test(test_zero_adapters_have_no_effect),

@@ -1067,18 +1067,13 @@ static void test_relative_change(void **state) {
  * operator uses random numbers; the lineage has the operator, the parents and the step. */
 static void test_operators_are_reproducible(void **state) {
     (void)state;
-    static const char *const random_operators =
-        " layer module split split_linear svd_mix delta_dare delta_dare_ties delta_della "
-        "delta_della_linear dare_linear dare_ties "
-        "dare_linear_svd dare_ties_svd noise noise_absolute spectrum rotate drop rank reinit ";
     struct model_config s = fixture_shape(4, 24, 3, 1, 8, 40);
     struct adapter *p[] = {adapter_random_lora(&s, 4, 8, "all-linear", 1),
                            adapter_random_lora(&s, 4, 4, "all-linear", 2)};
     const struct adapter_operator *op;
     int n = 0;
     for (; (op = operator_at(n)); n++) {
-        char *word = xasprintf(" %s ", op->name);
-        bool is_random = strstr(random_operators, word), differs = false;
+        bool is_random = op->options & OPERAND_SEED, differs = false;
         struct operands x = {p, NULL, MIN(2, op->max_parents), 0, NAN, 0};
         struct adapter *first = apply_ok(op->name, x);
         for (x.seed = 0; x.seed < 6; x.seed++) {
@@ -1100,7 +1095,6 @@ static void test_operators_are_reproducible(void **state) {
                     op->max_parents >= op->min_parents);
         assert_true(!op->unit || (op->step >= op->step_min && op->step <= op->step_max));
         adapter_release(first);
-        free(word);
     }
     assert_int_equal(n, 39);
     adapter_release(p[0]);
@@ -1162,6 +1156,83 @@ static struct adapter *adapter_random_any(const struct model_config *s, struct r
     adapter_release(a);
     free(m);
     return b;
+}
+
+/* For every operator: an option that its row names changes the child, or is refused for this value;
+ * other options do not change it, and operator_check_option refuses them with the list. */
+static void test_operator_options(void **state) {
+    (void)state;
+    static const char *const names[] = {"weights", "rank", "step", "seed", "alpha", "mut"};
+    struct model_config s = fixture_shape(4, 24, 3, 1, 8, 40);
+    struct adapter *p[] = {adapter_random_lora(&s, 4, 8, "all-linear", 1),
+                           adapter_random_lora(&s, 4, 4, "all-linear", 2)};
+    const struct adapter_operator *op;
+    struct error err;
+    for (int i = 0; (op = operator_at(i)); i++) {
+        struct operands plain = {.parents = p, .n_parents = MIN(2, op->max_parents), .step = NAN};
+        struct operands changed[] = {plain, plain};
+        const unsigned bits[] = {OPERAND_WEIGHTS, OPERAND_RANK};
+        struct adapter *before = apply_ok(op->name, plain);
+        changed[0].weights = (const float[]){0.1f, 0.9f};
+        changed[1].rank = 2;
+        for (int k = 0; k < 2; k++) {
+            bool is_option = op->options & bits[k];
+            struct adapter *after = operator_apply(op, &changed[k], &err);
+            /* layer and module sample whole modules: that may select the same ones */
+            if (after && strcmp(op->name, "layer") != 0 && strcmp(op->name, "module") != 0 &&
+                (strcmp(before->hash, after->hash) != 0) != is_option)
+                fail_msg("'%s', %s", op->name, names[k]);
+            if (!after) assert_true(!is_option && err.code == ERR_USAGE);
+            adapter_release(after);
+        }
+        for (size_t k = 0; k < ARRAY_LEN(names); k++) {
+            bool has = k < 2    ? op->options & bits[k]
+                       : k == 2 ? op->unit != NULL
+                                : k == 3 && (op->options & OPERAND_SEED);
+            assert_int_equal(operator_check_option(op, names[k], &err), has ? OK : ERR_USAGE);
+        }
+        adapter_release(before);
+    }
+    assert_int_equal(operator_check_option(find_operator("slerp"), "alpha", &err), ERR_USAGE);
+    assert_string_equal(err.text, "operator 'slerp' has no option 'alpha'; it has weights, rank");
+    for (int k = 0; k < 2; k++) adapter_release(p[k]);
+}
+
+/* A child has the base that its parents have in common, and their names. */
+static void test_operator_base(void **state) {
+    (void)state;
+    static const char *const hashes[] = {"aa", "bb", "cc"};
+    /* base and source of two parents (-1: none), and of the child */
+    static const int rows[][6] = {
+        {0, -1, 0, -1, 0, -1}, {0, -1, -1, -1, 0, -1}, {0, -1, 1, -1, -1, -1},  {0, 2, 0, 2, 0, 2},
+        {0, -1, 1, 0, 0, -1},  {1, 0, 2, 0, 0, -1},    {-1, -1, -1, -1, -1, -1}};
+    struct model_config s = fixture_shape(4, 24, 3, 1, 8, 40);
+    for (size_t i = 0; i < ARRAY_LEN(rows); i++) {
+        struct adapter *p[2];
+        for (int k = 0; k < 2; k++) {
+            const int *v = rows[i] + 2 * k;
+            json_t *lineage = json_object();
+            if (v[0] >= 0)
+                json_object_set_new(lineage, ADAPTER_BASE_HASH, json_string(hashes[v[0]]));
+            if (v[1] >= 0)
+                json_object_set_new(lineage, ADAPTER_BASE_SOURCE, json_string(hashes[v[1]]));
+            p[k] =
+                operator_set_lineage(adapter_random_lora(&s, 4, 8, "all-linear", 1 + k), lineage);
+            json_decref(lineage);
+        }
+        struct operands x = {
+            .parents = p, .n_parents = 2, .step = NAN, .names = (const char *const[]){"a b", "ü"}};
+        struct adapter *child = apply_ok("slerp", x);
+        const char *base = json_string_value(json_object_get(child->lineage, ADAPTER_BASE_HASH)),
+                   *source =
+                       json_string_value(json_object_get(child->lineage, ADAPTER_BASE_SOURCE));
+        assert_string_equal(base ? base : "", rows[i][4] < 0 ? "" : hashes[rows[i][4]]);
+        assert_string_equal(source ? source : "", rows[i][5] < 0 ? "" : hashes[rows[i][5]]);
+        assert_string_equal(json_string_value(json_object_get(child->lineage, "parent_names")),
+                            "[\"a b\",\"ü\"]");
+        adapter_release(child);
+        for (int k = 0; k < 2; k++) adapter_release(p[k]);
+    }
 }
 
 static void test_random_adapters(void **state) {
@@ -1235,6 +1306,8 @@ int main(void) {
         cmocka_unit_test(test_relative_change),
         cmocka_unit_test(test_operators_are_reproducible),
         cmocka_unit_test(test_invalid_operands_are_refused),
+        cmocka_unit_test(test_operator_options),
+        cmocka_unit_test(test_operator_base),
         cmocka_unit_test(test_random_adapters),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

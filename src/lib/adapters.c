@@ -60,8 +60,6 @@ struct shoal_adapter *shoal_adapter_combine(struct shoal *s, const char *operato
     int rc = call_options_apply(combine_rows, &o, options, &inner);
     const struct adapter_operator *op = rc == OK ? operator_find(operator_name, &inner) : NULL;
     if (op && !isnan(o.step)) rc = operator_check_option(op, "step", &inner);
-    if (op && rc == OK && o.rank) rc = operator_check_option(op, "rank", &inner);
-    if (op && rc == OK && o.seed) rc = operator_check_option(op, "seed", &inner);
     if (op && rc == OK) {
         const struct operands x = {.parents = (struct adapter *const *)adapters,
                                    .weights = weights,

@@ -200,9 +200,9 @@ static void test_train_rejected(void **state) {
     assert_error(err.code, SHOAL_ERR_STATE, "1 of 1 evaluation samples are in the data");
     json_t *v = result_of(
         shoal_train(s,
-                    OPTIONS(option_path("data", "one.jsonl"), option_path("eval-data", "other.jsonl"),
-                            option_path("out", "rejected"), option_path("runs", "runs"), "r=2",
-                            "lr=1e-9", "max-steps=1"),
+                    OPTIONS(option_path("data", "one.jsonl"),
+                            option_path("eval-data", "other.jsonl"), option_path("out", "rejected"),
+                            option_path("runs", "runs"), "r=2", "lr=1e-9", "max-steps=1"),
                     NULL, &err));
     assert_true(json_is_false(json_object_get(json_array_get(v, 0), "published")));
     assert_true(strlen(hash_of(v, 0)) == HASH_LEN - 1);

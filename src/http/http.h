@@ -129,8 +129,8 @@ struct exchange *exchange_current(void);
  * handler still gives are discarded, and the handler runs again after http_resume_postponed. False:
  * the client has disconnected. */
 bool exchange_postpone(struct exchange *x);
-/* Whether earlier requests are postponed. A handler that needs what they wait for should postpone
- * its request too, so that they are not overtaken. */
+/* Whether earlier requests are postponed. A handler that needs the same resource should postpone
+ * its request too, so that it does not overtake them. */
 bool exchange_is_behind_postponed(struct exchange *x);
 /* The X-Request-Id header of the reply: the client's, if it sent one of 1 to 128 letters, digits
  * and "-_.:", or else a random one. */

@@ -384,7 +384,7 @@ static bool tool_call_parse_untagged(const struct generation *g, struct completi
 }
 
 /* Parses a reply whose grammar is one call: no part of it is content. A call that the end of the
- * reply cuts off is no call, because its arguments are not valid; a stream has sent its beginning.
+ * reply cuts off is dropped: its arguments are not valid. A stream may have sent its beginning.
  */
 static void tool_call_parse_required(const struct generation *g, struct completion *a) {
     const char *text = a->text.data, *end = text + a->shown,

@@ -1,8 +1,8 @@
 /*
  * request_text: which text of a JSON body cannot be a text of a request, and why.
  *
- * It is called after the JSON parser has refused a body, so that the error can name the field. It
- * is no parser: where the body is not JSON, or is nested too deeply, it stops without a finding.
+ * It is called after the JSON parser has refused a body, so that the error can name the field.
+ * Where the body is not JSON, or is nested too deeply, the scan stops without a finding.
  */
 #define _GNU_SOURCE
 #include "serve/request_fields.h"
@@ -16,8 +16,8 @@ enum { MAX_DEPTH = 100 }; /* as in json_request_limits */
 
 struct text_scan {
     const char *p, *end;
-    struct buf path;     /* of the value at p: messages[0].content */
-    const char *problem; /* of the text at p; NULL: none so far */
+    struct buf path;     /* path of the value at p: messages[0].content */
+    const char *problem; /* NULL: all texts before p are valid */
     bool in_key;
 };
 
@@ -59,7 +59,7 @@ static bool is_low_surrogate(int unit) {
     return unit >= 0xdc00 && unit < 0xe000;
 }
 
-/* Moves past the escape at p; sets the problem if it is no character of a text. */
+/* Moves past the escape at p; sets the problem if a text cannot have it. */
 static void escape_scan(struct text_scan *s) {
     int unit = escape_unit(s->p, s->end), next = unit < 0 ? -1 : escape_unit(s->p + 6, s->end);
     bool pair = is_high_surrogate(unit) && is_low_surrogate(next);

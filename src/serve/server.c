@@ -79,6 +79,8 @@ void api_fail_error(struct exchange *x, const struct error *err, const char *par
         api_fail(x, 503, NULL, NULL, "overloaded", "%s", err->text);
         return;
     case ERR_IO:
+        log_warn("request %s (%s %s) failed: %s", exchange_id(x), exchange_method(x),
+                 exchange_path(x), err->text);
         api_fail(x, 500, NULL, param, "internal_error", "%s", err->text);
         return;
     default:
@@ -296,7 +298,8 @@ static bool adapter_find_in_modules(struct server *s, const char *name) {
 
 /* Waiting for adapters. A request whose adapters do not fit now, because running requests use the
  * memory of the pool, is postponed for at most ADAPTER_WAIT_SECONDS; later requests for adapters
- * wait behind it. A postponed request holds no adapter, so two mixes cannot wait for each other. */
+ * are queued after it. A postponed request holds no adapter, so two mixes cannot wait for each
+ * other. */
 enum { ADAPTER_WAIT_SECONDS = 60 };
 
 /* Postpones the request of this thread, if it is one and has not waited too long. */

@@ -397,7 +397,6 @@ struct adapter *adapter_load_gguf(const char *path, const struct model_config *s
 
 int adapter_write(const struct adapter *a, const char *out, const char *base, bool fold,
                   struct error *err) {
-    size_t n = strlen(out);
-    bool gguf = n > 5 && strcmp(out + n - 5, ".gguf") == 0;
+    bool gguf = path_has_extension(out, ".gguf");
     return gguf ? adapter_save_gguf(a, out, base, fold, err) : adapter_save(a, out, base, err);
 }

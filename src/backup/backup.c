@@ -137,15 +137,10 @@ bool backup_id_is_valid(const char *id) {
     return !id[BACKUP_ID_LEN - 1];
 }
 
-static bool ends_with(const char *text, const char *end) {
-    size_t n = strlen(text), k = strlen(end);
-    return n >= k && strcmp(text + n - k, end) == 0;
-}
-
 bool backup_is_restore_temp(const char *name) {
     const char *before = strstr(name, ".before-");
     char id[BACKUP_ID_LEN];
-    if (ends_with(name, ".restoring") || ends_with(name, ".swapping")) return true;
+    if (text_ends_with(name, ".restoring") || text_ends_with(name, ".swapping")) return true;
     if (!before) return false;
     snprintf(id, sizeof id, "%.*s", BACKUP_ID_LEN - 1, before + strlen(".before-"));
     return backup_id_is_valid(id);
@@ -374,7 +369,7 @@ static bool is_transient(const char *name) {
                                        ".db-wal", ".db-shm",  ".db-journal"};
     if (strcmp(name, "lock") == 0 || strstr(name, ".tmp-")) return true;
     for (size_t i = 0; i < ARRAY_LEN(ends); i++)
-        if (ends_with(name, ends[i])) return true;
+        if (text_ends_with(name, ends[i])) return true;
     return false;
 }
 
@@ -383,7 +378,7 @@ static bool is_transient(const char *name) {
 static bool is_database(const char *path) {
     static const char magic[16] = "SQLite format 3";
     char head[sizeof magic];
-    if (!ends_with(path, ".db")) return false;
+    if (!text_ends_with(path, ".db")) return false;
     int fd = open(path, O_RDONLY | O_CLOEXEC);
     bool found = fd >= 0 && pread(fd, head, sizeof head, 0) == (ssize_t)sizeof head &&
                  memcmp(head, magic, sizeof head) == 0;

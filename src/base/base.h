@@ -207,6 +207,9 @@ int path_rename(const char *from, const char *to, struct error *err);
 bool path_exists(const char *path);
 bool path_is_dir(const char *path);
 char *path_join(const char *dir, const char *name); /* malloc'ed */
+/* Whether a file's name ends with the extension, ".gguf", in any case, after at least one letter.
+ */
+bool path_has_extension(const char *path, const char *extension);
 /* The path that a file names: a relative `path` is relative to the folder of `file`. malloc'ed. */
 char *path_relative_to(const char *file, const char *path);
 int dir_make(const char *path, struct error *err); /* mkdir -p */
@@ -397,6 +400,8 @@ bool terminal_has_color(int fd);
 /* For tables: the width to pass to printf's "%-*s" so that a text takes `columns` columns of a
  * terminal, where a kanji takes two. */
 int utf8_field_width(const char *text, int columns);
+
+bool text_ends_with(const char *text, const char *end);
 
 /* The number of bytes of `text` that fit in `columns`; a character of three bytes or more counts as
  * two columns wide. */

@@ -188,6 +188,11 @@ char *xstrdup(const char *s) {
     return memcpy(xmalloc(size), s, size);
 }
 
+bool text_ends_with(const char *text, const char *end) {
+    size_t n = strlen(text), m = strlen(end);
+    return n >= m && strcmp(text + n - m, end) == 0;
+}
+
 char *xstrndup(const char *s, size_t n) {
     size_t len = strnlen(s, n);
     char *copy = memcpy(xmalloc(len + 1), s, len);

@@ -318,6 +318,12 @@ bool path_is_dir(const char *path) {
     return stat_keep_errno(path, &st) && S_ISDIR(st.st_mode);
 }
 
+bool path_has_extension(const char *path, const char *extension) {
+    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    size_t n = strlen(name), m = strlen(extension);
+    return n > m && strcasecmp(name + n - m, extension) == 0;
+}
+
 char *path_join(const char *dir, const char *name) {
     size_t n = dir ? strlen(dir) : 0;
     if (n == 0) return xstrdup(name);

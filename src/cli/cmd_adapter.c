@@ -59,11 +59,6 @@ static const struct option_row adapter_rows[] = {
 };
 #undef ROW
 
-static bool is_gguf_path(const char *path) {
-    size_t n = strlen(path);
-    return n > 5 && strcmp(path + n - 5, ".gguf") == 0;
-}
-
 /* Prints the output path and the adapter that would be written to it. */
 static void adapter_print_plan(const struct cli_options *c, const struct adapter *a,
                                const char *out) {
@@ -465,9 +460,9 @@ static int adapter_merge_files(const struct cli_options *c, const struct options
         return OK;
     }
     struct model *merged = adapter_merge(m, a, err);
-    int rc = !merged                ? err->code
-             : is_gguf_path(o->out) ? model_write_gguf(merged, o->out, type, err)
-                                    : model_write_hf(merged, o->out, type, err);
+    int rc = !merged                               ? err->code
+             : path_has_extension(o->out, ".gguf") ? model_write_gguf(merged, o->out, type, err)
+                                                   : model_write_hf(merged, o->out, type, err);
     adapter_merged_close(merged);
     if (rc == OK) rc = merge_report(c, o->out, type, m, a, pool, err);
     adapter_release(a);

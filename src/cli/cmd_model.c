@@ -16,8 +16,7 @@ struct options {
 /* Writes GGUF if `out` ends in .gguf, else a Hugging Face directory. */
 static int write_model(const struct model *m, const char *out, enum tensor_type type,
                        struct error *err) {
-    size_t n = strlen(out);
-    bool gguf = n > 5 && strcmp(out + n - 5, ".gguf") == 0;
+    bool gguf = path_has_extension(out, ".gguf");
     return gguf ? model_write_gguf(m, out, type, err) : model_write_hf(m, out, type, err);
 }
 

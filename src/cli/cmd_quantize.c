@@ -81,13 +81,8 @@ static bool same_file(const char *a, const char *b) {
     return stat(a, &x) == 0 && stat(b, &y) == 0 && x.st_dev == y.st_dev && x.st_ino == y.st_ino;
 }
 
-static bool is_gguf_path(const char *out) {
-    size_t n = strlen(out);
-    return n > 5 && strcmp(out + n - 5, ".gguf") == 0;
-}
-
 static int format_check(const char *out, const struct quant_scheme *q, struct error *err) {
-    if (is_gguf_path(out) || q->mix == QUANT_PURE) return OK;
+    if (path_has_extension(out, ".gguf") || q->mix == QUANT_PURE) return OK;
     return error_set(err, ERR_USAGE, "'%s' does not end in .gguf, which %s needs", out, q->name);
 }
 
@@ -95,7 +90,7 @@ static int copy_write(const struct model *m, const char *out, const struct quant
                       struct pool *pool, struct error *err) {
     struct progress bar;
     if (format_check(out, q, err) != OK) return err->code;
-    if (!is_gguf_path(out)) return model_write_hf(m, out, q->type, err);
+    if (!path_has_extension(out, ".gguf")) return model_write_hf(m, out, q->type, err);
     progress_start(&bar, "weights", model_param_count(&m->config));
     int rc = model_quantize_gguf(m, out, q, pool, &bar, err);
     progress_finish(&bar, NULL);

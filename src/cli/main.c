@@ -57,8 +57,7 @@ static int usage_error(const struct cli_command *c, const struct error *err) {
 }
 
 bool cli_is_recipe(const char *path) {
-    const char *dot = strrchr(path, '.');
-    return dot && (strcmp(dot, ".yaml") == 0 || strcmp(dot, ".yml") == 0);
+    return path_has_extension(path, ".yaml") || path_has_extension(path, ".yml");
 }
 
 /* The n-th word of the command's arguments, from 0, is missing. */

@@ -8,11 +8,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-static bool has_suffix(const char *path, const char *suffix) {
-    size_t n = strlen(path), m = strlen(suffix);
-    return n > m && strcasecmp(path + n - m, suffix) == 0;
-}
-
 /* tables */
 
 struct table_walk {
@@ -106,9 +101,9 @@ static bool is_parquet(const char *path) {
 }
 
 int sample_file_each(const char *path, json_file_each_fn fn, void *ctx, struct error *err) {
-    if (has_suffix(path, ".csv")) return table_each(path, ',', fn, ctx, err);
-    if (has_suffix(path, ".tsv")) return table_each(path, '\t', fn, ctx, err);
-    if (has_suffix(path, ".txt")) return text_each(path, fn, ctx, err);
+    if (path_has_extension(path, ".csv")) return table_each(path, ',', fn, ctx, err);
+    if (path_has_extension(path, ".tsv")) return table_each(path, '\t', fn, ctx, err);
+    if (path_has_extension(path, ".txt")) return text_each(path, fn, ctx, err);
     int rc = json_file_each(path, fn, ctx, err);
     if (rc == OK || !is_parquet(path)) return rc;
     return error_set(err, ERR_FORMAT,

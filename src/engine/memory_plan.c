@@ -163,8 +163,7 @@ json_t *memory_plan_json(const struct memory_plan *p) {
 /* The number of values in the tensors of a safetensors file, and the file's size. For other files,
  * an upper bound of the number if no value has less than 2 bytes. */
 static int values_count(const char *path, size_t *values, size_t *bytes, struct error *err) {
-    size_t n = strlen(path);
-    if (n < 12 || strcmp(path + n - 12, ".safetensors") != 0) {
+    if (!path_has_extension(path, ".safetensors")) {
         struct file_map map;
         if (file_map_open(&map, path, err) != OK) return err->code;
         *bytes = map.size;

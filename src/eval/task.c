@@ -574,11 +574,10 @@ static int line_visit(void *ctx, const json_t *row, int line, struct error *err)
 }
 
 static int question_file_read(struct task_reader *r, const char *path, struct error *err) {
-    size_t n = strlen(path);
     r->path = path;
     r->form = NULL;
-    return n > 4 && strcmp(path + n - 4, ".csv") == 0 ? csv_each(path, line_visit, r, err)
-                                                      : json_file_each(path, line_visit, r, err);
+    return path_has_extension(path, ".csv") ? csv_each(path, line_visit, r, err)
+                                            : json_file_each(path, line_visit, r, err);
 }
 
 /* finding files */
@@ -895,11 +894,6 @@ static int recipe_read(struct eval_task *b, const char *path, const struct eval_
     return rc;
 }
 
-static bool has_suffix(const char *s, const char *end) {
-    size_t n = strlen(s), m = strlen(end);
-    return n > m && strcmp(s + n - m, end) == 0;
-}
-
 /* "dir/set.jsonl" → "set". */
 static char *name_from_path(const char *path) {
     const char *slash = strrchr(path, '/');
@@ -925,8 +919,9 @@ int eval_task_open(struct eval_task *b, const char *name, const struct eval_task
                    struct error *err) {
     *b = (struct eval_task){.family = -1};
     int family = family_find(name), shares = split_evidence_find(name);
-    bool file = strchr(name, '/') || has_suffix(name, ".jsonl") || has_suffix(name, ".json"),
-         recipe = has_suffix(name, ".yaml") || has_suffix(name, ".yml");
+    bool file = strchr(name, '/') || path_has_extension(name, ".jsonl") ||
+                path_has_extension(name, ".json"),
+         recipe = path_has_extension(name, ".yaml") || path_has_extension(name, ".yml");
     b->name = file || recipe ? name_from_path(name) : xstrdup(name);
     if (recipe) return recipe_read(b, name, o, err);
     if (file) return task_read_files(b, NULL, NULL, name, NULL, o, err);

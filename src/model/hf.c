@@ -156,17 +156,12 @@ static void tensor_remove(struct shards *s, int index) {
     s->n_tensors--;
 }
 
-static bool name_has_suffix(const char *name, const char *ending) {
-    size_t n = strlen(name), e = strlen(ending);
-    return n >= e && strcmp(name + n - e, ending) == 0;
-}
-
 /* True for tensors that some programs save although they are constants: rotary frequencies, which
  * follow from theta, and GPT-Neo's masks. */
 static bool tensor_is_ignored(const char *name) {
-    return name_has_suffix(name, ".rotary_emb.inv_freq") ||
-           name_has_suffix(name, ".attn.attention.bias") ||
-           name_has_suffix(name, ".attn.attention.masked_bias");
+    return text_ends_with(name, ".rotary_emb.inv_freq") ||
+           text_ends_with(name, ".attn.attention.bias") ||
+           text_ends_with(name, ".attn.attention.masked_bias");
 }
 
 /*

@@ -121,11 +121,6 @@ void metrics_alert_rules_yaml(struct buf *out) {
 
 enum { PANEL_WIDTH = 8, PANELS_ACROSS = 3, PANEL_HEIGHT = 7 };
 
-static bool ends_with(const char *text, const char *end) {
-    size_t n = strlen(text), m = strlen(end);
-    return n >= m && strcmp(text + n - m, end) == 0;
-}
-
 /* Grafana's name for the unit at the end of a metric's name. Counters are shown as rates, so a
  * counter of seconds is shown as a share. */
 static const char *grafana_unit(const struct metric_family *f) {
@@ -137,7 +132,7 @@ static const char *grafana_unit(const struct metric_family *f) {
         {"_seconds_total", "percentunit"},
     };
     for (size_t i = 0; i < ARRAY_LEN(units); i++)
-        if (ends_with(f->name, units[i][0])) return units[i][1];
+        if (text_ends_with(f->name, units[i][0])) return units[i][1];
     return "short";
 }
 
@@ -192,7 +187,7 @@ static char *panel_title(const struct metric_family *f) {
                           : strncmp(f->name, "shoal_", 6) == 0      ? f->name + 6
                           : strncmp(f->name, "murmurnet_", 10) == 0 ? f->name + 10
                                                                     : f->name);
-    if (ends_with(title, "_total")) title[strlen(title) - strlen("_total")] = 0;
+    if (text_ends_with(title, "_total")) title[strlen(title) - strlen("_total")] = 0;
     for (char *p = title; *p; p++)
         if (*p == '_') *p = ' ';
     title[0] = (char)toupper((unsigned char)title[0]);

@@ -992,6 +992,15 @@ static void test_clock(void **state) {
     assert_int_equal(utc[19], 'Z');
 }
 
+static void test_endings(void **state) {
+    (void)state;
+    assert_true(path_has_extension("a/b.gguf", ".gguf") && path_has_extension("B.CSV", ".csv"));
+    assert_false(path_has_extension("a/.gguf", ".gguf") || path_has_extension("gguf", ".gguf"));
+    assert_false(path_has_extension("a.gguf/b", ".gguf"));
+    assert_true(text_ends_with("a_total", "_total") && text_ends_with("_total", "_total"));
+    assert_false(text_ends_with("total", "_total") || text_ends_with("a_Total", "_total"));
+}
+
 static void messages_print(void) {
     struct progress p;
     progress_start(&p, "train", 40);
@@ -1707,6 +1716,7 @@ int main(void) {
         cmocka_unit_test(test_pool_contract),
         cmocka_unit_test(test_clock),
         cmocka_unit_test(test_columns),
+        cmocka_unit_test(test_endings),
         cmocka_unit_test(test_progress),
         cmocka_unit_test(test_progress_terminal),
         cmocka_unit_test(test_terminal),

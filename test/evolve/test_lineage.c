@@ -539,6 +539,12 @@ static json_t *make_result(json_t *run) {
         "spent", "forward_tokens", 123456, "trained_tokens", 789, "flops", 1.5e15, "manifest",
         "adapters", adapters);
     assert_non_null(result);
+    json_object_set_new(
+        result, "spent_on_founders",
+        json_pack("{s:i,s:i,s:f}", "forward_tokens", 0, "trained_tokens", 5000, "flops", 2e9));
+    json_object_set_new(
+        result, "spent_on_tests",
+        json_pack("{s:i,s:i,s:f}", "forward_tokens", 7000, "trained_tokens", 0, "flops", 3e9));
     return result;
 }
 
@@ -561,9 +567,6 @@ static json_t *decorated_run(void) {
                   4, "coverage", 0.125, "qd_score", 1.25, "cells", "x", 0, "y", 0, "name", HOSTILE,
                   "fitness", 0.5, "x", 3, "y", 3, "name", "g2c0", "fitness", 0.75, "x", 9, "y", 0,
                   "name", "outside", "fitness", 0.1));
-    json_object_set_new(
-        last, "spent",
-        json_pack("{s:i,s:i,s:f}", "forward_tokens", 1000, "trained_tokens", 0, "flops", 1e9));
     return run;
 }
 
@@ -643,8 +646,11 @@ static void test_page_tables(void **state) {
         page, "<td>&lt;family&gt;<td class=n>300<td class=n>75.0 %<td class=soft>70.0 – 80.0<td "
               "class=n>25.0 %<td class=soft>20.0 – 30.0<td class=n>-50.0<td>-55.0 – -45.0");
     assert_contains(page, ">lost</tr>");
-    assert_contains(page, "<td>search<td class=n>1000<td class=n>0<td class=n>1e+09");
-    assert_contains(page, "<td class=n>123456<td class=n>789<td class=n>1.5e+15");
+    assert_contains(page,
+                    "<td>training of the founders<td class=n>0<td class=n>5000<td class=n>2e+09");
+    assert_contains(page, "<td>search<td class=n>123456<td class=n>789<td class=n>1.5e+15");
+    assert_contains(page, "<td>held-out tests<td class=n>7000<td class=n>0<td class=n>3e+09");
+    assert_contains(page, "<td>all<td class=n>130456<td class=n>5789<td class=n>1.5e+15");
     assert_contains(page, "darker is fitter, from 0.5000 to 0.7500. Filled: 12.5 % of the "
                           "cells; QD score 1.25.");
     assert_null(strstr(page, "outside"));

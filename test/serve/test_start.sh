@@ -39,7 +39,10 @@ pasted() {
 "$shoal" model new --shape tiny-qwen3 "$tmp/a 'small' model.gguf" 2>"$tmp/err" || bad "a model" "$(cat "$tmp/err")"
 adapters=
 for i in 1 2 3 4 5; do
-    "$shoal" adapter new --model test/models/fry-1 --rank 2 --seed $i "$tmp/a$i" >/dev/null 2>"$tmp/err" || bad "an adapter" "$(cat "$tmp/err")"
+    "$shoal" adapter new --model test/models/fry-1 --rank 2 --seed $i "$tmp/new$i" >/dev/null 2>"$tmp/err" || bad "an adapter" "$(cat "$tmp/err")"
+    # an untrained adapter has no effect, which is a warning
+    "$shoal" adapter blend --model test/models/fry-1 --parents "$tmp/new$i" "$tmp/new$i" --child "$tmp/a$i" --compat legacy --mut 1 --mut-std 0.1 --seed $i \
+        --quiet >/dev/null 2>"$tmp/err" || bad "an adapter" "$(cat "$tmp/err")"
     adapters="$adapters one$i=$tmp/a$i"
 done
 start "without keys" test/models/fry-1 --team panel=examples/team.yaml --adapter $adapters

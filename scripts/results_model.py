@@ -12,8 +12,8 @@ import os
 import subprocess
 
 EASY = "copy sort compare sequence voice retrieval about".split()
-HARD = "arithmetic pick order route deduction lookup form machine sums verify tools dialogue".split()
-DERIVED = "arithmetic machine sums verify route deduction".split()  # families whose derivation is long enough to help
+HARD = "arithmetic pick order route deduction lookup form machine sums judge tools dialogue".split()
+DERIVED = "arithmetic machine sums judge route deduction".split()  # families whose derivation is long enough to help
 LANGUAGES = {"English": "docs/FAQ.md", "Japanese": "docs/FAQ.ja.md", "Chinese": "docs/FAQ.zh.md"}
 
 

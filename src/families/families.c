@@ -12,7 +12,7 @@ const struct task_family *const task_families[] = {
     &arithmetic_family, &pick_family,      &order_family,   &route_family,    &syllogism_family,
     &lookup_family,     &form_family,      &machine_family, &sums_family,     &judge_family,
     &deduction_family,  &retrieval_family, &needle_family,  &tools_family,    &about_family,
-    &dialogue_family,   &verify_family};
+    &dialogue_family};
 enum { N_FRY = 10 };
 
 /* Shuffles the choices and sets `correct`. Before the call, choice 0 is the right one. */
@@ -66,7 +66,7 @@ bool family_set(const char *name, bool pick[MAX_FAMILIES]) {
     CHECK(family_count() <= MAX_FAMILIES);
     for (int i = 0; i < family_count(); i++) {
         const struct task_family *f = task_families[i];
-        bool in_starter = f != &syllogism_family && f != &judge_family && f != &needle_family;
+        bool in_starter = f != &syllogism_family && f != &needle_family;
         pick[i] |= (fry && i < fry_count()) || (starter && in_starter);
     }
     return fry || starter;
@@ -98,6 +98,7 @@ void task_item_release(struct task_item *it) {
     free(it->views);
     free(it->question);
     free(it->work);
+    free(it->conclusion);
     free(it->key);
     free(it->duplicate_of);
     free(it->gold);

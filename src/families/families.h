@@ -28,6 +28,7 @@ struct task_follow_up {
 struct task_item {
     char *question;                  /* the user's message; with `chat`: the last one */
     char *work;                      /* a short correct derivation, for training; may be "" */
+    char *conclusion;                /* the end of the derivation, which follows `work`, or NULL */
     char *choices[EVAL_MAX_CHOICES]; /* [n_choices] candidate answers */
     int n_choices, correct;          /* correct: index of the right choice; -1: unknown */
     /* The conversation that the model replies to, {"messages": [...], "tools": [...]} as in a chat
@@ -72,8 +73,8 @@ int fry_count(void); /* the families of the first starter model, which are the f
 int family_find(const char *name); /* -1 when unknown */
 #define MAX_FAMILIES 64
 /* Sets pick[i] for each family i of a set, and returns true; false: there is no set of this name.
- * "starter": the families that the starter model ends with, except the long needle; "fry": those of
- * the first starter model, for the runs of version 0.1. */
+ * "starter": the families of the starter model, except the long needle; "fry": those of the first
+ * starter model, for the runs of version 0.1. */
 bool family_set(const char *name, bool pick[MAX_FAMILIES]);
 /* Sets pick[i] for each family i in a comma-separated list of names of families and sets. */
 int families_parse(const char *list, bool pick[MAX_FAMILIES], struct error *err);
@@ -83,8 +84,7 @@ void family_item(int family, enum data_split split, uint64_t seed, uint32_t inde
                  struct task_item *out);
 enum data_split family_split_of(const char *key);
 
-/* The question of the families "judge" and "verify" whether an answer to an item is right;
- * malloc'ed. */
+/* The question of the family "judge" whether an answer to an item is right; malloc'ed. */
 char *family_judge_question(const struct task_item *it, const char *proposed);
 
 /* Appends everyday sentences, one per line. language: index of "en", "ja", "zh". capitals: with
@@ -99,6 +99,8 @@ struct built_in_persona {
 extern const struct built_in_persona built_in_personas[3];
 /* The debate message to an agent: "others say 12 and 15. answer again." malloc'ed. */
 char *debate_turn_text(const char *const *others, int n);
+/* The correct derivation of an item's answer, malloc'ed; "" if it has none. */
+char *task_item_work(const struct task_item *it);
 /* The correct reply to an item: after a chain of thought if `work` and the item has one; malloc'ed.
  */
 char *task_item_reply(const struct task_item *it, bool work);

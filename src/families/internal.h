@@ -32,14 +32,9 @@ void item_add_letters(struct task_item *it, const char *v, int n); /* a choice "
 /* Adds wrong answers that differ from the right one by an exchange of two letters. */
 void item_add_swapped_letters(struct rng *r, struct task_item *it, const char *right, int n);
 
-/* A question whether a proposed answer to a question of another family is right, for judge and
- * verify. Sets *it but for its derivation, and *q, of which choice 0 is the right one. Returns the
- * proposed choice. */
-const char *item_judgement(struct rng *r, bool rare, struct task_item *it, struct task_item *q);
-
 extern const struct task_family copy_family, sort_family, compare_family, sequence_family,
     voice_family, arithmetic_family, pick_family, order_family, route_family, syllogism_family,
     lookup_family, form_family, machine_family, sums_family, judge_family, deduction_family,
-    retrieval_family, needle_family, tools_family, about_family, dialogue_family, verify_family;
+    retrieval_family, needle_family, tools_family, about_family, dialogue_family;
 
 #endif

@@ -1,6 +1,7 @@
 /*
  * machine: a program of a machine with variables: "x=3; y=x+4; z=y+2". What is the value of a
- * variable? Common: additions. Rare: subtractions too.
+ * variable? Common: additions. Rare: subtractions too. The derivation computes all variables; its
+ * conclusion repeats the one that is asked for.
  */
 #define _GNU_SOURCE
 #include "families/internal.h"
@@ -28,6 +29,7 @@ static void generate(struct rng *r, bool rare, struct task_item *it) {
     it->lang = family_languages[lang];
     it->question = xasprintf(asks[lang], text.data, v[asked]);
     it->work = work.data;
+    it->conclusion = xasprintf("; %c=%d", v[asked], value[asked]);
     it->key = xasprintf("machine %c %s", v[asked], text.data);
     item_add_number(it, value[asked]);
     for (int i = 0; i < n && it->n_choices < 3; i++) item_add_number(it, value[i]);

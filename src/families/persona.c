@@ -24,11 +24,18 @@ char *debate_turn_text(const char *const *others, int n) {
     return b.data;
 }
 
+char *task_item_work(const struct task_item *it) {
+    return xasprintf("%s%s", it->work, it->conclusion ? it->conclusion : "");
+}
+
 char *task_item_reply(const struct task_item *it, bool work) {
     const char *answer = it->choices[it->correct];
     if (it->whole_replies) return xstrdup(answer);
-    return work && *it->work ? xasprintf(WORK_PREFIX " %s\n" ANSWER_PREFIX " %s", it->work, answer)
-                             : xasprintf(ANSWER_PREFIX " %s", answer);
+    if (!work || !*it->work) return xasprintf(ANSWER_PREFIX " %s", answer);
+    char *derivation = task_item_work(it),
+         *reply = xasprintf(WORK_PREFIX " %s\n" ANSWER_PREFIX " %s", derivation, answer);
+    free(derivation);
+    return reply;
 }
 
 void messages_add(json_t *turns, const char *role, const char *text) {

@@ -37,6 +37,8 @@ const struct option_row pretrain_option_rows[] = {
         "the mix of the last updates; default: mix"),
     ROW("final-mix-from", OPT_INT, final_mix_from, "0", 0, 1e9, "N",
         "the number of updates before those of final-mix"),
+    ROW("conclusions", OPT_BOOL, conclusions, "true", 0, 0, NULL,
+        "derivations end with their conclusions; those of final-mix always do"),
     ROW("final-chain-of-thought-fraction", OPT_FLOAT, final_chain_of_thought, "-1", -1, 1, "X",
         "chain-of-thought-fraction of final-mix; -1: the same"),
     ROW("steps", OPT_INT, steps, "6000", 1, 1e9, "N", "updates"),
@@ -80,6 +82,7 @@ enum { MAX_TURNS = 8 }; /* questions of one sample */
 struct mix {
     double weight[MAX_FAMILIES], cumulative_share[MAX_FAMILIES];
     double drill, chain_of_thought;
+    bool conclusions; /* of derivations */
 };
 
 struct pretrain {
@@ -123,8 +126,10 @@ static int mix_parse(struct mix *mix, const char *key, const struct strings *ent
 static int mixes_parse(struct pretrain *p, struct error *err) {
     const struct pretrain_options *o = &p->o;
     double final = o->final_chain_of_thought;
-    p->mix = (struct mix){.drill = o->drill, .chain_of_thought = o->chain_of_thought};
-    p->final_mix = (struct mix){.chain_of_thought = final < 0 ? o->chain_of_thought : final};
+    p->mix = (struct mix){
+        .drill = o->drill, .chain_of_thought = o->chain_of_thought, .conclusions = o->conclusions};
+    p->final_mix = (struct mix){.chain_of_thought = final < 0 ? o->chain_of_thought : final,
+                                .conclusions = true};
     if (mix_parse(&p->mix, "mix", &o->mix, err) != OK) return err->code;
     if (o->final_mix.n > 0) return mix_parse(&p->final_mix, "final_mix", &o->final_mix, err);
     p->final_mix = p->mix;
@@ -155,9 +160,14 @@ static const char *noisy_answer(struct rng *r, const struct task_item *it, float
 static char *reply_text(const struct pretrain *p, const struct mix *mix, struct rng *r,
                         const struct task_item *it) {
     bool work = !it->whole_replies && *it->work && rng_uniform(r) < mix->chain_of_thought;
-    if (!work || rng_uniform(r) >= p->o.think) return task_item_reply(it, work);
-    return xasprintf("<think>\n%s\n</think>\n\n" ANSWER_PREFIX " %s", it->work,
-                     it->choices[it->correct]);
+    if (!work) return task_item_reply(it, false);
+    bool think = rng_uniform(r) < p->o.think;
+    char *derivation = mix->conclusions ? task_item_work(it) : xstrdup(it->work),
+         *reply = xasprintf(think ? "<think>\n%s\n</think>\n\n" ANSWER_PREFIX " %s"
+                                  : WORK_PREFIX " %s\n" ANSWER_PREFIX " %s",
+                            derivation, it->choices[it->correct]);
+    free(derivation);
+    return reply;
 }
 
 /* A conversation of which the assistant's last turn is a target, or every turn. */
@@ -256,8 +266,10 @@ static size_t mask_finish(char *mask, size_t n, bool only_last_turn) {
 
 /* An item that can be one of several turns of a sample: bytes of its question and reply, about. A
  * text has at most as many tokens. */
-static int turn_bytes(const struct task_item *it) {
-    return (int)MIN(strlen(it->question), (size_t)INT32_MAX / 2) + (int)strlen(it->work) + 64;
+static int turn_bytes(const struct task_item *it, const struct mix *mix) {
+    size_t conclusion = mix->conclusions && it->conclusion ? strlen(it->conclusion) : 0,
+           work = strlen(it->work) + conclusion;
+    return (int)MIN(strlen(it->question), (size_t)INT32_MAX / 2) + (int)work + 64;
 }
 
 /* Appends up to `n` further questions while the sample, of `bytes` bytes, surely fits. */
@@ -266,7 +278,7 @@ static void chat_add_questions(const struct pretrain *p, const struct mix *mix, 
     for (; n > 0 && bytes < p->model->config.max_seq_len / 2; n--) {
         struct task_item it;
         item_sample(p, mix, r, &it);
-        bytes += turn_bytes(&it);
+        bytes += turn_bytes(&it, mix);
         if (!it.chat && bytes < p->model->config.max_seq_len / 2)
             chat_add_question(chat, p, mix, r, &it);
         task_item_release(&it);
@@ -301,7 +313,7 @@ static int make_sample(const struct pretrain *p, uint32_t update, uint32_t row,
     struct sample_chat chat = chat_sample(p, mix, &r, &it);
     int more = rng_uniform(&r) < p->o.multi_turn ? 1 + (int)rng_below(&r, MAX_TURNS - 1) : 0;
     if (!it.chat && !chat.only_last_turn)
-        chat_add_questions(p, mix, &r, more, turn_bytes(&it), &chat);
+        chat_add_questions(p, mix, &r, more, turn_bytes(&it, mix), &chat);
     task_item_release(&it);
     int rc = sample_encode(p, &chat, out, err);
     sample_chat_release(&chat);

@@ -291,6 +291,7 @@ struct pretrain_options { /* meanings and defaults: pretrain_option_rows */
         multi_turn, debate, drill, system, final_chain_of_thought;
     struct strings mix, final_mix, special_tokens;
     int64_t prose;
+    bool conclusions;
 };
 extern const struct option_row pretrain_option_rows[];
 /* The plan of pretrain_run, with the same checks of mix and shape: {shape, parameters, updates,

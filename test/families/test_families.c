@@ -501,6 +501,9 @@ static void solve_machine(const struct task_item *it, char *out) {
     }
     if (strncmp(ask, "what is ", 8) == 0) ask += 8;
     sprintf(out, "%d", value[(int)*ask]);
+    char conclusion[32];
+    sprintf(conclusion, "; %c=%s", *ask, out);
+    assert_string_equal(it->conclusion, conclusion);
 }
 
 static void solve_sums(const struct task_item *it, char *out) {
@@ -528,7 +531,7 @@ static void check_work_of_sums(const struct task_item *it) {
     assert_int_equal(total, answer);
 }
 
-/* The proposed answer in a question of judge and verify. */
+/* The proposed answer in a question of judge. */
 static const char *proposed_of(const struct task_item *it, size_t *len) {
     const char *line = strrchr(it->question, '\n') + 1;
     const char *begin = strstr(line, ": ") ? strstr(line, ": ") + 2 : strstr(line, "：") + 3;
@@ -537,19 +540,10 @@ static const char *proposed_of(const struct task_item *it, size_t *len) {
     return begin;
 }
 
-/* The derivation ends with the answer to the judged question. */
-static void solve_judge(const struct task_item *it, char *out) {
-    size_t n, n_work = strlen(it->work);
-    const char *proposed = proposed_of(it, &n);
-    bool same = n_work >= n && strncmp(it->work + n_work - n, proposed, n) == 0 &&
-                (n_work == n || it->work[n_work - n - 1] == ' ');
-    strcpy(out, same ? "yes" : "no");
-}
-
-/* Appends the symbols of the comparison in a derivation of verify: of the answer, and of the
- * proposed answer. Returns the word after them. */
-static const char *pairs_of(const char *work, char answer[64], char proposed[64]) {
-    const char *p = strrchr(work, ':') + 1, *more = p;
+/* Appends the symbols of the conclusion of judge: of the answer, and of the proposed answer.
+ * Returns the word after them. */
+static const char *pairs_of(const char *conclusion, char answer[64], char proposed[64]) {
+    const char *p = conclusion + 1, *more = p;
     char a[32], b[32];
     int n;
     answer[0] = proposed[0] = '\0';
@@ -564,13 +558,16 @@ static const char *pairs_of(const char *work, char answer[64], char proposed[64]
     return p + 1;
 }
 
-/* The derivation compares the answer, which precedes the colon, with the proposed one: all symbols
- * or those up to the first difference. */
-static void solve_verify(const struct task_item *it, char *out) {
+/* The derivation ends with the answer to the judged question. The conclusion compares it with the
+ * proposed one: all symbols or those up to the first difference. */
+static void solve_judge(const struct task_item *it, char *out) {
     char answer[64], proposed[64], want[64] = "";
-    size_t n;
-    const char *text = proposed_of(it, &n), *word = pairs_of(it->work, answer, proposed);
-    bool same = strcmp(word, "same") == 0;
+    size_t n, n_work = strlen(it->work);
+    const char *text = proposed_of(it, &n), *word = pairs_of(it->conclusion, answer, proposed);
+    bool same = strcmp(word, "same") == 0,
+         ends_same = n_work >= n && strncmp(it->work + n_work - n, text, n) == 0 &&
+                     (n_work == n || it->work[n_work - n - 1] == ' ');
+    assert_int_equal(same, ends_same);
     assert_true(same || strcmp(word, "differ") == 0);
     assert_int_equal(same, strcmp(answer, proposed) == 0);
     for (size_t i = 0; i < n; i++)
@@ -721,8 +718,6 @@ static void solve(const char *family, const struct task_item *it, char *out) {
         solve_sums(it, out);
     else if (strcmp(family, "judge") == 0)
         solve_judge(it, out);
-    else if (strcmp(family, "verify") == 0)
-        solve_verify(it, out);
     else if (strcmp(family, "deduction") == 0)
         solve_deduction(it, out);
     else if (strcmp(family, "retrieval") == 0 || strcmp(family, "needle") == 0)

@@ -31,7 +31,7 @@ special_tokens: ["<|image|>", "<think>", "</think>"]
 prose: 2
 chat_template: chat_template.jinja
 mix: [copy=1, sums=1, dialogue=0.5, tools=0.5, about=1]
-final_mix: [copy=1, verify=2]
+final_mix: [copy=1, judge=1, machine=1]
 final_mix_from: 6
 chain_of_thought_fraction: 0.5
 think: 0.5
@@ -58,10 +58,10 @@ sed '/^final_mix/d' recipe.yaml >one-mix.yaml
 pretrain one-mix.yaml --out one-mix
 same "final_mix changes nothing before its update" "$(checkpoint whole 5)" "$(checkpoint one-mix 5)"
 if [ "$(checkpoint whole 10)" = "$(checkpoint one-mix 10)" ]; then bad "final_mix changes the samples" "it does not"; else ok "final_mix changes the samples"; fi
-same "the accuracy covers both mixes" "$(grep -oE '"(verify|sums)":' whole/log.jsonl | sort | tr '\n' ' ')" '"sums": "verify": '
-sed 's/verify=2/verfy=2/' recipe.yaml >typo.yaml
+same "the accuracy covers both mixes" "$(grep -oE '"(machine|sums)":' whole/log.jsonl | sort | tr '\n' ' ')" '"machine": "sums": '
+sed 's/judge=1/juge=1/' recipe.yaml >typo.yaml
 pretrain typo.yaml --out typo
-grep -q "final_mix: no task family in 'verfy=2'" out && ok "an unknown family is refused" || bad "an unknown family is refused" "$(cat out)"
+grep -q "final_mix: no task family in 'juge=1'" out && ok "an unknown family is refused" || bad "an unknown family is refused" "$(cat out)"
 SHOAL_CPU=scalar pretrain recipe.yaml --out scalar --stop-at 2
 pretrain recipe.yaml --out native --stop-at 2
 same "the scalar level makes the same bits" "$(checkpoint scalar 2)" "$(checkpoint native 2)"

@@ -81,7 +81,10 @@ def refused_without_flag():
         wrong = []
         for path in (CHAT, "/tokenize"):
             for name, template in list(TEMPLATES.items())[:2] + [("harmless", "{{ messages[0].content }}")]:
-                status, text, seconds = s.ask(path, template_body(template), key="sk-attack")
+                body = template_body(template)
+                if path != CHAT:
+                    del body["max_tokens"]  # not a field of this path
+                status, text, seconds = s.ask(path, body, key="sk-attack")
                 if status != 400 or "--trust-request-chat-template" not in text or seconds > 5:
                     wrong.append((path, name, status, text[:80]))
         report("a chat_template in a request is refused without the flag", not wrong or wrong)

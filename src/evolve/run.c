@@ -464,37 +464,39 @@ static int check_manifest(struct evolve_run *r, const json_t *current, struct er
     return rc;
 }
 
-/* Counts the tokens that founders were trained on, from the log, which an earlier process may have
- * begun: of a step that occurs twice, the second one. */
-static void count_training(struct evolve_run *r) {
+struct training_tokens {
+    json_int_t last_step;
+    double tokens;
+};
+
+static int training_step_count(void *ctx, const json_t *line, int number, struct error *err) {
+    struct training_tokens *t = ctx;
+    json_int_t step = json_integer_value(json_object_get(line, "step"));
+    (void)number, (void)err;
+    if (step > t->last_step) t->tokens += json_get_number(line, "tokens");
+    t->last_step = MAX(t->last_step, step);
+    return OK;
+}
+
+/* The cost of training the founders, from its log, which an earlier process may have begun: a step
+ * that occurs twice counts once. A run without training has no log. */
+static struct evolve_cost training_cost(const struct evolve_run *r) {
     char *path = path_join(r->dir, "train.jsonl");
-    FILE *f = fopen(path, "r");
-    char *text = NULL;
-    size_t cap = 0;
-    ssize_t len;
-    double tokens = 0;
-    json_int_t last = 0;
-    while (f && (len = getline(&text, &cap, f)) > 0) {
-        json_t *line = json_loadb(text, (size_t)len, 0, NULL);
-        json_int_t step = json_integer_value(json_object_get(line, "step"));
-        if (step > last) tokens += json_get_number(line, "tokens");
-        last = MAX(last, step);
-        json_decref(line);
-    }
-    r->training.trained_tokens = (int64_t)tokens;
-    r->training.flops = 2 * tokens * evolve_run_token_flops(r, r->founders[0]);
+    struct training_tokens t = {0};
+    struct error ignored;
+    json_file_each(path, training_step_count, &t, &ignored);
     free(path);
-    free(text);
-    if (f) fclose(f);
+    return (struct evolve_cost){.trained_tokens = (int64_t)t.tokens,
+                                .flops = 2 * t.tokens * evolve_run_token_flops(r, r->founders[0])};
 }
 
 static int write_results(struct evolve_run *r, json_t *manifest, struct error *err) {
     char *page = path_join(r->dir, "report.html");
     json_object_set(r->result, "adapters", r->adapters);
     json_object_set(r->result, "generations", r->generations);
-    count_training(r);
+    const struct evolve_cost training = training_cost(r);
     json_object_set_new(r->result, "spent", evolve_cost_json(&r->spent));
-    json_object_set_new(r->result, "spent_on_founders", evolve_cost_json(&r->training));
+    json_object_set_new(r->result, "spent_on_founders", evolve_cost_json(&training));
     json_object_set_new(r->result, "spent_on_tests", evolve_cost_json(&r->tests));
     json_object_set(manifest, "adapters", r->adapters);
     json_object_set(r->result, "manifest", manifest);

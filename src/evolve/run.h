@@ -59,9 +59,9 @@ struct evolve_run {
     /* [n_best] fittest candidate of each recorded generation; adapters retained */
     struct candidate *best;
     int n_best;
-    struct evolve_cost spent, training, tests; /* of the search; of founders; of held-out tests */
-    double tokens_per_sample;    /* mean of evolve.finetune_data; 0: not counted yet */
-    struct heldout_result *rows; /* [n_rows] */
+    struct evolve_cost spent, tests; /* of the search; of the held-out tests */
+    double tokens_per_sample;        /* mean of evolve.finetune_data; 0: not counted yet */
+    struct heldout_result *rows;     /* [n_rows] */
     int n_rows, max_rows;
     json_t *result, *adapters, *generations;
     FILE *log;             /* evolution.jsonl */

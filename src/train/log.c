@@ -9,7 +9,7 @@
  * The log is independent of the method: it draws the metrics that the table `charts` names.
  */
 #define _GNU_SOURCE
-#include "train/train.h"
+#include "train/train_loop.h"
 
 #include "base/base.h"
 
@@ -174,38 +174,48 @@ static void curves_add(struct train_log *l, const json_t *line) {
     }
 }
 
-/* Copies a line that an earlier process wrote, if the checkpoint includes its step. Drops an
- * incomplete last line and lines in another format. */
-static int copy_earlier_line(struct train_log *l, const char *text, size_t len, int64_t done,
-                             struct atomic_file *w, struct error *err) {
-    json_t *line = json_loadb(text, len, 0, NULL);
-    double step = number_at(line, "step");
-    int rc = OK;
-    if (len > 0 && text[len - 1] == '\n' && step > (double)l->last_step && step <= (double)done) {
-        rc = atomic_file_write(w, text, len, err);
-        curves_add(l, line);
-        l->last_step = (int64_t)step;
-        l->seconds = number_at(line, "seconds");
-        if (!isfinite(l->seconds)) l->seconds = 0;
-    }
-    json_decref(line);
-    return rc;
-}
-
-/* Rewrites the log without the lines after the checkpoint's step, then opens it for appending. */
-static int log_continue(struct train_log *l, int64_t done, struct error *err) {
+int log_lines_keep(const char *path, bool (*keep)(void *ctx, const json_t *line), void *ctx,
+                   struct error *err) {
     struct atomic_file w = {0};
-    FILE *old = done > 0 ? fopen(l->path, "r") : NULL;
+    FILE *old = fopen(path, "r");
     char *text = NULL;
     size_t cap = 0;
     ssize_t len;
-    int rc = atomic_file_open(&w, l->path, err);
-    while (rc == OK && old && (len = getline(&text, &cap, old)) > 0)
-        rc = copy_earlier_line(l, text, (size_t)len, done, &w, err);
+    int rc = atomic_file_open(&w, path, err);
+    while (rc == OK && old && (len = getline(&text, &cap, old)) > 0) {
+        json_t *line = text[len - 1] == '\n' ? json_loadb(text, (size_t)len, 0, NULL) : NULL;
+        if (line && keep(ctx, line)) rc = atomic_file_write(&w, text, (size_t)len, err);
+        json_decref(line);
+    }
     if (rc == OK) rc = atomic_file_commit(&w, err);
     atomic_file_abort(&w);
     if (old) fclose(old);
     free(text);
+    return rc;
+}
+
+struct earlier_lines {
+    struct train_log *log;
+    int64_t done;
+};
+
+/* Keeps a line that an earlier process wrote, if the checkpoint includes its step. */
+static bool earlier_line_keep(void *ctx, const json_t *line) {
+    const struct earlier_lines *e = ctx;
+    struct train_log *l = e->log;
+    double step = number_at(line, "step");
+    if (!(step > (double)l->last_step && step <= (double)e->done)) return false;
+    curves_add(l, line);
+    l->last_step = (int64_t)step;
+    l->seconds = number_at(line, "seconds");
+    if (!isfinite(l->seconds)) l->seconds = 0;
+    return true;
+}
+
+/* Rewrites the log without the lines after the checkpoint's step, then opens it for appending. */
+static int log_continue(struct train_log *l, int64_t done, struct error *err) {
+    struct earlier_lines earlier = {l, done};
+    int rc = log_lines_keep(l->path, earlier_line_keep, &earlier, err);
     if (rc == OK && !(l->f = fopen(l->path, "a")))
         rc = error_errno(err, "cannot open '%s'", l->path);
     return rc;

@@ -9,7 +9,7 @@
  * needs no network and no corpus.
  */
 #define _GNU_SOURCE
-#include "train/train.h"
+#include "train/train_loop.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -439,40 +439,26 @@ static double cpu_seconds(void) {
            1e-6 * (double)(u.ru_utime.tv_usec + u.ru_stime.tv_usec);
 }
 
-/* Copies a line that an earlier process wrote, if the checkpoint includes its update. Drops an
- * incomplete last line and lines in another format. */
-static int log_copy_line(struct pretrain *p, const char *text, size_t len, int64_t done,
-                         struct atomic_file *w, struct error *err) {
+/* Keeps a line that an earlier process wrote, if the checkpoint includes its update; the times of
+ * later lines count on from it. */
+static bool earlier_line_keep(void *ctx, const json_t *line) {
     static const char *const keys[] = {"update", "accuracy_at", "checkpoint_at"};
-    json_t *line = json_loadb(text, len, 0, NULL);
-    const json_t *update = NULL, *seconds = json_object_get(line, "seconds");
+    struct pretrain *p = ctx;
+    const json_t *update = NULL;
     for (int i = 0; i < (int)ARRAY_LEN(keys) && !update; i++)
         update = json_object_get(line, keys[i]);
-    int rc = OK;
-    if (text[len - 1] == '\n' && json_is_integer(update) && json_integer_value(update) <= done) {
-        rc = atomic_file_write(w, text, len, err);
-        if (seconds) p->seconds_before = json_number_value(seconds);
-        if (seconds)
-            p->cpu_seconds_before = json_number_value(json_object_get(line, "cpu_seconds"));
+    if (!json_is_integer(update) || json_integer_value(update) > trainer_update_count(p->trainer))
+        return false;
+    if (json_object_get(line, "seconds")) {
+        p->seconds_before = json_get_number(line, "seconds");
+        p->cpu_seconds_before = json_get_number(line, "cpu_seconds");
     }
-    json_decref(line);
-    return rc;
+    return true;
 }
 
-/* Rewrites the log without the lines after update `done`, then opens it for appending. */
-static int log_open(struct pretrain *p, const char *path, int64_t done, struct error *err) {
-    struct atomic_file w = {0};
-    FILE *old = done > 0 ? fopen(path, "r") : NULL;
-    char *text = NULL;
-    size_t cap = 0;
-    ssize_t len;
-    int rc = atomic_file_open(&w, path, err);
-    while (rc == OK && old && (len = getline(&text, &cap, old)) > 0)
-        rc = log_copy_line(p, text, (size_t)len, done, &w, err);
-    if (rc == OK) rc = atomic_file_commit(&w, err);
-    atomic_file_abort(&w);
-    if (old) fclose(old);
-    free(text);
+/* Rewrites the log without the lines after the checkpoint's update, then opens it for appending. */
+static int log_open(struct pretrain *p, const char *path, struct error *err) {
+    int rc = log_lines_keep(path, earlier_line_keep, p, err);
     if (rc == OK && !(p->log = fopen(path, "a"))) rc = error_errno(err, "cannot write '%s'", path);
     return rc;
 }
@@ -611,7 +597,7 @@ int pretrain_run(const struct pretrain_options *o, const char *dir, int64_t stop
     if (rc == OK) rc = dir_make(dir, err);
     if (rc == OK && (lock = dir_lock(dir, "folder", err)) < 0) rc = lock;
     if (rc == OK) rc = pretrain_open(&p, err);
-    if (rc == OK) rc = log_open(&p, log, trainer_update_count(p.trainer), err);
+    if (rc == OK) rc = log_open(&p, log, err);
     if (rc == OK) rc = train_until(&p, stop, err);
     if (rc == OK) rc = model_write_hf(p.model, dir, dtype, err);
     if (rc == OK && stop == o->steps) unlink(p.checkpoint);

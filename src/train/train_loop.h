@@ -93,6 +93,11 @@ int policy_gradient_plan(const struct train_loop *c, enum train_method method,
                          const struct rl_options *o, const struct reward_fn *reward,
                          struct rl_plan *out, struct error *err);
 
+/* log.c: rewrites a log of JSON lines with those for which `keep` returns true. Drops other lines,
+ * and an incomplete last one. A missing log becomes an empty one. */
+int log_lines_keep(const char *path, bool (*keep)(void *ctx, const json_t *line), void *ctx,
+                   struct error *err);
+
 /* plan.c: functions shared by the plans of all methods. */
 
 /* Maximum number of tokens of a pass, unless a sample is longer. The limit affects speed only, not

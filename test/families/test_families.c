@@ -501,7 +501,7 @@ static void solve_machine(const struct task_item *it, char *out) {
     }
     if (strncmp(ask, "what is ", 8) == 0) ask += 8;
     sprintf(out, "%d", value[(int)*ask]);
-    char conclusion[32];
+    char conclusion[300];
     sprintf(conclusion, "; %c=%s", *ask, out);
     assert_string_equal(it->conclusion, conclusion);
 }

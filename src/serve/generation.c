@@ -528,10 +528,17 @@ static void generation_list_remove(struct generation *g) {
     pthread_mutex_unlock(&s->lock);
 }
 
+/* Adds the generation to the metrics, traces and the key's usage, once. Call it before the end of
+ * the reply is sent, because the client may read them at once. */
+static void generation_count(struct generation *g) {
+    if (!g->counted) request_metrics_add_generation(g);
+    g->counted = true;
+}
+
 static void generation_release(struct generation *g) {
     if (__atomic_sub_fetch(&g->refs, 1, __ATOMIC_ACQ_REL) > 0) return;
     generation_list_remove(g);
-    if (g->n_unfinished == 0) request_metrics_add_generation(g);
+    if (g->n_unfinished == 0) generation_count(g);
     for (int i = 0; i < g->n_completions; i++) completion_release(&g->completions[i]);
     free(g->completions);
     if (g->spec.grammar) server_grammar_release(g->s, g->spec.grammar);
@@ -616,6 +623,7 @@ static enum stream_status stream_pull(void *ctx, struct buf *out) {
     if (reply_failed(g, &err)) return stream_fail(g, from, &err, out);
     if (finished < g->n_completions) return out->len ? STREAM_MORE : STREAM_WAIT;
     reply_log(g);
+    generation_count(g);
     g->dialect->end(g, out);
     return STREAM_END;
 }
@@ -647,6 +655,7 @@ static void reply_send(void *ctx) {
         api_fail_error(g->x, &err, NULL);
     } else {
         reply_log(g);
+        generation_count(g);
         reply_send_text(g, &text);
     }
     generation_release(g);

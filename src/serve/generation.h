@@ -155,9 +155,9 @@ struct generation {
     double started_at;
     struct completion *completions;
     int n_completions;
-    char *key; /* the id of the request's key; NULL: no key */
-    bool cancelled;
-    uint64_t nonce; /* random part of the placeholders for lists: no client knows it */
+    char *key;               /* the id of the request's key; NULL: no key */
+    bool cancelled, counted; /* counted: in the metrics */
+    uint64_t nonce;          /* random part of the placeholders for lists: no client knows it */
     struct reply_budget {
         size_t bytes; /* reserved for the reply's text */
         bool refused; /* no memory was left for more of the text: the reply fails */

@@ -245,8 +245,9 @@ def _():
             headers = {'X-Request-Id': sent} if sent else {}
             have = call('POST' if body is not None else 'GET', path, body, headers)[2].get_all('X-Request-Id')
             same((len(have), have[0] == sent, have[0].startswith('req_')), (1, kept, not kept))
-    call('POST', '/v1/completions', dict(prompt='x', max_tokens=1), {'X-Request-Id': 'traced'})
-    assert 'traced' in [t['request_id'] for t in get('/v1/traces')['traces']]
+    for stream in False, True:  # a reply is traced before its end is sent
+        call('POST', '/v1/completions', dict(prompt='x', max_tokens=1, stream=stream), {'X-Request-Id': 'traced-%s' % stream})
+        same(get('/v1/traces')['traces'][0]['request_id'], 'traced-%s' % stream)
 
 # A valid body of each path that takes texts; %s is in one of them.
 TEXTS = {'messages[0].content': ('/v1/chat/completions', '{"max_tokens": 1, "messages": [{"role": "user", "content": "a%s"}]}'),

@@ -1,7 +1,8 @@
 /*
  * batcher: the engine's thread. The engine gets at most as many requests as it can run at once.
  * Other requests wait in the queues here, where cancelling is cheap and interactive requests
- * overtake background requests.
+ * overtake background requests. Interactive requests wait in a queue for each client; the next one
+ * to start is of the client with the fewest running requests.
  *
  * Invariant: only the batcher's thread uses the engine, and never while it holds the lock, so that
  * a submission does not wait for a step.
@@ -16,6 +17,14 @@
 struct request_queue {
     struct batcher_request *head, *tail;
     int n;
+};
+
+/* The interactive requests of a client. It exists while there are any. */
+struct client {
+    uint64_t id;
+    struct request_queue waiting;
+    int running;
+    struct client *next;
 };
 
 /* A call of engine_embed between two steps, for a thread that waits for the result. */
@@ -37,7 +46,9 @@ struct batcher {
 
     pthread_mutex_t lock; /* guards the fields below, except on_step to in_engine */
     pthread_cond_t work_ready, embed_done, embed_drained;
-    struct request_queue interactive, background;
+    struct client *clients;
+    int n_interactive; /* interactive requests that wait */
+    struct request_queue background;
     struct embed_task *embed_queue, *embed_queue_tail;
     int n_embed_callers; /* threads in batcher_embed; batcher_free waits for them */
     int n_cancelled;     /* requests in the engine that have to be cancelled */
@@ -81,6 +92,66 @@ static bool queue_remove(struct request_queue *q, const struct batcher_request *
     return true;
 }
 
+/* Finds or creates a client. The lock is held. */
+static struct client *client_get(struct batcher *b, uint64_t id) {
+    struct client **link = &b->clients;
+    while (*link && (*link)->id != id) link = &(*link)->next;
+    if (!*link) {
+        *link = xcalloc(1, sizeof **link);
+        (*link)->id = id;
+    }
+    return *link;
+}
+
+/* Frees a client without requests. The lock is held. */
+static void client_release(struct batcher *b, struct client *client) {
+    struct client **link = &b->clients;
+    if (client->waiting.n || client->running) return;
+    while (*link != client) link = &(*link)->next;
+    *link = client->next;
+    free(client);
+}
+
+/* Pops a request of the client with the fewest running requests; of several such clients, of the
+ * one whose request waits longest. NULL: none waits. The lock is held. */
+static struct batcher_request *interactive_pop(struct batcher *b) {
+    struct client *best = NULL;
+    for (struct client *c = b->clients; c; c = c->next) {
+        if (!c->waiting.n) continue;
+        if (!best || c->running < best->running ||
+            (c->running == best->running &&
+             c->waiting.head->submitted < best->waiting.head->submitted))
+            best = c;
+    }
+    if (!best) return NULL;
+    b->n_interactive--;
+    best->running++;
+    return queue_pop(&best->waiting);
+}
+
+/* Removes a request that waits. Returns whether it did. The lock is held. */
+static bool waiting_remove(struct batcher *b, struct batcher_request *c) {
+    if (c->background) return queue_remove(&b->background, c);
+    struct client *client = client_get(b, c->client);
+    bool removed = queue_remove(&client->waiting, c);
+    b->n_interactive -= removed;
+    client_release(b, client);
+    return removed;
+}
+
+/* Accounts for the end of a request that was in the engine. */
+static void running_remove(struct batcher *b, const struct batcher_request *c) {
+    if (c->background) {
+        b->n_background--;
+        return;
+    }
+    pthread_mutex_lock(&b->lock);
+    struct client *client = client_get(b, c->client);
+    client->running--;
+    client_release(b, client);
+    pthread_mutex_unlock(&b->lock);
+}
+
 static void request_notify(struct batcher_request *c) {
     bool done = c->request.done;
     double now = clock_now();
@@ -102,7 +173,7 @@ static void request_end_unstarted(struct batcher_request *c) {
  * of the engine's sequences. The lock is held. */
 static struct batcher_request *request_next(struct batcher *b) {
     if (b->n_in_engine == b->max_running) return NULL;
-    if (b->interactive.n) return queue_pop(&b->interactive);
+    if (b->n_interactive) return interactive_pop(b);
     if (b->background.n && b->n_background < MAX(1, b->max_running / 2))
         return queue_pop(&b->background);
     return NULL;
@@ -153,7 +224,7 @@ static int requests_notify(struct batcher *b) {
             b->in_engine[n++] = c;
             continue;
         }
-        b->n_background -= c->background;
+        running_remove(b, c);
         cached += (uint64_t)c->request.n_cached;
         cancelled += c->request.finish == FINISH_NONE;
         ended++;
@@ -177,7 +248,7 @@ static void resubmit_wait(struct batcher *b, int ended) {
     double until = clock_now() + b->step_seconds / 32;
     struct timespec t = {(time_t)until, (long)((until - (double)(time_t)until) * 1e9)};
     pthread_mutex_lock(&b->lock);
-    while (!b->quit && b->interactive.n + b->background.n < ended &&
+    while (!b->quit && b->n_interactive + b->background.n < ended &&
            pthread_cond_timedwait(&b->work_ready, &b->lock, &t) == 0)
         ;
     pthread_mutex_unlock(&b->lock);
@@ -221,7 +292,7 @@ static void step(struct batcher *b) {
 /* Waits for work. Returns false when the thread has to end. */
 static bool work_wait(struct batcher *b) {
     pthread_mutex_lock(&b->lock);
-    while (!b->quit && !b->interactive.n && !b->background.n && !b->embed_queue &&
+    while (!b->quit && !b->n_interactive && !b->background.n && !b->embed_queue &&
            b->n_in_engine == 0)
         pthread_cond_wait(&b->work_ready, &b->lock);
     bool go_on = !b->quit;
@@ -232,8 +303,10 @@ static bool work_wait(struct batcher *b) {
 /* Pops a request that still waits at shutdown; other threads may cancel requests meanwhile. */
 static struct batcher_request *queued_request_pop(struct batcher *b) {
     pthread_mutex_lock(&b->lock);
-    struct request_queue *q = b->interactive.n ? &b->interactive : &b->background;
-    struct batcher_request *c = q->n ? queue_pop(q) : NULL;
+    struct client *client = b->clients;
+    while (client && !client->waiting.n) client = client->next;
+    struct batcher_request *c = client ? client->waiting.head : b->background.head;
+    if (c) waiting_remove(b, c);
     b->stats.cancelled += c != NULL;
     pthread_mutex_unlock(&b->lock);
     return c;
@@ -294,10 +367,11 @@ int batcher_submit_all(struct batcher *b, struct batcher_request *const *c, int 
         if (engine_check(b->e, &c[i]->request, err) != OK) return err->code;
     pthread_mutex_lock(&b->lock);
     bool quit = b->quit,
-         full = quit || (!c[0]->background && b->interactive.n + n > b->max_waiting);
+         full = quit || (!c[0]->background && b->n_interactive + n > b->max_waiting);
     for (int i = 0; !full && i < n; i++) {
         c[i]->submitted = clock_now();
-        queue_add(c[i]->background ? &b->background : &b->interactive, c[i]);
+        queue_add(c[i]->background ? &b->background : &client_get(b, c[i]->client)->waiting, c[i]);
+        b->n_interactive += !c[i]->background;
     }
     pthread_cond_signal(&b->work_ready);
     pthread_mutex_unlock(&b->lock);
@@ -312,7 +386,7 @@ int batcher_submit(struct batcher *b, struct batcher_request *c, struct error *e
 
 void batcher_cancel(struct batcher *b, struct batcher_request *c) {
     pthread_mutex_lock(&b->lock);
-    bool waiting = queue_remove(&b->interactive, c) || queue_remove(&b->background, c);
+    bool waiting = waiting_remove(b, c);
     if (!waiting && !c->cancelled) {
         __atomic_store_n(&c->cancelled, true, __ATOMIC_RELEASE);
         b->n_cancelled++;
@@ -404,7 +478,7 @@ struct batcher_stats batcher_stats(struct batcher *b) {
     pthread_mutex_lock(&b->lock);
     struct batcher_stats s = b->stats;
     s.running = b->n_in_engine;
-    s.waiting = b->interactive.n + b->background.n + b->n_embed_callers;
+    s.waiting = b->n_interactive + b->background.n + b->n_embed_callers;
     s.max_running = b->max_running;
     pthread_mutex_unlock(&b->lock);
     return s;

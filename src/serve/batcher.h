@@ -5,7 +5,8 @@
  * Between two steps the batcher passes waiting requests to the engine and removes cancelled ones.
  * After each step it notifies the requests that have new tokens. Interactive requests go first: a
  * background request (of a team or an evaluation) enters the engine only while interactive requests
- * leave room.
+ * leave room. Clients share the engine: of the interactive requests that wait, the next one to run
+ * is the oldest one of the client with the fewest running requests.
  *
  * Other threads may read the first n_visible entries of out, out_logprob, top_ids and top_logprob,
  * and all results once `done` is set.
@@ -19,6 +20,7 @@ struct batcher;
 struct batcher_request {
     struct engine_request request; /* set by the caller; its buffers must stay valid until done */
     bool background;
+    uint64_t client; /* whose request it is, if it is interactive */
     /* Called in the batcher's thread after a step that added tokens, and when the request is done;
      * but in the thread that calls batcher_cancel if the request still waits. It must not block.
      * With done = true it may free the request, which the batcher does not touch afterwards. */

@@ -703,6 +703,7 @@ static void engine_request_init(struct generation *g, struct completion *a) {
     r->sampling.seed += (uint64_t)(a->index % spec->n);
     r->sampling.bias = spec->bias;
     model_ref_apply(&g->target, r);
+    a->batch_request.client = g->key ? hash_fnv1a(g->key, strlen(g->key)) : 0;
     a->batch_request.on_change = request_progress;
     a->batch_request.user = g;
 }

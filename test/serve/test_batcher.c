@@ -380,6 +380,46 @@ static void test_free_while_others_wait(void **state) {
     }
 }
 
+/* sharing of the engine between clients */
+
+static struct {
+    uint64_t v[64]; /* clients of the requests, in the order of their ends */
+    int n;
+} ended_clients;
+
+static void client_on_change(struct batcher_request *c, bool done) {
+    if (done) ended_clients.v[ended_clients.n++] = c->client;
+}
+
+/* One client has 24 requests that wait, and another one comes with 4: of the first six that run
+ * together, half are of each. */
+static void test_clients_share_the_engine(void **state) {
+    enum { N = 28, FIRST = 24 };
+    struct tally t = {0};
+    struct error err;
+    struct batcher_request *requests = long_requests_new(N, &t),
+                           blocking = {.on_change = blocking_on_change};
+    (void)state;
+    blocking_request_released = false;
+    ended_clients.n = 0;
+    blocking.request = (struct engine_request){.prompt = tokens, .n_prompt = 4, .max_tokens = 1};
+    assert_int_equal(batcher_submit(b, &blocking, &err), OK);
+    while (!__atomic_load_n(&blocking.done, __ATOMIC_ACQUIRE)) usleep(1000);
+    for (int i = 0; i < N; i++) {
+        requests[i].client = i < FIRST ? 7 : 9;
+        requests[i].on_change = client_on_change;
+        assert_int_equal(batcher_submit(b, &requests[i], &err), OK);
+    }
+    __atomic_store_n(&blocking_request_released, true, __ATOMIC_RELEASE);
+    while (batcher_stats(b).running || batcher_stats(b).waiting) usleep(1000);
+    assert_int_equal(ended_clients.n, N);
+    int others = 0;
+    for (int i = 0; i < SEQS; i++) others += ended_clients.v[i] == 9;
+    assert_int_equal(others, SEQS / 2);
+    engine_request_release(&blocking.request);
+    requests_free(requests, N);
+}
+
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {
@@ -387,6 +427,7 @@ int main(void) {
         TEST(test_finished_requests_are_notified_first),
         TEST(test_submit_all_takes_all_or_none),
         TEST(test_free_while_others_wait),
+        TEST(test_clients_share_the_engine),
     };
     return cmocka_run_group_tests(tests, group_setup, group_teardown);
 }

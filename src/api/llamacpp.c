@@ -362,7 +362,7 @@ static void final_fields_add(const struct generation *g, const struct completion
     const struct engine_request *r = &a->batch_request.request;
     const struct token_ids *prompt = &g->spec.prompts[a->prompt];
     const char *word = a->shown < a->text.len ? stopping_word(g, a) : NULL;
-    const char *stop_type = r->finish == FINISH_LENGTH ? "limit"
+    const char *stop_type = completion_was_cut(a)      ? "limit"
                             : r->finish == FINISH_NONE ? "none"
                                                        : "eos";
     bool context_full = r->finish == FINISH_LENGTH && r->n_generated < g->spec.max_tokens;

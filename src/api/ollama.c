@@ -212,7 +212,7 @@ static json_t *reply_json(const struct generation *g) {
 /* Adds the fields of the last object, except the text. load_duration is the time in the queue. */
 static void final_fields_add(const struct generation *g, const struct completion *a, json_t *v) {
     const struct batcher_request *c = &a->batch_request;
-    bool stopped = c->request.finish != FINISH_LENGTH && c->request.finish != FINISH_NONE;
+    bool stopped = !completion_was_cut(a) && c->request.finish != FINISH_NONE;
     double first = c->first > 0 ? c->first : c->ended;
     json_object_set_new(v, "done", json_true());
     json_object_set_new(v, "done_reason", json_string(stopped ? "stop" : "length"));

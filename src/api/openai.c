@@ -83,11 +83,15 @@ int stop_conditions_read(const struct server *s, const json_t *body, struct gene
                          struct error *err) {
     const struct tokenizer *tok = s->model->tok;
     bool ignore_eos = false;
+    int64_t loop = 0;
     json_t *ids = json_get_nonnull(body, "stop_token_ids"), *v;
     size_t i;
     if (json_read_strings(body, "stop", MAX_STOPS, &spec->stop_texts, err) != OK ||
         json_read_bool(body, "ignore_eos", &ignore_eos, err) != OK)
         return err->code;
+    if (!ignore_eos) loop = s->options->loop_tokens;
+    if (json_read_int(body, "loop_tokens", 0, INT32_MAX, &loop, err) != OK) return err->code;
+    spec->loop_tokens = (int32_t)loop;
     for (int k = spec->stop_texts.n - 1; k >= 0; k--) // some clients send "", which is ignored
         if (!*spec->stop_texts.v[k]) {
             free(spec->stop_texts.v[k]);
@@ -118,7 +122,7 @@ static int settings_read(const struct server *s, const json_t *body, struct gene
                          struct error *err) {
     double temperature = 1, top_p = 1, min_p = 0, typical_p = 1, repetition = 1, presence = 0,
            frequency = 0;
-    int64_t n = 1, top_k = 0, seed = -1;
+    int64_t n = 1, top_k = 0, seed = -1, truncate = 0;
     const json_t *stream_options = json_get_nonnull(body, "stream_options");
     if (json_read_number(body, "temperature", 0, 100, &temperature, err) != OK ||
         json_read_number(body, "top_p", 0, 1, &top_p, err) != OK ||
@@ -130,6 +134,7 @@ static int settings_read(const struct server *s, const json_t *body, struct gene
         json_read_int(body, "top_k", -1, 1 << 30, &top_k, err) != OK ||
         json_read_int(body, "n", 1, MAX_COMPLETIONS, &n, err) != OK ||
         json_read_int(body, "seed", INT64_MIN, INT64_MAX, &seed, err) != OK ||
+        json_read_int(body, "truncate_prompt_tokens", -1, INT32_MAX, &truncate, err) != OK ||
         json_read_bool(body, "stream", &spec->stream, err) != OK ||
         (stream_options &&
          json_read_bool(stream_options, "include_usage", &spec->include_usage, err) != OK))
@@ -138,6 +143,7 @@ static int settings_read(const struct server *s, const json_t *body, struct gene
     if (json_read_name(body, "user", &user, err) != OK) return err->code;
     if (user) spec->user = xstrdup(user);
     spec->n = (int)n;
+    spec->truncate_prompt_tokens = (int32_t)truncate;
     spec->sampling = (struct sampling_params){
         .temperature = (float)temperature,
         .top_k = (int32_t)MAX(top_k, 0),
@@ -641,7 +647,7 @@ static json_t *usage_json(const struct generation *g) {
 static json_t *envelope(const struct generation *g, const char *object, json_t *choices) {
     json_t *v = json_pack("{s:s,s:s,s:I,s:s,s:s,s:o}", "id", g->id, "object", object, "created",
                           (json_int_t)g->created, "model", g->target.name, "system_fingerprint",
-                          g->s->fingerprint, "choices", choices);
+                          g->fingerprint, "choices", choices);
     if (g->spec.stream && g->spec.include_usage) json_object_set_new(v, "usage", json_null());
     return v;
 }

@@ -454,16 +454,18 @@ int32_t completion_tokens_sent(const struct completion *a) {
     return a->done ? completion_tokens_kept(a) : tokens_until(a, a->tokens_sent, a->sent);
 }
 
+bool completion_was_cut(const struct completion *a) {
+    enum finish_reason finish = a->batch_request.request.finish;
+    return !a->async && (finish == FINISH_LENGTH || finish == FINISH_LOOP);
+}
+
 const char *completion_finish_reason(const struct completion *a) {
     if (!a->done) return NULL;
     if (a->async) return "stop";
-    bool cut = a->batch_request.request.finish == FINISH_LENGTH;
+    bool cut = completion_was_cut(a);
     if (a->n_tool_calls && !(cut && a->tool_calls[a->n_tool_calls - 1].args_end == 0))
         return "tool_calls";
-    return a->batch_request.request.finish == FINISH_LENGTH ||
-                   a->batch_request.request.finish == FINISH_NONE
-               ? "length"
-               : "stop";
+    return cut || a->batch_request.request.finish == FINISH_NONE ? "length" : "stop";
 }
 
 struct token_usage generation_usage(const struct generation *g) {
@@ -693,6 +695,7 @@ static void engine_request_init(struct generation *g, struct completion *a) {
                                  .n_prompt = prompt->n,
                                  .sampling = spec->sampling,
                                  .max_tokens = MIN(spec->max_tokens, room),
+                                 .loop_tokens = spec->loop_tokens,
                                  .stop = spec->stop_ids,
                                  .n_stop = spec->n_stop_ids,
                                  .stop_texts = (const char *const *)spec->stop_texts.v,
@@ -724,6 +727,7 @@ static struct generation *generation_new(struct server *s, struct exchange *x,
                              .started_at = exchange_start_time(x),
                              .n_completions = n};
     server_new_id(s, id_prefix, g->id);
+    system_fingerprint(s, &g->target, g->fingerprint);
     CHECK(getrandom(&g->nonce, sizeof g->nonce, 0) == sizeof g->nonce);
     g->room = xcalloc(1, sizeof *g->room);
     memory_budget_transfer(s->memory, x, g, SIZE_MAX);
@@ -752,6 +756,19 @@ static int reply_count_check(const struct server *s, const struct generation_spe
                      "%d prompts with 'n' = %d are %lld replies, and this server takes %lld at "
                      "once; send fewer in a request",
                      spec->n_prompts, spec->n, (long long)n, (long long)s->options->max_waiting);
+}
+
+/* Removes tokens at the beginning of long prompts, see truncate_prompt_tokens. */
+static void prompts_truncate(const struct server *s, struct generation_spec *spec) {
+    int32_t most = spec->truncate_prompt_tokens, context = context_length(s, spec);
+    if (most < 0) most = context - MIN(spec->max_tokens, context / 2);
+    for (int i = 0; most && i < spec->n_prompts; i++) {
+        struct token_ids *p = &spec->prompts[i];
+        if (p->n <= most) continue;
+        int32_t kept = p->v[0] == tokenizer_bos(s->model->tok);
+        memmove(p->v + kept, p->v + p->n - most + kept, (size_t)(most - kept) * sizeof *p->v);
+        p->n = most;
+    }
 }
 
 static int prompts_check(const struct server *s, const struct generation_spec *spec,
@@ -800,6 +817,7 @@ void generation_start(struct server *s, struct exchange *x, const struct api_dia
                       const char *id_prefix, struct model_ref *t, struct generation_spec *spec) {
     struct error err;
     const char *what = NULL;
+    prompts_truncate(s, spec);
     bool many = reply_count_check(s, spec, &err) != OK;
     if (many || prompts_check(s, spec, &err) != OK) {
         const char *prompt = strstr(exchange_path(x), "chat") ? "messages" : "prompt";

@@ -45,6 +45,10 @@ struct generation_spec {
     int n_prompts, n; /* n completions of each prompt */
     int n_best;       /* return the n_best most probable of these; 0: all */
     int32_t max_tokens;
+    int32_t loop_tokens;            /* of the engine's requests */
+    int32_t truncate_prompt_tokens; /* keep the last tokens of a prompt: n with its first BOS; -1:
+                                       those that leave room for max_tokens, at most half of the
+                                       context; 0: all */
     int32_t context; /* tokens of a prompt and its completion; 0: the engine's maximum */
     struct sampling_params sampling; /* completion i of a prompt uses seed + i */
     struct logit_bias *bias;
@@ -150,7 +154,7 @@ struct generation {
     struct model_ref target;
     struct generation_spec spec;
     struct ab_arm arm;
-    char id[40];
+    char id[40], fingerprint[SYSTEM_FINGERPRINT_LEN];
     int64_t created; /* unix seconds */
     double started_at;
     struct completion *completions;
@@ -190,6 +194,7 @@ void completion_release(struct completion *a);
 json_t *completion_content_json(const struct completion *a);
 /* "stop", "length" or "tool_calls"; NULL while the completion is unfinished. */
 const char *completion_finish_reason(const struct completion *a);
+bool completion_was_cut(const struct completion *a); /* by its maximal length, or in a loop */
 struct token_usage generation_usage(const struct generation *g);
 /* A token as OpenAI writes it: its characters, or bytes:\xe3 if it is not valid text. */
 json_t *json_token_text(const struct server *s, int32_t id);
@@ -225,7 +230,7 @@ void sampling_set_penalties(struct sampling_params *s, double repeat, double pre
 /* logit_bias as in OpenAI: {"id": bias}. */
 int logit_bias_read(const struct server *s, const json_t *body, struct generation_spec *spec,
                     struct error *err);
-/* Reads stop, stop_token_ids, ignore_eos. */
+/* Reads stop, stop_token_ids, ignore_eos, loop_tokens. */
 int stop_conditions_read(const struct server *s, const json_t *body, struct generation_spec *spec,
                          struct error *err);
 /* Sets spec->grammar from a text, or from a value as JSON; kinds as for server_grammar. */

@@ -61,6 +61,8 @@ const struct request_field request_fields[] = {
     SUPPORTED("stop", CP),
     SUPPORTED("stop_token_ids", CP),
     SUPPORTED("ignore_eos", CP),
+    SUPPORTED("loop_tokens", CP),
+    SUPPORTED("truncate_prompt_tokens", CP),
     SUPPORTED("stream", CP),
     SUPPORTED("stream_options", CP),
     SUPPORTED("logprobs", CP),
@@ -119,7 +121,7 @@ const struct request_field request_fields[] = {
     REJECTED("include_stop_str_in_output", CP, "[false]", "a stop text is left out"),
     REJECTED("skip_special_tokens", CP, "[true]", "special tokens are left out of the text"),
     REJECTED("detokenize", CP, "[true]", "replies are text"),
-    REJECTED("truncate_prompt_tokens", ALL, "[]", "a prompt that is too long is refused"),
+    REJECTED("truncate_prompt_tokens", E, "[]", "an input that is too long is refused"),
     REJECTED("add_special_tokens", C, "[false]", "the chat template adds them"),
     REJECTED("add_special_tokens", P | E, "[true]", "send token ids for a prompt without them"),
     REJECTED("return_token_ids", CP, "[false]", "/tokenize has them"),
@@ -174,7 +176,8 @@ static const struct body_fields {
     {"/completion*",
      "model prompt n_predict n_cmpl temperature top_k top_p min_p typical_p repeat_penalty "
      "repeat_last_n presence_penalty frequency_penalty logit_bias seed stop stop_token_ids "
-     "ignore_eos grammar json_schema n_probs return_tokens stream lora parameters mirostat "
+     "ignore_eos loop_tokens grammar json_schema n_probs return_tokens stream lora parameters "
+     "mirostat "
      "dry_multiplier xtc_probability dynatemp_range post_sampling_probs",
      "cache_prompt id_slot timings_per_token n_keep min_keep mirostat_tau mirostat_eta dry_base "
      "dry_allowed_length dry_penalty_last_n dry_sequence_breakers xtc_threshold dynatemp_exponent"},

@@ -28,9 +28,10 @@ static void model_observe(struct server *s, enum metric_id id, double seconds) {
 static void request_observe(struct server *s, const struct batcher_request *t) {
     bool begun = t->started > 0, first = t->first > 0;
     int32_t n = t->request.n_generated;
-    const char *why = t->request.finish == FINISH_NONE     ? "abort"
-                      : t->request.finish == FINISH_LENGTH ? "length"
-                                                           : "stop";
+    const char *why = t->request.finish == FINISH_NONE ? "abort"
+                      : t->request.finish == FINISH_LENGTH || t->request.finish == FINISH_LOOP
+                          ? "length"
+                          : "stop";
     metric_add(metric_get(s->metrics, METRIC_VLLM_SUCCESS, s->name, "0", why), 1);
     model_observe(s, METRIC_VLLM_E2E, t->ended - t->submitted);
     double waited = (begun ? t->started : t->ended) - t->submitted;

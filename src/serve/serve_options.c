@@ -59,6 +59,9 @@ const struct option_row serve_option_rows[] = {
         "maximum bytes of all files of jobs; a key may have half of it (0: no limit)"),
     ROW("max-tokens", OPT_INT, max_tokens, "1024", 1, 1e6, "N",
         "default maximum tokens of a reply"),
+    ROW("loop-tokens", OPT_INT, loop_tokens, "256", 0, 1e6, "N",
+        "end a reply whose last N or more tokens repeat a cycle at least four times (0: never); "
+        "requests set it with 'loop_tokens'"),
     ROW("alert-webhook", OPT_LIST, alert_webhooks, NULL, 0, 0, "URL",
         "URLs that receive alerts, in Alertmanager's format"),
     ROW("alert-slack", OPT_SECRETS, alert_slacks, NULL, 0, 0, "URL",

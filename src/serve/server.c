@@ -736,12 +736,33 @@ static int experiments_open(struct server *s, struct error *err) {
     return OK;
 }
 
+static void fingerprint_init(struct server *s, const char *hash, const struct engine_options *eo) {
+    bool fast = s->model->cls == NUMERIC_FAST;
+    char *text = xasprintf("%s %s %s kv %s lora %s", hash, numeric_class_name(s->model->cls),
+                           fast ? kernels_get()->name : "", dtype_name(eo->kv_elem),
+                           dtype_name(eo->lora_elem));
+    sha256_bytes(text, strlen(text), s->fingerprint);
+    free(text);
+}
+
+void system_fingerprint(const struct server *s, const struct model_ref *ref,
+                        char out[SYSTEM_FINGERPRINT_LEN]) {
+    char hash[HASH_LEN];
+    struct buf text = {0};
+    buf_puts(&text, s->fingerprint);
+    for (int i = 0; i < ref->n; i++)
+        buf_printf(&text, " %s*%a", ref->terms[i].adapter->hash, (double)ref->terms[i].weight);
+    sha256_bytes(text.data, text.len, hash);
+    snprintf(out, SYSTEM_FINGERPRINT_LEN, "fp_%.12s", hash);
+    buf_release(&text);
+}
+
 static int server_open(struct server *s, const struct engine_options *eo, struct error *err) {
     struct adapter_pool_options po = {
         .elem = eo->lora_elem, .serve_only = false, .max_bytes = adapter_pool_limit(s)};
     const char *hash = model_hash(s->model, err);
     if (!hash || modules_restore(s, err) != OK) return err->code;
-    snprintf(s->fingerprint, sizeof s->fingerprint, "fp_%.12s", hash);
+    fingerprint_init(s, hash, eo);
     s->pool = adapter_pool_new(s->model, &po);
     if (adapters_load(s, err) != OK || adapters_scan(s, err) != OK || teams_open(s, err) != OK)
         return err->code;

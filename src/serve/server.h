@@ -50,8 +50,8 @@ enum { REQUEST_TRACES_MAX = 256 };
 struct server {
     const struct serve_options *options;
     struct model *model;
-    char *name, *path; /* the base's id, and the path it was opened with */
-    char fingerprint[32];
+    char *name, *path;          /* the base's id, and the path it was opened with */
+    char fingerprint[HASH_LEN]; /* base, numeric class and element types */
     struct engine *engine;
     struct batcher *batcher;
     struct adapter_pool *pool;
@@ -154,6 +154,12 @@ int model_ref_from_list(struct server *s, const json_t *list, struct model_ref *
  * an error no scale changes. */
 int server_set_scales(struct server *s, const json_t *list, struct error *err);
 void model_ref_release(struct model_ref *ref);
+/* The hash of what decides the reply to a prompt, seed and settings: base, adapters with their
+ * weights, numeric class, element types, in the fast class the instruction set. "fp_" and twelve
+ * digits. */
+enum { SYSTEM_FINGERPRINT_LEN = 16 };
+void system_fingerprint(const struct server *s, const struct model_ref *ref,
+                        char out[SYSTEM_FINGERPRINT_LEN]);
 /* Sets the adapter or the mix of a request. */
 void model_ref_apply(const struct model_ref *ref, struct engine_request *r);
 /* Loads an adapter and lists it. `replace`: it may replace an adapter of that name. ERR_STATE: the

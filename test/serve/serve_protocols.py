@@ -1,7 +1,7 @@
 # serve_protocols: rules of the wire formats that test_ollama.sh and test_clients.sh do not check, one test each, on the
 # server that test_api.sh has started: the base fry-1 (alias: second-name), adapters one and two, and in the resolver's
 # folder late (for this base), alien (for another base), bad (damaged).
-import base64, json, math, os, struct, threading, time, urllib.error, urllib.request
+import base64, json, math, os, re, struct, threading, time, urllib.error, urllib.request
 
 url, tmp, tooled = os.environ['URL'], os.environ['TMP'], os.environ['TOOLED']
 
@@ -248,6 +248,39 @@ def _():
     for stream in False, True:  # a reply is traced before its end is sent
         call('POST', '/v1/completions', dict(prompt='x', max_tokens=1, stream=stream), {'X-Request-Id': 'traced-%s' % stream})
         same(get('/v1/traces')['traces'][0]['request_id'], 'traced-%s' % stream)
+
+@test
+def _():
+    "system_fingerprint: the same for the same adapters and weights, of chats, completions and chunks"
+    prints = [post('/v1/completions', prompt='x', max_tokens=1, model=m)['system_fingerprint'] for m in ('fry-1', 'second-name', 'one', 'two', 'one*0.5', 'one', 'one*0.5+two*0.5')]
+    assert all(re.fullmatch('fp_[0-9a-f]{12}', p) for p in prints), prints
+    same((prints[0] == prints[1], prints[2] == prints[5], len(set(prints))), (True, True, 5))
+    same(chat(model='one')['system_fingerprint'], prints[2])
+    same({p['system_fingerprint'] for p in chunks('/v1/chat/completions', messages=user('x'), max_tokens=2, model='one')}, {prints[2]})
+
+@test
+def _():
+    "truncate_prompt_tokens keeps the last tokens of a prompt; a prompt longer than the context is refused without it"
+    usage = lambda **body: post('/v1/completions', temperature=0, max_tokens=4, **body)['usage']['prompt_tokens']
+    same([usage(prompt=[5, 6, 7, 8, 9], truncate_prompt_tokens=n) for n in (0, 1, 3, 5, 9)], [5, 1, 3, 5, 5])
+    same(post('/v1/completions', prompt=[5, 6, 7, 8, 9], truncate_prompt_tokens=3, max_tokens=0, echo=True)['choices'][0]['text'],
+         post('/v1/completions', prompt=[7, 8, 9], max_tokens=0, echo=True)['choices'][0]['text'])
+    refused('/v1/completions', 400, 'context', prompt=[7] * 600, max_tokens=4)
+    same((usage(prompt=[7] * 600, truncate_prompt_tokens=-1), chat(messages=user('a b ' * 600), max_tokens=400, truncate_prompt_tokens=-1)['usage']['prompt_tokens']), (508, 256))
+    for n in (-2, 1.5, 'x'): same(refused('/v1/completions', 400, "'truncate_prompt_tokens'", prompt='x', truncate_prompt_tokens=n)['param'], 'truncate_prompt_tokens')
+
+@test
+def _():
+    "loop_tokens ends a reply that repeats itself, with the reason 'length'; not with ignore_eos, unless asked for"
+    def reply(**body):
+        v = post('/v1/completions', prompt='x', temperature=0, max_tokens=400, logit_bias={'70': 100}, **body)
+        return v['usage']['completion_tokens'], v['choices'][0]['finish_reason']
+    same((reply(), reply(loop_tokens=20), reply(loop_tokens=0), reply(ignore_eos=True), reply(ignore_eos=True, loop_tokens=9)),
+         ((256, 'length'), (20, 'length'), (400, 'length'), (400, 'length'), (9, 'length')))
+    v = post('/completion', prompt='x', temperature=0, n_predict=400, logit_bias=[[70, 100]], loop_tokens=30)
+    same((v['tokens_predicted'], v['stop_type'], v['truncated']), (30, 'limit', False))
+    v = post('/api/generate', prompt='x', model='fry-1', stream=False, raw=True, options={'temperature': 0, 'loop_tokens': 12, 'repeat_penalty': 1, 'num_predict': 400})
+    assert v['eval_count'] <= 400 and v['done_reason'] in ('stop', 'length')
 
 # A valid body of each path that takes texts; %s is in one of them.
 TEXTS = {'messages[0].content': ('/v1/chat/completions', '{"max_tokens": 1, "messages": [{"role": "user", "content": "a%s"}]}'),

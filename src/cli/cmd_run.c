@@ -61,7 +61,8 @@ static const struct option_row rows[] = {
     ROW("echo", OPT_BOOL, echo, NULL, 0, 0, NULL, "print the prompt before the answer"),
     ROW("ids", OPT_BOOL, ids, NULL, 0, 0, NULL, "print token ids instead of text"),
     ROW("session", OPT_STRING, session, NULL, 0, 0, "FILE",
-        "KV cache of the sequence: loaded if the file exists, saved at the end"),
+        "KV cache of the sequence: loaded if the file exists, saved at the end; an empty prompt "
+        "continues it"),
     SETUP_ROWS(struct options, setup),
     SETUP_RECORD_ROWS(struct options, setup),
     {0},
@@ -182,12 +183,21 @@ static struct setup_needs job_needs(const struct run_job *j) {
                                 .session = o->session};
 }
 
+/* Whether the prompt is empty and a session exists, which is continued then. */
+static bool session_continues(const struct run_job *j) {
+    const struct options *o = j->o;
+    const char *text = o->prompt ? o->prompt : j->message ? j->message : o->chat;
+    return o->session && text && !*text && path_exists(o->session);
+}
+
 /* Encodes prompts and choices. A reply ends with the model's end of text or of a chat turn. */
 static int job_encode(struct run_job *j, const struct model *m, struct error *err) {
     const struct strings *choices = &j->o->choices;
     if (!m->tok) return error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", m->path);
     j->tokens = xcalloc((size_t)j->prompts.n, sizeof *j->tokens);
-    for (int i = 0; i < j->prompts.n; i++)
+    bool continues = session_continues(j);
+    if (continues && session_read_tokens(j->o->session, &j->tokens[0], err) != OK) return err->code;
+    for (int i = 0; !continues && i < j->prompts.n; i++)
         if (prompt_encode(m, &j->prompts.v[i], &j->tokens[i], err) != OK) return err->code;
     j->choice_ids = xcalloc((size_t)MAX(choices->n, 1), sizeof *j->choice_ids);
     j->choice = xcalloc((size_t)MAX(choices->n, 1), sizeof *j->choice);
@@ -350,7 +360,6 @@ static int session_load(const struct run_job *j, struct setup *s, struct error *
     return rc;
 }
 
-/* Saves the sequence without the last generated token, which is not in the KV cache. */
 static int session_save(const struct run_job *j, struct setup *s, struct error *err) {
     if (!j->o->session) return OK;
     const struct engine_request *r = &j->reqs[0];

@@ -215,6 +215,10 @@ int engine_session_save(struct engine *e, struct token_seq tokens, struct adapte
 int engine_session_load(struct engine *e, const char *model_hash, const char *path,
                         int32_t *n_tokens, struct error *err);
 
+/* Appends all tokens of a session: the cached ones, and those after them that were not cached yet,
+ * such as the last sampled one. */
+int session_read_tokens(const char *path, struct token_ids *out, struct error *err);
+
 /* Inputs of the sampler besides the logits: tokens for the penalties, and the grammar's mask. */
 struct sampling_context {
     struct token_seq prompt, out;

@@ -3,12 +3,14 @@
  *
  * The file has the tokens of one sequence, their cached keys and values, and a header:
  *
- *     "SHOALKV1" | u32 header length | JSON header | tokens i32 [n]
- *              | KV bytes (kv_cache_save) | SHA-256 of everything before, in hex
+ *     "SHOALKV1" | u32 header length | JSON header | tokens i32 [n + more]
+ *              | KV bytes of n tokens (kv_cache_save) | SHA-256 of everything before, in hex
+ *
+ * The last `more` tokens have no keys and values: one that was just sampled, or more of them in the
+ * fast class with AMX (chunk_commit). Files of earlier versions have none of them.
  *
  * The header identifies model, adapter, numeric class, processor level (the name of the kernels in
- * use) and element types. In the fast class with AMX, only the positions before the first sampled
- * row are stored (chunk_commit).
+ * use) and element types.
  *
  * Invariant: a session is only used for requests that would compute the same bits. Loading fails if
  * the file is damaged or its model, numeric class, element types or, in the fast class, processor
@@ -25,12 +27,14 @@ enum { DIGEST_LEN = HASH_LEN - 1, HEADER_MAX_BYTES = 4096 };
 #define SESSION_MAX_BYTES ((size_t)4 << 30)
 
 static json_t *session_header(const struct engine *e, const char *model_hash, const char *key,
-                              int32_t n) {
+                              int32_t n, int32_t more) {
     bool exact = e->m->cls == NUMERIC_EXACT; // the exact class has equal bits at every level
-    return json_pack("{s:s,s:s,s:i,s:s,s:i,s:i,s:i,s:i}", "model", model_hash, "adapter", key,
+    json_t *more_json = more ? json_integer(more) : NULL;
+    return json_pack("{s:s,s:s,s:i,s:s,s:i,s:i,s:i,s:o*,s:i}", "model", model_hash, "adapter", key,
                      "class", (int)e->m->cls, "level", exact ? "any" : kernels_get()->name, "elem",
-                     (int)e->o.kv_elem, "lora", (int)e->o.lora_elem, "tokens", (int)n,
-                     "position_bytes", (int)kv_cache_position_bytes(forward_kv_cache(e->f)));
+                     (int)e->o.kv_elem, "lora", (int)e->o.lora_elem, "tokens", (int)n, "more",
+                     more_json, "position_bytes",
+                     (int)kv_cache_position_bytes(forward_kv_cache(e->f)));
 }
 
 /* The slot that has cached the longest prefix of `tokens` under the adapters of `key`; *n receives
@@ -52,6 +56,16 @@ static int32_t slot_find_longest_prefix(const struct engine *e, struct token_seq
     }
     return best;
 }
+
+/* The parts of a session file. */
+struct session_file {
+    json_t *header;
+    const char *adapter; /* key of the adapters; borrowed from the header */
+    int32_t n, more;     /* tokens with keys and values; tokens after them */
+    const char *tokens;  /* i32 [n + more] */
+    const char *kv;
+    size_t kv_bytes;
+};
 
 /* Puts n tokens, with their keys and values `kv`, into a free slot. */
 static int slot_restore(struct engine *e, const void *tokens, int32_t n, const char *key,
@@ -84,18 +98,19 @@ int engine_session_save(struct engine *e, struct token_seq tokens, struct adapte
         return error_set(err, ERR_USAGE, "no part of these %d tokens is cached; run them first",
                          tokens.n);
     struct kv_cache *kv = forward_kv_cache(e->f);
-    json_t *header = session_header(e, model_hash, key, n);
+    json_t *header = session_header(e, model_hash, key, n, tokens.n - n);
     char *text = json_dumps(header, JSON_COMPACT | JSON_SORT_KEYS), digest[HASH_LEN];
     uint32_t header_len = (uint32_t)strlen(text);
     size_t kv_bytes = kv_cache_position_bytes(kv) * (size_t)n;
     struct buf out = {0};
-    size_t kv_offset = sizeof magic + sizeof header_len + header_len + (size_t)n * sizeof *tokens.v;
+    size_t token_bytes = (size_t)tokens.n * sizeof *tokens.v;
+    size_t kv_offset = sizeof magic + sizeof header_len + header_len + token_bytes;
     int rc = buf_reserve(&out, kv_offset + kv_bytes + DIGEST_LEN, err);
     if (rc == OK) {
         buf_add(&out, magic, sizeof magic);
         buf_add(&out, &header_len, sizeof header_len);
         buf_add(&out, text, header_len);
-        buf_add(&out, tokens.v, (size_t)n * sizeof *tokens.v);
+        buf_add(&out, tokens.v, token_bytes);
         kv_cache_save(kv, slot, n, out.data + out.len);
         out.len += kv_bytes;
         sha256_bytes(out.data, out.len, digest);
@@ -108,41 +123,13 @@ int engine_session_save(struct engine *e, struct token_seq tokens, struct adapte
     return rc;
 }
 
-/* Checks the header's fields against this engine. *key receives the key of the session's adapters
- * (borrowed from h), *n the number of tokens. */
-static int header_check(const struct engine *e, const json_t *h, const char *model_hash,
-                        const char *path, const char **key, int32_t *n, struct error *err) {
-    const char *model = json_string_value(json_object_get(h, "model"));
-    *key = json_string_value(json_object_get(h, "adapter"));
-    json_int_t tokens = json_integer_value(json_object_get(h, "tokens"));
-    if (!model || !*key || strlen(*key) >= HASH_LEN || tokens < 1 || tokens > INT32_MAX)
-        return error_set(err, ERR_FORMAT, "session '%s' has a damaged header", path);
-    if (strcmp(model, model_hash) != 0)
-        return error_set(err, ERR_MISMATCH,
-                         "session '%s' belongs to the model '%.12s', not '%.12s'", path, model,
-                         model_hash);
-    json_t *expected = session_header(e, model_hash, *key, (int32_t)tokens);
-    bool same = json_equal(expected, h);
-    json_decref(expected);
-    if (!same)
-        return error_set(
-            err, ERR_MISMATCH,
-            "session '%s' was made with another numeric class or processor level, or with another "
-            "element type of the KV cache or of adapters",
-            path);
-    if (tokens > e->o.max_len)
-        return error_set(err, ERR_MEMORY, "session '%s' has %d tokens; the engine holds %d", path,
-                         (int)tokens, e->o.max_len);
-    *n = (int32_t)tokens;
-    return OK;
-}
-
-/* Checks the file's content `f` and puts the session into a free slot. */
-static int session_restore(struct engine *e, const struct buf *f, const char *model_hash,
-                           const char *path, int32_t *n_tokens, struct error *err) {
+/* Parses the content `f` of a file. out->header is released by the caller, also after an error. */
+static int session_parse(const struct buf *f, const char *path, struct session_file *out,
+                         struct error *err) {
     uint32_t header_len;
-    const char *key, *p = f->data + sizeof magic + sizeof header_len;
+    const char *p = f->data + sizeof magic + sizeof header_len;
     char digest[HASH_LEN];
+    *out = (struct session_file){0};
     if (f->len < sizeof magic + sizeof header_len + DIGEST_LEN ||
         memcmp(f->data, magic, sizeof magic) != 0)
         return error_set(err, ERR_FORMAT, "'%s' is not a session file", path);
@@ -152,24 +139,75 @@ static int session_restore(struct engine *e, const struct buf *f, const char *mo
     if (memcmp(digest, f->data + f->len - DIGEST_LEN, DIGEST_LEN) != 0 || header_len > remaining ||
         header_len > HEADER_MAX_BYTES)
         return error_set(err, ERR_FORMAT, "session '%s' is damaged", path);
-    json_t *h = json_loadb(p, header_len, JSON_REJECT_DUPLICATES, NULL);
-    int rc = header_check(e, h, model_hash, path, &key, n_tokens, err);
-    size_t position_bytes = kv_cache_position_bytes(forward_kv_cache(e->f));
-    if (rc == OK &&
-        remaining - header_len != (size_t)*n_tokens * (sizeof(int32_t) + position_bytes))
-        rc = error_set(err, ERR_FORMAT, "session '%s' has the wrong size", path);
-    if (rc == OK)
-        rc = slot_restore(e, p + header_len, *n_tokens, key,
-                          p + header_len + (size_t)*n_tokens * sizeof(int32_t), err);
-    json_decref(h);
-    return rc;
+    out->header = json_loadb(p, header_len, JSON_REJECT_DUPLICATES, NULL);
+    out->adapter = json_string_value(json_object_get(out->header, "adapter"));
+    json_int_t n = json_integer_value(json_object_get(out->header, "tokens")),
+               more = json_integer_value(json_object_get(out->header, "more"));
+    if (!out->adapter || strlen(out->adapter) >= HASH_LEN || n < 1 || more < 0 || n > INT32_MAX ||
+        more > INT32_MAX - n)
+        return error_set(err, ERR_FORMAT, "session '%s' has a damaged header", path);
+    size_t token_bytes = (size_t)(n + more) * sizeof(int32_t);
+    if (remaining - header_len < token_bytes)
+        return error_set(err, ERR_FORMAT, "session '%s' has the wrong size", path);
+    out->n = (int32_t)n;
+    out->more = (int32_t)more;
+    out->tokens = p + header_len;
+    out->kv = out->tokens + token_bytes;
+    out->kv_bytes = remaining - header_len - token_bytes;
+    return OK;
+}
+
+/* Checks the fields of the header against this engine. */
+static int header_check(const struct engine *e, const struct session_file *f,
+                        const char *model_hash, const char *path, struct error *err) {
+    const char *model = json_string_value(json_object_get(f->header, "model"));
+    if (!model) return error_set(err, ERR_FORMAT, "session '%s' has a damaged header", path);
+    if (strcmp(model, model_hash) != 0)
+        return error_set(err, ERR_MISMATCH,
+                         "session '%s' belongs to the model '%.12s', not '%.12s'", path, model,
+                         model_hash);
+    json_t *expected = session_header(e, model_hash, f->adapter, f->n, f->more);
+    bool same = json_equal(expected, f->header);
+    json_decref(expected);
+    if (!same)
+        return error_set(
+            err, ERR_MISMATCH,
+            "session '%s' was made with another numeric class or processor level, or with another "
+            "element type of the KV cache or of adapters",
+            path);
+    if (f->n > e->o.max_len)
+        return error_set(err, ERR_MEMORY, "session '%s' has %d tokens; the engine holds %d", path,
+                         f->n, e->o.max_len);
+    return OK;
 }
 
 int engine_session_load(struct engine *e, const char *model_hash, const char *path,
                         int32_t *n_tokens, struct error *err) {
-    struct buf f = {0};
-    int rc = file_read(path, SESSION_MAX_BYTES, &f, err);
-    if (rc == OK) rc = session_restore(e, &f, model_hash, path, n_tokens, err);
-    buf_release(&f);
+    struct buf content = {0};
+    struct session_file f = {0};
+    int rc = file_read(path, SESSION_MAX_BYTES, &content, err);
+    if (rc == OK) rc = session_parse(&content, path, &f, err);
+    if (rc == OK) rc = header_check(e, &f, model_hash, path, err);
+    if (rc == OK && f.kv_bytes != (size_t)f.n * kv_cache_position_bytes(forward_kv_cache(e->f)))
+        rc = error_set(err, ERR_FORMAT, "session '%s' has the wrong size", path);
+    if (rc == OK) rc = slot_restore(e, f.tokens, f.n, f.adapter, f.kv, err);
+    if (rc == OK) *n_tokens = f.n;
+    json_decref(f.header);
+    buf_release(&content);
+    return rc;
+}
+
+int session_read_tokens(const char *path, struct token_ids *out, struct error *err) {
+    struct buf content = {0};
+    struct session_file f = {0};
+    int rc = file_read(path, SESSION_MAX_BYTES, &content, err);
+    if (rc == OK) rc = session_parse(&content, path, &f, err);
+    for (int32_t i = 0; rc == OK && i < f.n + f.more; i++) {
+        int32_t id;
+        memcpy(&id, f.tokens + (size_t)i * sizeof id, sizeof id);
+        token_ids_add(out, id);
+    }
+    json_decref(f.header);
+    buf_release(&content);
     return rc;
 }

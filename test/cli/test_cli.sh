@@ -149,6 +149,11 @@ run -p '夏は夜、秋は夕暮れ、冬はつとめて' --temp 0 --ids --sessi
 same "saving a session changes nothing" "$tmp/plain" "$tmp/saved"
 run -p '夏は夜、秋は夕暮れ、冬はつとめて' --temp 0 --ids --session "$tmp/s.kv" >"$tmp/loaded"
 same "a session continues with the same bits" "$tmp/plain" "$tmp/loaded"
+for n in 5 4 3; do
+    run -p "$([ $n != 5 ] || echo 夏は夜)" --temp 0 --ids -n $n --logit-bias 2=-inf --session "$tmp/parts.kv"
+done | tr '\n' ' ' | sed 's/ $//' >"$tmp/parts"
+run -p '夏は夜' --temp 0 --ids -n 12 --logit-bias 2=-inf | tr -d '\n' >"$tmp/whole"
+same "an empty prompt continues a session" "$tmp/whole" "$tmp/parts"
 printf X | dd of="$tmp/s.kv" bs=1 seek=200 conv=notrunc 2>/dev/null
 says "a damaged session" 1 "session '$tmp/s.kv' is damaged" "$shoal" run "$m" -p x --session "$tmp/s.kv"
 says "a session with several samples" 2 "'--session' takes one prompt" "$shoal" run "$m" -p x --samples 2 --session "$tmp/s.kv"

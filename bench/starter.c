@@ -9,6 +9,8 @@
  *                                      P(yes) than a wrong one.
  *   build/starter needle MODEL [N]     Accuracy of N (1000) needles in 4,000 tokens, by depth.
  *   build/starter tokens MODEL FILE …  Characters per token of texts.
+ *   build/starter curves LOG DIR       DIR/loss.svg and DIR/accuracy.svg of a log of 'shoal
+ *                                      pretrain'.
  */
 #define _GNU_SOURCE
 #include "engine/engine.h"
@@ -204,10 +206,64 @@ static int tokens(const struct model *m, const char *path) {
     return 0;
 }
 
+struct log_curves {
+    struct curve loss, accuracy[MAX_FAMILIES];
+    const char *names[MAX_FAMILIES];
+    int n_families;
+};
+
+static int add_log_line(void *ctx, const json_t *line, int number, struct error *err) {
+    struct log_curves *c = ctx;
+    const char *key;
+    json_t *value;
+    (void)number, (void)err;
+    if (json_object_get(line, "loss"))
+        curve_add(&c->loss, json_get_number(line, "update"), json_get_number(line, "loss"));
+    double at = json_get_number(line, "accuracy_at");
+    int n = 0;
+    if (at <= 0) return OK;
+    json_object_foreach ((json_t *)(uintptr_t)line, key, value) {
+        int family = family_find(key);
+        if (family < 0 || n == MAX_FAMILIES) continue;
+        c->names[n] = task_families[family]->name;
+        curve_add(&c->accuracy[n++], at, 100 * json_number_value(value));
+    }
+    c->n_families = n;
+    return OK;
+}
+
+static int curves(const char *log, const char *dir) {
+    static struct log_curves c;
+    const char *loss = "loss";
+    struct buf path = {0}, svg = {0};
+    struct error err;
+    int rc = json_file_each(log, add_log_line, &c, &err);
+    if (rc == OK) {
+        plot_svg(&svg, "cross-entropy of the targets, nats per token", "updates", &c.loss, NULL,
+                 &loss, 1);
+        buf_printf(&path, "%s/loss.svg", dir);
+        rc = file_write(path.data, svg.data, svg.len, &err);
+    }
+    if (rc == OK) {
+        path.len = svg.len = 0;
+        plot_svg(&svg, "accuracy on the development split, %", "updates", c.accuracy, NULL, c.names,
+                 c.n_families);
+        buf_printf(&path, "%s/accuracy.svg", dir);
+        rc = file_write(path.data, svg.data, svg.len, &err);
+    }
+    if (rc != OK) fprintf(stderr, "%s\n", err.text);
+    buf_release(&path);
+    buf_release(&svg);
+    return rc != OK;
+}
+
 int main(int argc, char **argv) {
     struct error err;
+    if (argc == 4 && strcmp(argv[1], "curves") == 0) return curves(argv[2], argv[3]);
     if (argc < 3)
-        return fprintf(stderr, "usage: starter judge|needle|tokens MODEL [N|FILE …]\n"), 2;
+        return fprintf(stderr,
+                       "usage: starter judge|needle|tokens|curves MODEL|LOG [N|FILE …|DIR]\n"),
+               2;
     struct model *m = model_open(argv[2], NUMERIC_EXACT, &err);
     if (!m) return fprintf(stderr, "%s\n", err.text), 1;
     bool long_texts = strcmp(argv[1], "needle") == 0;

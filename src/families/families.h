@@ -114,9 +114,9 @@ void messages_to_jsonl(struct buf *text, json_t *turns);
 int persona_write(const struct built_in_persona *p, int n, uint64_t seed, const char *path,
                   struct error *err);
 /* Writes n questions of the train split with their answers to a JSONL file. The families take
- * turns. */
-int families_write_questions(const bool pick[MAX_FAMILIES], int n, uint64_t seed, const char *path,
-                             struct error *err);
+ * turns. chain_of_thought: with the derivations of those that have one. */
+int families_write_questions(const bool pick[MAX_FAMILIES], bool chain_of_thought, int n,
+                             uint64_t seed, const char *path, struct error *err);
 
 /* Writes n conversations of the train split in which the assistant answers, sees the answers of two
  * others and answers again. Each of these three answers is correct with probability 1/2. The

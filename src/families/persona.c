@@ -128,32 +128,39 @@ int persona_write(const struct built_in_persona *p, int n, uint64_t seed, const 
     return rc;
 }
 
+/* Appends line i of a file of n lines, of a family. */
+typedef void (*family_line_add)(struct buf *text, int family, uint64_t seed, int i);
+
+static void answer_line_add(struct buf *text, int family, uint64_t seed, int i) {
+    line_add(text, family, seed, i, NULL, false);
+}
+
+static void derivation_line_add(struct buf *text, int family, uint64_t seed, int i) {
+    line_add(text, family, seed, i, NULL, true);
+}
+
 /* Writes n lines; the families take turns. */
-static int families_write(const bool pick[MAX_FAMILIES], int n, uint64_t seed, bool critic,
+static int families_write(const bool pick[MAX_FAMILIES], int n, uint64_t seed, family_line_add add,
                           const char *path, struct error *err) {
     struct buf text = {0};
     int families[MAX_FAMILIES], n_families = 0;
-    for (int f = 0; f < family_count(); f++) {
-        if (!pick[f]) continue;
-        if (critic && family_check_questions(f, err) != OK) return err->code;
-        families[n_families++] = f;
-    }
-    for (int i = 0; i < n; i++)
-        if (critic)
-            critic_line_add(&text, families[i % n_families], seed, i);
-        else
-            line_add(&text, families[i % n_families], seed, i, NULL, false);
+    for (int f = 0; f < family_count(); f++)
+        if (pick[f]) families[n_families++] = f;
+    for (int i = 0; i < n; i++) add(&text, families[i % n_families], seed, i);
     int rc = file_write(path, text.data, text.len, err);
     buf_release(&text);
     return rc;
 }
 
-int families_write_questions(const bool pick[MAX_FAMILIES], int n, uint64_t seed, const char *path,
-                             struct error *err) {
-    return families_write(pick, n, seed, false, path, err);
+int families_write_questions(const bool pick[MAX_FAMILIES], bool chain_of_thought, int n,
+                             uint64_t seed, const char *path, struct error *err) {
+    return families_write(pick, n, seed, chain_of_thought ? derivation_line_add : answer_line_add,
+                          path, err);
 }
 
 int families_write_critiques(const bool pick[MAX_FAMILIES], int n, uint64_t seed, const char *path,
                              struct error *err) {
-    return families_write(pick, n, seed, true, path, err);
+    for (int f = 0; f < family_count(); f++)
+        if (pick[f] && family_check_questions(f, err) != OK) return err->code;
+    return families_write(pick, n, seed, critic_line_add, path, err);
 }

@@ -143,6 +143,15 @@ says "chat template kwargs that are not JSON" 1 "chat-template-kwargs" "$shoal" 
 says "chat template kwargs without --chat" 2 "goes with --chat" "$shoal" run "$m" -p a --chat-template-kwargs '{}'
 says "messages together with a prompt" 1 "line 1: 'chat' does not go with 'messages'" sh -c "printf '{\"messages\":[],\"chat\":\"b\"}' >'$tmp/w'; exec '$shoal' run '$m' --file '$tmp/w'"
 
+# ---- training data of the task families
+"$shoal" model data --tasks machine,copy --n 4 --chain-of-thought "$tmp/derived.jsonl"
+for n in 1 2 3 4; do sed -n ${n}p "$tmp/derived.jsonl" | grep -c 'work: .*answer: '; done | tr -d '\n' >"$tmp/n"
+printf 0101 >"$tmp/want"
+same "derivations of the families that have one" "$tmp/want" "$tmp/n"
+says "data with derivations of personas" 2 "--chain-of-thought needs --tasks" "$shoal" model data --chain-of-thought "$tmp/p"
+says "critiques of personas" 2 "--critic needs --tasks" "$shoal" model data --critic "$tmp/p"
+says "critiques of questions for teams" 2 "choose one of --critic" "$shoal" model data --tasks largest --critic "$tmp/p"
+
 # ---- sessions
 run -p '夏は夜、秋は夕暮れ、冬はつとめて' --temp 0 --ids >"$tmp/plain"
 run -p '夏は夜、秋は夕暮れ、冬はつとめて' --temp 0 --ids --session "$tmp/s.kv" >"$tmp/saved"

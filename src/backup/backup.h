@@ -68,6 +68,10 @@ json_t *backup_prune(const char *to, int64_t keep, struct error *err);
  */
 json_t *backup_restore(const struct backup_options *p, const char *id, bool replace,
                        struct error *err);
+/* Checks what backup_restore would do, and changes nothing: {writes: [paths], backup: id, files,
+ * bytes, replaces}. */
+json_t *backup_restore_plan(const struct backup_options *p, const char *id, bool replace,
+                            struct error *err);
 /* Whether a killed restore has moved only a part of the content into the root `path`. If so, err is
  * set. */
 bool backup_is_unfinished(const char *path, struct error *err);

@@ -190,17 +190,20 @@ static char *parent_of(const char *path) {
                            : strndup(path, (size_t)(slash - path));
 }
 
-/* The path with links resolved. If it does not exist, creates its parent folder. malloc'ed, NULL
- * with the error. */
+/* The path with links resolved, also if it or its parents do not exist. malloc'ed, NULL with the
+ * error. */
 static char *path_resolve(const char *path, struct error *err) {
     char *real = realpath(path, NULL);
     if (real) return real;
+    bool absent = errno == ENOENT;
     char *plain = xstrdup(path);
     for (size_t n = strlen(plain); n > 1 && plain[n - 1] == '/';) plain[--n] = 0;
     const char *slash = strrchr(plain, '/'), *name = slash ? slash + 1 : plain;
     char *parent = parent_of(plain), *parent_real = NULL;
-    if (dir_make(parent, err) == OK && !(parent_real = realpath(parent, NULL)))
-        error_errno(err, "cannot follow '%s'", parent);
+    if (absent && strcmp(name, ".") != 0 && strcmp(name, "..") != 0)
+        parent_real = path_resolve(parent, err);
+    else
+        error_set(err, ERR_IO, "cannot follow '%s'", path);
     if (parent_real) real = path_join(parent_real, name);
     free(parent_real);
     free(parent);
@@ -393,15 +396,17 @@ static int entry_stage(struct restore_state *r, const json_t *f, const char *sta
 
 static int target_stage(struct restore_state *r, const struct target *t, struct error *err) {
     const json_t *files = json_object_get(r->manifest, "files"), *f;
-    char *staging = companion_path(t, "restoring");
+    char *staging = companion_path(t, "restoring"), *parent = parent_of(staging);
     size_t i;
-    int rc = tree_remove(staging, err);
+    int rc = dir_make(parent, err);
+    if (rc == OK) rc = tree_remove(staging, err);
     if (rc == OK && !t->file) rc = backup_dir_make(staging, err);
     json_array_foreach (files, i, f)
         if (rc == OK && strcmp(json_get_string(f, "root"), t->name) == 0)
             rc = entry_stage(r, f, staging, err);
     if (rc == OK && !t->file && r->work.p->edit_staged)
         rc = r->work.p->edit_staged(t->path, staging, err);
+    free(parent);
     free(staging);
     return rc;
 }
@@ -600,18 +605,48 @@ static json_t *result_json(const struct restore_state *r) {
                      json_object_get(r->manifest, "bytes"), "roots", roots, "left_out", left_out);
 }
 
+/* Checks all that can be checked without a change. The caller calls restore_state_release even
+ * after an error. */
+static int restore_prepare(struct restore_state *r, const struct backup_options *p, const char *id,
+                           bool replace, struct error *err) {
+    int lock, rc = restore_state_init(r, p, id, err);
+    for (int i = 0; rc == OK && i < r->n; i++) {
+        rc = target_lock(&r->v[i], &lock, err);
+        if (lock >= 0) close(lock);
+        if (rc == OK && !replace) rc = target_check_empty(r, &r->v[i], err);
+    }
+    return rc == OK ? restore_state_verify(r, err) : rc;
+}
+
+json_t *backup_restore_plan(const struct backup_options *p, const char *id, bool replace,
+                            struct error *err) {
+    struct restore_state r;
+    json_t *out = NULL, *writes = json_array();
+    if (renames_have_begun(p->to)) {
+        json_decref(writes);
+        error_set(err, ERR_STATE,
+                  "a restore was interrupted: the same command without --dry-run finishes it");
+        return NULL;
+    }
+    int rc = restore_prepare(&r, p, id, replace, err);
+    for (int i = 0; rc == OK && i < r.n; i++)
+        json_array_append_new(writes, json_from_path(r.v[i].path));
+    if (rc == OK)
+        out = json_pack("{s:O,s:O,s:I,s:O,s:b}", "writes", writes, "backup",
+                        json_object_get(r.manifest, "id"), "files",
+                        (json_int_t)json_array_size(json_object_get(r.manifest, "files")), "bytes",
+                        json_object_get(r.manifest, "bytes"), "replaces", (int)replace);
+    json_decref(writes);
+    restore_state_release(&r);
+    return out;
+}
+
 /* A whole restore, from the first byte to the last rename; the caller has locked TO. */
 static json_t *restore_run(const struct backup_options *p, const char *id, bool replace,
                            struct error *err) {
     struct restore_state r;
     json_t *out = NULL;
-    int lock, rc = restore_state_init(&r, p, id, err);
-    for (int i = 0; rc == OK && i < r.n; i++) {
-        rc = target_lock(&r.v[i], &lock, err);
-        if (lock >= 0) close(lock);
-        if (rc == OK && !replace) rc = target_check_empty(&r, &r.v[i], err);
-    }
-    if (rc == OK) rc = restore_state_verify(&r, err);
+    int rc = restore_prepare(&r, p, id, replace, err);
     if (rc == OK) rc = targets_stage(&r, err);
     backup_id_now(r.stamp);
     if (rc == OK) rc = journal_write(&r, json_get_string(r.manifest, "id"), err);

@@ -16,7 +16,7 @@
 struct options {
     char *state, *runs;
     struct strings also;
-    bool list, check, replace;
+    bool list, check, replace, dry_run;
     int64_t prune;
 };
 #define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
@@ -39,6 +39,8 @@ static const struct option_row restore_rows[] = {
     ROOT_ROWS,
     ROW("replace", OPT_BOOL, replace, NULL, 0, 0, NULL,
         "replace what exists at a path, and keep it as PATH.before-…"),
+    ROW("dry-run", OPT_BOOL, dry_run, NULL, 0, 0, NULL,
+        "verify the backup, print what would be restored, and exit"),
     {0},
 };
 #undef ROOT_ROWS
@@ -202,13 +204,19 @@ static int restore(const struct cli_options *c, const void *options, const struc
                                .on_progress = on_progress,
                                .ctx = &bar,
                                .edit_staged = keys_restore};
+    const char *id = args->n > 1 ? args->v[1] : NULL;
     json_t *v = NULL;
     if (n > 0) {
         progress_start(&bar, "restore", 0);
-        v = backup_restore(&p, args->n > 1 ? args->v[1] : NULL, o->replace, err);
+        v = o->dry_run ? backup_restore_plan(&p, id, o->replace, err)
+                       : backup_restore(&p, id, o->replace, err);
     }
     strings_release(&names);
     if (!v) return err->code;
+    if (o->dry_run) {
+        cli_print_dry_run(c, v);
+        return OK;
+    }
     restored_print(v);
     texts_warn(v, "left_out", "left out, because its --also is missing: ");
     if (c->json)

@@ -31,9 +31,15 @@ static const struct option_row rows[] = {
      "check the recipe and its files, print the plan, and exit"},
     {0},
 };
-static const struct option_row resume_rows[] = {RUNS_ROW, {0}};
+#define PLAN_ROW                                                                                   \
+    {                                                                                              \
+        "dry-run", OPT_BOOL, offsetof(struct options, dry_run), NULL, 0, 0, NULL,                  \
+            "check the run and its files, print the plan, and exit"                                \
+    }
+static const struct option_row resume_rows[] = {RUNS_ROW, PLAN_ROW, {0}};
 static const struct option_row fork_rows[] = {
     RUNS_ROW,
+    PLAN_ROW,
     {"at", OPT_INT, offsetof(struct options, at), "0", 0, 1e6, "G",
      "the last generation that the two runs share"},
     {"recipe", OPT_STRING, offsetof(struct options, recipe), NULL, 0, 0, "FILE",
@@ -150,8 +156,12 @@ static int run_resume(const struct cli_options *c, const void *options, const st
                       struct error *err) {
     const struct options *o = options;
     struct evolve_env env = env_init(c, o->runs);
-    json_t *result = evolve_run_resume(&env, args->v[0], err);
-    if (result) print_result(c, o, result);
+    json_t *result = o->dry_run ? evolve_run_resume_plan(&env, args->v[0], err)
+                                : evolve_run_resume(&env, args->v[0], err);
+    if (result && o->dry_run)
+        cli_print_dry_run(c, result);
+    else if (result)
+        print_result(c, o, result);
     pool_free(env.pool);
     return result ? OK : err->code;
 }
@@ -160,8 +170,17 @@ static int run_fork(const struct cli_options *c, const void *options, const stru
                     struct error *err) {
     const struct options *o = options;
     struct evolve_env env = env_init(c, o->runs);
-    json_t *result = evolve_run_fork(&env, args->v[0], (int)o->at, o->recipe, o->seed, o->id, err);
-    if (result) print_result(c, o, result);
+    const struct evolve_fork fork = {.parent = args->v[0],
+                                     .generation = (int)o->at,
+                                     .recipe = o->recipe,
+                                     .seed = o->seed,
+                                     .id = o->id};
+    json_t *result =
+        o->dry_run ? evolve_run_fork_plan(&env, &fork, err) : evolve_run_fork(&env, &fork, err);
+    if (result && o->dry_run)
+        cli_print_dry_run(c, result);
+    else if (result)
+        print_result(c, o, result);
     pool_free(env.pool);
     return result ? OK : err->code;
 }

@@ -50,13 +50,27 @@ static int model_info(const struct cli_options *c, const char *arg, struct error
     return hash ? OK : err->code;
 }
 
-static int model_create(const struct options *o, const char *out, struct error *err) {
+static void print_plan(const struct cli_options *c, const char *out, enum tensor_type type,
+                       const struct model_config *config) {
+    struct quant_scheme q = quant_pure(type);
+    cli_print_dry_run(c, json_pack("{s:o,s:s,s:I,s:b}", "writes", json_from_path(out), "type",
+                                   tensor_type_name(type), "bytes of weights",
+                                   (json_int_t)quant_bytes(&q, config), "replaces",
+                                   (int)path_exists(out)));
+}
+
+static int model_create(const struct cli_options *c, const struct options *o, const char *out,
+                        struct error *err) {
     struct model_config config;
     enum tensor_type type;
     if (model_preset_find(o->shape, &config, err) != OK) return err->code;
     if (tensor_type_parse(o->quant, &type) != OK)
         return error_set(err, ERR_USAGE, "no weight type '%s'; there are %s", o->quant,
                          tensor_type_list());
+    if (o->dry_run) {
+        print_plan(c, out, type, &config);
+        return OK;
+    }
     struct model *m = model_new_random(&config, (uint64_t)o->seed, NUMERIC_EXACT);
     m->name = arena_strdup(&m->arena, o->shape);
     int rc = write_model(m, out, type, err);
@@ -97,8 +111,10 @@ static int run_model(const struct cli_options *c, const void *options, const str
                      struct error *err) {
     const struct options *o = options;
     const char *verb = args->v[0];
+    if (o->dry_run && strcmp(verb, "new") != 0)
+        return error_set(err, ERR_USAGE, "'--dry-run' is an option of new");
     if (strcmp(verb, "info") == 0) return model_info(c, args->v[1], err);
-    if (strcmp(verb, "new") == 0) return model_create(o, args->v[1], err);
+    if (strcmp(verb, "new") == 0) return model_create(c, o, args->v[1], err);
     if (strcmp(verb, "data") == 0)
         return o->tasks ? write_task_data(o, args->v[1], err)
                         : write_persona_data(o, args->v[1], err);
@@ -120,12 +136,8 @@ static int run_convert(const struct cli_options *c, const void *options, const s
                                    : model_open(path, NUMERIC_EXACT, err);
     int rc = m ? OK : err->code;
     if (m && !o->quant && (m->type == TENSOR_BF16 || m->type == TENSOR_F16)) type = m->type;
-    struct quant_scheme q = quant_pure(type);
     if (rc == OK && o->dry_run)
-        cli_print_dry_run(c, json_pack("{s:o,s:s,s:I,s:b}", "writes", json_from_path(o->out),
-                                       "type", tensor_type_name(type), "bytes of weights",
-                                       (json_int_t)quant_bytes(&q, &m->config), "replaces",
-                                       (int)path_exists(o->out)));
+        print_plan(c, o->out, type, &m->config);
     else if (rc == OK && (rc = model_set_source(m, err)) == OK)
         rc = write_model(m, o->out, type, err);
     if (rc == OK && !o->dry_run) log_info("wrote '%s'", o->out);
@@ -151,6 +163,8 @@ static const struct option_row model_rows[] = {
      "data --tasks: conversations that judge three first answers, half of them correct"},
     {"chain-of-thought", OPT_BOOL, offsetof(struct options, chain_of_thought), NULL, 0, 0, NULL,
      "data --tasks: answers with the derivations of the families that have one"},
+    {"dry-run", OPT_BOOL, offsetof(struct options, dry_run), NULL, 0, 0, NULL,
+     "new: print the size of the model, and exit"},
     {"quant", OPT_ALIAS, 0, "type"},
     {0},
 };

@@ -234,13 +234,22 @@ json_t *evolve_run_plan(const struct evolve_env *env, const struct evolve_recipe
 /* Continues runs/ID from its stored recipe. Returns the result object, as evolve_run_execute does.
  */
 json_t *evolve_run_resume(const struct evolve_env *env, const char *id, struct error *err);
-/*
- * A new run that equals runs/ID up to `generation` and then follows another recipe (NULL: the same)
- * and seed (-1: the same). The results of the shared generations are loaded, not computed again.
- * ERR_MISMATCH if the recipes differ in base model or personas.
- */
-json_t *evolve_run_fork(const struct evolve_env *env, const char *id, int generation,
-                        const char *recipe, int64_t seed, const char *new_id, struct error *err);
+/* The plan of that: as evolve_run_plan, with the number of generations that are recorded. */
+json_t *evolve_run_resume_plan(const struct evolve_env *env, const char *id, struct error *err);
+/* A new run that equals the run `parent` up to `generation` and then follows another recipe and
+ * seed. */
+struct evolve_fork {
+    const char *parent, *recipe, *id; /* recipe NULL: the parent's; id NULL: a new id is made */
+    int generation;
+    int64_t seed; /* -1: the parent's */
+};
+/* The results of the shared generations are loaded, not computed again. ERR_MISMATCH if the recipes
+ * differ in base model or personas. */
+json_t *evolve_run_fork(const struct evolve_env *env, const struct evolve_fork *fork,
+                        struct error *err);
+/* The plan of that, as evolve_run_plan. */
+json_t *evolve_run_fork_plan(const struct evolve_env *env, const struct evolve_fork *fork,
+                             struct error *err);
 /* Computes a generation of a finished or interrupted run again, without the answers in the store,
  * and compares it with the log: {generation, equal, candidates: [{name, hash, fitness, equal}]}. */
 json_t *evolve_run_replay(const struct evolve_env *env, const char *id, int generation,

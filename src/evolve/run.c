@@ -722,7 +722,7 @@ static int stored_options(const struct evolve_env *env, const char *id, struct e
     if (!id_is_valid(id)) return error_set(err, ERR_MISSING, "no run '%s'", id);
     char *dir = path_join(env->root, id), *path = path_join(dir, "recipe.yaml"),
          *db = path_join(env->root, "shoal.db");
-    struct store *s = path_exists(db) ? store_open(db, err) : NULL;
+    struct store *s = path_exists(db) ? store_open_read_only(db, err) : NULL;
     json_t *row = s ? store_run_get(s, id, err) : NULL;
     if (!path_exists(db)) error_set(err, ERR_MISSING, "no runs in '%s'", env->root);
     store_close(s);
@@ -755,6 +755,41 @@ json_t *evolve_run_resume(const struct evolve_env *env, const char *id, struct e
     json_t *result = execute(&run_env, &o, id, false, err);
     evolve_recipe_release(&o);
     return result;
+}
+
+/* The number of generations that evolution.jsonl of a run holds. */
+static int recorded_generations(const struct evolve_env *env, const char *id) {
+    char *dir = path_join(env->root, id), *path = path_join(dir, "evolution.jsonl");
+    struct buf text = {0};
+    struct error ignored;
+    int n = 0;
+    if (file_read(path, (size_t)1 << 30, &text, &ignored) == OK)
+        for (size_t i = 0; i < text.len; i++) n += text.data[i] == '\n';
+    buf_release(&text);
+    free(path);
+    free(dir);
+    return n;
+}
+
+/* evolve_run_plan of a run that has an id. */
+static json_t *plan_with_id(const struct evolve_env *env, const struct evolve_recipe *o,
+                            const char *id, struct error *err) {
+    char *dir = path_join(env->root, id);
+    json_t *v = evolve_run_plan(env, o, err);
+    if (v) json_object_set_new(v, "writes", json_from_path(dir));
+    free(dir);
+    return v;
+}
+
+json_t *evolve_run_resume_plan(const struct evolve_env *env, const char *id, struct error *err) {
+    struct evolve_recipe o;
+    struct evolve_env run_env = *env;
+    if (stored_options(env, id, &o, &run_env.cls, err) != OK) return NULL;
+    json_t *v = plan_with_id(&run_env, &o, id, err);
+    if (v)
+        json_object_set_new(v, "recorded generations", json_integer(recorded_generations(env, id)));
+    evolve_recipe_release(&o);
+    return v;
 }
 
 static bool founders_equal(const struct evolve_recipe *a, const struct evolve_recipe *b) {
@@ -795,41 +830,77 @@ static int write_fork_json(const struct evolve_run *parent, const char *dir, int
     return rc;
 }
 
-json_t *evolve_run_fork(const struct evolve_env *env, const char *id, int generation,
-                        const char *recipe, int64_t seed, const char *new_id, struct error *err) {
-    struct evolve_recipe parent_recipe, o = {0};
-    struct evolve_env run_env = *env;
-    json_t *result = NULL;
-    if (evolve_id_check(new_id, err) != OK) return NULL;
-    if (stored_options(env, id, &parent_recipe, &run_env.cls, err) != OK) return NULL;
-    struct evolve_run parent = {
-        .env = env, .o = &parent_recipe, .id = id, .dir = path_join(env->root, id)};
-    int rc = read_forks(&parent, err);
-    char *parent_path = path_join(parent.dir, "recipe.yaml");
-    if (rc == OK) rc = evolve_recipe_load(&o, recipe ? recipe : parent_path, err);
-    if (rc == OK && !founders_equal(&parent_recipe, &o))
+/* A fork that is checked, and nothing of it is written. */
+struct fork_state {
+    struct evolve_recipe parent_recipe, recipe;
+    struct evolve_run parent;
+    struct evolve_env env; /* with the numeric class of the parent */
+    char *id, *dir;
+};
+
+/* The caller calls fork_release even after an error. */
+static int fork_open(struct fork_state *s, const struct evolve_env *env,
+                     const struct evolve_fork *f, struct error *err) {
+    *s = (struct fork_state){.env = *env};
+    if (evolve_id_check(f->id, err) != OK) return err->code;
+    if (stored_options(env, f->parent, &s->parent_recipe, &s->env.cls, err) != OK) {
+        s->parent_recipe = (struct evolve_recipe){0}; // it is released already
+        return err->code;
+    }
+    s->parent = (struct evolve_run){.env = env,
+                                    .o = &s->parent_recipe,
+                                    .id = f->parent,
+                                    .dir = path_join(env->root, f->parent)};
+    int rc = read_forks(&s->parent, err);
+    char *parent_path = path_join(s->parent.dir, "recipe.yaml");
+    if (rc == OK) rc = evolve_recipe_load(&s->recipe, f->recipe ? f->recipe : parent_path, err);
+    free(parent_path);
+    if (rc == OK && !founders_equal(&s->parent_recipe, &s->recipe))
         rc = error_set(err, ERR_MISMATCH,
                        "'%s' has another model or other personas than run '%s'; a fork shares its "
                        "founders",
-                       recipe, id);
-    o.seed = seed >= 0 ? seed : parent_recipe.seed;
-    o.zero_adapters = parent_recipe.zero_adapters;
-    char *fork_id = new_id ? xstrdup(new_id) : make_id(env, o.seed),
-         *dir = path_join(env->root, fork_id);
-    if (rc == OK && path_exists(dir)) rc = error_set(err, ERR_STATE, "'%s' already exists", dir);
-    if (rc == OK) rc = write_fork_json(&parent, dir, generation, err);
-    if (rc == OK) log_info("run %s continues %s from generation %d", fork_id, id, generation);
-    if (rc == OK) result = execute(&run_env, &o, fork_id, true, err);
-    for (int i = 0; i < parent.n_forks; i++) evolve_recipe_release(&parent.forks[i].o);
-    free(parent.forks);
-    free(parent.parent_id);
-    free(parent.dir);
-    evolve_recipe_release(&parent_recipe);
-    evolve_recipe_release(&o);
-    free(parent_path);
-    free(fork_id);
-    free(dir);
+                       f->recipe, f->parent);
+    s->recipe.seed = f->seed >= 0 ? f->seed : s->parent_recipe.seed;
+    s->recipe.zero_adapters = s->parent_recipe.zero_adapters;
+    s->id = f->id ? xstrdup(f->id) : make_id(env, s->recipe.seed);
+    s->dir = path_join(env->root, s->id);
+    if (rc == OK && path_exists(s->dir))
+        rc = error_set(err, ERR_STATE, "'%s' already exists", s->dir);
+    return rc;
+}
+
+static void fork_release(struct fork_state *s) {
+    for (int i = 0; i < s->parent.n_forks; i++) evolve_recipe_release(&s->parent.forks[i].o);
+    free(s->parent.forks);
+    free(s->parent.parent_id);
+    free(s->parent.dir);
+    evolve_recipe_release(&s->parent_recipe);
+    evolve_recipe_release(&s->recipe);
+    free(s->id);
+    free(s->dir);
+}
+
+json_t *evolve_run_fork(const struct evolve_env *env, const struct evolve_fork *fork,
+                        struct error *err) {
+    struct fork_state s;
+    json_t *result = NULL;
+    int rc = fork_open(&s, env, fork, err);
+    if (rc == OK) rc = write_fork_json(&s.parent, s.dir, fork->generation, err);
+    if (rc == OK)
+        log_info("run %s continues %s from generation %d", s.id, fork->parent, fork->generation);
+    if (rc == OK) result = execute(&s.env, &s.recipe, s.id, true, err);
+    fork_release(&s);
     return result;
+}
+
+json_t *evolve_run_fork_plan(const struct evolve_env *env, const struct evolve_fork *fork,
+                             struct error *err) {
+    struct fork_state s;
+    json_t *v =
+        fork_open(&s, env, fork, err) == OK ? plan_with_id(&s.env, &s.recipe, s.id, err) : NULL;
+    if (v) json_object_set_new(v, "shared generations", json_integer(fork->generation));
+    fork_release(&s);
+    return v;
 }
 
 /* replay */

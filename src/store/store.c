@@ -155,6 +155,38 @@ struct store *store_open(const char *path, struct error *err) {
     return NULL;
 }
 
+/* Appends a path to a URI. */
+static void uri_add_path(struct buf *uri, const char *path) {
+    for (; *path; path++)
+        if (strchr("%?#", *path))
+            buf_printf(uri, "%%%02X", (unsigned)(unsigned char)*path);
+        else
+            buf_add(uri, path, 1);
+}
+
+/* Without a -wal file no process has the database open, and SQLite would have to create one:
+ * `immutable` makes it read the database alone. */
+struct store *store_open_read_only(const char *path, struct error *err) {
+    struct store *s = xcalloc(1, sizeof *s);
+    char *wal = xasprintf("%s-wal", path);
+    struct buf uri = {0};
+    s->path = xstrdup(path);
+    buf_puts(&uri, "file:");
+    uri_add_path(&uri, path);
+    buf_puts(&uri, path_exists(wal) ? "?mode=ro" : "?immutable=1");
+    int flags = SQLITE_OPEN_READONLY | SQLITE_OPEN_URI,
+        rc = sqlite3_open_v2(uri.data, &s->db, flags, NULL) == SQLITE_OK
+                 ? OK
+                 : sqlite_error(s, err, "open");
+    if (rc == OK) sqlite3_busy_timeout(s->db, 10000);
+    if (rc == OK) rc = check_version(s, err);
+    buf_release(&uri);
+    free(wal);
+    if (rc == OK) return s;
+    store_close(s);
+    return NULL;
+}
+
 void store_close(struct store *s) {
     if (!s) return;
     for (int i = 0; i < N_STATEMENTS; i++) sqlite3_finalize(s->stmts[i]);

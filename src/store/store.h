@@ -18,6 +18,9 @@ struct store;
 /* Opens the file, or creates it with mode 0600; ":memory:" is a database without a file.
  * ERR_MISMATCH: a newer version has made the file. */
 struct store *store_open(const char *path, struct error *err);
+/* Opens an existing file for functions that only read. It creates no file and does not change the
+ * database. */
+struct store *store_open_read_only(const char *path, struct error *err);
 void store_close(struct store *s);
 /* With `full`, a commit returns only when it is on the disk, so that it survives a power failure.
  * Without it (the default of a new handle), a power failure may lose the last commits, but the file

@@ -37,7 +37,15 @@ printf 'one line of notes\n' >notes.txt
     { bad "the input files exist" "$(cat "$tmp/out")"; exit 1; }
 printf 'shape: tiny-llama\nsteps: 7\nrows: 64\n' >small.yaml
 sed "s|models/fry|$model|" "$root/examples/demo.yaml" >evolve.yaml
+printf 'model: %s\npersonas: [one=a, two=b]\ntasks: [copy]\nrounds: 0\ntest_items: 4\nevolve: {generations: 1, population: 2, rank: 2}\nfitness: {items: 4}\n' "$model" >zero.yaml
+"$shoal" evolve zero.yaml --zero-adapters --id e1 --quiet >"$tmp/out" 2>&1 && "$shoal" backup backups --state none --quiet >>"$tmp/out" 2>&1 ||
+    { bad "a run and a backup" "$(cat "$tmp/out")"; exit 1; }
 
+dry "resume" "recorded generations 2" resume e1
+dry "fork" "shared generations 1" fork e1 --at 1 --id e2
+dry "restore" "writes             $here/new/runs" restore backups --state new/state --runs new/runs
+dry "restore, in the place of a folder" "replaces           yes" restore backups --state none --replace
+dry "model new" "bytes of weights" model new --shape tiny-llama new.gguf
 dry "train" "time: about" train "$model" --data d.jsonl --out new --runs runs --r 2
 dry "pretrain" "updates            7" pretrain small.yaml --out new
 dry "evolve" "items a generation" evolve evolve.yaml
@@ -80,6 +88,11 @@ printf 'mix: [nothing=1]\n' >mixed.yaml
 refused "pretrain on no family" "no task family" pretrain mixed.yaml
 refused "knowledge of a missing file" "there is no 'none.txt'" knowledge add new.db none.txt
 refused "a mixture outside GGUF" "does not end in .gguf" quantize tiny.gguf new --type q4_k_m
+refused "a resume of no run" "no run 'none'" resume none
+refused "a fork of no run" "no run 'none'" fork none
+refused "a fork into a run" "'runs/e1' already exists" fork e1 --id e1
+refused "a restore into a folder with files" "holds something" restore backups --state none
+refused "model data" "is an option of new" model data new
 refused "a rollback" "rollback has no --dry-run" adapter rollback --model "$model" a
 "$shoal" quantize tiny.gguf new.gguf --type q8_0 --dry-run --json >"$tmp/out" 2>/dev/null
 if grep -q '^{"dry_run":{"writes":"new.gguf"' "$tmp/out"; then ok "as JSON"; else bad "as JSON" "$(head -c 200 "$tmp/out")"; fi

@@ -68,6 +68,8 @@ const char *cli_suggest_command(const char *name, const char *also);
  * below one of the two folders above that, or below share/shoal of one of these three folders (an
  * installed program). malloc'ed. */
 char *cli_find_file(const char *path);
+/* As cli_find_file for a model; a name OWNER/REPO that is no path becomes hf:OWNER/REPO. */
+char *cli_find_model(const char *name);
 bool cli_is_recipe(const char *path); /* by its name: .yaml or .yml */
 enum numeric_class cli_numeric_class(const struct cli_options *c);
 /* Recomputes a generation of a run and compares it with the record (cmd_evolve.c). */

@@ -2,6 +2,7 @@
  * the source of each; checks a file; or prints the defaults, so that a later version can warn about
  * changed ones. */
 #define _GNU_SOURCE
+#include "cli/compatibility.h"
 #include "cli/settings.h"
 
 #include <stdlib.h>
@@ -80,6 +81,7 @@ static int explain(const struct cli_options *c, const struct strings *args, stru
 static int check(const struct cli_options *c, const struct strings *args, struct error *err) {
     struct config_file file = {0};
     if (args->n != 2) return error_set(err, ERR_USAGE, "check requires one FILE");
+    if (cli_is_recipe(args->v[1])) return compatibility_explain_yaml(args->v[1], err);
     int rc = config_load(&file, args->v[1], err);
     if (rc == OK) rc = settings_check(&file, err);
     if (rc == OK && c->json)

@@ -18,7 +18,7 @@ struct options {
     int64_t max_seqs, max_len;
     struct {
         bool enabled;
-        int64_t loras, rank, cpu;
+        int64_t loras, rank, cpu, tensor_parallel;
     } vllm; /* flags of vLLM, for its users */
 };
 #define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
@@ -30,10 +30,11 @@ static const struct option_row model_rows[] = {
     ROW("max-model-len", OPT_INT, max_len, "0", 0, 1e9, "N",
         "maximum tokens of a prompt and its reply (0: the model's, at most 4096)"),
     ROW("enable-lora", OPT_BOOL, vllm.enabled, "true", 0, 0, NULL,
-        "option of vLLM; no effect here, like the next three"),
+        "option of vLLM; no effect here, like the next four"),
     ROW("max-loras", OPT_INT, vllm.loras, "0", 0, 1e9, "N", ""),
     ROW("max-lora-rank", OPT_INT, vllm.rank, "0", 0, 1e9, "N", ""),
     ROW("max-cpu-loras", OPT_INT, vllm.cpu, "0", 0, 1e9, "N", ""),
+    ROW("tensor-parallel-size", OPT_INT, vllm.tensor_parallel, "1", 1, 1e6, "N", ""),
     ALIAS("lora-modules", "adapter"),
     SETUP_ROWS(struct options, setup),
     {0},
@@ -231,6 +232,8 @@ static int run(const struct cli_options *c, const void *options, const struct st
                                        .max_seqs = (int32_t)o->max_seqs,
                                        .max_len = (int32_t)o->max_len,
                                        .max_out = (int32_t)MAX(o->max_seqs, 64)}};
+    if (o->vllm.tensor_parallel > 1)
+        log_info("--tensor-parallel-size: one process computes; --threads N limits its threads");
     open_files_limit_raise();
     int rc = o->setup.max_memory ? size_parse(o->setup.max_memory, &so.max_memory, err) : OK;
     if (rc == OK) rc = serve_options_check(&so, err);

@@ -67,7 +67,9 @@ void help_print_commands(FILE *f) {
     }
     fprintf(f, "\n'shoal COMMAND --help' explains a command, 'shoal help --man COMMAND' prints its "
                "manual page,\n"
-               "'shoal --licenses' the licences of Shoal and of the libraries in it.\n");
+               "'shoal --licenses' the licences of Shoal and of the libraries in it, 'shoal help "
+               "--compatibility'\n"
+               "a table of command lines of other programs and of what replaces them.\n");
 }
 
 /* Whether `word` is in a list of words separated by blanks. */

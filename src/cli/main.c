@@ -1,9 +1,11 @@
 /* main: finds the command, parses its options, and turns errors into a message and an exit code. */
 #define _GNU_SOURCE
+#include "cli/compatibility.h"
 #include "cli/help.h"
 #include "cli/job_confine.h"
 #include "cli/man.h"
 #include "cli/settings.h"
+#include "hub/hub.h"
 
 #include <signal.h>
 #include <stdlib.h>
@@ -46,6 +48,16 @@ char *cli_find_file(const char *path) {
         }
     }
     return xstrdup(path);
+}
+
+char *cli_find_model(const char *name) {
+    char *found = cli_find_file(name);
+    const char *slash = strchr(name, '/');
+    bool repo = !hub_is_name(name) && !path_exists(found) && slash && slash != name && slash[1] &&
+                !strchr(slash + 1, '/') && *name != '.' && !path_has_extension(name, ".gguf");
+    if (!repo) return found;
+    free(found);
+    return xasprintf("hf:%s", name);
 }
 
 static int usage_error(const struct cli_command *c, const struct error *err) {
@@ -131,6 +143,21 @@ static int unknown_command_error(const char *name) {
     return 2;
 }
 
+/* Runs a command line of another program, or says what replaces it. */
+static int foreign_run(int argc, char **argv) {
+    struct error err = {0};
+    struct strings line = {0};
+    int rc = compatibility_translate(argc, argv, &line, &err), code = 2;
+    if (rc == OK)
+        code = run_command(cli_command(line.v[0]), line.n - 1, line.v + 1);
+    else if (rc == ERR_MISSING)
+        code = unknown_command_error(argv[0]);
+    else
+        log_error(NULL, "%s", err.text);
+    strings_release(&line);
+    return code;
+}
+
 /* 'shoal help --man [COMMAND]' */
 static int man_run(const char *name) {
     const struct cli_command *c = name ? cli_command(name) : NULL;
@@ -165,6 +192,10 @@ int main(int argc, char **argv) {
         return output_finish(0);
     }
     if (help && strcmp(argv[2], "--man") == 0) return man_run(argv[3]);
+    if (help && strcmp(argv[2], "--compatibility") == 0) {
+        compatibility_print();
+        return output_finish(0);
+    }
     static char help_flag[] = "--help";
     char *help_args[] = {help_flag, NULL};
     if (help) name = argv[2]; /* 'shoal help run' is 'shoal run --help' */
@@ -179,5 +210,5 @@ int main(int argc, char **argv) {
         return 1;
     }
     if (c) return help ? run_command(c, 1, help_args) : run_command(c, argc - 2, argv + 2);
-    return unknown_command_error(name);
+    return help ? unknown_command_error(name) : foreign_run(argc - 1, argv + 1);
 }

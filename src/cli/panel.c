@@ -108,11 +108,7 @@ static int pipeline_options_init(struct panel *p, struct error *err) {
 
 /* The absolute path of a model, or hf:OWNER/REPO for a name on the hub. malloc'ed. */
 static char *model_location(const char *name) {
-    char *found = cli_find_file(name), *place;
-    const char *slash = strchr(name, '/');
-    bool repo = !hub_is_name(name) && !path_exists(found) && slash && slash != name && slash[1] &&
-                !strchr(slash + 1, '/') && *name != '.';
-    place = repo ? xasprintf("hf:%s", name) : path_absolute(found);
+    char *found = cli_find_model(name), *place = path_absolute(found);
     free(found);
     return place;
 }

@@ -166,6 +166,11 @@ int settings_check(const struct config_file *c, struct error *err) {
 static int config_file_load(struct settings *s, struct error *err) {
     const char *path = settings_path(settings_common(s)->config);
     if (!path) return OK;
+    if (cli_is_recipe(path))
+        return error_set(err, ERR_USAGE,
+                         "'%s' is YAML, and settings are not: 'shoal config check %s' says what "
+                         "replaces its keys",
+                         path, path);
     int rc = owner_check(path, err);
     if (rc == OK) rc = config_load(&s->config, path, err);
     return rc == OK ? settings_check(&s->config, err) : rc;

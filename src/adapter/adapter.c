@@ -498,6 +498,7 @@ void adapter_release(struct adapter *a) {
     free(a->loras);
     free(a->data);
     json_decref(a->lineage);
+    training_data_release(a->training_data);
     free(a->base);
     free(a);
 }

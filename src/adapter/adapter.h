@@ -65,6 +65,7 @@ struct adapter {
     /* Object of strings (operator, seed …) or NULL. "parents": the hashes of the parents, separated
      * by blanks; "parent_names": a JSON list of the paths or names that they were read by. */
     json_t *lineage;
+    struct training_data *training_data; /* NULL: unknown, or not trained */
 };
 
 /* "q_proj,v_proj" or "all-linear" → targets. */
@@ -190,6 +191,40 @@ void adapter_lineage_set_model(json_t *lineage, const struct model *m);
 /* Sets both keys of a child's lineage to the base of its parents. Parents without a base are
  * ignored. If the bases differ, sets nothing, unless they are copies of one model. */
 void adapter_lineage_set_base(json_t *lineage, const struct adapter *const *parents, int n);
+
+/* training data */
+
+/*
+ * Hashes of the data that an adapter and its ancestors were trained on, by which a later evaluation
+ * finds the questions that the adapter has seen (data/contamination.c). Immutable and
+ * reference-counted. A PEFT directory has them in training_data.hashes; training_data.c has its
+ * format.
+ *
+ * A list is ascending and has no duplicates. If it would be longer than its maximum, it keeps the
+ * smallest hashes, and `limit` is the largest hash that it can contain. So two lists have a union
+ * of the same kind, and the hashes up to its limit are a random sample of all.
+ */
+enum { TRAINING_QUESTIONS_MAX = 65536, TRAINING_NGRAMS_MAX = 32768 };
+struct hash_list {
+    uint64_t *v; /* [n] */
+    int64_t n;
+    uint64_t limit; /* UINT64_MAX: the list is complete */
+};
+/* Brings a list of hashes in any order to the form above. */
+void hash_list_normalize(struct hash_list *l, int64_t max);
+bool hash_list_has(const struct hash_list *l, uint64_t hash);
+struct training_data {
+    int refs;
+    struct hash_list questions; /* of questions, and of questions with their answers */
+    struct hash_list ngrams;    /* of n-grams that only one question has */
+};
+/* Takes ownership of the lists, which must be normalised. */
+struct training_data *training_data_new(struct hash_list questions, struct hash_list ngrams);
+struct training_data *training_data_retain(struct training_data *t); /* NULL is allowed */
+void training_data_release(struct training_data *t);                 /* NULL is allowed */
+/* Adds `t` (may be NULL) to the adapter's training data. Called before the adapter is shared, for a
+ * child with the data of each parent, and for a trained adapter with those of its start. */
+void adapter_add_training_data(struct adapter *a, struct training_data *t);
 
 /* the pool */
 

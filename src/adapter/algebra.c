@@ -43,10 +43,13 @@ static json_t *lineage_make(const char *operator, const struct adapter * a,
     return o;
 }
 
-/* Takes ownership of `data` and `lineage`. */
-static struct adapter *child_new(const struct model_config *shape, const struct adapter_config *c,
-                                 float *data, json_t *lineage) {
-    struct adapter *out = adapter_from_data(shape, c, data, lineage);
+/* Takes ownership of `data` and `lineage`. The child of `a` and `b` (may be NULL) inherits the
+ * hashes of their training data. */
+static struct adapter *child_new(const struct adapter *a, const struct adapter *b,
+                                 const struct adapter_config *c, float *data, json_t *lineage) {
+    struct adapter *out = adapter_from_data(&a->shape, c, data, lineage);
+    adapter_add_training_data(out, a->training_data);
+    if (b) adapter_add_training_data(out, b->training_data);
     free(data);
     json_decref(lineage);
     return out;
@@ -105,7 +108,7 @@ static struct adapter *blend_delta(const struct adapter *a, const struct adapter
         module_blend(lora_at(a, i), lora_at(b, i), t, out, in, modules[i].r, dst);
         dst += (size_t)modules[i].r * ((size_t)in + out);
     }
-    struct adapter *child = child_new(&a->shape, &c, data, lineage);
+    struct adapter *child = child_new(a, b, &c, data, lineage);
     free(modules);
     return child;
 }
@@ -153,7 +156,7 @@ static struct adapter *blend_legacy(const struct adapter *a, const struct adapte
         for (size_t k = 0; k < n_a; k++) *dst++ = (1 - t) * la->a[k] + t * lb->a[k];
         for (size_t k = 0; k < n_b; k++) *dst++ = (1 - t) * la->b[k] + t * lb->b[k];
     }
-    struct adapter *child = child_new(&a->shape, &c, data, lineage);
+    struct adapter *child = child_new(a, b, &c, data, lineage);
     free(modules);
     return child;
 }
@@ -236,7 +239,7 @@ struct adapter *adapter_mutate(const struct adapter *a, float p, float std, bool
     lineage_set_float(lineage, "p", p);
     lineage_set_float(lineage, "std", std);
     lineage_set(lineage, "seed", number);
-    return child_new(&a->shape, &a->config, data, lineage);
+    return child_new(a, NULL, &a->config, data, lineage);
 }
 
 /* Scales B and keeps alpha. With s = 0, B becomes 0, as in a new adapter, which can be trained;
@@ -253,7 +256,7 @@ struct adapter *adapter_scale(const struct adapter *a, float s) {
     }
     json_t *lineage = lineage_make("scale", a, NULL);
     lineage_set_float(lineage, "s", s);
-    return child_new(&a->shape, &a->config, data, lineage);
+    return child_new(a, NULL, &a->config, data, lineage);
 }
 
 double adapter_dot(const struct adapter *a, const struct adapter *b) {

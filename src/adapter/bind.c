@@ -229,5 +229,7 @@ struct adapter *adapter_open_with_hash(const char *path, struct model *m, const 
 }
 
 struct adapter *adapter_open(const char *path, struct model *m, struct error *err) {
-    return adapter_open_with_hash(path, m, NULL, err);
+    struct adapter *a = adapter_open_with_hash(path, m, NULL, err);
+    if (a) a->training_data = training_data_read(path);
+    return a;
 }

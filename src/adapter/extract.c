@@ -276,5 +276,7 @@ int adapter_resize(const struct adapter *source, struct lora_truncation truncati
     struct svd_job job = {.truncation = truncation, .shape = &source->shape, .source = source};
     *out = (struct truncated_adapter){0};
     int rc = adapter_require_plain(source, "resizing", err);
-    return rc == OK ? svd_job_run(&job, pool, out, err) : rc;
+    if (rc == OK) rc = svd_job_run(&job, pool, out, err);
+    if (rc == OK) adapter_add_training_data(out->adapter, source->training_data);
+    return rc;
 }

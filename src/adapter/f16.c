@@ -69,5 +69,7 @@ struct adapter *adapter_to_f32(struct adapter *a) {
     if (a->data) return adapter_retain(a);
     float *data = xmalloc(a->n_data * sizeof *data);
     adapter_copy_params(a, data);
-    return adapter_from_owned_data(&a->shape, &a->config, data, a->lineage);
+    struct adapter *f32 = adapter_from_owned_data(&a->shape, &a->config, data, a->lineage);
+    adapter_add_training_data(f32, a->training_data);
+    return f32;
 }

@@ -13,6 +13,7 @@
 #define NAME_MAX_LEN 160
 #define PEFT_CONFIG_FILE "adapter_config.json"
 #define PEFT_WEIGHTS_FILE "adapter_model.safetensors"
+#define TRAINING_DATA_FILE "training_data.hashes"
 
 enum lora_tensor_kind {
     LORA_TENSOR_A,
@@ -97,6 +98,14 @@ int peft_check(const char *dir, struct error *err);
 struct adapter *adapter_open_with_hash(const char *path, struct model *m, const char *hash,
                                        struct error *err);
 bool adapter_path_is_gguf(const char *path);
+
+/* The training data in an adapter's directory, which may be an hf: name. NULL: there are none, or,
+ * with a warning, the file is damaged. */
+struct training_data *training_data_read(const char *dir);
+/* Replaces the file in a directory; t NULL: removes it. */
+int training_data_write(const struct training_data *t, const char *dir, struct error *err);
+/* Copies the file, or removes that of `to` if `from` has none. */
+int training_data_copy(const char *from, const char *to, struct error *err);
 /* Warns when the adapter was trained on another base. This is not an error, because it fits the
  * model's shape. Computes the model's hash if the lineage has a base. */
 void adapter_warn_other_base(const struct adapter *a, const char *path, struct model *m);

@@ -71,6 +71,7 @@ struct adapter *adapter_concat(struct adapter *const *list, const float *weights
     for (int32_t i = 0; i < n_modules; i++)
         if (modules[i].r > 0) dst = concat_write(dst, list, weights, n, i, modules[i].r);
     a = adapter_from_data(shape, &c, data, NULL);
+    for (int k = 0; k < n; k++) adapter_add_training_data(a, list[k]->training_data);
     free(data);
 out:
     free(modules);

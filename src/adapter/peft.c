@@ -482,7 +482,9 @@ out:
 }
 
 struct adapter *adapter_load(const char *dir, const struct model_config *shape, struct error *err) {
-    return peft_load(dir, shape, &(struct adapter_load_hints){0}, err);
+    struct adapter *a = peft_load(dir, shape, &(struct adapter_load_hints){0}, err);
+    if (a) a->training_data = training_data_read(dir);
+    return a;
 }
 
 int tensor_info_compare(const void *a, const void *b) {
@@ -522,6 +524,7 @@ int adapter_save(const struct adapter *a, const char *dir, const char *base, str
     if (!text) return error_set(err, ERR_USAGE, "the base's name is not UTF-8");
     char *tensors = path_join(dir, PEFT_WEIGHTS_FILE), *config = path_join(dir, PEFT_CONFIG_FILE);
     int rc = dir_make(dir, err);
+    if (rc == OK) rc = training_data_write(a->training_data, dir, err);
     if (rc == OK) rc = tensors_write(a, tensors, err);
     if (rc == OK) rc = file_write(config, text, strlen(text), err);
     if (rc != OK) error_wrap(err, "saving adapter '%s'", dir);

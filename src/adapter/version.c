@@ -2,6 +2,7 @@
  * version: stores the versions of an adapter that are published at a directory, and restores them.
  *
  *     DIR/adapter_config.json, adapter_model.safetensors    the current version
+ *     DIR/training_data.hashes                              the same, if the version has it
  *     DIR/.versions/HASH/…, version.json                    every version, including the current
  *     DIR/.versions/installing                              the HASH that is being installed
  *     DIR/.versions/replaced                                DIR's old config meanwhile
@@ -70,13 +71,14 @@ static bool files_equal(const char *a_dir, const char *b_dir, const char *name) 
     return equal;
 }
 
-/* Copies the version's two files to DIR. If it is interrupted at any point, it can be repeated. */
+/* Copies the version's files to DIR. If it is interrupted at any point, it can be repeated. */
 static int version_install(const struct versions *v, const char *hash, struct error *err) {
     char *from = version_path(v, hash), *config = path_join(v->dir, PEFT_CONFIG_FILE),
          *replaced = path_join(v->root, "replaced");
     int rc = file_write(v->installing, hash, strlen(hash), err);
     if (rc == OK && path_exists(config) && !files_equal(from, v->dir, PEFT_CONFIG_FILE))
         rc = path_rename(config, replaced, err);
+    if (rc == OK) rc = training_data_copy(from, v->dir, err);
     for (int i = 0; rc == OK && i < 2; i++)
         if (!files_equal(from, v->dir, version_files[i]))
             rc = file_copy(from, v->dir, version_files[i], err);
@@ -221,13 +223,15 @@ static int version_add(const struct versions *v, const struct adapter *a, const 
     char *path = version_path(v, a->hash);
     int rc = path_is_dir(path) ? version_check(v, a->hash, &a->shape, err) : ERR_MISSING;
     if (rc == OK) {
-        rc = version_metadata_write(path, metadata, err);
+        if (a->training_data) rc = training_data_write(a->training_data, path, err);
+        if (rc == OK) rc = version_metadata_write(path, metadata, err);
     } else if (rc != ERR_IO && rc != ERR_MEMORY) { // the version is absent or damaged
         dir_delete(path);
         rc = dir_make(v->tmp, err);
         if (rc == OK && !source) rc = adapter_save(a, v->tmp, base, err);
         for (int i = 0; rc == OK && source && i < 2; i++)
             rc = file_copy(source, v->tmp, version_files[i], err);
+        if (rc == OK && source) rc = training_data_copy(source, v->tmp, err);
         if (rc == OK) rc = version_metadata_write(v->tmp, metadata, err);
         if (rc == OK) rc = path_rename(v->tmp, path, err);
         if (rc != OK) dir_delete(v->tmp);

@@ -6,6 +6,7 @@
  * evaluation. Results are printed at the end, because Holm's correction needs all of them.
  */
 #include "cli/setup.h"
+#include "data/data.h"
 #include "swarm/swarm.h"
 
 #include <dirent.h>
@@ -57,6 +58,7 @@ struct eval_command {
     struct llm_client llm_client;
     struct eval_candidate *candidates; /* base and adapters, then teams */
     struct eval_solver *solvers;
+    json_t **contaminated; /* [n_tasks · n_candidates] see team_contamination; NULL: none is */
     int n_tasks, n_candidates;
     struct eval_comparison comparison;
 };
@@ -237,6 +239,24 @@ static void power_print(const struct eval_command *r) {
     }
 }
 
+static json_t *single_contamination(const struct eval_task *b, const char *name,
+                                    const struct adapter *a) {
+    json_t *v = contamination_report(b, name, a);
+    return v ? json_pack("[o]", v) : NULL;
+}
+
+/* Looks for the questions of each task in the training data of each candidate, and warns. */
+static void contamination_check(struct eval_command *r) {
+    r->contaminated = xcalloc((size_t)r->n_tasks * (size_t)r->n_candidates, sizeof(json_t *));
+    for (int i = 0; i < r->n_tasks * r->n_candidates; i++) {
+        const struct eval_task *b = &r->tasks[i / r->n_candidates];
+        int k = i % r->n_candidates, n = r->single_names.n;
+        r->contaminated[i] =
+            k < n ? single_contamination(b, r->candidates[k].name, r->solvers[k].adapter)
+                  : team_contamination(&r->teams[k - n], b);
+    }
+}
+
 /* output */
 
 static void summary_print(const struct eval_task *b, const char *candidate,
@@ -292,6 +312,15 @@ static void generation_print(const struct eval_command *r, int task_index, int g
                100 * s[best].acc.value, r->candidates[best].name);
 }
 
+/* The row of task i / n_candidates and candidate i % n_candidates. */
+static json_t *row_json(const struct eval_command *r, int i) {
+    int k = i % r->n_candidates;
+    json_t *v = eval_summary_json(&r->tasks[i / r->n_candidates], r->candidates[k].name,
+                                  candidate_kind(r, k), &r->comparison.summaries[i], k == 0);
+    if (r->contaminated[i]) json_object_set(v, "contaminated", r->contaminated[i]);
+    return v;
+}
+
 static void leaderboard_print(const struct eval_command *r) {
     if (!r->c->json)
         printf("%-14s %-16s %7s %9s   %s  %8s  %8s %10s %9s %8s\n", "task", "adapter", "n",
@@ -301,8 +330,7 @@ static void leaderboard_print(const struct eval_command *r) {
         const struct eval_task *b = &r->tasks[i / r->n_candidates];
         int k = i % r->n_candidates;
         if (r->c->json)
-            cli_print_json(eval_summary_json(b, r->candidates[k].name, candidate_kind(r, k),
-                                             &r->comparison.summaries[i], k == 0));
+            cli_print_json(row_json(r, i));
         else
             summary_print(b, r->candidates[k].name, &r->comparison.summaries[i], k == 0);
     }
@@ -357,6 +385,7 @@ static int eval_all(struct eval_command *r, struct error *err) {
     if (candidates_open(r, err) != OK) return err->code;
     forms_print(r);
     power_print(r);
+    contamination_check(r);
     r->comparison = (struct eval_comparison){.tasks = r->tasks,
                                              .n_tasks = r->n_tasks,
                                              .candidates = r->candidates,
@@ -378,6 +407,9 @@ static void eval_command_release(struct eval_command *r) {
     free(r->generation);
     free(r->teams);
     free(r->team_solvers);
+    for (int i = 0; r->contaminated && i < r->n_tasks * r->n_candidates; i++)
+        json_decref(r->contaminated[i]);
+    free(r->contaminated);
     free(r->candidates);
     free(r->solvers);
 }

@@ -11,6 +11,7 @@
 
 #include "adapter/adapter.h"
 #include "engine/engine.h"
+#include "eval/eval.h"
 #include "store/store.h"
 
 struct train_sample {
@@ -89,6 +90,33 @@ void lint_log(const struct lint *l, const char *name); /* logs notes and warning
  * user and the assistant, and a text as a message of the assistant. */
 int sample_digest_compute(const struct chat_message *msgs, int n, struct sample_digest *out,
                           struct error *err);
+
+/* contamination: questions of an evaluation that are in an adapter's training data */
+
+/* The hashes of the file at `path`, whose samples, pairs or prompts have a form as for dataset_load
+ * and prompt_set_load; NULL: `err` is set. The caller releases the result. */
+struct training_data *training_data_of_file(const char *path, const char *form, struct error *err);
+struct contamination {
+    int64_t of;        /* all questions */
+    int64_t questions; /* those in the training data, including near duplicates */
+    int64_t near;      /* near duplicates */
+    int64_t answered;  /* questions of a file that are in the data with their answers */
+    char *example;     /* the first question that is in the data; NULL: none is */
+};
+void contamination_release(struct contamination *c);
+/* Counts one question: a text, or the messages of a chat. near: whether a question counts that
+ * differs from one of the data in some words. Families make similar questions for training and test
+ * by design; for their questions `near` is false. t NULL: nothing is known. */
+void contamination_add(struct contamination *c, const struct training_data *t, const char *question,
+                       const json_t *chat, bool near);
+/* Counts the last question of each sample of a file. The caller releases *out, also after an error.
+ */
+int contamination_of_file(struct contamination *out, const struct training_data *t,
+                          const char *path, struct error *err);
+/* Checks a task for an adapter (NULL: the base model). Returns {adapter, questions, near, of,
+ * example} and logs a warning if a question is in its training data; else NULL. */
+json_t *contamination_report(const struct eval_task *task, const char *name,
+                             const struct adapter *a);
 
 /* Appends the sample as text, including special tokens. Each run of targets is between `mark_begin`
  * and `mark_end`. Control characters except newline and tab, and invalid UTF-8, become U+FFFD. */

@@ -13,6 +13,7 @@
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 enum {
     SERVER_BYTES = 16 << 20, /* threads, stores, metrics, fragmentation of two heaps */
@@ -180,6 +181,15 @@ static int values_count(const char *path, size_t *values, size_t *bytes, struct 
     return OK;
 }
 
+/* The size of the hashes of an adapter's training data; 0: it has none. */
+static size_t training_data_size(const char *dir) {
+    char *path = path_join(dir, "training_data.hashes");
+    struct stat st;
+    size_t size = stat(path, &st) == 0 ? (size_t)st.st_size : 0;
+    free(path);
+    return size;
+}
+
 int adapter_measure(const char *path, enum dtype elem, struct adapter_size *sum,
                     struct error *err) {
     if (hub_is_name(path)) {
@@ -193,6 +203,7 @@ int adapter_measure(const char *path, enum dtype elem, struct adapter_size *sum,
     int rc = values_count(file, &values, &bytes, err);
     free(file);
     if (rc != OK) return rc;
+    sum->resident += training_data_size(path);
     sum->resident += values * (sizeof(float) + dtype_size(elem));
     // the file, and its values in f32 while they are converted
     sum->while_loading = MAX(sum->while_loading, bytes + values * sizeof(float));

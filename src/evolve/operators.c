@@ -82,6 +82,7 @@ json_t *operator_mutated_lineage(const json_t *before, const json_t *mutation) {
 struct adapter *operator_set_lineage(struct adapter *a, json_t *lineage) {
     if (!a) return NULL;
     struct adapter *child = adapter_from_data(&a->shape, &a->config, a->data, lineage);
+    adapter_add_training_data(child, a->training_data);
     adapter_release(a);
     return child;
 }
@@ -258,6 +259,8 @@ struct adapter *operator_apply(const struct adapter_operator *op, const struct o
     json_t *lineage = operator_lineage_json(op, &checked);
     struct adapter *child = op->make(&checked, lineage, err);
     json_decref(lineage);
+    for (int p = 0; child && p < checked.n_parents; p++)
+        adapter_add_training_data(child, checked.parents[p]->training_data);
     for (size_t i = 0; child && i < child->n_data; i++) {
         if (isfinite(child->data[i])) continue;
         adapter_release(child);

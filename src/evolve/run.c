@@ -149,6 +149,7 @@ static struct adapter *adapter_with_fitness(const struct evolve_run *r, const st
     if (!json_object_get(lineage, ADAPTER_BASE_HASH)) adapter_lineage_set_model(lineage, r->model);
     if (isfinite(fitness)) json_object_set_new(lineage, "fitness", json_sprintf("%.9g", fitness));
     struct adapter *out = adapter_from_data(&a->shape, &a->config, a->data, lineage);
+    adapter_add_training_data(out, a->training_data);
     json_decref(lineage);
     return out;
 }
@@ -364,6 +365,76 @@ static int load_or_train_founders(struct evolve_run *r, struct error *err) {
     return rc == OK ? founders_zero_or_check(r, err) : rc;
 }
 
+/* contamination */
+
+/* Refuses training data that contain questions of a final test, in the same words or, for more than
+ * a tenth of the questions, in similar ones: the table would not measure what the run learned.
+ * `what` names the data in messages. */
+static int check_task_contamination(struct evolve_run *r, const struct training_data *t,
+                                    const char *what, const char *task, int64_t max_items,
+                                    struct error *err) {
+    struct strings tasks = {(char *[]){(char *)(uintptr_t)task}, 1};
+    struct contamination c = {0};
+    int n = evolve_run_count_items(r, &tasks, SPLIT_TEST, max_items), rc = OK;
+    struct task_item *items =
+        evolve_run_task_items(r, &tasks, SPLIT_TEST, (uint64_t)r->o->seed, 0, n);
+    bool near = family_find(task) < 0;
+    for (int i = 0; i < n; i++) contamination_add(&c, t, items[i].question, items[i].chat, near);
+    task_items_release(items, n);
+    if (c.questions > c.near || c.near > c.of / 10)
+        rc = error_set(
+            err, ERR_STATE,
+            "%lld of %lld test questions of '%s' are in the training data of %s (such as "
+            "'%s'), %lld of them with other words: the final test would not be held out; "
+            "take them out of the data, or test on other questions",
+            (long long)c.questions, (long long)c.of, task, what, c.example, (long long)c.near);
+    else if (c.near)
+        log_warn("%lld of %lld test questions of '%s' resemble training data of %s (such as '%s')",
+                 (long long)c.near, (long long)c.of, task, what, c.example);
+    contamination_release(&c);
+    return rc;
+}
+
+static int check_data_contamination(struct evolve_run *r, const struct training_data *t,
+                                    const char *what, struct error *err) {
+    const struct strings *tasks = &r->o->tasks, *retain = &r->o->retain;
+    int64_t per_task = (r->o->test_items + tasks->n - 1) / tasks->n;
+    int rc = OK;
+    for (int i = 0; rc == OK && i < tasks->n; i++)
+        rc = check_task_contamination(r, t, what, tasks->v[i], per_task, err);
+    for (int i = 0; rc == OK && i < retain->n; i++)
+        rc = check_task_contamination(r, t, what, retain->v[i], r->o->retain_items, err);
+    return rc;
+}
+
+static int check_file_contamination(struct evolve_run *r, const char *path, const char *what,
+                                    struct error *err) {
+    struct training_data *t = training_data_of_file(path, NULL, err);
+    int rc = t ? check_data_contamination(r, t, what, err) : err->code;
+    training_data_release(t);
+    return rc;
+}
+
+/* Checks the data of the founders and of fine-tuning, which all candidates descend from, before any
+ * training. */
+static int check_contamination(struct evolve_run *r, struct error *err) {
+    int rc = OK;
+    for (int i = 0; rc == OK && i < r->n_founders; i++) {
+        char what[48];
+        snprintf(what, sizeof what, "founder '%s'", r->names[i]);
+        if (!r->is_adapter[i])
+            rc = check_file_contamination(r, r->data[i], what, err);
+        else if (r->founders[i]->training_data)
+            rc = check_data_contamination(r, r->founders[i]->training_data, what, err);
+    }
+    char *finetune_data =
+        r->o->evolve.finetune_data ? r->env->find(r->o->evolve.finetune_data) : NULL;
+    if (rc == OK && finetune_data)
+        rc = check_file_contamination(r, finetune_data, "'evolve.finetune_data'", err);
+    free(finetune_data);
+    return rc;
+}
+
 /* manifest and result */
 
 static int write_json(const struct evolve_run *r, const char *name, const json_t *v,
@@ -544,6 +615,7 @@ static int state_set(struct evolve_run *r, const char *state, struct error *err)
 static int run_all(struct evolve_run *r, struct error *err) {
     json_t *manifest = NULL;
     int rc = open_adapter_founders(r, err);
+    if (rc == OK && !r->o->zero_adapters) rc = check_contamination(r, err);
     if (rc == OK) rc = make_manifest(r, &manifest, err);
     if (rc == OK) rc = check_manifest(r, manifest, err);
     if (rc == OK) rc = write_json(r, "manifest.json", manifest, err);

@@ -61,5 +61,9 @@ struct pcre2_real_code_8 *regex_compile(const char *text, struct error *err);
  * dropped. The output of valid UTF-8 has at most twice its bytes; an invalid byte becomes U+FFFD, 3
  * bytes. */
 void text_normalize(const char *text, size_t len, struct buf *out);
+/* Hashes of the n-grams of `order` words of a text, in their order; malloc'ed, [*n]. Words are as
+ * in ROUGE: lower case, without signs; a character of a script that is written without blanks is a
+ * word. At most 4,096 words of a text count. */
+uint64_t *text_ngrams(const char *text, int order, int *n);
 
 #endif

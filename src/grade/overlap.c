@@ -164,6 +164,14 @@ static uint64_t *ngram_hashes(const struct word_list *w, int order, int *n) {
     return v;
 }
 
+uint64_t *text_ngrams(const char *text, int order, int *n) {
+    struct word_list w = {0};
+    word_tokenize(text, WORDS_ROUGE, &w);
+    uint64_t *v = ngram_hashes(&w, order, n);
+    free(w.v);
+    return v;
+}
+
 /* *total: number of a's n-grams; *n_common: how many of them also occur in b. */
 static void ngrams_overlap(const struct word_list *a, const struct word_list *b, int order,
                            int *n_common, int *total) {

@@ -188,6 +188,7 @@ static const char *const default_files[] = {
     "model.safetensors",
     "adapter_config.json",
     "adapter_model.safetensors",
+    "training_data.hashes",
 };
 /* Used if the repository has no model.safetensors; otherwise they are a copy of it. */
 static const char *const shard_files[] = {

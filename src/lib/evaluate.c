@@ -1,17 +1,21 @@
 /* evaluate: shoal_evaluate of include/shoal.h: base model and adapters on the same questions. */
 #include "lib/internal.h"
 
+#include "data/data.h"
 #include "eval/eval.h"
 
 #include <stdlib.h>
 
-static json_t *summaries_json(const struct eval_comparison *c) {
+static json_t *summaries_json(const struct eval_comparison *c, const struct eval_solver *solvers) {
     json_t *list = json_array();
     for (int i = 0; i < c->n_tasks * c->n_candidates; i++) {
         int k = i % c->n_candidates;
-        json_array_append_new(list, eval_summary_json(&c->tasks[i / c->n_candidates],
-                                                      c->candidates[k].name, k ? "adapter" : "base",
-                                                      &c->summaries[i], k == 0));
+        const struct eval_task *task = &c->tasks[i / c->n_candidates];
+        const char *name = c->candidates[k].name;
+        json_t *v = eval_summary_json(task, name, k ? "adapter" : "base", &c->summaries[i], k == 0),
+               *contaminated = contamination_report(task, name, solvers[k].adapter);
+        if (contaminated) json_object_set_new(v, "contaminated", json_pack("[o]", contaminated));
+        json_array_append_new(list, v);
     }
     return list;
 }
@@ -43,7 +47,7 @@ char *shoal_evaluate(struct shoal *s, const struct shoal_adapter *const *adapter
     if (rc == OK) rc = eval_request_open(&o, &tasks, &c.n_tasks, &inner);
     c.tasks = tasks;
     if (rc == OK) rc = eval_comparison_run(&c, (uint64_t)o.seed, &inner);
-    if (rc == OK) result = summaries_json(&c);
+    if (rc == OK) result = summaries_json(&c, solvers);
     eval_comparison_release(&c);
     for (int i = 0; i < c.n_tasks; i++) eval_task_release(&tasks[i]);
     free(tasks);

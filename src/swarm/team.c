@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include "swarm/swarm.h"
 
+#include "data/data.h"
 #include "hub/hub.h"
 #include "swarm/internal.h"
 
@@ -298,6 +299,21 @@ int team_load_adapters(struct team *t, team_adapter_open_fn *open, void *ctx, st
         t->v[i].n_mix = is_mix ? n : 0;
     }
     return OK;
+}
+
+json_t *team_contamination(const struct team *t, const struct eval_task *task) {
+    json_t *list = json_array();
+    for (int i = 0; i < t->n; i++) {
+        const struct agent *agent = &t->v[i];
+        for (int k = 0; k < MAX(agent->n_mix, 1); k++) {
+            const struct adapter *a = agent->n_mix ? agent->mix[k].adapter : agent->adapter;
+            json_t *v = contamination_report(task, agent->name, a);
+            if (v) json_array_append_new(list, v);
+        }
+    }
+    if (json_array_size(list)) return list;
+    json_decref(list);
+    return NULL;
 }
 
 void team_release(struct team *t) {

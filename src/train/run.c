@@ -110,6 +110,30 @@ static int baseline_open(struct gated_job *t, const struct train_job *job, struc
     return rc;
 }
 
+/* Refuses held-out samples that the adapter which the job continues was trained on. Training has a
+ * check of its own data (train_loop_check_data). If only their questions are in that data, or in
+ * those of the existing adapter, the comparison is less reliable, which is a warning. */
+static int held_out_check(const struct recorded_run *r, const struct gated_job *t,
+                          const struct train_job *job, struct error *err) {
+    const char *file = data_file_for_adapter(&r->gate->eval_data, t->name);
+    const struct adapter *a = job->start ? job->start : t->baseline;
+    struct contamination c;
+    if (!file || !a || !a->training_data) return OK;
+    int rc = contamination_of_file(&c, a->training_data, file, err);
+    if (rc == OK && job->start && c.answered)
+        rc = error_set(err, ERR_STATE,
+                       "%lld of %lld evaluation samples in '%s' are in the data that the adapter "
+                       "which '%s' continues was trained on (such as '%s'): nothing can be "
+                       "measured on them; hold out other samples, or continue another adapter",
+                       (long long)c.answered, (long long)c.of, file, t->name, c.example);
+    else if (rc == OK && c.questions)
+        log_warn("'%s': the questions of %lld of %lld evaluation samples are in the data that the "
+                 "earlier adapter was trained on (such as '%s'), %lld of them with other words",
+                 t->name, (long long)c.questions, (long long)c.of, c.example, (long long)c.near);
+    contamination_release(&c);
+    return rc;
+}
+
 static bool name_is_valid(const char *name) {
     json_t *v = json_string(name);
     bool good = v && *name;
@@ -127,6 +151,7 @@ static int gated_job_open(struct recorded_run *r, struct gated_job *t, const str
     int rc = baseline_open(t, job, r->q->m, err);
     if (rc == OK) rc = data_open(&t->eval, &r->gate->eval_data, "eval data", t, r->q->m, err);
     if (rc == OK) rc = data_open(&t->retain, &r->gate->retain_data, "retain data", t, r->q->m, err);
+    if (rc == OK) rc = held_out_check(r, t, job, err);
     return rc;
 }
 

@@ -91,6 +91,26 @@ static int error_add_resume_hint(const struct train_loop *c, struct error *err) 
     return err->code;
 }
 
+/* Families make similar prompts for training and test by design, from different splits. */
+static bool data_is_generated(const char *path) {
+    return strncmp(path, "fry:", 4) == 0;
+}
+
+/* Computes the hashes of each job's data, which its result will have; jobs with one file share
+ * them. */
+static int training_data_init(struct train_loop *c, struct error *err) {
+    c->training_data = xcalloc((size_t)c->n, sizeof *c->training_data);
+    for (int j = 0; j < c->n; j++) {
+        const struct train_job *job = &c->jobs[j], *last = j ? job - 1 : NULL;
+        if (data_is_generated(job->data)) continue;
+        bool same = last && strcmp(last->data, job->data) == 0 && last->format == job->format;
+        c->training_data[j] = same ? training_data_retain(c->training_data[j - 1])
+                                   : training_data_of_file(job->data, job->format, err);
+        if (!c->training_data[j]) return err->code;
+    }
+    return OK;
+}
+
 static void identity_add_common(struct train_loop *c) {
     const struct train_options *o = c->o;
     json_t *jobs = json_array();
@@ -114,15 +134,32 @@ int train_loop_begin(struct train_loop *c, struct error *err) {
     c->initial_adapters = xcalloc((size_t)c->n, sizeof *c->initial_adapters);
     int rc = lr_schedule_parse(c->o->lr_scheduler, &c->schedule, err);
     if (!rc) rc = initial_adapters_make(c, err);
+    if (!rc) rc = training_data_init(c, err);
     if (rc) return rc;
     identity_add_common(c);
     c->trainer = trainer_new_lora(c->m, c->initial_adapters, c->n, c->o, c->pool, err);
     return c->trainer ? OK : err->code;
 }
 
+/* Warns of evaluation samples whose questions differ from those of the data in some words. lint
+ * finds equal ones. */
+static int near_duplicates_check(const struct train_loop *c, int j, struct error *err) {
+    const struct train_job *job = &c->jobs[j];
+    struct contamination found;
+    if (!job->eval_data || !c->training_data[j] || data_is_generated(job->eval_data)) return OK;
+    int rc = contamination_of_file(&found, c->training_data[j], job->eval_data, err);
+    if (rc == OK && found.near)
+        log_warn("%s: the questions of %lld of %lld evaluation samples are in the data with other "
+                 "words",
+                 job->name, (long long)found.near, (long long)found.of);
+    contamination_release(&found);
+    return rc;
+}
+
 int train_loop_check_data(const struct train_loop *c, struct error *err) {
     int rc = OK;
     for (int j = 0; j < c->n; j++) lint_log(&c->jobs[j].lint, c->jobs[j].name);
+    for (int j = 0; !rc && j < c->n; j++) rc = near_duplicates_check(c, j, err);
     for (int j = 0; !rc && j < c->n; j++) {
         const struct lint_matches *same = &c->jobs[j].lint.eval_samples;
         if (same->n > 0)
@@ -271,6 +308,8 @@ static int export_result(struct train_loop *c, int j, struct error *err) {
     adapter_lineage_set_model(lineage, c->m);
     c->jobs[j].result = trainer_export_adapter(c->trainer, j, lineage);
     json_decref(lineage);
+    adapter_add_training_data(c->jobs[j].result, c->initial_adapters[j]->training_data);
+    adapter_add_training_data(c->jobs[j].result, c->training_data[j]);
     return adapter_bind(c->jobs[j].result, c->m, err);
 }
 
@@ -300,8 +339,10 @@ int train_loop_run(struct train_loop *c, const struct train_loop_ops *s, struct 
 
 void train_loop_release(struct train_loop *c) {
     for (int j = 0; c->initial_adapters && j < c->n; j++) adapter_release(c->initial_adapters[j]);
+    for (int j = 0; c->training_data && j < c->n; j++) training_data_release(c->training_data[j]);
     trainer_free(c->trainer);
     json_decref(c->identity);
+    free(c->training_data);
     free(c->initial_adapters);
     free(c->data);
 }

@@ -47,7 +47,8 @@ struct train_loop {
     double run_started, step_started;
     /* statistics of the last update, with the tokens and targets of the whole step */
     struct update_stats stats;
-    double lr; /* learning rate of the last update */
+    double lr;                            /* learning rate of the last update */
+    struct training_data **training_data; /* [n] hashes of each job's data; NULL: generated */
 };
 struct train_loop_ops {
     /* Runs step `step`, counted from 0: calls train_loop_optimizer_step for each update, and adds

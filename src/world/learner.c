@@ -365,6 +365,7 @@ static void policy_set_weights(struct learner *l, int i, float *floats, struct r
     struct adapter *a =
         l->low_memory ? adapter_from_data_f16(&old->shape, &old->config, floats, old->lineage, r)
                       : adapter_from_owned_data(&old->shape, &old->config, floats, old->lineage);
+    adapter_add_training_data(a, old->training_data);
     adapter_release(m->adapter);
     m->adapter = a;
 }

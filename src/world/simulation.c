@@ -341,6 +341,7 @@ struct adapter *policy_to_f16(struct adapter *a, uint64_t seed) {
     float *data = xmalloc(bytes);
     adapter_copy_params(a, data);
     struct adapter *f16 = adapter_from_data_f16(&a->shape, &a->config, data, a->lineage, &r);
+    adapter_add_training_data(f16, a->training_data);
     adapter_release(a);
     return f16;
 }

@@ -228,16 +228,30 @@ static void seed_llama2c(void) {
     buf_release(&b);
 }
 
+/* The hashes 1 and 2 of questions, and 3 of an n-gram. */
+static struct training_data *training_data_small(void) {
+    struct hash_list questions = {xcalloc(2, sizeof(uint64_t)), 2, UINT64_MAX},
+                     ngrams = {xcalloc(1, sizeof(uint64_t)), 1, 3};
+    for (int i = 0; i < 2; i++) questions.v[i] = (uint64_t)i + 1;
+    ngrams.v[0] = 3;
+    return training_data_new(questions, ngrams);
+}
+
 static void seeds_adapter(void) {
     struct error err;
     struct model_config shape = shape_small();
     struct adapter_config c = {.r = 2, .alpha = 4, .target = {[PROJ_Q] = true, [PROJ_DOWN] = true}};
     struct adapter *a = adapter_new(&shape, &c, 3);
+    struct training_data *hashes = training_data_small();
     struct buf b = {0};
+    adapter_add_training_data(a, hashes);
+    training_data_release(hashes);
     MUST(adapter_save(a, fuzz_path("seed"), "base", &err) == OK);
     add_file(&b, fuzz_path("seed/adapter_config.json"));
     add_mark(&b);
     add_file(&b, fuzz_path("seed/adapter_model.safetensors"));
+    add_mark(&b);
+    add_file(&b, fuzz_path("seed/training_data.hashes"));
     seed_put("peft", "two", &b);
     b.len = 0;
     struct trainer *t = trainer_small();

@@ -433,7 +433,8 @@ static struct model_config shape_small(void) {
 
 /* An adapter that loads can be saved, and the saved one equals it. */
 static void fuzz_peft(const uint8_t *data, size_t size) {
-    static const char *const names[] = {"adapter_config.json", "adapter_model.safetensors"};
+    static const char *const names[] = {"adapter_config.json", "adapter_model.safetensors",
+                                        "training_data.hashes"};
     struct error err;
     struct model_config shape = shape_small();
     const char *dir = parts_put("peft", names, ARRAY_LEN(names), data, size);
@@ -441,7 +442,7 @@ static void fuzz_peft(const uint8_t *data, size_t size) {
     if (!a) return;
     MUST(adapter_save(a, fuzz_path("saved"), "base", &err) == OK);
     struct adapter *b = adapter_load(fuzz_path("saved"), &shape, &err);
-    MUST(b && strcmp(a->hash, b->hash) == 0);
+    MUST(b && strcmp(a->hash, b->hash) == 0 && !a->training_data == !b->training_data);
     adapter_release(a);
     adapter_release(b);
 }

@@ -80,8 +80,8 @@ static struct model *model_small(const char *arch, bool tied, int32_t width,
     if (c.arch->hf_names != HF_LLAMA) {
         c.query_pre_attn_scalar = c.arch->learned_pos ? 1 : (float)c.head_dim;
         c.rope_local_theta = c.arch->learned_pos ? 0 : 1e4f;
-        c.window = 3;
-        c.local[0] = 1;
+        c.sliding_window = 3;
+        c.sliding_layers[0] = 1;
     }
     c.vocab_size = tok ? tokenizer_vocab_size(tok) : 4;
     struct model *m = model_new_random(&c, 1, NUMERIC_EXACT);

@@ -8,13 +8,15 @@
 struct options {
     char *out;
     int64_t stop_at;
-    bool dry_run;
+    bool dry_run, tensorboard;
 };
 static const struct option_row rows[] = {
     {"out", OPT_STRING, offsetof(struct options, out), NULL, 0, 0, "DIR",
      "output directory; default: the recipe's folder"},
     {"stop-at", OPT_INT, offsetof(struct options, stop_at), "0", 0, 1e9, "N",
      "stop after this update: write model and checkpoint; run again to continue"},
+    {"tensorboard", OPT_BOOL, offsetof(struct options, tensorboard), NULL, 0, 0, NULL,
+     "also write the figures of log.jsonl as event files for TensorBoard, in the output directory"},
     {"dry-run", OPT_BOOL, offsetof(struct options, dry_run), NULL, 0, 0, NULL,
      "check the recipe, print the plan, and exit"},
     {0},
@@ -48,7 +50,8 @@ static int run(const struct cli_options *c, const void *options, const struct st
     const char *dir = o->out ? o->out : dirname(copy);
     if (rc == OK)
         rc = o->dry_run ? plan(c, &recipe, dir, err)
-                        : pretrain_run(&recipe, dir, o->stop_at, cli_numeric_class(c), pool, err);
+                        : pretrain_run(&recipe, dir, o->stop_at, o->tensorboard,
+                                       cli_numeric_class(c), pool, err);
     options_release(pretrain_option_rows, &recipe);
     pool_free(pool);
     free(path);

@@ -1,5 +1,5 @@
 /*
- * log: train.jsonl, metrics in the store, report.html.
+ * log: train.jsonl, metrics in the store, report.html, and event files of TensorBoard on request.
  *
  * If a line cannot be written, the run ends: its last checkpoint remains valid, and a run without a
  * complete log has no evidence. The lines since the last checkpoint are added to the store in one
@@ -52,10 +52,12 @@ static const struct chart charts[] = {
 enum { N_CHARTS = ARRAY_LEN(charts) };
 
 struct train_log {
-    char *path, *page, *title;
+    char *dir, *path, *page, *title;
     struct store *store;
     const char *run;
     FILE *f;
+    bool write_events;
+    struct event_file *events;    /* open during a run with write_events */
     json_t *sections;             /* {heading: table} */
     json_t *names;                /* names of the adapters, once known */
     json_t *pending;              /* lines not yet in the store */
@@ -118,6 +120,7 @@ struct train_callbacks train_jsonl_callbacks(FILE *f) {
 struct train_log *train_log_open(const char *dir, const char *title, struct store *store,
                                  const char *run) {
     struct train_log *l = xcalloc(1, sizeof *l);
+    l->dir = xstrdup(dir);
     l->path = path_join(dir, "train.jsonl");
     l->page = path_join(dir, "report.html");
     l->title = xstrdup(title);
@@ -131,11 +134,13 @@ struct train_log *train_log_open(const char *dir, const char *title, struct stor
 void train_log_free(struct train_log *l) {
     if (!l) return;
     if (l->f) fclose(l->f);
+    event_file_close(l->events);
     json_decref(l->sections);
     json_decref(l->names);
     json_decref(l->pending);
     free(l->curves);
     free(l->bands);
+    free(l->dir);
     free(l->path);
     free(l->page);
     free(l->title);
@@ -144,6 +149,10 @@ void train_log_free(struct train_log *l) {
 
 void train_log_section(struct train_log *l, const char *heading, json_t *value) {
     json_object_set_new(l->sections, heading, value);
+}
+
+void train_log_write_events(struct train_log *l) {
+    l->write_events = true;
 }
 
 static double number_at(const json_t *line, const char *key) {
@@ -268,6 +277,8 @@ static int log_begin(void *ctx, int64_t done, const json_t *about, struct error 
     l->bands = xcalloc((size_t)(N_CHARTS * l->n), sizeof *l->bands);
     log_add_data_tables(l, data);
     int rc = log_continue(l, done, err);
+    if (rc == OK && l->write_events && !(l->events = event_file_open(l->dir, done, err)))
+        rc = err->code;
     return rc || !l->store ? rc : store_metric_truncate(l->store, l->run, done, err);
 }
 
@@ -293,6 +304,7 @@ static int log_update(void *ctx, const struct train_event *e, struct error *err)
     json_t *line = train_event_json(&event);
     int rc = log_line_write(l->f, line, err);
     if (rc) error_wrap(err, "'%s'", l->path);
+    if (rc == OK && l->events) rc = event_file_add(l->events, event.step, line, err);
     curves_add(l, line);
     if (l->store)
         json_array_append_new(l->pending, line);

@@ -95,6 +95,7 @@ struct pretrain {
     const char *dir;
     char *checkpoint;
     FILE *log;                                 /* log.jsonl */
+    struct event_file *events;                 /* NULL: no event files */
     double started;                            /* time of clock_now */
     double seconds_before, cpu_seconds_before; /* of the earlier processes, from the log */
 };
@@ -320,6 +321,11 @@ static int make_sample(const struct pretrain *p, uint32_t update, uint32_t row,
     return rc;
 }
 
+static float update_lr(const struct pretrain *p, int64_t update) {
+    return lr_schedule_at(LR_COSINE, p->o.lr, p->o.min_lr_ratio, update, p->o.warmup_steps,
+                          p->o.steps);
+}
+
 static int train_update(struct pretrain *p, uint32_t update, struct update_stats *st,
                         struct error *err) {
     struct train_sample v[4096];
@@ -330,9 +336,7 @@ static int train_update(struct pretrain *p, uint32_t update, struct update_stats
     }
     if (rc == OK) rc = trainer_accumulate(p->trainer, v, n, err);
     for (int i = 0; i < n; i++) train_sample_release(&v[i]);
-    float lr = lr_schedule_at(LR_COSINE, p->o.lr, p->o.min_lr_ratio, update, p->o.warmup_steps,
-                              p->o.steps);
-    return rc == OK ? trainer_update(p->trainer, lr, st, err) : rc;
+    return rc == OK ? trainer_update(p->trainer, update_lr(p, update), st, err) : rc;
 }
 
 /* Everyday sentences, and characters that have to be one token. English repeats its words more
@@ -399,13 +403,21 @@ static struct tokenizer *train_tokenizer(const struct pretrain *p, struct error 
 
 enum { LONG_TOKENS = 1024 }; /* families with longer items get a tenth of the dev items */
 
+static int accuracy_event_add(const struct pretrain *p, int64_t update, json_t *accuracy,
+                              struct error *err) {
+    json_t *figures = json_pack("{s:O}", "accuracy", accuracy);
+    int rc = event_file_add(p->events, update, figures, err);
+    json_decref(figures);
+    return rc;
+}
+
 static int log_accuracy(struct pretrain *p, int64_t update, struct error *err) {
     struct engine_options eo = {.max_rows = 512, .max_seqs = 256, .pool = p->pool};
     for (int f = 0; f < family_count(); f++)
         if (trains_on(p, f)) eo.max_len = MAX(eo.max_len, family_max_tokens(f));
     eo.max_len = MIN(eo.max_len, p->model->config.max_seq_len);
     struct engine *e = engine_new(p->model, &eo, err);
-    json_t *line = json_pack("{s:I}", "accuracy_at", (json_int_t)update);
+    json_t *line = json_pack("{s:I}", "accuracy_at", (json_int_t)update), *accuracy = json_object();
     struct buf text = {0};
     int rc = e ? OK : err->code;
     for (int f = 0; rc == OK && f < family_count(); f++) {
@@ -416,9 +428,11 @@ static int log_accuracy(struct pretrain *p, int64_t update, struct error *err) {
         rc = eval_run_family(e, p->model->tok, f, SPLIT_DEV, (uint64_t)p->o.seed, (int32_t)n, NULL,
                              false, NULL, &s, NULL, err);
         double acc = (double)s.correct / (double)MAX(s.n, 1);
-        json_object_set_new(line, task_families[f]->name, json_real(acc));
+        json_object_set_new(accuracy, task_families[f]->name, json_real(acc));
         buf_printf(&text, " %s %.0f%%", task_families[f]->name, 100 * acc);
     }
+    json_object_update(line, accuracy);
+    if (rc == OK && p->events) rc = accuracy_event_add(p, update, accuracy, err);
     if (rc == OK) {
         char *dump = json_dumps(line, JSON_COMPACT | JSON_REAL_PRECISION(4));
         fprintf(p->log, "%s\n", dump);
@@ -427,6 +441,7 @@ static int log_accuracy(struct pretrain *p, int64_t update, struct error *err) {
         log_info("after %d updates:%s", (int)update, text.data);
     }
     json_decref(line);
+    json_decref(accuracy);
     buf_release(&text);
     engine_free(e);
     return rc;
@@ -463,8 +478,18 @@ static int log_open(struct pretrain *p, const char *path, struct error *err) {
     return rc;
 }
 
-static void update_log(const struct pretrain *p, int64_t update, const struct update_stats *st,
-                       int64_t tokens) {
+static int update_event_add(const struct pretrain *p, int64_t update, const struct update_stats *st,
+                            double tokens_per_s, struct error *err) {
+    json_t *figures =
+        json_pack("{s:f,s:f,s:f,s:f}", "loss", st->loss, "lr", (double)update_lr(p, update - 1),
+                  "grad_norm", st->grad_norm, "tokens_per_s", tokens_per_s);
+    int rc = event_file_add(p->events, update, figures, err);
+    json_decref(figures);
+    return rc;
+}
+
+static int update_log(const struct pretrain *p, int64_t update, const struct update_stats *st,
+                      int64_t tokens, struct error *err) {
     double seconds = clock_now() - p->started;
     fprintf(p->log,
             "{\"update\":%d,\"loss\":%.5f,\"grad_norm\":%.4f,\"tokens_per_s\":%.0f,"
@@ -472,6 +497,7 @@ static void update_log(const struct pretrain *p, int64_t update, const struct up
             (int)update, st->loss, st->grad_norm, (double)tokens / seconds,
             p->seconds_before + seconds, p->cpu_seconds_before + cpu_seconds());
     fflush(p->log);
+    return p->events ? update_event_add(p, update, st, (double)tokens / seconds, err) : OK;
 }
 
 /* Saves a checkpoint, and logs its hash: equal hashes are equal weights and moments. */
@@ -497,7 +523,8 @@ static int train_until(struct pretrain *p, int64_t stop, struct error *err) {
         if (train_update(p, (uint32_t)u, &st, err) != OK)
             return error_wrap(err, "update %d", (int)u + 1);
         tokens += st.tokens;
-        if (u % 10 == 9 || u + 1 == p->o.steps) update_log(p, u + 1, &st, tokens);
+        if ((u % 10 == 9 || u + 1 == p->o.steps) && update_log(p, u + 1, &st, tokens, err) != OK)
+            return err->code;
         snprintf(detail, sizeof detail, "loss %.4f, %.0f tokens/s", st.loss,
                  (double)tokens / (clock_now() - p->started));
         progress_update(&bar, u + 1, detail);
@@ -586,7 +613,7 @@ json_t *pretrain_plan(const struct pretrain_options *o, const char *dir, struct 
 }
 
 int pretrain_run(const struct pretrain_options *o, const char *dir, int64_t stop_at,
-                 enum numeric_class cls, struct pool *pool, struct error *err) {
+                 bool tensorboard, enum numeric_class cls, struct pool *pool, struct error *err) {
     struct pretrain p = {.o = *o, .cls = cls, .pool = pool, .dir = dir, .started = clock_now()};
     p.checkpoint = path_join(dir, "checkpoint.bin");
     char *log = path_join(dir, "log.jsonl");
@@ -598,6 +625,9 @@ int pretrain_run(const struct pretrain_options *o, const char *dir, int64_t stop
     if (rc == OK && (lock = dir_lock(dir, "folder", err)) < 0) rc = lock;
     if (rc == OK) rc = pretrain_open(&p, err);
     if (rc == OK) rc = log_open(&p, log, err);
+    if (rc == OK && tensorboard &&
+        !(p.events = event_file_open(dir, trainer_update_count(p.trainer), err)))
+        rc = err->code;
     if (rc == OK) rc = train_until(&p, stop, err);
     if (rc == OK) rc = model_write_hf(p.model, dir, dtype, err);
     if (rc == OK && stop == o->steps) unlink(p.checkpoint);
@@ -605,6 +635,7 @@ int pretrain_run(const struct pretrain_options *o, const char *dir, int64_t stop
     trainer_free(p.trainer);
     model_close(p.model);
     if (p.log) fclose(p.log);
+    event_file_close(p.events);
     free(log);
     free(p.checkpoint);
     return rc;

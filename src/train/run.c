@@ -2,9 +2,9 @@
  * run: a recorded training run. Its record is made before the training; the gate and the
  * publication follow the training.
  *
- * RUNS/ID/ holds train.jsonl and report.html; RUNS/shoal.db holds the same as rows. ID is a
- * function of the output directory, the model and the options, so a repeated command resumes its
- * run or, if that is complete, replaces it.
+ * RUNS/ID/ holds train.jsonl, report.html and, if requested, event files of TensorBoard;
+ * RUNS/shoal.db holds the same as rows. ID is a function of the output directory, the model and the
+ * options, so a repeated command resumes its run or, if that is complete, replaces it.
  *
  * Two rules of order. 1. Every condition that could prevent the publication (an unreadable held-out
  * file, an existing adapter that cannot be kept, a folder that cannot be written) is checked before
@@ -26,6 +26,9 @@
 const struct option_row gate_option_rows[] = {
     ROW("runs", OPT_STRING, runs, "runs", 0, 0, "DIR", "folder of runs and of shoal.db",
         JOB_ARG_SERVER_ONLY),
+    ROW("tensorboard", OPT_BOOL, tensorboard, NULL, 0, 0, NULL,
+        "also write the figures of train.jsonl as event files for TensorBoard, in the run's "
+        "folder"),
     ROW("eval-data", OPT_LIST, eval_data, NULL, 0, 0, "FILE",
         "held-out conversations: an adapter is published only if it is better on them than the "
         "current one; NAME=FILE for one of several adapters",
@@ -223,6 +226,7 @@ static int record_open(struct recorded_run *r, struct error *err) {
     if (rc != OK) error_wrap(err, "the run cannot be recorded; name a folder with --runs");
     char *title = xasprintf("Shoal training %s", r->id);
     r->log = train_log_open(r->dir, title, r->store, r->id);
+    if (r->gate->tensorboard) train_log_write_events(r->log);
     train_log_section(r->log, "Options", options);
     free(title);
     json_decref(recipe);

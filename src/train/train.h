@@ -300,9 +300,10 @@ extern const struct option_row pretrain_option_rows[];
 json_t *pretrain_plan(const struct pretrain_options *o, const char *dir, struct error *err);
 /* Trains, and writes the model to the folder `dir` in Hugging Face's format, with log.jsonl.
  * Continues from checkpoint.bin in this folder if it exists. stop_at: 0, or the update after which
- * it saves a checkpoint, writes the model as it is, and returns. */
+ * it saves a checkpoint, writes the model as it is, and returns. tensorboard: the figures of
+ * log.jsonl are also written as event files. */
 int pretrain_run(const struct pretrain_options *o, const char *dir, int64_t stop_at,
-                 enum numeric_class cls, struct pool *pool, struct error *err);
+                 bool tensorboard, enum numeric_class cls, struct pool *pool, struct error *err);
 
 /*
  * gate: decides whether a trained adapter is better than the version before it, by a paired test on
@@ -358,6 +359,8 @@ struct train_log *train_log_open(const char *dir, const char *title, struct stor
                                  const char *run);
 void train_log_free(struct train_log *l); /* may be NULL */
 struct train_callbacks train_log_callbacks(struct train_log *l);
+/* The log also has event files for TensorBoard in its folder; to be called before the run. */
+void train_log_write_events(struct train_log *l);
 /* Adds a table (see html_table) to the page, or replaces the table with this heading. Takes
  * ownership of `value`. */
 void train_log_section(struct train_log *l, const char *heading, json_t *value);
@@ -377,6 +380,7 @@ struct gate_options { /* filled from option rows; meanings: gate_option_rows */
     struct strings eval_data, retain_data, tags;
     double alpha, tolerance, points;
     int64_t retain_n;
+    bool tensorboard;
 };
 extern const struct option_row gate_option_rows[];
 /* The file for an adapter in a list of FILE and NAME=FILE: the file with the adapter's name, else

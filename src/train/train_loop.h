@@ -99,6 +99,15 @@ int policy_gradient_plan(const struct train_loop *c, enum train_method method,
 int log_lines_keep(const char *path, bool (*keep)(void *ctx, const json_t *line), void *ctx,
                    struct error *err);
 
+/* tensorboard.c: figures as event files of TensorBoard. One thread may use an event_file. */
+struct event_file;
+/* Makes an event file in the folder `dir` for the steps after `done`. Cuts later steps from the
+ * files of earlier processes of the run. NULL: `err` is set. */
+struct event_file *event_file_open(const char *dir, int64_t done, struct error *err);
+/* Adds the numbers of an object, which may be nested, as figures of one step, and flushes. */
+int event_file_add(struct event_file *e, int64_t step, const json_t *figures, struct error *err);
+void event_file_close(struct event_file *e); /* may be NULL */
+
 /* plan.c: functions shared by the plans of all methods. */
 
 /* Maximum number of tokens of a pass, unless a sample is longer. The limit affects speed only, not

@@ -585,10 +585,11 @@ END
     head -n 48 data/personas/critic.jsonl >"$tmp/learn.jsonl"
     tail -n 24 data/personas/critic.jsonl >"$tmp/held.jsonl"
     learn() { "$shoal" train test/models/fry-1 --data "$tmp/learn.jsonl" --out "$tmp/agent" --r 4 --bsz 8 --grad-accum 1 --runs "$tmp/runs" --quiet "$@" 2>"$tmp/err"; }
-    if learn --lr 4e-3 --epochs 4 --eval-data "$tmp/held.jsonl" --tags 良い --json >"$tmp/out"; then ok "a better version is published"; else bad "a better version is published" "$(cat "$tmp/out" "$tmp/err")"; fi
+    if learn --lr 4e-3 --epochs 4 --eval-data "$tmp/held.jsonl" --tags 良い --tensorboard --json >"$tmp/out"; then ok "a better version is published"; else bad "a better version is published" "$(cat "$tmp/out" "$tmp/err")"; fi
     for f in '"published":true' '"eval":{"n":24,' '"retain":null'; do holds "--json says $f" "$f" "$tmp/out"; done
     run=$(ls "$tmp/runs" | grep '^train-agent-')
     if [ "$(wc -l <"$tmp/runs/$run/train.jsonl")" = 24 ]; then ok "one line of train.jsonl per update"; else bad "one line of train.jsonl per update" "$(ls -R "$tmp/runs")"; fi
+    if n=$(python3 test/train/event_files.py "$tmp/runs/$run" "$tmp/runs/$run/train.jsonl" 2>&1) && [ "$n" -ge 240 ]; then ok "event files have the figures of train.jsonl"; else bad "event files have the figures of train.jsonl" "$n"; fi
     for f in '<svg' '<td>held out, nats a token</td>' "$run"; do holds "the page has $f" "$f" "$tmp/runs/$run/report.html"; done
     first=$(field hash <"$tmp/out" | tr -d '"')
     says "a version that is not better is not published" 1 "is not published: it is not better" "$shoal" train test/models/fry-1 --data "$tmp/learn.jsonl" --out "$tmp/agent" --r 4 --lr 1e-9 --bsz 8 --epochs 1 --runs "$tmp/runs" --eval-data "$tmp/held.jsonl"

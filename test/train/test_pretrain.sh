@@ -45,14 +45,24 @@ eval_items: 4
 save_every: 5
 seed: 7
 END
-pretrain recipe.yaml --out whole && ok "a run" || bad "a run" "$(cat out)"
+pretrain recipe.yaml --out whole --tensorboard && ok "a run" || bad "a run" "$(cat out)"
 pretrain recipe.yaml --out parts --stop-at 4 --threads 1 && pretrain recipe.yaml --out parts --stop-at 7 &&
-    echo '{"update":9,"loss":9}' >>parts/log.jsonl && pretrain recipe.yaml --out parts ||
+    echo '{"update":9,"loss":9}' >>parts/log.jsonl && cp whole/events.out.tfevents.* parts &&
+    head -c 100 parts/events.out.tfevents.* >parts/events.out.tfevents.0000000001.shoal &&
+    pretrain recipe.yaml --out parts --tensorboard ||
     bad "a run in parts" "$(cat out)"
 same "a run in three parts makes the same weights" "$(weights whole)" "$(weights parts)"
 same "checkpoints have the same bits" "$(checkpoint whole 5)" "$(checkpoint parts 5)"
 kept() { grep -oE '"(update|accuracy_at|checkpoint_at)":[0-9]+' "$1/log.jsonl" | tr '\n' ' '; }
 same "the log of a run in parts has the updates of a whole one, none after a checkpoint twice" "$(kept whole | sed 's/"checkpoint_at":5 /"checkpoint_at":4 "checkpoint_at":5 "checkpoint_at":7 /')" "$(kept parts)"
+if command -v python3 >/dev/null; then
+    for at in whole parts; do
+        if n=$(python3 "$root/test/train/event_files.py" $at $at/log.jsonl 2>why) && [ "$n" -gt 5 ]
+        then ok "event files of $at have the log's figures, each update once"; else bad "event files of $at" "$n $(tail -n 1 why)"; fi
+    done
+else
+    echo "skip event files: there is no python3"
+fi
 if [ -e parts/checkpoint.bin ]; then bad "a finished run has no checkpoint" "it has"; else ok "a finished run has no checkpoint"; fi
 sed '/^final_mix/d' recipe.yaml >one-mix.yaml
 pretrain one-mix.yaml --out one-mix

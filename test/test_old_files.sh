@@ -64,6 +64,7 @@ sum() { cat >new/summed && [ -s new/summed ] && sha256sum <new/summed | cut -d' 
 hash_of() { "$shoal" adapter info "$1" --model models/fry --json --exact --threads 1 --quiet | sed 's/.*"hash":"\([0-9a-f]*\)".*/\1/'; }
 hashes_of() { for d in "$@"; do [ ! -e "$d/adapter_config.json" ] || hash_of "$d"; done | tr '\n' ' ' | sed 's/ $//'; }
 found() { grep -oE "$1" "$2" | tr '\n' ' ' | sed 's/ *$//'; }
+evaluated_adapters() { sed 's/,"manifest":.*//' new/out >new/results && found 'gen_[0-9]+/[a-z0-9]+' new/results; }
 last_hash() { grep -oE '[0-9a-f]{64}' "$1" | tail -n 1; }
 calls() { "$shoal" replay --list --store "$1" | cut -c1-16 | sort | sum; }
 numbers() { grep -oE -e '-?[0-9]+\.[0-9]+(e-?[0-9]+)?' "$1" | awk '{ printf "%.6g\n", $1 }' | sort | sum; }
@@ -234,7 +235,7 @@ gives resume.done found 'best \([a-z0-9]+\)|[0-9]+\.[0-9] %' new/out
 gives resume.fork found 'best \([a-z0-9]+\)|[0-9]+\.[0-9] %' new/out
 gives replay.generation found '[0-9a-f]{12}' new/out
 for r in fork shared zeros; do gives replay.$r found '[0-9a-f]{12}' new/out; done
-gives eval.run found 'gen_[0-9]+/[a-z0-9]+' new/out
+gives eval.run evaluated_adapters
 gives fork generations runs/forked
 gives resume.paused generations runs/paused
 if cmp -s runs/paused/train.jsonl "$old/runs/paused/train.jsonl"; then ok "founders of a paused run"; else bad "founders of a paused run" "they were trained again"; fi

@@ -53,6 +53,24 @@ static const struct option_row output_rows[] = {
 enum { CALLS_WORK = 48 << 20, ITEM_WORK = 16384 };
 enum { PAGES_TOKENS = 65536 }; /* tokens of the KV cache, or more for long calls */
 
+/* What a result was computed from: the agents' adapters; a task's questions, or a topic with its
+ * choices; the team's file, personas and protocol. Takes ownership of `data`. */
+static json_t *manifest_of(const struct options *o, struct model *m, const struct team *t,
+                           json_t *data, struct error *err) {
+    const struct strings *personas = &o->request.personas;
+    json_t *texts = json_array();
+    for (int i = 0; i < personas->n; i++)
+        json_array_append_new(texts, json_string_lossy(personas->v[i], strlen(personas->v[i])));
+    if (personas->n > 0) manifest_add_json(data, "personas", texts);
+    json_decref(texts);
+    team_add_protocol_hash(t, data);
+    int rc = o->team ? manifest_add_file(data, o->team, err) : OK;
+    json_t *v = manifest_json(m, team_adapters_json(t), data, o->request.seed);
+    if (rc == OK) return v;
+    json_decref(v);
+    return NULL;
+}
+
 /* one question */
 
 static void print_legacy(const struct debate *d) {
@@ -65,14 +83,12 @@ static void print_legacy(const struct debate *d) {
     printf("Final Answer: %s\n", o->answer < 0 ? "" : o->candidates[o->answer]);
 }
 
-static void print_topic(const struct cli_options *c, const struct options *o, const struct team *t,
-                        const struct task_item *it, const struct debate *d, const struct vote *v) {
+static void print_topic(const struct options *o, const struct team *t, const struct task_item *it,
+                        const struct debate *d, const struct vote *v) {
     const struct transcript *out = &d->transcripts[0];
     struct buf b = {0};
     debate_transcript(d, t->v, it, 0, v, &b);
-    if (c->json)
-        cli_print_json(debate_transcript_json(d, t->v, it, 0));
-    else if (o->compat)
+    if (o->compat)
         print_legacy(d);
     else
         printf("=== Debate Transcript ===\n%sFinal Answer: %s\n", b.data,
@@ -91,17 +107,51 @@ struct debate_session {
     struct llm_client llm_client;
 };
 
+/* Prints a result with its manifest; takes ownership of `data`. */
+static int result_print(const struct debate_session *s, json_t *result, json_t *data,
+                        struct error *err) {
+    json_t *manifest = manifest_of(s->o, s->st->m, s->team, data, err);
+    json_t *v = json_copy(result);
+    if (manifest) json_object_set_new(v, "manifest", manifest);
+    cli_print_json(v);
+    return manifest ? OK : err->code;
+}
+
+static int task_result_print(const struct debate_session *s, const struct eval_task *b,
+                             json_t *result, struct error *err) {
+    json_t *data = json_object();
+    int rc = eval_task_add_hashes(b, data, err);
+    if (rc == OK) return result_print(s, result, data, err);
+    json_decref(data);
+    return rc;
+}
+
+static int topic_result_print(const struct debate_session *s, const struct task_item *topic,
+                              const struct debate *d, struct error *err) {
+    json_t *data = json_object(), *choices = json_array(),
+           *transcript = debate_transcript_json(d, s->team->v, topic, 0);
+    for (int i = 0; i < topic->n_choices; i++)
+        json_array_append_new(choices,
+                              json_string_lossy(topic->choices[i], strlen(topic->choices[i])));
+    json_t *asked =
+        json_pack("{s:o,s:o}", "question",
+                  json_string_lossy(topic->question, strlen(topic->question)), "choices", choices);
+    manifest_add_json(data, "topic", asked);
+    int rc = result_print(s, transcript, data, err);
+    json_decref(asked);
+    json_decref(transcript);
+    return rc;
+}
+
 static int task_run(struct debate_session *s, const struct eval_task *b, struct buf *page,
                     struct error *err) {
     json_t *r = debate_request_run_task(&s->o->request, &s->llm_client, s->team, b, err);
     if (!r) return err->code;
-    if (s->c->json)
-        cli_print_json(json_incref(r));
-    else
-        debate_report_print(r, stdout);
+    int rc = s->c->json ? task_result_print(s, b, r, err) : OK;
+    if (!s->c->json) debate_report_print(r, stdout);
     if (page) debate_report_html(r, page);
     json_decref(r);
-    return OK;
+    return rc;
 }
 
 static int tasks_run(struct debate_session *s, const struct debate_questions *q, struct buf *page,
@@ -116,7 +166,8 @@ static int topic_run(struct debate_session *s, const struct debate_questions *q,
     struct debate d;
     int rc = debate_run(&s->llm_client, s->team->v, s->team->n, q->topic, 1, &s->team->options, &d,
                         NULL, err);
-    if (rc == OK) print_topic(s->c, s->o, s->team, q->topic, &d, s->team->options.vote);
+    if (rc == OK && s->c->json) rc = topic_result_print(s, q->topic, &d, err);
+    if (rc == OK && !s->c->json) print_topic(s->o, s->team, q->topic, &d, s->team->options.vote);
     if (rc == OK && page) {
         json_t *transcript = debate_transcript_json(&d, s->team->v, q->topic, 0);
         debate_transcript_html(transcript, page);

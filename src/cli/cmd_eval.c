@@ -312,30 +312,61 @@ static void generation_print(const struct eval_command *r, int task_index, int g
                100 * s[best].acc.value, r->candidates[best].name);
 }
 
-/* The row of task i / n_candidates and candidate i % n_candidates. */
-static json_t *row_json(const struct eval_command *r, int i) {
-    int k = i % r->n_candidates;
-    json_t *v = eval_summary_json(&r->tasks[i / r->n_candidates], r->candidates[k].name,
-                                  candidate_kind(r, k), &r->comparison.summaries[i], k == 0);
-    if (r->contaminated[i]) json_object_set(v, "contaminated", r->contaminated[i]);
-    return v;
+/* {name: hash} of a candidate's adapters. */
+static json_t *candidate_adapters_json(const struct eval_command *r, int k) {
+    if (k >= r->single_names.n) return team_adapters_json(&r->teams[k - r->single_names.n]);
+    json_t *hashes = json_object();
+    const struct adapter *a = r->solvers[k].adapter;
+    if (a) manifest_add_hash(hashes, r->single_names.v[k], a->hash);
+    return hashes;
 }
 
-static void leaderboard_print(const struct eval_command *r) {
+static int team_add_hashes(const struct eval_command *r, int team, json_t *hashes,
+                           struct error *err) {
+    team_add_protocol_hash(&r->teams[team], hashes);
+    return manifest_add_file(hashes, r->o->teams.v[team], err);
+}
+
+/* Prints the result of a candidate on a task with its manifest. `data`: hashes of the task. */
+static int summary_print_json(const struct eval_command *r, int task, int k, const json_t *data,
+                              struct error *err) {
+    int i = task * r->n_candidates + k;
+    json_t *hashes = json_copy((json_t *)(uintptr_t)data);
+    int team = k - r->single_names.n, rc = team < 0 ? OK : team_add_hashes(r, team, hashes, err);
+    json_t *v = eval_summary_json(&r->tasks[task], r->candidates[k].name, candidate_kind(r, k),
+                                  &r->comparison.summaries[i], k == 0);
+    if (r->contaminated[i]) json_object_set(v, "contaminated", r->contaminated[i]);
+    json_object_set_new(
+        v, "manifest",
+        manifest_json(r->s.m, candidate_adapters_json(r, k), hashes, r->o->request.seed));
+    cli_print_json(v);
+    return rc;
+}
+
+static int task_print_json(const struct eval_command *r, int task, struct error *err) {
+    json_t *data = json_object();
+    int rc = eval_task_add_hashes(&r->tasks[task], data, err);
+    for (int k = 0; rc == OK && k < r->n_candidates; k++)
+        rc = summary_print_json(r, task, k, data, err);
+    json_decref(data);
+    return rc;
+}
+
+static int leaderboard_print(const struct eval_command *r, struct error *err) {
+    int rc = OK;
     if (!r->c->json)
         printf("%-14s %-16s %7s %9s   %s  %8s  %8s %10s %9s %8s\n", "task", "adapter", "n",
                "accuracy", "95 % interval  ", "acc_norm", "calls", "prefilled", "generated",
                "seconds");
-    for (int i = 0; i < r->n_tasks * r->n_candidates; i++) {
-        const struct eval_task *b = &r->tasks[i / r->n_candidates];
-        int k = i % r->n_candidates;
-        if (r->c->json)
-            cli_print_json(row_json(r, i));
-        else
-            summary_print(b, r->candidates[k].name, &r->comparison.summaries[i], k == 0);
+    for (int i = 0; rc == OK && i < r->n_tasks; i++) {
+        if (r->c->json) rc = task_print_json(r, i, err);
+        for (int k = 0; !r->c->json && k < r->n_candidates; k++)
+            summary_print(&r->tasks[i], r->candidates[k].name,
+                          &r->comparison.summaries[i * r->n_candidates + k], k == 0);
     }
     for (int i = 0; i < r->n_tasks; i++)
         for (int g = 0; g <= r->generation[r->single_names.n - 1]; g++) generation_print(r, i, g);
+    return rc;
 }
 
 static int sample_write(struct atomic_file *w, const struct eval_task *b, const char *candidate,
@@ -392,8 +423,8 @@ static int eval_all(struct eval_command *r, struct error *err) {
                                              .n_candidates = r->n_candidates};
     if (eval_comparison_run(&r->comparison, (uint64_t)r->o->request.seed, err) != OK)
         return err->code;
-    leaderboard_print(r);
-    return samples_write(r, err);
+    int rc = leaderboard_print(r, err);
+    return rc == OK ? samples_write(r, err) : rc;
 }
 
 static void eval_command_release(struct eval_command *r) {

@@ -240,6 +240,7 @@ static void episodes_print_json(const struct options *o, const struct world_play
     for (int m = 0; m < N_MEASURES; m++)
         json_object_set_new(v, measure_names[m],
                             stats_mean_json(measure_interval(l, m, o->maps), o->maps));
+    json_object_set_new(v, "manifest", model_policy_manifest(p->model, &o->rules, o->seed));
     cli_print_json(v);
 }
 
@@ -383,13 +384,15 @@ static json_t *live_world_json(const struct live_world *l) {
     for (int i = 0; i < w->n_agents; i++) json_array_append_new(agents, agent_json(l, i));
     world_hash(w, hash);
     world_render(w, &map);
-    return json_pack("{s:i,s:I,s:I,s:s,s:s,s:i,s:o,s:o,s:o,s:I,s:I,s:I,s:o}", "tick", w->tick,
+    const struct model_policy *model = l->player ? l->player->model : NULL;
+    return json_pack("{s:i,s:I,s:I,s:s,s:s,s:i,s:o,s:o,s:o,s:I,s:I,s:I,s:o,s:o}", "tick", w->tick,
                      "steps", (json_int_t)l->t.steps, "seed", (json_int_t)w->seed, "policy",
                      l->t.policy, "hash", hash, "living", w->n_living, "picture", buf_json(&map),
                      "homes", cells_json(w, w->homes, w->n_homes), "predators",
                      cells_json(w, w->predators, w->n_predators), "food_grown",
                      (json_int_t)w->food_grown, "food_eaten", (json_int_t)w->food_eaten,
-                     "food_lost", (json_int_t)w->food_lost, "agents", agents);
+                     "food_lost", (json_int_t)w->food_lost, "agents", agents, "manifest",
+                     model_policy_manifest(model, &l->t.rules, (int64_t)w->seed));
 }
 
 static void live_world_print(const struct live_world *l) {

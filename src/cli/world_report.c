@@ -13,6 +13,7 @@ struct run_printer {
     const struct simulation_request *q;
     double bar_max;   /* headline metric of the first baseline, which is a full bar */
     bool row_printed; /* a row was printed */
+    json_t *manifest; /* of the run */
 };
 
 static double headline_of(const struct run_printer *r, const json_t *row) {
@@ -51,9 +52,10 @@ static void row_print(const struct run_printer *r, const char *name, const json_
     fflush(stdout);
 }
 
-static void on_begin(void *ctx, const char *id) {
-    const struct run_printer *r = ctx;
+static void on_begin(void *ctx, const char *id, const json_t *manifest) {
+    struct run_printer *r = ctx;
     const struct simulation_options *o = &r->q->o->simulation;
+    r->manifest = json_deep_copy(manifest);
     if (r->c->json) return;
     printf("%s: %lld held-out maps, %d agents, %lld steps; ", id, (long long)o->eval_maps,
            r->q->agents, (long long)o->steps);
@@ -73,7 +75,9 @@ static void on_row(void *ctx, const json_t *row) {
     if (!r->row_printed) r->bar_max = headline_of(r, row);
     r->row_printed = true;
     if (r->c->json) {
-        cli_print_json(json_deep_copy(row));
+        json_t *v = json_deep_copy(row);
+        json_object_set(v, "manifest", r->manifest);
+        cli_print_json(v);
         return;
     }
     snprintf(name, sizeof name, "%d", (int)json_get_number(row, "generation"));
@@ -84,7 +88,11 @@ int world_simulate(const struct cli_options *c, const struct simulation_request 
                    struct error *err) {
     struct run_printer r = {.c = c, .q = q};
     const struct simulation_run_callbacks cb = {.begin = on_begin, .row = on_row, .ctx = &r};
-    if (!q->o->dry_run) return simulation_run(q, &cb, err);
+    if (!q->o->dry_run) {
+        int rc = simulation_run(q, &cb, err);
+        json_decref(r.manifest);
+        return rc;
+    }
     json_t *plan = simulation_run_plan(q, err);
     if (plan) cli_print_dry_run(c, plan);
     return plan ? OK : err->code;

@@ -333,4 +333,15 @@ void recorder_finished(void *recorder, const struct engine_request *r);
 json_t *record_adapters_json(const struct engine_request *r,
                              const struct recorded_adapter *adapters, int n);
 
+/* manifest.c: what a result was computed from: {program, model, adapters, data, template, class,
+ * seed}. program, model, template: the SHA-256 of the running program's file (null: it cannot be
+ * read), of the model (model_hash) and of its chat template. adapters, data: objects {name:
+ * SHA-256}, whose ownership it takes; NULL: empty. m NULL: no model; model, template and class are
+ * null. */
+json_t *manifest_json(struct model *m, json_t *adapters, json_t *data, int64_t seed);
+/* Add a hash; the hash of a value's canonical text; the hash of a file under its path. */
+void manifest_add_hash(json_t *hashes, const char *name, const char *hash);
+void manifest_add_json(json_t *hashes, const char *name, const json_t *value);
+int manifest_add_file(json_t *hashes, const char *path, struct error *err);
+
 #endif

@@ -219,6 +219,9 @@ void task_items_release(struct task_item *v, int64_t n);
  * The caller releases each of the *n tasks and frees *out, also after an error. */
 int eval_tasks_open(const char *list, const struct eval_task_options *o, struct eval_task **out,
                     int *n, struct error *err);
+/* Adds to the data of a manifest the hash of the task's questions, with their choices, answers and
+ * examples, under its name; and the hashes of its files. */
+int eval_task_add_hashes(const struct eval_task *t, json_t *hashes, struct error *err);
 /* Name and explanation of built-in task i; NULL past the last. */
 const char *eval_task_builtin(int i, const char **summary);
 

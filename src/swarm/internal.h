@@ -28,6 +28,7 @@ struct workflow_edge {
 };
 struct workflow {
     char *name, *description;
+    char hash[HASH_LEN]; /* of its text */
     char *roles[ROLES_MAX];
     int n_roles;
     json_t *translations;        /* {language: {name: text}} or NULL */

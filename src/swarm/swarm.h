@@ -348,6 +348,7 @@ struct workflow *workflow_parse(const char *text, size_t len, const char *path, 
 void workflow_free(struct workflow *w);
 const char *workflow_name(const struct workflow *w);
 const char *workflow_description(const struct workflow *w);
+const char *workflow_hash(const struct workflow *w); /* SHA-256 of its text */
 int workflow_rounds(const struct workflow *w);
 const struct vote *workflow_vote(const struct workflow *w);
 /* The role of agent `agent` by position; "" if the workflow has no roles. */
@@ -614,6 +615,9 @@ int team_load_adapters(struct team *t, team_adapter_open_fn *open, void *ctx, st
 /* The questions of a task that are in the training data of a team's adapters: the array of
  * contamination_report for each adapter that has any, with the agent's name; NULL: none has. */
 json_t *team_contamination(const struct team *t, const struct eval_task *task);
+/* For a manifest: {path: SHA-256} of the loaded adapters; adds the hash of the protocol. */
+json_t *team_adapters_json(const struct team *t);
+void team_add_protocol_hash(const struct team *t, json_t *hashes);
 
 /*
  * debate_request: a debate as `shoal debate` and shoal_debate describe it: a topic or tasks, and

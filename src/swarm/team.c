@@ -316,6 +316,21 @@ json_t *team_contamination(const struct team *t, const struct eval_task *task) {
     return NULL;
 }
 
+json_t *team_adapters_json(const struct team *t) {
+    json_t *hashes = json_object();
+    for (int i = 0; i < t->adapters.n; i++)
+        if (t->terms[i].adapter)
+            manifest_add_hash(hashes, t->adapters.v[i], t->terms[i].adapter->hash);
+    return hashes;
+}
+
+void team_add_protocol_hash(const struct team *t, json_t *hashes) {
+    const struct workflow *w = t->options.workflow;
+    char *name = w ? xasprintf("protocol %s", workflow_name(w)) : NULL;
+    if (w) manifest_add_hash(hashes, name, workflow_hash(w));
+    free(name);
+}
+
 void team_release(struct team *t) {
     workflow_free(t->workflow);
     strings_release(&t->adapters);

@@ -357,6 +357,7 @@ struct workflow *workflow_parse(const char *text, size_t len, const char *path, 
     if (yaml_parse(&y, path, text, len, err) != OK) return NULL;
     struct workflow *w = xcalloc(1, sizeof *w);
     struct workflow_reader r = {.y = &y, .w = w, .err = err};
+    sha256_bytes(text, len, w->hash);
     if (top_level_read(&r) != OK) {
         workflow_free(w);
         w = NULL;
@@ -403,6 +404,10 @@ void workflow_free(struct workflow *w) {
 
 const char *workflow_name(const struct workflow *w) {
     return w->name;
+}
+
+const char *workflow_hash(const struct workflow *w) {
+    return w->hash;
 }
 
 const char *workflow_description(const struct workflow *w) {

@@ -381,13 +381,32 @@ json_t *train_result_json(const struct train_result *r) {
     json_object_set_new(v, "effect", train_effect_json(&r->effect));
     json_object_set_new(v, "gate", gate_json(&r->gate));
     json_object_set_new(v, "retain_families", families_json(r));
+    json_object_set(v, "manifest", r->manifest);
     return v;
+}
+
+/* The hashes of the training data and of the start adapter are those in the result's lineage. */
+static json_t *job_manifest(const struct recorded_run *r, const struct gated_job *t) {
+    const struct train_job *job = t->result.job;
+    const struct strings *files[] = {&r->gate->eval_data, &r->gate->retain_data};
+    const struct dataset *sets[] = {&t->eval, &t->retain};
+    json_t *data = json_object(), *adapters = json_object();
+    manifest_add_hash(data, job->data, json_get_string(job->result->lineage, "data"));
+    manifest_add_hash(adapters, "start", json_get_string(job->result->lineage, "start"));
+    for (size_t i = 0; i < ARRAY_LEN(files); i++) {
+        const char *file = data_file_for_adapter(files[i], t->name);
+        if (file) manifest_add_hash(data, file, sets[i]->hash);
+    }
+    return manifest_json(r->q->m, adapters, data, r->q->train->seed);
 }
 
 static int gated_job_report(struct recorded_run *r, struct gated_job *t, struct error *err) {
     const struct adapter *a = t->result.job->result;
     t->result.dir = t->where;
+    t->result.manifest = job_manifest(r, t);
     r->o->on_result(r->o->ctx, &t->result);
+    json_decref(t->result.manifest);
+    t->result.manifest = NULL;
     json_t *scores = gate_json(&t->result.gate);
     int rc = store_adapter_put(r->store, r->id, 0, t->name, a->hash, a->lineage, scores, err);
     json_decref(scores);

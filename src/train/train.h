@@ -416,9 +416,10 @@ struct train_result {
     struct gate gate; /* gate.publish: whether `dir` is the published version */
     struct family_result families[MAX_FAMILIES];
     int n_families;
+    json_t *manifest; /* see manifest_json; during on_result */
 };
-/* {adapter, dir, hash, first_loss, last_loss, published, effect, gate, retain_families}; with
- * rewards also first_reward and last_reward, of dpo last_accuracy */
+/* {adapter, dir, hash, first_loss, last_loss, published, effect, gate, retain_families, manifest};
+ * with rewards also first_reward and last_reward, of dpo last_accuracy */
 json_t *train_result_json(const struct train_result *r);
 
 struct train_output {

@@ -73,11 +73,16 @@ void policy_records_release(struct policy_record *m, int n); /* also zeroes them
 struct initial_adapters {
     struct adapter **v; /* [n] */
     int n;
+    struct strings paths; /* [n] */
 };
 /* Opens the adapters at these paths. A path that is a run's folder stands for all its policies, the
  * best one first. The caller releases `f` even after an error. */
 int initial_adapters_open(struct initial_adapters *f, const struct strings *paths, struct model *m,
                           struct error *err);
 void initial_adapters_release(struct initial_adapters *f);
+/* The manifest of a result; see manifest_json. f NULL: no adapters. The data are the description of
+ * the environment, `name`, of which it takes ownership. */
+json_t *world_manifest(struct model *m, const struct initial_adapters *f, const char *name,
+                       json_t *environment, int64_t seed);
 
 #endif

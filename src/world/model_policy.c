@@ -35,6 +35,12 @@ struct model_policy *model_policy_new(const struct simulation_request *q, bool l
     return NULL;
 }
 
+json_t *model_policy_manifest(const struct model_policy *p, const struct world_rules *r,
+                              int64_t seed) {
+    return world_manifest(p ? p->q->m : NULL, p ? &p->initial : NULL, "rules", world_rules_json(r),
+                          seed);
+}
+
 void model_policy_free(struct model_policy *p) {
     if (!p) return;
     simulation_free(p->simulation);

@@ -12,6 +12,7 @@ static int initial_adapters_add(struct initial_adapters *f, const char *path, st
     if (f->n == MAX_INITIAL) return error_set(err, ERR_USAGE, "at most %d adapters", MAX_INITIAL);
     struct adapter *a = adapter_open(path, m, err);
     if (a) f->v[f->n++] = a;
+    if (a) strings_add(&f->paths, path);
     return a ? OK : err->code;
 }
 
@@ -43,6 +44,16 @@ int initial_adapters_open(struct initial_adapters *f, const struct strings *path
 void initial_adapters_release(struct initial_adapters *f) {
     for (int i = 0; i < f->n; i++) adapter_release(f->v[i]);
     free(f->v);
+    strings_release(&f->paths);
+}
+
+json_t *world_manifest(struct model *m, const struct initial_adapters *f, const char *name,
+                       json_t *environment, int64_t seed) {
+    json_t *adapters = json_object(), *data = json_object();
+    for (int i = 0; f && i < f->n; i++) manifest_add_hash(adapters, f->paths.v[i], f->v[i]->hash);
+    manifest_add_json(data, name, environment);
+    json_decref(environment);
+    return manifest_json(m, adapters, data, seed);
 }
 
 static const json_t *policy_find(const json_t *state, const char *name) {

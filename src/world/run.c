@@ -576,10 +576,15 @@ static json_t *run_plan_json(struct run *r, const struct initial_adapters *initi
 }
 
 /* Passes on the rows of the baselines and of the generations of a resumed run. */
-static void past_rows_report(const struct run *r) {
+static void past_rows_report(const struct run *r, const struct initial_adapters *initial) {
+    bool external = r->q->external != NULL;
     size_t i;
-    json_t *row;
-    if (r->cb->begin) r->cb->begin(r->cb->ctx, r->id);
+    json_t *row, *manifest = world_manifest(r->q->m, initial, external ? "environment" : "rules",
+                                            external ? external_envs_json(r->q->external)
+                                                     : world_rules_json(r->q->rules),
+                                            r->o->seed);
+    if (r->cb->begin) r->cb->begin(r->cb->ctx, r->id, manifest);
+    json_decref(manifest);
     json_array_foreach (r->baselines, i, row) r->cb->row(r->cb->ctx, row);
     json_array_foreach (r->curve, i, row) r->cb->row(r->cb->ctx, row);
 }
@@ -593,7 +598,7 @@ static int run_execute(struct run *r, const struct initial_adapters *initial, st
         rc = baselines_evaluate(r, err);
     }
     if (rc == OK) {
-        past_rows_report(r);
+        past_rows_report(r, initial);
         rc = generations_run(r, err);
     }
     bool paused = rc != OK && log_check_cancelled(&ignored) != OK;

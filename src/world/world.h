@@ -654,7 +654,8 @@ struct simulation_request { /* all fields are borrowed */
     struct pool *pool;
 };
 struct simulation_run_callbacks {
-    void (*begin)(void *ctx, const char *id); /* may be NULL */
+    /* May be NULL. `manifest`: see manifest_json; borrowed during the call. */
+    void (*begin)(void *ctx, const char *id, const json_t *manifest);
     /* Called with {policy, held_out} for each baseline policy, then with {generation, decisions,
      * held_out, lived} for each generation. In a resumed run the earlier generations come first. */
     void (*row)(void *ctx, const json_t *row);
@@ -679,6 +680,10 @@ struct model_policy;
 struct model_policy *model_policy_new(const struct simulation_request *q, bool learns,
                                       struct error *err);
 void model_policy_free(struct model_policy *p);
+/* The manifest of the results of a policy in a grid world; see manifest_json. p NULL: a policy
+ * without a model. */
+json_t *model_policy_manifest(const struct model_policy *p, const struct world_rules *r,
+                              int64_t seed);
 /* Computes the actions of the living agents in `w`, which may be the state after the last actions,
  * another tick, or another world. The rules must stay valid until a call with another world. */
 int model_policy_act(struct model_policy *p, const struct world *w, const struct world_rules *r,

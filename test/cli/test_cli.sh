@@ -95,6 +95,14 @@ says "quantize with an empty text" 1 "empty.txt" sh -c ": >'$tmp/empty.txt'; exe
 m=$tmp/a.gguf
 run() { "$shoal" run "$m" -n 8 --quiet "$@" 2>"$tmp/err"; }
 field() { sed "s/.*\"$1\":\(\[[^]]*\]\|\"[^\"]*\"\|[^,}]*\).*/\1/"; } # of a JSON line
+sha() { sha256sum "$1" | cut -d' ' -f1; }
+# has_manifest NAME FILE TEXT…: each line of FILE has a manifest of this program, and FILE has each TEXT.
+has_manifest() {
+    name=$1 file=$2
+    shift 2
+    if [ -s "$file" ] && [ "$(grep -cF "\"manifest\":{\"program\":\"$(sha "$shoal")\"," "$file")" = "$(wc -l <"$file")" ]; then ok "$name"; else bad "$name" "$(head -c 600 "$file")"; fi
+    for text; do holds "$name has $text" "$text" "$file"; done
+}
 holds() { if grep -qF -- "$2" "$3"; then ok "$1"; else bad "$1" "no '$2' in: $(head -c 300 "$3") $(head -c 200 "$tmp/err")"; fi; }
 run -p ab --temp 0 --ids --logit-bias 77=1000 >"$tmp/out"
 holds "a large logit bias determines the token" "77 77 77 77 77 77 77 77" "$tmp/out"
@@ -403,6 +411,14 @@ if [ -e test/models/fry-1/config.json ]; then
     printf '{"question":"sort: k b x","choices":["b k x","x k b"],"answer":0}\n{"question":"どれ？","choices":["赤","青"],"answer":"青"}\n' >"$tmp/own.jsonl"
     "$shoal" eval test/models/fry-1 --tasks "$tmp/own.jsonl" --log-samples "$tmp/items" --json >"$tmp/out" 2>/dev/null
     holds "eval on a JSONL file" '"task":"own","adapter":"base","n":2,' "$tmp/out"
+    has_manifest "the manifest of eval" "$tmp/out" '"adapters":{},"data":{"own":"' "\"$tmp/own.jsonl\":\"$(sha "$tmp/own.jsonl")\"}" '"seed":1000003}}'
+    before=$(field own <"$tmp/out")
+    sed 's/赤/黄/' "$tmp/own.jsonl" >"$tmp/own" && mkdir -p "$tmp/changed" && mv "$tmp/own" "$tmp/changed/own.jsonl"
+    "$shoal" eval test/models/fry-1 --tasks "$tmp/changed/own.jsonl" --json --quiet >"$tmp/out" 2>"$tmp/err"
+    if [ "$(field own <"$tmp/out")" != "$before" ]; then ok "another choice, another hash of the questions"; else bad "another choice, another hash of the questions" "$before"; fi
+    cp "$tmp/own.jsonl" "$tmp/changed/own.jsonl"
+    "$shoal" eval test/models/fry-1 --tasks "$tmp/changed/own.jsonl" --json --quiet >"$tmp/out" 2>"$tmp/err"
+    if [ "$(field own <"$tmp/out")" = "$before" ]; then ok "equal questions, equal hashes"; else bad "equal questions, equal hashes" "$before"; fi
     holds "--log-samples writes each answer" '"line":2,' "$tmp/items"
     printf '{"question":"x","choices":["a"],"answer":0}\n' >"$tmp/one.jsonl"
     says "a question with one choice" 1 "one.jsonl', line 1: field 'choices' has fewer than 2 choices" "$shoal" eval test/models/fry-1 --tasks "$tmp/one.jsonl"
@@ -587,6 +603,7 @@ END
     learn() { "$shoal" train test/models/fry-1 --data "$tmp/learn.jsonl" --out "$tmp/agent" --r 4 --bsz 8 --grad-accum 1 --runs "$tmp/runs" --quiet "$@" 2>"$tmp/err"; }
     if learn --lr 4e-3 --epochs 4 --eval-data "$tmp/held.jsonl" --tags 良い --tensorboard --json >"$tmp/out"; then ok "a better version is published"; else bad "a better version is published" "$(cat "$tmp/out" "$tmp/err")"; fi
     for f in '"published":true' '"eval":{"n":24,' '"retain":null'; do holds "--json says $f" "$f" "$tmp/out"; done
+    has_manifest "the manifest of train" "$tmp/out" '"adapters":{"start":"' "\"$tmp/learn.jsonl\":\"$(sha "$tmp/learn.jsonl")\",\"$tmp/held.jsonl\":\"$(sha "$tmp/held.jsonl")\"}"
     run=$(ls "$tmp/runs" | grep '^train-agent-')
     if [ "$(wc -l <"$tmp/runs/$run/train.jsonl")" = 24 ]; then ok "one line of train.jsonl per update"; else bad "one line of train.jsonl per update" "$(ls -R "$tmp/runs")"; fi
     if n=$(python3 test/train/event_files.py "$tmp/runs/$run" "$tmp/runs/$run/train.jsonl" 2>&1) && [ "$n" -ge 240 ]; then ok "event files have the figures of train.jsonl"; else bad "event files have the figures of train.jsonl" "$n"; fi
@@ -608,6 +625,13 @@ END
     says "runs that cannot be recorded" 1 "name a folder with --runs" "$shoal" train test/models/fry-1 --data "$tmp/few.jsonl" --out "$tmp/t9" --runs /proc/none
     says "missing held-out data" 1 "eval data of 'adapter'" "$shoal" train test/models/fry-1 --data "$tmp/few.jsonl" --out "$tmp/t9" --runs "$tmp/runs" --eval-data "$tmp/nowhere.jsonl"
     says "an adapter for another model" 1 "adapter" "$shoal" run "$tmp/a.gguf" -p x --adapter "$tmp/t1"
+    hash=$("$shoal" adapter inspect "$tmp/t1" --json 2>/dev/null | field hash)
+    "$shoal" debate test/models/fry-1 --agents base "$tmp/t1" --tasks sort --n 2 --samples 0 --store "$tmp/man.db" --json --quiet >"$tmp/out" 2>"$tmp/err"
+    has_manifest "the manifest of debate" "$tmp/out" "\"adapters\":{\"$tmp/t1\":$hash}" '"data":{"sort":"' '"protocol brief":"'
+    "$shoal" debate test/models/fry-1 --agents base base --topic t --choices a b --store "$tmp/man.db" --json --quiet >"$tmp/out" 2>"$tmp/err"
+    has_manifest "the manifest of a topic" "$tmp/out" '"data":{"topic":"'
+    "$shoal" world test/models/fry-1 --adapter "$tmp/t1" --agents 2 --size 9 --steps 3 --generations 1 --eval-maps 2 --runs "$tmp/lives" --json --quiet >"$tmp/out" 2>"$tmp/err"
+    has_manifest "the manifest of a simulation" "$tmp/out" "\"adapters\":{\"$tmp/t1\":$hash},\"data\":{\"rules\":\""
     says "debate with no rounds" 0 "" "$shoal" debate test/models/fry-1 --agents base base base --topic t --choices a b --rounds 0
     # ---- workflow files: a copy, and the same graph written differently, equal the built-in protocol, call by call
     for f in du revise-on-error-tail mad legacy; do
@@ -686,6 +710,8 @@ fi
 "$shoal" world --policy rule random --maps 6 --steps 200 --json >"$tmp/out" 2>"$tmp/err"
 "$shoal" world --policy rule random --maps 6 --steps 200 --json --quiet >"$tmp/again" 2>/dev/null
 same "policies measured twice give the same lines" "$tmp/out" "$tmp/again"
+head -n 2 "$tmp/out" >"$tmp/lines"
+has_manifest "the manifest of world" "$tmp/lines" '"model":null,"adapters":{},"data":{"rules":"'
 holds "each policy has a line" '{"policy":"random","world":"repaired","maps":6,"seed":1,"agents":20,"steps":200,"delivered":{"value":' "$tmp/out"
 if sed -n 's/^{"difference":\["rule","random"\],"delivered":{"value":[^,]*,"lo":\([^,]*\),.*"p_delivered":\([^}]*\)}$/\1 \2/p' "$tmp/out" |
     awk '{n++; if ($1 <= 0 || $2 > 0.05) bad = 1} END {exit bad || n != 1}'; then

@@ -61,7 +61,8 @@ struct layer_run {
     char id[64];
 };
 
-static void on_begin(void *ctx, const char *id) {
+static void on_begin(void *ctx, const char *id, const json_t *manifest) {
+    (void)manifest;
     struct layer_run *l = ctx;
     snprintf(l->id, sizeof l->id, "%s", id);
 }

@@ -16,7 +16,7 @@
 struct options {
     struct eval_request request; /* first: its rows are the first ones of the command */
     struct setup_options setup;
-    char *log_samples, *run;
+    char *log_samples, *run, *freeze, *frozen;
     struct strings adapters, teams;
 };
 #define ROW(name, type, field, metavar, help, policy)                                              \
@@ -31,6 +31,11 @@ static const struct option_row candidate_rows[] = {
     ROW("team", OPT_LIST, teams, "FILE", "teams to evaluate as well", JOB_ARG_INPUT_PATH),
     ROW("log-samples", OPT_STRING, log_samples, "FILE",
         "write each answer to this file, as JSON Lines", JOB_ARG_OUTPUT_PATH),
+    ROW("freeze", OPT_STRING, freeze, "FILE",
+        "seal questions, settings and comparisons in this new file, and exit without an answer",
+        JOB_ARG_OUTPUT_PATH),
+    ROW("frozen", OPT_STRING, frozen, "FILE",
+        "report whether the evaluation kept the plan in this file of --freeze", JOB_ARG_INPUT_PATH),
     SETUP_ROWS(struct options, setup),
     SETUP_RECORD_ROWS(struct options, setup),
     {"adapters", OPT_ALIAS, 0, "adapter"},
@@ -61,6 +66,8 @@ struct eval_command {
     json_t **contaminated; /* [n_tasks · n_candidates] see team_contamination; NULL: none is */
     int n_tasks, n_candidates;
     struct eval_comparison comparison;
+    json_t *sealed;      /* the plan of --frozen, or NULL */
+    json_t *plan_report; /* its comparison with this evaluation, or NULL */
 };
 
 /* Upper bounds for the engine before texts are tokenized: a text has at most as many tokens as
@@ -411,6 +418,90 @@ static int samples_write(const struct eval_command *r, struct error *err) {
     return rc;
 }
 
+/* pre-registration */
+
+/* The manifest of all candidates. The plan has the hashes of the questions. NULL: `err` is set. */
+static json_t *plan_manifest(const struct eval_command *r, struct error *err) {
+    json_t *adapters = json_object(), *data = json_object();
+    int rc = OK;
+    for (int i = 0; rc == OK && i < r->n_tasks; i++)
+        rc = eval_task_add_file_hashes(&r->tasks[i], data, err);
+    for (int i = 0; rc == OK && i < r->o->teams.n; i++) rc = team_add_hashes(r, i, data, err);
+    for (int k = 0; k < r->n_candidates; k++)
+        json_object_update_new(adapters, candidate_adapters_json(r, k));
+    json_t *v = manifest_json(r->s.m, adapters, data, r->o->request.seed);
+    if (rc == OK) return v;
+    json_decref(v);
+    return NULL;
+}
+
+/* Options that can change an answer. Manifest and plan have tasks, n and seed. */
+static json_t *plan_settings(const struct eval_command *r) {
+    static const char *const names[] = {"shots", "split", "chain-of-thought"};
+    const struct engine_options *e = &r->s.engine;
+    json_t *v =
+        json_pack("{s:s,s:s,s:i}", "kv-cache-dtype", dtype_name(e->kv_elem), "lora-dtype",
+                  dtype_name(e->lora_elem), "tokens of a request, at most", (int)e->max_len);
+    for (size_t i = 0; i < ARRAY_LEN(names); i++)
+        json_object_set_new(v, names[i],
+                            option_json(option_find(eval_request_rows, names[i]), &r->o->request));
+    return v;
+}
+
+static int plan_seal(const struct eval_command *r, const json_t *manifest, const json_t *plan,
+                     struct error *err) {
+    if (eval_plan_seal(r->o->freeze, manifest, plan, err) != OK) return err->code;
+    json_t *v = eval_plan_read(r->o->freeze, err);
+    if (!v) return err->code;
+    if (r->c->json)
+        cli_print_json(json_pack("{s:{s:O,s:O,s:O}}", "preregistration", "file",
+                                 json_object_get(v, "file"), "sha256", json_object_get(v, "sha256"),
+                                 "sealed", json_object_get(v, "sealed")));
+    else
+        printf("sealed the plan in '%s', SHA-256 %s: publish it before the results\n", r->o->freeze,
+               json_get_string(v, "sha256"));
+    json_decref(v);
+    return OK;
+}
+
+/* Seals the plan of --freeze, or compares it with that of --frozen. */
+static int plan_apply(struct eval_command *r, struct error *err) {
+    if (!r->o->freeze && !r->sealed) return OK;
+    json_t *manifest = plan_manifest(r, err), *plan = NULL;
+    int rc = manifest ? OK : err->code;
+    if (rc == OK) plan = eval_plan_json(&r->comparison, plan_settings(r));
+    if (rc == OK && r->o->freeze) rc = plan_seal(r, manifest, plan, err);
+    if (rc == OK && r->sealed) r->plan_report = eval_plan_compare(r->sealed, manifest, plan);
+    json_decref(manifest);
+    json_decref(plan);
+    if (r->plan_report && !json_is_true(json_object_get(r->plan_report, "kept")))
+        log_warn("this evaluation deviates from the plan in '%s'; the report is at the end",
+                 r->o->frozen);
+    return rc;
+}
+
+static void plan_report_print(const struct eval_command *r) {
+    struct buf text = {0};
+    if (!r->plan_report) return;
+    if (r->c->json) {
+        cli_print_json(json_pack("{s:O}", "preregistration", r->plan_report));
+        return;
+    }
+    eval_plan_report(r->plan_report, &text);
+    fputs(text.data, stdout);
+    buf_release(&text);
+}
+
+static int plan_open(struct eval_command *r, struct error *err) {
+    const struct options *o = r->o;
+    if (o->freeze && o->frozen)
+        return error_set(err, ERR_USAGE,
+                         "--freeze seals a plan and --frozen checks one; give one of both");
+    if (o->freeze) return eval_plan_check_new(o->freeze, err);
+    if (o->frozen && !(r->sealed = eval_plan_read(o->frozen, err))) return err->code;
+    return OK;
+}
+
 static int eval_all(struct eval_command *r, struct error *err) {
     if (!r->s.m->tok) return error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", r->s.path);
     if (candidates_open(r, err) != OK) return err->code;
@@ -421,9 +512,12 @@ static int eval_all(struct eval_command *r, struct error *err) {
                                              .n_tasks = r->n_tasks,
                                              .candidates = r->candidates,
                                              .n_candidates = r->n_candidates};
+    int rc = plan_apply(r, err);
+    if (rc != OK || r->o->freeze) return rc;
     if (eval_comparison_run(&r->comparison, (uint64_t)r->o->request.seed, err) != OK)
         return err->code;
-    int rc = leaderboard_print(r, err);
+    rc = leaderboard_print(r, err);
+    plan_report_print(r);
     return rc == OK ? samples_write(r, err) : rc;
 }
 
@@ -432,6 +526,8 @@ static void eval_command_release(struct eval_command *r) {
     for (int i = 0; i < r->n_tasks; i++) eval_task_release(&r->tasks[i]);
     free(r->tasks);
     for (int i = 0; r->teams && i < r->o->teams.n; i++) team_release(&r->teams[i]);
+    json_decref(r->sealed);
+    json_decref(r->plan_report);
     strings_release(&r->single_names);
     strings_release(&r->paths);
     strings_release(&r->adapter_paths);
@@ -449,7 +545,8 @@ static int run(const struct cli_options *c, const void *options, const struct st
                struct error *err) {
     const struct options *o = options;
     struct eval_command r = {.c = c, .o = o};
-    int rc = candidates_list(&r, err);
+    int rc = plan_open(&r, err);
+    if (rc == OK) rc = candidates_list(&r, err);
     if (rc == OK) rc = eval_request_open(&o->request, &r.tasks, &r.n_tasks, err);
     if (rc == OK) {
         struct setup_needs w = {.engine = engine_options_init(&r),
@@ -484,12 +581,17 @@ const struct cli_command cmd_eval = {
         "(Hugging Face, llm-foundry, or question, choices and answer) and is printed; RECIPE.yaml\n"
         "that maps other fields. docs/EVALUATION.md shows every form and its prompt.\n"
         "\n"
+        "To pre-register an evaluation, give its command --freeze FILE, publish the hash that it\n"
+        "prints, and run the command later with --frozen FILE: a report names each item of the\n"
+        "plan (questions, n, seed, model, adapters, comparisons …) that was not kept.\n"
+        "\n"
         "  shoal eval models/fry --tasks fry --json\n"
         "  shoal eval MODEL --tasks arc_easy,mmlu --data data/eval --shots 5\n"
         "  shoal eval models/fry --tasks route,order --adapter runs/ID/adapters/gen_0/explorer "
         "\\\n"
         "      --team team.yaml --n 5000\n"
-        "  shoal eval models/fry --tasks route --run runs/ID",
+        "  shoal eval models/fry --tasks route --run runs/ID\n"
+        "  shoal eval models/fry --tasks route --adapter DIR --freeze plan.json",
     .job_args = (const struct job_args[]){{NULL, {JOB_ARG_INPUT_PATH}, false}, {0}},
     .job_store_option = "store",
     .main_options = "tasks data adapter run team n shots split seed chain-of-thought "

@@ -219,8 +219,11 @@ void task_items_release(struct task_item *v, int64_t n);
  * The caller releases each of the *n tasks and frees *out, also after an error. */
 int eval_tasks_open(const char *list, const struct eval_task_options *o, struct eval_task **out,
                     int *n, struct error *err);
-/* Adds to the data of a manifest the hash of the task's questions, with their choices, answers and
- * examples, under its name; and the hashes of its files. */
+/* The SHA-256 of the questions with their choices, answers and examples (task_hash.c). */
+void eval_task_hash(const struct eval_task *t, char out[HASH_LEN]);
+/* Add to the data of a manifest the hashes of the task's files; and also its own, under its name.
+ */
+int eval_task_add_file_hashes(const struct eval_task *t, json_t *hashes, struct error *err);
 int eval_task_add_hashes(const struct eval_task *t, json_t *hashes, struct error *err);
 /* Name and explanation of built-in task i; NULL past the last. */
 const char *eval_task_builtin(int i, const char **summary);
@@ -375,6 +378,26 @@ void eval_comparison_release(struct eval_comparison *c);
  * candidate, without a difference. */
 json_t *eval_summary_json(const struct eval_task *b, const char *candidate, const char *kind,
                           const struct eval_summary *s, bool first);
+
+/*
+ * preregistration: the plan of a comparison, sealed in a file before results exist.
+ */
+
+/* The tasks with the hashes of their questions, candidates, planned comparisons, settings and
+ * statistics of a comparison that need not have run. Takes ownership of `settings`, an object. */
+json_t *eval_plan_json(const struct eval_comparison *c, json_t *settings);
+/* ERR_STATE if the file exists. */
+int eval_plan_check_new(const char *path, struct error *err);
+/* Writes manifest and plan with the time to a new file. */
+int eval_plan_seal(const char *path, const json_t *manifest, const json_t *plan, struct error *err);
+/* Reads a sealed plan; adds to it {file, sha256}. NULL: `err` is set. */
+json_t *eval_plan_read(const char *path, struct error *err);
+/* Compares manifest and plan of an evaluation with the sealed ones, item by item: {file, sha256,
+ * sealed, kept, items: [{item, kept, planned, found}]}. `planned` or `found` is missing if only one
+ * of both has the item. */
+json_t *eval_plan_compare(const json_t *sealed, const json_t *manifest, const json_t *plan);
+/* Appends the report of eval_plan_compare as text: a sentence, and a line for each deviation. */
+void eval_plan_report(const json_t *report, struct buf *b);
 
 /* eval_request: the questions of a comparison, as options of the command and the library. */
 struct eval_request {

@@ -45,7 +45,7 @@ static void hash_question(struct sha256 *h, const struct eval_task *t,
     hash_texts(h, &q->aliases);
 }
 
-static void task_hash(const struct eval_task *t, char out[HASH_LEN]) {
+void eval_task_hash(const struct eval_task *t, char out[HASH_LEN]) {
     struct sha256 h;
     sha256_init(&h);
     hash_number(&h, t->output_type);
@@ -63,12 +63,16 @@ static void task_hash(const struct eval_task *t, char out[HASH_LEN]) {
     sha256_final(&h, out);
 }
 
-int eval_task_add_hashes(const struct eval_task *t, json_t *hashes, struct error *err) {
-    char hash[HASH_LEN];
+int eval_task_add_file_hashes(const struct eval_task *t, json_t *hashes, struct error *err) {
     int rc = OK;
-    task_hash(t, hash);
-    manifest_add_hash(hashes, t->name, hash);
     for (int i = 0; rc == OK && i < t->files.n; i++)
         rc = manifest_add_file(hashes, t->files.v[i], err);
     return rc;
+}
+
+int eval_task_add_hashes(const struct eval_task *t, json_t *hashes, struct error *err) {
+    char hash[HASH_LEN];
+    eval_task_hash(t, hash);
+    manifest_add_hash(hashes, t->name, hash);
+    return eval_task_add_file_hashes(t, hashes, err);
 }

@@ -420,6 +420,30 @@ if [ -e test/models/fry-1/config.json ]; then
     "$shoal" eval test/models/fry-1 --tasks "$tmp/changed/own.jsonl" --json --quiet >"$tmp/out" 2>"$tmp/err"
     if [ "$(field own <"$tmp/out")" = "$before" ]; then ok "equal questions, equal hashes"; else bad "equal questions, equal hashes" "$before"; fi
     holds "--log-samples writes each answer" '"line":2,' "$tmp/items"
+    # ---- pre-registration: seal, run, and runs that differ from the plan
+    planned() { "$shoal" eval test/models/fry-1 --tasks "$tmp/changed/own.jsonl,copy" --n 9 --quiet "$@"; }
+    says "a plan is sealed" 0 "" planned --freeze "$tmp/plan.json"
+    holds "its hash is printed" "SHA-256 $(sha "$tmp/plan.json"): publish it" "$tmp/out"
+    if grep -q 'calls' "$tmp/out"; then bad "no question is asked" "$(cat "$tmp/out")"; else ok "no question is asked"; fi
+    for f in '"program": "'"$(sha "$shoal")" "\"$tmp/changed/own.jsonl\": \"$(sha "$tmp/own.jsonl")\"" '"copy": 9' '"seed": 1000003' '"sealed": "20'; do holds "the plan has $f" "$f" "$tmp/plan.json"; done
+    says "a sealed plan is not replaced" 1 "is not replaced; name a new file" planned --freeze "$tmp/plan.json"
+    says "the evaluation of a plan" 0 "" planned --frozen "$tmp/plan.json"
+    holds "every item is kept" "SHA-256 $(sha "$tmp/plan.json"): the evaluation kept all " "$tmp/out"
+    planned --frozen "$tmp/plan.json" --json >"$tmp/out" 2>"$tmp/err"
+    holds "and with --json" '","kept":true,"items":[{"item":"program","kept":true,' "$tmp/out"
+    sed 's/赤/黄/' "$tmp/own.jsonl" >"$tmp/changed/own.jsonl"
+    says "another question is a deviation" 0 "deviates from the plan" planned --frozen "$tmp/plan.json"
+    for f in "deviates from it in 2 of" "  data $tmp/changed/own.jsonl: planned " "  questions own: planned "; do holds "the report has '$f'" "$f" "$tmp/out"; done
+    planned --frozen "$tmp/plan.json" --json >"$tmp/out" 2>"$tmp/err"
+    holds "and with --json as well" '{"item":"questions own","kept":false,"planned":"' "$tmp/out"
+    cp "$tmp/own.jsonl" "$tmp/changed/own.jsonl"
+    says "other n and seed" 0 "" planned --frozen "$tmp/plan.json" --n 1 --seed 5 --chain-of-thought --tasks copy
+    for f in "n copy: planned 9, found 1" "seed: planned 1000003, found 5" "settings chain-of-thought: planned false, found true" "questions own: planned " "n own: planned 2, not found"; do holds "the report has '$f'" "  $f" "$tmp/out"; done
+    "$shoal" quantize test/models/fry-1 "$tmp/other.gguf" --type q8_0 --quiet >/dev/null 2>&1
+    "$shoal" eval "$tmp/other.gguf" --tasks "$tmp/changed/own.jsonl,copy" --n 9 --frozen "$tmp/plan.json" >"$tmp/out" 2>"$tmp/err"
+    for f in "deviates from it in 1 of" "  model: planned "; do holds "another model: $f" "$f" "$tmp/out"; done
+    says "a file that is no plan" 1 "is no plan; 'shoal eval --freeze FILE' writes one" planned --frozen test/models/fry-1/config.json
+    says "both at once" 2 "give one of both" planned --frozen "$tmp/plan.json" --freeze "$tmp/plan2.json"
     printf '{"question":"x","choices":["a"],"answer":0}\n' >"$tmp/one.jsonl"
     says "a question with one choice" 1 "one.jsonl', line 1: field 'choices' has fewer than 2 choices" "$shoal" eval test/models/fry-1 --tasks "$tmp/one.jsonl"
     says "an unknown task" 2 "no task 'nosuch'" "$shoal" eval test/models/fry-1 --tasks nosuch

@@ -1262,23 +1262,30 @@ static void test_flop_budget(void **state) {
     }
 }
 
+static json_t *fork_run(const struct evolve_env *env, const char *parent, int generation,
+                        const char *recipe, int64_t seed, const char *id) {
+    const struct evolve_fork fork = {
+        .parent = parent, .recipe = recipe, .id = id, .generation = generation, .seed = seed};
+    return evolve_run_fork(env, &fork, &err);
+}
+
 /* A fork without a change equals the run; with another seed it is equal up to the fork. A
  * generation computed again has the same bits. */
 static void test_fork_and_replay(void **state) {
     (void)state;
     struct evolve_env env = env_open("ref", 1);
     reference_run();
-    json_t *same = evolve_run_fork(&env, "r", 1, NULL, -1, "same", &err);
+    json_t *same = fork_run(&env, "r", 1, NULL, -1, "same");
     if (!same) fail_msg("%s", err.text);
     assert_results_equal(reference, same);
-    json_t *other = evolve_run_fork(&env, "r", 1, NULL, 77, "other", &err);
+    json_t *other = fork_run(&env, "r", 1, NULL, 77, "other");
     if (!other) fail_msg("%s", err.text);
     const json_t *g = json_object_get(reference, "generations"),
                  *h = json_object_get(other, "generations");
     for (size_t i = 0; i < 2; i++)
         assert_true(json_equal(json_array_get(g, i), json_array_get(h, i)));
     assert_false(json_equal(json_array_get(g, 2), json_array_get(h, 2)));
-    json_t *far = evolve_run_fork(&env, "other", 2, NULL, -1, "far", &err);
+    json_t *far = fork_run(&env, "other", 2, NULL, -1, "far");
     if (!far) fail_msg("%s", err.text);
     assert_true(json_equal(h, json_object_get(far, "generations")));
     for (int at = 0; at <= 2; at++) {
@@ -1290,11 +1297,11 @@ static void test_fork_and_replay(void **state) {
     }
     assert_null(evolve_run_replay(&env, "r", 9, &err));
     assert_non_null(strstr(err.text, "no generation 9"));
-    assert_null(evolve_run_fork(&env, "r", 1, NULL, -1, "same", &err));
+    assert_null(fork_run(&env, "r", 1, NULL, -1, "same"));
     assert_int_equal(err.code, ERR_STATE);
     char *text = method_recipe(methods[0]), *path = path_join(dir, "way.yaml");
     assert_int_equal(file_write(path, text, strlen(text), &err), OK);
-    assert_null(evolve_run_fork(&env, "r", 1, path, -1, "stranger", &err));
+    assert_null(fork_run(&env, "r", 1, path, -1, "stranger"));
     assert_int_equal(err.code, ERR_MISMATCH);
     json_decref(same);
     json_decref(other);

@@ -727,6 +727,9 @@ double plot_y(const struct plot *p, double y);
  * interrupted at points that are not finite. */
 void plot_line(struct buf *b, const struct plot *p, int series, const double *x, const double *y,
                int n);
+/* Appends a dot at (x, y) with a vertical line from lo to hi and its name. */
+void plot_point(struct buf *b, const struct plot *p, int series, double x, double y, double lo,
+                double hi, const char *name);
 void plot_close(struct buf *b);
 void plot_legend(struct buf *b, int series, const char *name);
 

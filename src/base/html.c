@@ -220,6 +220,21 @@ void plot_line(struct buf *b, const struct plot *p, int series, const double *x,
     buf_puts(b, "\"/>");
 }
 
+void plot_point(struct buf *b, const struct plot *p, int series, double x, double y, double lo,
+                double hi, const char *name) {
+    double at = plot_x(p, x);
+    bool right = at > MARGIN_LEFT + 0.7 * (CHART_WIDTH - MARGIN_LEFT - MARGIN_RIGHT);
+    buf_printf(b, "<path d=\"M%.1f %.1fV%.1f\"", at, plot_y(p, lo), plot_y(p, hi));
+    add_stroke(b, series);
+    buf_printf(b,
+               "/><circle cx=\"%.1f\" cy=\"%.1f\" r=\"3\" fill=\"var(--%c)\"/><text x=\"%.1f\" "
+               "y=\"%.1f\" text-anchor=\"%s\">",
+               at, plot_y(p, y), 'a' + series % 8, right ? at - 7 : at + 7, plot_y(p, y) - 4,
+               right ? "end" : "start");
+    html_escape(b, name);
+    buf_puts(b, "</text>");
+}
+
 void plot_legend(struct buf *b, int series, const char *name) {
     buf_puts(b, "<span class=\"key\"><svg viewBox=\"0 0 32 10\"><path d=\"M0 5H32\"");
     add_stroke(b, series);

@@ -356,6 +356,28 @@ json_t *debate_transcript_json(const struct debate *d, const struct agent *team,
     return v;
 }
 
+/* Prompt and generated tokens. */
+static double row_tokens(const json_t *row) {
+    return json_get_number(row, "prefilled") + json_get_number(row, "generated");
+}
+
+/* Sets "pareto" of each row: whether no other row is more accurate for at most as many tokens, or
+ * as accurate for fewer. The oracle knows the right answers and is left out. */
+static void rows_mark_pareto(json_t *rows) {
+    size_t i, k;
+    json_t *row, *other;
+    json_array_foreach (rows, i, row) {
+        bool best = strcmp(json_get_string(row, "kind"), "oracle") != 0;
+        json_array_foreach (rows, k, other) {
+            double more = json_get_number(other, "acc") - json_get_number(row, "acc"),
+                   saved = row_tokens(row) - row_tokens(other);
+            if (k != i && strcmp(json_get_string(other, "kind"), "oracle") != 0)
+                best &= !(more >= 0 && saved >= 0 && (more > 0 || saved > 0));
+        }
+        json_object_set_new(row, "pareto", json_boolean(best));
+    }
+}
+
 static int report_fill(struct report_builder *m, json_t *r, struct progress *p, struct error *err) {
     const struct debate *d = &m->d;
     json_t *transcripts = json_array(), *credit = NULL, *curve = json_array();
@@ -366,6 +388,7 @@ static int report_fill(struct report_builder *m, json_t *r, struct progress *p, 
     if (rc == OK && m->report_options->samples && has_reasoning)
         rc = baseline_self_consistency(m, p, curve, err);
     if (rc == OK && !m->report_options->credit_none) rc = contributions_measure(m, p, &credit, err);
+    rows_mark_pareto(m->rows);
     for (int i = 0; i < d->n_items && i < m->report_options->n_transcripts; i++)
         json_array_append_new(transcripts, debate_transcript_json(d, m->team, &m->items[i], i));
     json_object_set_new(r, "comparisons", comparisons_json(m));
@@ -538,6 +561,40 @@ static void page_curve(const json_t *list, const char *label, const char *x_titl
     if (json_array_size(list) > 1) plot_curves(page, label, x_title, &c, NULL, 1);
 }
 
+static int by_tokens(const void *a, const void *b) {
+    double x = row_tokens(*(json_t *const *)a), y = row_tokens(*(json_t *const *)b);
+    return (x > y) - (x < y);
+}
+
+/* Plots the accuracy of all rows except the oracle against their tokens. A line joins the Pareto
+ * front. */
+static void page_cost(const json_t *rows, struct buf *page) {
+    enum { MAX_ROWS = 256 };
+    json_t *v[MAX_ROWS], *row;
+    double x[MAX_ROWS], y[MAX_ROWS];
+    struct plot p = {"right, % (line: Pareto front)", "tokens", 0, 0, INFINITY, -INFINITY};
+    int n = 0, n_front = 0;
+    size_t i;
+    json_array_foreach (rows, i, row)
+        if (n < MAX_ROWS && strcmp(get_text(row, "kind"), "oracle") != 0) v[n++] = row;
+    qsort(v, (size_t)n, sizeof *v, by_tokens);
+    for (int k = 0; k < n; k++) {
+        p.x1 = fmax(p.x1, row_tokens(v[k]));
+        p.y0 = fmin(p.y0, 100 * get_real(v[k], "lo"));
+        p.y1 = fmax(p.y1, 100 * get_real(v[k], "hi"));
+        if (!json_is_true(json_object_get(v[k], "pareto"))) continue;
+        x[n_front] = row_tokens(v[k]);
+        y[n_front++] = 100 * get_real(v[k], "acc");
+    }
+    if (n < 2) return;
+    plot_open(page, &p);
+    plot_line(page, &p, 0, x, y, n_front);
+    for (int k = 0; k < n; k++)
+        plot_point(page, &p, k, row_tokens(v[k]), 100 * get_real(v[k], "acc"),
+                   100 * get_real(v[k], "lo"), 100 * get_real(v[k], "hi"), get_text(v[k], "name"));
+    plot_close(page);
+}
+
 void debate_report_html(const json_t *r, struct buf *page) {
     size_t i;
     json_t *v;
@@ -545,6 +602,7 @@ void debate_report_html(const json_t *r, struct buf *page) {
     html_escape(page, get_text(r, "name"));
     buf_puts(page, "</h2>\n");
     html_table(page, json_object_get(r, "rows"));
+    page_cost(json_object_get(r, "rows"), page);
     html_table(page, json_object_get(r, "comparisons"));
     page_curve(json_object_get(r, "by_round"), "right votes, %", "round", true, page);
     page_curve(json_object_get(r, "self_consistency"), "right votes of samples, %", "samples",

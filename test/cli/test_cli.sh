@@ -687,6 +687,22 @@ END
         if grep -o 'sort [0-9]*/[0-9]*' "$tmp/err" | tail -n 1 | awk -F'[ /]' '$2 == $3 { found = 1 } END { exit !found }'
         then ok "all calls are in the total: $p"; else bad "all calls are in the total: $p" "$(cat "$tmp/err")"; fi
     done
+    "$shoal" debate test/models/fry-1 --agents base "$tmp/t1" base --tasks pick,sort --n 12 --samples 6 --store "$tmp/team.db" --json --report "$tmp/pareto.html" >"$tmp/out" 2>"$tmp/err"
+    if python3 - "$tmp/out" "$tmp/pareto.html" >"$tmp/n" 2>&1 <<'END'
+import json, sys
+reports = [json.loads(line) for line in open(sys.argv[1])]
+reports = [r for r in reports if 'rows' in r]
+for r in reports:
+    rows = [x for x in r['rows'] if x['kind'] != 'oracle']
+    cost = lambda x: x['prefilled'] + x['generated']
+    for x in rows:
+        beaten = any((y['acc'], -cost(y)) != (x['acc'], -cost(x)) and y['acc'] >= x['acc'] and cost(y) <= cost(x) for y in rows)
+        assert x['pareto'] == (not beaten), x
+    assert {x['pareto'] for x in rows} == {True, False} and not any(x['pareto'] for x in r['rows'] if x['kind'] == 'oracle')
+page = open(sys.argv[2]).read()
+assert len(reports) == 2 and page.count('Pareto front') == 2 and page.count('<circle') == sum(len(r['rows']) - 1 for r in reports), page.count('<circle')
+END
+    then ok "Pareto front of a debate"; else bad "Pareto front of a debate" "$(cat "$tmp/n" "$tmp/err")"; fi
     says "a team and agents" 2 "leave out --agents" "$shoal" debate test/models/fry-1 --team "$tmp/team.yaml" --agents base --tasks sort
     says "unknown credit method" 2 "there are vote, debate and none" "$shoal" debate test/models/fry-1 --agents base --tasks sort --credit all
     says "an unknown vote" 2 "there are majority, confidence" "$shoal" debate test/models/fry-1 --agents base --tasks sort --vote loud

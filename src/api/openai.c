@@ -306,6 +306,8 @@ int tool_choice_read(struct server *s, const json_t *body, struct generation_spe
     if (forced && json_array_size(tools) == 0)
         return error_set(err, ERR_USAGE, "'tool_choice' requires 'tools'");
     if (!tools || json_array_size(tools) == 0) return OK;
+    const char *template = json_string_value(json_get_nonnull(body, "chat_template"));
+    spec->tool_form = tool_form_find(template ? template : s->model->chat_template);
     if (tools_check(tools, err) != OK ||
         json_read_bool(body, "parallel_tool_calls", &parallel, err) != OK)
         return err->code;

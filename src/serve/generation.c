@@ -15,7 +15,6 @@
 #include <time.h>
 #include <unistr.h>
 
-static const char TOOL_CALL_OPEN[] = "<tool_call>", TOOL_CALL_CLOSE[] = "</tool_call>";
 static const char THINK_OPEN[] = "<think>", THINK_CLOSE[] = "</think>";
 
 /* text as JSON */
@@ -128,24 +127,31 @@ static size_t partial_match(const char *text, size_t n, const char *what) {
     return k;
 }
 
-/* Length of the suffix that is an incomplete character, or may begin a stop text or (if `tools`)
- * the tag <tool_call>. */
-static size_t stop_holdback(const char *text, size_t n, const struct strings *stops, bool tools) {
+/* Length of the suffix that is an incomplete character, or may begin a stop text or the tag before
+ * a tool call. */
+static size_t stop_holdback(const struct generation_spec *spec, const char *text, size_t n) {
+    const struct strings *stops = &spec->stop_texts;
     size_t held = n - utf8_complete_len(text, n);
-    if (tools) held = MAX(held, partial_match(text, n, TOOL_CALL_OPEN));
+    if (spec->tool_choice != TOOL_CHOICE_NONE)
+        held = MAX(held, tool_form_holdback(spec->tool_form, text, n));
     for (int i = 0; i < stops->n; i++) held = MAX(held, partial_match(text, n, stops->v[i]));
     return held;
 }
 
 static void tokens_decode(const struct generation *g, struct completion *a, int32_t seen) {
     const int32_t *out = a->batch_request.request.out;
+    const struct tokenizer *tok = g->s->model->tok;
+    bool tools = g->spec.tool_choice != TOOL_CHOICE_NONE;
     if (seen <= a->n_decoded) return;
     if (seen > a->ends_cap) {
         a->ends_cap = MAX(2 * a->ends_cap, seen);
         a->ends = xrealloc(a->ends, sizeof *a->ends * (size_t)a->ends_cap);
     }
     for (; a->n_decoded < seen; a->n_decoded++) {
-        tokenizer_decode_token(g->s->model->tok, out[a->n_decoded], false, &a->text);
+        int32_t id = out[a->n_decoded];
+        bool tag = tools && tokenizer_is_special(tok, id) &&
+                   tool_form_has_token(g->spec.tool_form, tok, id);
+        tokenizer_decode_token(tok, id, tag, &a->text);
         a->ends[a->n_decoded] = a->text.len;
     }
 }
@@ -259,61 +265,6 @@ static bool reasoning_parse(const struct generation *g, struct completion *a) {
 
 /* tool calls */
 
-/* The end of the JSON value that begins at `p`; NULL: the value does not end before `end`. */
-static const char *json_value_end(const char *p, const char *end) {
-    int depth = 0;
-    bool text = false;
-    for (; p < end; p++) {
-        if (text) {
-            if (*p == '\\')
-                p++;
-            else if (*p == '"')
-                text = false;
-        } else if (*p == '"') {
-            text = true;
-        } else if (*p == '{' || *p == '[') {
-            depth++;
-        } else if (*p == '}' || *p == ']') {
-            if (--depth < 0) return p; // end of a number, true, false or null in an object
-        } else if (*p == ',' && depth == 0) {
-            return p;
-        }
-        if (!text && depth == 0 && (*p == '"' || *p == '}' || *p == ']')) return p + 1;
-    }
-    return NULL;
-}
-
-/* Parses the tool call {"name": …, "arguments": …} at `p`, which may be incomplete: sets the name
- * and the position of the arguments. Returns the object's end, or NULL if it is incomplete. */
-static const char *tool_call_parse(const char *text, const char *p, const char *end,
-                                   struct tool_call *c) {
-    static const char *const args[] = {"\"arguments\"", "\"parameters\""};
-    p = skip_whitespace(p, end);
-    if (p == end || *p++ != '{') return NULL;
-    while ((p = skip_whitespace(p, end)) < end && *p != '}') {
-        const char *key = p, *key_end = json_value_end(p, end);
-        if (!key_end) return NULL;
-        p = skip_whitespace(key_end, end);
-        if (p == end || *p != ':') return NULL;
-        const char *v = skip_whitespace(p + 1, end), *v_end = json_value_end(v, end);
-        size_t n = (size_t)(key_end - key);
-        if (n == 6 && memcmp(key, "\"name\"", 6) == 0 && v_end && *v == '"' && !c->name) {
-            json_t *name = json_loadb(v, (size_t)(v_end - v), JSON_DECODE_ANY, NULL);
-            c->name = name ? xstrdup(json_string_value(name)) : NULL;
-            json_decref(name);
-        }
-        for (size_t i = 0; i < ARRAY_LEN(args); i++)
-            if (n == strlen(args[i]) && memcmp(key, args[i], n) == 0 && v < end) {
-                c->args = (size_t)(v - text);
-                c->args_end = v_end ? (size_t)(v_end - text) : 0;
-            }
-        if (!v_end) return NULL;
-        p = skip_whitespace(v_end, end);
-        if (p < end && *p == ',') p++;
-    }
-    return p < end ? p + 1 : NULL;
-}
-
 static struct tool_call *tool_call_at(const struct generation *g, struct completion *a, int i) {
     if (i == a->n_tool_calls) {
         if (a->n_tool_calls == a->tools_cap) {
@@ -328,25 +279,21 @@ static struct tool_call *tool_call_at(const struct generation *g, struct complet
     return &a->tool_calls[i];
 }
 
-/* Parses the calls between <tool_call> tags; content may precede and separate them. */
+/* Parses the calls between tags; content may precede and separate them. */
 static void tool_calls_parse_tagged(const struct generation *g, struct completion *a) {
-    const char *text = a->text.data, *end = text + a->shown;
+    const struct tool_form *f = g->spec.tool_form;
+    const char *text = a->text.data, *end = text + a->shown, *call_begin, *call_end;
     const char *p = text + MIN(MAX(a->calls_end, a->content_begin), a->shown);
-    bool enough = g->spec.single_tool_call && a->n_parsed_calls;
-    for (const char *open; !enough && (open = memmem(p, (size_t)(end - p), TOOL_CALL_OPEN,
-                                                     strlen(TOOL_CALL_OPEN)));) {
-        const char *body = open + strlen(TOOL_CALL_OPEN);
-        const char *close =
-            memmem(body, (size_t)(end - body), TOOL_CALL_CLOSE, strlen(TOOL_CALL_CLOSE));
+    const char *first = a->calls_begin ? NULL : tool_form_first(f, p, end);
+    if (first) a->calls_begin = (size_t)(first - text) + 1;
+    while (!(g->spec.single_tool_call && a->n_parsed_calls) &&
+           (call_begin = tool_form_next(f, p, end, a->n_parsed_calls > 0))) {
         struct tool_call *call = tool_call_at(g, a, a->n_parsed_calls);
-        if (a->n_parsed_calls == 0) a->calls_begin = (size_t)(open - text) + 1;
         if (!call->name) call->args = call->args_end = 0;
-        tool_call_parse(text, body, close ? close : end, call);
-        if (!close) break;
+        if (!(call_end = tool_call_parse(f, text, call_begin, end, call))) break;
         if (call->name) a->n_parsed_calls++;
-        p = close + strlen(TOOL_CALL_CLOSE);
+        p = call_end;
         a->calls_end = (size_t)(p - text);
-        enough = g->spec.single_tool_call && a->n_parsed_calls;
     }
     if (a->calls_begin) a->content_end = a->calls_begin - 1;
     if (!a->done) return;
@@ -373,11 +320,11 @@ static bool tool_call_parse_untagged(const struct generation *g, struct completi
     a->content_end = a->content_begin;
     if (!a->done) return true;
     struct tool_call c = {0};
-    const char *object_end = tool_call_parse(text, p, end, &c);
+    const char *object_end = tool_call_parse_json(text, p, end, &c);
     bool is_call = object_end && c.args_end && c.name && is_offered_tool(g, c.name);
     free(c.name);
     if (is_call)
-        tool_call_parse(text, p, end, tool_call_at(g, a, 0));
+        tool_call_parse_json(text, p, end, tool_call_at(g, a, 0));
     else
         a->content_end = a->shown;
     return is_call;
@@ -390,12 +337,12 @@ static void tool_call_parse_required(const struct generation *g, struct completi
     const char *text = a->text.data, *end = text + a->shown,
                *p = skip_whitespace(text + a->content_begin, end);
     struct tool_call c = {0};
-    const char *object_end = tool_call_parse(text, p, end, &c);
+    const char *object_end = tool_call_parse_json(text, p, end, &c);
     bool is_call = c.name && c.args && (!a->done || (object_end && c.args_end));
     free(c.name);
     a->content_end = a->content_begin;
     if (is_call)
-        tool_call_parse(text, p, end, tool_call_at(g, a, 0));
+        tool_call_parse_json(text, p, end, tool_call_at(g, a, 0));
     else
         while (a->n_tool_calls) free(a->tool_calls[--a->n_tool_calls].name);
 }
@@ -426,7 +373,7 @@ void completion_advance(const struct generation *g, struct completion *a) {
     if (done && g->spec.stop_texts.n)
         a->shown = MIN(a->shown, a->batch_request.request.text.len);
     else if (!done && a->text.len)
-        a->shown -= stop_holdback(a->text.data, a->text.len, &g->spec.stop_texts, tools);
+        a->shown -= stop_holdback(&g->spec, a->text.data, a->text.len);
     a->done = done;
     a->content_end = a->shown;
     if (a->text.len == 0) return;

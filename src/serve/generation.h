@@ -17,11 +17,11 @@
 #include "http/http.h"
 #include "serve/batcher.h"
 #include "serve/server.h"
+#include "serve/tool_calls.h"
 
 enum tool_choice {
     TOOL_CHOICE_NONE,
-    TOOL_CHOICE_AUTO,     /* the model may call: <tool_call>{…}</tool_call>, or a reply that is an
-                             object */
+    TOOL_CHOICE_AUTO,     /* the model may call: in its tool_form, or a reply that is an object */
     TOOL_CHOICE_REQUIRED, /* a grammar ensures that the reply is one call */
 };
 
@@ -63,7 +63,8 @@ struct generation_spec {
     enum reasoning_state reasoning_begin; /* state of each completion before its first token */
     struct grammar *grammar;              /* released with server_grammar_release */
     enum tool_choice tool_choice;
-    struct strings tool_names; /* names of the offered tools */
+    const struct tool_form *tool_form; /* of the calls, unless the choice is NONE */
+    struct strings tool_names;         /* names of the offered tools */
     char *user; /* the request's user, or NULL: all requests of a user get the same side of an A/B
                    test */
     json_t *request_json;   /* {messages} or {prompt}, kept for ratings, or NULL */
@@ -71,14 +72,6 @@ struct generation_spec {
     struct exchange *x;     /* the waiting client's exchange, or NULL; borrowed */
     double render_deadline; /* clock_now after which rendering the prompts fails; 0: not begun */
     const char *bad_field;  /* the field that a parse error is about, or NULL */
-};
-
-/* A tool call in the text of a completion. */
-struct tool_call {
-    char id[32], *name;
-    size_t args, args_end; /* byte offsets into the text; args_end 0: the call continues */
-    size_t sent;           /* bytes of the arguments sent so far */
-    bool start_sent;       /* the start of the call was sent */
 };
 
 /* Output of an async worker, a thread that writes the completion of a team. The lock guards all
@@ -117,7 +110,7 @@ struct completion {
      */
     size_t calls_end;
     int n_parsed_calls;
-    size_t calls_begin;             /* 1 + offset of the first tag <tool_call>; 0: none yet */
+    size_t calls_begin;             /* 1 + offset of the first tag of a call; 0: none yet */
     bool done, role_sent, finished; /* role_sent, finished: the stream has sent that event */
 };
 

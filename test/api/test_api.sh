@@ -84,7 +84,7 @@ head -c 100 "$tmp/two/adapter_model.safetensors" >"$tmp/resolver/bad/adapter_mod
 # The base again, with a template that supports tools.
 cp -r test/models/fry-1 "$tmp/tooled"
 sed -i "s/\"chat_template\": *\"/&{% if tools %}{{ tools | tojson }}{% endif %}/" "$tmp/tooled/tokenizer_config.json"
-up "$tmp/tooled" --state "$tmp/state2"
+up "$tmp/tooled" --state "$tmp/state2" --trust-request-chat-template
 TOOLED=$url
 VLLM_PLUGINS=lora_filesystem_resolver VLLM_LORA_RESOLVER_CACHE_DIR=$tmp/resolver VLLM_ALLOW_RUNTIME_LORA_UPDATING=True \
     up test/models/fry-1 --adapter "one=$tmp/one" --lora-modules "{\"name\": \"two\", \"path\": \"$tmp/two\", \"base_model_name\": \"fry-1\"}" \

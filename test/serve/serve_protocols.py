@@ -207,6 +207,34 @@ def _():
     same((calls[0]['type'], calls[0]['function']['name'], parts[-1]['choices'][0]['finish_reason']), ('function', 'f', 'tool_calls'))
     refused('/v1/chat/completions', 400, "'parallel_tool_calls'", messages=user('x'), tools=tools, tool_choice='required', parallel_tool_calls='no')
 
+FORMS = {
+    'Hermes': ('<tool_call>{"name": "f", "arguments": {"a": [1, "}"]}}</tool_call>\n<tool_call>\n{"arguments": {}, "name": "g"}\n</tool_call>', '<tool_call>'),
+    'Mistral': ('[TOOL_CALLS][{"name": "f", "arguments": {"a": [1, "}"]}}, {"name": "g", "arguments": {}}]', '[TOOL_CALLS]'),
+    'Mistral with names': ('[TOOL_CALLS]f[ARGS]{"a": [1, "}"]}[TOOL_CALLS]g[CALL_ID]x1[ARGS]{}', '[TOOL_CALLS]'),
+    'Granite': ('<|tool_call|>[{"name": "f", "arguments": {"a": [1, "}"]}}, {"name": "g", "arguments": {}}]', '<|tool_call|>'),
+    'Llama': ('<|python_tag|>{"name": "f", "parameters": {"a": [1, "}"]}}; {"name": "g", "parameters": {}}', '<|python_tag|>'),
+    'DeepSeek': ('<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{"a": [1, "}"]}<｜tool▁call▁end｜><｜tool▁call▁begin｜>g<｜tool▁sep｜>{}<｜tool▁call▁end｜><｜tool▁calls▁end｜>', '<｜tool▁call▁begin｜>'),
+    'DeepSeek R1': ('<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>f\n```json\n{"a": [1, "}"]}\n```<｜tool▁call▁end｜>\n<｜tool▁call▁begin｜>function<｜tool▁sep｜>g\n```json\n{}\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>',
+                    '<｜tool▁call▁begin｜>')}
+
+@test
+def _():
+    "tool calls in the forms of other models, whole and in a stream"
+    tools = [{'type': 'function', 'function': {'name': n}} for n in 'fg']
+    for name, (text, tag) in FORMS.items():
+        for before in ('', 'I look. '):
+            body = dict(messages=user('x'), tools=tools, guided_choice=[before + text], max_tokens=400, chat_template='{{ messages[0].content }}{% if tools %}' + tag + '{% endif %}')
+            c = post('/v1/chat/completions', at=tooled, **body)['choices'][0]
+            same((name, c['finish_reason'], c['message']['content'] or ''), (name, 'tool_calls', before))
+            same([(t['function']['name'], json.loads(t['function']['arguments'])) for t in c['message']['tool_calls']], [('f', {'a': [1, '}']}), ('g', {})])
+            got, content = {}, ''
+            for d in (p['choices'][0]['delta'] for p in chunks('/v1/chat/completions', at=tooled, **body)):
+                content += d.get('content') or ''
+                for t in d.get('tool_calls', []):
+                    n, a = got.get(t['index'], ('', ''))
+                    got[t['index']] = (n + t['function'].get('name', ''), a + t['function']['arguments'])
+            same((name, content, [(n, json.loads(a)) for n, a in got.values()]), (name, before, [('f', {'a': [1, '}']}), ('g', {})]))
+
 @test
 def _():
     "errors have message, type, param and code"

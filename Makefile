@@ -75,7 +75,14 @@ FLAGS_test_backup.c := $(addprefix -Wl$(comma)--wrap=,fflush fsync rename mkdir 
 
 .PHONY: all deps demo docs test test-all tests load fuzz fuzz-api bench bench-peers bench-train bench-serve results-swarm results-evolve results-world install uninstall clean
 EXAMPLES := $(basename $(notdir $(wildcard examples/*.c)))
-all: $(O)/shoal $(O)/libshoal.so $(EXAMPLES:%=$(O)/%)
+# Translations of messages: scripts/messages.py. Without gettext all messages are English.
+CATALOGUES := $(if $(shell command -v msgfmt),$(patsubst po/%.po,build/locale/%/LC_MESSAGES/shoal.mo,$(wildcard po/*.po)))
+all: $(O)/shoal $(O)/libshoal.so $(EXAMPLES:%=$(O)/%) $(CATALOGUES)
+
+build/locale/%/LC_MESSAGES/shoal.mo: po/%.po
+	$(call say,MSG   $@)
+	$(Q)mkdir -p $(@D)
+	$(Q)msgfmt -o $@ $<
 
 deps:
 	$(Q)sh scripts/setup.sh
@@ -209,7 +216,7 @@ install: all
 	printf '%s\n' 'prefix=$(PREFIX)' 'Name: shoal' 'Description: many LoRA agents on one small language model' \
 	    'Version: $(VERSION)' 'Requires.private: $(PKGS)' 'Cflags: -I$${prefix}/include' \
 	    'Libs: -L$${prefix}/lib -lshoal' 'Libs.private: -lunistring -lm -pthread -ldl' >$(AT)/lib/pkgconfig/shoal.pc
-	cp -R models data examples protocols worlds $(AT)/share/shoal/
+	cp -R models data examples protocols worlds $(wildcard build/locale) $(AT)/share/shoal/
 	cp -R README.md LICENSE THIRD_PARTY_NOTICES docs $(AT)/share/doc/shoal/
 	build/shoal help --man >$(MAN)/shoal.1
 	for c in $$(sed -n 's/^\.It Xr shoal-\(.*\) 1$$/\1/p' $(MAN)/shoal.1); do \

@@ -15,7 +15,7 @@ if [ "${1-}" = --tests ]; then
 fi
 
 packages="build-essential pkg-config git ca-certificates libjansson-dev libyaml-dev libpcre2-dev
-libsqlite3-dev libsodium-dev libunistring-dev libedit-dev libcurl4-openssl-dev libcmocka-dev libmicrohttpd-dev
+gettext libsqlite3-dev libsodium-dev libunistring-dev libedit-dev libcurl4-openssl-dev libcmocka-dev libmicrohttpd-dev
 python3-jinja2 $tests $*"
 
 if ! command -v dpkg-query >/dev/null 2>&1; then

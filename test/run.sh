@@ -16,6 +16,7 @@ set -u
 cd "$(dirname "$0")/.." || exit 1
 all=${1-}
 
+export LC_ALL=C.UTF-8 # messages in English, whatever the user's language
 log=$(mktemp -d) || exit 1
 trap 'rm -rf "$log"' EXIT
 trap 'exit 130' INT TERM

@@ -608,6 +608,15 @@ bool option_is_list(const struct option_row *row);
 bool option_is_on(const struct option_row *row);
 void option_add_help(struct buf *b, const struct option_row *row);
 void options_release(const struct option_row *rows, void *out); /* frees strings and lists */
+/* translate.c: chooses the catalogue DIR/LANGUAGE/LC_MESSAGES/shoal.mo by the environment. Without
+ * this call, without a catalogue, and after translations_close, all texts are English. Call
+ * translations_open while there is one thread. */
+void translations_open(const char *dir);
+void translations_close(void);
+/* The translation of a message or help text, or the text itself. Errors and messages of the log are
+ * translated when they are set: pass them as they are. */
+const char *translate(const char *text) __attribute__((format_arg(1)));
+
 /* "100M" → bytes; K, M, G are powers of 1024. */
 int size_parse(const char *text, size_t *out, struct error *err);
 

@@ -87,6 +87,7 @@ static void *alloc_with_reserve(void *p, size_t n, size_t size, bool zeroed) {
 
 __attribute__((format(printf, 1, 0))) static char *text_format(const char *fmt, va_list ap) {
     va_list copy;
+    fmt = translate(fmt);
     va_copy(copy, ap);
     int n = vsnprintf(NULL, 0, fmt, copy);
     va_end(copy);

@@ -184,7 +184,7 @@ static void log_append_sanitized(struct buf *b, char *text) {
 /* color: the colour of the prefix. */
 static void message_write(const char *color, const char *prefix, const char *fmt, va_list ap) {
     if (log_sink ? !log_sink->message : !log_to_stderr) return;
-    char *text = xvasprintf(fmt, ap);
+    char *text = xvasprintf(translate(fmt), ap);
     if (log_sink) {
         char *whole = xasprintf("%s%s", prefix, text);
         log_sink->message(log_sink->ctx, whole);

@@ -18,6 +18,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unilbrk.h>
 
 void strings_add(struct strings *s, const char *text) {
     s->v = xrealloc(s->v, (size_t)(s->n + 1) * sizeof(*s->v));
@@ -799,7 +800,7 @@ static void add_flag(struct buf *b, const struct option_row *row) {
 void option_add_help(struct buf *b, const struct option_row *row) {
     bool has_range = row_has_range(row);
     bool has_default = row->type != OPT_BOOL && row->default_value && *row->default_value;
-    buf_puts(b, row->help ? row->help : "");
+    buf_puts(b, row->help ? translate(row->help) : "");
     if (!has_range && !has_default) return;
     buf_puts(b, " (");
     if (has_range) add_range(b, row);
@@ -834,8 +835,33 @@ json_t *options_json(const struct option_row *rows, const void *options) {
     return all;
 }
 
+/* Whether a text has characters of U+3000 or above, as Japanese and Chinese ones have. */
+static bool has_wide_characters(const char *text) {
+    while (*text && (unsigned char)*text < 0xe3) text++;
+    return *text;
+}
+
+/* Prints a text that begins in column HELP_INDENT; lines break where Unicode allows it. */
+static void help_wrap_wide(FILE *f, const char *text) {
+    size_t n = strlen(text), from = 0;
+    char *breaks = xmalloc(n + 1);
+    u8_width_linebreaks((const uint8_t *)text, n, HELP_WIDTH - HELP_INDENT, 0, 0, NULL, "UTF-8",
+                        breaks);
+    for (size_t i = 1; i < n; i++) {
+        if (breaks[i] != UC_BREAK_POSSIBLE) continue;
+        fprintf(f, "%.*s\n%*s", (int)(i - from), text + from, HELP_INDENT, "");
+        from = i;
+    }
+    fprintf(f, "%s\n", text + from);
+    free(breaks);
+}
+
 /* Prints `text` word by word from column `column`, and further lines from column HELP_INDENT. */
 static void help_wrap(FILE *f, const char *text, size_t column) {
+    if (has_wide_characters(text)) {
+        help_wrap_wide(f, text);
+        return;
+    }
     for (bool first = true;; first = false) {
         text += strspn(text, " ");
         size_t n = strcspn(text, " ");

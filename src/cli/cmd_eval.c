@@ -585,7 +585,7 @@ const struct cli_command cmd_eval = {
         "prints, and run the command later with --frozen FILE: a report names each item of the\n"
         "plan (questions, n, seed, model, adapters, comparisons …) that was not kept.\n"
         "\n"
-        "  shoal eval models/fry --tasks fry --json\n"
+        "  shoal eval models/fry --json\n"
         "  shoal eval MODEL --tasks arc_easy,mmlu --data data/eval --shots 5\n"
         "  shoal eval models/fry --tasks route,order --adapter runs/ID/adapters/gen_0/explorer "
         "\\\n"

@@ -56,20 +56,24 @@ static void __attribute__((format(printf, 2, 3))) title_print(FILE *f, const cha
 }
 
 void help_print_commands(FILE *f) {
-    fprintf(f, "shoal %s: trains, serves and evolves LoRA agents on one small language model\n\n",
+    fprintf(f,
+            translate("shoal %s: trains, serves and evolves LoRA agents on one small language "
+                      "model\n\n"),
             SHOAL_VERSION);
-    bold_print(f, "usage:");
+    bold_print(f, translate("usage:"));
     fprintf(f, " shoal COMMAND [options]\n");
     const struct cli_command *c;
     for (int i = 0; (c = cli_command_at(i)); i++) {
-        if (cli_group_title(i)) title_print(f, "%s", cli_group_title(i));
-        fprintf(f, "  %-10s %s\n", c->name, c->summary);
+        if (cli_group_title(i)) title_print(f, "%s", translate(cli_group_title(i)));
+        fprintf(f, "  %-10s %s\n", c->name, translate(c->summary));
     }
-    fprintf(f, "\n'shoal COMMAND --help' explains a command, 'shoal help --man COMMAND' prints its "
-               "manual page,\n"
-               "'shoal --licenses' the licences of Shoal and of the libraries in it, 'shoal help "
-               "--compatibility'\n"
-               "a table of command lines of other programs and of what replaces them.\n");
+    fputs(translate(
+              "\n'shoal COMMAND --help' explains a command, 'shoal help --man COMMAND' prints its "
+              "manual page,\n"
+              "'shoal --licenses' the licences of Shoal and of the libraries in it, 'shoal help "
+              "--compatibility'\n"
+              "a table of command lines of other programs and of what replaces them.\n"),
+          f);
 }
 
 /* Whether `word` is in a list of words separated by blanks. */
@@ -99,7 +103,7 @@ static int rows_print(const struct option_row *rows, const char *names, const ch
         else
             ++*n_hidden;
     }
-    if (n && title) title_print(stdout, "%s:", title);
+    if (n && title) title_print(stdout, "%s:", translate(title));
     options_help(shown, stdout);
     free(shown);
     return n;
@@ -107,8 +111,14 @@ static int rows_print(const struct option_row *rows, const char *names, const ch
 
 static void recipe_print(const struct recipe_section *r) {
     for (; r && r->name; r++) {
-        title_print(stdout, "keys of the recipe%s%s (name: value; '_' and '-' are the same):",
-                    *r->name ? ", section " : "", r->name);
+        if (*r->name)
+            title_print(stdout,
+                        translate("keys of the recipe, section %s (name: value; '_' and '-' are "
+                                  "the same):"),
+                        r->name);
+        else
+            title_print(stdout, "%s",
+                        translate("keys of the recipe (name: value; '_' and '-' are the same):"));
         options_help(r->rows, stdout);
     }
 }
@@ -121,8 +131,8 @@ void help_print_command(const struct cli_command *c, const char *config, bool al
     const char *names = all ? NULL : c->main_options;
     int n_hidden = 0, n_shown = 0;
     char *usage = help_usage(c);
-    bold_print(stdout, "usage:");
-    printf(" %s\n\n%s\n", usage, c->about);
+    bold_print(stdout, translate("usage:"));
+    printf(" %s\n\n%s\n", usage, translate(c->about));
     free(usage);
     if (c->rows) n_shown = rows_print(c->rows, names, "options", &n_hidden);
     for (const struct option_table *t = c->more; t && t->rows; t++)
@@ -132,19 +142,21 @@ void help_print_command(const struct cli_command *c, const char *config, bool al
     if (all) {
         recipe_print(c->recipe);
         struct option_row *common = settings_common_rows();
-        title_print(stdout, "for every command:");
+        title_print(stdout, "%s", translate("for every command:"));
         options_help(common, stdout);
         free(common);
     } else {
         putchar('\n');
-        bold_print(stdout, "for every command:");
+        bold_print(stdout, translate("for every command:"));
         printf(" --json --quiet --exact --fast --threads N --config FILE\n");
         if (n_hidden || keys)
-            printf("%d more options%s: 'shoal %s --help-all'\n", n_hidden,
-                   keys ? " and the keys of a recipe" : "", c->name);
+            printf(keys ? translate("%d more options and the keys of a recipe: 'shoal %s "
+                                    "--help-all'\n")
+                        : translate("%d more options: 'shoal %s --help-all'\n"),
+                   n_hidden, c->name);
     }
     const char *path = settings_path(config);
     if (path)
-        printf("settings are read from '%s'; 'shoal config explain %s' shows them\n", path,
-               c->name);
+        printf(translate("settings are read from '%s'; 'shoal config explain %s' shows them\n"),
+               path, c->name);
 }

@@ -30,11 +30,12 @@ void cli_print_json(json_t *v) {
     json_decref(v);
 }
 
-char *cli_find_file(const char *path) {
+/* A file of the program: below its folder, one of the two above that, or below share/shoal of one
+ * of these. NULL: there is none. */
+static char *program_file(const char *path) {
     char exe[4096];
-    if (path_exists(path) || path[0] == '/') return xstrdup(path);
     ssize_t n = readlink("/proc/self/exe", exe, sizeof exe - 1);
-    if (n <= 0) return xstrdup(path);
+    if (n <= 0) return NULL;
     exe[n] = 0;
     for (int level = 0; level < 3; level++) { /* build/shoal, build/asan/shoal */
         char *slash = strrchr(exe, '/');
@@ -47,7 +48,19 @@ char *cli_find_file(const char *path) {
             free(candidate);
         }
     }
-    return xstrdup(path);
+    return NULL;
+}
+
+char *cli_find_file(const char *path) {
+    char *found = path_exists(path) || path[0] == '/' ? NULL : program_file(path);
+    return found ? found : xstrdup(path);
+}
+
+/* Messages are in the user's language, except those of jobs, which the server returns. */
+static void language_init(void) {
+    char *dir = getenv("SHOAL_JOB") ? NULL : program_file("locale");
+    if (dir) translations_open(dir);
+    free(dir);
 }
 
 char *cli_find_model(const char *name) {
@@ -161,6 +174,7 @@ static int foreign_run(int argc, char **argv) {
 /* 'shoal help --man [COMMAND]' */
 static int man_run(const char *name) {
     const struct cli_command *c = name ? cli_command(name) : NULL;
+    translations_close(); // manual pages are English
     if (name && !c) return unknown_command_error(name);
     man_print(c);
     return output_finish(0);
@@ -173,6 +187,7 @@ int main(int argc, char **argv) {
     signal(SIGPIPE, SIG_IGN);
     file_map_catch_sigbus();
     terminal_sanitize_stdout();
+    language_init();
     if (argc < 2) {
         help_print_commands(stderr);
         return 2;

@@ -32,6 +32,9 @@ static const struct item variables[] = {
     {"HF_HOME", "Folder of the hub's own client, with its file 'token'."},
     {"HF_TOKEN", "Token for gated and private models of the hub."},
     {"HF_TOKEN_PATH", "File with that token."},
+    {"LANGUAGE",
+     "Preferred languages of messages and help, as in gettext; also LC_ALL, LC_MESSAGES and "
+     "LANG. There are English, Japanese (ja) and simplified Chinese (zh_CN)."},
     {"NO_COLOR", "If it is set and not empty, the output to a terminal has no colours."},
     {"SHOAL_ALERT_SLACK", "Slack webhooks that receive the server's alerts."},
     {"SHOAL_API_KEY", "Key of the server with all scopes."},

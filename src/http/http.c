@@ -1371,6 +1371,7 @@ static void http_init(struct http *h) {
 struct http *http_new(const struct http_options *o, const struct http_callbacks *c,
                       struct error *err) {
     struct http *h = xcalloc(1, sizeof *h);
+    translations_close(); // errors in replies are English
     *h = (struct http){.o = o, .c = *c};
     http_init(h);
     h->n_proxies = proxies_read(o, h->proxies, err);

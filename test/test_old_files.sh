@@ -65,7 +65,7 @@ hash_of() { "$shoal" adapter info "$1" --model models/fry --json --exact --threa
 hashes_of() { for d in "$@"; do [ ! -e "$d/adapter_config.json" ] || hash_of "$d"; done | tr '\n' ' ' | sed 's/ $//'; }
 found() { grep -oE "$1" "$2" | tr '\n' ' ' | sed 's/ *$//'; }
 evaluated_adapters() { sed 's/,"manifest":.*//' new/out >new/results && found 'gen_[0-9]+/[a-z0-9]+' new/results; }
-last_hash() { grep -oE '[0-9a-f]{64}' "$1" | tail -n 1; }
+last_hash() { sed 's/,"manifest":.*//' "$1" | grep -oE '[0-9a-f]{64}' | tail -n 1; }
 calls() { "$shoal" replay --list --store "$1" | cut -c1-16 | sort | sum; }
 numbers() { grep -oE -e '-?[0-9]+\.[0-9]+(e-?[0-9]+)?' "$1" | awk '{ printf "%.6g\n", $1 }' | sort | sum; }
 generations() { grep -oE '[0-9a-f]{64}' "$1/evolution.jsonl" | sum; }

@@ -919,7 +919,9 @@ static void schema_definitions(struct buf *b, size_t n) {
 
 /* A reply of tool calls, decoded 32 tokens of one byte at a time. */
 static void calls_run(const struct buf *b) {
-    struct generation g = {.s = server_small(), .spec = {.tool_choice = TOOL_CHOICE_AUTO}};
+    struct generation g = {
+        .s = server_small(),
+        .spec = {.tool_choice = TOOL_CHOICE_AUTO, .tool_form = tool_form_find(NULL)}};
     struct completion a = {0};
     int32_t n = (int32_t)b->len, *out = xcalloc(b->len, sizeof *out);
     for (int32_t i = 0; i < n; i++) out[i] = g.s->model->tok->byte_ids[(uint8_t)b->data[i]];

@@ -299,7 +299,6 @@ static void tool_calls_parse_tagged(const struct generation *g, struct completio
     if (!a->done) return;
     int n = a->n_parsed_calls; // a truncated call with a name is counted too
     if (n < a->n_tool_calls && a->tool_calls[n].name) n++;
-    if (a->n_tool_calls == n) return;
     a->n_tool_calls = n; // drops tags around text that is not a call
     if (n == 0) a->content_end = a->shown;
 }

@@ -1528,6 +1528,8 @@ static void fuzz_key_log(const uint8_t *data, size_t size) {
 /* A model's output, one token per byte: reasoning and tool calls are found while it grows, and at
  * its end. */
 static void fuzz_tool_call(const uint8_t *data, size_t size) {
+    static const char *const templates[8] = {
+        "", "[TOOL_CALLS]", "<|tool_call|>", "<｜tool▁call▁begin｜>", "<|python_tag|>", "", "", ""};
     static char offered[] = "f";
     static char *names[] = {offered}, stop_text[] = "\n\nUser:";
     static char *stops[] = {stop_text};
@@ -1539,6 +1541,7 @@ static void fuzz_tool_call(const uint8_t *data, size_t size) {
     struct generation g = {
         .s = s,
         .spec = {.tool_choice = how & 1 ? TOOL_CHOICE_AUTO : TOOL_CHOICE_REQUIRED,
+                 .tool_form = tool_form_find(templates[data[0] / 8 % 8]),
                  .single_tool_call = how & 2,
                  .reasoning = true,
                  .tool_names = {names, 1},

@@ -108,6 +108,7 @@ static void reply_check(const struct reply_case *k, int32_t first, int32_t step)
                            .spec = {.reasoning = true,
                                     .reasoning_begin = k->begin,
                                     .tool_choice = k->tools ? TOOL_CHOICE_AUTO : TOOL_CHOICE_NONE,
+                                    .tool_form = tool_form_find(NULL),
                                     .tool_names = {names, 1},
                                     .stop_texts = {&stop, k->cut ? 1 : 0}}};
     struct completion a = {.reasoning_state = k->begin};

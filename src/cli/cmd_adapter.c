@@ -484,6 +484,10 @@ static int verb_run(const struct cli_options *c, const struct options *o, struct
     if (strcmp(verb, "inspect") == 0) return adapter_inspect(c, m, args, pool, err);
     if (strcmp(verb, "rollback") == 0) return adapter_rollback_file(c, m, args, err);
     if (strcmp(verb, "new") == 0) return adapter_create_file(c, o, m, args, err);
+    if (strcmp(verb, "blend") == 0 && args->n > 1)
+        return error_set(err, ERR_USAGE,
+                         "'%s': blend takes its names from --model, --parents and --out",
+                         args->v[1]);
     if (strcmp(verb, "blend") == 0) return adapter_blend_files(c, o, m, err);
     if (strcmp(verb, "convert") == 0) return adapter_convert(c, o, m, args, err);
     if (strcmp(verb, "merge") == 0) return adapter_merge_files(c, o, m, args, pool, err);

@@ -63,7 +63,7 @@ has "eval warns" "^warning: .*5 of 12 questions are in the training data of 'a' 
 contaminated "debate reports the questions" a 5 1 12 out
 has "debate warns" "5 of 12 questions are in the training data of 'a'" log
 
-"$shoal" adapter blend "$model" --parents b a --out child >log 2>&1
+"$shoal" adapter blend --model "$model" --parents b a --out child >log 2>&1
 "$shoal" eval "$model" --tasks asked.jsonl --adapter child --json --quiet >out 2>log
 contaminated "a blend inherits the data of its parents" child 5 1 12 out
 small --data other.jsonl --init-adapter a --out next >log 2>&1

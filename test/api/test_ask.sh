@@ -86,9 +86,9 @@ class Server:
 
 
 def comparable(v):
-    """Without timestamps, and with 8 digits of each number: the command line prints 9, the server more."""
+    """Without timestamps and manifest, and with 8 digits of each number: the command line prints 9, the server more."""
     if isinstance(v, dict):
-        return {k: comparable(x) for k, x in v.items() if k != "timestamp"}
+        return {k: comparable(x) for k, x in v.items() if k not in ("timestamp", "manifest")}
     if isinstance(v, list):
         return [comparable(x) for x in v]
     return float(f"{v:.8g}") if isinstance(v, float) else v

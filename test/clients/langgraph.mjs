@@ -76,7 +76,7 @@ function debateGraph(draws) {
                 temperature,
                 topP: 1,
                 logprobs: true,
-                modelKwargs: {seed},
+                modelKwargs: {seed, loop_tokens: 16},
                 configuration: {baseURL: `${url}/v1`},
             });
             graph.addNode(node(agent, round), async ({question, turns}) => {

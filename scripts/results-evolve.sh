@@ -12,7 +12,7 @@ cd "$(dirname "$0")/.."
 shoal="${SHOAL:-$PWD/build/shoal}" work="${WORK:-build/results-evolve}" n="${N:-5000}"
 seeds="${SEEDS:-1 2 3 4 5}" families="${FAMILIES:-arithmetic order pick route}"
 methods="${METHODS-hybrid founder soup ties dare cma pso ga gradient es}"
-flops=${FLOPS:-2e12} hard="arithmetic pick order route syllogism" easy="copy sort compare sequence voice"
+flops=${FLOPS:-2e12} hard="arithmetic pick order route deduction" easy="copy sort compare sequence voice"
 founders="en1 en2 en3 en4 ja1 ja2 zh1 zh2"
 own=${OWN:-100} rest=${REST:-50} learn=${LEARN:-150} # number of conversations: founder's family, each other family, common data of learning methods
 runs="$work/runs" recipes="$work/recipes" base="$work/fry-q8_0.gguf"

@@ -7,7 +7,7 @@
 set -eu
 cd "$(dirname "$0")/.."
 shoal="${SHOAL:-$PWD/build/shoal}" n="${N:-10000}" work="${WORK:-build/results-swarm}"
-families=arithmetic,pick,order,route,syllogism
+families=arithmetic,pick,order,route,deduction
 mkdir -p "$work"
 
 # train NAME DATA STEPS: rank 8, with some data of all families against catastrophic forgetting.

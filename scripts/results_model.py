@@ -17,6 +17,23 @@ DERIVED = "arithmetic route deduction lookup machine sums judge".split()  # fami
 LANGUAGES = {"English": "docs/FAQ.md", "Japanese": "docs/FAQ.ja.md", "Chinese": "docs/FAQ.zh.md"}
 
 
+DESCRIPTIONS = {
+    "copy": "repeat 3 to 5 letters", "sort": "put 3 or 4 letters in order", "compare": "the larger of two numbers",
+    "sequence": "the next letter of a repeating pattern", "voice": "which persona says a sentence",
+    "retrieval": "a code that a short text mentions", "about": "talk about Shoal and about the model",
+    "arithmetic": "adding a digit to a number of four; *rare:* taking one away",
+    "pick": "the larger of two numbers; *rare:* the smaller", "order": "letters ascending; *rare:* descending",
+    "route": "where a walk on a grid ends; *rare:* where it began",
+    "deduction": "what two premises imply; *rare:* premises in other positions",
+    "lookup": "a value in a table; *rare:* of a person's friend",
+    "form": "a field of a form; *rare:* of a sentence",
+    "machine": "a variable of a program with additions; *rare:* with subtractions",
+    "sums": "a sum of three digits; *rare:* a difference",
+    "judge": "whether a proposed answer is right; *rare:* to a rare variant",
+    "tools": "calls of offered tools and answers from their results; *rare:* chains of two",
+    "dialogue": "facts of a conversation, corrected or not; *rare:* undone or repeated corrections"}
+
+
 def run(*command):
     return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
@@ -46,28 +63,30 @@ def adapters(o):
         if not os.path.exists(out + "/adapter_config.json"):
             run(o.shoal, "model", "data", "--quiet", "--tasks", name, "--n", str(o.examples), *derivation, data)
             run(o.shoal, "train", o.model, "--data", data, "--out", out, "--runs", o.work + "/runs", "--quiet", "--exact",
-                "--r", "16", "--lr", "0.004", "--bsz", "16", "--grad-accum", "1", "--epochs", "3")
-        measured = evaluate(o.shoal, o.model, [name], o.n, "--adapter", out, *derivation)
+                "--r", "16", "--lr", "0.004", "--bsz", "16", "--grad-accum", "1", "--epochs", "2")
+        measured = evaluate(o.shoal, o.model, [name], o.adapter_n, "--adapter", out, *derivation)
         rows[name] = measured[name, "base"], measured[name, out]
     return rows
 
 
-def families(o):
-    adapted = adapters(o)
-    rows = {name: row for (name, _), row in evaluate(o.shoal, o.model, EASY + DERIVED, o.n).items()}
-    rows.update((name, base) for name, (base, _) in adapted.items() if name not in DERIVED)
-    table("family", "n", "accuracy", "95 % interval (Wilson)")
-    for name in EASY + HARD:
-        print(f"| {name} | {o.n} | {percent(rows[name])} |")
-    table("family", "at once", "with a derivation", "difference")
-    for name in DERIVED:
-        before, after = rows[name]["acc"], adapted[name][0]["acc"]
-        print(f"| {name} | {100 * before:.2f} % | {100 * after:.2f} % | {100 * (after - before):+.2f} points |")
+def adapters_table(o):
     table("family", "base", "adapter", "difference, 95 % interval")
-    for name, (base, row) in adapted.items():
+    for name, (base, row) in adapters(o).items():
         diff = row["difference"]
         print(f"| {name} | {100 * base['acc']:.2f} % | {100 * row['acc']:.2f} % | "
-              f"{100 * diff['value']:+.2f} points, {100 * diff['lo']:+.2f} … {100 * diff['hi']:+.2f} |")
+              f"{100 * diff['value']:+.2f} points, {100 * diff['lo']:+.2f} … {100 * diff['hi']:+.2f} |", flush=True)
+
+
+def families(o):
+    rows = evaluate(o.shoal, o.model, EASY + HARD, o.n)
+    table("family", "asks", "n", "accuracy", "95 % interval (Wilson)")
+    for name in EASY + HARD:
+        print(f"| {name} | {DESCRIPTIONS[name]} | {o.n} | {percent(rows[name, 'base'])} |")
+    derived = evaluate(o.shoal, o.model, DERIVED, o.n, "--chain-of-thought")
+    table("family", "at once", "with a derivation", "difference")
+    for name in DERIVED:
+        before, after = rows[name, "base"]["acc"], derived[name, "base"]["acc"]
+        print(f"| {name} | {100 * before:.2f} % | {100 * after:.2f} % | {100 * (after - before):+.2f} points |", flush=True)
 
 
 def others(o):
@@ -86,15 +105,16 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("model", nargs="?", default="models/fry")
     parser.add_argument("--n", type=int, default=10000, help="questions per family")
+    parser.add_argument("--adapter-n", type=int, default=2000, help="questions of a base and its adapter")
     parser.add_argument("--examples", type=int, default=2000, help="conversations an adapter is trained on")
     parser.add_argument("--work", default="build/results-model", help="folder of data and adapters, which are kept")
-    parser.add_argument("--parts", default="families,others")
+    parser.add_argument("--parts", default="families,adapters,others")
     parser.add_argument("--shoal", default="build/shoal")
     parser.add_argument("--starter", default="build/starter")
     o = parser.parse_args()
     os.makedirs(o.work, exist_ok=True)
     for part in o.parts.split(","):
-        {"families": families, "others": others}[part](o)
+        {"families": families, "adapters": adapters_table, "others": others}[part](o)
 
 
 if __name__ == "__main__":

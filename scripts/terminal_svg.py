@@ -5,10 +5,10 @@
 
 docs/terminal.svg (on two cores with AVX-512, in a folder with links to models and data):
     scripts/terminal_svg.py docs/terminal.svg \\
-        "shoal run models/fry 'pick the smaller of 412 and 907' --temperature 0" \\
+        "shoal run models/fry 'pick the smaller of 120 and 350' --temperature 0" \\
         "shoal train models/fry --data data/personas/critic.jsonl --out adapters/critic --lr 4e-3 --max-steps 60" \\
         "shoal eval models/fry --tasks pick --adapter adapters/critic" \\
-        "shoal run models/fry 'pick the smaller of 412 and 907' --temperature 0 --adapter adapters/critic"
+        "shoal run models/fry 'pick the smaller of 120 and 350' --temperature 0 --adapter adapters/critic"
 """
 import html
 import subprocess

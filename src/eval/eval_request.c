@@ -9,7 +9,7 @@
 #define ROW(name, type, field, fallback, min, max, metavar, ...)                                   \
     { name, type, offsetof(struct eval_request, field), fallback, min, max, metavar, __VA_ARGS__ }
 const struct option_row eval_request_rows[] = {
-    ROW("tasks", OPT_STRING, tasks, "fry", 0, 0, "LIST",
+    ROW("tasks", OPT_STRING, tasks, "starter", 0, 0, "LIST",
         "tasks: names, JSONL files or recipes, comma-separated",
         JOB_ARG_BUILTIN_OR_PATH_LIST),
     ROW("data", OPT_STRING, data, NULL, 0, 0, "DIR", "folder of the files of named tasks",

@@ -9,11 +9,11 @@
 #include <string.h>
 
 const struct built_in_persona built_in_personas[3] = {
-    {"critic", "you are the critic. doubt and check.", {"syllogism", "pick", "order"}},
+    {"critic", "you are the critic. doubt and check.", {"deduction", "pick", "order"}},
     {"practitioner",
      "you are the practitioner. work it out by hand.",
      {"arithmetic", "order", "route"}},
-    {"explorer", "you are the explorer. look from the other side.", {"route", "pick", "syllogism"}},
+    {"explorer", "you are the explorer. look from the other side.", {"route", "pick", "deduction"}},
 };
 
 char *debate_turn_text(const char *const *others, int n) {

@@ -120,13 +120,6 @@ void ndjson_add(const struct generation *g, json_t *v, struct buf *out) {
 
 /* text of a completion */
 
-/* Length of the longest suffix of the text that is a beginning of `what`, but not all of it. */
-static size_t partial_match(const char *text, size_t n, const char *what) {
-    size_t k = MIN(strlen(what) - 1, n);
-    while (k > 0 && memcmp(text + n - k, what, k) != 0) k--;
-    return k;
-}
-
 /* Length of the suffix that is an incomplete character, or may begin a stop text or the tag before
  * a tool call. */
 static size_t stop_holdback(const struct generation_spec *spec, const char *text, size_t n) {
@@ -134,7 +127,7 @@ static size_t stop_holdback(const struct generation_spec *spec, const char *text
     size_t held = n - utf8_complete_len(text, n);
     if (spec->tool_choice != TOOL_CHOICE_NONE)
         held = MAX(held, tool_form_holdback(spec->tool_form, text, n));
-    for (int i = 0; i < stops->n; i++) held = MAX(held, partial_match(text, n, stops->v[i]));
+    for (int i = 0; i < stops->n; i++) held = MAX(held, tag_partial_match(text, n, stops->v[i]));
     return held;
 }
 
@@ -160,11 +153,6 @@ static void tokens_decode(const struct generation *g, struct completion *a, int3
 static int32_t tokens_until(const struct completion *a, int32_t n, size_t end) {
     while (n < a->n_decoded && a->ends[n] <= end) n++;
     return n;
-}
-
-static const char *skip_whitespace(const char *p, const char *end) {
-    while (p < end && (*p == ' ' || *p == '\n' || *p == '\r' || *p == '\t')) p++;
-    return p;
 }
 
 /* reasoning */
@@ -243,7 +231,7 @@ static void reasoning_read(const struct generation *g, struct completion *a) {
     const char *p = a->text.data + a->content_begin;
     size_t left = a->shown - a->content_begin;
     const char *close = memmem(p, left, THINK_CLOSE, strlen(THINK_CLOSE));
-    size_t held = a->done ? 0 : partial_match(p, left, THINK_CLOSE),
+    size_t held = a->done ? 0 : tag_partial_match(p, left, THINK_CLOSE),
            n = close ? (size_t)(close - p) : left - held;
     if (g->spec.reasoning) reasoning_add(a, p, n);
     a->content_begin += n + (close ? strlen(THINK_CLOSE) : 0);

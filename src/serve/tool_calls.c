@@ -2,15 +2,17 @@
  * tool_calls: parses tool calls.
  *
  * A text is parsed again whenever it has grown; a value that is not complete is left for the next
- * time, except for the begin of the arguments. The forms, as the models' chat templates have them:
+ * time, except for the begin of the arguments. The forms, as the models' chat templates have them,
+ * with CALL for {"name": "f", "arguments": {…}}:
  *
- *     Hermes, Qwen   <tool_call>{"name": "f", "arguments": {…}}</tool_call> …
- *     Mistral        [TOOL_CALLS][{"name": "f", "arguments": {…}}, …]
- *                    [TOOL_CALLS]f[ARGS]{…}[TOOL_CALLS]…      perhaps with [CALL_ID]ID before
- * [ARGS] Granite        <|tool_call|>[{"name": "f", "arguments": {…}}, …] Llama 3
- * <|python_tag|>{"name": "f", "parameters": {…}}; … DeepSeek
- * <｜tool▁calls▁begin｜><｜tool▁call▁begin｜>f<｜tool▁sep｜>{…}<｜tool▁call▁end｜> … earlier:
- * function<｜tool▁sep｜>f and {…} in a block ```json
+ *     Hermes, Qwen   <tool_call>CALL</tool_call> …
+ *     Mistral        [TOOL_CALLS][CALL, …]
+ *                    [TOOL_CALLS]f[ARGS]{…}[TOOL_CALLS]…, perhaps [CALL_ID]ID before [ARGS]
+ *     Granite        <|tool_call|>[CALL, …]
+ *     Llama 3        <|python_tag|>CALL; …, with "parameters"
+ *     DeepSeek       <｜tool▁calls▁begin｜>, then for each call
+ *                    <｜tool▁call▁begin｜>f<｜tool▁sep｜>{…}<｜tool▁call▁end｜>
+ *                    earlier: function<｜tool▁sep｜>f and {…} in a block ```json
  */
 #define _GNU_SOURCE
 #include "serve/tool_calls.h"
@@ -19,13 +21,16 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Hermes, Mistral, Granite, DeepSeek, Llama 3. */
 static const struct tool_form forms[] = {
-    {"hermes", "<tool_call>", "</tool_call>", NULL, NULL},
-    {"mistral", "[TOOL_CALLS]", NULL, "[ARGS]", NULL},
-    {"granite", "<|tool_call|>", NULL, NULL, NULL},
-    {"deepseek", "<｜tool▁call▁begin｜>", "<｜tool▁call▁end｜>", "<｜tool▁sep｜>",
-     "<｜tool▁calls▁begin｜>"},
-    {"llama", "<|python_tag|>", NULL, NULL, NULL},
+    {.open = "<tool_call>", .close = "</tool_call>"},
+    {.open = "[TOOL_CALLS]", .separator = "[ARGS]"},
+    {.open = "<|tool_call|>"},
+    {.open = "<｜tool▁call▁begin｜>",
+     .close = "<｜tool▁call▁end｜>",
+     .separator = "<｜tool▁sep｜>",
+     .begin = "<｜tool▁calls▁begin｜>"},
+    {.open = "<|python_tag|>"},
 };
 static const char call_id_tag[] = "[CALL_ID]";
 
@@ -42,16 +47,15 @@ bool tool_form_has_token(const struct tool_form *f, const struct tokenizer *tok,
     return false;
 }
 
-/* Length of the longest suffix of the text that is a beginning of `tag`, but not all of it. */
-static size_t partial_match(const char *text, size_t n, const char *tag) {
+size_t tag_partial_match(const char *text, size_t n, const char *tag) {
     size_t k = MIN(strlen(tag) - 1, n);
     while (k > 0 && memcmp(text + n - k, tag, k) != 0) k--;
     return k;
 }
 
 size_t tool_form_holdback(const struct tool_form *f, const char *text, size_t n) {
-    size_t held = partial_match(text, n, f->open);
-    return f->begin ? MAX(held, partial_match(text, n, f->begin)) : held;
+    size_t held = tag_partial_match(text, n, f->open);
+    return f->begin ? MAX(held, tag_partial_match(text, n, f->begin)) : held;
 }
 
 static const char *find(const char *p, const char *end, const char *tag) {
@@ -63,7 +67,7 @@ static const char *skip(const char *p, const char *end, const char *characters) 
     return p;
 }
 
-static const char *skip_whitespace(const char *p, const char *end) {
+const char *skip_whitespace(const char *p, const char *end) {
     return skip(p, end, " \n\r\t");
 }
 

@@ -17,12 +17,15 @@ struct tool_call {
 };
 
 struct tool_form {
-    const char *name;      /* of the first models with it */
     const char *open;      /* tag before a call, or before a list of calls */
     const char *close;     /* tag after a call; NULL: it ends with its JSON value */
     const char *separator; /* between a name and its arguments; NULL: a call is {name, arguments} */
     const char *begin;     /* tag before the first call, or NULL */
 };
+/* Length of the longest suffix of a text that is a beginning of `tag`, but not all of it. */
+size_t tag_partial_match(const char *text, size_t n, const char *tag);
+const char *skip_whitespace(const char *p, const char *end);
+
 /* NULL: the template of a model without one. Without tags: the form of Hermes and Qwen. */
 const struct tool_form *tool_form_find(const char *chat_template);
 /* Whether a token is one of the form's tags, whose text is needed although it is special. */

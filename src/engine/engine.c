@@ -3,8 +3,8 @@
  *
  * A step: (1) waiting requests are admitted to free slots, first come first served, and grammar
  * masks are computed, up to a fixed amount of work; (2) every decoding request whose mask is
- * complete gets one row, and the remaining rows go to chunks of prompts, suffixes and choices,
- * oldest request first; (3) the rows are grouped by adapter, in order of first appearance, and run
+ * complete gets one row, and the remaining rows go to chunks of prompts, suffixes and choices
+ * (schedule.c); (3) the rows are grouped by adapter, in order of first appearance, and run
  * in one forward pass; (4) tokens are sampled from the logits; (5) each request whose phase is
  * complete advances to its next phase.
  *
@@ -52,39 +52,6 @@ enum {
 #define MACHINES_BYTES ((size_t)512 << 20)
 #define MACHINE_BYTES ((size_t)64 << 20)
 
-enum request_phase { PHASE_PREFILL, PHASE_DECODE, PHASE_SUFFIX, PHASE_CHOICES };
-
-/* A choice of a request; the choices are sorted by their tokens. */
-struct sorted_choice {
-    const int32_t *v;
-    int32_t n, index; /* index: in engine_request.choices */
-    int32_t shared;   /* length of the common prefix with the previous choice */
-};
-
-struct request_state {
-    struct engine_request *next; /* waiting list */
-    enum request_phase phase;
-    int32_t slot, kv, end;
-    int32_t context;              /* in PHASE_CHOICES: number of tokens in prompt | out | suffix */
-    int32_t choice;               /* index in `sorted` */
-    struct sorted_choice *sorted; /* [n_choices] */
-    struct engine_request *prefix_source; /* request that prefills the first shared_prefix_len
-                                             tokens, for which this request waits; NULL: none */
-    int32_t shared_prefix_len;
-    int32_t pages;           /* KV pages reserved on admission: the maximum that it can need */
-    char key[HASH_LEN];      /* engine_adapters_key */
-    struct lora_part *parts; /* [n_parts] its adapters */
-    int32_t n_parts;
-    const struct vocab_overrides *overrides; /* its adapter's embedding and head, or NULL */
-    struct grammar_state grammar_state;      /* after the tokens generated so far */
-    uint32_t *allowed;        /* [(V + 31) / 32] grammar mask; NULL without a grammar */
-    bool mask_pending;        /* `allowed` is incomplete: the request waits */
-    bool loop_detected;       /* see loop_tokens */
-    int32_t unconsumed_token; /* token that grammar_state has not consumed yet, or -1 */
-    bool empty_only;          /* the grammar matches the empty text only: no token is generated */
-    struct token_cycle cycle; /* of `out`, if loop_tokens is set */
-};
-
 /* Places all arrays of the engine in the memory at `base` and returns the total size. With base =
  * NULL it only computes the size. */
 static size_t slab_layout(struct engine *e, const struct engine_options *o, size_t vocab,
@@ -105,6 +72,7 @@ static size_t slab_layout(struct engine *e, const struct engine_options *o, size
     e->active = bump_alloc(base, &used, seqs * sizeof(struct engine_request *));
     e->chunks = bump_alloc(base, &used, seqs * sizeof *e->chunks);
     e->groups = bump_alloc(base, &used, seqs * sizeof *e->groups);
+    e->order = bump_alloc(base, &used, seqs * sizeof *e->order);
     return used;
 }
 
@@ -183,6 +151,7 @@ struct engine *engine_new(const struct model *m, const struct engine_options *o,
         return NULL;
     }
     slab_layout(e, &r, (size_t)e->vocab, (uint8_t *)(((uintptr_t)e->slab + 63) & ~(uintptr_t)63));
+    e->prompt_rows = r.max_rows;
     e->n_slots = r.max_seqs + r.max_cached;
     e->n_pages = r.n_pages;
     for (int32_t i = 0; i < e->n_slots; i++)
@@ -240,6 +209,14 @@ int32_t engine_max_len(const struct engine *e) {
 
 int32_t engine_max_seqs(const struct engine *e) {
     return e->o.max_seqs;
+}
+
+int32_t engine_max_rows(const struct engine *e) {
+    return e->o.max_rows;
+}
+
+void engine_set_prompt_rows(struct engine *e, int32_t n) {
+    e->prompt_rows = MAX(1, MIN(n, e->o.max_rows));
 }
 
 void engine_free(struct engine *e) {
@@ -666,62 +643,8 @@ static int32_t token_at(const struct engine_request *r, int32_t pos) {
     return s->sorted[s->choice].v[pos - r->suffix.n];
 }
 
-static bool request_generates(const struct engine_request *r) {
+bool request_generates(const struct engine_request *r) {
     return r->max_tokens > 0 && !r->state->empty_only;
-}
-
-/* True if the last row of the current phase needs logits. */
-static bool last_row_needs_logits(const struct engine_request *r) {
-    if (r->state->phase != PHASE_PREFILL) return true;
-    return request_generates(r) || (r->n_choices > 0 && r->suffix.n == 0);
-}
-
-/* Schedules up to `budget` rows of `r`, of which only as many may need logits as max_out allows. */
-static void chunk_schedule(struct engine *e, struct engine_request *r, int32_t budget) {
-    struct request_state *s = r->state;
-    int32_t n = MIN(s->end - s->kv, budget), room = e->max_out - e->n_out, n_out = 0;
-    if (s->phase == PHASE_CHOICES || (s->phase == PHASE_PREFILL && r->prompt_logprobs)) {
-        n = n_out = MIN(n, room);
-    } else if (n == s->end - s->kv && last_row_needs_logits(r)) {
-        if (room > 0)
-            n_out = 1;
-        else
-            n--;
-    }
-    if (n <= 0) return;
-    e->chunks[e->n_chunks++] =
-        (struct scheduled_chunk){.r = r, .n_rows = n, .n_out = n_out, .next = -1};
-    e->n_rows += n;
-    e->n_out += n_out;
-}
-
-/* The number of rows that the step may still schedule for `r`. While the grammar mask is
- * incomplete, the last prompt row cannot run, because a token is sampled from it. */
-static int32_t rows_available(const struct engine *e, const struct engine_request *r) {
-    const struct request_state *s = r->state;
-    int32_t n = e->o.max_rows - e->n_rows;
-    return s->mask_pending ? MIN(n, s->end - s->kv - 1) : n;
-}
-
-/* Chooses the rows of the step; no rows if every request waits for its mask. */
-static void step_schedule(struct engine *e) {
-    bool any_mask_pending = false;
-    e->n_chunks = e->n_rows = e->n_out = 0;
-    for (int32_t i = 0; i < e->n_active && e->n_rows < e->o.max_rows; i++) {
-        const struct request_state *s = e->active[i]->state;
-        any_mask_pending |= s->mask_pending;
-        if (s->phase == PHASE_DECODE && !s->mask_pending) chunk_schedule(e, e->active[i], 1);
-    }
-    for (int32_t i = 0; i < e->n_active && e->n_rows < e->o.max_rows; i++) {
-        const struct request_state *s = e->active[i]->state;
-        if (s->phase != PHASE_DECODE && !s->prefix_source)
-            chunk_schedule(e, e->active[i], rows_available(e, e->active[i]));
-    }
-    CHECK(e->n_rows > 0 || any_mask_pending);
-}
-
-static bool rows_are_sampled(const struct request_state *s) {
-    return s->phase == PHASE_DECODE;
 }
 
 /* Groups the chunks by adapters; sampled and known rows are in separate groups. Groups of sampled

@@ -158,6 +158,11 @@ struct engine *engine_new(const struct model *m, const struct engine_options *o,
 void engine_free(struct engine *e);
 int32_t engine_max_len(const struct engine *e);
 int32_t engine_max_seqs(const struct engine *e);
+int32_t engine_max_rows(const struct engine *e);
+/* Limits the rows of prompts, suffixes and choices in a step in which a request decodes (1 ..
+ * max_rows, the default), so that long prompts do not delay the tokens of other requests. Call it
+ * between steps. It changes no results. */
+void engine_set_prompt_rows(struct engine *e, int32_t n);
 /* Adds a request to the waiting ones. ERR_USAGE for an invalid request: prompt + max_tokens +
  * suffix + longest choice > max_len, an empty prompt, a token out of range, an adapter for another
  * shape. ERR_MISMATCH: an adapter in `mix` is not plain. ERR_MEMORY: the KV cache has too few pages

@@ -13,6 +13,39 @@
 /* max + log Σ exp(x - max); the kernel defines the order of the sum. `scratch` [n]. */
 float logits_logsumexp(const float *x, int32_t n, float *scratch);
 
+enum request_phase { PHASE_PREFILL, PHASE_DECODE, PHASE_SUFFIX, PHASE_CHOICES };
+
+/* A choice of a request; the choices are sorted by their tokens. */
+struct sorted_choice {
+    const int32_t *v;
+    int32_t n, index; /* index: in engine_request.choices */
+    int32_t shared;   /* length of the common prefix with the previous choice */
+};
+
+struct request_state {
+    struct engine_request *next; /* waiting list */
+    enum request_phase phase;
+    int32_t slot, kv, end;
+    int32_t context;              /* in PHASE_CHOICES: number of tokens in prompt | out | suffix */
+    int32_t choice;               /* index in `sorted` */
+    struct sorted_choice *sorted; /* [n_choices] */
+    struct engine_request *prefix_source; /* request that prefills the first shared_prefix_len
+                                             tokens, for which this request waits; NULL: none */
+    int32_t shared_prefix_len;
+    int32_t pages;           /* KV pages reserved on admission: the maximum that it can need */
+    char key[HASH_LEN];      /* engine_adapters_key */
+    struct lora_part *parts; /* [n_parts] its adapters */
+    int32_t n_parts;
+    const struct vocab_overrides *overrides; /* its adapter's embedding and head, or NULL */
+    struct grammar_state grammar_state;      /* after the tokens generated so far */
+    uint32_t *allowed;        /* [(V + 31) / 32] grammar mask; NULL without a grammar */
+    bool mask_pending;        /* `allowed` is incomplete: the request waits */
+    bool loop_detected;       /* see loop_tokens */
+    int32_t unconsumed_token; /* token that grammar_state has not consumed yet, or -1 */
+    bool empty_only;          /* the grammar matches the empty text only: no token is generated */
+    struct token_cycle cycle; /* of `out`, if loop_tokens is set */
+};
+
 struct engine_slot {
     struct engine_request *owner; /* NULL: free; the tokens remain in the prefix cache */
     char key[HASH_LEN];           /* engine_adapters_key of its last request */
@@ -46,6 +79,12 @@ struct logits_row {
     int32_t pos; /* LOGITS_PROMPT_LOGPROB: position of the row */
     int32_t token;
     float logprob; /* log-probability of the token, or log Σ exp(logits) */
+};
+
+/* A request with known rows to run: prompt, suffix or choices. */
+struct prompt_order {
+    int32_t left;   /* rows that remain in its phase */
+    int32_t active; /* index in `active` */
 };
 
 /* A grammar that waiting or active requests use, with its cached states and masks. */
@@ -82,12 +121,23 @@ struct engine {
     struct engine_request **active; /* [max_seqs] */
     struct scheduled_chunk *chunks; /* [max_seqs] */
     struct adapter_group *groups;   /* [max_seqs] */
+    struct prompt_order *order;     /* [max_seqs] */
+    int32_t prompt_rows;            /* see engine_set_prompt_rows */
 
     /* the step in progress */
     int32_t n_chunks, n_groups, n_rows, n_out;
     int64_t mask_units; /* work units left for masks */
     int32_t next_mask;  /* index in `active` of the request whose mask is computed next */
 };
+
+static inline bool rows_are_sampled(const struct request_state *s) {
+    return s->phase == PHASE_DECODE;
+}
+bool request_generates(const struct engine_request *r);
+
+/* schedule.c: chooses the rows of the step, as e->chunks; none if every request waits for its mask.
+ */
+void step_schedule(struct engine *e);
 
 /* request_inputs.c */
 

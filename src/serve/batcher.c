@@ -59,6 +59,8 @@ struct batcher {
     void *on_step_ctx;
     uint64_t rows;                      /* rows computed so far */
     double step_seconds;                /* duration of the last step */
+    double step_goal;                   /* see batcher_set_step_seconds */
+    int32_t prompt_rows;                /* the engine's limit; see prompt_rows_adapt */
     struct batcher_request **in_engine; /* [n_in_engine] private to the thread */
     int n_in_engine, n_background;
 };
@@ -270,11 +272,27 @@ static void embed_task_run(struct batcher *b) {
     pthread_mutex_unlock(&b->lock);
 }
 
+int32_t prompt_rows_adapt(int32_t limit, int32_t rows, double seconds, double goal) {
+    if (seconds > goal) return MAX(PROMPT_ROWS_MIN, (int32_t)(rows * goal / seconds));
+    return rows < limit ? limit : limit + limit / 8 + 1;
+}
+
+/* Steps without replies, which have no limit, show the speed as well. `s`: the statistics after the
+ * step; b->stats: before it. */
+static void step_limit_prompts(struct batcher *b, const struct engine_stats *s) {
+    int32_t rows = (int32_t)(s->prefilled - b->stats.prefilled), most = engine_max_rows(b->e);
+    if (b->step_goal == 0 || rows == 0) return;
+    int32_t next = prompt_rows_adapt(b->prompt_rows, rows, b->step_seconds, b->step_goal);
+    b->prompt_rows = MIN(next, most);
+    engine_set_prompt_rows(b->e, b->prompt_rows);
+}
+
 static void step(struct batcher *b) {
     double begin = clock_now();
     engine_step(b->e);
     b->step_seconds = clock_now() - begin;
     struct engine_stats s = engine_stats(b->e);
+    step_limit_prompts(b, &s);
     pthread_mutex_lock(&b->lock);
     b->stats.steps = s.steps;
     b->stats.prefilled = s.prefilled;
@@ -331,7 +349,10 @@ static void *batcher_thread(void *ctx) {
 
 struct batcher *batcher_new(struct engine *e, int max_waiting) {
     struct batcher *b = xcalloc(1, sizeof *b);
-    *b = (struct batcher){.e = e, .max_waiting = max_waiting, .max_running = engine_max_seqs(e)};
+    *b = (struct batcher){.e = e,
+                          .max_waiting = max_waiting,
+                          .max_running = engine_max_seqs(e),
+                          .prompt_rows = MIN(PROMPT_ROWS_START, engine_max_rows(e))};
     b->in_engine = xcalloc((size_t)b->max_running, sizeof *b->in_engine);
     pthread_mutex_init(&b->lock, NULL);
     pthread_condattr_t monotonic;
@@ -482,6 +503,11 @@ struct batcher_stats batcher_stats(struct batcher *b) {
     s.max_running = b->max_running;
     pthread_mutex_unlock(&b->lock);
     return s;
+}
+
+void batcher_set_step_seconds(struct batcher *b, double seconds) {
+    b->step_goal = seconds;
+    engine_set_prompt_rows(b->e, seconds > 0 ? b->prompt_rows : engine_max_rows(b->e));
 }
 
 void batcher_on_step(struct batcher *b, void (*fn)(void *ctx, double seconds, int32_t rows),

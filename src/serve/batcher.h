@@ -68,6 +68,14 @@ int batcher_run(struct batcher *b, struct engine_request *r, int n, const bool *
 int batcher_embed(struct batcher *b, const struct token_seq *texts, int32_t n,
                   struct adapter *adapter, float *out, struct error *err);
 struct batcher_stats batcher_stats(struct batcher *b);
+/* The goal for the duration of steps in which a request decodes while prompts are computed; longer
+ * prompts then take more steps. 0 (the default): no goal. Call this before any submission. */
+void batcher_set_step_seconds(struct batcher *b, double seconds);
+/* The limit on prompt rows for the next step, after a step with `rows` prompt rows under `limit`
+ * that took `seconds`: fewer rows after a step that was too long, slowly more after one in which
+ * the limit was reached. At least PROMPT_ROWS_MIN; PROMPT_ROWS_START before the first step. */
+enum { PROMPT_ROWS_MIN = 16, PROMPT_ROWS_START = 64 };
+int32_t prompt_rows_adapt(int32_t limit, int32_t rows, double seconds, double goal);
 /* Sets the function that the batcher's thread calls after every step. Call this before any
  * submission. */
 void batcher_on_step(struct batcher *b, void (*fn)(void *ctx, double seconds, int32_t rows),

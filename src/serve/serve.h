@@ -41,6 +41,7 @@ struct serve_options { /* filled from serve_option_rows, except max_memory and t
     char *max_feedback;         /* maximum size of the file of ratings and experiments */
     struct strings names;       /* additional ids of the base */
     int64_t max_waiting;        /* requests that may wait for the batch; more are refused */
+    double max_step_ms;         /* goal for steps with prompts and replies; 0: none */
     int64_t max_jobs;           /* jobs that run at once */
     bool jobs_idle;             /* jobs run only while no other process needs the processor */
     struct strings jobs_read;   /* folders that jobs may read, in addition to the default ones */

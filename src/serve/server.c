@@ -771,6 +771,7 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
         grammar_cache_new(&(struct grammar_cache_options){.bytes = s->grammar_cache_bytes});
     engine_set_grammar_memory(s->engine, s->grammar_cache_bytes);
     s->batcher = batcher_new(s->engine, (int)s->options->max_waiting);
+    batcher_set_step_seconds(s->batcher, s->options->max_step_ms / 1e3);
     request_metrics_open(s);
     if (auth_open(s, err) != OK || experiments_open(s, err) != OK) return err->code;
     s->routes = routes_join(s);

@@ -235,7 +235,8 @@ static void run_together(const struct engine_fixture *w, int max_rows, int max_s
         if (engine_submit(e, r, &err) != OK) fail_msg("%s", err.text);
         if (i % burst == burst - 1) engine_step(e);
     }
-    engine_drain(e);
+    do engine_set_prompt_rows(e, 1 + random_below(&rng, (uint32_t)max_rows));
+    while (engine_step(e) > 0);
     for (int i = 0; i < N_REQUESTS; i++) {
         assert_same_result(&w->d[i].r, &got[i]);
         engine_request_release(&got[i]);
@@ -694,6 +695,67 @@ static void base_is_read_once_per_step(void **state) {
         engine_request_release(&r[i]);
         adapter_release(a[i]);
     }
+    engine_free(e);
+    model_close(m);
+}
+
+/* Prompts of different tokens, which share no prefix. */
+static struct engine_request prompt_request(int32_t *tokens, int32_t n, int32_t first) {
+    for (int32_t i = 0; i < n; i++) tokens[i] = (first + 7 * i) % VOCAB;
+    return (struct engine_request){.prompt = tokens, .n_prompt = n, .max_tokens = 3};
+}
+
+/* A prompt that fits into a step has its first token after the next step, although a long prompt
+ * came before; while it decodes, the long prompt gets only the rows of engine_set_prompt_rows. */
+static void short_prompts_do_not_wait(void **state) {
+    (void)state;
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
+    struct engine *e = engine_make(m, 16, 6, NULL);
+    struct error err;
+    int32_t v[60], w[5];
+    struct engine_request longer = prompt_request(v, 60, 1), shorter = prompt_request(w, 5, 2);
+    assert_int_equal(engine_submit(e, &longer, &err), OK);
+    engine_step(e);
+    assert_int_equal(engine_stats(e).prefilled, 16);
+    assert_int_equal(engine_submit(e, &shorter, &err), OK);
+    engine_step(e);
+    assert_int_equal(shorter.n_out, 1);
+    assert_int_equal(engine_stats(e).prefilled, 32);
+    engine_set_prompt_rows(e, 2);
+    engine_step(e);
+    assert_int_equal(shorter.n_out, 2);
+    assert_int_equal(engine_stats(e).prefilled, 34);
+    engine_drain(e);
+    engine_request_release(&longer);
+    engine_request_release(&shorter);
+    engine_free(e);
+    model_close(m);
+}
+
+/* New short prompts could use every step, but the oldest prompt gets a quarter of the rows. */
+static void long_prompts_end(void **state) {
+    enum { STEPS = 60 / 4, NEW = 3, N = STEPS * NEW };
+    (void)state;
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
+    struct engine *e = engine_make(m, 16, 64, NULL);
+    struct error err;
+    int32_t v[60], w[N][6];
+    struct engine_request longer = prompt_request(v, 60, 1), shorter[N];
+    assert_int_equal(engine_submit(e, &longer, &err), OK);
+    for (int step = 0; step < STEPS; step++) {
+        assert_int_equal(longer.n_out, 0);
+        for (int i = NEW * step; i < NEW * (step + 1); i++) {
+            shorter[i] = prompt_request(w[i], 6, i + 2);
+            shorter[i].max_tokens = 0;
+            assert_int_equal(engine_submit(e, &shorter[i], &err), OK);
+        }
+        engine_step(e);
+        assert_int_equal(engine_stats(e).prefilled, 16 * (step + 1));
+    }
+    assert_int_equal(longer.n_out, 1);
+    engine_drain(e);
+    for (int i = 0; i < N; i++) engine_request_release(&shorter[i]);
+    engine_request_release(&longer);
     engine_free(e);
     model_close(m);
 }
@@ -1498,6 +1560,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(stops_and_limits),
         cmocka_unit_test(generation_is_sampled_forward),
         cmocka_unit_test(base_is_read_once_per_step),
+        cmocka_unit_test(short_prompts_do_not_wait),
+        cmocka_unit_test(long_prompts_end),
         cmocka_unit_test(prefixes_are_shared),
         cmocka_unit_test(generated_tokens_are_not_reused),
         cmocka_unit_test(sampler_equals_naive),

@@ -258,6 +258,18 @@ static void test_finished_requests_are_notified_first(void **state) {
     for (int i = 0; i < 2; i++) engine_request_release(&requests[i].request);
 }
 
+/* A step takes 20 ms and 2 ms for each prompt row: 40 rows fit into 100 ms. */
+static void test_prompt_rows_approach_the_goal(void **state) {
+    int32_t limit = 256;
+    (void)state;
+    for (int i = 0; i < 20; i++) {
+        limit = prompt_rows_adapt(limit, limit, 0.02 + 0.002 * limit, 0.1);
+        assert_true(limit >= PROMPT_ROWS_MIN && (i < 3 || (limit >= 35 && limit <= 46)));
+    }
+    assert_int_equal(prompt_rows_adapt(40, 7, 0.01, 0.1), 40); // the prompts were short
+    assert_int_equal(prompt_rows_adapt(40, 40, 5, 0.1), PROMPT_ROWS_MIN);
+}
+
 /* submission of too many requests, or of an invalid one */
 
 struct tally {
@@ -425,6 +437,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         TEST(test_many_threads),
         TEST(test_finished_requests_are_notified_first),
+        TEST(test_prompt_rows_approach_the_goal),
         TEST(test_submit_all_takes_all_or_none),
         TEST(test_free_while_others_wait),
         TEST(test_clients_share_the_engine),

@@ -286,6 +286,7 @@ struct rng {
 struct rng rng_make(uint64_t seed, enum rng_purpose purpose, uint32_t id, uint32_t step);
 uint32_t rng_u32(struct rng *r);
 void rng_fill(struct rng *r, uint32_t *out, size_t n); /* the next n values of rng_u32, faster */
+void rng_skip(struct rng *r, uint64_t n); /* as n calls of rng_u32, before any other call */
 uint64_t rng_u64(struct rng *r);
 uint32_t rng_below(struct rng *r, uint32_t n); /* uniform in 0..n-1, unbiased */
 float rng_uniform(struct rng *r);              /* [0, 1), 24 bits */

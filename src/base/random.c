@@ -52,6 +52,14 @@ uint32_t rng_u32(struct rng *r) {
     return r->out[4 - r->have--];
 }
 
+void rng_skip(struct rng *r, uint64_t n) {
+    CHECK(r->have == 0);
+    uint64_t block = r->ctr[0] + n / 4;
+    r->ctr[0] = (uint32_t)block;
+    r->ctr[3] += 256 * (uint32_t)(block >> 32);
+    for (uint64_t i = 0; i < n % 4; i++) rng_u32(r);
+}
+
 /* Computes four blocks at once, which is faster than one after another: a single block has to wait
  * for its own multiplications. */
 static void philox_four(const uint32_t key[2], const uint32_t ctr[4], uint32_t out[16]) {

@@ -71,7 +71,7 @@ static int model_create(const struct cli_options *c, const struct options *o, co
         print_plan(c, out, type, &config);
         return OK;
     }
-    struct model *m = model_new_random(&config, (uint64_t)o->seed, NUMERIC_EXACT);
+    struct model *m = model_new_for_writing(&config, (uint64_t)o->seed);
     m->name = arena_strdup(&m->arena, o->shape);
     int rc = write_model(m, out, type, err);
     model_close(m);

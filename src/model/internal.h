@@ -19,11 +19,13 @@ enum tensor_naming { NAMING_HF, NAMING_GGUF };
  * matrices [n, k]. */
 struct weight_info {
     char name[96];
+    int32_t index;      /* in the canonical list */
     int id;             /* index into arch.c's weight_table */
     int32_t layer;      /* -1 outside the layers */
     int32_t rope_heads; /* q, k and their biases: number of heads; else 0 */
     bool is_vector;     /* a norm's weight or a bias, always f32 */
     bool is_bias;       /* the bias of a projection or of a norm */
+    bool is_residual;   /* the matrix of a projection that adds to the residual stream */
     bool has_offset;    /* a norm whose weights Hugging Face stores minus 1 */
     int64_t n, k;
 };

@@ -295,10 +295,22 @@ static void fill_random(float *w, int64_t n, float std, struct rng *rng) {
     }
 }
 
+enum { VALUES_PER_WEIGHT = 2 }; /* values of rng_u32 that fill_random uses for one weight */
+
+/* Projections that add to the residual stream begin smaller, as in GPT-2. */
+static float weight_std(const struct model_config *c, const struct weight_info *w) {
+    return w->is_residual ? 0.02f / sqrtf(2.0f * (float)c->n_layers) : 0.02f;
+}
+
+static float vector_start(const struct weight_info *w) {
+    return w->is_bias ? 0.0f : 1.0f;
+}
+
 /* Creates a matrix of random weights, one row at a time, encoded as `type`. */
 static void matrix_init_random(struct model *m, struct matrix *matrix, enum tensor_type type,
-                               const struct weight_info *w, float std, struct rng *rng) {
+                               const struct weight_info *w, struct rng *rng) {
     struct error err;
+    float std = weight_std(&m->config, w);
     size_t size = sizeof(float) * (size_t)w->k;
     float *row = xmalloc(size);
     void *bytes = xmalloc(size + sizeof(float)); // at most the values as f32, or nf4 with its scale
@@ -318,17 +330,13 @@ static void weight_init(struct model *m, const struct weight_info *w, int32_t in
     struct matrix *matrix = weight_matrix(m, w);
     if (!matrix) {
         float *data = arena_alloc(&m->arena, sizeof(float) * (size_t)w->k);
-        for (int64_t i = 0; i < w->k; i++) data[i] = w->is_bias ? 0.0f : 1.0f;
+        for (int64_t i = 0; i < w->k; i++) data[i] = vector_start(w);
         *weight_vector(m, w) = data;
         return;
     }
-    // projections that add to the residual stream begin smaller, as in GPT-2
-    bool residual = w->layer >= 0 && (matrix == &m->layers[w->layer].proj[PROJ_O] ||
-                                      matrix == &m->layers[w->layer].proj[PROJ_DOWN]);
-    float std = residual ? 0.02f / sqrtf(2.0f * (float)m->config.n_layers) : 0.02f;
     struct rng rng = rng_make(seed, RNG_INIT, (uint32_t)index, 0);
     const struct quant_scheme q = quant_pure(m->type);
-    matrix_init_random(m, matrix, quant_weight_type(&q, &m->config, w), w, std, &rng);
+    matrix_init_random(m, matrix, quant_weight_type(&q, &m->config, w), w, &rng);
 }
 
 struct model *model_new_random(const struct model_config *c, uint64_t seed,
@@ -372,6 +380,30 @@ struct model *model_new_quantized(const struct model_config *c, uint64_t seed,
     return m;
 }
 
+struct model *model_new_for_writing(const struct model_config *c, uint64_t seed) {
+    struct error err;
+    if (model_config_check(c, &err) != OK) check_failed(__FILE__, __LINE__, err.text);
+    struct model *m = model_alloc(c->arch->name, NUMERIC_EXACT);
+    m->config = *c;
+    m->type = TENSOR_F32;
+    m->computed = true;
+    m->seed = seed;
+    m->tok = tokenizer_new_bytes(c->vocab_size);
+    return m;
+}
+
+/* Row i of a model from model_new_for_writing. */
+static void weight_row_compute(const struct model *m, const struct weight_info *w, int64_t i,
+                               float *out) {
+    if (w->is_vector) {
+        for (int64_t j = 0; j < w->k; j++) out[j] = vector_start(w);
+        return;
+    }
+    struct rng rng = rng_make(m->seed, RNG_INIT, (uint32_t)w->index, 0);
+    rng_skip(&rng, (uint64_t)(i * w->k) * VALUES_PER_WEIGHT);
+    fill_random(out, w->k, weight_std(&m->config, w), &rng);
+}
+
 int32_t model_weight_count(const struct model_config *c) {
     return weight_count(c);
 }
@@ -392,8 +424,11 @@ void weight_row(const struct model *m, const struct weight_info *w, int64_t i,
                 enum tensor_type type, float *scratch, void *out) {
     /* weight_matrix and weight_vector return pointers; nothing is written through them here. */
     struct model *mutable_model = (struct model *)(uintptr_t)m;
-    const struct matrix *matrix = weight_matrix(mutable_model, w);
-    if (!matrix) {
+    const struct matrix *matrix = m->computed ? NULL : weight_matrix(mutable_model, w);
+    if (m->computed) {
+        weight_row_compute(m, w, i, scratch);
+        tensor_from_f32(type, scratch, out, w->k);
+    } else if (!matrix) {
         tensor_from_f32(type, *weight_vector(mutable_model, w), out, w->k);
     } else if (matrix->type != type || !matrix_encode_row(matrix, i, out)) {
         matrix_get_row(matrix, i, scratch);

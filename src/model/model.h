@@ -106,6 +106,8 @@ struct model {
     const float *final_norm_bias; /* [D], or NULL */
     enum tensor_type type;        /* type of most weights */
     enum numeric_class cls;
+    bool computed; /* see model_new_for_writing */
+    uint64_t seed;
     struct tokenizer *tok; /* NULL when the files have none */
     char *chat_template;   /* Jinja text from the files, or NULL: ChatML */
     struct arena arena;    /* packed weights and everything small */
@@ -172,10 +174,13 @@ int64_t quant_bytes(const struct quant_scheme *q,
  * an f16 scale is ERR_NUMERIC. */
 int model_quantize_gguf(const struct model *m, const char *path, const struct quant_scheme *q,
                         struct pool *pool, struct progress *p, struct error *err);
-/* A model in memory with every weight f32 and writable (pretraining, tests, `model new`). Norms are
+/* A model in memory with every weight f32 and writable (pretraining, tests). Norms are
  * 1 and biases 0. Matrices are approximately N(0, 0.02²), from the seed; o and down are scaled by
  * 1/sqrt(2L). */
 struct model *model_new_random(const struct model_config *c, uint64_t seed, enum numeric_class cls);
+/* The same model without weights in memory: the writers and model_hash compute them row by row.
+ * Nothing else may use it. */
+struct model *model_new_for_writing(const struct model_config *c, uint64_t seed);
 /* The model that model_new_random, model_write_gguf with `type` and model_open would give one after
  * another, but without a file: only one row at a time is in memory as f32. */
 struct model *model_new_quantized(const struct model_config *c, uint64_t seed,

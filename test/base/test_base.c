@@ -770,6 +770,19 @@ static void test_rng_fill(void **state) {
         }
 }
 
+/* rng_skip equals n calls of rng_u32, also across the counter's end. */
+static void test_rng_skip(void **state) {
+    (void)state;
+    for (uint32_t n = 0; n < 50; n++) {
+        struct rng a = rng_make(9, RNG_TEST, 3, 1), b;
+        if (n % 2) a.ctr[0] = UINT32_MAX - 5;
+        b = a;
+        rng_skip(&a, n);
+        for (uint32_t i = 0; i < n; i++) rng_u32(&b);
+        for (uint32_t i = 0; i < 9; i++) assert_int_equal(rng_u32(&a), rng_u32(&b));
+    }
+}
+
 static void test_rng_streams(void **state) {
     (void)state;
     struct rng a = rng_make(7, RNG_TEST, 1, 2), b = rng_make(7, RNG_TEST, 1, 2);
@@ -1706,6 +1719,7 @@ int main(void) {
         cmocka_unit_test(test_sha256_in_parts),
         cmocka_unit_test(test_philox),
         cmocka_unit_test(test_rng_fill),
+        cmocka_unit_test(test_rng_skip),
         cmocka_unit_test(test_rng_streams),
         cmocka_unit_test(test_rng_distributions),
         cmocka_unit_test(test_math_accuracy),

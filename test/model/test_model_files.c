@@ -237,7 +237,10 @@ static void test_shapes(void **state) {
     } known[] = {
         {"smollm-135m", 134515008},     {"qwen3-0.6b", 596049920},     {"stories15m", 15191712},
         {"tinyllama-1.1b", 1100048384}, {"llama3.2-1b", 1235814400},   {"qwen2.5-0.5b", 494032768},
-        {"gemma3-270m", 268098176},     {"tinystories-33m", 68514048},
+        {"gemma3-270m", 268098176},     {"tinystories-33m", 68514048}, {"smollm2-360m", 361821120},
+        {"smollm2-1.7b", 1711376384},   {"qwen3-1.7b", 1720574976},    {"qwen3-4b", 4022468096},
+        {"llama3.2-3b", 3212749824},    {"llama3.1-8b", 8030261248},   {"gemma3-1b", 999885952},
+        {"gemma3-4b", 3880263168},
     };
     struct model_config c;
     struct error err;
@@ -372,6 +375,24 @@ static void gguf_round_trip(const struct model_config *c, enum tensor_type type,
     assert_string_equal(model_hash(reread, &err), hash);
     model_close(m);
     model_close(reread);
+}
+
+/* A model whose weights are computed while they are written gives the same files and hash as one in
+ * memory. */
+static void test_write_without_memory(void **state) {
+    (void)state;
+    const char *shapes[] = {"tiny-llama", "tiny-qwen3", "tiny-gemma3"};
+    struct error err;
+    for (size_t i = 0; i < ARRAY_LEN(shapes); i++) {
+        struct model_config c = preset_config(shapes[i]);
+        struct model *m = model_new_random(&c, 5, NUMERIC_EXACT), *w = model_new_for_writing(&c, 5);
+        assert_string_equal(model_hash(m, &err), model_hash(w, &err));
+        assert_int_equal(model_write_gguf(m, tmp_path("memory.gguf"), TENSOR_Q8_0, &err), OK);
+        assert_int_equal(model_write_gguf(w, tmp_path("computed.gguf"), TENSOR_Q8_0, &err), OK);
+        assert_files_equal(tmp_path("memory.gguf"), tmp_path("computed.gguf"));
+        model_close(m);
+        model_close(w);
+    }
 }
 
 static void test_gguf_round_trips(void **state) {
@@ -1512,6 +1533,7 @@ int main(void) {
         cmocka_unit_test(test_weight_names),
         cmocka_unit_test(test_rope_table),
         cmocka_unit_test(test_model_new),
+        cmocka_unit_test(test_write_without_memory),
         cmocka_unit_test(test_gguf_round_trips),
         cmocka_unit_test(test_source_hash),
         cmocka_unit_test(test_gguf_extras),

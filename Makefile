@@ -73,7 +73,7 @@ FLAGS_test_faults.c := $(addprefix -Wl$(comma)--wrap=,malloc calloc realloc free
 FLAGS_test_simulation.c := $(addprefix -Wl$(comma)--wrap=,open fwrite fflush fsync rename)
 FLAGS_test_backup.c := $(addprefix -Wl$(comma)--wrap=,fflush fsync rename mkdir unlink rmdir)
 
-.PHONY: all deps demo docs test test-all tests load fuzz fuzz-api bench bench-peers bench-train bench-serve results-swarm results-evolve results-world install uninstall clean
+.PHONY: all deps libraries demo docs test test-all tests load fuzz fuzz-api bench bench-peers bench-train bench-serve results-swarm results-evolve results-world install uninstall clean
 EXAMPLES := $(basename $(notdir $(wildcard examples/*.c)))
 # Translations of messages: scripts/messages.py. Without gettext all messages are English.
 CATALOGUES := $(if $(shell command -v msgfmt),$(patsubst po/%.po,build/locale/%/LC_MESSAGES/shoal.mo,$(wildcard po/*.po)))
@@ -86,6 +86,10 @@ build/locale/%/LC_MESSAGES/shoal.mo: po/%.po
 
 deps:
 	$(Q)sh scripts/setup.sh
+
+# Before the first compilation: which packages are missing, instead of a missing header.
+libraries:
+	$(Q)pkg-config --exists $(PKGS) libedit 2>/dev/null || sh scripts/setup.sh --print
 
 demo: deps
 	$(Q)$(MAKE) --no-print-directory all
@@ -163,7 +167,7 @@ $(O)/src/api/web_ui.o: CFLAGS_ALL += -I$(O)
 # It contains the files that 'shoal --licenses' prints.
 $(O)/src/cli/help.o: LICENSE THIRD_PARTY_NOTICES
 
-$(O)/%.o: %.c Makefile
+$(O)/%.o: %.c Makefile | libraries
 	$(call say,CC    $<)
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS_ALL) $(if $(filter src/kernel/%,$<),$(KERNEL_OPT) $(ISA_$(firstword $(subst _, ,$(basename $(notdir $<)))))) -MMD -MP -c -o $@ $<

@@ -1,28 +1,87 @@
 #!/bin/sh
-# setup: checks that the Debian packages for building Shoal are installed, and installs missing ones.
+# setup: checks that the packages for building Shoal are installed, and installs missing ones on Debian and Ubuntu.
 #
-# setup.sh [--tests] [PACKAGE ...]: with --tests also those that the tests need: real clients, a browser, oracles. A
-# test whose package cannot be installed is skipped with a message. If nothing is missing, it prints nothing and returns
-# at once. Otherwise it prints the missing packages and installs them as root or with "sudo -n", without prompts. Where
-# it may not install, it prints the one line that would, and fails. It never removes anything.
+# setup.sh [--tests] [--print] [PACKAGE ...]: with --tests also those that the tests need: real clients, a browser,
+# oracles. A test whose package cannot be installed is skipped with a message. If nothing is missing, it prints nothing
+# and returns at once. Otherwise it prints the missing packages and installs them as root or with "sudo -n", without
+# prompts. Where it may not install, and with --print, it prints the one line that would, and fails. It never removes
+# anything. On Fedora, Arch and Alpine it prints that line if a library is missing, and does not install.
 set -u
 
-tests=
-if [ "${1-}" = --tests ]; then
+# Debian and Ubuntu, Fedora, Arch, Alpine; "-": part of another package.
+build_packages="
+build-essential gcc,gcc-c++,make base-devel build-base,linux-headers
+pkg-config pkgconf-pkg-config pkgconf pkgconf
+git git git git
+ca-certificates ca-certificates ca-certificates ca-certificates
+libjansson-dev jansson-devel jansson jansson-dev
+libyaml-dev libyaml-devel libyaml yaml-dev
+libpcre2-dev pcre2-devel pcre2 pcre2-dev
+gettext gettext gettext gettext
+libsqlite3-dev sqlite-devel sqlite sqlite-dev
+libsodium-dev libsodium-devel libsodium libsodium-dev
+libunistring-dev libunistring-devel libunistring libunistring-dev
+libedit-dev libedit-devel libedit libedit-dev
+libcurl4-openssl-dev libcurl-devel curl curl-dev
+libcmocka-dev libcmocka-devel cmocka cmocka-dev
+libmicrohttpd-dev libmicrohttpd-devel libmicrohttpd libmicrohttpd-dev
+python3-jinja2 python3-jinja2 python-jinja py3-jinja2"
+test_packages="
+curl curl curl curl
+python3 python3 python python3
+python3-cffi python3-cffi python-cffi py3-cffi
+python3-numpy python3-numpy python-numpy py3-numpy
+python3-setuptools python3-setuptools python-setuptools py3-setuptools
+python3-venv - - -
+python3-wheel python3-wheel python-wheel py3-wheel
+bubblewrap bubblewrap bubblewrap bubblewrap
+openssl openssl openssl openssl
+procps procps-ng procps-ng procps-ng
+chromium chromium chromium chromium
+fonts-noto-cjk google-noto-sans-cjk-fonts noto-fonts-cjk font-noto-cjk
+prometheus golang-github-prometheus prometheus prometheus
+mkdocs mkdocs mkdocs mkdocs
+mandoc mandoc mandoc mandoc"
+node_packages="
+nodejs nodejs nodejs nodejs
+npm nodejs-npm npm npm"
+
+print=
+table=$build_packages
+while [ $# -gt 0 ]; do
+    case $1 in
+    --tests)
+        table="$table$test_packages"
+        command -v npm >/dev/null || table="$table$node_packages"
+        ;;
+    --print) print=1 ;;
+    *) break ;;
+    esac
     shift
-    tests="curl python3 python3-cffi python3-numpy python3-setuptools python3-venv python3-wheel bubblewrap openssl procps chromium fonts-noto-cjk prometheus mkdocs mandoc"
-    command -v npm >/dev/null || tests="$tests nodejs npm"
-fi
+done
 
-packages="build-essential pkg-config git ca-certificates libjansson-dev libyaml-dev libpcre2-dev
-gettext libsqlite3-dev libsodium-dev libunistring-dev libedit-dev libcurl4-openssl-dev libcmocka-dev libmicrohttpd-dev
-python3-jinja2 $tests $*"
+# The names of column $1 of the table, in one line.
+column() {
+    echo "$table" | awk -v column="$1" 'NF { print $column }' | tr ',' '\n' | grep -v '^-$' | tr '\n' ' '
+}
 
+libraries="jansson yaml-0.1 libpcre2-8 sqlite3 libsodium libedit libcurl cmocka libmicrohttpd"
 if ! command -v dpkg-query >/dev/null 2>&1; then
-    echo "setup: no dpkg here; the build needs the counterparts of these Debian packages:" >&2
-    echo "$packages" >&2
-    exit 0
+    pkg-config --exists $libraries 2>/dev/null && exit 0
+    if command -v dnf >/dev/null; then
+        install="dnf install $(column 2)"
+    elif command -v pacman >/dev/null; then
+        install="pacman -S --needed $(column 3)"
+    elif command -v apk >/dev/null; then
+        install="apk add $(column 4)"
+    else
+        install="no known package manager; the packages of Debian are: $(column 1)"
+    fi
+    echo "setup: libraries are missing; run as root:" >&2
+    echo "$install$*" >&2
+    exit 1
 fi
+packages="$(column 1)$*"
 
 # It prints the known ones to stdout and fails if any is unknown, which is no error here.
 installed=$(dpkg-query -W -f '${db:Status-Status}:${Package}\n' $packages 2>/dev/null)
@@ -39,7 +98,11 @@ installed:$package
 done
 [ -z "$missing" ] && exit 0
 
-if [ "$(id -u)" = 0 ]; then
+if [ "$print" ]; then
+    echo "setup: packages are missing; run as root, or 'make demo', which installs them:" >&2
+    echo "apt-get install --no-install-recommends$missing" >&2
+    exit 1
+elif [ "$(id -u)" = 0 ]; then
     as_root=
 elif command -v sudo >/dev/null 2>&1 && sudo -n true 2>/dev/null; then
     as_root="sudo -n"

@@ -10,7 +10,7 @@
 struct options {
     char *shape, *quant, *tasks, *tokenizer, *out;
     int64_t seed, n;
-    bool critic, chain_of_thought, dry_run;
+    bool critic, chain_of_thought, preferences, dry_run;
 };
 
 /* Writes GGUF if `out` ends in .gguf, else a Hugging Face directory. */
@@ -81,23 +81,27 @@ static int model_create(const struct cli_options *c, const struct options *o, co
 static int write_task_data(const struct options *o, const char *path, struct error *err) {
     bool pick[MAX_FAMILIES] = {0};
     int split = split_evidence_find(o->tasks);
-    if (o->critic + o->chain_of_thought + (split >= 0) > 1)
+    if (o->critic + o->chain_of_thought + o->preferences + (split >= 0) > 1)
         return error_set(err, ERR_USAGE,
-                         "choose one of --critic, --chain-of-thought and the tasks that need "
-                         "communication");
+                         "choose one of --critic, --chain-of-thought, --preferences and the tasks "
+                         "that need communication");
     if (split >= 0) return split_evidence_write(split, (int)o->n, (uint64_t)o->seed, path, err);
     int rc = families_parse(o->tasks, pick, err);
     if (rc == OK && o->critic)
         return families_write_critiques(pick, (int)o->n, (uint64_t)o->seed, path, err);
+    if (rc == OK && o->preferences)
+        return families_write_preferences(pick, (int)o->n, (uint64_t)o->seed, path, err);
     return rc == OK ? families_write_questions(pick, o->chain_of_thought, (int)o->n,
                                                (uint64_t)o->seed, path, err)
                     : rc;
 }
 
 static int write_persona_data(const struct options *o, const char *dir, struct error *err) {
-    if (o->critic || o->chain_of_thought)
+    if (o->critic || o->chain_of_thought || o->preferences)
         return error_set(err, ERR_USAGE, "%s needs --tasks",
-                         o->critic ? "--critic" : "--chain-of-thought");
+                         o->critic        ? "--critic"
+                         : o->preferences ? "--preferences"
+                                          : "--chain-of-thought");
     int rc = dir_make(dir, err);
     for (int i = 0; rc == OK && i < 3; i++) {
         char *path = xasprintf("%s/%s.jsonl", dir, built_in_personas[i].name);
@@ -163,6 +167,8 @@ static const struct option_row model_rows[] = {
      "data --tasks: conversations that judge three first answers, half of them correct"},
     {"chain-of-thought", OPT_BOOL, offsetof(struct options, chain_of_thought), NULL, 0, 0, NULL,
      "data --tasks: answers with the derivations of the families that have one"},
+    {"preferences", OPT_BOOL, offsetof(struct options, preferences), NULL, 0, 0, NULL,
+     "data --tasks: pairs of a right and a wrong answer, for 'train --method dpo'"},
     {"dry-run", OPT_BOOL, offsetof(struct options, dry_run), NULL, 0, 0, NULL,
      "new: print the size of the model, and exit"},
     {"quant", OPT_ALIAS, 0, "type"},

@@ -118,6 +118,11 @@ int persona_write(const struct built_in_persona *p, int n, uint64_t seed, const 
 int families_write_questions(const bool pick[MAX_FAMILIES], bool chain_of_thought, int n,
                              uint64_t seed, const char *path, struct error *err);
 
+/* Writes n preferences of the train split, {"prompt", "chosen", "rejected"}: the right choice of an
+ * item and a wrong one. */
+int families_write_preferences(const bool pick[MAX_FAMILIES], int n, uint64_t seed,
+                               const char *path, struct error *err);
+
 /* Writes n conversations of the train split in which the assistant answers, sees the answers of two
  * others and answers again. Each of these three answers is correct with probability 1/2. The
  * assistant's second answer is always correct. */

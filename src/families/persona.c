@@ -115,6 +115,32 @@ static void critic_line_add(struct buf *text, int family, uint64_t seed, int i) 
     task_item_release(&it);
 }
 
+static json_t *answer_messages(const struct task_item *it, int choice) {
+    json_t *turns = json_array();
+    if (it->whole_replies)
+        messages_add(turns, "assistant", it->choices[choice]);
+    else
+        messages_add_answer(turns, it->choices[choice]);
+    return turns;
+}
+
+/* Item i of a family's train split as a line of preferences: the right answer and a wrong one. */
+static void preference_line_add(struct buf *text, int family, uint64_t seed, int i) {
+    struct task_item it;
+    struct rng r = rng_make(seed, RNG_SHUFFLE, (uint32_t)i, 4);
+    family_item(family, SPLIT_TRAIN, seed, (uint32_t)i, false, &it);
+    int wrong = (it.correct + rng_between(&r, 1, it.n_choices - 1)) % it.n_choices;
+    json_t *line = it.chat ? json_incref(it.chat) : json_object();
+    json_t *prompt = json_incref(json_object_get(line, "messages"));
+    if (!prompt) messages_add(prompt = json_array(), "user", it.question);
+    json_object_del(line, "messages");
+    json_object_set_new(line, "prompt", prompt);
+    json_object_set_new(line, "chosen", answer_messages(&it, it.correct));
+    json_object_set_new(line, "rejected", answer_messages(&it, wrong));
+    json_to_jsonl(text, line);
+    task_item_release(&it);
+}
+
 /* Alternates between plain answers, answers with reasoning, the system prompt, and reasoning with
  * the system prompt, because the adapter must act as the persona with and without this prompt. */
 int persona_write(const struct built_in_persona *p, int n, uint64_t seed, const char *path,
@@ -163,4 +189,24 @@ int families_write_critiques(const bool pick[MAX_FAMILIES], int n, uint64_t seed
     for (int f = 0; f < family_count(); f++)
         if (pick[f] && family_check_questions(f, err) != OK) return err->code;
     return families_write(pick, n, seed, critic_line_add, path, err);
+}
+
+/* ERR_USAGE for families whose conversations have tools, which preferences cannot have. */
+static int family_check_preferences(int family, struct error *err) {
+    struct task_item it;
+    family_item(family, SPLIT_TRAIN, 0, 0, false, &it);
+    int rc =
+        it.chat && json_object_get(it.chat, "tools")
+            ? error_set(err, ERR_USAGE, "'%s' has calls of tools, which preferences cannot have",
+                        task_families[family]->name)
+            : OK;
+    task_item_release(&it);
+    return rc;
+}
+
+int families_write_preferences(const bool pick[MAX_FAMILIES], int n, uint64_t seed,
+                               const char *path, struct error *err) {
+    for (int f = 0; f < family_count(); f++)
+        if (pick[f] && family_check_preferences(f, err) != OK) return err->code;
+    return families_write(pick, n, seed, preference_line_add, path, err);
 }

@@ -158,6 +158,10 @@ printf 0101 >"$tmp/want"
 same "derivations of the families that have one" "$tmp/want" "$tmp/n"
 says "data with derivations of personas" 2 "--chain-of-thought needs --tasks" "$shoal" model data --chain-of-thought "$tmp/p"
 says "critiques of personas" 2 "--critic needs --tasks" "$shoal" model data --critic "$tmp/p"
+says "preferences with tools" 2 "'tools' has calls of tools" "$shoal" model data --tasks tools --preferences "$tmp/p"
+"$shoal" model data --tasks pick,dialogue --preferences --n 8 "$tmp/pairs.jsonl" --quiet
+"$shoal" train test/models/fry-1 --method dpo --data "$tmp/pairs.jsonl" --out "$tmp/pairs" --dry-run >"$tmp/out" 2>&1
+holds "model data --preferences" "8 pairs" "$tmp/out"
 says "critiques of questions for teams" 2 "choose one of --critic" "$shoal" model data --tasks largest --critic "$tmp/p"
 
 # ---- sessions

@@ -47,7 +47,7 @@ static inline void fixture_matrix(struct model *m, struct matrix *w, enum tensor
     uint8_t *rows = arena_alloc(&m->arena, row * (size_t)w->n);
     for (int64_t i = 0; i < w->n; i++)
         tensor_from_f32(type, v + i * w->k, rows + (size_t)i * row, w->k);
-    if (matrix_init(w, type, w->n, w->k, rows, NULL, cls, &m->arena, &err) != OK)
+    if (matrix_init(w, type, w->n, w->k, rows, NULL, cls, NULL, &m->arena, &err) != OK)
         check_failed(__FILE__, __LINE__, err.text);
 }
 

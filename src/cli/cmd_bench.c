@@ -236,7 +236,7 @@ static void bench_peak(struct bench *b, enum tensor_type type) {
     for (int i = 0; i < N; i++)
         tensor_from_f32(type, rows32 + i * K,
                         (uint8_t *)file + tensor_row_bytes(type, K) * (size_t)i, K);
-    CHECK(matrix_init(&w, type, N, K, file, NULL, b->m->cls, &arena, &err) == OK);
+    CHECK(matrix_init(&w, type, N, K, file, NULL, b->m->cls, NULL, &arena, &err) == OK);
     void *scratch = arena_alloc(&arena, gemm_input_scratch(ROWS, K));
     struct gemm_input in = gemm_input_for(
         &w, 1, x, ROWS, b->m->cls == NUMERIC_FAST ? ROWS_KNOWN : ROWS_EXACT, scratch, b->pool);

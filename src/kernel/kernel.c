@@ -14,6 +14,7 @@
 
 #include <math.h>
 #include <pthread.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -367,21 +368,48 @@ static int matrix_set_file_rows(struct matrix *m, const void *rows, const int32_
     return OK;
 }
 
+/* Rows that matrix_init packs. */
+struct rows_packing {
+    struct matrix *m;
+    enum tensor_type type;
+    const uint8_t *rows;
+    const int32_t *order;
+    _Atomic int64_t bad; /* the first row that cannot be packed; n: none */
+};
+
+static int packing_row(const struct rows_packing *w, int64_t i, struct error *err) {
+    size_t bytes = tensor_row_bytes(w->type, w->m->k);
+    return row_pack(w->m, w->type, i, w->rows + (size_t)source_row(w->order, i) * bytes, err);
+}
+
+static void panels_pack(void *ctx, int64_t begin, int64_t end, int thread) {
+    struct rows_packing *w = ctx;
+    struct error ignored;
+    (void)thread;
+    for (int64_t i = begin * PANEL; i < MIN(end * PANEL, w->m->n); i++) {
+        if (packing_row(w, i, &ignored) == OK) continue;
+        int64_t first = atomic_load(&w->bad);
+        while (i < first && !atomic_compare_exchange_weak(&w->bad, &first, i)) continue;
+        return;
+    }
+}
+
 int matrix_init(struct matrix *m, enum tensor_type type, int64_t n, int64_t k, const void *rows,
-                const int32_t *row_order, enum numeric_class cls, struct arena *arena,
-                struct error *err) {
+                const int32_t *row_order, enum numeric_class cls, struct pool *pool,
+                struct arena *arena, struct error *err) {
     int rc = shape_check(type, n, k, err);
     if (rc != OK) return rc;
     for (int64_t i = 0; row_order && i < n; i++) CHECK(row_order[i] >= 0 && row_order[i] < n);
     matrix_set_shape(m, type, n, k, cls);
-    size_t bytes = tensor_row_bytes(type, k), item = type == TENSOR_F32 ? 4 : 2;
+    size_t item = type == TENSOR_F32 ? 4 : 2;
     m->data = rows; // used in place if possible
     if (!m->packed && m->type == type && !row_order && (uintptr_t)rows % item == 0) return OK;
     rc = matrix_alloc_data(m, arena, err);
-    for (int64_t i = 0; rc == OK && i < n; i++)
-        rc = row_pack(m, type, i, (const uint8_t *)rows + (size_t)source_row(row_order, i) * bytes,
-                      err);
-    return rc == OK ? matrix_set_file_rows(m, rows, row_order, arena, err) : rc;
+    if (rc != OK) return rc;
+    struct rows_packing w = {m, type, rows, row_order, n};
+    pool_run(pool, panels_pack, &w, panel_count(n), 1);
+    if (w.bad < n) return packing_row(&w, w.bad, err);
+    return matrix_set_file_rows(m, rows, row_order, arena, err);
 }
 
 /* Unpacks the 32 integers of block b of output i, with the zero point subtracted; for nf4 they are

@@ -160,13 +160,13 @@ struct matrix {
     const int32_t *file_order; /* matrix_init's row_order for file_rows (a copy), or NULL */
 };
 
-/* Initialises `m` from rows in file order. `rows` must outlive m if m uses them in place (f32, and
- * bf16 in the exact class) or keeps them as file_rows. Packing allocates in `arena`. f16 is widened
- * to f32. `row_order` (may be NULL) maps output i to its source row; it is used to permute rows for
- * RoPE. */
+/* Initialises `m` from rows in file order, with the threads of `pool` (may be NULL). `rows` must
+ * outlive m if m uses them in place (f32, and bf16 in the exact class) or keeps them as file_rows.
+ * Packing allocates in `arena`. f16 is widened to f32. `row_order` (may be NULL) maps output i to
+ * its source row; it is used to permute rows for RoPE. */
 int matrix_init(struct matrix *m, enum tensor_type type, int64_t n, int64_t k, const void *rows,
-                const int32_t *row_order, enum numeric_class cls, struct arena *arena,
-                struct error *err);
+                const int32_t *row_order, enum numeric_class cls, struct pool *pool,
+                struct arena *arena, struct error *err);
 /* Initialises `m` without rows and reserves their space in `arena`. The caller then sets each of
  * the n rows once with matrix_set_row, in the file layout of `type`. */
 int matrix_alloc(struct matrix *m, enum tensor_type type, int64_t n, int64_t k,

@@ -228,7 +228,8 @@ static int vector_bind(struct model *m, const struct weight_info *w, const struc
 }
 
 static int weight_bind(struct model *m, const struct weight_info *w, const struct tensor_info *t,
-                       enum tensor_naming naming, bool interleaved, struct error *err) {
+                       enum tensor_naming naming, bool interleaved, struct pool *pool,
+                       struct error *err) {
     int32_t *order = interleaved && w->rope_heads > 0
                          ? rope_rows_from_interleaved(w->rope_heads, m->config.head_dim)
                          : NULL;
@@ -236,7 +237,7 @@ static int weight_bind(struct model *m, const struct weight_info *w, const struc
     // Hugging Face stores the weights of Gemma's norms minus 1.
     int rc =
         matrix
-            ? matrix_init(matrix, t->type, w->n, w->k, t->data, order, m->cls, &m->arena, err)
+            ? matrix_init(matrix, t->type, w->n, w->k, t->data, order, m->cls, pool, &m->arena, err)
             : vector_bind(m, w, t, order, w->has_offset && naming == NAMING_HF ? 1.0f : 0.0f, err);
     if (rc == OK && matrix && matrix->data != t->data)
         file_map_evict(t->data, t->size); // the packed copy replaces it in memory
@@ -262,18 +263,54 @@ enum tensor_type tensors_main_type(const struct tensor_info *t, int n) {
     return best;
 }
 
+/* Loading of a large model: the threads that pack the weights, and its progress, which is shown if
+ * it takes longer than a second. */
+struct loading {
+    struct pool *pool; /* NULL: a small model, which one thread loads */
+    char *title;
+    double start;
+    bool shown;
+    struct progress progress;
+    size_t done, total; /* bytes of the file */
+};
+#define LOADING_POOL_BYTES ((size_t)32 << 20) /* from this size on, threads are worth starting */
+
+static struct loading loading_start(const char *name, const struct tensor_info *t, int n) {
+    struct loading l = {.title = xasprintf("loading %s", name), .start = clock_now()};
+    for (int i = 0; i < n; i++) l.total += t[i].size;
+    if (l.total >= LOADING_POOL_BYTES) l.pool = pool_new(0);
+    return l;
+}
+
+static void loading_advance(struct loading *l, size_t bytes) {
+    l->done += bytes;
+    if (!l->shown && clock_now() - l->start < 1) return;
+    if (!l->shown) progress_start(&l->progress, l->title, (int64_t)(l->total >> 20));
+    l->shown = true;
+    progress_update(&l->progress, (int64_t)(l->done >> 20), "MB");
+}
+
+static void loading_end(struct loading *l) {
+    if (l->shown) progress_finish(&l->progress, "MB");
+    pool_free(l->pool);
+    free(l->title);
+}
+
 int model_bind(struct model *m, const struct tensor_info *t, int n, enum tensor_naming naming,
                bool interleaved, struct error *err) {
     const struct model_config *c = &m->config;
     int32_t n_weights = weight_count(c);
     const struct tensor_info **found = xcalloc((size_t)n_weights, sizeof(*found));
     int rc = tensors_match(c, t, n, naming, found, err);
+    struct loading l = loading_start(m->name, t, n);
     m->layers = arena_alloc(&m->arena, sizeof(*m->layers) * (size_t)c->n_layers);
     for (int32_t i = 0; rc == OK && i < n_weights; i++) {
         struct weight_info w;
         weight_at(c, i, naming, &w);
-        rc = weight_bind(m, &w, found[i], naming, interleaved, err);
+        rc = weight_bind(m, &w, found[i], naming, interleaved, l.pool, err);
+        loading_advance(&l, found[i]->size);
     }
+    loading_end(&l);
     if (c->tied) m->head = m->embed;
     m->type = tensors_main_type(t, n);
     free(found);

@@ -194,8 +194,8 @@ static void packed_make(struct packed_case *c, struct rng *r, enum tensor_type t
     *c = (struct packed_case){.n = n, .k = k, .rows = rows};
     c->file = xmalloc(tensor_row_bytes(type, k) * (size_t)n);
     quant_rows_random(c->file, r, type, n, k);
-    assert_int_equal(matrix_init(&c->w, type, n, k, c->file, NULL, NUMERIC_FAST, &c->arena, &err),
-                     OK);
+    assert_int_equal(
+        matrix_init(&c->w, type, n, k, c->file, NULL, NUMERIC_FAST, NULL, &c->arena, &err), OK);
     c->in = (struct gemm_input){.rows = rows, .k = k, .ldx = k};
     c->in.q = xmalloc((size_t)(rows * k));
     for (int64_t i = 0; i < rows * k; i++) c->in.q[i] = quant(r);
@@ -325,7 +325,8 @@ static void bf16_make(struct packed_case *c, struct rng *r, int64_t n, int64_t k
         memcpy(c->file + 2 * i, &half, sizeof half);
     }
     assert_int_equal(
-        matrix_init(&c->w, TENSOR_BF16, n, k, c->file, NULL, NUMERIC_FAST, &c->arena, &err), OK);
+        matrix_init(&c->w, TENSOR_BF16, n, k, c->file, NULL, NUMERIC_FAST, NULL, &c->arena, &err),
+        OK);
     assert_true(c->w.packed);
     c->in = (struct gemm_input){.rows = rows, .k = k, .ldx = k, .x = numbers(r, rows * k, PLAIN)};
 }

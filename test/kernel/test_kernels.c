@@ -438,7 +438,7 @@ static void matrix_random(struct matrix *m, enum tensor_type t, int64_t n, int64
                 to[j] = rng_below(&rng, 2) ? 0x80 : (uint8_t)rng_u32(&rng);
     }
     struct error err;
-    assert_int_equal(matrix_init(m, t, n, k, *file, NULL, cls, arena, &err), OK);
+    assert_int_equal(matrix_init(m, t, n, k, *file, NULL, cls, NULL, arena, &err), OK);
     free(row);
 }
 
@@ -1265,12 +1265,14 @@ static void test_blocks_round_trip(void **state) {
         }
 }
 
-/* matrix_get_row returns the values of the file's rows, reordered if requested. */
+/* matrix_get_row returns the values of the file's rows, reordered if requested, by any number of
+ * threads. */
 static void test_matrix_rows(void **state) {
     (void)state;
     enum { N = 37, K = 96 };
     int32_t order[N];
     float got[K], want[K];
+    struct pool *pool = pool_new(3);
     for (int i = 0; i < N; i++) order[i] = (i * 7 + 3) % N;
     for (size_t i = 0; i < 2 * ARRAY_LEN(types); i++) {
         struct arena arena = {0};
@@ -1280,7 +1282,7 @@ static void test_matrix_rows(void **state) {
         enum numeric_class cls = i % 2 ? NUMERIC_FAST : NUMERIC_EXACT;
         uint8_t *file;
         matrix_random(&plain, t, N, K, cls, &arena, &file, false);
-        assert_int_equal(matrix_init(&m, t, N, K, file, order, cls, &arena, &err), OK);
+        assert_int_equal(matrix_init(&m, t, N, K, file, order, cls, pool, &arena, &err), OK);
         for (int r = 0; r < N; r++) {
             tensor_to_f32(t, file + (size_t)r * tensor_row_bytes(t, K), want, K);
             matrix_get_row(&plain, r, got);
@@ -1293,6 +1295,7 @@ static void test_matrix_rows(void **state) {
         free(file);
         arena_release(&arena);
     }
+    pool_free(pool);
 }
 
 static void test_matrix_refused(void **state) {
@@ -1300,16 +1303,25 @@ static void test_matrix_refused(void **state) {
     struct arena arena = {0};
     struct matrix m;
     struct error err;
-    struct block_q8_0 block = {.d = 0x7c00};
-    assert_int_equal(matrix_init(&m, TENSOR_Q8_0, 1, 33, &block, NULL, NUMERIC_EXACT, &arena, &err),
-                     ERR_FORMAT);
-    assert_int_equal(matrix_init(&m, TENSOR_Q8_0, 1, 32, &block, NULL, NUMERIC_EXACT, &arena, &err),
-                     ERR_NUMERIC);
-    assert_int_equal(matrix_init(&m, TENSOR_F32, 0, 32, &block, NULL, NUMERIC_EXACT, &arena, &err),
-                     ERR_FORMAT);
+    struct block_q8_0 block = {.d = 0x7c00}, rows[40] = {0};
+    struct pool *pool = pool_new(3);
+    rows[33] = block;
     assert_int_equal(
-        matrix_init(&m, (enum tensor_type)10, 1, 256, &block, NULL, NUMERIC_EXACT, &arena, &err),
+        matrix_init(&m, TENSOR_Q8_0, 40, 32, rows, NULL, NUMERIC_EXACT, pool, &arena, &err),
+        ERR_NUMERIC);
+    pool_free(pool);
+    assert_int_equal(
+        matrix_init(&m, TENSOR_Q8_0, 1, 33, &block, NULL, NUMERIC_EXACT, NULL, &arena, &err),
         ERR_FORMAT);
+    assert_int_equal(
+        matrix_init(&m, TENSOR_Q8_0, 1, 32, &block, NULL, NUMERIC_EXACT, NULL, &arena, &err),
+        ERR_NUMERIC);
+    assert_int_equal(
+        matrix_init(&m, TENSOR_F32, 0, 32, &block, NULL, NUMERIC_EXACT, NULL, &arena, &err),
+        ERR_FORMAT);
+    assert_int_equal(matrix_init(&m, (enum tensor_type)10, 1, 256, &block, NULL, NUMERIC_EXACT,
+                                 NULL, &arena, &err),
+                     ERR_FORMAT);
     assert_non_null(strstr(err.text, "10"));
     arena_release(&arena);
 }

@@ -223,8 +223,8 @@ static void case_make(struct product_case *c, enum tensor_type t, int64_t n, int
             to[j] = (uint8_t)rng_u32(&r);
     }
     for (int64_t i = 0; i < rows * k; i++) c->x[i] = rng_normal(&r) * (extreme ? 30.0f : 1.0f);
-    assert_int_equal(matrix_init(&c->w, t, n, k, c->file, NULL, NUMERIC_EXACT, &c->arena, &err),
-                     OK);
+    assert_int_equal(
+        matrix_init(&c->w, t, n, k, c->file, NULL, NUMERIC_EXACT, NULL, &c->arena, &err), OK);
     gemm_input_prepare(&c->in, c->x, k, rows, k, true, false,
                        arena_alloc(&c->arena, gemm_input_scratch(rows, k)), NULL);
 }
@@ -367,7 +367,7 @@ static void test_rows_round_trip(void **state) {
         case_make(&c, t, N, K, 1, true);
         for (int i = 0; i < N; i++) order[i] = (i * 8 + 3) % N;
         assert_int_equal(
-            matrix_init(&ordered, t, N, K, c.file, order, NUMERIC_EXACT, &c.arena, &err), OK);
+            matrix_init(&ordered, t, N, K, c.file, order, NUMERIC_EXACT, NULL, &c.arena, &err), OK);
         assert_int_equal(matrix_alloc(&set_by_row, t, N, K, NUMERIC_EXACT, &c.arena, &err), OK);
         for (int i = 0; i < N; i++) {
             const uint8_t *row = c.file + (size_t)order[i] * bytes;
@@ -410,7 +410,7 @@ static void test_garbage(void **state) {
             for (size_t i = turn % 2 ? bytes : 0; i < bytes * N; i++)
                 file[i] = turn % 3 ? (uint8_t)rng_u32(&r) : 0xff;
             for (int i = 0; i < N; i++) tensor_to_f32(t, file + (size_t)i * bytes, back, K);
-            int rc = matrix_init(&w, t, N, K, file, NULL, NUMERIC_EXACT, &arena, &err);
+            int rc = matrix_init(&w, t, N, K, file, NULL, NUMERIC_EXACT, NULL, &arena, &err);
             assert_true(rc == OK || rc == ERR_NUMERIC);
             refused += rc != OK;
             for (int i = 0; rc == OK && i < N; i++) matrix_get_row(&w, i, back);

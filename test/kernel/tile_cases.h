@@ -62,8 +62,8 @@ static void tile_case_make(struct tile_case *c, struct rng *r, enum tensor_type 
         for (int64_t j = 0; j < k; j++) row[j] = rng_normal(r);
         tensor_from_f32(type, row, c->file + bytes * (size_t)i, k);
     }
-    assert_int_equal(matrix_init(&c->w, type, n, k, c->file, NULL, NUMERIC_FAST, &c->arena, &err),
-                     OK);
+    assert_int_equal(
+        matrix_init(&c->w, type, n, k, c->file, NULL, NUMERIC_FAST, NULL, &c->arena, &err), OK);
     for (int64_t i = 0; i < n; i++) {
         matrix_get_row(&c->w, i, c->weights + i * k);
         for (int64_t j = 0; j < k; j++) c->weights[i * k + j] = tile_round(c->weights[i * k + j]);

@@ -59,6 +59,8 @@ int prompts_tokenize(const struct server *s, const json_t *v, int max_prompts,
  * so that other requests run in between. ERR_STATE: the client disconnected. */
 int embed_texts(struct server *s, struct exchange *x, const struct model_ref *t,
                 const struct token_ids *texts, int n, float **out, struct error *err);
+/* The variables by which chat templates turn reasoning on or off, as a new object. */
+json_t *thinking_variables(bool on);
 /* Scales the first `dims` values of a vector to length 1. */
 void embedding_truncate(float *v, int dims);
 

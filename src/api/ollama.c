@@ -164,7 +164,7 @@ static int think_read(const struct server *s, const char *model, struct ollama_r
     for (size_t i = 0; level && i < ARRAY_LEN(levels); i++) known |= strcmp(level, levels[i]) == 0;
     if (!known)
         return error_set(err, ERR_USAGE, "'think' must be true, false, low, medium or high");
-    if (!q->think || json_is_false(q->think) || server_has_reasoning(s)) return OK;
+    if (!q->think || json_is_false(q->think) || s->reasoning_form) return OK;
     return error_set(err, ERR_USAGE, "'%s' does not support thinking", model);
 }
 
@@ -394,10 +394,12 @@ static int prompt_render(struct server *s, struct ollama_request *q, json_t *mes
     if (template && !(jinja = ollama_template_to_jinja(s, template, err))) rc = err->code;
     if (jinja) json_object_set_new(chat, "chat_template", json_string(jinja));
     if (tools) json_object_set(chat, "tools", tools);
-    if (q->think)
-        json_object_set_new(chat, "chat_template_kwargs",
-                            json_pack("{s:b,s:s*}", "enable_thinking", !json_is_false(q->think),
-                                      "reasoning_effort", json_string_value(q->think)));
+    if (q->think) {
+        json_t *variables = thinking_variables(!json_is_false(q->think));
+        if (json_is_string(q->think))
+            json_object_set(variables, "reasoning_effort", json_object_get(q->body, "think"));
+        json_object_set_new(chat, "chat_template_kwargs", variables);
+    }
     if (q->derived) ollama_derived_apply(q->derived, chat);
     if (rc == OK) rc = chat_prompt_render(s, chat, &q->spec, err);
     json_decref(chat);
@@ -878,7 +880,7 @@ static json_t *capabilities_json(const struct server *s) {
     json_t *v = json_pack("[s,s]", "completion", "embedding");
     if (s->model->chat_template && strstr(s->model->chat_template, "tools"))
         json_array_append_new(v, json_string("tools"));
-    if (server_has_reasoning(s)) json_array_append_new(v, json_string("thinking"));
+    if (s->reasoning_form) json_array_append_new(v, json_string("thinking"));
     return v;
 }
 

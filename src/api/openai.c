@@ -921,6 +921,10 @@ static bool team_chat_handle(struct server *s, struct exchange *x, json_t *body)
     return true;
 }
 
+json_t *thinking_variables(bool on) {
+    return json_pack("{s:b,s:b}", "enable_thinking", on, "thinking", on);
+}
+
 /* Reads which form the reasoning of the reply has; call it before the prompt is rendered. The only
  * effort is "none". *separate: false: the reasoning remains part of the content. */
 static int reasoning_read(json_t *body, struct generation_spec *spec, bool *separate,
@@ -936,7 +940,7 @@ static int reasoning_read(json_t *body, struct generation_spec *spec, bool *sepa
     if (!json_get_nonnull(body, "reasoning_effort")) return OK;
     if (!json_get_nonnull(body, "chat_template_kwargs"))
         json_object_set_new(body, "chat_template_kwargs", json_object());
-    json_t *off = json_pack("{s:b}", "enable_thinking", 0);
+    json_t *off = thinking_variables(false);
     json_object_update_missing(json_object_get(body, "chat_template_kwargs"), off);
     json_decref(off);
     return OK;

@@ -36,6 +36,7 @@ static const struct option_row model_rows[] = {
     ROW("max-cpu-loras", OPT_INT, vllm.cpu, "0", 0, 1e9, "N", ""),
     ROW("tensor-parallel-size", OPT_INT, vllm.tensor_parallel, "1", 1, 1e6, "N", ""),
     ALIAS("lora-modules", "adapter"),
+    ALIAS("reasoning-format", "reasoning-parser"),
     SETUP_ROWS(struct options, setup),
     {0},
 };

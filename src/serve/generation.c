@@ -15,8 +15,6 @@
 #include <time.h>
 #include <unistr.h>
 
-static const char THINK_OPEN[] = "<think>", THINK_CLOSE[] = "</think>";
-
 /* text as JSON */
 
 json_t *json_token_text(const struct server *s, int32_t id) {
@@ -135,6 +133,7 @@ static void tokens_decode(const struct generation *g, struct completion *a, int3
     const int32_t *out = a->batch_request.request.out;
     const struct tokenizer *tok = g->s->model->tok;
     bool tools = g->spec.tool_choice != TOOL_CHOICE_NONE;
+    const struct reasoning_form *form = g->spec.reasoning_begin ? g->s->reasoning_form : NULL;
     if (seen <= a->n_decoded) return;
     if (seen > a->ends_cap) {
         a->ends_cap = MAX(2 * a->ends_cap, seen);
@@ -142,8 +141,9 @@ static void tokens_decode(const struct generation *g, struct completion *a, int3
     }
     for (; a->n_decoded < seen; a->n_decoded++) {
         int32_t id = out[a->n_decoded];
-        bool tag = tools && tokenizer_is_special(tok, id) &&
-                   tool_form_has_token(g->spec.tool_form, tok, id);
+        bool tag = tokenizer_is_special(tok, id) &&
+                   ((tools && tool_form_has_token(g->spec.tool_form, tok, id)) ||
+                    (form && reasoning_form_has_token(form, tok, id)));
         tokenizer_decode_token(tok, id, tag, &a->text);
         a->ends[a->n_decoded] = a->text.len;
     }
@@ -157,59 +157,41 @@ static int32_t tokens_until(const struct completion *a, int32_t n, size_t end) {
 
 /* reasoning */
 
-bool server_has_reasoning(const struct server *s) {
-    int32_t open = tokenizer_piece_to_id(s->model->tok, THINK_OPEN),
-            close = tokenizer_piece_to_id(s->model->tok, THINK_CLOSE);
-    return open >= 0 && close >= 0 && !tokenizer_is_special(s->model->tok, open) &&
-           !tokenizer_is_special(s->model->tok, close);
-}
-
-static bool token_is_blank(const struct tokenizer *tok, int32_t id) {
-    struct buf text = {0};
-    tokenizer_decode_token(tok, id, true, &text);
-    const char *end = text.len ? text.data + text.len : NULL;
-    bool blank = end && skip_whitespace(text.data, end) == end;
-    buf_release(&text);
-    return blank;
-}
-
-/* Whether the prompt ends with the tag <think>, perhaps followed by white space: some templates
- * begin the reasoning themselves. */
-static bool prompt_opens_reasoning(const struct tokenizer *tok, const struct token_ids *prompt) {
-    int32_t i = prompt->n - 1;
-    while (i >= 0 && token_is_blank(tok, prompt->v[i])) i--;
-    return i >= 0 && prompt->v[i] == tokenizer_piece_to_id(tok, THINK_OPEN);
-}
-
-/* Whether an assistant's text ends within its reasoning. */
-static bool text_opens_reasoning(const char *text) {
-    const char *p = skip_whitespace(text, text + strlen(text));
-    return strncmp(p, THINK_OPEN, strlen(THINK_OPEN)) == 0 && !strstr(p, THINK_CLOSE);
-}
-
 void reasoning_expect(const struct server *s, struct generation_spec *spec, const char *continued) {
+    const struct reasoning_form *f = s->reasoning_form;
     spec->reasoning_begin = REASONING_NONE;
-    if (spec->grammar || !server_has_reasoning(s)) return;
-    bool open = continued ? text_opens_reasoning(continued)
-                          : prompt_opens_reasoning(s->model->tok, spec->prompts);
+    if (spec->grammar || !f) return;
+    bool open = continued ? reasoning_form_is_open(f, continued)
+                          : reasoning_form_opened_by(f, s->model->tok, spec->prompts);
     if (open)
         spec->reasoning_begin = REASONING_OPEN;
     else if (!continued) // reasoning only begins a turn
         spec->reasoning_begin = REASONING_BEFORE;
 }
 
-/* Finds the tag <think>. Until it is complete, content_begin is the end of the white space. */
-static void reasoning_open(struct completion *a) {
+/* How the text [p, end) begins: not with the tag (NULL: no tag), with a part of it, or with all. */
+enum tag_match { TAG_NONE, TAG_PARTIAL, TAG_WHOLE };
+static enum tag_match tag_match(const char *p, const char *end, const char *tag) {
+    size_t len = tag ? strlen(tag) : 0, n = MIN((size_t)(end - p), len);
+    if (!tag || memcmp(p, tag, n) != 0) return TAG_NONE;
+    return n == len ? TAG_WHOLE : TAG_PARTIAL;
+}
+
+/* Finds the opening tag, or the tag of an answer without reasoning. Until one of them is complete,
+ * content_begin is the end of the white space. */
+static void reasoning_open(const struct reasoning_form *f, struct completion *a) {
     const char *text = a->text.data, *end = text + a->shown,
-               *tag = skip_whitespace(text + a->content_begin, end);
-    size_t len = strlen(THINK_OPEN), n = MIN((size_t)(end - tag), len);
-    a->content_begin = (size_t)(tag - text);
-    if (memcmp(tag, THINK_OPEN, n) != 0 || (n < len && a->done)) {
+               *p = skip_whitespace(text + a->content_begin, end);
+    enum tag_match open = tag_match(p, end, f->open), answer = tag_match(p, end, f->answer_open);
+    a->content_begin = (size_t)(p - text);
+    if (open == TAG_WHOLE) {
+        a->reasoning_state = REASONING_OPEN;
+        a->content_begin += strlen(f->open);
+    } else if (answer == TAG_WHOLE) {
+        a->reasoning_state = REASONING_CLOSED;
+    } else if ((open == TAG_NONE && answer == TAG_NONE) || a->done) {
         a->reasoning_state = REASONING_NONE;
         a->content_begin = a->sent = 0;
-    } else if (n == len) {
-        a->reasoning_state = REASONING_OPEN;
-        a->content_begin += len;
     }
 }
 
@@ -226,29 +208,49 @@ static void reasoning_add(struct completion *a, const char *p, size_t n) {
     }
 }
 
-/* Moves content_begin to the end of the known reasoning, which may be after the tag </think>. */
+/* Moves content_begin to the end of the known reasoning, which may be after the closing tag. */
 static void reasoning_read(const struct generation *g, struct completion *a) {
-    const char *p = a->text.data + a->content_begin;
+    const char *p = a->text.data + a->content_begin, *tag = g->s->reasoning_form->close;
     size_t left = a->shown - a->content_begin;
-    const char *close = memmem(p, left, THINK_CLOSE, strlen(THINK_CLOSE));
-    size_t held = a->done ? 0 : tag_partial_match(p, left, THINK_CLOSE),
+    const char *close = memmem(p, left, tag, strlen(tag));
+    size_t held = a->done ? 0 : tag_partial_match(p, left, tag),
            n = close ? (size_t)(close - p) : left - held;
     if (g->spec.reasoning) reasoning_add(a, p, n);
-    a->content_begin += n + (close ? strlen(THINK_CLOSE) : 0);
+    a->content_begin += n + (close ? strlen(tag) : 0);
     a->n_reasoning_tokens = tokens_until(a, a->n_reasoning_tokens, a->content_begin);
     if (close) a->reasoning_state = REASONING_CLOSED;
+}
+
+/* Moves content_begin past the newlines and the tag before the content. Returns whether the content
+ * begins there, and not a part of that tag. */
+static bool answer_open(const struct reasoning_form *f, struct completion *a) {
+    const char *text = a->text.data, *end = text + a->shown, *p = text + a->content_begin;
+    enum tag_match match = TAG_NONE;
+    while (p < end && (*p == '\n' || (match = tag_match(p, end, f->answer_open)) == TAG_WHOLE))
+        p += *p == '\n' ? 1 : strlen(f->answer_open);
+    a->content_begin = (size_t)(p - text);
+    return p == end || match != TAG_PARTIAL || a->done;
 }
 
 /* Separates the reasoning from the content. Returns whether the rest of `shown` is content, and not
  * reasoning or a part of a tag. */
 static bool reasoning_parse(const struct generation *g, struct completion *a) {
-    if (a->reasoning_state == REASONING_BEFORE) reasoning_open(a);
+    const struct reasoning_form *f = g->s->reasoning_form;
+    bool content = true;
+    if (a->reasoning_state == REASONING_BEFORE) reasoning_open(f, a);
     if (a->reasoning_state == REASONING_OPEN) reasoning_read(g, a);
-    if (a->reasoning_state == REASONING_CLOSED)
-        while (a->content_begin < a->shown && a->text.data[a->content_begin] == '\n')
-            a->content_begin++;
+    if (a->reasoning_state == REASONING_CLOSED) content = answer_open(f, a);
     a->sent = MAX(a->sent, a->content_begin);
-    return a->reasoning_state == REASONING_NONE || a->reasoning_state == REASONING_CLOSED;
+    return content &&
+           (a->reasoning_state == REASONING_NONE || a->reasoning_state == REASONING_CLOSED);
+}
+
+/* Leaves out the tag after the content. */
+static void answer_close(const struct reasoning_form *f, struct completion *a) {
+    size_t n = a->content_end - a->content_begin;
+    if (a->reasoning_state == REASONING_CLOSED)
+        a->content_end = a->content_begin +
+                         reasoning_form_content_len(f, a->text.data + a->content_begin, n, a->done);
 }
 
 /* tool calls */
@@ -370,6 +372,7 @@ void completion_advance(const struct generation *g, struct completion *a) {
         tool_call_parse_required(g, a);
     else if (tools && !tool_call_parse_untagged(g, a))
         tool_calls_parse_tagged(g, a);
+    answer_close(g->s->reasoning_form, a);
 }
 
 json_t *completion_content_json(const struct completion *a) {

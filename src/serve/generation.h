@@ -16,6 +16,7 @@
 
 #include "http/http.h"
 #include "serve/batcher.h"
+#include "serve/reasoning.h"
 #include "serve/server.h"
 #include "serve/tool_calls.h"
 
@@ -25,18 +26,19 @@ enum tool_choice {
     TOOL_CHOICE_REQUIRED, /* a grammar ensures that the reply is one call */
 };
 
-/* The reasoning of a model: <think>…</think> at the beginning of a reply. The states follow each
- * other in this order; a reply that begins in another way goes from BEFORE to NONE. */
+/* The reasoning of a model, in the server's reasoning_form at the beginning of a reply. The states
+ * follow each other in this order; a reply that begins in another way goes from BEFORE to NONE, or
+ * to CLOSED if it begins with the tag of the answer. */
 enum reasoning_state {
     REASONING_NONE,   /* there is no such block, or it remains part of the content */
-    REASONING_BEFORE, /* the text so far is white space and a part of the tag <think> */
+    REASONING_BEFORE, /* the text so far is white space and a part of the opening tag */
     REASONING_OPEN,   /* the text continues the reasoning */
-    REASONING_CLOSED, /* the content follows, after newlines, which are left out */
+    REASONING_CLOSED, /* the content follows, after newlines and its tag, which are left out */
 };
 
 struct token_usage { /* tokens */
     int64_t prompt, completion, cached;
-    int64_t reasoning; /* part of `completion`: the tokens up to the tag </think> */
+    int64_t reasoning; /* part of `completion`: the tokens up to the closing tag */
 };
 
 /* The settings of a request. The generation owns and releases everything in it except `x`. */
@@ -243,8 +245,6 @@ int chat_template_check(const struct server *s, const json_t *body, struct gener
  * disconnected, or rendering takes too long. */
 int chat_prompt_render(const struct server *s, json_t *body, struct generation_spec *spec,
                        struct error *err);
-/* Whether replies may have reasoning: the vocabulary has the tags as tokens with a text. */
-bool server_has_reasoning(const struct server *s);
 /* Sets spec->reasoning_begin; call it after the grammar and the prompt are set. A grammar applies
  * from the first token, so such a reply has no reasoning. continued: the assistant's text at the
  * end of the prompt that the reply continues, or NULL. */

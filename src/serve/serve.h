@@ -50,8 +50,9 @@ struct serve_options { /* filled from serve_option_rows, except max_memory and t
     double job_seconds;         /* seconds that one job may run; 0: no limit */
     int64_t jobs_bytes;         /* bytes of all files that jobs have written and that are kept */
     int64_t max_tokens;         /* tokens of a reply if the request sets no limit */
-    int64_t loop_tokens;  /* engine_request.loop_tokens, unless the request sets it or ignore_eos */
-    double alert_seconds; /* interval between two checks of the alerts; 0: no checks */
+    int64_t loop_tokens; /* engine_request.loop_tokens, unless the request sets it or ignore_eos */
+    char *reasoning_parser; /* tags of reasoning: "auto", "none" or a name, see reasoning.h */
+    double alert_seconds;   /* interval between two checks of the alerts; 0: no checks */
     struct strings alert_webhooks, alert_slacks; /* recipients of alerts */
     size_t max_memory;                           /* bytes of the memory plan; 0: no limit */
     /* set by serve_options_check */

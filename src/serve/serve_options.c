@@ -1,4 +1,5 @@
 /* serve_options: the options of a server, for the command and the library. */
+#include "serve/reasoning.h"
 #include "serve/serve.h"
 
 #define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
@@ -65,6 +66,9 @@ const struct option_row serve_option_rows[] = {
     ROW("loop-tokens", OPT_INT, loop_tokens, "256", 0, 1e6, "N",
         "end a reply whose last N or more tokens repeat a cycle at least four times (0: never); "
         "requests set it with 'loop_tokens'"),
+    ROW("reasoning-parser", OPT_STRING, reasoning_parser, "auto", 0, 0, "NAME",
+        "tags of the reasoning in replies: think, mistral, command_a, seed_oss, reasoning, "
+        "thought, thinking; auto: those of the chat template; none: it remains content"),
     ROW("alert-webhook", OPT_LIST, alert_webhooks, NULL, 0, 0, "URL",
         "URLs that receive alerts, in Alertmanager's format"),
     ROW("alert-slack", OPT_SECRETS, alert_slacks, NULL, 0, 0, "URL",
@@ -97,6 +101,7 @@ int serve_options_check(struct serve_options *o, struct error *err) {
     int rc = http_options_check(&o->http, err);
     if (rc == OK) rc = http_tls_check(&o->http, err);
     if (rc == OK) rc = request_memory_init(o, err);
+    if (rc == OK) rc = reasoning_parser_check(o->reasoning_parser, err);
     if (rc == OK && size_parse(o->max_feedback, &feedback, err) != OK)
         rc = error_wrap(err, "--max-feedback");
     o->feedback_bytes = (int64_t)feedback;

@@ -6,6 +6,7 @@
 #include "serve/server.h"
 #include "jobs/jobs.h"
 #include "ops/ops.h"
+#include "serve/reasoning.h"
 #include "serve/request_fields.h"
 
 #include <malloc.h>
@@ -887,6 +888,7 @@ struct server *serve_start(struct model *m, struct engine *e, const struct engin
                          .path = xstrdup(path),
                          .started = (int64_t)time(NULL),
                          .threads = pool_size(eo->pool)};
+    s->reasoning_form = reasoning_form_find(o->reasoning_parser, m->chat_template, m->tok);
     pthread_mutex_init(&s->lock, NULL);
     pthread_mutex_init(&s->derived_lock, NULL);
     request_memory_open(s);

@@ -52,6 +52,7 @@ struct server {
     struct model *model;
     char *name, *path;          /* the base's id, and the path it was opened with */
     char fingerprint[HASH_LEN]; /* base, numeric class and element types */
+    const struct reasoning_form *reasoning_form; /* tags of reasoning; NULL: it is not separated */
     struct engine *engine;
     struct batcher *batcher;
     struct adapter_pool *pool;

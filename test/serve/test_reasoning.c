@@ -20,6 +20,8 @@
 #include <cmocka.h>
 
 #define CALL "<tool_call>{\"name\": \"f\", \"arguments\": {\"a\": 1}}</tool_call>"
+#define THOUGHT "<|START_THINKING|>a<|END_THINKING|>"
+#define ANSWER "<|START_RESPONSE|>"
 
 static const struct reply_case {
     const char *name;
@@ -28,7 +30,8 @@ static const struct reply_case {
     const char *text, *cut; /* all tokens of the reply; the stop text at its end, or NULL */
     const char *reasoning, *content;
     int n_calls;
-    int32_t n_tokens; /* tokens of the reasoning */
+    int32_t n_tokens;   /* tokens of the reasoning */
+    const char *parser; /* NULL: think */
 } cases[] = {
     {"Qwen3's form", REASONING_BEFORE, false, "<think>\na < b\n</think>\n\nyes\n", NULL, "a < b",
      "yes\n", 0, 22},
@@ -69,6 +72,20 @@ static const struct reply_case {
      "", 0, 9},
     {"a stop text in the content", REASONING_BEFORE, false, "<think>a</think>\n\nbc", "c", "a", "b",
      0, 16},
+    {"an answer in tags", REASONING_BEFORE, false, THOUGHT "\n" ANSWER "b\n<|END_RESPONSE|>\n",
+     NULL, "a", "b\n", 0, (int32_t)sizeof THOUGHT - 1, "command_a"},
+    {"an answer in tags without reasoning", REASONING_BEFORE, false, ANSWER "b<|END_RESPONSE|>",
+     NULL, "", "b", 0, 0, "command_a"},
+    {"an answer without tags", REASONING_BEFORE, false, THOUGHT "b", NULL, "a", "b", 0,
+     (int32_t)sizeof THOUGHT - 1, "command_a"},
+    {"almost the tag of the answer", REASONING_BEFORE, false, THOUGHT "<|START_RESP", NULL, "a",
+     "<|START_RESP", 0, (int32_t)sizeof THOUGHT - 1, "command_a"},
+    {"text after the answer", REASONING_BEFORE, false, THOUGHT ANSWER "b<|END_RESPONSE|> c", NULL,
+     "a", "b<|END_RESPONSE|> c", 0, (int32_t)sizeof THOUGHT - 1, "command_a"},
+    {"an answer that ends in its tag", REASONING_BEFORE, false, THOUGHT ANSWER "b<|END_RES", NULL,
+     "a", "b<|END_RES", 0, (int32_t)sizeof THOUGHT - 1, "command_a"},
+    {"a call after the answer", REASONING_BEFORE, true, THOUGHT ANSWER "b<|END_RESPONSE|>" CALL,
+     NULL, "a", "b", 1, (int32_t)sizeof THOUGHT - 1, "command_a"},
 };
 
 static struct model *m;
@@ -103,7 +120,8 @@ static void assert_whole(const struct reply_case *k, const struct buf *sent, con
 static void reply_check(const struct reply_case *k, int32_t first, int32_t step) {
     static char f[] = "f";
     char *names[] = {f}, *stop = k->cut ? xstrdup(k->cut) : NULL;
-    struct server s = {.model = m};
+    const char *parser = k->parser ? k->parser : "think";
+    struct server s = {.model = m, .reasoning_form = reasoning_form_find(parser, NULL, m->tok)};
     struct generation g = {.s = &s,
                            .spec = {.reasoning = true,
                                     .reasoning_begin = k->begin,
@@ -148,19 +166,124 @@ static void reply_check(const struct reply_case *k, int32_t first, int32_t step)
     completion_release(&a);
 }
 
+static void reply_check_chunks(const struct reply_case *k) {
+    int32_t n = (int32_t)strlen(k->text);
+    for (int32_t first = 1; first <= n; first++) reply_check(k, first, n);
+    for (int32_t step = 1; step < 4; step++) reply_check(k, step, step);
+}
+
 static void test_chunks(void **state) {
     (void)state;
-    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
-        int32_t n = (int32_t)strlen(cases[i].text);
-        for (int32_t first = 1; first <= n; first++) reply_check(&cases[i], first, n);
-        for (int32_t step = 1; step < 4; step++) reply_check(&cases[i], step, step);
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) reply_check_chunks(&cases[i]);
+}
+
+/* The first n bytes of a text, with the form's tags for <think> and </think>; malloc'ed. */
+static char *text_with_tags(const char *text, size_t n, const struct reasoning_form *f) {
+    static const char open[] = "<think>", close[] = "</think>";
+    struct buf b = {0};
+    buf_puts(&b, "");
+    for (const char *p = text; p < text + n;) {
+        bool opens = strncmp(p, open, strlen(open)) == 0,
+             closes = strncmp(p, close, strlen(close)) == 0;
+        if (opens || closes)
+            buf_puts(&b, opens ? f->open : f->close);
+        else
+            buf_add(&b, p, 1);
+        p += opens ? strlen(open) : closes ? strlen(close) : 1;
+    }
+    return b.data;
+}
+
+/* The cases of <think> with the tags of the other forms. */
+static void test_forms(void **state) {
+    static const char *const parsers[] = {"mistral",   "command_a", "seed_oss",
+                                          "reasoning", "thought",   "thinking"};
+    (void)state;
+    for (size_t p = 0; p < ARRAY_LEN(parsers); p++) {
+        const struct reasoning_form *f = reasoning_form_find(parsers[p], NULL, m->tok);
+        for (size_t i = 0; i < ARRAY_LEN(cases) && !cases[i].parser; i++) {
+            struct reply_case k = cases[i];
+            k.parser = parsers[p];
+            char *text = text_with_tags(k.text, strlen(k.text), f),
+                 *begin = text_with_tags(k.text, (size_t)k.n_tokens, f),
+                 *cut = k.cut ? text_with_tags(k.cut, strlen(k.cut), f) : NULL,
+                 *reasoning = text_with_tags(k.reasoning, strlen(k.reasoning), f),
+                 *content = text_with_tags(k.content, strlen(k.content), f);
+            k.text = text, k.cut = cut, k.reasoning = reasoning, k.content = content;
+            k.n_tokens = (int32_t)strlen(begin);
+            reply_check_chunks(&k);
+            free(text), free(begin), free(cut), free(reasoning), free(content);
+        }
+    }
+}
+
+static const struct template_case {
+    const char *parser, *chat_template, *open; /* open NULL: no reasoning */
+} templates[] = {
+    {"auto", "{{ x.split('</think>')[-1] }}", "<think>"},
+    {"deepseek", "<think>\n</think>", "<think>"},
+    {"auto", "thoughts in [THINK] and [/THINK]", "[THINK]"},
+    {"auto", "<|START_THINKING|><|END_THINKING|>", "<|START_THINKING|>"},
+    {"auto", "<seed:think>x</seed:think>", "<seed:think>"},
+    {"auto", "<reasoning></reasoning>", "<reasoning>"},
+    {"auto", "<thought></thought>", "<thought>"},
+    {"auto", "<thinking></thinking>", "<thinking>"},
+    {"auto", "<think>", NULL},
+    {"auto", NULL, NULL},
+    {"none", "<think></think>", NULL},
+    {"thinking", "<think></think>", "<thinking>"},
+    {"qwen3", "[THINK][/THINK]", "<think>"},
+};
+
+static void test_templates(void **state) {
+    struct error err;
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(templates); i++) {
+        const struct template_case *k = &templates[i];
+        assert_int_equal(reasoning_parser_check(k->parser, &err), OK);
+        const struct reasoning_form *f = reasoning_form_find(k->parser, k->chat_template, m->tok);
+        if (!f != !k->open || (f && strcmp(f->open, k->open) != 0))
+            fail_msg("%s, '%s': %s", k->parser, k->chat_template, f ? f->open : "no form");
+    }
+    assert_int_equal(reasoning_parser_check("granite", &err), ERR_USAGE);
+    assert_non_null(strstr(err.text, "mistral"));
+}
+
+static const struct prompt_case {
+    const char *prompt, *continued;
+    enum reasoning_state state;
+} prompts[] = {
+    {"hi", NULL, REASONING_BEFORE},
+    {"hi<reasoning>", NULL, REASONING_OPEN},
+    {"<reasoning> \n\n", NULL, REASONING_OPEN},
+    {"reasoning>", NULL, REASONING_BEFORE},
+    {"<reasoning>a", NULL, REASONING_BEFORE},
+    {"", NULL, REASONING_BEFORE},
+    {"x", "\n<reasoning>a", REASONING_OPEN},
+    {"x", "<reasoning>a</reasoning>", REASONING_NONE},
+    {"x", "a<reasoning>", REASONING_NONE},
+};
+
+/* The state after prompts; tags need not be tokens. */
+static void test_prompts(void **state) {
+    struct server s = {.model = m,
+                       .reasoning_form = reasoning_form_find("reasoning", NULL, m->tok)};
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(prompts); i++) {
+        struct token_ids ids = {0};
+        struct generation_spec spec = {.prompts = &ids, .n_prompts = 1};
+        tokenizer_encode(m->tok, prompts[i].prompt, strlen(prompts[i].prompt), 0, &ids);
+        reasoning_expect(&s, &spec, prompts[i].continued);
+        if (spec.reasoning_begin != prompts[i].state)
+            fail_msg("'%s': state %d", prompts[i].prompt, (int)spec.reasoning_begin);
+        token_ids_release(&ids);
     }
 }
 
 /* The reasoning is left out, and the content is the same. */
 static void test_left_out(void **state) {
     static const char text[] = "<think>a\n</think>\n\nb";
-    struct server s = {.model = m};
+    struct server s = {.model = m, .reasoning_form = reasoning_form_find("think", NULL, m->tok)};
     struct generation g = {.s = &s};
     struct completion a = {.reasoning_state = REASONING_BEFORE};
     struct engine_request *r = &a.batch_request.request;
@@ -177,7 +300,9 @@ static void test_left_out(void **state) {
 }
 
 int main(void) {
-    const struct CMUnitTest tests[] = {cmocka_unit_test(test_chunks),
-                                       cmocka_unit_test(test_left_out)};
+    const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_chunks), cmocka_unit_test(test_left_out),
+        cmocka_unit_test(test_forms), cmocka_unit_test(test_templates),
+        cmocka_unit_test(test_prompts)};
     return cmocka_run_group_tests(tests, group_setup, group_teardown);
 }

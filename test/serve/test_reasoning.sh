@@ -9,17 +9,19 @@ servers=
 trap 'for pid in $servers; do kill "$pid" 2>/dev/null && wait "$pid" 2>/dev/null; done; rm -rf "$tmp"' EXIT
 command -v python3 >/dev/null || { echo "skip reasoning: python3 is not installed"; exit 0; }
 
-# Two copies of fry: in "thinker" the model writes <think>, in "opened" the template does.
+# Copies of fry: in "thinker" the model writes <think>, in "opened" the template does; in "special" the tags are special
+# tokens, [THINK] and [/THINK], with the same ids.
 cat >"$tmp/make.py" <<'END'
 import json, sys
-folder, opened = sys.argv[1], sys.argv[2] == 'opened'
+folder, opened, special = sys.argv[1], sys.argv[2] == 'opened', sys.argv[2] == 'special'
+OPEN, CLOSE = ('[THINK]', '[/THINK]') if special else ('<think>', '</think>')
 path = folder + '/tokenizer.json'
 t = json.load(open(path))
 vocab, merges = t['model']['vocab'], t['model']['merges']
-TAGS = {'Ġcritic': '<think>', 'Ġexplorer': '</think>'} # no other token contains these
+TAGS = {'Ġcritic': OPEN, 'Ġexplorer': CLOSE} # no other token contains these
 for old, new in TAGS.items():
     vocab[new] = vocab.pop(old)
-    t['added_tokens'].append({'id': vocab[new], 'content': new, 'single_word': False, 'lstrip': False, 'rstrip': False, 'normalized': False, 'special': False})
+    t['added_tokens'].append({'id': vocab[new], 'content': new, 'single_word': False, 'lstrip': False, 'rstrip': False, 'normalized': False, 'special': special})
 t['model']['merges'] = [m for m in merges if ''.join(m.split(' ') if isinstance(m, str) else m) not in TAGS]
 json.dump(t, open(path, 'w'))
 path = folder + '/tokenizer_config.json'
@@ -30,19 +32,20 @@ c['chat_template'] = (
     "{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}"
     "{% if enable_thinking is defined and enable_thinking is false %}{{ '<think>\n\n</think>\n\n' }}"
     "{% elif " + ('true' if opened else 'reasoning_effort == "high"') + " %}{{ '<think>\n' }}{% endif %}{% endif %}")
+c['chat_template'] = c['chat_template'].replace('<think>', OPEN).replace('</think>', CLOSE)
 json.dump(c, open(path, 'w'))
 END
-for i in thinker opened; do
+for i in thinker opened special; do
     cp -r test/models/fry-1 "$tmp/$i" && python3 "$tmp/make.py" "$tmp/$i" $i || { echo "not ok reasoning: no copy of the model"; exit 0; }
 done
 printf '%s\n' '{"messages": [{"role": "user", "content": "12 + 30 = ?"}, {"role": "assistant", "content": "<think>\n12 and 30\n</think>\n\nanswer: 42"}]}' >"$tmp/d.jsonl"
 "$shoal" train "$tmp/thinker" --runs "$tmp/runs" --data "$tmp/d.jsonl" --out "$tmp/adder" --r 16 --lr 4e-3 --epochs 400 --quiet >/dev/null 2>"$tmp/err" ||
     { echo "not ok reasoning: the adapter is trained: $(head -c 300 "$tmp/err")"; exit 0; }
 
-# up NAME: starts a server with the copy NAME; its address is in $url.
+# up NAME PARSER: starts a server with the copy NAME; its address is in $url.
 up() {
     : >"$tmp/listening"
-    "$shoal" serve "$tmp/$1" --adapter "adder=$tmp/adder" --state "$tmp/state-$1" --port 0 --json --drain-seconds 2 >"$tmp/listening" 2>"$tmp/err" &
+    "$shoal" serve "$tmp/$1" --adapter "adder=$tmp/adder" --state "$tmp/state-$1-$2" --reasoning-parser "$2" --port 0 --json --drain-seconds 2 >"$tmp/listening" 2>"$tmp/err" &
     servers="$servers $!"
     for _ in $(seq 600); do
         url=$(sed -n 's/.*"listening":"\([^"]*\)".*/\1/p' "$tmp/listening")
@@ -52,13 +55,19 @@ up() {
     echo "not ok reasoning: the server starts: $(head -c 300 "$tmp/err")"
     exit 0
 }
-up thinker
+up thinker auto
 THINKER=$url
-up opened
+up thinker none
+NONE=$url
+up special auto
+SPECIAL=$url
+up opened auto
+"$shoal" serve "$tmp/thinker" --reasoning-format harmony 2>&1 | grep -q "no 'harmony'; there are auto, none, think, mistral" &&
+    echo "ok reasoning: an unknown parser is refused" || echo "not ok reasoning: an unknown parser is refused"
 
 cat >"$tmp/client.py" <<'END'
 import json, os, urllib.error, urllib.request
-thinker, opened = os.environ['THINKER'], os.environ['OPENED']
+thinker, opened, special, none = (os.environ[n] for n in ('THINKER', 'OPENED', 'SPECIAL', 'NONE'))
 ASK = [{'role': 'user', 'content': '12 + 30 = ?'}]
 WHOLE = '<think>\n12 and 30\n</think>\n\nanswer: 42'
 
@@ -208,6 +217,30 @@ def _():
 
 @test
 def _():
+    "tags that are special tokens"
+    same(parts(special), ('12 and 30', 'answer: 42'))
+    s = deltas(special)
+    same((joined(s, 'reasoning_content'), joined(s, 'content')), ('12 and 30', 'answer: 42'))
+    same(chat(special)['usage']['completion_tokens_details'], chat()['usage']['completion_tokens_details'])
+    m = ollama('/api/chat', special, think=True)['message']
+    same((m['thinking'], m['content']), ('12 and 30', 'answer: 42'))
+    same(parts(special, reasoning_effort='none'), (None, DIRECT))
+    same(parts(special, reasoning_format='none'), (None, WHOLE.replace('<think>', '').replace('</think>', '')))
+
+@test
+def _():
+    "--reasoning-parser none"
+    for more in ({}, {'reasoning_format': 'auto'}):
+        v = chat(none, **more)
+        same((v['choices'][0]['message'].get('reasoning_content'), v['choices'][0]['message']['content']), (None, WHOLE))
+        assert 'completion_tokens_details' not in v['usage'], v
+    status, text = call('/api/chat', {'model': 'adder', 'messages': ASK, 'think': True}, none)
+    assert status == 400 and "does not support thinking" in text, text
+    same(parts(none, chat_template_kwargs={'enable_thinking': False}), (None, DIRECT))
+    assert 'thinking' not in post('/api/show', none, model='adder')['capabilities']
+
+@test
+def _():
     "tools: reasoning, then content"
     tools = [{'type': 'function', 'function': {'name': 'f', 'parameters': {'type': 'object', 'properties': {}}}}]
     m = chat(tools=tools, tool_choice='none')['choices'][0]['message']
@@ -281,4 +314,4 @@ for f in tests:
     except Exception as e:
         print('not ok reasoning: %s: %s: %s' % (f.__doc__, type(e).__name__, str(e).replace('\n', ' ')[:600]))
 END
-THINKER=$THINKER TOKEN_FILE=$tmp/state-thinker/token OPENED=$url PYTHONDONTWRITEBYTECODE=1 python3 "$tmp/client.py"
+THINKER=$THINKER SPECIAL=$SPECIAL NONE=$NONE TOKEN_FILE=$tmp/state-thinker-auto/token OPENED=$url PYTHONDONTWRITEBYTECODE=1 python3 "$tmp/client.py"

@@ -234,8 +234,10 @@ static int limits_read(const struct server *s, const json_t *body, struct genera
         json_read_int(body, "id_slot", -1, engine_max_seqs(s->engine) - 1, &slot, err) != OK ||
         json_read_bool(body, "stream", &spec->stream, err) != OK ||
         json_read_bool(body, "cache_prompt", &cache, err) != OK ||
-        json_read_bool(body, "return_tokens", &tokens, err) != OK)
+        json_read_bool(body, "return_tokens", &tokens, err) != OK ||
+        context_shift_read(s, body, "context_shift", body, "n_keep", spec, err) != OK)
         return err->code;
+    if (predict == -2) spec->context_shift = false; // until the context is full
     spec->n = (int)n;
     spec->max_tokens = predict < 0 ? INT32_MAX : (int32_t)predict;
     spec->n_top = (int)probs;
@@ -265,13 +267,14 @@ static json_t *settings_json(const struct server *s, const struct generation_spe
     for (int i = 0; i < spec->n_stop_ids; i++)
         eos |= spec->stop_ids[i] == tokenizer_eos(s->model->tok);
     int predict = spec->max_tokens == INT32_MAX ? -1 : spec->max_tokens;
-    json_t *v = json_pack(
-        "{s:i,s:i,s:i,s:I,s:f,s:i,s:f,s:f,s:f,s:f,s:f,s:f,s:i}", "n_ctx", engine_max_len(s->engine),
-        "n_predict", predict, "max_tokens", predict, "seed", (json_int_t)p->seed, "temperature",
-        (double)p->temperature, "top_k", p->top_k, "top_p", (double)p->top_p, "min_p",
-        (double)p->min_p, "typical_p", (double)p->typical_p, "repeat_penalty",
-        (double)p->repetition_penalty, "presence_penalty", (double)p->presence_penalty,
-        "frequency_penalty", (double)p->frequency_penalty, "repeat_last_n", p->penalty_last_n);
+    json_t *v = json_pack("{s:i,s:i,s:i,s:i,s:I,s:f,s:i,s:f,s:f,s:f,s:f,s:f,s:f,s:i}", "n_ctx",
+                          engine_max_len(s->engine), "n_predict", predict, "max_tokens", predict,
+                          "n_keep", spec->n_keep, "seed", (json_int_t)p->seed, "temperature",
+                          (double)p->temperature, "top_k", p->top_k, "top_p", (double)p->top_p,
+                          "min_p", (double)p->min_p, "typical_p", (double)p->typical_p,
+                          "repeat_penalty", (double)p->repetition_penalty, "presence_penalty",
+                          (double)p->presence_penalty, "frequency_penalty",
+                          (double)p->frequency_penalty, "repeat_last_n", p->penalty_last_n);
     json_t *more =
         json_pack("{s:o,s:b,s:b,s:i,s:[s,s,s,s,s,s],s:o}", "stop", stops, "ignore_eos", !eos,
                   "stream", spec->stream, "n_probs", spec->logprobs ? spec->n_top : 0, "samplers",
@@ -365,7 +368,8 @@ static void final_fields_add(const struct generation *g, const struct completion
     const char *stop_type = completion_was_cut(a)      ? "limit"
                             : r->finish == FINISH_NONE ? "none"
                                                        : "eos";
-    bool context_full = r->finish == FINISH_LENGTH && r->n_generated < g->spec.max_tokens;
+    bool context_full =
+        r->n_dropped || (r->finish == FINISH_LENGTH && r->n_generated < g->spec.max_tokens);
     struct buf text = {0};
     tokenizer_decode(g->s->model->tok, prompt->v, prompt->n, true, &text);
     json_t *more = json_pack(

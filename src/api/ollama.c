@@ -10,7 +10,7 @@
  * samples of the model. Models are never unloaded: keep_alive has no effect, but a request without
  * a prompt and with keep_alive 0 is answered as if the model had been unloaded. num_ctx bounds the
  * tokens of a prompt and its reply; messages that do not fit are left out, the oldest first, unless
- * truncate is false.
+ * truncate is false. `shift` has the server's default (--context-shift), and not true.
  */
 #define _GNU_SOURCE
 #include "api/ollama.h"
@@ -97,18 +97,20 @@ static int keep_alive_read(const json_t *body, bool *zero, struct error *err) {
     return error_set(err, ERR_USAGE, "'keep_alive' must be seconds or a duration such as \"5m\"");
 }
 
-int ollama_options_read(const struct server *s, const json_t *o, struct generation_spec *spec,
-                        struct error *err) {
+int ollama_options_read(const struct server *s, const json_t *body, const json_t *o,
+                        struct generation_spec *spec, struct error *err) {
     static const struct llamacpp_sampling defaults = {
         .min_temperature = 0, .top_p = 0.9, .min_p = 0, .min_seed = INT64_MIN};
     int64_t predict = s->options->max_tokens, ctx = 0;
     if (llamacpp_sampling_read(o, &defaults, &spec->sampling, err) != OK ||
         json_read_int(o, "num_ctx", 0, INT32_MAX, &ctx, err) != OK ||
-        json_read_int(o, "num_predict", -2, INT32_MAX, &predict, err) != OK)
+        json_read_int(o, "num_predict", -2, INT32_MAX, &predict, err) != OK ||
+        context_shift_read(s, body, "shift", o, "num_keep", spec, err) != OK)
         return err->code;
     spec->n = 1;
     spec->context = (int32_t)ctx;
     spec->max_tokens = predict > 0 ? (int32_t)predict : INT32_MAX; // limited by the context only
+    if (predict == -2) spec->context_shift = false;                // until the context is full
     return stop_conditions_read(s, o, spec, err);
 }
 
@@ -176,7 +178,7 @@ static int options_read(struct server *s, struct ollama_request *q, struct error
     if (llamacpp_samplers_reject(request_options, err) != OK) return error_wrap(err, "'options'");
     q->options = request_options ? json_copy((json_t *)(uintptr_t)request_options) : json_object();
     json_object_update_missing(q->options, json_object_get(q->derived, "parameters"));
-    return ollama_options_read(s, q->options, &q->spec, err);
+    return ollama_options_read(s, q->body, q->options, &q->spec, err);
 }
 
 static int ollama_request_read(struct server *s, struct exchange *x, struct ollama_request *q,
@@ -267,9 +269,11 @@ static void context_add(const struct generation *g, const struct completion *a, 
     const struct engine_request *r = &a->batch_request.request;
     if (!json_is_true(g->spec.extra)) return;
     json_t *context = json_array();
-    for (int32_t i = 0; i < r->n_prompt; i++)
-        json_array_append_new(context, json_integer(r->prompt[i]));
-    for (int32_t i = 0; i < r->n_out; i++) json_array_append_new(context, json_integer(r->out[i]));
+    for (int32_t i = 0; i < r->n_prompt + r->n_out; i++) {
+        bool dropped = i >= r->n_keep && i < r->n_keep + r->n_dropped;
+        int32_t id = i < r->n_prompt ? r->prompt[i] : r->out[i - r->n_prompt];
+        if (!dropped) json_array_append_new(context, json_integer(id));
+    }
     if (r->n_generated > r->n_out)
         json_array_append_new(context, json_integer(tokenizer_eot(g->s->model->tok)));
     json_object_set_new(v, "context", context);

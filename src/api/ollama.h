@@ -20,10 +20,11 @@
 int ollama_name(const json_t *body, const char **name, struct error *err);
 /* Like model_ref_resolve, for a required name and with Ollama's error messages. */
 int ollama_target(struct server *s, const char *name, struct model_ref *t, struct error *err);
-/* Reads Ollama's options into sampling, stops and max_tokens. Options that only control how a model
- * is loaded (num_thread, use_mmap …) are ignored. */
-int ollama_options_read(const struct server *s, const json_t *options, struct generation_spec *spec,
-                        struct error *err);
+/* Reads Ollama's options into sampling, stops, max_tokens and the context shift, of which the field
+ * `shift` of the body (may be NULL) decides. Options that only control how a model is loaded
+ * (num_thread, use_mmap …) are ignored. */
+int ollama_options_read(const struct server *s, const json_t *body, const json_t *options,
+                        struct generation_spec *spec, struct error *err);
 /* Adds the derived model's messages, template and system message to a chat body in OpenAI's form,
  * unless the body has its own template or system message. */
 void ollama_derived_apply(const json_t *derived, json_t *chat);

@@ -496,7 +496,7 @@ static int parameters_read(const struct server *s, const json_t *body, json_t *d
     struct generation_spec spec = {0};
     if (!v) return OK;
     if (!json_is_object(v)) return error_set(err, ERR_USAGE, "'parameters' must be an object");
-    int rc = ollama_options_read(s, v, &spec, err);
+    int rc = ollama_options_read(s, NULL, v, &spec, err);
     generation_spec_release(&spec);
     if (rc != OK) return rc;
     if (all)
@@ -707,7 +707,8 @@ static void messages_apply(const json_t *derived, json_t *body) {
  * body take precedence. */
 static void parameters_apply(const json_t *derived, json_t *body) {
     static const char *const names[][2] = {{"num_predict", "max_tokens"},
-                                           {"repeat_penalty", "repetition_penalty"}};
+                                           {"repeat_penalty", "repetition_penalty"},
+                                           {"num_keep", "n_keep"}};
     json_t *parameters = json_copy(json_object_get(derived, "parameters")), *v;
     if (!parameters) return;
     for (size_t i = 0; i < ARRAY_LEN(names); i++)

@@ -117,6 +117,18 @@ int stop_conditions_read(const struct server *s, const json_t *body, struct gene
     return OK;
 }
 
+int context_shift_read(const struct server *s, const json_t *body, const char *shift,
+                       const json_t *options, const char *keep, struct generation_spec *spec,
+                       struct error *err) {
+    int64_t n = s->options->n_keep;
+    spec->context_shift = s->options->context_shift;
+    if (json_read_bool(body, shift, &spec->context_shift, err) != OK ||
+        json_read_int(options, keep, -1, INT32_MAX, &n, err) != OK)
+        return err->code;
+    spec->n_keep = (int32_t)n;
+    return OK;
+}
+
 /* Reads the settings that chat and completions share. */
 static int settings_read(const struct server *s, const json_t *body, struct generation_spec *spec,
                          struct error *err) {
@@ -155,6 +167,8 @@ static int settings_read(const struct server *s, const json_t *body, struct gene
         .frequency_penalty = (float)frequency,
         .seed = json_get_nonnull(body, "seed") ? (uint64_t)seed : random_seed()};
     if (logit_bias_read(s, body, spec, err) != OK) return err->code;
+    if (context_shift_read(s, body, "context_shift", body, "n_keep", spec, err) != OK)
+        return err->code;
     return stop_conditions_read(s, body, spec, err);
 }
 

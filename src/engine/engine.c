@@ -14,6 +14,10 @@
  *     PREFILL ──┬─> DECODE ──┬─> SUFFIX ──> CHOICES ──> done
  *               └────────────┴─────┘ (a phase with nothing to do is skipped)
  *
+ * After a context shift the sequence is the first n_keep tokens of prompt | out, and those after
+ * the n_dropped tokens that follow. DECODE becomes SHIFT, which prefills the latter again, and
+ * then DECODE.
+ *
  * Prefix cache: a slot keeps its tokens and KV pages after its request is done, and a new request
  * reuses the longest prefix that any slot has (prefix_cache_lookup). In the fast numeric class with
  * AMX only positions that were computed as known rows are reused: the keys and values of sampled
@@ -335,14 +339,31 @@ static int adapters_check(const struct engine_request *r, const struct model_con
     return OK;
 }
 
-static int32_t request_tokens(const struct engine_request *r) {
+/* The maximum length of the request's sequence. */
+static int64_t request_tokens(const struct engine_request *r) {
     int32_t longest = 0;
     for (int32_t i = 0; i < r->n_choices; i++) longest = MAX(longest, r->choices[i].n);
-    return r->n_prompt + r->max_tokens + r->suffix.n + longest;
+    int64_t all = (int64_t)r->n_prompt + r->max_tokens + r->suffix.n + longest;
+    return r->context_len ? MIN(all, r->context_len) : all;
+}
+
+static int context_check(const struct engine_request *r, int32_t max_len, struct error *err) {
+    if (r->context_len == 0) return OK;
+    if (r->context_len < 2 || r->context_len > max_len)
+        return error_set(err, ERR_USAGE, "context_len '%d' is not in 2..%d; 0 turns it off",
+                         r->context_len, max_len);
+    if (r->n_prompt > r->context_len)
+        return error_set(err, ERR_USAGE, "the prompt has %d tokens: more than the context_len '%d'",
+                         r->n_prompt, r->context_len);
+    if (r->n_keep < 0 || r->n_keep > r->n_prompt || r->n_keep > r->context_len - 2)
+        return error_set(err, ERR_USAGE, "n_keep '%d' is not in 0..%d", r->n_keep,
+                         MIN(r->n_prompt, r->context_len - 2));
+    if (r->n_choices > 0)
+        return error_set(err, ERR_USAGE, "a request with choices has no context shift");
+    return OK;
 }
 
 int engine_check(const struct engine *e, const struct engine_request *r, struct error *err) {
-    int64_t longest = 0;
     if (r->n_prompt < 1) return error_set(err, ERR_USAGE, "the prompt is empty");
     if (r->max_tokens < 0)
         return error_set(err, ERR_USAGE, "max_tokens '%d' is negative", r->max_tokens);
@@ -370,9 +391,9 @@ int engine_check(const struct engine *e, const struct engine_request *r, struct 
             return error_set(err, ERR_USAGE, "choice '%d' has %d tokens; choices_only takes one", i,
                              c->n);
         if (engine_check_tokens("a choice", c->v, c->n, e->vocab, err) != OK) return err->code;
-        longest = MAX(longest, c->n);
     }
-    int64_t total = (int64_t)r->n_prompt + r->max_tokens + r->suffix.n + longest;
+    if (context_check(r, e->o.max_len, err) != OK) return err->code;
+    int64_t total = request_tokens(r);
     if (total > e->o.max_len)
         return error_set(
             err, ERR_USAGE,
@@ -502,9 +523,9 @@ static void request_state_set_grammar(struct engine *e, const struct engine_requ
 /* Creates the request's state, resets its results and appends the request to the waiting ones. */
 static void request_enqueue(struct engine *e, struct engine_request *r) {
     r->state = xcalloc(1, sizeof *r->state);
-    r->state->pages = kv_cache_pages_for(request_tokens(r));
+    r->state->pages = kv_cache_pages_for((int32_t)request_tokens(r));
     request_state_set_adapters(e, r);
-    r->n_out = r->n_prefilled = r->n_generated = r->n_cached = 0;
+    r->n_out = r->n_prefilled = r->n_generated = r->n_cached = r->n_dropped = 0;
     r->choice = -1;
     r->finish = FINISH_NONE;
     r->done = false;
@@ -635,6 +656,7 @@ static void prefix_sources_resolve(struct engine *e) {
 
 static int32_t token_at(const struct engine_request *r, int32_t pos) {
     const struct request_state *s = r->state;
+    if (pos >= r->n_keep) pos += r->n_dropped;
     if (pos < r->n_prompt) return r->prompt[pos];
     pos -= r->n_prompt;
     if (pos < r->n_out) return r->out[pos];
@@ -912,7 +934,7 @@ static void token_accept(struct engine *e, struct engine_request *r, const struc
     r->out_logprob[r->n_out] = o->logprob;
     r->out[r->n_out++] = o->token;
     s->phase = PHASE_DECODE;
-    s->end = r->n_prompt + r->n_out;
+    s->end = r->n_prompt + r->n_out - r->n_dropped;
     s->loop_detected = loop_found(r);
     if (stop_text_found(e, r)) {
         generation_end(r, FINISH_STOP);
@@ -995,6 +1017,10 @@ static void phase_finish(struct engine *e, struct engine_request *r,
             choices_begin(e, r, last);
         else
             generation_end(r, r->state->empty_only ? FINISH_STOP : FINISH_LENGTH);
+        break;
+    case PHASE_SHIFT:
+        r->n_prefilled += s->end - r->n_keep;
+        token_accept(e, r, &e->logits_rows[last]);
         break;
     case PHASE_DECODE:
         token_accept(e, r, &e->logits_rows[last]);

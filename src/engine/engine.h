@@ -86,6 +86,11 @@ struct engine_request {
      * (FINISH_STOP) when no token can follow. NULL: any text. If the vocabulary has a token for
      * every byte and max_tokens allows a complete text, the output is complete. */
     const struct grammar *grammar;
+    /* Context shift: when prompt and output are context_len tokens, half of those after the first
+     * n_keep are dropped, the oldest first, and the others are prefilled again at their new
+     * positions. The output continues as that of a request whose prompt is what remains. n_keep is
+     * at most n_prompt and context_len - 2. 0: off. Not with choices. */
+    int32_t context_len, n_keep;
     int32_t loop_tokens;  /* stop (FINISH_LOOP) when n or more tokens at the end repeat a cycle four
                              times; 0: off */
     int32_t n_top;        /* number of most probable tokens to report at each position, at most
@@ -111,10 +116,11 @@ struct engine_request {
     float *choice_logprob, *choice_prob; /* [n_choices] */
     int32_t choice;
     enum finish_reason finish; /* FINISH_CHOICE for every completed request with choices */
-    int32_t n_prefilled; /* tokens of the prompt, the suffix and the distinct prefixes of choices;
-                            includes n_cached */
+    int32_t n_prefilled; /* tokens of the prompt, the suffix and the distinct prefixes of choices,
+                            and those after each context shift; includes n_cached */
     int32_t n_generated; /* including the stop token */
     int32_t n_cached;    /* prompt tokens found in the prefix cache */
+    int32_t n_dropped;   /* tokens dropped by context shifts */
     bool done;
 
     struct request_state *state; /* owned by the engine */
@@ -164,9 +170,10 @@ int32_t engine_max_rows(const struct engine *e);
  * between steps. It changes no results. */
 void engine_set_prompt_rows(struct engine *e, int32_t n);
 /* Adds a request to the waiting ones. ERR_USAGE for an invalid request: prompt + max_tokens +
- * suffix + longest choice > max_len, an empty prompt, a token out of range, an adapter for another
- * shape. ERR_MISMATCH: an adapter in `mix` is not plain. ERR_MEMORY: the KV cache has too few pages
- * for it, or there is no memory for its results. After an error nothing is submitted. */
+ * suffix + longest choice > max_len (with a context shift: context_len > max_len), an empty prompt,
+ * a token out of range, an adapter for another shape. ERR_MISMATCH: an adapter in `mix` is not
+ * plain. ERR_MEMORY: the KV cache has too few pages for it, or there is no memory for its results.
+ * After an error nothing is submitted. */
 int engine_submit(struct engine *e, struct engine_request *r, struct error *err);
 /* The checks of engine_submit without submitting. Any thread, also while the engine runs. */
 int engine_check(const struct engine *e, const struct engine_request *r, struct error *err);

@@ -13,7 +13,7 @@
 /* max + log Σ exp(x - max); the kernel defines the order of the sum. `scratch` [n]. */
 float logits_logsumexp(const float *x, int32_t n, float *scratch);
 
-enum request_phase { PHASE_PREFILL, PHASE_DECODE, PHASE_SUFFIX, PHASE_CHOICES };
+enum request_phase { PHASE_PREFILL, PHASE_SHIFT, PHASE_DECODE, PHASE_SUFFIX, PHASE_CHOICES };
 
 /* A choice of a request; the choices are sorted by their tokens. */
 struct sorted_choice {

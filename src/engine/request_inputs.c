@@ -49,6 +49,10 @@ const struct request_input request_inputs[] = {
      .count_offset = FIELD_OFFSET(n_choices)},
     {"choices_only", .type = INPUT_BOOL, .value_offset = FIELD_OFFSET(choices_only),
      .optional = true},
+    {"context_len", .type = INPUT_INT, .value_offset = FIELD_OFFSET(context_len), .max = INT32_MAX,
+     .optional = true},
+    {"n_keep", .type = INPUT_INT, .value_offset = FIELD_OFFSET(n_keep), .max = INT32_MAX,
+     .optional = true},
     {NULL},
 };
 

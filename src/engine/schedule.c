@@ -84,13 +84,34 @@ static void prompts_schedule(struct engine *e, int32_t budget) {
         known_rows_schedule(e, e->active[e->order[i].active], end - e->n_rows);
 }
 
+/* Drops tokens of a decoding request whose sequence fills its context; those after them have to be
+ * run again. */
+static void context_shift(struct engine *e, struct engine_request *r) {
+    struct request_state *s = r->state;
+    struct engine_slot *slot = &e->slots[s->slot];
+    int32_t n = (s->end - r->n_keep) / 2;
+    r->n_dropped += n;
+    s->end -= n;
+    s->kv = r->n_keep;
+    s->phase = PHASE_SHIFT;
+    slot->n = s->kv;
+    slot->n_known = MIN(slot->n_known, s->kv);
+    kv_cache_truncate(forward_kv_cache(e->f), s->slot, s->kv);
+}
+
+static bool decode_is_ready(struct engine *e, struct engine_request *r) {
+    struct request_state *s = r->state;
+    if (s->phase != PHASE_DECODE || s->mask_pending) return false;
+    if (r->context_len && s->end >= r->context_len) context_shift(e, r);
+    return s->phase == PHASE_DECODE;
+}
+
 void step_schedule(struct engine *e) {
     bool any_mask_pending = false;
     e->n_chunks = e->n_rows = e->n_out = 0;
     for (int32_t i = 0; i < e->n_active && e->n_rows < e->o.max_rows; i++) {
-        const struct request_state *s = e->active[i]->state;
-        any_mask_pending |= s->mask_pending;
-        if (s->phase == PHASE_DECODE && !s->mask_pending) chunk_schedule(e, e->active[i], 1);
+        any_mask_pending |= e->active[i]->state->mask_pending;
+        if (decode_is_ready(e, e->active[i])) chunk_schedule(e, e->active[i], 1);
     }
     int32_t room = e->o.max_rows - e->n_rows;
     prompts_schedule(e, e->n_rows > 0 ? MIN(room, e->prompt_rows) : room);

@@ -623,15 +623,34 @@ static int32_t context_length(const struct server *s, const struct generation_sp
     return spec->context ? MIN(spec->context, most) : most;
 }
 
+/* A reply that shifts its context could otherwise be endless; Ollama has the same limit. */
+enum { SHIFT_CONTEXTS = 10 };
+
+int32_t reply_max_tokens(const struct server *s, const struct generation_spec *spec,
+                         int32_t n_prompt) {
+    int64_t context = context_length(s, spec),
+            room = (spec->context_shift ? SHIFT_CONTEXTS * context : context) - n_prompt;
+    return (int32_t)MIN(spec->max_tokens, room);
+}
+
+/* The tokens of the prompt that a context shift keeps. The room after them, at least a few tokens,
+ * is what the model sees of its reply. */
+static int32_t kept_tokens(const struct server *s, const struct generation_spec *spec,
+                           const struct token_ids *prompt) {
+    enum { ROOM_MIN = 4 };
+    bool bos = prompt->n && prompt->v[0] == tokenizer_bos(s->model->tok);
+    int64_t n = spec->n_keep < 0 ? prompt->n : (int64_t)spec->n_keep + bos;
+    return (int32_t)MIN(MIN(n, prompt->n), MAX(context_length(s, spec) - ROOM_MIN, 0));
+}
+
 static void engine_request_init(struct generation *g, struct completion *a) {
     struct generation_spec *spec = &g->spec;
     struct engine_request *r = &a->batch_request.request;
     const struct token_ids *prompt = &spec->prompts[a->prompt];
-    int32_t room = context_length(g->s, spec) - prompt->n;
     *r = (struct engine_request){.prompt = prompt->v,
                                  .n_prompt = prompt->n,
                                  .sampling = spec->sampling,
-                                 .max_tokens = MIN(spec->max_tokens, room),
+                                 .max_tokens = reply_max_tokens(g->s, spec, prompt->n),
                                  .loop_tokens = spec->loop_tokens,
                                  .stop = spec->stop_ids,
                                  .n_stop = spec->n_stop_ids,
@@ -642,6 +661,11 @@ static void engine_request_init(struct generation *g, struct completion *a) {
                                  .prompt_logprobs = spec->prompt_logprobs};
     r->sampling.seed += (uint64_t)(a->index % spec->n);
     r->sampling.bias = spec->bias;
+    int32_t context = context_length(g->s, spec);
+    if (spec->context_shift && r->max_tokens > context - prompt->n) {
+        r->context_len = context;
+        r->n_keep = kept_tokens(g->s, spec, prompt);
+    }
     model_ref_apply(&g->target, r);
     a->batch_request.client = g->key ? hash_fnv1a(g->key, strlen(g->key)) : 0;
     a->batch_request.on_change = request_progress;
@@ -763,7 +787,7 @@ void generation_start(struct server *s, struct exchange *x, const struct api_dia
         generation_args_release(s, t, spec);
         return;
     }
-    if (generation_reserve(s, x, spec, context_length(s, spec), &what, &err) != OK) {
+    if (generation_reserve(s, x, spec, &what, &err) != OK) {
         api_fail_error(x, &err, what);
         generation_args_release(s, t, spec);
         return;

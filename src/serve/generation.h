@@ -51,7 +51,9 @@ struct generation_spec {
     int32_t truncate_prompt_tokens; /* keep the last tokens of a prompt: n with its first BOS; -1:
                                        those that leave room for max_tokens, at most half of the
                                        context; 0: all */
-    int32_t context; /* tokens of a prompt and its completion; 0: the engine's maximum */
+    int32_t context;    /* tokens of a prompt and its completion; 0: the engine's maximum */
+    bool context_shift; /* continue after the context is full: see engine_request.context_len */
+    int32_t n_keep;     /* tokens of the prompt after its BOS that a context shift keeps; -1: all */
     struct sampling_params sampling; /* completion i of a prompt uses seed + i */
     struct logit_bias *bias;
     struct strings stop_texts;
@@ -228,6 +230,11 @@ int logit_bias_read(const struct server *s, const json_t *body, struct generatio
 /* Reads stop, stop_token_ids, ignore_eos, loop_tokens. */
 int stop_conditions_read(const struct server *s, const json_t *body, struct generation_spec *spec,
                          struct error *err);
+/* Reads whether a reply shifts the context (the field `shift` of body) and what it keeps (the field
+ * `keep` of options). Defaults are the server's. */
+int context_shift_read(const struct server *s, const json_t *body, const char *shift,
+                       const json_t *options, const char *keep, struct generation_spec *spec,
+                       struct error *err);
 /* Sets spec->grammar from a text, or from a value as JSON; kinds as for server_grammar. */
 int generation_set_grammar(struct server *s, struct generation_spec *spec, const char *kind,
                            const json_t *v, struct error *err);
@@ -249,6 +256,9 @@ int chat_prompt_render(const struct server *s, json_t *body, struct generation_s
  * from the first token, so such a reply has no reasoning. continued: the assistant's text at the
  * end of the prompt that the reply continues, or NULL. */
 void reasoning_expect(const struct server *s, struct generation_spec *spec, const char *continued);
+/* The maximum tokens of a reply to a prompt of n_prompt tokens, which fits into the context. */
+int32_t reply_max_tokens(const struct server *s, const struct generation_spec *spec,
+                         int32_t n_prompt);
 /* Whether every prompt fits into the context with one token of a reply. */
 bool prompt_fits(const struct server *s, const struct generation_spec *spec);
 /* Replies with the error and releases t and spec. */

@@ -63,6 +63,8 @@ const struct request_field request_fields[] = {
     SUPPORTED("ignore_eos", CP),
     SUPPORTED("loop_tokens", CP),
     SUPPORTED("truncate_prompt_tokens", CP),
+    SUPPORTED("context_shift", CP),
+    SUPPORTED("n_keep", CP),
     SUPPORTED("stream", CP),
     SUPPORTED("stream_options", CP),
     SUPPORTED("logprobs", CP),
@@ -178,17 +180,17 @@ static const struct body_fields {
      "repeat_last_n presence_penalty frequency_penalty logit_bias seed stop stop_token_ids "
      "ignore_eos loop_tokens grammar json_schema n_probs return_tokens stream lora parameters "
      "mirostat "
-     "dry_multiplier xtc_probability dynatemp_range post_sampling_probs",
-     "cache_prompt id_slot timings_per_token n_keep min_keep mirostat_tau mirostat_eta dry_base "
+     "dry_multiplier xtc_probability dynatemp_range post_sampling_probs context_shift n_keep",
+     "cache_prompt id_slot timings_per_token min_keep mirostat_tau mirostat_eta dry_base "
      "dry_allowed_length dry_penalty_last_n dry_sequence_breakers xtc_threshold dynatemp_exponent"},
     {"/api/chat",
      "model messages tools tool_choice format options stream think logprobs top_logprobs truncate "
-     "user keep_alive chat_template_kwargs",
-     "shift"},
+     "user keep_alive chat_template_kwargs shift",
+     ""},
     {"/api/generate",
      "model prompt suffix images system template context raw format options stream think logprobs "
-     "top_logprobs truncate user keep_alive",
-     "shift"},
+     "top_logprobs truncate user keep_alive shift",
+     ""},
     {"/api/embed", "model input truncate dimensions keep_alive", "options"},
     {"/api/embeddings", "model prompt", "options keep_alive"},
     {"/api/show", "model name", "verbose"},

@@ -133,11 +133,11 @@ static const char *largest_need_field(const struct memory_need *need,
 }
 
 int generation_reserve(struct server *s, struct exchange *x, const struct generation_spec *spec,
-                       int32_t context, const char **what, struct error *err) {
+                       const char **what, struct error *err) {
     struct memory_need all = {0};
     for (int i = 0; i < spec->n_prompts; i++) {
-        size_t n_prompt = (size_t)spec->prompts[i].n, room = (size_t)context - n_prompt,
-               n = MIN((size_t)spec->max_tokens, room), answers = (size_t)spec->n;
+        size_t n_prompt = (size_t)spec->prompts[i].n,
+               n = (size_t)reply_max_tokens(s, spec, spec->prompts[i].n), answers = (size_t)spec->n;
         struct memory_need one = completion_need(s, spec, n_prompt, n);
         all.prompt += answers * one.prompt;
         all.tokens += answers * one.tokens;

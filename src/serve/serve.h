@@ -51,6 +51,8 @@ struct serve_options { /* filled from serve_option_rows, except max_memory and t
     int64_t jobs_bytes;         /* bytes of all files that jobs have written and that are kept */
     int64_t max_tokens;         /* tokens of a reply if the request sets no limit */
     int64_t loop_tokens; /* engine_request.loop_tokens, unless the request sets it or ignore_eos */
+    bool context_shift;  /* replies continue after the context is full, unless the request says */
+    int64_t n_keep;      /* tokens of a prompt that a context shift keeps; -1: all */
     char *reasoning_parser; /* tags of reasoning: "auto", "none" or a name, see reasoning.h */
     double alert_seconds;   /* interval between two checks of the alerts; 0: no checks */
     struct strings alert_webhooks, alert_slacks; /* recipients of alerts */

@@ -66,6 +66,12 @@ const struct option_row serve_option_rows[] = {
     ROW("loop-tokens", OPT_INT, loop_tokens, "256", 0, 1e6, "N",
         "end a reply whose last N or more tokens repeat a cycle at least four times (0: never); "
         "requests set it with 'loop_tokens'"),
+    ROW("context-shift", OPT_BOOL, context_shift, "false", 0, 0, NULL,
+        "when a reply reaches the end of the context, drop half of its tokens, the oldest first, "
+        "and continue, up to ten contexts; requests set it with 'context_shift'"),
+    ROW("keep", OPT_INT, n_keep, "0", -1, 1e9, "N",
+        "tokens at the beginning of a prompt, in addition to BOS, that a context shift keeps (-1: "
+        "the whole prompt); requests set it with 'n_keep'"),
     ROW("reasoning-parser", OPT_STRING, reasoning_parser, "auto", 0, 0, "NAME",
         "tags of the reasoning in replies: think, mistral, command_a, seed_oss, reasoning, "
         "thought, thinking; auto: those of the chat template; none: it remains content"),

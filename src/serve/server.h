@@ -283,7 +283,7 @@ struct generation_spec;
 /* Replaces the exchange's reservation by the worst case of the generation. Sets `*what` to the
  * field that needs most of the memory; an error names it. */
 int generation_reserve(struct server *s, struct exchange *x, const struct generation_spec *spec,
-                       int32_t context, const char **what, struct error *err);
+                       const char **what, struct error *err);
 /* ERR_MEMORY: an allocation for the ids failed. */
 int token_ids_check_memory(const struct token_ids *ids, struct error *err);
 /* Bytes reserved for the transcript of one answer of a team or pipeline. */

@@ -617,6 +617,18 @@ def _():
 
 @test
 def _():
+    "--context-shift is the default of all APIs, and a request may turn it off"
+    body = dict(model='tooled', prompt='春は', raw=True, stream=False, options=GREEDY | {'num_predict': 540, 'ignore_eos': True, 'loop_tokens': 0})
+    v, off = post('/api/generate', **body)[1], post('/api/generate', shift=False, **body)[1]
+    same((v['eval_count'], off['eval_count']), (540, 512 - off['prompt_eval_count']))
+    assert v['response'].startswith(off['response']) and v['done_reason'] == 'length'
+    again = dict(model='tooled', prompt='春は', temperature=0, ignore_eos=True, loop_tokens=0)
+    same(post('/v1/completions', max_tokens=540, **again)[1]['choices'][0]['text'], v['response'])
+    same(post('/v1/completions', max_tokens=540, n_keep=2, **again)[1]['choices'][0]['text'], v['response'])
+    same(post('/v1/completions', max_tokens=540, context_shift=False, **again)[1]['usage']['completion_tokens'], off['eval_count'])
+
+@test
+def _():
     "a template that supports tools gives the capability tools"
     same(post('/api/show', model='tooled')[1]['capabilities'], ['completion', 'embedding', 'tools'])
 
@@ -649,6 +661,6 @@ URL=$url python3 "$tmp/again.py"
 if [ "$(grep -c "is not served" "$tmp/err")" = 2 ]; then echo "ok ollama: invalid records are reported"; else echo "not ok ollama: invalid records are reported: $(head -c 300 "$tmp/err")"; fi
 stop "ollama: the restarted server exits with 0"
 
-start tools "$tmp/tooled" --state "$tmp/state2"
+start tools "$tmp/tooled" --state "$tmp/state2" --context-shift --keep 2
 URL=$url python3 "$tmp/tools.py"
 stop "ollama: the server with tools exits with 0"

@@ -114,6 +114,13 @@ static void random_choices(struct random_request *d, struct rng *rng) {
     d->r.choices = d->choices;
 }
 
+/* A third of the requests without choices shift their context. */
+static void random_context(struct random_request *d, struct rng *rng) {
+    if (d->r.n_choices || rng_below(rng, 3)) return;
+    d->r.context_len = d->r.n_prompt + 2 + random_below(rng, 6);
+    d->r.n_keep = random_below(rng, (uint32_t)d->r.n_prompt + 1);
+}
+
 static void random_requests(struct random_request *d, int n, struct adapter *const *adapters,
                             uint32_t id) {
     struct rng rng = rng_make(23, RNG_TEST, id, 0);
@@ -123,6 +130,8 @@ static void random_requests(struct random_request *d, int n, struct adapter *con
         random_sampling(&d[i], &rng);
         random_choices(&d[i], &rng);
         random_adapters(&d[i], adapters, &rng);
+        struct rng contexts = rng_make(24, RNG_TEST, id, (uint32_t)i);
+        random_context(&d[i], &contexts);
     }
 }
 
@@ -165,6 +174,7 @@ static void assert_same_result(const struct engine_request *a, const struct engi
     assert_int_equal(a->choice, b->choice);
     assert_int_equal(a->n_generated, b->n_generated);
     assert_int_equal(a->n_prefilled, b->n_prefilled);
+    assert_int_equal(a->n_dropped, b->n_dropped);
     if (n) assert_memory_equal(a->out, b->out, n * sizeof *a->out);
     if (n) assert_memory_equal(a->out_logprob, b->out_logprob, n * sizeof(float));
     if (a->n_top) {
@@ -668,6 +678,62 @@ static void generation_is_sampled_forward(void **state) {
     free(scratch);
 }
 
+/* The output of a request that shifts its context, from requests that do not: each continues the
+ * tokens that remain. All are greedy. Returns the number of dropped tokens. */
+static int32_t shifted_naive(struct engine *e, const struct engine_request *r, int32_t *out,
+                             float *logprob) {
+    int32_t seq[LEN + 1], n = r->n_prompt, dropped = 0;
+    memcpy(seq, r->prompt, (size_t)n * sizeof *seq);
+    for (int32_t i = 0; i < r->max_tokens; i++) {
+        if (n >= r->context_len && i > 0) {
+            int32_t drop = (n - r->n_keep) / 2;
+            memmove(seq + r->n_keep, seq + r->n_keep + drop,
+                    (size_t)(n - r->n_keep - drop) * sizeof *seq);
+            n -= drop;
+            dropped += drop;
+        }
+        struct engine_request one = {
+            .prompt = seq, .n_prompt = n, .max_tokens = 1, .adapter = r->adapter};
+        run_one(e, &one);
+        out[i] = seq[n++] = one.out[0];
+        logprob[i] = one.out_logprob[0];
+        engine_request_release(&one);
+    }
+    return dropped;
+}
+
+/* With every length of the part that is kept, in a context that is shorter than the model's and in
+ * one that is as long. */
+static void context_shift_equals_shorter_prompts(void **state) {
+    (void)state;
+    struct model *m = fixture_model("tiny-qwen3", true, TENSOR_F32, NUMERIC_EXACT);
+    struct adapter *a = fixture_adapter(&m->config, 3, "all-linear", 0.2f, 8);
+    struct engine *e = engine_make(m, 16, 4, NULL), *plain = engine_make(m, 256, 1, NULL);
+    static const int32_t prompt[] = {4, 40, 200, 7, 90, 90, 11};
+    int32_t out[150];
+    float logprob[150];
+    for (int32_t keep = 0; keep <= 7; keep++)
+        for (int32_t i = 0; i < 3; i++) {
+            struct engine_request r = {.prompt = prompt,
+                                       .n_prompt = 7,
+                                       .max_tokens = 150,
+                                       .adapter = i % 2 ? a : NULL,
+                                       .context_len = (int32_t[]){9, 19, LEN}[i],
+                                       .n_keep = keep};
+            run_one(e, &r);
+            assert_int_equal(r.n_dropped, shifted_naive(plain, &r, out, logprob));
+            assert_true(r.n_dropped >= 7 + 150 - r.context_len);
+            assert_int_equal(r.n_out, 150);
+            assert_memory_equal(r.out, out, sizeof out);
+            assert_memory_equal(r.out_logprob, logprob, sizeof logprob);
+            engine_request_release(&r);
+        }
+    engine_free(plain);
+    engine_free(e);
+    adapter_release(a);
+    model_close(m);
+}
+
 static void base_is_read_once_per_step(void **state) {
     (void)state;
     struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
@@ -1039,6 +1105,13 @@ static void invalid_requests_are_refused(void **state) {
     r.sampling = (struct sampling_params){.temperature = 1, .top_p = 1, .min_p = 2},
     assert_refused(e, r, "min_p"), r = base;
     r.adapter = a, assert_refused(e, r, "another shape"), r = base;
+    r.context_len = LEN + 1, assert_refused(e, r, "context_len"), r = base;
+    r.context_len = 2, assert_refused(e, r, "more than the context_len"), r = base;
+    r.context_len = 8, r.n_keep = 4, assert_refused(e, r, "n_keep '4' is not in 0..3"), r = base;
+    r.context_len = 4, r.n_keep = 3, assert_refused(e, r, "n_keep '3' is not in 0..2"), r = base;
+    r.context_len = 1, assert_refused(e, r, "context_len"), r = base;
+    r.context_len = 8, r.choices = fine, r.n_choices = 1, assert_refused(e, r, "no context shift"),
+    r = base;
     assert_int_equal(engine_step(e), 0);
     r.max_tokens = LEN - 3; // exactly full
     run_one(e, &r);
@@ -1108,7 +1181,7 @@ static void request_key(const struct engine_request *r, const char *model, char 
 /* test_replay tests each input separately. */
 static void request_keys_are_distinct(void **state) {
     (void)state;
-    enum { N = 7 };
+    enum { N = 9 };
     struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
     struct adapter *a = fixture_adapter(&m->config, 2, "q_proj", 0.1f, 1);
     static const int32_t v[] = {1, 2, 3, 4};
@@ -1130,6 +1203,8 @@ static void request_keys_are_distinct(void **state) {
     r[4].n_choices = 1;
     r[5].prompt = v + 1;
     r[6].stop = v;
+    r[7].context_len = 8;
+    r[8].context_len = 8, r[8].n_keep = 1;
     for (int i = 0; i < N; i++) request_key(&r[i], "model", keys[i]);
     engine_request_key(&base, "model", NUMERIC_FAST, keys[N]);
     for (int i = 0; i <= N; i++)
@@ -1559,6 +1634,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(choices_follow_generation),
         cmocka_unit_test(stops_and_limits),
         cmocka_unit_test(generation_is_sampled_forward),
+        cmocka_unit_test(context_shift_equals_shorter_prompts),
         cmocka_unit_test(base_is_read_once_per_step),
         cmocka_unit_test(short_prompts_do_not_wait),
         cmocka_unit_test(long_prompts_end),

@@ -278,6 +278,7 @@ static void test_outputs_round_trip(void **state) {
         struct arena a = {0};
         struct buf what = {0};
         struct engine_request r = random_request(&rng, &a), back;
+        if (!r.n_choices) r.context_len = r.n_prompt + 3, r.n_keep = r.n_prompt / 2;
         json_t *inputs = json_round_trip(record_inputs_json(&r));
         assert_int_equal(record_inputs_parse(inputs, &a, &back, &grammar, &err), OK);
         json_t *first = json_round_trip(run_outputs(&r)), *second = run_outputs(&back);

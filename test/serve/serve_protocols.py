@@ -286,6 +286,53 @@ def _():
     same(chat(model='one')['system_fingerprint'], prints[2])
     same({p['system_fingerprint'] for p in chunks('/v1/chat/completions', messages=user('x'), max_tokens=2, model='one')}, {prints[2]})
 
+def shifted(prompt, n, keep, context=512):
+    """The n greedy tokens after a prompt of token ids, each from a request whose prompt is what remains, and those."""
+    ids, out = list(prompt), []
+    while len(out) < n:
+        if len(ids) >= context: del ids[keep:keep + (len(ids) - keep) // 2]
+        room = min(n - len(out), context - len(ids))
+        more = post('/completion', prompt=ids, n_predict=room, temperature=0, ignore_eos=True, loop_tokens=0, return_tokens=True)['tokens']
+        out, ids = out + more, ids + more
+    return out, ids
+
+@test
+def _():
+    "context_shift: a reply continues after the context is full, as from a prompt of the tokens that remain"
+    prompt = [5 + 7 * i % 400 for i in range(505)]
+    ask = dict(prompt=prompt, temperature=0, ignore_eos=True, loop_tokens=0)
+    full = post('/completion', n_predict=300, return_tokens=True, **ask)
+    same((full['truncated'], len(full['tokens']), full['stop_type']), (True, 7, 'limit'))
+    for keep in (0, 3, -1):
+        v = post('/completion', n_predict=300, return_tokens=True, context_shift=True, n_keep=keep, **ask)
+        kept = keep if keep >= 0 else 505
+        same(v['tokens'], shifted(prompt, 300, kept)[0])
+        same((v['truncated'], v['tokens_predicted'], v['tokens_evaluated'], v['generation_settings']['n_keep']), (True, 300, 505, keep))
+    v = post('/v1/completions', max_tokens=40, context_shift=True, n_keep=3, **ask)
+    same((v['usage'], v['choices'][0]['finish_reason']), ({'prompt_tokens': 505, 'completion_tokens': 40, 'total_tokens': 545, 'prompt_tokens_details': v['usage'].get('prompt_tokens_details')}, 'length'))
+    same(post('/completion', n_predict=40, context_shift=True, n_keep=3, **ask)['content'], v['choices'][0]['text'])
+    same(post('/v1/completions', max_tokens=40, **ask)['usage']['completion_tokens'], 7)
+    same(post('/completion', n_predict=-2, context_shift=True, **ask)['tokens_predicted'], 7)
+    short = post('/completion', n_predict=3, context_shift=True, **ask)
+    same((short['truncated'], short['tokens_predicted']), (False, 3))
+    refused('/v1/completions', 400, 'context', prompt=[7] * 600, max_tokens=4, context_shift=True)
+    for n in (-2, 'x'): same(refused('/v1/chat/completions', 400, "'n_keep'", messages=user('x'), n_keep=n)['param'], 'n_keep')
+
+@test
+def _():
+    "Ollama: shift, num_keep and a context to continue"
+    def generate(prompt, **more):
+        options = {'temperature': 0, 'num_ctx': 64, 'num_keep': 2, 'num_predict': 100, **more.pop('options', {})}
+        return post('/api/generate', model='fry-1', prompt=prompt, stream=False, options=options, **more)
+    def eval_count(**more):
+        return generate('1 2 3 4 5', options={'ignore_eos': True, 'loop_tokens': 0, **more.pop('options', {})}, **more)['eval_count']
+    n = generate('1 2 3 4 5')['prompt_eval_count']
+    same([eval_count(), eval_count(shift=False), eval_count(shift=True)], [64 - n, 64 - n, 100])
+    same([eval_count(shift=True, options={'num_predict': k}) for k in (-1, -2)], [640 - n, 64 - n])
+    v = generate('1 2 3 4 5', shift=True, options={'ignore_eos': True, 'loop_tokens': 0})
+    prompt = generate('1 2 3 4 5', options={'num_predict': 1})['context'][:n]
+    same(v['context'], shifted(prompt, 100, 2, 64)[1])
+
 @test
 def _():
     "truncate_prompt_tokens keeps the last tokens of a prompt; a prompt longer than the context is refused without it"

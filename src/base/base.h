@@ -655,6 +655,10 @@ struct yaml {
     bool stored; /* written by this program, so renamed options get no note */
 };
 int yaml_load(struct yaml *y, const char *path, struct error *err);
+/* As yaml_load, but the tag of lm-evaluation-harness for Python code is accepted: '!function TEXT'
+ * becomes {YAML_FUNCTION: TEXT}. */
+#define YAML_FUNCTION "!function"
+int yaml_load_functions(struct yaml *y, const char *path, struct error *err);
 /* Parses a text; `path` names it in errors. */
 int yaml_parse(struct yaml *y, const char *path, const char *text, size_t len, struct error *err);
 int yaml_line(const struct yaml *y, const char *key_path); /* 0 when unknown */

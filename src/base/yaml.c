@@ -5,7 +5,8 @@
  * YAML 1.2 core schema: plain null, true, false, integers and floats are typed; everything else and
  * everything quoted is a string (so 'yes' and 'on' are strings). Anchors, aliases (and so merges of
  * a mapping by '<<: *name') and tags are refused: a recipe should show each value at the place
- * where it is used, and expanding aliases can turn a small file into a large one.
+ * where it is used, and expanding aliases can turn a small file into a large one. The exception is
+ * the tag '!function' of yaml_load_functions.
  *
  * Invariant: yaml_reader.path is the dotted key path of the node that is being read; between two
  * children it is the path of their parent.
@@ -28,6 +29,7 @@ enum { YAML_DEPTH_LIMIT = 64, YAML_VALUES_LIMIT = 1 << 20, YAML_PATHS_LIMIT = 64
 struct yaml_reader {
     yaml_parser_t parser;
     const char *file;
+    bool functions; /* '!function TEXT' is accepted */
     json_t *lines;
     struct buf path;
     int depth;
@@ -110,6 +112,7 @@ static json_t *scalar_value(struct yaml_reader *r, const yaml_event_t *e) {
     const char *text = (const char *)e->data.scalar.value;
     if (strlen(text) != e->data.scalar.length)
         return scalar_error(r, mark_line(e->start_mark), text, "holds a NUL character");
+    if (e->data.scalar.tag) return json_pack("{s:s}", YAML_FUNCTION, text);
     if (e->data.scalar.style == YAML_PLAIN_SCALAR_STYLE)
         return plain_value(r, text, mark_line(e->start_mark));
     return json_string(text);
@@ -147,7 +150,8 @@ static int event_next(struct yaml_reader *r, yaml_event_t *e) {
     int rc = OK;
     if (anchor || e->type == YAML_ALIAS_EVENT) {
         rc = yaml_error(r, e, "anchors and aliases ('&name', '*name') are not accepted");
-    } else if (tag) {
+    } else if (tag && !(r->functions && e->type == YAML_SCALAR_EVENT &&
+                        strcmp((const char *)tag, YAML_FUNCTION) == 0)) {
         rc = yaml_error(r, e, "tags ('!name') are not accepted");
     }
     if (rc != OK) yaml_event_delete(e);
@@ -286,12 +290,14 @@ static json_t *document_read(struct yaml_reader *r) {
     return NULL;
 }
 
-int yaml_parse(struct yaml *y, const char *path, const char *text, size_t len, struct error *err) {
+static int parse(struct yaml *y, const char *path, const struct buf *text, bool functions,
+                 struct error *err) {
     int rc = OK;
     *y = (struct yaml){0};
-    struct yaml_reader r = {.file = path, .lines = json_object(), .err = err};
+    struct yaml_reader r = {
+        .file = path, .functions = functions, .lines = json_object(), .err = err};
     CHECK(yaml_parser_initialize(&r.parser));
-    yaml_parser_set_input_string(&r.parser, (const unsigned char *)text, len);
+    yaml_parser_set_input_string(&r.parser, (const unsigned char *)text->data, text->len);
     json_t *root = document_read(&r);
     if (root) {
         *y = (struct yaml){.path = xstrdup(path), .root = root, .lines = json_incref(r.lines)};
@@ -304,13 +310,26 @@ int yaml_parse(struct yaml *y, const char *path, const char *text, size_t len, s
     return rc;
 }
 
-int yaml_load(struct yaml *y, const char *path, struct error *err) {
+int yaml_parse(struct yaml *y, const char *path, const char *text, size_t len, struct error *err) {
+    const struct buf borrowed = {.data = (char *)(uintptr_t)text, .len = len};
+    return parse(y, path, &borrowed, false, err);
+}
+
+static int load(struct yaml *y, const char *path, bool functions, struct error *err) {
     struct buf text = {0};
     int rc = file_read(path, YAML_FILE_LIMIT, &text, err);
     *y = (struct yaml){0};
-    if (rc == OK) rc = yaml_parse(y, path, text.data, text.len, err);
+    if (rc == OK) rc = parse(y, path, &text, functions, err);
     buf_release(&text);
     return rc;
+}
+
+int yaml_load(struct yaml *y, const char *path, struct error *err) {
+    return load(y, path, false, err);
+}
+
+int yaml_load_functions(struct yaml *y, const char *path, struct error *err) {
+    return load(y, path, true, err);
 }
 
 int yaml_line(const struct yaml *y, const char *key_path) {

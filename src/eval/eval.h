@@ -126,10 +126,10 @@ void stats_holm(const double *p, int n, double *adjusted);
 /*
  * task: the questions of a task, from the built-in families or from local files.
  *
- * A task from files is a built-in task (a row of a table in task.c), a recipe in YAML, or a JSONL
- * file with known fields. The fields of a line determine its format (dataset_formats.c); the task
- * determines the text for the model. Built-in tasks use the wording of lm-evaluation-harness, so
- * scores can be compared:
+ * A task from files is a built-in task (a row of a table in task.c), a recipe in YAML, a task file
+ * of lm-evaluation-harness (harness_task.c), or a JSONL file with known fields. The fields of a
+ * line determine its format (dataset_formats.c); the task determines the text for the model.
+ * Built-in tasks use the wording of lm-evaluation-harness, so scores can be compared:
  *
  *     preamble of the subject | context of the question | delimiter | option
  *     (description, examples)                            `-- scored, one option at a time
@@ -183,23 +183,25 @@ struct eval_task {
     bool is_split_evidence;
     enum data_split split;
     uint64_t seed;
-    char *grader;         /* EVAL_GENERATE: name of the grader */
-    struct strings stops; /* texts that end the generation */
-    int32_t max_tokens;   /* maximum generated tokens; 0 without generation */
+    char *grader;                 /* EVAL_GENERATE: name of the grader */
+    struct answer_filter *filter; /* applied to a generated text before the grader; or NULL */
+    struct strings stops;         /* texts that end the generation */
+    int32_t max_tokens;           /* maximum generated tokens; 0 without generation */
     /* Bytes of the longest context including its preamble and option; generated questions: tokens
      */
     size_t longest;
 };
 
 struct eval_task_options {
-    const char *dir;       /* folder with the files of built-in tasks; may be NULL */
+    const char *dir;       /* folder with the files of built-in tasks, or the file of a task
+                              of lm-evaluation-harness; may be NULL */
     int64_t n;             /* questions of each task; 0: 1000 if they are generated, else all */
     int64_t shots;         /* number of examples before each question */
     enum data_split split; /* split of generated questions */
     uint64_t seed;         /* selects the questions */
 };
-/* `name`: a family, a kind of split evidence, a built-in task, a JSONL file, or a recipe (.yaml).
- * Call eval_task_release also after an error. */
+/* `name`: a family, a kind of split evidence, a built-in task, a JSONL file, or a recipe or a task
+ * file of lm-evaluation-harness (.yaml). Call eval_task_release also after an error. */
 int eval_task_open(struct eval_task *b, const char *name, const struct eval_task_options *o,
                    struct error *err);
 void eval_task_release(struct eval_task *b);

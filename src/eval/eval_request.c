@@ -10,9 +10,10 @@
     { name, type, offsetof(struct eval_request, field), fallback, min, max, metavar, __VA_ARGS__ }
 const struct option_row eval_request_rows[] = {
     ROW("tasks", OPT_STRING, tasks, "starter", 0, 0, "LIST",
-        "tasks: names, JSONL files or recipes, comma-separated",
+        "tasks: names, JSONL files, recipes or lm-evaluation-harness's YAML, comma-separated",
         JOB_ARG_BUILTIN_OR_PATH_LIST),
-    ROW("data", OPT_STRING, data, NULL, 0, 0, "DIR", "folder of the files of named tasks",
+    ROW("data", OPT_STRING, data, NULL, 0, 0, "DIR",
+        "folder of the files of named tasks, or the file of a task of lm-evaluation-harness",
         JOB_ARG_INPUT_PATH),
     ROW("n", OPT_INT, n, "0", 0, 1e7, "N",
         "questions per task, sampled with the seed; 0: 1000 of a family, all of a file"),

@@ -231,16 +231,28 @@ static void generated_text(const struct eval_window *w, const struct engine_requ
     buf_puts(out, "");
 }
 
+/* Replaces a text by its answer; false: the text has no answer. */
+static bool text_filter(const struct answer_filter *filter, struct buf *text) {
+    struct buf answer = {0};
+    buf_puts(&answer, "");
+    bool found = answer_filter_apply(filter, text->data, &answer);
+    buf_release(text);
+    *text = answer;
+    return found;
+}
+
 static void text_grade(const struct eval_window *w, const struct eval_job *j,
                        const struct eval_question *q, struct eval_result *result) {
     const struct engine_request *r = &j->reqs[0];
     struct buf text = {0};
+    bool found = true;
     generated_text(w, r, &text);
+    if (w->task->filter) found = text_filter(w->task->filter, &text);
     struct grade g = grader_grade(w->grader, text.data, (const char *const *)&q->answer, 1),
                  others = grader_grade(w->grader, text.data, (const char *const *)q->aliases.v,
                                        q->aliases.n);
     result->truncated = r->finish == FINISH_LENGTH && !w->ends_early;
-    result->no_answer = !g.found;
+    result->no_answer = !g.found || !found;
     result->score = (float)MAX(g.score, others.score);
     result->right = MAX(g.score, others.score) >= 0.5;
     buf_release(&text);

@@ -1,5 +1,5 @@
 /*
- * task: opens tasks by name, by file or by recipe.
+ * task: opens tasks by name, by file, by recipe or by a task file of lm-evaluation-harness.
  *
  * A built-in task is a row of `builtins`: the possible paths of its files, and the text for the
  * model in the wording of lm-evaluation-harness. The examples before a question (--shots) are the
@@ -9,11 +9,13 @@
  * The form of its lines decides how an unnamed file is asked: as the built-in task whose files have
  * this form, or by a row of `form_tasks`.
  *
- * dataset_formats.c interprets the lines of files; evaluate.c makes the requests to the engine.
+ * dataset_formats.c interprets the lines of files, harness_task.c those of lm-evaluation-harness's
+ * tasks; evaluate.c makes the requests to the engine.
  */
 #define _GNU_SOURCE
 #include "eval/eval.h"
 
+#include "eval/harness_task.h"
 #include "grade/grade.h"
 #include "memory/memory.h"
 
@@ -31,6 +33,7 @@ struct task_config {
     const char *files, *shots; /* glob patterns, separated by blanks, relative to the data folder;
                                   the first pattern with a match is used */
     const char *description;   /* preamble; may contain {subject} */
+    bool plain_description;    /* {subject} is not a placeholder */
     const char *(*subject_description)(const char *subject); /* instead, an empty line follows it */
     const char *template; /* context; its placeholders are {question}, {passage}, {prompt},
                              {choices}, {lettered}, {parenthesized} and {FIELD}, a field of the
@@ -323,6 +326,7 @@ struct task_reader {
     struct eval_task *b;
     const struct task_config *config; /* NULL: the first line decides, see config_decide */
     const struct task_recipe *recipe; /* NULL: dataset_formats.c detects the form of a line */
+    struct harness_task *harness;     /* or NULL; it replaces recipe and forms */
     struct question_list *questions;
     const char *path;
     const char *form;          /* of the lines of `path`; NULL before the first */
@@ -541,8 +545,21 @@ static int subject_set(const struct task_reader *r, const char *row_subject,
     return error_set(err, ERR_FORMAT, "more than %d subjects", MAX_SUBJECTS);
 }
 
-static int question_read(struct task_reader *r, const json_t *row, int line, struct error *err) {
+/* Makes the question of a line as the recipe or the form of the line says. */
+static int line_question_make(struct task_reader *r, const json_t *row, struct eval_question *q,
+                              struct error *err) {
     struct dataset_row f = {0};
+    int rc = r->recipe ? recipe_row_read(r->recipe, row, &f, err) : dataset_row_parse(row, &f, err);
+    if (rc == OK && !r->recipe) rc = config_decide(r, &f, err);
+    if (rc == OK) rc = row_kind_check(r, &f, err);
+    if (rc == OK) rc = question_make(r, &f, row, q, err);
+    if (rc == OK) rc = subject_set(r, f.subject, q, err);
+    r->has_chain_of_thought |= f.chain_of_thought != NULL;
+    dataset_row_release(&f);
+    return rc;
+}
+
+static int question_read(struct task_reader *r, const json_t *row, int line, struct error *err) {
     struct question_list *questions = r->questions;
     if (questions->n == questions->cap) {
         int64_t cap = MAX(2 * questions->cap, (int64_t)256);
@@ -553,17 +570,13 @@ static int question_read(struct task_reader *r, const json_t *row, int line, str
     }
     struct eval_question *q = &questions->v[questions->n];
     *q = (struct eval_question){.path = r->path, .line = line};
-    int rc = r->recipe ? recipe_row_read(r->recipe, row, &f, err) : dataset_row_parse(row, &f, err);
-    if (rc == OK && !r->recipe) rc = config_decide(r, &f, err);
-    if (rc == OK) rc = row_kind_check(r, &f, err);
-    if (rc == OK) rc = question_make(r, &f, row, q, err);
-    if (rc == OK) rc = subject_set(r, f.subject, q, err);
-    r->has_chain_of_thought |= f.chain_of_thought != NULL;
+    int rc = r->harness ? harness_question_make(r->harness, row, q, err)
+                        : line_question_make(r, row, q, err);
+    if (rc == OK && r->harness) rc = subject_set(r, NULL, q, err);
     if (rc == OK)
         questions->n++;
     else
         eval_question_release(q);
-    dataset_row_release(&f);
     return rc;
 }
 
@@ -576,8 +589,9 @@ static int line_visit(void *ctx, const json_t *row, int line, struct error *err)
 static int question_file_read(struct task_reader *r, const char *path, struct error *err) {
     r->path = path;
     r->form = NULL;
-    return path_has_extension(path, ".csv") ? csv_each(path, line_visit, r, err)
-                                            : json_file_each(path, line_visit, r, err);
+    if (!path_has_extension(path, ".csv")) return json_file_each(path, line_visit, r, err);
+    return r->harness ? harness_csv_each(path, line_visit, r, err)
+                      : csv_each(path, line_visit, r, err);
 }
 
 /* finding files */
@@ -616,16 +630,15 @@ static int files_missing(const struct eval_task *b, const char *dir, const char 
                      what, b->name, dir, (int)strcspn(patterns, " "), patterns);
 }
 
-/* Reads the file `path`; if path is NULL, reads the files in `dir` that the patterns find.
+/* Reads the files `paths`, or without paths the files in `dir` that the patterns find.
  * `description` names the files in messages. */
 static int question_files_read(struct task_reader *r, const char *dir, const char *patterns,
-                               const char *path, const char *description, struct error *err) {
+                               const struct strings *paths, const char *description,
+                               struct error *err) {
     struct strings files = {0};
     int rc = OK;
-    if (path)
-        strings_add(&files, path);
-    else if (patterns && dir)
-        files_find(dir, patterns, &files);
+    for (int i = 0; i < paths->n; i++) strings_add(&files, paths->v[i]);
+    if (paths->n == 0 && patterns && dir) files_find(dir, patterns, &files);
     if (files.n == 0) rc = files_missing(r->b, dir, patterns, description, err);
     for (int i = 0; rc == OK && i < files.n; i++) {
         strings_add(&r->b->files, files.v[i]);
@@ -658,7 +671,7 @@ static char *subject_words(const char *subject) {
 /* Appends the description that precedes the examples and questions of a subject. */
 static void description_add(struct buf *b, const struct task_config *config, const char *subject) {
     const char *text = config->description ? config->description : "",
-               *placeholder = strstr(text, "{subject}"),
+               *placeholder = config->plain_description ? NULL : strstr(text, "{subject}"),
                *own = config->subject_description ? config->subject_description(subject) : NULL;
     char *words = subject_words(subject);
     if (placeholder)
@@ -832,27 +845,59 @@ static void task_configure(struct eval_task *b, const struct task_reader *r,
     if (is_generated(r->config)) generation_configure(b, r, q, has_examples);
 }
 
-/* Reads the questions and examples of a task from files. `path` and `shots`: the user's files,
- * which replace the patterns of `config`. The first questions of an unnamed file (config is
- * NULL) are its examples and are not asked. */
-static int task_read_files(struct eval_task *b, const struct task_config *config,
-                           const struct task_recipe *recipe, const char *path, const char *shots,
+/* The origin of a task's questions, and their prompts and grading. */
+struct task_source {
+    const struct task_config *config; /* NULL: the form of an unnamed file decides */
+    const struct task_recipe *recipe;
+    struct harness_task *harness;
+    struct strings files, shots; /* the user's files, which replace the patterns of `config` */
+};
+
+static void task_source_release(struct task_source *s) {
+    strings_release(&s->files);
+    strings_release(&s->shots);
+}
+
+/* Whether the first questions are the examples. */
+static bool has_own_examples(const struct task_source *s, const struct task_reader *r) {
+    if (s->harness) return s->harness->own_examples && !s->harness->samples;
+    return !s->recipe && (!s->config || (s->config->by_form && !r->config->shots));
+}
+
+static int examples_read(struct task_reader *r, const struct task_source *s, const char *dir,
+                         struct error *err) {
+    const json_t *samples = s->harness ? s->harness->samples : NULL;
+    if (!samples)
+        return question_files_read(r, dir, r->config->shots, &s->shots, "examples for --shots",
+                                   err);
+    r->path = r->b->name;
+    for (size_t i = 0; i < json_array_size(samples); i++)
+        if (question_read(r, json_array_get(samples, i), 0, err) != OK)
+            return error_wrap(err, "'%s', example %zu", r->b->name, i + 1);
+    return OK;
+}
+
+/* Reads the questions and examples of a task from files. */
+static int task_read_files(struct eval_task *b, const struct task_source *s,
                            const struct eval_task_options *o, struct error *err) {
     struct question_list questions = {0}, examples = {0};
-    struct task_reader r = {.b = b, .config = config, .recipe = recipe, .questions = &questions};
-    int rc =
-        question_files_read(&r, o->dir, config ? config->files : NULL, path, "the questions", err);
+    struct task_reader r = {.b = b,
+                            .config = s->config,
+                            .recipe = s->recipe,
+                            .harness = s->harness,
+                            .questions = &questions};
+    int rc = question_files_read(&r, o->dir, s->config ? s->config->files : NULL, &s->files,
+                                 "the questions", err);
     if (rc == OK && questions.n == 0)
         rc = error_set(err, ERR_FORMAT, "'%s' has no question", b->files.v[0]);
+    if (s->harness) r.form = s->harness->form;
     if (rc == OK) task_configure(b, &r, &questions, o->shots > 0);
-    bool own_examples =
-        rc == OK && o->shots && !recipe && (!config || (config->by_form && !r.config->shots));
+    bool own_examples = rc == OK && o->shots && has_own_examples(s, &r);
     if (own_examples) rc = examples_split_off(b, &questions, o->shots, &examples, err);
     questions_sample(&questions, o->n, o->seed);
     int n_question_subjects = b->n_subjects; // examples may have more subjects
     r.questions = &examples;
-    if (rc == OK && o->shots && !own_examples)
-        rc = question_files_read(&r, o->dir, r.config->shots, shots, "examples for --shots", err);
+    if (rc == OK && o->shots && !own_examples) rc = examples_read(&r, s, o->dir, err);
     for (int i = 0; rc == OK && i < b->n_subjects; i++)
         rc = fewshot_preamble_make(b, r.config, i, &examples,
                                    i < n_question_subjects ? o->shots : 0, err);
@@ -864,14 +909,20 @@ static int task_read_files(struct eval_task *b, const struct task_config *config
     return rc;
 }
 
-static int recipe_read(struct eval_task *b, const char *path, const struct eval_task_options *o,
+/* Adds the file that a recipe names, if it names one. */
+static void recipe_file_add(struct strings *out, const char *recipe_path, const char *name) {
+    if (!name) return;
+    char *path = path_relative_to(recipe_path, name);
+    strings_add(out, path);
+    free(path);
+}
+
+static int recipe_read(struct eval_task *b, const struct yaml *y, const struct eval_task_options *o,
                        struct error *err) {
     struct task_recipe recipe;
-    struct yaml y = {0};
     options_default(recipe_rows, &recipe);
-    int rc = yaml_load(&y, path, err);
-    if (rc == OK) rc = options_from_yaml(recipe_rows, &recipe, &y, NULL, err);
-    if (rc == OK && !recipe.file) rc = error_set(err, ERR_USAGE, "'%s' names no 'file'", path);
+    int rc = options_from_yaml(recipe_rows, &recipe, y, NULL, err);
+    if (rc == OK && !recipe.file) rc = error_set(err, ERR_USAGE, "'%s' names no 'file'", y->path);
     if (rc == OK && !recipe.grader && recipe.choices.n == 0)
         strings_add(&recipe.choices, "choices");
     if (rc == OK) {
@@ -881,16 +932,76 @@ static int recipe_read(struct eval_task *b, const char *path, const struct eval_
                                      .letters = recipe.letters,
                                      .normed = !recipe.letters && !recipe.grader,
                                      .grader = recipe.grader};
-        char *file = path_relative_to(path, recipe.file),
-             *shots = recipe.shots ? path_relative_to(path, recipe.shots) : NULL;
-        rc = task_read_files(b, &config, &recipe, file, shots, o, err);
+        struct task_source source = {.config = &config, .recipe = &recipe};
+        recipe_file_add(&source.files, y->path, recipe.file);
+        recipe_file_add(&source.shots, y->path, recipe.shots);
+        rc = task_read_files(b, &source, o, err);
         if (recipe.grader) b->max_tokens = (int32_t)recipe.max_tokens;
         for (int i = 0; i < recipe.stop.n; i++) strings_add(&b->stops, recipe.stop.v[i]);
-        free(file);
-        free(shots);
+        task_source_release(&source);
     }
-    yaml_release(&y);
     options_release(recipe_rows, &recipe);
+    return rc;
+}
+
+/* Reads the questions of an open task of lm-evaluation-harness. num_fewshot is the number of
+ * examples without --shots. */
+static int harness_questions_read(struct eval_task *b, struct harness_task *h,
+                                  const struct eval_task_options *o, struct error *err) {
+    struct eval_task_options with_shots = *o;
+    const struct task_config config = {.files = h->patterns,
+                                       .shots = h->shot_patterns,
+                                       .description = h->description,
+                                       .plain_description = true,
+                                       .delimiter = h->target_delimiter,
+                                       .example_end = h->fewshot_delimiter,
+                                       .normed = h->reports_acc_norm,
+                                       .grader = h->output_type != EVAL_GENERATE ? NULL
+                                                 : h->is_continuation            ? "prefix"
+                                                                                 : "verbatim",
+                                       .max_tokens = h->max_tokens};
+    const struct task_source source = {
+        .config = &config, .harness = h, .files = h->files, .shots = h->shots};
+    if (!o->shots) with_shots.shots = h->n_shots;
+    if (with_shots.shots)
+        log_info("%s: the first %lld examples precede every question", h->name,
+                 (long long)with_shots.shots);
+    int rc = task_read_files(b, &source, &with_shots, err);
+    for (int i = 0; i < h->stops.n; i++) strings_add(&b->stops, h->stops.v[i]);
+    b->filter = h->filter;
+    h->filter = NULL;
+    return rc;
+}
+
+static int harness_read(struct eval_task *b, const struct yaml *y,
+                        const struct eval_task_options *o, struct error *err) {
+    struct harness_task h;
+    int rc = harness_task_open(&h, y, o->dir, err);
+    if (rc == OK) {
+        free(b->name);
+        b->name = xstrdup(h.name);
+        rc = harness_questions_read(b, &h, o, err);
+    }
+    harness_task_release(&h);
+    return rc;
+}
+
+static int yaml_task_read(struct eval_task *b, const char *path, const struct eval_task_options *o,
+                          struct error *err) {
+    struct yaml y = {0};
+    int rc = yaml_load_functions(&y, path, err);
+    if (rc == OK)
+        rc = harness_task_detect(y.root) ? harness_read(b, &y, o, err) : recipe_read(b, &y, o, err);
+    yaml_release(&y);
+    return rc;
+}
+
+static int file_task_read(struct eval_task *b, const char *path, const struct eval_task_options *o,
+                          struct error *err) {
+    struct task_source source = {0};
+    strings_add(&source.files, path);
+    int rc = task_read_files(b, &source, o, err);
+    task_source_release(&source);
     return rc;
 }
 
@@ -915,6 +1026,19 @@ static int family_open(struct eval_task *b, int family, const struct eval_task_o
     return OK;
 }
 
+/* LightEval describes tasks in Python, and selects them with SUITE|TASK|SHOTS. */
+static bool is_python_task(const char *name) {
+    return strchr(name, '|') || path_has_extension(name, ".py");
+}
+
+static int python_task_error(const char *name, struct error *err) {
+    return error_set(err, ERR_USAGE,
+                     "'%s' is a task of LightEval, which describes tasks in Python; use a task "
+                     "that 'shoal eval --help' lists (--tasks arc_challenge --shots 25), a recipe, "
+                     "or a YAML file of lm-evaluation-harness",
+                     name);
+}
+
 int eval_task_open(struct eval_task *b, const char *name, const struct eval_task_options *o,
                    struct error *err) {
     *b = (struct eval_task){.family = -1};
@@ -923,15 +1047,17 @@ int eval_task_open(struct eval_task *b, const char *name, const struct eval_task
                 path_has_extension(name, ".json"),
          recipe = path_has_extension(name, ".yaml") || path_has_extension(name, ".yml");
     b->name = file || recipe ? name_from_path(name) : xstrdup(name);
-    if (recipe) return recipe_read(b, name, o, err);
-    if (file) return task_read_files(b, NULL, NULL, name, NULL, o, err);
+    if (is_python_task(name)) return python_task_error(name, err);
+    if (recipe) return yaml_task_read(b, name, o, err);
+    if (file) return file_task_read(b, name, o, err);
     b->is_split_evidence = family < 0 && shares >= 0;
     if (family >= 0 || b->is_split_evidence)
         return family_open(b, b->is_split_evidence ? shares : family, o, err);
-    if (builtin_find(name)) return task_read_files(b, builtin_find(name), NULL, NULL, NULL, o, err);
+    const struct task_source builtin = {.config = builtin_find(name)};
+    if (builtin.config) return task_read_files(b, &builtin, o, err);
     return error_set(err, ERR_USAGE,
-                     "no task '%s'; a task is a name that 'shoal eval --help' lists, a JSONL file "
-                     "or a recipe",
+                     "no task '%s'; a task is a name that 'shoal eval --help' lists, a JSONL file, "
+                     "a recipe or a task file of lm-evaluation-harness",
                      name);
 }
 
@@ -944,6 +1070,7 @@ void eval_task_release(struct eval_task *b) {
     }
     strings_release(&b->files);
     strings_release(&b->stops);
+    answer_filter_free(b->filter);
     free(b->subjects);
     free(b->questions);
     free(b->name);

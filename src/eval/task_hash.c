@@ -5,6 +5,8 @@
  */
 #include "eval/eval.h"
 
+#include "grade/grade.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -23,8 +25,8 @@ static void hash_texts(struct sha256 *h, const struct strings *texts) {
     for (int i = 0; i < texts->n; i++) hash_text(h, texts->v[i]);
 }
 
-static void hash_chat(struct sha256 *h, const json_t *chat) {
-    char *text = chat ? json_canonical(chat) : NULL;
+static void hash_json(struct sha256 *h, const json_t *v) {
+    char *text = v ? json_canonical(v) : NULL;
     hash_text(h, text);
     free(text);
 }
@@ -33,7 +35,7 @@ static void hash_question(struct sha256 *h, const struct eval_task *t,
                           const struct eval_question *q) {
     hash_text(h, t->n_subjects > 0 ? t->subjects[q->subject].preamble : NULL);
     hash_text(h, q->context);
-    hash_chat(h, q->chat);
+    hash_json(h, q->chat);
     hash_number(h, q->whole_replies);
     hash_number(h, q->n);
     hash_number(h, q->correct);
@@ -53,6 +55,7 @@ void eval_task_hash(const struct eval_task *t, char out[HASH_LEN]) {
     hash_text(&h, t->grader);
     hash_texts(&h, &t->stops);
     hash_number(&h, t->max_tokens);
+    if (t->filter) hash_json(&h, answer_filter_steps(t->filter));
     hash_number(&h, t->n_questions);
     for (int64_t i = 0; i < t->n_questions; i++) {
         struct eval_question scratch;

@@ -459,6 +459,17 @@ static double regex_score(const char *form, const char *gold) {
     return rc >= 0;
 }
 
+/* Any text is an answer, also an empty one. */
+static bool verbatim_extract(const char *text, struct buf *out) {
+    buf_puts(out, text);
+    return true;
+}
+
+static int verbatim_check(const char *gold, struct error *err) {
+    (void)gold, (void)err;
+    return OK;
+}
+
 /* Extracts the whole text without white space at both ends. */
 static bool trimmed_extract(const char *text, struct buf *out) {
     return span_append(text_span_trim(text_span_of(text)), out);
@@ -576,6 +587,8 @@ static const struct grader graders[] = {
     {"exact_match", exact_match_extract, NULL, NULL, nonempty_check, false},
     /* a text that begins with the gold answer and does not continue its last word */
     {"prefix", trimmed_extract, prefix_score, NULL, nonempty_check, false},
+    /* the same text, byte by byte; an answer_filter comes before it */
+    {"verbatim", verbatim_extract, NULL, NULL, verbatim_check, false},
     /* a text that the gold answer, a regular expression, matches */
     {"regex", trimmed_extract, regex_score, NULL, regex_check, true},
     /* F1 of words, as defined by SQuAD */

@@ -2,9 +2,9 @@
  * grade: extracts the answer from a text, scores it, and tells whether two answers are the same.
  *
  * A grader is a row of a table in grade.c: `letter`, `number`, `math`, `exact`, `exact_match`,
- * `prefix`, `regex`, `f1`, `rouge_l`, `bleu`. Grading and voting use the same normal form, so a
- * vote counts different spellings of the same answer together. A text without an answer is counted
- * separately from a wrong answer.
+ * `prefix`, `verbatim`, `regex`, `f1`, `rouge_l`, `bleu`. Grading and voting use the same normal
+ * form, so a vote counts different spellings of the same answer together. A text without an answer
+ * is counted separately from a wrong answer.
  *
  * All functions are pure and may be called from any thread. Texts are UTF-8; an invalid byte counts
  * as U+FFFD. The time for any text is linear in its length plus a bounded amount. Scores do not
@@ -51,6 +51,25 @@ bool grader_equivalent(const struct grader *g, const char *a, const char *b);
  * numbered in order of first appearance. A text joins the first group whose first text has an
  * equivalent answer. Returns the number of groups. */
 int grader_group_answers(const struct grader *g, const char *const *texts, int n, int *group);
+
+/*
+ * Steps that make the answer from a model's whole text, for the grader `verbatim`. `steps` is a
+ * list of objects, which the filter takes over; it is immutable. Their key `step` is
+ *   regex         the answer is match number `group` of `pattern` (negative: from the last), its
+ *                 first group that is not empty, without white space at both ends; or `fallback`
+ *   remove        matches of `pattern` are removed
+ *   strip, lower, upper, punctuation, digits: white space at both ends, ASCII signs or digits are
+ *                 removed, letters are changed
+ *   map           the text becomes `map`[text], or `default`, or empty
+ * NULL: a pattern is wrong.
+ */
+struct answer_filter;
+struct answer_filter *answer_filter_new(json_t *steps, struct error *err);
+const json_t *answer_filter_steps(const struct answer_filter *f);
+/* Appends the answer. False: a regex matches nothing or a map lacks the text, so that the answer is
+ * the fallback. */
+bool answer_filter_apply(const struct answer_filter *f, const char *text, struct buf *out);
+void answer_filter_free(struct answer_filter *f);
 
 /* Compiles a Unicode regular expression; free the result with pcre2_code_free. NULL on failure; the
  * error names the byte (from 1) at which the pattern is wrong. */

@@ -25,6 +25,11 @@ int debate_options_for_task(const struct eval_task *b, const struct debate_optio
     *out = *o;
     if (b->family >= 0 && !b->is_split_evidence && family_check_questions(b->family, err) != OK)
         return err->code;
+    if (b->filter)
+        return error_set(err, ERR_USAGE,
+                         "'%s' filters the whole text of a model, and a team answers in the form "
+                         "of its protocol; use a recipe with a grader",
+                         b->name);
     if (b->output_type != EVAL_GENERATE) return OK;
     if (!out->max_tokens) out->max_tokens = b->max_tokens;
     return eval_task_grader(b, &out->grader, err);

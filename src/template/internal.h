@@ -273,6 +273,7 @@ enum { OP_IN = OP('i', 'n'), OP_NOT_IN = OP('!', 'i') };
 struct jinja {
     struct jinja_ctx w;
     struct nodes body;
+    bool strict; /* see jinja_parse_strict */
 };
 
 /* builtins */

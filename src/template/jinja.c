@@ -116,6 +116,7 @@ struct render {
     int message;       /* message of the enclosing loop, or -1 */
     size_t max_output; /* bytes of root */
     int64_t now;
+    bool strict; /* see jinja_parse_strict */
 };
 
 static void scope_set(struct render *r, struct jinja_scope *s, struct str name, struct value v) {
@@ -159,7 +160,9 @@ static void output_add(struct render *r, struct str s) {
 
 /* expressions */
 
+/* eval fails for an undefined value if the template is strict; eval_any does not. */
 static struct value eval(struct render *r, const struct node *n);
+static struct value eval_any(struct render *r, const struct node *n);
 enum loop_control { NEXT, BREAK, CONTINUE };
 static enum loop_control run(struct render *r, const struct nodes *body);
 
@@ -262,15 +265,25 @@ static struct value eval_item(struct render *r, const struct node *n) {
     return value_slice(&r->w, v, part);
 }
 
+/* Whether a filter or a test is for values that may be undefined. */
+static bool takes_undefined(const struct node *n) {
+    return n->kind == NODE_FILTER ? str_is(n->name, "default") || str_is(n->name, "d")
+                                  : str_is(n->name, "defined") || str_is(n->name, "undefined");
+}
+
+static struct value eval_operand(struct render *r, const struct node *n) {
+    return takes_undefined(n) ? eval_any(r, n->a) : eval(r, n->a);
+}
+
 static struct value eval_filter(struct render *r, const struct node *n) {
-    struct value v = n->a ? eval(r, n->a) : STRING(r->captured);
+    struct value v = n->a ? eval_operand(r, n) : STRING(r->captured);
     struct args a = eval_args(r, &n->list);
     r->w.line = n->line;
     return filter_apply(&r->w, n->name, v, &a);
 }
 
 static struct value eval_test(struct render *r, const struct node *n) {
-    struct value v = eval(r, n->a);
+    struct value v = eval_operand(r, n);
     struct args a = eval_args(r, &n->list);
     r->w.line = n->line;
     return BOOL(jinja_test_apply(&r->w, n->name, v, &a));
@@ -379,12 +392,19 @@ static struct value eval_kind(struct render *r, const struct node *n) {
     }
 }
 
-static struct value eval(struct render *r, const struct node *n) {
+static struct value eval_any(struct render *r, const struct node *n) {
     jinja_enter(&r->w);
     jinja_charge_bytes(&r->w, 0);
     r->w.line = n->line;
     struct value v = eval_kind(r, n);
     r->w.depth--;
+    return v;
+}
+
+static struct value eval(struct render *r, const struct node *n) {
+    struct value v = eval_any(r, n);
+    if (r->strict && v.kind == V_UNDEFINED)
+        jinja_fail(&r->w, "'%.*s' is undefined", (int)MIN(v.s.n, 60u), v.s.p ? v.s.p : "");
     return v;
 }
 
@@ -611,6 +631,7 @@ int jinja_render(const struct jinja *j, const struct jinja_input *in, struct jin
     r->w.next_check = MIN(r->w.next_check, r->w.max_steps);
     r->out = &r->root;
     r->message = -1;
+    r->strict = j->strict;
     r->now = in->now;
     if (setjmp(r->w.fail_jump) == 0) {
         variables_bind(r, in);

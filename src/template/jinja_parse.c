@@ -3,7 +3,8 @@
  *
  * White space: `trim_blocks` removes the newline after a block or a comment, `lstrip_blocks` the
  * blanks before a tag that is first in its line. '-' removes all white space on its side of a tag,
- * '+' keeps it. One newline at the end of the template is removed. Nothing is evaluated here. A
+ * '+' keeps it. One newline at the end of the template is removed. jinja_parse_strict removes white
+ * space only for '-'. Nothing is evaluated here. A
  * filter or test that Jinja does not have is an error here; a filter of Jinja that is not supported
  * is an error when it is used.
  *
@@ -41,6 +42,7 @@ struct jinja_parser {
     struct jinja_token *tokens;
     size_t n_tokens, cap;
     size_t next_token;
+    bool strict;
     int loops;          /* number of enclosing for-loops within the macro */
     struct node *macro; /* the enclosing macro, or NULL */
 };
@@ -228,7 +230,7 @@ static size_t tag_end(const struct jinja_parser *p, const char *end, bool block)
     if (!matches_at(p, pos, end)) return 0;
     pos += 2;
     if (sign == '-') return skip_space(p, pos) - p->pos;
-    if (block && sign != '+' && pos < p->n && p->p[pos] == '\n') pos++;
+    if (block && !p->strict && sign != '+' && pos < p->n && p->p[pos] == '\n') pos++;
     return pos - p->pos;
 }
 
@@ -270,7 +272,7 @@ static void lex_text(struct jinja_parser *p, size_t end, char sign, bool lstrip)
     bool line_starts = p->pos == 0 || p->p[p->pos - 1] == '\n';
     if (sign == '-') {
         s = str_strip(p->w, s, NULL, STRIP_RIGHT);
-    } else if (sign != '+' && lstrip) {
+    } else if (sign != '+' && lstrip && !p->strict) {
         size_t from = s.n;
         while (from > 0 && s.p[from - 1] != '\n') from--;
         bool blank = skip_space(p, p->pos + from) >= end;
@@ -995,8 +997,8 @@ static void parse_body(struct jinja_parser *p, struct nodes *out, const char *co
     p->w->depth--;
 }
 
-/* Copies the template to p: \r\n and \r become \n, and one newline at the end is removed. Text that
- * is not UTF-8 is an error. */
+/* Copies the template to p: \r\n and \r become \n, and one newline at the end is removed, if the
+ * parser is not strict. Text that is not UTF-8 is an error. */
 static void source_normalize(struct jinja_parser *p, const char *text, size_t len) {
     char *copy = jinja_alloc(p->w, len + 8);
     jinja_charge_scan(p->w, len);
@@ -1005,21 +1007,22 @@ static void source_normalize(struct jinja_parser *p, const char *text, size_t le
         bool pair = text[i] == '\r' && i + 1 < len && text[i + 1] == '\n';
         if (!pair) copy[p->n++] = text[i] == '\r' ? '\n' : text[i];
     }
-    if (p->n > 0 && copy[p->n - 1] == '\n') p->n--;
+    if (!p->strict && p->n > 0 && copy[p->n - 1] == '\n') p->n--;
     copy[p->n] = 0;
     p->p = copy;
 }
 
-struct jinja *jinja_parse(const char *text, size_t len, struct error *err) {
+static struct jinja *parse(const char *text, size_t len, bool strict, struct error *err) {
     if (len > JINJA_MAX_TEXT) {
         error_set(err, ERR_FORMAT, "the template is larger than %zu bytes", JINJA_MAX_TEXT);
         return NULL;
     }
     struct jinja *j = xcalloc(1, sizeof *j);
+    j->strict = strict;
     jinja_ctx_init(&j->w, err, NULL, NULL);
     if (setjmp(j->w.fail_jump) == 0) {
         struct jinja_parser *p = jinja_alloc(&j->w, sizeof *p);
-        *p = (struct jinja_parser){.w = &j->w, .line = 1};
+        *p = (struct jinja_parser){.w = &j->w, .line = 1, .strict = strict};
         source_normalize(p, text, len);
         lex(p);
         parse_body(p, &j->body, NULL);
@@ -1027,6 +1030,14 @@ struct jinja *jinja_parse(const char *text, size_t len, struct error *err) {
     }
     jinja_free(j);
     return NULL;
+}
+
+struct jinja *jinja_parse(const char *text, size_t len, struct error *err) {
+    return parse(text, len, false, err);
+}
+
+struct jinja *jinja_parse_strict(const char *text, size_t len, struct error *err) {
+    return parse(text, len, true, err);
 }
 
 void jinja_free(struct jinja *j) {

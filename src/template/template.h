@@ -37,6 +37,10 @@
 struct jinja;
 /* The error has the line number; callers add the name of the template. */
 struct jinja *jinja_parse(const char *text, size_t len, struct error *err);
+/* With Jinja2's own settings and StrictUndefined, as lm-evaluation-harness renders its prompts:
+ * blocks keep the white space around them, the newline at the end is kept, and an undefined value
+ * is an error, except in `is defined`, `is undefined` and `default`. */
+struct jinja *jinja_parse_strict(const char *text, size_t len, struct error *err);
 void jinja_free(struct jinja *j);
 
 /* The origin of a byte, as bits; 0: the template's text. Numbers and the names of known roles count

@@ -149,6 +149,7 @@ static void test_text_graders(void **state) {
     check_cases("exact", 20);
     check_cases("exact_match", 20);
     check_cases("prefix", 25);
+    check_cases("verbatim", 8);
     check_cases("regex", 20);
     check_cases("f1", 20);
     check_cases("rouge_l", 20);

@@ -607,6 +607,41 @@ static void render_many(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
+/* Texts and errors of Jinja2 with its own settings, keep_trailing_newline and StrictUndefined. */
+static void test_strict(void **state) {
+    (void)state;
+    static const char *const cases[][2] = {
+        {"a\n{% if x %}\n  b\n{% endif %}\nc\n", "a\n\n  b\n\nc\n"},
+        {"  {% set y = 1 %}\n{{ y }}\n\n", "  \n1\n\n"},
+        {"{# c #}\nz", "\nz"},
+        {"{%- if x -%}\n d \n{%- endif %}\n", "d\n"},
+        {"{{ l }}|{{ x if x is defined else 'no' }}|{{ q|default('d') }}|{{ q is undefined }}",
+         "[\"it's\", 'a']|True|d|True"},
+        {"{% raw %}\n{{\n{% endraw %}\n", "\n{{\n\n"},
+        {"{{ q }}", NULL},
+        {"{{ d.q }}", NULL},
+        {"{% if q %}{% endif %}", NULL},
+        {"{{ l[5] }}", NULL},
+        {"{% for i in q %}{% endfor %}", NULL},
+        {"{{ q|length }}", NULL},
+        {"{{ q == 1 }}", NULL},
+    };
+    struct error err;
+    json_t *vars = json_pack("{s:b,s:[s,s],s:{s:s}}", "x", true, "l", "it's", "a", "d", "k", "v");
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct jinja_output out = {0};
+        const struct jinja_input in = {.vars = vars, .now = -1};
+        struct jinja *j = jinja_parse_strict(cases[i][0], strlen(cases[i][0]), &err);
+        bool ok = j && jinja_render(j, &in, &out, &err) == OK;
+        if (ok != (cases[i][1] != NULL) || (ok && strcmp(out.text, cases[i][1]) != 0))
+            fail_msg("%s: %s", cases[i][0], ok ? out.text : err.text);
+        if (!ok) assert_non_null(strstr(err.text, "undefined"));
+        jinja_output_release(&out);
+        jinja_free(j);
+    }
+    json_decref(vars);
+}
+
 static void test_threads_share_one(void **state) {
     (void)state;
     static const char text[] =
@@ -637,6 +672,7 @@ int main(void) {
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_limits),
         cmocka_unit_test(test_damage),
+        cmocka_unit_test(test_strict),
         cmocka_unit_test(test_threads_share_one),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -120,7 +120,10 @@ struct exchange {
     char id[EXCHANGE_ID_MAX + 1];
     bool local, handed_over;
     bool postponed;                  /* the handler postponed the request; used by its thread */
-    struct exchange *next_postponed; /* under the lock of http */
+    struct exchange *next_postponed; /* under the lock of http, like the next three */
+    const void *resource;            /* the postponed request waits for it */
+    bool again;     /* the handler ran again, and postponed the request for the same resource */
+    uint64_t round; /* the round of resumptions in which it did; 0: it has not */
     const struct http_route *route;
     struct buf body;
     int64_t charged_bytes;  /* bytes of the body that are counted for the client (LIMIT_BYTES) */
@@ -198,6 +201,7 @@ struct http {
     struct exchange *postponed; /* list of the postponed requests, each with a reference */
     struct exchange *resumed;   /* the postponed request whose handler runs again, or NULL */
     bool resume_again;          /* http_resume_postponed was called while `resumed` ran */
+    uint64_t round;             /* rounds of resumptions so far */
     struct exchange *exchanges;
     int n_exchanges;
     struct http_connection *connections;
@@ -849,65 +853,106 @@ struct exchange *exchange_current(void) {
 
 static void handler_enqueue(struct exchange *x);
 
-/* Runs the handler of the first postponed request again, unless one runs. The caller holds the
- * lock. */
+/* A round runs the handlers of postponed requests one after the other. If a request is postponed
+ * again for the same resource, its `round` is the current one: the resource is not available, so
+ * later requests for it are left out in this round. */
+
+/* The first request that waits for the resource, or NULL. The caller holds the lock. */
+static const struct exchange *postponed_first(const struct http *h, const void *resource) {
+    const struct exchange *x = h->postponed;
+    while (x && x->resource != resource) x = x->next_postponed;
+    return x;
+}
+
+/* Runs the handler of the next postponed request of this round, unless one runs. The caller holds
+ * the lock. */
 static void postponed_run_next(struct http *h) {
-    struct exchange *x = h->postponed;
-    h->resume_again = h->resumed != NULL;
-    if (h->resumed || !x) return;
-    h->postponed = x->next_postponed;
+    struct exchange **link = &h->postponed, *x;
+    if (h->resumed) return;
+    while ((x = *link) && postponed_first(h, x->resource)->round == h->round)
+        link = &x->next_postponed;
+    if (!x) return;
+    *link = x->next_postponed;
     h->resumed = x;
     handler_enqueue(x);
 }
 
+/* Begins a round, or lets the one that runs be followed by another. The caller holds the lock. */
+static void postponed_run(struct http *h) {
+    h->resume_again = h->resumed != NULL;
+    if (h->resumed) return;
+    h->round++;
+    postponed_run_next(h);
+}
+
 void http_resume_postponed(struct http *h) {
     pthread_mutex_lock(&h->lock);
-    postponed_run_next(h);
+    postponed_run(h);
     pthread_mutex_unlock(&h->lock);
 }
 
-bool exchange_postpone(struct exchange *x) {
+bool exchange_postpone(struct exchange *x, const void *resource) {
+    struct http *h = x->h;
     CHECK(x == current && !exchange_status(x));
     if (exchange_is_disconnected(x)) return false;
+    pthread_mutex_lock(&h->lock);
+    x->again = h->resumed == x && x->resource == resource;
+    x->resource = resource;
     x->postponed = true;
+    pthread_mutex_unlock(&h->lock);
     return true;
 }
 
-bool exchange_is_behind_postponed(struct exchange *x) {
+bool exchange_is_behind_postponed(struct exchange *x, const void *resource) {
     struct http *h = x->h;
     pthread_mutex_lock(&h->lock);
-    bool behind = h->resumed != x && (h->resumed || h->postponed);
+    const struct exchange *resumed = h->resumed;
+    bool first = resumed == x && x->resource == resource,
+         behind = (resumed && resumed != x && resumed->resource == resource) ||
+                  postponed_first(h, resource);
     pthread_mutex_unlock(&h->lock);
-    return behind;
+    return behind && !first;
 }
 
-/* Called after each run of a handler. A postponed request goes to the end of the list, or remains
- * the first one if it was. Returns whether the request is postponed. */
+/* Adds a postponed request at the end of the list, or at its begin if the request was the first one
+ * that waits for its resource. The caller holds the lock. */
+static void postponed_add(struct http *h, struct exchange *x) {
+    struct exchange **place = &h->postponed;
+    while (!x->again && *place) place = &(*place)->next_postponed;
+    x->next_postponed = *place;
+    *place = x;
+    x->round = x->again ? h->round : 0;
+    x->postponed = false;
+    headers_clear(x);
+}
+
+/* Called after each run of a handler. Returns whether the request is postponed. */
 static bool postponed_update(struct exchange *x) {
     struct http *h = x->h;
-    bool again = x->postponed;
+    bool postponed = x->postponed;
     pthread_mutex_lock(&h->lock);
     bool was_resumed = h->resumed == x;
     if (was_resumed) h->resumed = NULL;
-    if (again) {
-        struct exchange **place = &h->postponed;
-        while (!was_resumed && *place) place = &(*place)->next_postponed;
-        x->next_postponed = *place;
-        *place = x;
-        headers_clear(x);
-        x->postponed = false;
-    }
-    if (was_resumed && (!again || h->resume_again)) postponed_run_next(h);
+    if (postponed) postponed_add(h, x);
+    if (was_resumed) (h->resume_again ? postponed_run : postponed_run_next)(h);
     pthread_mutex_unlock(&h->lock);
-    return again;
+    return postponed;
 }
 
 /* handlers */
 
+static void route_handle(struct exchange *x) {
+    const struct http_callbacks *c = &x->h->c;
+    if (c->handle)
+        c->handle(c->ctx, x, x->route);
+    else
+        x->route->handle(c->ctx, x);
+}
+
 static void handler_run(void *ctx) {
     struct exchange *x = ctx;
     current = x;
-    x->route->handle(x->h->c.ctx, x);
+    route_handle(x);
     current = NULL;
     if (postponed_update(x)) return;
     bool large = x->body.len > LARGE_BODY;
@@ -921,7 +966,7 @@ static enum MHD_Result response_queue(struct exchange *x);
 /* Runs the handler in the library's thread and sends its answer at once, without suspending the
  * connection. */
 static enum MHD_Result handler_run_inline(struct exchange *x) {
-    x->route->handle(x->h->c.ctx, x);
+    route_handle(x);
     CHECK(exchange_status(x));
     body_release(x);
     return response_queue(x);

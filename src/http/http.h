@@ -95,6 +95,8 @@ struct http_callbacks {
     bool (*any_host)(void *ctx);
     /* Called once, when the reply was sent or the exchange was aborted. */
     void (*ended)(void *ctx, const struct exchange *x);
+    /* Runs the route's handler. NULL: r->handle(ctx, x). */
+    void (*handle)(void *ctx, struct exchange *x, const struct http_route *r);
 };
 /* ERR_USAGE: it cannot listen on the address, or certificate and key do not fit. ERR_MISSING or
  * ERR_IO: libmicrohttpd, the certificate or the key cannot be loaded. The options, and all pointers
@@ -110,8 +112,9 @@ void http_drain(struct http *h);
 void http_free(struct http *h);
 /* Runs fn in a worker thread. */
 void http_run_in_worker(struct http *h, void (*fn)(void *ctx), void *ctx);
-/* Runs the handlers of postponed requests again, one after the other in the order of their arrival,
- * until one of them postpones its request once more. http calls it four times per second, too. */
+/* Runs the handlers of postponed requests again, one after the other in the order of their arrival.
+ * When one of them postpones its request once more, those that wait for the same resource are left
+ * out. http calls it four times per second, too. */
 void http_resume_postponed(struct http *h);
 struct http_stats {
     uint64_t connections, requests, bytes_out;
@@ -125,13 +128,14 @@ struct client_limits *http_limits(struct http *h); /* the limits of clients; own
 
 /* The exchange of the handler that this thread runs; NULL in other threads. */
 struct exchange *exchange_current(void);
-/* Postpones the request of the handler that this thread runs: headers and the answer that the
- * handler still gives are discarded, and the handler runs again after http_resume_postponed. False:
- * the client has disconnected. */
-bool exchange_postpone(struct exchange *x);
-/* Whether earlier requests are postponed. A handler that needs the same resource should postpone
- * its request too, so that it does not overtake them. */
-bool exchange_is_behind_postponed(struct exchange *x);
+/* Postpones the request of the handler that this thread runs until a resource, which the address
+ * `resource` identifies, is available: headers and the answer that the handler still gives are
+ * discarded, and the handler runs again after http_resume_postponed. False: the client has
+ * disconnected. */
+bool exchange_postpone(struct exchange *x, const void *resource);
+/* Whether earlier requests are postponed until the resource is available. A handler that needs it
+ * should postpone its request too, so that it does not overtake them. */
+bool exchange_is_behind_postponed(struct exchange *x, const void *resource);
 /* The X-Request-Id header of the reply: the client's, if it sent one of 1 to 128 letters, digits
  * and "-_.:", or else a random one. */
 const char *exchange_id(const struct exchange *x);

@@ -307,7 +307,7 @@ enum { ADAPTER_WAIT_SECONDS = 60 };
 static void request_wait_for_adapters(struct server *s) {
     struct exchange *x = exchange_current();
     if (!x || clock_now() > exchange_start_time(x) + ADAPTER_WAIT_SECONDS) return;
-    if (exchange_postpone(x)) memory_budget_release(s->memory, x);
+    if (exchange_postpone(x, s->pool)) memory_budget_release(s->memory, x);
 }
 
 /* ERR_MEMORY: the adapter `name` and those of `ref` never fit into the pool together. */
@@ -327,7 +327,7 @@ static struct adapter *adapter_get_or_wait(struct server *s, const char *name,
                                            const struct model_ref *ref, struct error *err) {
     struct exchange *x = exchange_current();
     struct adapter *a = NULL;
-    if (x && exchange_is_behind_postponed(x))
+    if (x && exchange_is_behind_postponed(x, s->pool))
         error_set(err, ERR_STATE, "earlier requests wait for memory for their adapters");
     else
         a = adapter_pool_get(s->pool, name, err);

@@ -97,27 +97,29 @@ static void named_handle(void *ctx, struct exchange *x) {
     exchange_reply(x, 200, "text/plain", "", 0);
 }
 
-/* Postpones requests until `room`, which each of them decrements: the first one of a client that
- * waits is the first one to be answered. */
-static int room, turn, n_postponed; /* atomic */
+/* Postpones requests until `room`, or `hall` for the other route, which each of them decrements:
+ * the first one of a client that waits is the first one to be answered. */
+static int room, hall, turn, n_postponed; /* atomic */
 static void room_on_disconnect(void *ctx) {
     count_one(ctx);
 }
 static void room_handle(void *ctx, struct exchange *x) {
+    int *places = strcmp(exchange_path(x), "/hall") == 0 ? &hall : &room;
     char text[32];
     (void)ctx;
     exchange_add_header(x, "X-One", "1");
-    if (exchange_is_disconnected(x) || exchange_is_behind_postponed(x) || count(&room) == 0) {
+    if (exchange_is_disconnected(x) || exchange_is_behind_postponed(x, places) ||
+        count(places) == 0) {
         if (!exchange_user(x)) { // not again
             exchange_on_disconnect(x, room_on_disconnect, &gone);
             count_one(&n_postponed);
             exchange_set_user(x, &n_postponed);
         }
-        assert_int_equal(exchange_postpone(x), !exchange_is_disconnected(x));
+        assert_int_equal(exchange_postpone(x, places), !exchange_is_disconnected(x));
         exchange_reply(x, 503, "text/plain", "full", 4); // discarded if it is postponed
         return;
     }
-    __atomic_sub_fetch(&room, 1, __ATOMIC_SEQ_CST);
+    __atomic_sub_fetch(places, 1, __ATOMIC_SEQ_CST);
     int n = snprintf(text, sizeof text, "turn %d", __atomic_add_fetch(&turn, 1, __ATOMIC_SEQ_CST));
     exchange_reply(x, 200, "text/plain", text, (size_t)n);
 }
@@ -244,6 +246,7 @@ static const struct http_route routes[] = {
     {"GET", "/peer", 0, peer_handle},
     {"POST", "/held", 0, held_handle},
     {"GET", "/room", 0, room_handle},
+    {"GET", "/hall", 0, room_handle},
     {0},
 };
 
@@ -297,7 +300,7 @@ static int set_up(void **state) {
                                     .drain_seconds = 5};
     admitted = ended = opened = closed = unfinished = gone = 0;
     released = keys_required = false;
-    room = turn = n_postponed = 0;
+    room = hall = turn = n_postponed = 0;
     server_start();
     return 0;
 }
@@ -1264,6 +1267,30 @@ static void test_postponed(void **state) {
     assert_true(wait_count(&ended, N, 5));
 }
 
+/* Requests that wait for one resource do not delay those that wait for another. */
+static void test_postponed_for_another(void **state) {
+    enum { N = 3 };
+    static const char *const requests[N] = {"GET /room" REST, "GET /hall" REST, "GET /room" REST};
+    static const int order[N] = {1, 0, 2};
+    int fd[N];
+    (void)state;
+    for (int i = 0; i < N; i++) {
+        fd[i] = client_send(requests[i]);
+        assert_true(wait_count(&n_postponed, i + 1, 5));
+    }
+    for (int i = 0; i < N; i++) {
+        struct buf b = {0};
+        char want[32];
+        count_one(order[i] == 1 ? &hall : &room);
+        http_resume_postponed(h);
+        read_until(fd[order[i]], &b, "turn", 5);
+        snprintf(want, sizeof want, "turn %d", i + 1);
+        if (!b.data || !strstr(b.data, want)) fail_msg("no '%s' in '%s'", want, b.data);
+        close(fd[order[i]]);
+        buf_release(&b);
+    }
+}
+
 static void test_request_ids(void **state) {
     static const struct {
         const char *sent;
@@ -1320,6 +1347,7 @@ int main(void) {
         TEST(test_free_while_clients_come),
         TEST(test_addresses),
         TEST(test_postponed),
+        TEST(test_postponed_for_another),
         TEST(test_request_ids),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

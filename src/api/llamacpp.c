@@ -569,10 +569,10 @@ void llamacpp_tokenize(struct server *s, struct exchange *x, const json_t *body)
 static const struct http_route routes[] = {
     {"GET", "/lora-adapters", SCOPE_CHAT, list_handle},
     {"POST", "/lora-adapters", SCOPE_ADMIN, scale_handle},
-    {"POST", "/completion", SCOPE_CHAT, completion_handle},
-    {"POST", "/completions", SCOPE_CHAT, completion_handle},
-    {"GET", "/slots", SCOPE_CHAT, slots_handle},
-    {"GET", "/props", SCOPE_CHAT, props_handle},
+    {"POST", "/completion", SCOPE_CHAT | ROUTE_BASE, completion_handle},
+    {"POST", "/completions", SCOPE_CHAT | ROUTE_BASE, completion_handle},
+    {"GET", "/slots", SCOPE_CHAT | ROUTE_BASE, slots_handle},
+    {"GET", "/props", SCOPE_CHAT | ROUTE_BASE, props_handle},
     {0},
 };
 

@@ -7,10 +7,11 @@
  * nanoseconds. api_fail writes errors in Ollama's form for these paths.
  *
  * One default differs from Ollama's: repeat_penalty is 1 (off), so that replies are unmodified
- * samples of the model. Models are never unloaded: keep_alive has no effect, but a request without
- * a prompt and with keep_alive 0 is answered as if the model had been unloaded. num_ctx bounds the
- * tokens of a prompt and its reply; messages that do not fit are left out, the oldest first, unless
- * truncate is false. `shift` has the server's default (--context-shift), and not true.
+ * samples of the model. The default base is never unloaded: keep_alive has no effect on it, but a
+ * request without a prompt and with keep_alive 0 is answered as if it had been unloaded. num_ctx
+ * bounds the tokens of a prompt and its reply; messages that do not fit are left out, the oldest
+ * first, unless truncate is false. `shift` has the server's default (--context-shift), and not
+ * true.
  */
 #define _GNU_SOURCE
 #include "api/ollama.h"
@@ -65,36 +66,22 @@ char *ollama_template_to_jinja(const struct server *s, const char *template, str
     return NULL;
 }
 
-/* The length of the unit of time that a text begins with; 0: no unit. */
-static size_t unit_length(const char *p) {
-    static const char *const units[] = {"ns", "us", "µs", "ms", "s", "m", "h"}; // "ms" before "m"
-    for (size_t i = 0; i < ARRAY_LEN(units); i++)
-        if (strncmp(p, units[i], strlen(units[i])) == 0) return strlen(units[i]);
-    return 0;
-}
-
-/* Parses a duration such as "5m" or "1h30m", or seconds; false: it has another form. *zero: whether
- * it is 0. */
-static bool duration_read(const char *p, bool *zero) {
-    bool seconds = strspn(p, "+-0123456789.") == strlen(p);
-    double all = 0;
-    char *end;
-    do {
-        all += strtod(p, &end);
-        size_t unit = seconds ? 0 : unit_length(end);
-        if (end == p || (seconds ? *end != 0 : unit == 0)) return false;
-        p = end + unit;
-    } while (*p);
-    *zero = all == 0;
-    return true;
-}
-
-static int keep_alive_read(const json_t *body, bool *zero, struct error *err) {
-    const json_t *v = json_get_nonnull(body, "keep_alive");
-    *zero = json_is_number(v) && json_number_value(v) == 0;
-    if (!v || json_is_number(v)) return OK;
-    if (json_is_string(v) && duration_read(json_string_value(v), zero)) return OK;
+/* Parses keep_alive. *seconds: as of base_set_keep_alive, or NAN if the field is absent. */
+static int keep_alive_read(const json_t *v, double *seconds, struct error *err) {
+    double number = json_number_value(v);
+    *seconds = json_is_number(v) ? (number < 0 ? -1 : number) : (double)NAN;
+    if (!v || json_is_null(v) || json_is_number(v)) return OK;
+    if (json_is_string(v) && keep_alive_parse(json_string_value(v), seconds)) return OK;
     return error_set(err, ERR_USAGE, "'keep_alive' must be seconds or a duration such as \"5m\"");
+}
+
+/* Reads how long the base remains loaded after this request. *unload: not at all. */
+static int keep_alive_apply(struct server *s, const json_t *body, bool *unload, struct error *err) {
+    double seconds;
+    if (keep_alive_read(json_object_get(body, "keep_alive"), &seconds, err) != OK) return err->code;
+    *unload = seconds == 0; // NAN: false
+    if (!isnan(seconds)) base_set_keep_alive(s, seconds);
+    return OK;
 }
 
 int ollama_options_read(const struct server *s, const json_t *body, const json_t *o,
@@ -194,7 +181,7 @@ static int ollama_request_read(struct server *s, struct exchange *x, struct olla
     if (json_read_name(q->body, "user", &user, err) != OK) return err->code;
     if (user) q->spec.user = xstrdup(user);
     q->derived = server_derived_spec(s, q->target.label);
-    if (keep_alive_read(q->body, &q->unload, err) != OK || options_read(s, q, err) != OK ||
+    if (keep_alive_apply(s, q->body, &q->unload, err) != OK || options_read(s, q, err) != OK ||
         json_read_bool(q->body, "stream", &q->spec.stream, err) != OK ||
         think_read(s, name, q, err) != OK || logprobs_read(q->body, &q->spec, err) != OK)
         return err->code;
@@ -513,6 +500,35 @@ static void ollama_request_start(struct server *s, struct exchange *x, struct ol
     ollama_request_release(q);
 }
 
+/* A member of the body; NULL: it is absent or null. The caller releases it. */
+static json_t *body_member(const struct exchange *x, const char *key) {
+    const struct buf *body = exchange_body(x);
+    size_t n;
+    const char *text = request_text_member(body->data, body->len, key, &n);
+    json_t *v = text ? json_loadb(text, n, JSON_DECODE_ANY, NULL) : NULL;
+    if (!json_is_null(v)) return v;
+    json_decref(v);
+    return NULL;
+}
+
+/* Answers a request that only unloads a model, which is not loaded. */
+static bool unload_answer(struct server *base, struct exchange *x) {
+    struct error err;
+    double seconds = (double)NAN;
+    bool chat = strcmp(exchange_path(x), "/api/chat") == 0,
+         generate = strcmp(exchange_path(x), "/api/generate") == 0;
+    if (!chat && !generate) return false;
+    json_t *keep_alive = body_member(x, "keep_alive"),
+           *input = body_member(x, chat ? "messages" : "prompt");
+    bool empty = json_is_string(input) ? !json_string_length(input) : !json_array_size(input),
+         unload = empty && keep_alive_read(keep_alive, &seconds, &err) == OK && seconds == 0;
+    struct ollama_request q = {.unload = true, .target.name = base->name};
+    if (unload) load_reply(x, &q, chat);
+    json_decref(keep_alive);
+    json_decref(input);
+    return unload;
+}
+
 static void generate_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
@@ -650,7 +666,7 @@ static int embedding_read(struct server *s, struct exchange *x, const char *key,
     e->body = request_memory_json(s, x, err);
     if (!e->body || ollama_name(e->body, &name, err) != OK ||
         ollama_target(s, name, &e->target, err) != OK ||
-        keep_alive_read(e->body, &unload, err) != OK ||
+        keep_alive_apply(s, e->body, &unload, err) != OK ||
         json_read_int(e->body, "dimensions", 1, s->model->config.d_model, &dims, err) != OK ||
         texts_read(s, key, e, err) != OK)
         return err->code;
@@ -720,30 +736,45 @@ static json_t *count_json(int64_t n) {
 }
 
 static json_t *details_json(const struct server *s, const char *parent) {
-    const struct arch *arch = s->model->config.arch;
-    const char *family = arch->gguf ? arch->gguf : arch->name;
+    const struct model_config *c = &s->size.config;
+    const struct arch *arch = c->arch;
+    const char *path = s->base_entry ? s->path : s->model->path,
+               *family = arch->gguf ? arch->gguf : arch->name;
     char type[32];
-    snprintf(type, sizeof type, "%s", tensor_type_name(s->model->type));
-    for (char *c = type; *c; c++) *c = (char)toupper((unsigned char)*c);
+    snprintf(type, sizeof type, "%s", tensor_type_name(s->size.type));
+    for (char *p = type; *p; p++) *p = (char)toupper((unsigned char)*p);
     return json_pack("{s:s,s:s,s:s,s:[s],s:o,s:s}", "parent_model", parent, "format",
-                     path_is_dir(s->model->path) ? "safetensors" : "gguf", "family", family,
-                     "families", family, "parameter_size",
-                     count_json(model_param_count(&s->model->config)), "quantization_level", type);
+                     path_is_dir(path) ? "safetensors" : "gguf", "family", family, "families",
+                     family, "parameter_size", count_json(model_param_count(c)),
+                     "quantization_level", type);
 }
 
-/* The fields of a model that both lists (tags and ps) have. entry NULL: the base model. Returns
- * NULL if the adapter cannot be loaded. */
-static json_t *model_card_json(struct server *s, const struct adapter_entry *entry) {
-    char digest[HASH_LEN], *name = xasprintf("%s:latest", entry ? entry->name : s->name);
+/* Sets the digest and the size of a base. */
+static json_int_t base_measure(struct server *s, char digest[HASH_LEN]) {
     struct model_size size = {0};
-    json_int_t bytes = 0;
     struct error err;
+    if (s->base_entry) {
+        strcpy(digest, base_status(s).hash);
+        return (json_int_t)s->size.file;
+    }
+    const char *hash = model_hash(s->model, &err);
+    strcpy(digest, hash ? hash : "");
+    return model_measure(s->model->path, s->model->cls, &size, &err) == OK ? (json_int_t)size.file
+                                                                           : 0;
+}
+
+/* The fields of a model that both lists (tags and ps) have. entry NULL: the base model. loaded:
+ * whether the base is. Returns NULL if the adapter cannot be loaded. */
+static json_t *model_card_json(struct server *s, const struct adapter_entry *entry, bool loaded) {
+    char digest[HASH_LEN], *name = xasprintf("%s:latest", entry ? entry->name : s->name);
+    json_int_t bytes = 0;
+    struct error err = {.code = ERR_STATE};
     if (entry && entry->is_base) {
         char *text = json_canonical(entry->derived_spec);
         sha256_bytes(text, strlen(text), digest);
         free(text);
     } else if (entry) {
-        struct adapter *a = adapter_pool_get(s->pool, entry->name, &err);
+        struct adapter *a = loaded ? adapter_pool_get(s->pool, entry->name, &err) : NULL;
         if (!a && err.code != ERR_STATE) {
             free(name);
             return NULL;
@@ -752,10 +783,7 @@ static json_t *model_card_json(struct server *s, const struct adapter_entry *ent
         bytes = a ? (json_int_t)(a->n_data * sizeof *a->data) : 0;
         adapter_release(a);
     } else {
-        const char *hash = model_hash(s->model, &err);
-        strcpy(digest, hash ? hash : "");
-        if (model_measure(s->model->path, s->model->cls, &size, &err) == OK)
-            bytes = (json_int_t)size.file;
+        bytes = base_measure(s, digest);
     }
     json_t *v = json_pack("{s:s,s:s,s:I,s:s,s:o}", "name", name, "model", name, "size", bytes,
                           "digest", digest, "details", details_json(s, entry ? s->name : ""));
@@ -763,23 +791,30 @@ static json_t *model_card_json(struct server *s, const struct adapter_entry *ent
     return v;
 }
 
-static void tags_add(struct server *s, const struct adapter_entry *entry, json_t *models) {
+static void tags_add(struct server *s, const struct adapter_entry *entry, bool loaded,
+                     json_t *models) {
     char when[40];
-    json_t *v = model_card_json(s, entry);
+    json_t *v = model_card_json(s, entry, loaded);
     if (!v) return;
     json_object_set_new(v, "modified_at",
                         json_string(time_format(entry ? entry->created : s->started, 0, when)));
     json_array_append_new(models, v);
 }
 
-static void tags_handle(void *ctx, struct exchange *x) {
-    struct server *s = ctx;
-    json_t *models = json_array();
+static void base_tags_add(struct server *s, json_t *models) {
     int n;
     struct adapter_entry *v = server_adapters(s, &n);
-    tags_add(s, NULL, models);
-    for (int i = 0; i < n; i++) tags_add(s, &v[i], models);
+    bool loaded = base_retain(s);
+    tags_add(s, NULL, loaded, models);
+    for (int i = 0; i < n; i++) tags_add(s, &v[i], loaded, models);
+    if (loaded) base_release(s, false);
     server_adapters_free(v, n);
+}
+
+static void tags_handle(void *ctx, struct exchange *x) {
+    struct server *s;
+    json_t *models = json_array();
+    for (int i = 0; (s = base_at(ctx, i)); i++) base_tags_add(s, models);
     exchange_reply_json(x, 200, json_pack("{s:o}", "models", models));
 }
 
@@ -789,28 +824,47 @@ static bool pool_has(const struct adapter_pool_item *items, int n, const char *n
     return false;
 }
 
-static void ps_add(struct server *s, const struct adapter_entry *entry, json_t *models) {
-    json_t *v = model_card_json(s, entry);
+/* When a loaded base is unloaded, if no further request comes. */
+static json_t *expiry_json(double seconds) {
+    struct timespec now;
+    char text[40];
+    if (seconds < 0 || seconds > 1e9) return json_string("2318-01-01T00:00:00Z"); // never
+    clock_gettime(CLOCK_REALTIME, &now);
+    return json_string(time_format(now.tv_sec + (time_t)seconds, now.tv_nsec, text));
+}
+
+static void ps_add(struct server *s, const struct adapter_entry *entry, double expires,
+                   json_t *models) {
+    json_t *v = model_card_json(s, entry, true);
     if (!v) return;
-    json_object_set_new(v, "expires_at", json_string("2318-01-01T00:00:00Z")); // never
+    json_object_set_new(v, "expires_at", expiry_json(expires));
     json_object_set_new(v, "size_vram", json_integer(0));
     json_object_set_new(v, "context_length", json_integer(engine_max_len(s->engine)));
     json_array_append_new(models, v);
 }
 
-/* Lists the models in memory: the base model and the adapters in the pool. */
-static void ps_handle(void *ctx, struct exchange *x) {
-    struct server *s = ctx;
-    json_t *models = json_array();
+/* Lists what is in memory of a loaded base: the base and the adapters in its pool. */
+static void base_ps_add(struct server *s, double expires, json_t *models) {
     struct arena mem = {0};
     int n, n_items;
     const struct adapter_pool_item *items = adapter_pool_list(s->pool, &mem, &n_items);
     struct adapter_entry *v = server_adapters(s, &n);
-    ps_add(s, NULL, models);
+    ps_add(s, NULL, expires, models);
     for (int i = 0; i < n; i++)
-        if (pool_has(items, n_items, v[i].name)) ps_add(s, &v[i], models);
+        if (pool_has(items, n_items, v[i].name)) ps_add(s, &v[i], expires, models);
     server_adapters_free(v, n);
     arena_release(&mem);
+}
+
+static void ps_handle(void *ctx, struct exchange *x) {
+    struct server *s;
+    json_t *models = json_array();
+    for (int i = 0; (s = base_at(ctx, i)); i++) {
+        double expires = s->base_entry ? base_status(s).expires : -1;
+        if (!base_retain(s)) continue;
+        base_ps_add(s, expires, models);
+        base_release(s, false);
+    }
     exchange_reply_json(x, 200, json_pack("{s:o}", "models", models));
 }
 
@@ -964,12 +1018,12 @@ static void root_handle(void *ctx, struct exchange *x) {
 
 static const struct http_route routes[] = {
     {"GET", "/", SCOPE_OPEN, root_handle},
-    {"POST", "/api/generate", SCOPE_CHAT, generate_handle},
-    {"POST", "/api/chat", SCOPE_CHAT, chat_handle},
-    {"POST", "/api/embed", SCOPE_CHAT | ROUTE_SLOW, embed_handle},
-    {"POST", "/api/embeddings", SCOPE_CHAT | ROUTE_SLOW, embeddings_handle},
+    {"POST", "/api/generate", SCOPE_CHAT | ROUTE_BASE, generate_handle},
+    {"POST", "/api/chat", SCOPE_CHAT | ROUTE_BASE, chat_handle},
+    {"POST", "/api/embed", SCOPE_CHAT | ROUTE_SLOW | ROUTE_BASE, embed_handle},
+    {"POST", "/api/embeddings", SCOPE_CHAT | ROUTE_SLOW | ROUTE_BASE, embeddings_handle},
     {"GET", "/api/tags", SCOPE_CHAT, tags_handle},
-    {"POST", "/api/show", SCOPE_CHAT, show_handle},
+    {"POST", "/api/show", SCOPE_CHAT | ROUTE_BASE, show_handle},
     {"GET", "/api/ps", SCOPE_CHAT, ps_handle},
     {"POST", "/api/create", SCOPE_ADMIN, ollama_create_handle},
     {"GET", "/api/blobs/*", SCOPE_ADMIN, ollama_blob_handle},
@@ -982,5 +1036,7 @@ static const struct http_route routes[] = {
     {0},
 };
 
-const struct server_module ollama_module = {
-    .routes = routes, .load = ollama_models_load, .body_sink = ollama_sink};
+const struct server_module ollama_module = {.routes = routes,
+                                            .load = ollama_models_load,
+                                            .body_sink = ollama_sink,
+                                            .answer_unloaded = unload_answer};

@@ -1452,15 +1452,14 @@ static json_t *model_card(const struct server *s, const char *id, const char *ro
     json_t *path = json_from_path(root);
     return json_pack("{s:s,s:s,s:I,s:s,s:o,s:s?,s:i,s:[o]}", "id", id, "object", "model", "created",
                      (json_int_t)created, "owned_by", "vllm", "root", path, "parent", parent,
-                     "max_model_len", engine_max_len(s->engine), "permission",
-                     permission_json(id, created));
+                     "max_model_len", s->max_len, "permission", permission_json(id, created));
 }
 
-static void models_handle(void *ctx, struct exchange *x) {
-    struct server *s = ctx;
+/* Adds the cards of a base under all its names, and those of its adapters. */
+static void model_cards_add(struct server *s, json_t *data) {
     int n;
     struct adapter_entry *v = server_adapters(s, &n);
-    json_t *data = json_pack("[o]", model_card(s, s->name, s->path, NULL, s->started));
+    json_array_append_new(data, model_card(s, s->name, s->path, NULL, s->started));
     for (int i = 0; i < s->options->names.n; i++)
         if (strcmp(s->options->names.v[i], s->name) != 0)
             json_array_append_new(data,
@@ -1468,12 +1467,32 @@ static void models_handle(void *ctx, struct exchange *x) {
     for (int i = 0; i < n; i++)
         json_array_append_new(data, model_card(s, v[i].name, v[i].path, s->name, v[i].created));
     server_adapters_free(v, n);
+}
+
+static void models_handle(void *ctx, struct exchange *x) {
+    struct server *s = ctx, *base;
+    json_t *data = json_array();
+    for (int i = 0; (base = base_at(s, i)); i++) model_cards_add(base, data);
     for (int i = 0; i < s->n_teams; i++) {
         char *id = xasprintf("team:%s", s->teams[i].name);
         json_array_append_new(data, model_card(s, id, s->path, s->name, s->started));
         free(id);
     }
     exchange_reply_json(x, 200, json_pack("{s:s,s:o}", "object", "list", "data", data));
+}
+
+/* The card of a base that is loaded on demand, or of an adapter of it; it need not be loaded. */
+static json_t *base_card(struct server *s, const char *id) {
+    int n, index = 0;
+    struct adapter_entry *v = server_adapters(s, &n);
+    const char *colon = strpbrk(id, ":@");
+    while (index < n && strcmp(v[index].name, id) != 0 &&
+           !(colon && strcmp(v[index].name, colon + 1) == 0))
+        index++;
+    json_t *card = index < n ? model_card(s, id, v[index].path, s->name, v[index].created)
+                             : model_card(s, id, s->path, NULL, s->started);
+    server_adapters_free(v, n);
+    return card;
 }
 
 static void model_handle(void *ctx, struct exchange *x) {
@@ -1483,6 +1502,10 @@ static void model_handle(void *ctx, struct exchange *x) {
     struct error err = {0};
     if (team_find(s, id, &err)) {
         exchange_reply_json(x, 200, model_card(s, id, s->path, s->name, s->started));
+        return;
+    }
+    if (!err.code && base_find(s, id) != s) {
+        exchange_reply_json(x, 200, base_card(base_find(s, id), id));
         return;
     }
     if (err.code || model_ref_resolve(s, id, &t, &err) != OK) {
@@ -1505,9 +1528,9 @@ static void model_handle(void *ctx, struct exchange *x) {
 }
 
 static const struct http_route routes[] = {
-    {"POST", "/v1/chat/completions", SCOPE_CHAT, chat_handle},
-    {"POST", "/v1/completions", SCOPE_CHAT, completion_handle},
-    {"POST", "/v1/embeddings", SCOPE_CHAT | ROUTE_SLOW, embedding_handle},
+    {"POST", "/v1/chat/completions", SCOPE_CHAT | ROUTE_BASE, chat_handle},
+    {"POST", "/v1/completions", SCOPE_CHAT | ROUTE_BASE, completion_handle},
+    {"POST", "/v1/embeddings", SCOPE_CHAT | ROUTE_SLOW | ROUTE_BASE, embedding_handle},
     {"GET", "/v1/models", SCOPE_CHAT, models_handle},
     {"GET", "/v1/models/*", SCOPE_CHAT, model_handle},
     {0},

@@ -49,17 +49,34 @@ static json_t *kernels_json(const struct server *s) {
                      dtype_name(s->options->plan->engine.lora_elem), "threads", s->threads);
 }
 
+/* The bases that are loaded on demand. */
+static json_t *bases_json(struct server *front) {
+    json_t *list = json_array();
+    struct server *s;
+    for (int i = 1; (s = base_at(front, i)); i++) {
+        struct base_status b = base_status(s);
+        const char *state = b.loaded ? "loaded" : b.loading ? "loading" : "unloaded";
+        json_t *expires = b.loaded && b.expires >= 0 ? json_real(b.expires) : json_null();
+        json_array_append_new(list,
+                              json_pack("{s:s,s:o,s:s,s:i,s:I,s:I,s:o}", "id", s->name, "path",
+                                        json_from_path(s->path), "state", state, "in_use", b.in_use,
+                                        "loads", (json_int_t)b.loads, "plan_bytes",
+                                        (json_int_t)b.plan_bytes, "expires_in", expires));
+    }
+    return list;
+}
+
 static void system_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct http_stats h = http_stats(s->http);
     json_t *http = json_pack("{s:i,s:i,s:I,s:I}", "open", h.open, "streams", h.streams, "requests",
                              (json_int_t)h.requests, "bytes_out", (json_int_t)h.bytes_out);
-    exchange_reply_json(x, 200,
-                        json_pack("{s:s,s:I,s:I,s:b,s:o,s:o,s:o,s:o,s:o}", "version", SHOAL_VERSION,
-                                  "started", (json_int_t)s->started, "now", (json_int_t)time(NULL),
-                                  "feedback", s->options->feedback, "kernels", kernels_json(s),
-                                  "model", model_json(s), "batch", batch_json(s), "memory",
-                                  memory_json(s), "http", http));
+    exchange_reply_json(
+        x, 200,
+        json_pack("{s:s,s:I,s:I,s:b,s:o,s:o,s:o,s:o,s:o,s:o}", "version", SHOAL_VERSION, "started",
+                  (json_int_t)s->started, "now", (json_int_t)time(NULL), "feedback",
+                  s->options->feedback, "kernels", kernels_json(s), "model", model_json(s), "batch",
+                  batch_json(s), "memory", memory_json(s), "bases", bases_json(s), "http", http));
 }
 
 /* adapters */

@@ -273,11 +273,11 @@ static void version_handle(void *ctx, struct exchange *x) {
 }
 
 static const struct http_route routes[] = {
-    {"POST", "/v1/load_lora_adapter", SCOPE_ADMIN, load_handle},
-    {"POST", "/v1/unload_lora_adapter", SCOPE_ADMIN, unload_handle},
-    {"POST", "/tokenize", SCOPE_CHAT, tokenize_handle},
-    {"POST", "/detokenize", SCOPE_CHAT, detokenize_handle},
-    {"GET", "/tokenizer_info", SCOPE_CHAT, tokenizer_handle},
+    {"POST", "/v1/load_lora_adapter", SCOPE_ADMIN | ROUTE_BASE, load_handle},
+    {"POST", "/v1/unload_lora_adapter", SCOPE_ADMIN | ROUTE_BASE, unload_handle},
+    {"POST", "/tokenize", SCOPE_CHAT | ROUTE_BASE, tokenize_handle},
+    {"POST", "/detokenize", SCOPE_CHAT | ROUTE_BASE, detokenize_handle},
+    {"GET", "/tokenizer_info", SCOPE_CHAT | ROUTE_BASE, tokenizer_handle},
     {"GET", "/health", SCOPE_OPEN | ROUTE_IO_THREAD, health_handle},
     {"GET", "/ping", SCOPE_OPEN | ROUTE_IO_THREAD, health_handle},
     {"POST", "/ping", SCOPE_OPEN | ROUTE_IO_THREAD, health_handle},

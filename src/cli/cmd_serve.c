@@ -3,6 +3,7 @@
 #include "api/api.h"
 #include "cli/settings.h"
 #include "cli/setup.h"
+#include "hub/hub.h"
 #include "jobs/jobs.h"
 #include "serve/serve.h"
 #include "swarm/swarm.h"
@@ -93,7 +94,7 @@ static void add_curl(struct buf *b, const struct http_options *http, const struc
  * address it is in the fragment, which browsers do not send: only the page reads it. */
 static void on_ready(void *ctx, const struct serve_ready *r) {
     const struct ready_ctx *x = ctx;
-    struct buf models = {0}, curl = {0};
+    struct buf models = {0}, on_demand = {0}, curl = {0};
     if (x->c->json) {
         cli_print_json(json_pack("{s:s,s:s+,s:s}", "listening", r->url, "page", r->page, "/",
                                  "token_file", r->token_path));
@@ -101,16 +102,20 @@ static void on_ready(void *ctx, const struct serve_ready *r) {
     }
     add_names(&models, &r->adapters, "adapter", "");
     add_names(&models, &r->teams, "team", "team:");
+    for (int i = 0; i < r->bases.n; i++)
+        buf_printf(&on_demand, "%s%s", i ? ", " : "", r->bases.v[i]);
     add_curl(&curl, x->http, r);
     log_info("listening on %s — OpenAI's API is at %s/v1; Ctrl-C stops", r->url, r->url);
     log_info("page %s/#token=%s", r->page, r->token);
     log_info("model %s%s", r->model, models.data);
+    if (r->bases.n) log_info("on demand: %s", on_demand.data);
     log_info("keys: %s", r->needs_key ? "every request needs a key ('shoal key list') or the token"
                          : x->auth    ? "none; this machine may chat without one"
                                       : "none; every client may chat without one (--no-auth)");
     log_info("token in %s, for jobs and changes of the server", r->token_path);
     log_info("try: %s", curl.data);
     buf_release(&models);
+    buf_release(&on_demand);
     buf_release(&curl);
 }
 
@@ -148,17 +153,19 @@ static void add_paths_of_dir(struct strings *paths, const char *dir) {
     if (d) closedir(d);
 }
 
-/* The paths of all adapters that the pool may load, for the memory plan. */
-static struct strings adapter_paths(const struct serve_options *o) {
+/* The paths of all adapters that the pool of a base may load, for the memory plan. base: an index
+ * in o->bases, or -1. */
+static struct strings adapter_paths(const struct serve_options *o, int base) {
     struct strings paths = {0};
     for (int i = 0; i < o->adapters.n; i++) {
         const char *spec = o->adapters.v[i], *equals = strchr(spec, '=');
+        if (serve_adapter_base(o, spec) != base) continue;
         if (*spec == '{')
             add_path_of_json(&paths, spec);
         else
             strings_add(&paths, equals ? equals + 1 : spec);
     }
-    if (o->adapter_dir) add_paths_of_dir(&paths, o->adapter_dir);
+    if (o->adapter_dir && base < 0) add_paths_of_dir(&paths, o->adapter_dir);
     return paths;
 }
 
@@ -182,17 +189,80 @@ static size_t request_bytes(const struct serve_options *so) {
     return (size_t)so->request_memory + 2 * (size_t)so->http.max_held;
 }
 
-/* Lowers the default memory of requests to its minimum if the smallest plan does not fit otherwise.
- */
+/* models that are loaded on demand */
+
+/* The absolute path of a model; NULL: it was not pulled. */
+static char *model_path(const char *name, struct error *err) {
+    char *found = cli_find_file(name),
+         *path = hub_is_name(found) ? hub_cached_path(found, err) : path_absolute(found);
+    free(found);
+    return path;
+}
+
+/* Lists the models after the first one, and those of --model-dir. */
+static int on_demand_list(const struct cli_options *c, const struct strings *models,
+                          struct serve_options *so, struct error *err) {
+    for (int i = 1; i < models->n; i++) {
+        char *path = model_path(models->v[i], err);
+        if (!path) return err->code;
+        strings_add(&so->bases, path);
+        free(path);
+    }
+    if (!so->model_dir) return OK;
+    char *first = model_path(models->v[0], err);
+    int rc = first ? serve_options_add_models(so, first, cli_numeric_class(c), err) : err->code;
+    free(first);
+    return rc;
+}
+
+/* Bytes of the largest of the smallest memory plans of these models, which must fit next to the
+ * first model. --dry-run: prints the sizes of all of them. */
+static int on_demand_measure(const struct cli_options *c, const struct options *o,
+                             const struct serve_options *so, size_t *largest, struct error *err) {
+    for (int i = 0; i < so->bases.n && (so->max_memory || o->setup.dry_run); i++) {
+        struct strings paths = adapter_paths(so, i);
+        struct setup_needs w = {.engine = so->base_engine, .adapters = &paths, .pooled = true};
+        size_t least, most;
+        int rc = setup_memory_bounds(c, &o->setup, so->bases.v[i], &w, &least, &most, err);
+        strings_release(&paths);
+        if (rc != OK) return error_wrap(err, "model '%s'", so->bases.v[i]);
+        if (o->setup.dry_run && !c->json)
+            log_message("'%s': %.1f to %.1f MB while it is loaded", so->bases.v[i],
+                        (double)least / (1 << 20), (double)most / (1 << 20));
+        *largest = MAX(*largest, least);
+    }
+    return OK;
+}
+
+/* Sets the share of the first model in --max-memory: as much as each other model has, at least its
+ * smallest plan, and so much that the largest other model fits next to it. */
+static int first_model_limit(const struct cli_options *c, const struct options *o,
+                             const char *model, const struct serve_options *so, size_t largest,
+                             struct setup_needs *w, struct error *err) {
+    size_t least, most, limit = so->max_memory;
+    if (!limit || !so->bases.n) return OK;
+    if (setup_memory_bounds(c, &o->setup, model, w, &least, &most, err) != OK) return err->code;
+    if (least + largest > limit)
+        return error_set(err, ERR_MEMORY,
+                         "a limit of '%.1f MB' is too small: '%s' needs %.1f MB, and the largest "
+                         "other model %.1f MB; raise --max-memory to %.0fM or use smaller models",
+                         (double)limit / (1 << 20), model, (double)least / (1 << 20),
+                         (double)largest / (1 << 20), (double)(least + largest) / (1 << 20) + 1);
+    w->limit = MIN(MAX(least, limit / (size_t)(so->bases.n + 1)), limit - largest);
+    return OK;
+}
+
+/* Lowers the default memory of requests to its minimum if the smallest plan does not fit next to
+ * `others` bytes otherwise. */
 static int request_memory_fit(const struct cli_options *c, const struct options *o,
-                              const char *model, struct serve_options *so, struct setup_needs *w,
-                              struct error *err) {
+                              const char *model, size_t others, struct serve_options *so,
+                              struct setup_needs *w, struct error *err) {
     static char smallest[24];
     size_t min_bytes, max_bytes;
     if (!so->max_memory || so->max_request_memory) return OK;
     if (setup_memory_bounds(c, &o->setup, model, w, &min_bytes, &max_bytes, err) != OK)
         return err->code;
-    if (min_bytes <= so->max_memory) return OK;
+    if (min_bytes + others <= so->max_memory) return OK;
     snprintf(smallest, sizeof smallest, "%dM", SERVE_MIN_REQUEST_MEMORY >> 20);
     so->max_request_memory = smallest;
     int rc = serve_options_check(so, err);
@@ -222,11 +292,12 @@ static int run(const struct cli_options *c, const void *options, const struct st
                struct error *err) {
     const struct options *o = options;
     struct serve_options so = o->serve;
-    struct setup s;
+    struct setup s = {.c = c};
     struct ready_ctx ready = {.c = c, .http = &so.http, .auth = so.auth};
     struct memory_plan plan;
     struct strings paths;
     enum dtype elem;
+    size_t others = 0;
     struct setup_needs w = {.adapters = &paths,
                             .pooled = true,
                             .engine = {.max_rows = ENGINE_DEFAULT_ROWS,
@@ -242,11 +313,18 @@ static int run(const struct cli_options *c, const void *options, const struct st
     if (rc != OK) return rc;
     w.requests = request_bytes(&so);
     w.work = team_adapter_bytes(&so.teams, elem);
-    paths = adapter_paths(&o->serve);
-    rc = request_memory_fit(c, o, args->v[0], &so, &w, err);
+    so.base_engine = w.engine;
+    so.base_engine.lora_elem = elem;
+    rc = kv_cache_dtype_parse(o->setup.kv, cli_numeric_class(c), &so.base_engine.kv_elem, err);
+    if (rc == OK) rc = on_demand_list(c, args, &so, err);
+    paths = adapter_paths(&so, -1);
+    if (rc == OK) rc = on_demand_measure(c, o, &so, &others, err);
+    if (rc == OK) rc = request_memory_fit(c, o, args->v[0], others, &so, &w, err);
+    if (rc == OK) rc = first_model_limit(c, o, args->v[0], &so, others, &w, err);
     if (rc == OK) rc = setup_open(&s, c, &o->setup, args->v[0], &w, err);
     if (rc == OK && !o->setup.dry_run) rc = setup_engine(&s, err);
     if (rc == OK) rc = setup_plan(&s, &w, &plan, err);
+    s.limit = so.max_memory; // of all models; setup_close compares the peak with it
     so.plan = &plan;
     so.ready = on_ready;
     so.ready_ctx = &ready;
@@ -257,13 +335,14 @@ static int run(const struct cli_options *c, const void *options, const struct st
     if (so.api_key_file) strings_add(&so.jobs_closed, so.api_key_file);
     if (rc == OK && !o->setup.dry_run) rc = serve_run(s.m, s.e, &s.engine, s.path, &so, err);
     strings_release(&so.jobs_closed);
+    strings_release(&so.bases);
     strings_release(&paths);
     return setup_close(&s, rc, err);
 }
 
 const struct cli_command cmd_serve = {
     .name = "serve",
-    .args = "MODEL",
+    .args = "MODEL [MODEL …]",
     .summary = "serve a model and its adapters: OpenAI's, vLLM's, llama.cpp's and Ollama's APIs",
     .about =
         "Serves a model and any number of LoRA adapters with continuous batching: requests for\n"
@@ -274,6 +353,12 @@ const struct cli_command cmd_serve = {
         "  curl localhost:8000/v1/chat/completions -H 'Content-Type: application/json' -d\n"
         "    '{\"model\": \"critic\", \"messages\": [{\"role\": \"user\", \"content\": \"Hi\"}]}'\n"
         "\n"
+        "Further models, and those of --model-dir, are loaded when a request names them and\n"
+        "unloaded after --keep-alive without requests, or when another one needs the memory.\n"
+        "The first model is always in memory: teams, jobs and A/B tests use it.\n"
+        "\n"
+        "  shoal serve models/fry models/other.gguf --max-memory 8G\n"
+        "\n"
         "Without keys it accepts requests from this machine only ('shoal key add NAME' adds a\n"
         "key). Jobs and changes of the server need a key or the start-up token, which each\n"
         "start prints with the address of the web page and keeps in the file 'token' of --state\n"
@@ -282,14 +367,15 @@ const struct cli_command cmd_serve = {
         "SIGTERM or Ctrl-C stops the server: running replies have --drain-seconds to finish. If\n"
         "requests still run 5 seconds later, or after a second signal, it ends without them,\n"
         "with exit status 3.",
-    .main_options = "adapter adapter-dir team state api-key max-num-seqs max-tokens "
-                    "max-memory host port tls-cert tls-key",
+    .main_options =
+        "adapter adapter-dir model-dir keep-alive team state api-key max-num-seqs max-tokens "
+        "max-memory host port tls-cert tls-key",
     .rows = serve_option_rows,
     .more =
         (const struct option_table[]){
             {model_rows, 0}, {http_option_rows, offsetof(struct options, serve.http), "HTTP"}, {0}},
     .size = sizeof(struct options),
     .min_args = 1,
-    .max_args = 1,
+    .max_args = -1,
     .run = run,
 };

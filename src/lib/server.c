@@ -57,6 +57,10 @@ static int options_complete(struct shoal_server *v, const char *const *options, 
     int rc = call_options_parse(v->rows, o, options, err);
     if (rc == OK) rc = serve_options_check(o, err);
     if (rc == OK) rc = plan_make(v, err);
+    if (rc == OK) rc = serve_options_add_models(o, v->s->path, v->s->model->cls, err);
+    o->base_engine = v->plan.engine;
+    o->base_engine.n_pages = 0;
+    o->base_engine.pool = NULL;
     o->plan = &v->plan;
     o->modules = api_modules;
     o->ready = server_ready;
@@ -96,6 +100,7 @@ void shoal_server_stop(struct shoal_server *v) {
         serve_stop(v->server);
         v->s->server = NULL;
     }
+    strings_release(&v->options.bases);
     options_release(v->rows, &v->options);
     free(v->rows);
     free(v->url);

@@ -485,6 +485,7 @@ static void generation_release(struct generation *g) {
     model_ref_release(&g->target);
     memory_budget_release(g->s->memory, g);
     exchange_release(g->x);
+    base_release(g->s, true);
     free(g->key);
     free(g->room);
     free(g);
@@ -531,14 +532,15 @@ static void reply_log(const struct generation *g) {
     const struct completion *a = g->completions;
     const char *text = a->text.data ? a->text.data + a->content_begin : NULL;
     size_t n = a->content_end - a->content_begin;
-    feedback_log_reply(g->s->ab, &(struct feedback_reply){.id = g->id,
-                                                          .model = g->target.name,
-                                                          .key = g->key,
-                                                          .prompt = g->spec.request_json,
-                                                          .text = text,
-                                                          .text_len = n,
-                                                          .arm = &g->arm,
-                                                          .created = g->created});
+    feedback_log_reply(server_front(g->s)->ab,
+                       &(struct feedback_reply){.id = g->id,
+                                                .model = g->target.name,
+                                                .key = g->key,
+                                                .prompt = g->spec.request_json,
+                                                .text = text,
+                                                .text_len = n,
+                                                .arm = &g->arm,
+                                                .created = g->created});
 }
 
 static enum stream_status stream_pull(void *ctx, struct buf *out) {
@@ -703,6 +705,7 @@ static struct generation *generation_new(struct server *s, struct exchange *x,
     *t = (struct model_ref){0};
     *spec = (struct generation_spec){0};
     exchange_add_header(x, "X-Shoal-Reply", g->id); // for dialects without a field for the id
+    CHECK(base_retain(s));                          // the handler has a reference
     generation_list_add(g);
     return g;
 }

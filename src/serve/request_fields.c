@@ -167,8 +167,9 @@ static const struct body_fields {
     {"/v1/ab", "name model a b share once_per_user alpha min_pairs max_pairs", ""},
     {"/v1/jobs", "kind args options", ""},
     {"/v1/adapters/*", "to", ""},
-    {"/v1/load_lora_adapter", "lora_name lora_path load_inplace is_3d_lora_weight", ""},
-    {"/v1/unload_lora_adapter", "lora_name", "lora_int_id"},
+    {"/v1/load_lora_adapter", "lora_name lora_path load_inplace is_3d_lora_weight base_model_name",
+     ""},
+    {"/v1/unload_lora_adapter", "lora_name base_model_name", "lora_int_id"},
     {"/tokenize",
      "prompt messages content add_special_tokens add_special parse_special with_pieces "
      "return_token_strs add_generation_prompt continue_final_message tools chat_template "

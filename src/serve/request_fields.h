@@ -31,6 +31,9 @@ int body_fields_check(const char *path, const json_t *body, struct error *err);
 /* ERR_USAGE: a text of the JSON body contains U+0000 or half of a surrogate pair, or is not UTF-8;
  * err names its field. OK: there is no such text before the first byte that is not JSON. */
 int request_text_check(const char *text, size_t len, struct error *err);
+/* The text of a member of the JSON object in the body, or NULL if no such member is found before
+ * the first byte that is not JSON. */
+const char *request_text_member(const char *text, size_t len, const char *key, size_t *n);
 /* Whether any route knows the field; of a path such as messages[0].content, the first name counts.
  */
 bool request_field_is_known(const char *path);

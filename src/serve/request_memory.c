@@ -29,12 +29,14 @@ enum {
     LEGACY_SCORE_BYTES = 40, /* the same in the lists of /v1/completions with 'echo' */
 };
 
-void request_memory_open(struct server *s) {
-    const struct tokenizer *tok = s->model->tok;
-    size_t all = 0, n = (size_t)tokenizer_vocab_size(tok),
-           most = (size_t)s->options->request_memory;
+size_t token_piece_bytes(const struct tokenizer *tok) {
+    size_t all = 0, n = (size_t)tokenizer_vocab_size(tok);
     for (size_t i = 0; i < n; i++) all += strlen(tokenizer_id_to_piece(tok, (int32_t)i, NULL));
-    s->piece_bytes = all / MAX(n, (size_t)1) + 2;
+    return all / MAX(n, (size_t)1) + 2;
+}
+
+void request_memory_open(struct server *s) {
+    size_t most = (size_t)s->options->request_memory;
     if (most == 0) most = BUDGET_DEFAULT;
     s->reply_log_bytes = MIN((size_t)REPLIES_KEPT, most / 8);
     s->grammar_cache_bytes = MIN((size_t)GRAMMARS_KEPT, most / 16);

@@ -70,10 +70,11 @@ static void request_trace_add(struct server *s, const struct generation *g) {
         t->first > 0 ? t->ended - t->first : 0.0, "total", now - g->started_at, "prompt_tokens",
         (json_int_t)u.prompt, "cached_tokens", (json_int_t)u.cached, "completion_tokens",
         (json_int_t)u.completion, "gone", g->cancelled);
-    pthread_mutex_lock(&s->lock);
-    json_decref(s->traces[s->n_traces % REQUEST_TRACES_MAX]);
-    s->traces[s->n_traces++ % REQUEST_TRACES_MAX] = v;
-    pthread_mutex_unlock(&s->lock);
+    struct server *front = server_front(s);
+    pthread_mutex_lock(&front->lock);
+    json_decref(front->traces[front->n_traces % REQUEST_TRACES_MAX]);
+    front->traces[front->n_traces++ % REQUEST_TRACES_MAX] = v;
+    pthread_mutex_unlock(&front->lock);
     if (now - g->started_at >= s->options->slow_seconds && !g->cancelled)
         log_info("slow: %s %s (request %s) took %.1f s (queue %.2f, prefill %.2f, decode %.2f)",
                  g->target.name, g->id, exchange_id(g->x), now - g->started_at,
@@ -205,15 +206,33 @@ static void lora_info_set(struct server *s) {
     buf_release(&lists[1]);
 }
 
+/* Sets the gauges that are labelled with the model; those of a base without a batch are 0. */
+static void model_metrics_set(struct server *s, const struct batcher_stats *b) {
+    double used = b->pages ? 1 - (double)b->pages_free / b->pages : 0;
+    metric_set(model_metric(s, METRIC_VLLM_RUNNING), b->running);
+    metric_set(model_metric(s, METRIC_VLLM_WAITING), b->waiting);
+    metric_set(model_metric(s, METRIC_VLLM_KV_USAGE), used);
+    metric_set_total(model_metric(s, METRIC_VLLM_PREEMPTIONS), 0);
+}
+
+/* The bases besides the default one; one that was never loaded has no metrics. */
+static void base_metrics_set(struct server *front) {
+    struct server *s;
+    for (int i = 1; (s = base_at(front, i)); i++) {
+        struct batcher_stats b = {0};
+        bool loaded = base_retain(s);
+        if (loaded) b = batcher_stats(s->batcher);
+        if (loaded || base_status(s).loads > 0) model_metrics_set(s, &b);
+        if (loaded) base_release(s, false);
+    }
+}
+
 void request_metrics_refresh(struct server *s) {
     struct metrics *m = s->metrics;
     struct batcher_stats b = batcher_stats(s->batcher);
     struct adapter_pool_stats p = adapter_pool_stats(s->pool);
-    double used = b.pages ? 1 - (double)b.pages_free / b.pages : 0;
-    metric_set(model_metric(s, METRIC_VLLM_RUNNING), b.running);
-    metric_set(model_metric(s, METRIC_VLLM_WAITING), b.waiting);
-    metric_set(model_metric(s, METRIC_VLLM_KV_USAGE), used);
-    metric_set_total(model_metric(s, METRIC_VLLM_PREEMPTIONS), 0);
+    model_metrics_set(s, &b);
+    base_metrics_set(s);
     metric_set(metric_get(m, METRIC_ADAPTERS), p.n_resident);
     metric_set(metric_get(m, METRIC_ADAPTERS_BYTES), (double)p.bytes);
     metric_set_total(metric_get(m, METRIC_ADAPTER_LOADS), (double)p.loads);
@@ -235,18 +254,22 @@ static void step_observe(void *ctx, double seconds, int32_t tokens) {
     metric_observe(s->step_tokens, tokens);
 }
 
+void request_metrics_watch(struct server *s) {
+    s->step_seconds = metric_get(s->metrics, METRIC_STEP);
+    s->step_tokens = model_metric(s, METRIC_VLLM_ITERATION_TOKENS);
+    batcher_on_step(s->batcher, step_observe, s);
+}
+
 void request_metrics_open(struct server *s) {
     char size[16], pages[16];
     s->metrics = metrics_new(0);
     pthread_mutex_init(&s->metrics_lock, NULL);
-    s->step_seconds = metric_get(s->metrics, METRIC_STEP);
-    s->step_tokens = model_metric(s, METRIC_VLLM_ITERATION_TOKENS);
     snprintf(size, sizeof size, "%d", KV_PAGE_SIZE);
     snprintf(pages, sizeof pages, "%d", (int)engine_stats(s->engine).pages);
     metric_set(metric_get(s->metrics, METRIC_VLLM_CACHE_CONFIG, size, pages), 1);
     if (s->options->max_memory)
         metric_set(metric_get(s->metrics, METRIC_MEMORY_BUDGET), (double)s->options->max_memory);
-    batcher_on_step(s->batcher, step_observe, s);
+    request_metrics_watch(s);
 }
 
 /* endpoints */

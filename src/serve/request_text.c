@@ -2,7 +2,8 @@
  * request_text: which text of a JSON body cannot be a text of a request, and why.
  *
  * It is called after the JSON parser has refused a body, so that the error can name the field.
- * Where the body is not JSON, or is nested too deeply, the scan stops without a finding.
+ * Where the body is not JSON, or is nested too deeply, the scan stops without a finding. The same
+ * scan finds a member of a body before its memory is reserved and it is parsed.
  */
 #define _GNU_SOURCE
 #include "serve/request_fields.h"
@@ -138,4 +139,23 @@ int request_text_check(const char *text, size_t len, struct error *err) {
         error_set(err, ERR_USAGE, s.path.len ? "'%.100s' %s" : "%s %s", path, s.problem);
     buf_release(&s.path);
     return s.problem ? ERR_USAGE : OK;
+}
+
+const char *request_text_member(const char *text, size_t len, const char *key, size_t *n) {
+    struct text_scan s = {.p = text, .end = text + len};
+    const char *found = NULL;
+    bool go_on = text && char_skip(&s, '{');
+    while (go_on && !found && s.p < s.end && *s.p == '"') {
+        const char *name = s.p + 1;
+        go_on = string_scan(&s);
+        size_t name_len = go_on ? (size_t)(s.p - name) - 1 : 0;
+        go_on = go_on && char_skip(&s, ':');
+        const char *value = s.p;
+        go_on = go_on && value_scan(&s, 1);
+        *n = (size_t)(s.p - value);
+        if (go_on && name_len == strlen(key) && memcmp(name, key, name_len) == 0) found = value;
+        go_on = go_on && char_skip(&s, ',');
+    }
+    buf_release(&s.path);
+    return found;
 }

@@ -19,6 +19,7 @@ struct serve_ready {
     const char *token, *token_path; /* the start-up token and the path of its file */
     const char *model;              /* the base's id */
     struct strings adapters, teams; /* ids, oldest first */
+    struct strings bases;           /* ids of the models that are loaded on demand */
     bool needs_key;                 /* requests without a key are refused */
 };
 struct serve_options { /* filled from serve_option_rows, except max_memory and the fields after it
@@ -55,11 +56,18 @@ struct serve_options { /* filled from serve_option_rows, except max_memory and t
     int64_t n_keep;      /* tokens of a prompt that a context shift keeps; -1: all */
     char *reasoning_parser; /* tags of reasoning: "auto", "none" or a name, see reasoning.h */
     double alert_seconds;   /* interval between two checks of the alerts; 0: no checks */
+    char *model_dir;      /* the models in this folder are loaded on demand */
+    char *keep_alive;     /* how long they remain loaded; a text for keep_alive_parse */
+    double load_seconds;  /* how long a request waits until its model is loaded */
     struct strings alert_webhooks, alert_slacks; /* recipients of alerts */
     size_t max_memory;                           /* bytes of the memory plan; 0: no limit */
+    struct strings bases; /* paths of the models that are loaded on demand; the caller adds and
+                             releases them */
+    struct engine_options base_engine; /* of these models if memory is sufficient */
     /* set by serve_options_check */
-    int64_t request_memory; /* bytes of requests and their replies at once */
-    int64_t feedback_bytes; /* maximum bytes of the file of ratings and experiments */
+    int64_t request_memory;    /* bytes of requests and their replies at once */
+    int64_t feedback_bytes;    /* maximum bytes of the file of ratings and experiments */
+    double keep_alive_seconds; /* negative: for ever */
 
     const struct memory_plan *plan; /* memory plan; with max_memory it bounds the adapter pool */
     const struct server_module *const *modules; /* the APIs (api/api.h), ends with a NULL */
@@ -70,11 +78,23 @@ struct serve_options { /* filled from serve_option_rows, except max_memory and t
     void *ready_ctx;
 };
 
-enum { SERVE_MIN_REQUEST_MEMORY = 8 << 20 };        /* smallest --max-request-memory */
+enum { SERVE_MIN_REQUEST_MEMORY = 8 << 20 }; /* smallest --max-request-memory */
+enum { SERVE_DEFAULT_LEN = 4096 };           /* base_engine.max_len 0: the model's, at most this */
 extern const struct option_row serve_option_rows[]; /* without those of `http` */
 /* Checks the options, so that a caller finds errors before it loads a model, and computes the
  * limits. Call it after setting max_memory. */
 int serve_options_check(struct serve_options *o, struct error *err);
+/* Adds the models in o->model_dir to o->bases: folders with a config.json and GGUF files, up to
+ * three levels deep, in the order of their paths. Leaves out the model at `path`, models whose
+ * files cannot be read, and, like those with a warning, those whose name another model has. */
+int serve_options_add_models(struct serve_options *o, const char *path, enum numeric_class cls,
+                             struct error *err);
+/* The index in o->bases of the base of an item of o->adapters: "BASE:NAME=DIR", or vLLM's object
+ * with the base_model_name. -1: it is the default base's. */
+int serve_adapter_base(const struct serve_options *o, const char *adapter);
+/* Parses Ollama's keep_alive: seconds, or a duration such as "5m" or "1h30m". A negative one means
+ * for ever: *seconds is -1. False: the text has another form. */
+bool keep_alive_parse(const char *text, double *seconds);
 
 struct server;
 /*

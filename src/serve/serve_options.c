@@ -1,6 +1,13 @@
 /* serve_options: the options of a server, for the command and the library. */
+#define _GNU_SOURCE
 #include "serve/reasoning.h"
 #include "serve/serve.h"
+#include "serve/server.h"
+
+#include <dirent.h>
+#include <math.h>
+#include <stdlib.h>
+#include <string.h>
 
 #define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
     { name, type, offsetof(struct serve_options, field), fallback, min, max, metavar, help }
@@ -18,6 +25,13 @@ const struct option_row serve_option_rows[] = {
     ROW("backups", OPT_STRING, backups, NULL, 0, 0, "DIR",
         "folder of the backups of --state, --runs and --adapter-dir (default: 'backups' next to "
         "--state)"),
+    ROW("model-dir", OPT_STRING, model_dir, NULL, 0, 0, "DIR",
+        "load the models in this folder when requests name them, like further MODELs"),
+    ROW("keep-alive", OPT_STRING, keep_alive, "5m", 0, 0, "TIME",
+        "how long such a model remains loaded after its last request: seconds, or 5m, 1h30m (0: "
+        "not at all, -1: until its memory is needed)"),
+    ROW("load-seconds", OPT_FLOAT, load_seconds, "300", 0, 1e6, "S",
+        "how long a request waits until its model is loaded"),
     ROW("slow-seconds", OPT_FLOAT, slow_seconds, "30", 0, 1e9, "S",
         "log replies that take longer, with the time of each stage"),
     ROW("api-key", OPT_SECRETS, api_keys, NULL, 0, 0, "SECRET",
@@ -111,5 +125,138 @@ int serve_options_check(struct serve_options *o, struct error *err) {
     if (rc == OK && size_parse(o->max_feedback, &feedback, err) != OK)
         rc = error_wrap(err, "--max-feedback");
     o->feedback_bytes = (int64_t)feedback;
+    if (rc == OK && !keep_alive_parse(o->keep_alive, &o->keep_alive_seconds))
+        rc = error_set(err, ERR_USAGE,
+                       "--keep-alive '%s' must be seconds or a duration such as 5m, 1h30m or -1",
+                       o->keep_alive);
     return rc;
+}
+
+/* The unit of time that a text begins with, in seconds, and its length; 0: no unit. */
+static double unit_read(const char *p, size_t *len) {
+    static const struct {
+        const char *name;
+        double seconds;
+    } units[] = {{"ns", 1e-9}, {"us", 1e-6}, {"µs", 1e-6}, {"ms", 1e-3}, // "ms" before "m"
+                 {"s", 1},     {"m", 60},    {"h", 3600}};
+    for (size_t i = 0; i < ARRAY_LEN(units); i++) {
+        *len = strlen(units[i].name);
+        if (strncmp(p, units[i].name, *len) == 0) return units[i].seconds;
+    }
+    return 0;
+}
+
+bool keep_alive_parse(const char *text, double *seconds) {
+    static const char digits[] = "0123456789.";
+    bool negative = *text == '-';
+    const char *p = text + (negative || *text == '+'), *begin = p;
+    bool plain = *p && p[strspn(p, digits)] == 0;
+    double all = 0;
+    do {
+        char *end;
+        size_t len = 0;
+        if (!strchr(digits, *p) || !*p) return false; // strtod also reads names such as "inf"
+        double v = strtod(p, &end), unit = plain ? 1 : unit_read(end, &len);
+        bool number = end > p && end <= p + strspn(p, digits); // not 0x1 or 1e3
+        if (!number || unit <= 0 || (plain && p != begin)) return false;
+        all += v * unit;
+        p = end + len;
+    } while (*p);
+    *seconds = negative && all > 0 ? -1 : all;
+    return isfinite(all);
+}
+
+int serve_adapter_base(const struct serve_options *o, const char *adapter) {
+    struct error ignored; // serve_start reports it
+    json_t *v = *adapter == '{' ? json_parse(adapter, strlen(adapter), "adapter", &ignored) : NULL;
+    const char *base = json_get_string(v, "base_model_name");
+    int found = -1;
+    for (int i = 0; i < o->bases.n && found < 0; i++) {
+        char *name = model_name_from_path(o->bases.v[i]);
+        size_t n = strlen(name);
+        bool prefix = strncmp(adapter, name, n) == 0 && adapter[n] == ':' && strchr(adapter, '=');
+        if (v ? strcmp(base, name) == 0 : prefix) found = i;
+        free(name);
+    }
+    json_decref(v);
+    return found;
+}
+
+/* models in a folder */
+
+struct model_scan {
+    struct serve_options *o;
+    const char *first; /* the path of the default base */
+    enum numeric_class cls;
+};
+
+/* Whether another model has this name; *same: it is this model. */
+static bool model_is_listed(const struct model_scan *m, const char *path, bool *same) {
+    char *name = model_name_from_path(path);
+    bool listed = false;
+    *same = false;
+    for (int i = -1; i < m->o->bases.n && !listed; i++) {
+        const char *other = i < 0 ? m->first : m->o->bases.v[i];
+        char *other_name = model_name_from_path(other);
+        *same = strcmp(other, path) == 0;
+        listed = *same || strcmp(other_name, name) == 0;
+        free(other_name);
+    }
+    free(name);
+    return listed;
+}
+
+static void model_add(struct model_scan *m, const char *path) {
+    struct model_size size;
+    struct error err;
+    bool same;
+    if (model_is_listed(m, path, &same)) {
+        if (!same) log_warn("'%s' is not served: another model has its name", path);
+    } else if (model_measure(path, m->cls, &size, &err) != OK) {
+        log_warn("'%s' is not served: %s", path, err.text);
+    } else {
+        strings_add(&m->o->bases, path);
+    }
+}
+
+static bool dir_has(const char *dir, const char *file) {
+    char *path = path_join(dir, file);
+    bool has = path_exists(path);
+    free(path);
+    return has;
+}
+
+static int dir_scan(struct model_scan *m, const char *dir, int depth, struct error *err) {
+    struct dirent **list;
+    int n = scandir(dir, &list, NULL, alphasort);
+    if (n < 0) return error_errno(err, "cannot read the folder '%s'", dir);
+    for (int i = 0; i < n; i++) {
+        struct error ignored;
+        char *path = path_join(dir, list[i]->d_name);
+        if (*list[i]->d_name == '.') {
+            // hidden, or the folder itself
+        } else if (path_is_dir(path) && dir_has(path, "config.json")) {
+            model_add(m, path);
+        } else if (path_is_dir(path)) {
+            if (depth > 1) dir_scan(m, path, depth - 1, &ignored);
+        } else if (path_has_extension(path, ".gguf")) {
+            model_add(m, path);
+        }
+        free(path);
+        free(list[i]);
+    }
+    free(list);
+    return OK;
+}
+
+int serve_options_add_models(struct serve_options *o, const char *path, enum numeric_class cls,
+                             struct error *err) {
+    enum { MAX_DEPTH = 3 }; // OWNER/REPO/FILE of what 'shoal pull' downloads
+    struct model_scan m = {o, path, cls};
+    if (!o->model_dir) return OK;
+    char *dir = realpath(o->model_dir, NULL);
+    int rc = dir ? dir_scan(&m, dir, MAX_DEPTH, err)
+                 : error_errno(err, "cannot read the folder '%s'", o->model_dir);
+    free(dir);
+    return rc == OK ? OK : error_wrap(err, "--model-dir");
 }

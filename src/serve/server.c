@@ -107,9 +107,13 @@ json_t *api_error_json(const struct error *err, bool plain) {
 
 /* ids, and adapters by name */
 
+struct server *server_front(struct server *s) {
+    return s->front ? s->front : s;
+}
+
 void server_new_id(struct server *s, const char *prefix, char out[40]) {
     static const char letters[] = "abcdefghijklmnopqrstuvwxyz0123456789";
-    uint64_t n = __atomic_add_fetch(&s->n_ids, 1, __ATOMIC_RELAXED);
+    uint64_t n = __atomic_add_fetch(&server_front(s)->n_ids, 1, __ATOMIC_RELAXED);
     struct rng r = rng_make((uint64_t)s->started ^ (uint64_t)getpid() << 32, RNG_SAMPLE,
                             (uint32_t)(n >> 32), (uint32_t)n);
     int at = snprintf(out, 16, "%s", prefix);
@@ -560,8 +564,7 @@ static void modules_close(struct server *s) {
         if (m->close) m->close(s);
 }
 
-/* "models/fry" → "fry", "x/y.gguf" → "y" */
-static char *path_stem(const char *path) {
+char *model_name_from_path(const char *path) {
     char *copy = xstrdup(path), *end = copy + strlen(copy);
     while (end > copy + 1 && end[-1] == '/') *--end = 0;
     const char *slash = strrchr(copy, '/');
@@ -571,19 +574,37 @@ static char *path_stem(const char *path) {
     return name;
 }
 
-/* "critic=DIR", "DIR", or {"name": "critic", "path": "DIR"}. */
+/* Lists an adapter of a base that is not loaded; its files are checked when the base is. */
+static int adapter_declare(struct server *s, const char *name, const char *path,
+                           struct error *err) {
+    struct adapter_size size = {0};
+    if (name_check(s, name, err) != OK || adapter_measure(path, DTYPE_F32, &size, err) != OK)
+        return err->code;
+    if (server_adapter_listed(s, name))
+        return error_set(err, ERR_STATE, "the adapter '%s' is listed already", name);
+    adapter_entry_set(s, name, path, false, NULL);
+    return OK;
+}
+
+/* "critic=DIR", "BASE:critic=DIR", "DIR", or {"name": "critic", "path": "DIR"}. */
 static int adapter_load_spec(struct server *s, const char *spec, struct error *err) {
-    const char *equals = strchr(spec, '=');
+    struct server *base = base_at(s, serve_adapter_base(s->options, spec) + 1);
+    const char *equals = strchr(spec, '='), *path = equals ? equals + 1 : spec;
+    json_t *v = NULL;
+    char *name = NULL;
     if (*spec == '{') {
-        json_t *v = json_parse(spec, strlen(spec), "adapter", err);
-        const char *path = json_get_string(v, "path");
-        int rc =
-            v ? server_adapter_load(s, json_get_string(v, "name"), path, false, err) : err->code;
-        json_decref(v);
-        return rc;
+        if (!(v = json_parse(spec, strlen(spec), "adapter", err))) return err->code;
+        path = json_get_string(v, "path");
+        name = xstrdup(json_get_string(v, "name"));
+    } else if (equals) {
+        const char *begin = spec + (base == s ? 0 : strlen(base->name) + 1);
+        name = xstrndup(begin, (size_t)(equals - begin));
+    } else {
+        name = model_name_from_path(spec);
     }
-    char *name = equals ? xstrndup(spec, (size_t)(equals - spec)) : path_stem(spec);
-    int rc = server_adapter_load(s, name, equals ? equals + 1 : spec, false, err);
+    int rc = base == s ? server_adapter_load(s, name, path, false, err)
+                       : adapter_declare(base, name, path, err);
+    json_decref(v);
     free(name);
     return rc;
 }
@@ -626,13 +647,16 @@ static void server_release(struct server *s) {
     pthread_mutex_lock(&s->lock);
     s->closing = true;
     pthread_mutex_unlock(&s->lock);
+    base_pool_stop(s->bases);
     http_free(s->http);
     __atomic_store_n(&s->http_ended, true, __ATOMIC_RELEASE);
     alerts_free(s->alerts);
     modules_close(s);
     while (__atomic_load_n(&s->n_async_threads, __ATOMIC_ACQUIRE))
         usleep(1000); // they end soon, because their stop flags are set
+    base_pool_free(s->bases);
     batcher_free(s->batcher);
+    s->batcher = NULL;
     engine_set_grammar_memory(s->engine, 0);
     ab_close(s->ab);
     teams_release(s);
@@ -642,7 +666,7 @@ static void server_release(struct server *s) {
     metrics_free(s->metrics);
     strings_release(&s->slack_urls);
     for (int i = 0; i < REQUEST_TRACES_MAX; i++) json_decref(s->traces[i]);
-    adapter_pool_free(s->pool);
+    server_base_close(s);
     grammar_cache_free(s->grammars);
     server_adapters_free(s->adapters, s->n_adapters);
     memory_budget_free(s->memory);
@@ -758,21 +782,38 @@ void system_fingerprint(const struct server *s, const struct model_ref *ref,
     buf_release(&text);
 }
 
-static int server_open(struct server *s, const struct engine_options *eo, struct error *err) {
+int server_base_open(struct server *s, const struct engine_options *eo, struct error *err) {
     struct adapter_pool_options po = {
         .elem = eo->lora_elem, .serve_only = false, .max_bytes = adapter_pool_limit(s)};
     const char *hash = model_hash(s->model, err);
-    if (!hash || modules_restore(s, err) != OK) return err->code;
+    if (!hash) return err->code;
     fingerprint_init(s, hash, eo);
+    s->piece_bytes = token_piece_bytes(s->model->tok);
     s->pool = adapter_pool_new(s->model, &po);
-    if (adapters_load(s, err) != OK || adapters_scan(s, err) != OK || teams_open(s, err) != OK)
-        return err->code;
-    modules_load(s);
-    s->grammars =
-        grammar_cache_new(&(struct grammar_cache_options){.bytes = s->grammar_cache_bytes});
     engine_set_grammar_memory(s->engine, s->grammar_cache_bytes);
     s->batcher = batcher_new(s->engine, (int)s->options->max_waiting);
     batcher_set_step_seconds(s->batcher, s->options->max_step_ms / 1e3);
+    s->reasoning_form = reasoning_form_find(s->options->reasoning_parser, s->model->chat_template,
+                                            s->model->tok);
+    return OK;
+}
+
+void server_base_close(struct server *s) {
+    batcher_free(s->batcher);
+    adapter_pool_free(s->pool);
+    s->batcher = NULL;
+    s->pool = NULL;
+}
+
+static int server_open(struct server *s, const struct engine_options *eo, struct error *err) {
+    if (modules_restore(s, err) != OK || server_base_open(s, eo, err) != OK) return err->code;
+    if (s->options->bases.n && !(s->bases = base_pool_new(s, err))) return err->code;
+    if (adapters_load(s, err) != OK || adapters_scan(s, err) != OK || teams_open(s, err) != OK)
+        return err->code;
+    if (s->bases && base_pool_start(s->bases, err) != OK) return err->code;
+    modules_load(s);
+    s->grammars =
+        grammar_cache_new(&(struct grammar_cache_options){.bytes = s->grammar_cache_bytes});
     request_metrics_open(s);
     if (auth_open(s, err) != OK || experiments_open(s, err) != OK) return err->code;
     s->routes = routes_join(s);
@@ -784,6 +825,7 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
                                    .sink = body_sink_find,
                                    .refuse = http_refuse,
                                    .dispatch = route_dispatch,
+                                   .handle = s->bases ? base_pool_handle : NULL,
                                    .any_host = auth_any_host,
                                    .ended = request_done};
     // the token last: then the lock of the jobs is held, so no other server uses the state folder
@@ -859,10 +901,13 @@ static void report_ready(struct server *s) {
         if (!list[i].is_base) strings_add(&r.adapters, list[i].name);
     server_adapters_free(list, n);
     for (int i = 0; i < s->n_teams; i++) strings_add(&r.teams, s->teams[i].name);
+    const struct server *base;
+    for (int i = 1; (base = base_at(s, i)); i++) strings_add(&r.bases, base->name);
     urls_format(s, url, page);
     s->options->ready(s->options->ready_ctx, &r);
     strings_release(&r.adapters);
     strings_release(&r.teams);
+    strings_release(&r.bases);
 }
 
 /* Removes other users' permissions from keys, conversations and jobs. Only the server's own files
@@ -884,11 +929,12 @@ struct server *serve_start(struct model *m, struct engine *e, const struct engin
     *s = (struct server){.options = o,
                          .model = m,
                          .engine = e,
+                         .size = {.config = m->config, .type = m->type},
+                         .max_len = engine_max_len(e),
                          .name = xstrdup(m->name),
                          .path = xstrdup(path),
                          .started = (int64_t)time(NULL),
                          .threads = pool_size(eo->pool)};
-    s->reasoning_form = reasoning_form_find(o->reasoning_parser, m->chat_template, m->tok);
     pthread_mutex_init(&s->lock, NULL);
     pthread_mutex_init(&s->derived_lock, NULL);
     request_memory_open(s);

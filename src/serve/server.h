@@ -1,13 +1,14 @@
 /*
  * server: the state that the APIs share: the model and its batch, adapters by name, access control
  * and metrics. serve_start creates one struct, and every handler borrows it; `lock` guards the
- * fields that change.
+ * fields that change. If there are several base models, each one has a struct (base_pool.h).
  */
 #ifndef SHOAL_SERVE_SERVER_H
 #define SHOAL_SERVE_SERVER_H
 
 #include "http/http.h"
 #include "ops/ops.h"
+#include "serve/base_pool.h"
 #include "serve/batcher.h"
 #include "serve/grammar_cache.h"
 #include "serve/memory_budget.h"
@@ -19,7 +20,8 @@
 /* Flags of a route: the scope that it requires of its caller (auth.c), and the thread that runs its
  * handler (enum http_dispatch). METRICS is open to local clients, otherwise it requires CHAT. A
  * ROUTE_SLOW handler may block until the batch has computed; ROUTE_OWN_THREAD and ROUTE_IO_THREAD
- * reply even while all workers are busy. */
+ * reply even while all workers are busy. The context of a ROUTE_BASE handler is the server of the
+ * base that the request names (base_pool.h), of other handlers that of the default base. */
 enum route_scope {
     SCOPE_OPEN = 0,
     SCOPE_CHAT = 1,
@@ -28,7 +30,8 @@ enum route_scope {
     SCOPE_METRICS = 8,
     ROUTE_SLOW = 16,
     ROUTE_OWN_THREAD = 32,
-    ROUTE_IO_THREAD = 64
+    ROUTE_IO_THREAD = 64,
+    ROUTE_BASE = 128
 };
 
 /* An adapter that requests can name. */
@@ -49,6 +52,11 @@ struct team_entry {
 enum { REQUEST_TRACES_MAX = 256 };
 struct server {
     const struct serve_options *options;
+    struct server *front;          /* the default base; NULL: this is the default base */
+    struct base_pool *bases;       /* the other bases; NULL: this is the only base */
+    struct base_entry *base_entry; /* state of this base in the pool; NULL: the default base */
+    struct model_size size;        /* shape and type; of the bases in the pool also the bytes */
+    int32_t max_len;               /* tokens of a prompt and its reply */
     struct model *model;
     char *name, *path;          /* the base's id, and the path it was opened with */
     char fingerprint[HASH_LEN]; /* base, numeric class and element types */
@@ -124,10 +132,19 @@ struct server_module {
     /* The sink for the body of an upload; NULL: the body is kept in memory. */
     struct body_sink *(*body_sink)(struct server *s, struct exchange *x,
                                    const struct http_route *r);
+    /* Answers a request for a base that is not loaded, if it need not be loaded for it; false: it
+     * must. */
+    bool (*answer_unloaded)(struct server *base, struct exchange *x);
     /* Lists an adapter that a request names and that is not listed; false: the module has no
      * adapter of that name. */
     bool (*find_adapter)(struct server *s, const char *name);
 };
+/* The server of the default base. */
+struct server *server_front(struct server *s);
+/* Opens fingerprint, adapter pool and batcher of a base whose model and engine are set.
+ * server_base_close also closes a base that is open in part. */
+int server_base_open(struct server *s, const struct engine_options *eo, struct error *err);
+void server_base_close(struct server *s);
 /* The i-th module of the options, from 0; NULL if there is none. */
 const struct server_module *server_module_at(const struct server *s, int i);
 
@@ -173,6 +190,8 @@ int server_adapter_register(struct server *s, const char *name, const char *path
                             struct error *err);
 int server_adapter_unload(struct server *s, const char *name, struct error *err);
 bool server_adapter_listed(struct server *s, const char *name);
+/* "models/fry" → "fry", "x/y.gguf" → "y". malloc'ed. */
+char *model_name_from_path(const char *path);
 /* Lists a derived model (made by /api/create) and replaces the one of that name. a: its adapter
  * (retained; NULL: the base model). spec: its specification (taken over, also after an error). */
 int server_derived_put(struct server *s, const char *name, const char *path, struct adapter *a,
@@ -210,7 +229,8 @@ enum http_dispatch route_dispatch(void *ctx, const struct http_route *r);
 
 /* request_metrics.c: metrics */
 
-void request_metrics_open(struct server *s); /* after the batcher */
+void request_metrics_open(struct server *s);  /* after the batcher */
+void request_metrics_watch(struct server *s); /* measures the steps of the batcher */
 /* Counts prompts that were prefilled without a reply, such as those of embeddings. */
 void request_metrics_add_prompts(struct server *s, const struct exchange *x,
                                  const struct model_ref *t, const struct token_ids *prompts, int n);
@@ -260,7 +280,8 @@ json_t *api_error_json(const struct error *err, bool plain);
 /* request_memory.c: memory of a request, reserved before it is used. An exchange's reservation is
  * released when its reply is sent, a generation's with the generation. */
 
-void request_memory_open(struct server *s); /* call it after the model is loaded */
+void request_memory_open(struct server *s);            /* call it after the model is loaded */
+size_t token_piece_bytes(const struct tokenizer *tok); /* see server.piece_bytes */
 /* Reserves `bytes` more for the exchange. ERR_STATE: they do not fit now; ERR_USAGE: they never
  * fit. */
 int request_memory_reserve(struct server *s, struct exchange *x, size_t bytes, struct error *err);

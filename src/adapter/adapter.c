@@ -18,98 +18,6 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Names that some architectures use instead of those in proj_names. */
-static const struct {
-    const char *name;
-    enum proj p;
-} aliases[] = {{"out_proj", PROJ_O}, {"c_fc", PROJ_UP}, {"c_proj", PROJ_DOWN}};
-
-static int target_find(const char *name, size_t len) {
-    for (size_t i = 0; i < ARRAY_LEN(aliases); i++)
-        if (strlen(aliases[i].name) == len && memcmp(aliases[i].name, name, len) == 0)
-            return aliases[i].p;
-    for (int p = 0; p < N_PROJ; p++)
-        if (strlen(proj_names[p]) == len && memcmp(proj_names[p], name, len) == 0) return p;
-    return -1;
-}
-
-static int unknown_target_error(const char *name, size_t len, struct error *err) {
-    struct buf known = {0};
-    for (int p = 0; p < N_PROJ; p++) buf_printf(&known, "%s, ", proj_names[p]);
-    error_set(err, ERR_USAGE, "unknown target '%.*s' (known: %sor all-linear)", (int)MIN(len, 80),
-              name, known.data);
-    buf_release(&known);
-    return err->code;
-}
-
-int adapter_targets_parse(const char *list, bool target[N_PROJ], struct error *err) {
-    int n_named = 0;
-    memset(target, 0, N_PROJ * sizeof *target);
-    for (const char *p = list; *p;) {
-        size_t len = strcspn(p, ", ");
-        if (len == strlen("all-linear") && memcmp(p, "all-linear", len) == 0) {
-            for (int i = 0; i < N_PROJ; i++) target[i] = true;
-            n_named++;
-        } else if (len > 0) {
-            int i = target_find(p, len);
-            if (i < 0) return unknown_target_error(p, len, err);
-            target[i] = true;
-            n_named++;
-        }
-        p += len + (p[len] != 0);
-    }
-    return n_named > 0
-               ? OK
-               : error_set(err, ERR_USAGE, "no target named (try 'q_proj,v_proj' or 'all-linear')");
-}
-
-/* Sets the entries of `selected` [L] that the first n characters of `text` name: "all", "4" or
- * "4-7". */
-static int layers_select(const char *text, size_t n, int32_t n_layers, bool *selected,
-                         struct error *err) {
-    char item[32], *end;
-    long first = 0, last = n_layers - 1;
-    snprintf(item, sizeof item, "%.*s", (int)MIN(n, sizeof item), text);
-    if (strcmp(item, "all") != 0) {
-        first = last = strtol(item, &end, 10);
-        if (*end == '-' && end > item) last = strtol(end + 1, &end, 10);
-        if (*end || !strchr("0123456789", *item))
-            return error_set(err, ERR_USAGE, "layers '%s' is neither 'all', a number nor a range",
-                             item);
-    }
-    if (first > last || last >= n_layers)
-        return error_set(err, ERR_USAGE, "layers '%s' do not exist: the model has layers 0-%d",
-                         item, (int)n_layers - 1);
-    for (long l = first; l <= last; l++) selected[l] = true;
-    return OK;
-}
-
-static struct adapter_module *modules_from_layers(const struct adapter_config *c,
-                                                  const bool *selected, int32_t n_layers) {
-    struct adapter_module *m = xcalloc((size_t)n_layers * N_PROJ, sizeof *m);
-    for (int32_t i = 0; i < n_layers * N_PROJ; i++)
-        if (selected[i / N_PROJ] && c->target[i % N_PROJ])
-            m[i] = (struct adapter_module){c->r, c->alpha};
-    return m;
-}
-
-int adapter_layers_parse(const char *list, const struct model_config *shape,
-                         struct adapter_config *c, struct error *err) {
-    int32_t n = shape->n_layers, n_selected = 0;
-    bool *selected = xcalloc((size_t)n, sizeof *selected);
-    int rc = OK;
-    for (const char *p = list; !rc && *p;) {
-        size_t len = strcspn(p, ", ");
-        if (len > 0) rc = layers_select(p, len, n, selected, err);
-        p += len + (p[len] != 0);
-    }
-    for (int32_t l = 0; l < n; l++) n_selected += selected[l];
-    if (!rc && !n_selected) rc = error_set(err, ERR_USAGE, "no layers named (try '4-5' or 'all')");
-    if (!rc && n_selected < n) c->modules = modules_from_layers(c, selected, n);
-    free(selected);
-    return rc;
-}
-
 struct adapter_module adapter_module_at(const struct adapter_config *c, int32_t layer,
                                         enum proj p) {
     if (c->modules) return c->modules[layer * N_PROJ + (int)p];
@@ -141,12 +49,19 @@ static bool table_is_used(const struct adapter_vocab_config *t) {
     return t->lora.r > 0 || t->full || t->n_ids > 0;
 }
 
-static bool tables_are_used(const struct adapter_config *c) {
+bool adapter_config_has_vocab(const struct adapter_config *c) {
     return table_is_used(&c->embed) || table_is_used(&c->head);
 }
 
 int adapter_config_check(const struct model_config *shape, const struct adapter_config *c,
                          struct error *err) {
+    const struct adapter_vocab_config *tables[] = {&c->embed, &c->head};
+    for (int i = 0; i < 2; i++)
+        if ((tables[i]->lora.r > 0) + tables[i]->full + (tables[i]->n_ids > 0) > 1)
+            return error_set(err, ERR_USAGE,
+                             "'%s' is in more than one of target, modules_to_save and "
+                             "trainable_token_indices",
+                             i ? "lm_head" : "embed_tokens");
     if (adapter_param_count(shape, c) > 0) return OK;
     return error_set(err, ERR_USAGE, "none of the targets is a projection of a '%s' model",
                      shape->arch->name);
@@ -157,7 +72,7 @@ bool adapter_fits(const struct adapter *a, const struct model_config *shape) {
     for (int p = 0; p < N_PROJ; p++)
         same = same && proj_in(&a->shape, p) == proj_in(shape, p) &&
                proj_out(&a->shape, p) == proj_out(shape, p);
-    return same && (!tables_are_used(&a->config) ||
+    return same && (!adapter_config_has_vocab(&a->config) ||
                     (a->shape.vocab_size == shape->vocab_size && a->shape.tied == shape->tied));
 }
 
@@ -167,8 +82,8 @@ int adapter_require_plain(const struct adapter *a, const char *operation, struct
         c->dora ? "DoRA (use_dora)"
         : c->embed.full || c->head.full || c->embed.n_ids || c->head.n_ids
             ? "a separate embedding or head (modules_to_save, trainable_token_indices)"
-        : tables_are_used(c) ? "low-rank parts of the embedding or head"
-                             : NULL;
+        : adapter_config_has_vocab(c) ? "low-rank parts of the embedding or head"
+                                      : NULL;
     if (!why) return OK;
     return error_set(err, ERR_MISMATCH, "adapter '%.12s' has %s: %s is for plain LoRA only",
                      a->hash, why, operation);
@@ -264,10 +179,10 @@ static float module_scale(struct adapter_module m, bool rslora) {
 }
 
 /* Returns the changes of the embedding or the head. Their data begin at *cursor, which advances
- * past them. Also sets the pointer to the head's magnitudes. */
-static struct vocab_override table_set_pointers(const struct adapter *a,
-                                                const struct adapter_vocab_config *t, bool head,
-                                                const float **cursor) {
+ * past them. *magnitude receives the head's magnitudes, if it has any. */
+static struct vocab_override table_layout(const struct adapter *a,
+                                          const struct adapter_vocab_config *t, bool head,
+                                          const float **cursor, const float **magnitude) {
     size_t d = (size_t)a->shape.d_model, v = (size_t)a->shape.vocab_size;
     size_t in = head ? d : v, out = head ? v : d, r = (size_t)t->lora.r;
     struct vocab_override table = {.n = t->n_ids, .ids = t->ids};
@@ -278,7 +193,7 @@ static struct vocab_override table_set_pointers(const struct adapter *a,
                                    .scale = module_scale(t->lora, a->config.rslora)};
     *cursor += r * (in + out);
     if (head && r > 0 && a->config.dora) {
-        a->magnitude[a->shape.n_layers * N_PROJ] = *cursor;
+        *magnitude = *cursor;
         *cursor += v;
     }
     table.full = t->full ? *cursor : NULL;
@@ -289,17 +204,35 @@ static struct vocab_override table_set_pointers(const struct adapter *a,
 }
 
 /* If embedding and head are tied, the trained rows of the embedding apply to the head too, as in
- * PEFT. */
-static void tables_set_pointers(struct adapter *a, const float *cursor) {
-    if (!tables_are_used(&a->config)) return;
-    struct vocab_overrides *o = a->vocab_overrides = xcalloc(1, sizeof *o);
-    o->embed = table_set_pointers(a, &a->config.embed, false, &cursor);
-    o->head = table_set_pointers(a, &a->config.head, true, &cursor);
-    if (a->shape.tied && o->head.n == 0 && !o->head.full) {
-        o->head.n = o->embed.n;
-        o->head.ids = o->embed.ids;
-        o->head.rows = o->embed.rows;
+ * PEFT. The tables' data begin at `cursor`. */
+static struct vocab_overrides tables_layout(const struct adapter *a, const float *cursor,
+                                            const float **magnitude) {
+    struct vocab_overrides o;
+    o.embed = table_layout(a, &a->config.embed, false, &cursor, magnitude);
+    o.head = table_layout(a, &a->config.head, true, &cursor, magnitude);
+    if (a->shape.tied && o.head.n == 0 && !o.head.full) {
+        o.head.n = o.embed.n;
+        o.head.ids = o.embed.ids;
+        o.head.rows = o.embed.rows;
     }
+    return o;
+}
+
+static void tables_set_pointers(struct adapter *a, const float *cursor) {
+    const float *magnitude = NULL;
+    if (!adapter_config_has_vocab(&a->config)) return;
+    a->vocab_overrides = xmalloc(sizeof *a->vocab_overrides);
+    *a->vocab_overrides = tables_layout(a, cursor, &magnitude);
+    if (magnitude) a->magnitude[a->shape.n_layers * N_PROJ] = magnitude;
+}
+
+struct vocab_overrides adapter_vocab_params(const struct adapter *a) {
+    const float *magnitude = NULL;
+    const struct adapter_config *c = &a->config;
+    size_t n = table_floats(&a->shape, &c->embed) + table_floats(&a->shape, &c->head);
+    if (c->dora && c->head.lora.r > 0) n += (size_t)a->shape.vocab_size;
+    CHECK(a->data);
+    return tables_layout(a, a->data + a->n_data - n, &magnitude);
 }
 
 /* Sets the pointers of all loras, magnitudes and tables into a->data. */
@@ -390,7 +323,7 @@ struct adapter *adapter_alloc(const struct model_config *shape, const struct ada
 struct adapter *adapter_new(const struct model_config *shape, const struct adapter_config *c,
                             uint64_t seed) {
     // DoRA and changes of embedding or head need the weights of a base model
-    CHECK(!c->dora && !tables_are_used(c));
+    CHECK(!c->dora && !adapter_config_has_vocab(c));
     struct adapter *a = adapter_alloc(shape, c, NULL);
     for (int32_t i = 0; i < shape->n_layers * N_PROJ; i++) {
         const struct lora *lo = &a->loras[i];

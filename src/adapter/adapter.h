@@ -70,17 +70,33 @@ struct adapter {
 
 /* "q_proj,v_proj" or "all-linear" → targets. */
 int adapter_targets_parse(const char *list, bool target[N_PROJ], struct error *err);
+/* As adapter_targets_parse, into c->target; "embed_tokens" and "lm_head" get low-rank parts of rank
+ * c->r and alpha c->alpha. */
+int adapter_config_targets_parse(const char *list, const struct model_config *shape,
+                                 struct adapter_config *c, struct error *err);
 /* "all", "4,5", "12-29": layers, counted from 0, that the config's targets apply to. If these are
- * not all layers, c->modules becomes a malloc'ed list, which the caller frees. */
+ * not all layers, c->modules becomes a malloc'ed list. */
 int adapter_layers_parse(const char *list, const struct model_config *shape,
                          struct adapter_config *c, struct error *err);
+/* A list of "embed_tokens" and "lm_head" → replacement tables (PEFT's modules_to_save); "": none.
+ * The architecture's own name of the embedding is known too. */
+int adapter_modules_to_save_parse(const char *list, const struct model_config *shape,
+                                  struct adapter_config *c, struct error *err);
+/* A list of token ids "5" and ranges "5-9" → replaced rows of the embedding (PEFT's
+ * trainable_token_indices); "": none. The ids after "lm_head=" are rows of the head, until
+ * "embed_tokens=". The ids are malloc'ed. */
+int adapter_token_indices_parse(const char *list, const struct model_config *shape,
+                                struct adapter_config *c, struct error *err);
+/* Frees the allocations of the parsers above: c->modules and the token ids. */
+void adapter_config_release(struct adapter_config *c);
 /* A ~ U(±1/sqrt(in)), B = 0 (PEFT's initialisation); the random numbers are those of (seed,
  * RNG_INIT). `c` must not have DoRA or changes of embedding or head. */
 struct adapter *adapter_new(const struct model_config *shape, const struct adapter_config *c,
                             uint64_t seed);
-/* As adapter_new for the base model m, with or without DoRA. A DoRA adapter is bound; its
- * magnitudes are the norms of the base's rows, so that the new adapter does not change the output.
- */
+/* As adapter_new for the base model m, with or without DoRA (but not DoRA of the head) and changes
+ * of embedding and head. The adapter is bound. It does not change the output: DoRA's magnitudes are
+ * the norms of the base's rows, replacement tables and rows are copies from the base, and a
+ * low-rank embedding has A = 0 and B ~ N(0, 1), as in PEFT. NULL: out of memory, or a norm is 0. */
 struct adapter *adapter_new_for_model(const struct model *m, const struct adapter_config *c,
                                       uint64_t seed, struct error *err);
 /* An adapter with the tensors in `data` [adapter_param_count], in the order of adapter.data; they
@@ -93,7 +109,7 @@ struct adapter *adapter_from_owned_data(const struct model_config *shape,
                                         json_t *lineage);
 size_t adapter_param_count(const struct model_config *shape, const struct adapter_config *c);
 /* ERR_USAGE when the adapter would be empty, because no target is a projection of this
- * architecture. */
+ * architecture, or when a table is changed in more than one way. */
 int adapter_config_check(const struct model_config *shape, const struct adapter_config *c,
                          struct error *err);
 struct adapter_module adapter_module_at(const struct adapter_config *c, int32_t layer, enum proj p);
@@ -104,6 +120,11 @@ bool adapter_fits(const struct adapter *a, const struct model_config *shape);
 /* OK for a plain adapter, else ERR_MISMATCH. The message says that `operation` ("blending") works
  * with plain LoRA only. */
 int adapter_require_plain(const struct adapter *a, const char *operation, struct error *err);
+/* True for an adapter that changes the embedding or the head. */
+bool adapter_config_has_vocab(const struct adapter_config *c);
+/* The changes of embedding and head in a->data. They differ from a->vocab_overrides where
+ * adapter_bind has reduced a table to rows. */
+struct vocab_overrides adapter_vocab_params(const struct adapter *a);
 /* False for a DoRA adapter before adapter_bind; it must not be used in a forward pass. */
 bool adapter_is_ready(const struct adapter *a);
 /* Called once, before the adapter is shared. Computes DoRA's multipliers m / ‖W + scale · B A‖

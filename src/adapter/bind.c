@@ -68,15 +68,9 @@ static int module_compute_multipliers(const struct matrix *w, const float *full,
     return rc;
 }
 
-struct adapter *adapter_new_for_model(const struct model *m, const struct adapter_config *c,
-                                      uint64_t seed, struct error *err) {
-    struct adapter_config plain_config = *c;
-    plain_config.dora = false;
-    struct adapter *plain = adapter_new(&m->config, &plain_config, seed), *a;
-    if (!c->dora) return plain;
-    float *data = xmalloc(adapter_param_count(&m->config, c) * sizeof *data), *dst = data;
-    memcpy(data, plain->data, plain->n_data * sizeof *data);
-    dst += plain->n_data;
+/* Writes DoRA's magnitudes of all modules, the norms of the base's rows, to dst; returns its end.
+ */
+static float *magnitudes_init(const struct model *m, const struct adapter *plain, float *dst) {
     for (int32_t i = 0; i < m->config.n_layers * N_PROJ; i++) {
         const struct matrix *w = &m->layers[i / N_PROJ].proj[i % N_PROJ];
         if (plain->loras[i].r == 0) continue;
@@ -87,9 +81,51 @@ struct adapter *adapter_new_for_model(const struct model *m, const struct adapte
         }
         free(row);
     }
-    a = adapter_from_owned_data(&m->config, c, data, NULL);
+    return dst;
+}
+
+/* Writes the initial values of the embedding's or head's changes to dst; returns its end. */
+static float *table_init(const struct model *m, const struct adapter_vocab_config *t, bool head,
+                         uint64_t seed, float *dst) {
+    const struct matrix *w = head ? &m->head : &m->embed;
+    int64_t v = m->config.vocab_size, d = m->config.d_model, r = t->lora.r;
+    struct rng rng =
+        rng_make(seed, RNG_INIT, (uint32_t)(m->config.n_layers * N_PROJ) + (uint32_t)head, 0);
+    const float bound = (float)(1 / sqrt((double)d));
+    for (int64_t i = 0; i < r * (head ? d : v); i++)
+        *dst++ = head ? bound * (2 * rng_uniform(&rng) - 1) : 0;
+    for (int64_t i = 0; i < r * (head ? v : d); i++) *dst++ = head ? 0 : rng_normal(&rng);
+    for (int64_t i = 0; t->full && i < v; i++, dst += d) matrix_get_row(w, i, dst);
+    for (int32_t i = 0; i < t->n_ids; i++, dst += d) matrix_get_row(w, t->ids[i], dst);
+    return dst;
+}
+
+/* The low-rank parts of the layers alone. NULL without targets in the layers. */
+static struct adapter *layers_new(const struct model_config *shape, const struct adapter_config *c,
+                                  uint64_t seed) {
+    struct adapter_config layers = *c;
+    layers.dora = false;
+    layers.embed = layers.head = (struct adapter_vocab_config){0};
+    return adapter_param_count(shape, &layers) ? adapter_new(shape, &layers, seed) : NULL;
+}
+
+struct adapter *adapter_new_for_model(const struct model *m, const struct adapter_config *c,
+                                      uint64_t seed, struct error *err) {
+    const struct model_config *shape = &m->config;
+    struct adapter *plain = layers_new(shape, c, seed), *a = NULL;
+    if (!c->dora && !adapter_config_has_vocab(c)) return plain;
+    CHECK(!c->dora || (c->embed.lora.r == 0 && c->head.lora.r == 0));
+    size_t n = adapter_param_count(shape, c);
+    float *data = try_calloc(n, sizeof *data, err), *dst = data;
+    if (data && plain) memcpy(data, plain->data, plain->n_data * sizeof *data);
+    if (data && plain) dst += plain->n_data;
+    if (data && plain && c->dora) dst = magnitudes_init(m, plain, dst);
+    if (data) dst = table_init(m, &c->embed, false, seed, dst);
+    if (data) dst = table_init(m, &c->head, true, seed, dst);
+    CHECK(!data || dst == data + n);
+    if (data) a = adapter_from_owned_data(shape, c, data, NULL);
     adapter_release(plain);
-    if (adapter_bind(a, m, err) == OK) return a;
+    if (!a || adapter_bind(a, m, err) == OK) return a;
     adapter_release(a);
     return NULL;
 }

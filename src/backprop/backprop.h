@@ -35,6 +35,9 @@ struct train_options {
     int64_t seed;          /* 0 */
     int64_t save_steps;    /* 200 */
     struct strings target; /* all-linear; each string is a name or a list "q_proj,k_proj" */
+    /* none; embed_tokens and lm_head */
+    struct strings modules_to_save;
+    struct strings trainable_token_indices; /* none; see adapter_token_indices_parse */
     struct strings layers; /* all; each string is a number "4", a range "4-7" or a list of these */
     bool use_rslora, use_dora, gradient_checkpointing;
     bool f32_backward; /* gradients in f32, not in int8 blocks or bf16 tiles */
@@ -51,10 +54,14 @@ enum optim {
 /* Return OK, or ERR_USAGE for an unknown name. "sgd" gives OPTIM_SGD. */
 int optim_parse(const char *name, enum optim *out, struct error *err);
 int lr_schedule_parse(const char *name, enum lr_schedule *out, struct error *err);
-/* Sets `out` to the checked configuration of a new adapter: rank, alpha, dropout, targets and
- * layers. out->modules is malloc'ed or NULL; the caller frees it, after an error too. */
+/* Sets `out` to the checked configuration of a new adapter: rank, alpha, dropout, targets, layers,
+ * changes of embedding and head. The caller calls adapter_config_release, after an error too. */
 int train_adapter_config(const struct train_options *o, const struct model_config *shape,
                          struct adapter_config *out, struct error *err);
+/* ERR_USAGE if the options describe an adapter that is not plain (adapter.h), which `operation`
+ * ("method es") needs. */
+int train_options_require_plain(const struct train_options *o, const char *operation,
+                                struct error *err);
 /* The learning rate of update `step` (from 0) of `total`: it rises linearly to lr during `warmup`
  * updates, then follows the schedule down to lr · min_ratio (LR_CONSTANT: stays lr). */
 float lr_schedule_at(enum lr_schedule s, double lr, double min_ratio, int64_t step, int64_t warmup,
@@ -62,7 +69,10 @@ float lr_schedule_at(enum lr_schedule s, double lr, double min_ratio, int64_t st
 
 struct trainer;
 /* LoRA: trains copies of the n adapters' parameters over one frozen base model, of any weight type
- * and architecture. The model and the pool must outlive the trainer. Returns NULL on an error. */
+ * and architecture. Parameters are everything in adapter.data: also replacement tables and rows of
+ * embedding and head. If embedding and head are tied, rows of the embedding are rows of both, and
+ * tables are separate, as in PEFT. The model and the pool must outlive the trainer. Returns NULL on
+ * an error. */
 struct trainer *trainer_new_lora(const struct model *m, struct adapter *const *adapters, int n,
                                  const struct train_options *o, struct pool *pool,
                                  struct error *err);
@@ -98,7 +108,8 @@ struct loss_fn {
     float temperature; /* divisor of the logits before the softmax; 0: 1 */
     /* A loss over choices, for a policy over n_choices actions: every target must be one of these
      * tokens, and logp has the log-probabilities of all choices, normalised over the choices. NULL:
-     * logp has the log-probabilities of the targets, normalised over the vocabulary. */
+     * logp has the log-probabilities of the targets, normalised over the vocabulary. Adapters that
+     * change the embedding or the head have no losses over choices (ERR_MISMATCH). */
     const int32_t *choices;
     int32_t n_choices;
 };
@@ -149,7 +160,8 @@ struct train_tensor {
     const char *name;
     float *w, *g;
     int64_t n;
-    bool decay; /* weight decay: not for norms, biases, token and position tables */
+    bool decay; /* weight decay: not for norms, biases, token and position tables, nor for an
+                   adapter's tables and rows */
 };
 int trainer_n_tensors(const struct trainer *t);
 struct train_tensor *trainer_tensor(struct trainer *t, int i);

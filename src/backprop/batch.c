@@ -135,6 +135,10 @@ static void lm_head_alloc(struct trainer *t) {
     t->hn = act_floats(t, n * d);
     t->dhn = act_floats(t, n * d);
     t->logits = act_floats(t, n * t->cap_columns);
+    if (!t->vocab) return;
+    t->head_low = act_floats(t, n * MAX(t->vocab_max_r, VOCAB_RANK_CHUNK));
+    t->head_dlow = act_floats(t, n * MAX(t->vocab_max_r, VOCAB_RANK_CHUNK));
+    t->head_rows_dy = act_floats(t, n * t->vocab_max_ids);
 }
 
 static void rope_alloc(struct trainer *t) {
@@ -246,7 +250,7 @@ size_t trainer_bytes(const struct trainer *t, int64_t rows, int64_t longest) {
     free(s.att_scratch);
     for (int i = 0; i < t->n_tensors; i++)
         bytes += (size_t)t->tensors[i].n * (t->full ? 1 : 3) * sizeof(float) + t->moments[i].bytes;
-    return bytes;
+    return bytes - t->vocab_floats * sizeof(float); // tables have no transpose
 }
 
 void batch_free_activations(struct trainer *t) {

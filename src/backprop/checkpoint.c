@@ -147,11 +147,11 @@ static int header_check(const struct trainer *t, const json_t *header, const cha
 }
 
 static void state_read(struct trainer *t, const uint8_t *p, const json_t *header) {
+    trainer_zero_grad(t);
     for (int i = 0; i < t->n_tensors; i++) {
         size_t bytes = (size_t)t->tensors[i].n * sizeof(float);
         memcpy(t->tensors[i].w, p, bytes);
         memcpy(t->moments[i].data, p + bytes, t->moments[i].bytes);
-        memset(t->tensors[i].g, 0, bytes);
         p += bytes + t->moments[i].bytes;
     }
     for (int i = 0; i < t->n_groups; i++) {

@@ -117,9 +117,13 @@ static void choices_backward(struct trainer *t, int64_t n) {
     free(w);
 }
 
-static void lm_head_backward(struct trainer *t, int64_t n) {
+static void lm_head_backward(struct trainer *t, int64_t first, int64_t n) {
     const struct matrix *w = &t->model->head;
     int64_t d = t->c.d_model;
+    if (t->vocab) {
+        vocab_head_backward(t, first, n);
+        return;
+    }
     matrix_mul_backward(t->dhn, d, t->logits, w->n, n, w, t->grad_path, false, t->backward_scratch,
                         t->pool);
     if (t->full) weight_grad_add(t, t->g_head, t->logits, w->n, t->hn, d, n);
@@ -131,7 +135,7 @@ static void chunk_backward(struct trainer *t, int64_t first, int64_t n) {
     if (t->choices)
         choices_backward(t, n);
     else
-        lm_head_backward(t, n);
+        lm_head_backward(t, first, n);
     norm_backward(t, t->dhn, t->dhn, t->hx,
                   (struct norm_params){t->model->final_norm, t->model->final_norm_bias,
                                        t->g_final_norm, t->g_final_norm_bias},
@@ -152,8 +156,9 @@ int fused_cross_entropy(struct trainer *t, bool backward, struct error *err) {
             gemm_input_for(w, 1, t->hn, n, t->row_path, t->input_scratch, t->pool);
         if (t->choices)
             choice_logits_compute(t, &in);
-        else
+        else if (vocab_base_head_needed(t, first, n))
             matrix_mul(t->logits, w->n, &in, w, false, t->pool);
+        if (t->vocab) vocab_head_forward(t, first, n);
         pool_run(t->pool, cross_entropy_rows, &job, n, 1);
         for (int64_t i = first; i < first + n; i++)
             if (!isfinite(t->target_nll[i]))

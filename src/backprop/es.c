@@ -197,8 +197,7 @@ int es_options_check(const struct es_options *o, const struct train_options *tra
         return error_set(err, ERR_USAGE, "fitness '%s' is not known; there are loss, exact",
                          o->fitness ? o->fitness : "");
     if (es_fitness_shaping_check(o->shaping, err) != OK) return err->code;
-    if (train->use_dora)
-        return error_set(err, ERR_USAGE, "method es trains plain LoRA; leave --use-dora out");
+    if (train_options_require_plain(train, "method es", err) != OK) return err->code;
     if (train->gradient_checkpointing || train->f32_backward)
         return error_set(err, ERR_USAGE,
                          "method es has no backward pass; leave --gradient-checkpointing and "
@@ -686,11 +685,7 @@ static bool has_targets(const struct train_sample *s, int n) {
 int es_accumulate(struct es *e, struct trainer *t, int index, const struct train_sample *samples,
                   int n, struct error *err) {
     CHECK(n > 0 && !t->full && index >= 0 && index < t->n_adapters && t->model == e->m);
-    if (t->adapters[index]->config.dora)
-        return error_set(err, ERR_MISMATCH,
-                         "adapter %d has DoRA's magnitudes, which cannot be "
-                         "trained without gradients",
-                         index);
+    if (adapter_require_plain(t->adapters[index], "training by es", err) != OK) return err->code;
     if (!has_targets(samples, n)) return OK;
     struct rng seed = rng_make(t->seed, RNG_NOISE, 0, (uint32_t)t->groups[index].updates);
     e->t = t;

@@ -3,9 +3,9 @@
  *
  * trainer.c: parameters, groups and the order of a pass. batch.c: packs samples and allocates the
  * memory of a pass. layers.c: one layer forward and backward. lora.c: the adapters' part of a
- * layer's projections. attention.c: a layer's attention. layer_ops.c: row-wise operations.
- * cross_entropy.c: the loss. optimizer.c: the update. checkpoint.c: the file. snapshot.c and es.c:
- * see backprop.h.
+ * layer's projections. vocab.c: the adapters' changes of embedding and head. attention.c: a layer's
+ * attention. layer_ops.c: row-wise operations. cross_entropy.c: the loss. optimizer.c: the update.
+ * checkpoint.c: the file. snapshot.c and es.c: see backprop.h.
  *
  * Letters as in model.h (D d_model, H n_heads, K n_kv_heads, E head_dim, F d_ff, V vocab_size, L
  * n_layers). M rows of the packed batch, C rows of a chunk of it, Q = H·E, G = K·E, I and O the
@@ -85,6 +85,15 @@ struct lora_params {     /* one adapter's LoRA of one projection */
     float scale;
 };
 
+/* One adapter's changes of the embedding or the head. */
+struct vocab_params {
+    struct vocab_override w;            /* pointers into trainer.adapter_data */
+    float *g_full, *g_rows, *g_a, *g_b; /* gradients of full, rows, lora.a, lora.b; NULL without */
+};
+struct vocab_tables {
+    struct vocab_params embed, head;
+};
+
 struct trainer {
     const struct model *model;
     struct model_config c;
@@ -110,9 +119,13 @@ struct trainer {
     float *g_pos;               /* [positions][D] */
     float *g_final_norm, *g_final_norm_bias;
     int n_adapters;
-    struct adapter **adapters; /* [A] retained, for their configurations */
-    struct lora_params *loras; /* [A][L][N_PROJ] */
-    float **adapter_data;      /* [A] all parameters of an adapter, in the order of adapter.data */
+    struct adapter **adapters;  /* [A] retained, for their configurations */
+    struct lora_params *loras;  /* [A][L][N_PROJ] */
+    float **adapter_data;       /* [A] all parameters of an adapter, in the order of adapter.data */
+    struct vocab_tables *vocab; /* [A], or NULL: no adapter changes embedding or head */
+    int32_t vocab_max_r, vocab_max_ids; /* largest rank, and number of rows of a head */
+    size_t vocab_floats;                /* parameters of tables and rows of all adapters */
+    bool embed_trained;                 /* an adapter changes the embedding */
     int32_t max_r;
     float dropout;
     struct train_tensor *tensors;
@@ -167,11 +180,13 @@ struct trainer {
     void *backward_scratch; /* scratch of matrix_mul_backward */
     void *grad_scratch;     /* full mode with tiles: scratch of weight_grad_tiles */
     /* the head's chunk of N rows */
-    int64_t head_chunk;     /* N */
-    float *hx, *hn, *dhn;   /* [N][D]: residual stream, after the final norm, gradient */
-    float *logits;          /* [N][columns], overwritten with their gradient */
-    float logit_scale;      /* scale of the current loss: 1 over its temperature */
-    const int32_t *choices; /* [n_choices] choices of the current loss, or NULL */
+    int64_t head_chunk;          /* N */
+    float *hx, *hn, *dhn;        /* [N][D]: residual stream, after the final norm, gradient */
+    float *logits;               /* [N][columns], overwritten with their gradient */
+    float *head_low, *head_dlow; /* with `vocab`: [N][max(vocab_max_r, VOCAB_RANK_CHUNK)] */
+    float *head_rows_dy;         /* [N][vocab_max_ids] gradients of replaced rows' logits */
+    float logit_scale;           /* scale of the current loss: 1 over its temperature */
+    const int32_t *choices;      /* [n_choices] choices of the current loss, or NULL */
     int32_t n_choices;
     double *choice_logp;  /* [targets][n_choices] */
     float *choice_weight; /* [targets][n_choices] d loss / d choice_logp */
@@ -240,6 +255,20 @@ void lora_backward_up(struct trainer *t, int l, int p, struct row_range range, f
 /* Adds the gradients of A and B. */
 void lora_backward_weights(struct trainer *t, int l, int p, struct row_range range,
                            const struct gemm_input *dy, const float *x);
+
+/* vocab.c: needs t->vocab, except vocab_base_head_needed. vocab_embed_row sets x [D] to the
+ * embedding of row `row`, with its adapter's changes. */
+void vocab_embed_row(const struct trainer *t, int64_t row, float *x);
+void vocab_embed_backward(struct trainer *t); /* adds gradients from t->dx */
+/* Whether the head of the base is a part of the logits of targets [first, first + n). */
+bool vocab_base_head_needed(const struct trainer *t, int64_t first, int64_t n);
+/* For the head's chunk of targets [first, first + n): changes the base's logits; and, from the
+ * gradients of the logits, adds the gradients of the adapters' parameters and sets t->dhn. The
+ * latter changes t->logits. */
+void vocab_head_forward(struct trainer *t, int64_t first, int64_t n);
+void vocab_head_backward(struct trainer *t, int64_t first, int64_t n);
+/* Adds the head's part of the gradients of tied rows to that of the embedding. */
+void vocab_grads_join(struct trainer *t);
 
 /* attention.c. attention_forward computes att from q, k and v of layer l, attention_backward
  * computes dq, dk and dv from datt. */

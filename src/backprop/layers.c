@@ -303,7 +303,8 @@ static void qkv_backward(struct trainer *t, int l) {
     const struct activations *a = &t->acts[l];
     int64_t d = t->c.d_model, nq = (int64_t)t->c.n_heads * t->c.head_dim,
             nk = (int64_t)t->c.n_kv_heads * t->c.head_dim;
-    float *dxn = t->full || l > 0 ? t->dxn : NULL; // LoRA: nothing below layer 0 is trained
+    // LoRA: nothing below layer 0 is trained, except embeddings
+    float *dxn = t->full || t->embed_trained || l > 0 ? t->dxn : NULL;
     struct norm_params n = {w->attn_norm, w->attn_norm_bias, g->attn_norm, g->attn_norm_bias};
     rope_rotate(t, l, t->dq, nq, true);
     rope_rotate(t, l, t->dk, nk, true);

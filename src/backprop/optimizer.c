@@ -221,6 +221,7 @@ static int grad_norms_compute(struct trainer *t, double *norms, struct error *er
 int trainer_update(struct trainer *t, float lr, struct update_stats *out, struct error *err) {
     struct update_stats s = {.tokens = t->tokens_since_update, .targets = t->targets_since_update};
     double count = 0;
+    vocab_grads_join(t);
     for (int i = 0; i < t->n_groups; i++) count += t->groups[i].count;
     if (count <= 0) return error_set(err, ERR_STATE, "an update without a single target token");
     double *norms = xcalloc((size_t)t->n_groups, sizeof *norms);

@@ -20,9 +20,15 @@ const struct option_row train_option_rows[] = {
     {"lora-dropout", OPT_FLOAT, AT(lora_dropout), "0.05", 0, 0.99, "P",
      "dropout before the adapters' A"},
     {"target", OPT_LIST, AT(target), "all-linear", 0, 0, "NAME",
-     "projections to adapt: q_proj v_proj, or all-linear", JOB_ARG_TEXT},
+     "projections to adapt: q_proj v_proj, or all-linear; also embed_tokens and lm_head",
+     JOB_ARG_TEXT},
     {"layers", OPT_LIST, AT(layers), "all", 0, 0, "N",
      "layers to adapt, counted from 0: 4 5, or 12-29, or all", JOB_ARG_TEXT},
+    {"modules-to-save", OPT_LIST, AT(modules_to_save), NULL, 0, 0, "NAME",
+     "train a copy of the whole table: embed_tokens, lm_head", JOB_ARG_TEXT},
+    {"trainable-token-indices", OPT_LIST, AT(trainable_token_indices), NULL, 0, 0, "ID",
+     "train the embeddings of these tokens: 5 7-9; ids after lm_head= are rows of the head",
+     JOB_ARG_TEXT},
     {"use-rslora", OPT_BOOL, AT(use_rslora), NULL, 0, 0, NULL,
      "LoRA scale is alpha / sqrt(r) instead"},
     {"use-dora", OPT_BOOL, AT(use_dora), NULL, 0, 0, NULL,
@@ -119,6 +125,18 @@ static char *list_join(const struct strings *list, const char *none) {
     return text.data ? text.data : xstrdup(none);
 }
 
+/* Sets the changes of embedding and head that are not low-rank. */
+static int vocab_config_parse(const struct train_options *o, const struct model_config *shape,
+                              struct adapter_config *out, struct error *err) {
+    char *tables = list_join(&o->modules_to_save, ""),
+         *ids = list_join(&o->trainable_token_indices, "");
+    int rc = adapter_modules_to_save_parse(tables, shape, out, err);
+    if (!rc) rc = adapter_token_indices_parse(ids, shape, out, err);
+    free(tables);
+    free(ids);
+    return rc;
+}
+
 int train_adapter_config(const struct train_options *o, const struct model_config *shape,
                          struct adapter_config *out, struct error *err) {
     char *targets = list_join(&o->target, "all-linear"), *layers = list_join(&o->layers, "all");
@@ -127,10 +145,33 @@ int train_adapter_config(const struct train_options *o, const struct model_confi
                                    .rslora = o->use_rslora,
                                    .dora = o->use_dora};
     out->alpha = (float)(o->lora_alpha > 0 ? o->lora_alpha : 2.0 * (double)o->r);
-    int rc = adapter_targets_parse(targets, out->target, err);
+    int rc = adapter_config_targets_parse(targets, shape, out, err);
     if (!rc) rc = adapter_layers_parse(layers, shape, out, err);
+    if (!rc) rc = vocab_config_parse(o, shape, out, err);
     if (!rc) rc = adapter_config_check(shape, out, err);
+    if (!rc && out->dora && (out->embed.lora.r > 0 || out->head.lora.r > 0))
+        rc = error_set(err, ERR_USAGE,
+                       "DoRA is for the projections of the layers: leave --use-dora out, or train "
+                       "embed_tokens and lm_head with --modules-to-save");
     free(targets);
     free(layers);
     return rc;
+}
+
+/* Whether the list names the embedding or the head. */
+static bool list_has_table(const struct strings *list) {
+    for (int i = 0; i < list->n; i++)
+        if (strstr(list->v[i], "embed") || strstr(list->v[i], "lm_head")) return true;
+    return false;
+}
+
+int train_options_require_plain(const struct train_options *o, const char *operation,
+                                struct error *err) {
+    const char *option = o->use_dora                    ? "--use-dora"
+                         : o->modules_to_save.n         ? "--modules-to-save"
+                         : o->trainable_token_indices.n ? "--trainable-token-indices"
+                         : list_has_table(&o->target)   ? "embed_tokens and lm_head in --target"
+                                                        : NULL;
+    if (!option) return OK;
+    return error_set(err, ERR_USAGE, "%s is for plain LoRA: leave %s out", operation, option);
 }

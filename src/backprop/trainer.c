@@ -86,6 +86,52 @@ static float *magnitude_of(const struct trainer *t, int i, int64_t j) {
     return ad->config.dora ? t->adapter_data[i] + (ad->magnitude[j] - ad->data) : NULL;
 }
 
+/* Adds a tensor of adapter i's embedding or head; returns its gradient. NULL if w is NULL. */
+static float *vocab_tensor(struct trainer *t, int i, bool head, const float *w, int64_t n,
+                           bool decay, const char *what) {
+    if (!w) return NULL;
+    return tensor_add(t, (float *)(uintptr_t)w, n, decay, "%d.%s.%s", i,
+                      head ? "lm_head" : "embed_tokens", what);
+}
+
+/* Moves the pointers of one table from the adapter's data to the trainer's copy, and adds its
+ * tensors. */
+static struct vocab_params vocab_table_add(struct trainer *t, int i, bool head,
+                                           const struct vocab_override *from) {
+    const float *old = t->adapters[i]->data, *new = t->adapter_data[i];
+    const int64_t v = t->c.vocab_size, d = t->c.d_model, r = from->lora.r;
+    struct vocab_params to = {.w = *from};
+    if (from->full) to.w.full = new + (from->full - old);
+    if (from->rows) to.w.rows = new + (from->rows - old);
+    if (r > 0) to.w.lora.a = new + (from->lora.a - old);
+    if (r > 0) to.w.lora.b = new + (from->lora.b - old);
+    to.g_a = vocab_tensor(t, i, head, to.w.lora.a, r * (head ? d : v), true, "lora_A");
+    to.g_b = vocab_tensor(t, i, head, to.w.lora.b, r * (head ? v : d), true, "lora_B");
+    to.g_full = vocab_tensor(t, i, head, to.w.full, v * d, false, "weight");
+    t->vocab_max_r = MAX(t->vocab_max_r, from->lora.r);
+    t->vocab_floats += (size_t)(to.w.full ? v * d : 0) + (size_t)(from->n * d);
+    if (head) t->vocab_max_ids = MAX(t->vocab_max_ids, from->n);
+    return to;
+}
+
+/* Adds the tensors of adapter i's embedding and head. The rows of a tied embedding are one tensor,
+ * whose gradient from the head has its own array until vocab_grads_join. */
+static void vocab_add(struct trainer *t, int i) {
+    const struct vocab_overrides from = adapter_vocab_params(t->adapters[i]);
+    const int64_t n[] = {from.embed.n * (int64_t)t->c.d_model, from.head.n * (int64_t)t->c.d_model};
+    struct vocab_tables *to = &t->vocab[i];
+    to->embed = vocab_table_add(t, i, false, &from.embed);
+    to->embed.g_rows =
+        vocab_tensor(t, i, false, to->embed.w.rows, n[0], false, "trainable_tokens_delta");
+    to->head = vocab_table_add(t, i, true, &from.head);
+    if (from.head.rows && from.head.rows == from.embed.rows)
+        to->head.g_rows = arena_alloc(&t->arena, (size_t)n[1] * sizeof(float));
+    else
+        to->head.g_rows =
+            vocab_tensor(t, i, true, to->head.w.rows, n[1], false, "trainable_tokens_delta");
+    t->embed_trained |= from.embed.full || from.embed.n > 0 || from.embed.lora.r > 0;
+}
+
 static float *lora_tensor(struct trainer *t, int i, int64_t j, float *w, int64_t n,
                           const char *what) {
     return tensor_add(t, w, n, true, "%d.layers.%d.%s.%s", i, (int)(j / N_PROJ),
@@ -118,15 +164,20 @@ static void adapter_add(struct trainer *t, int i) {
         to->mult = arena_alloc(&t->arena, (size_t)out * sizeof(float));
         to->norm = arena_alloc(&t->arena, (size_t)out * sizeof(float));
     }
+    if (t->vocab) vocab_add(t, i);
     g->n_tensors = t->n_tensors - g->first_tensor;
 }
 
-/* Upper bound of the bytes of one adapter in the arena: parameters, gradients and transposes (n
- * floats each), optimizer state, and the names and alignment of tensors. */
+/* Upper bound of the bytes of one adapter in the arena: parameters, gradients, transposes of
+ * factors or the second gradients of tied rows, optimizer state, and the names and alignment of
+ * tensors. */
 static size_t lora_bytes(const struct model_config *c, const struct adapter_config *a,
                          enum optim optim) {
-    size_t n = adapter_param_count(c, a), tensors = (size_t)c->n_layers * N_PROJ * 3;
-    return n * 3 * sizeof(float) + optimizer_state_bytes(optim, (int64_t)n) +
+    struct adapter_config without_tables = *a;
+    without_tables.embed.full = without_tables.head.full = false;
+    size_t n = adapter_param_count(c, a), small = adapter_param_count(c, &without_tables),
+           tensors = (size_t)c->n_layers * N_PROJ * 3 + 8;
+    return (2 * n + small) * sizeof(float) + optimizer_state_bytes(optim, (int64_t)n) +
            tensors * (256 + 8 * 64 + MOMENT_BLOCK);
 }
 
@@ -154,6 +205,17 @@ static void base_fingerprint(const struct trainer *t, struct sha256 *h) {
     rows_hash(&m->head, 16, h);
 }
 
+/* The tokens whose rows adapter i trains; sizes of tables are in the list of tensors. */
+static void token_ids_print(const struct adapter_config *a, struct buf *b) {
+    const struct adapter_vocab_config *tables[] = {&a->embed, &a->head};
+    for (int k = 0; k < 2; k++) {
+        if (tables[k]->n_ids == 0) continue;
+        buf_puts(b, k ? "lm_head" : "embed_tokens");
+        for (int32_t i = 0; i < tables[k]->n_ids; i++) buf_printf(b, " %d", tables[k]->ids[i]);
+        buf_puts(b, "\n");
+    }
+}
+
 static void fingerprint_compute(struct trainer *t) {
     const struct model_config *c = &t->c;
     struct sha256 h;
@@ -173,6 +235,7 @@ static void fingerprint_compute(struct trainer *t) {
         const struct adapter_config *a = &t->adapters[i]->config;
         buf_printf(&b, "r %d alpha %a rslora %d dora %d\n", a->r, (double)a->alpha, a->rslora,
                    a->dora);
+        token_ids_print(a, &b);
     }
     sha256_init(&h);
     sha256_update(&h, b.data, b.len);
@@ -256,35 +319,35 @@ struct trainer *trainer_new_full(struct model *m, const struct train_options *o,
     return t;
 }
 
-/* Refuses an adapter with its own embedding or head: training changes only low-rank parts of layers
- * and DoRA's magnitudes. */
-static int adapter_check(const struct adapter *a, struct error *err) {
-    if (a->vocab_overrides)
-        return error_set(
-            err, ERR_MISMATCH,
-            "adapter '%.12s' has a separate embedding or head (modules_to_save, "
-            "trainable_token_indices, or a low-rank part of them): that cannot be trained",
-            a->hash);
-    return OK;
-}
-
 static bool shape_equal(const struct model_config *a, const struct model_config *b) {
     return a->n_layers == b->n_layers && a->d_model == b->d_model && a->n_heads == b->n_heads &&
            a->n_kv_heads == b->n_kv_heads && a->head_dim == b->head_dim && a->d_ff == b->d_ff;
+}
+
+static int adapter_check(const struct adapter *a, int i, const struct model *m, struct error *err) {
+    const struct adapter_config *c = &a->config;
+    if (!shape_equal(&a->shape, &m->config) ||
+        (adapter_config_has_vocab(c) && !adapter_fits(a, &m->config)))
+        return error_set(err, ERR_MISMATCH, "adapter %d does not fit the shape of model '%s'", i,
+                         m->name);
+    const bool both = (c->embed.full && c->embed.lora.r) || (c->head.full && c->head.lora.r);
+    if ((c->dora && c->head.lora.r) || both)
+        return error_set(err, ERR_MISMATCH,
+                         "adapter '%.12s' has %s: that cannot be trained, only used", a->hash,
+                         both ? "a replacement table below the low-rank part of embedding or head"
+                              : "DoRA's magnitudes of the head");
+    return OK;
 }
 
 struct trainer *trainer_new_lora(const struct model *m, struct adapter *const *adapters, int n,
                                  const struct train_options *o, struct pool *pool,
                                  struct error *err) {
     CHECK(n > 0);
-    for (int i = 0; i < n; i++)
-        if (adapter_check(adapters[i], err)) return NULL;
-    for (int i = 0; i < n; i++)
-        if (!shape_equal(&adapters[i]->shape, &m->config)) {
-            error_set(err, ERR_MISMATCH, "adapter %d does not fit the shape of model '%s'", i,
-                      m->name);
-            return NULL;
-        }
+    bool vocab = false;
+    for (int i = 0; i < n; i++) {
+        if (adapter_check(adapters[i], i, m, err)) return NULL;
+        vocab |= adapter_config_has_vocab(&adapters[i]->config);
+    }
     if (!(o->lora_dropout >= 0 && o->lora_dropout < 1)) {
         error_set(err, ERR_USAGE, "'lora_dropout' is %g; it must be at least 0 and below 1",
                   o->lora_dropout);
@@ -297,6 +360,7 @@ struct trainer *trainer_new_lora(const struct model *m, struct adapter *const *a
     t->adapters = xcalloc((size_t)n, sizeof *t->adapters);
     t->adapter_data = xcalloc((size_t)n, sizeof *t->adapter_data);
     t->loras = xcalloc((size_t)n * (size_t)t->c.n_layers * N_PROJ, sizeof *t->loras);
+    if (vocab) t->vocab = xcalloc((size_t)n, sizeof *t->vocab);
     for (int i = 0; i < n; i++) t->adapters[i] = adapter_retain(adapters[i]);
     size_t bytes = 0;
     for (int i = 0; i < n; i++) bytes += lora_bytes(&t->c, &adapters[i]->config, t->optim);
@@ -317,6 +381,7 @@ void trainer_free(struct trainer *t) {
     free(t->adapters);
     free(t->adapter_data);
     free(t->loras);
+    free(t->vocab);
     free(t->layers);
     free(t->acts);
     free(t->att_scratch);
@@ -327,6 +392,7 @@ void trainer_free(struct trainer *t) {
 }
 
 void trainer_zero_grad(struct trainer *t) {
+    vocab_grads_join(t);
     for (int i = 0; i < t->n_tensors; i++)
         memset(t->tensors[i].g, 0, (size_t)t->tensors[i].n * sizeof(float));
     for (int i = 0; i < t->n_groups; i++) {
@@ -346,6 +412,7 @@ int trainer_n_tensors(const struct trainer *t) {
 
 struct train_tensor *trainer_tensor(struct trainer *t, int i) {
     CHECK(i >= 0 && i < t->n_tensors);
+    vocab_grads_join(t);
     t->derived_stale = true; // the caller may write to it
     return &t->tensors[i];
 }
@@ -432,7 +499,10 @@ static void embed_items(void *ctx, int64_t begin, int64_t end, int thread) {
     float *pos = xmalloc((size_t)d * sizeof *pos);
     for (int64_t i = begin; i < end; i++) {
         float *x = t->acts[0].x + i * d;
-        matrix_get_row(&t->model->embed, t->tokens_in[i], x);
+        if (t->vocab)
+            vocab_embed_row(t, i, x);
+        else
+            matrix_get_row(&t->model->embed, t->tokens_in[i], x);
         if (arch->scaled_embedding) t->k->scale(x, sqrtf((float)d), d);
         if (!arch->learned_pos) continue;
         matrix_get_row(&t->model->pos_embed, t->pos[i], pos);
@@ -478,6 +548,7 @@ static int layers_backward(struct trainer *t, struct error *err) {
                 l);
     }
     if (t->full) pool_run(t->pool, embed_backward_items, t, t->c.d_model, 16);
+    if (t->embed_trained) vocab_embed_backward(t);
     return OK;
 }
 
@@ -522,6 +593,10 @@ static void nll_add(struct trainer *t) {
 static int choices_alloc(struct trainer *t, const struct loss_fn *loss, struct error *err) {
     t->choices = loss ? loss->choices : NULL;
     if (!t->choices) return OK;
+    if (t->vocab)
+        return error_set(err, ERR_MISMATCH,
+                         "a loss over choices is for adapters without changes of embedding or "
+                         "head");
     t->n_choices = loss->n_choices;
     for (int32_t i = 0; i < t->n_choices; i++)
         CHECK(t->choices[i] >= 0 && t->choices[i] < t->c.vocab_size);

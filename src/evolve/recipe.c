@@ -139,6 +139,8 @@ static int check_search(const struct evolve_options *o, struct error *err) {
 static int check_sections(const struct evolve_recipe *o, struct error *err) {
     int rc = check_search(&o->evolve, err);
     if (rc == OK) rc = population_check_options(&o->evolve, &o->fitness, err);
+    if (rc == OK) rc = train_options_require_plain(&o->train, "evolution", err);
+    if (rc == OK) rc = train_options_require_plain(&o->finetune, "evolution", err);
     if (rc == OK && strcmp(o->evolve.search, "es") == 0)
         rc = es_options_check(&o->es, &o->finetune, err);
     if (rc == OK && o->fitness.race) {

@@ -276,7 +276,7 @@ static int make_start_adapter(const struct evolve_run *r, const struct train_opt
     struct adapter_config c;
     int rc = train_adapter_config(o, &r->model->config, &c, err);
     if (rc == OK) *start = adapter_new(&r->model->config, &c, (uint64_t)o->seed);
-    free((void *)(uintptr_t)c.modules);
+    adapter_config_release(&c);
     return rc;
 }
 

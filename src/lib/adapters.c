@@ -31,7 +31,7 @@ struct shoal_adapter *shoal_adapter_new(struct shoal *s, const char *const *opti
     if (rc == OK) rc = call_options_parse(train_option_rows, &o, options, &inner);
     if (rc == OK) rc = train_adapter_config(&o, &s->model->config, &c, &inner);
     if (rc == OK) a = adapter_new_for_model(s->model, &c, (uint64_t)o.seed, &inner);
-    free((void *)(uintptr_t)c.modules);
+    adapter_config_release(&c);
     options_release(train_option_rows, &o);
     return adapter_result(a, &inner, err);
 }

@@ -30,7 +30,7 @@
 #include <string.h>
 
 enum {
-    RANK_CHUNK = 64,   /* higher ranks are added in rounds of this size */
+    RANK_CHUNK = VOCAB_RANK_CHUNK, /* higher ranks are added in rounds of this size */
     LORA_UP_ROWS = 32, /* rows per block of lora_up_run, whose epilogue runs after each block */
     LORA_UP_TILE_ROWS = 128, /* rows per block in tiles, where B is packed once per block */
     OUTPUT_ALIGN = 32, /* shares begin at multiples of it: two panels of weights, whole cache lines
@@ -886,32 +886,6 @@ static struct row_inputs norm_inputs(const struct forward *f, const struct matri
     return inputs_with_tiles(f, w, n, f->h, &tiles);
 }
 
-/* The adapter's row for token `id`, or NULL for the base's row. */
-static const float *vocab_override_row(const struct vocab_override *t, int32_t id, int64_t d) {
-    int32_t lo = 0, hi = t->n;
-    while (lo < hi) {
-        int32_t mid = (lo + hi) / 2;
-        if (t->ids[mid] < id)
-            lo = mid + 1;
-        else
-            hi = mid;
-    }
-    if (lo < t->n && t->ids[lo] == id) return t->rows + lo * d;
-    return t->full ? t->full + id * d : NULL;
-}
-
-/* x += B (scale · A[:, token]), in rounds of RANK_CHUNK ranks. */
-static void embed_lora(const struct forward *f, const struct lora *lo, int32_t token, float *x) {
-    float t[RANK_CHUNK];
-    int64_t vocab = f->m->config.vocab_size;
-    for (int64_t r0 = 0; r0 < lo->r; r0 += RANK_CHUNK) {
-        int64_t r = MIN(lo->r - r0, RANK_CHUNK);
-        for (int64_t k = 0; k < r; k++) t[k] = lo->scale * lo->a[(r0 + k) * vocab + token];
-        for (int64_t n = 0; n < f->m->config.d_model; n++)
-            x[n] += f->kern->dot(t, lo->b + n * lo->r + r0, r);
-    }
-}
-
 static void embed_rows(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct forward *f = ctx;
     const struct arch *arch = f->m->config.arch;
@@ -927,60 +901,12 @@ static void embed_rows(void *ctx, int64_t begin, int64_t end, int thread) {
             memcpy(x, row, (size_t)d * sizeof *row);
         else
             matrix_get_row(&f->m->embed, token, x);
-        if (override) embed_lora(f, &override->lora, token, x);
+        if (override) embed_lora_add(&f->m->config, &override->lora, token, x);
         if (arch->scaled_embedding) f->kern->scale(x, sqrtf((float)d), d);
         if (!arch->learned_pos) continue;
         matrix_get_row(&f->m->pos_embed, f->rows[i].pos, pos);
         f->kern->axpy(x, 1.0f, pos, d);
     }
-}
-
-/* Outputs of one segment, whose adapter changes the head. */
-struct head_job {
-    const struct forward *f;
-    const struct vocab_override *t;
-    const float *hidden; /* [rows, D] */
-    float *logits;       /* [rows, V] */
-};
-
-/* Recomputes the logits of the head's rows that the adapter replaces. */
-static void head_replace_rows(void *ctx, int64_t begin, int64_t end, int thread) {
-    const struct head_job *j = ctx;
-    int64_t d = j->f->m->config.d_model, vocab = j->f->m->config.vocab_size;
-    (void)thread;
-    for (int64_t i = begin; i < end; i++)
-        for (int32_t k = 0; k < j->t->n; k++)
-            j->logits[i * vocab + j->t->ids[k]] =
-                j->f->kern->dot(j->hidden + i * d, j->t->rows + k * d, d);
-}
-
-static void head_scale(void *ctx, int64_t begin, int64_t end, int thread) {
-    const struct head_job *j = ctx;
-    int64_t vocab = j->f->m->config.vocab_size;
-    (void)thread;
-    for (int64_t i = begin; i < end; i++)
-        for (int64_t n = 0; n < vocab; n++) j->logits[i * vocab + n] *= j->t->lora.dora_scale[n];
-}
-
-/* Changes the logits of outputs [begin, begin + rows): whole head, replaced rows, low-rank update,
- * DoRA's multipliers. */
-static void head_override_apply(struct forward *f, const struct vocab_override *t, int64_t begin,
-                                int64_t rows, float *logits) {
-    int64_t d = f->m->config.d_model, vocab = f->m->config.vocab_size;
-    const struct lora *lo = &t->lora;
-    struct head_job j = {f, t, f->hidden + begin * d, logits + begin * vocab};
-    if (t->full) gemm(j.logits, vocab, j.hidden, d, rows, t->full, d, d, vocab, false, f->o.pool);
-    pool_run(pool_for(f, rows * t->n * d), head_replace_rows, &j, rows, 1);
-    for (int64_t r0 = 0; r0 < lo->r; r0 += RANK_CHUNK) {
-        int64_t r = MIN(lo->r - r0, RANK_CHUNK);
-        gemm(f->lora_hidden, RANK_CHUNK, j.hidden, d, rows, lo->a + r0 * d, d, d, r, false,
-             f->o.pool);
-        for (int64_t i = 0; i < rows; i++)
-            f->kern->scale(f->lora_hidden + i * RANK_CHUNK, lo->scale, r);
-        gemm(j.logits, vocab, f->lora_hidden, RANK_CHUNK, rows, lo->b + r0, lo->r, r, vocab, true,
-             f->o.pool);
-    }
-    if (lo->dora_scale) pool_run(pool_for(f, rows * vocab), head_scale, &j, rows, 1);
 }
 
 /* False when every output's adapter replaces the whole head. */
@@ -995,10 +921,14 @@ static bool is_base_head_needed(const struct forward *f, const int32_t *out_rows
 /* Consecutive outputs of one segment are one product. */
 static void head_overrides_run(struct forward *f, const int32_t *out_rows, int32_t n_out,
                                float *logits) {
+    const struct model_config *c = &f->m->config;
     for (int32_t begin = 0, end; begin < n_out; begin = end) {
         const struct lora_segment *g = segment_of(f, out_rows[begin]);
         for (end = begin + 1; end < n_out && segment_of(f, out_rows[end]) == g;) end++;
-        if (g && g->vocab) head_override_apply(f, &g->vocab->head, begin, end - begin, logits);
+        if (g && g->vocab)
+            head_override_apply(c, &g->vocab->head, f->hidden + (int64_t)begin * c->d_model,
+                                end - begin, f->lora_hidden,
+                                logits + (int64_t)begin * c->vocab_size, f->o.pool);
     }
 }
 

@@ -251,6 +251,20 @@ struct vocab_override {
 struct vocab_overrides {
     struct vocab_override embed, head;
 };
+/* The index in t->ids of a token whose row is replaced, else -1. */
+int32_t vocab_override_index(const struct vocab_override *t, int32_t id);
+/* The override's row [D] for a token, or NULL for the base's row. The low-rank update is not
+ * included. */
+const float *vocab_override_row(const struct vocab_override *t, int32_t id, int64_t d);
+/* x [D] += the embedding's low-rank update of a token. */
+void embed_lora_add(const struct model_config *c, const struct lora *lo, int32_t id, float *x);
+/* Changes logits [rows][V] of the base's head: whole table, replaced rows, low-rank update, DoRA's
+ * multipliers. hidden [rows][D] are the head's inputs. low [rows][VOCAB_RANK_CHUNK] is scratch. If
+ * the whole table is replaced, the base's logits are not read. */
+#define VOCAB_RANK_CHUNK 64
+void head_override_apply(const struct model_config *c, const struct vocab_override *t,
+                         const float *hidden, int64_t rows, float *low, float *logits,
+                         struct pool *pool);
 /* A low-rank update in the layout of the forward pass: B is transposed, and both factors are f32,
  * bf16, f16 or int8. In int8 each row of A and of Bᵀ has its own scale, and R is even: an odd rank
  * is padded with zeros. The arrays of a module are contiguous. Immutable. */

@@ -179,12 +179,15 @@ static char *run_id_make(const char *out, const json_t *recipe) {
     return xasprintf("train-%s%s%.8s", slug, *slug ? "-" : "", hash);
 }
 
-/* All options that determine the training, including those of the method. Those that follow from
- * the data count with the former defaults, so that runs of version 0.1 keep their names. */
+/* All options that determine the training, including those of the method. Runs of version 0.1 keep
+ * their names: options that follow from the data count with the former defaults, and the lists that
+ * were added since count only if they are used. */
 static json_t *method_options_json(const struct train_request *q) {
     struct train_options named = *q->train;
     train_options_fix(&named);
     json_t *all = options_json(train_option_rows, &named), *method_options;
+    if (named.modules_to_save.n == 0) json_object_del(all, "modules-to-save");
+    if (named.trainable_token_indices.n == 0) json_object_del(all, "trainable-token-indices");
     if (q->method == METHOD_SFT) return all;
     method_options = q->method == METHOD_ES ? options_json(es_option_rows, q->es)
                                             : options_json(rl_option_rows, q->policy);

@@ -76,7 +76,7 @@ static int initial_adapters_make(struct train_loop *c, struct error *err) {
         free(key);
         if (!c->initial_adapters[j]) rc = err->code;
     }
-    free((void *)(uintptr_t)a.modules);
+    adapter_config_release(&a);
     return rc;
 }
 

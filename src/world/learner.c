@@ -674,8 +674,10 @@ static int snapshots_init(struct learner *l, struct error *err) {
 struct learner *learner_new(const struct learner_options *o, const struct learner_config *config,
                             struct error *err) {
     bool es = strcmp(o->learn, "es") == 0;
-    for (int i = 0; es && i < config->n_policies; i++)
-        if (adapter_require_plain(config->adapters[i], "learning by es", err) != OK) return NULL;
+    for (int i = 0; i < config->n_policies; i++)
+        if ((es || adapter_config_has_vocab(&config->adapters[i]->config)) &&
+            adapter_require_plain(config->adapters[i], es ? "learning by es" : "learning", err))
+            return NULL;
     int group = o->update_group_size ? (int)MIN(o->update_group_size, config->n_policies)
                                      : config->n_policies;
     struct trainer *t = trainer_make(o, config, group, err);

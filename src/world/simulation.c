@@ -553,13 +553,13 @@ const struct policy_record *simulation_policy(const struct simulation *s, int ra
 static struct adapter *founder_new(const struct simulation *s, int i, struct error *err) {
     struct adapter_config c;
     if (train_adapter_config(&s->o->learn.train, &s->m->config, &c, err) != OK) {
-        free((void *)(uintptr_t)c.modules);
+        adapter_config_release(&c);
         return NULL;
     }
     struct rng r = rng_make((uint64_t)s->o->seed, RNG_INIT, (uint32_t)i, 1);
     uint64_t seed = rng_u64(&r);
     struct adapter *a = adapter_new_for_model(s->m, &c, seed, err), *b = NULL;
-    free((void *)(uintptr_t)c.modules);
+    adapter_config_release(&c);
     if (!a || s->o->init_noise <= 0) return a;
     b = adapter_mutate(a, 1, (float)s->o->init_noise, true, rng_u64(&r));
     json_object_del(b->lineage, "parents"); // `a`, which is not saved

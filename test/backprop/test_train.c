@@ -29,6 +29,9 @@ struct ref {
     struct model_config c;
     double *embed, *head, *final_norm, scale;
     struct ref_layer layers[MAX_LAYERS];
+    /* low-rank parts of embedding [vocab_r][V], [D][vocab_r] and head, or NULL */
+    double *embed_a, *embed_b, *head_a, *head_b;
+    int vocab_r;
 };
 
 static double *widen(const float *x, int64_t n) {
@@ -151,8 +154,23 @@ static double ref_nll(const struct ref *r, const double *x, int token) {
     double xn[128], logits[512], sum = 0;
     ref_norm(xn, x, r->final_norm, r->c.d_model, (double)r->c.rms_norm_eps);
     ref_product(logits, r->head, xn, r->c.vocab_size, r->c.d_model);
+    if (r->head_a) {
+        double h[64], add[512];
+        ref_product(h, r->head_a, xn, r->vocab_r, r->c.d_model);
+        ref_product(add, r->head_b, h, r->c.vocab_size, r->vocab_r);
+        for (int i = 0; i < r->c.vocab_size; i++) logits[i] += r->scale * add[i];
+    }
     for (int i = 0; i < r->c.vocab_size; i++) sum += exp(logits[i]);
     return log(sum) - logits[token];
+}
+
+static void ref_embed(const struct ref *r, int token, double *x) {
+    int d = r->c.d_model;
+    memcpy(x, r->embed + token * d, (size_t)d * sizeof *x);
+    for (int i = 0; r->embed_a && i < d; i++)
+        for (int k = 0; k < r->vocab_r; k++)
+            x[i] +=
+                r->scale * r->embed_b[i * r->vocab_r + k] * r->embed_a[k * r->c.vocab_size + token];
 }
 
 /* Summed over the samples of that adapter (-1: all). */
@@ -163,8 +181,7 @@ static double ref_loss(const struct ref *r, const struct train_sample *samples, 
     for (int s = 0; s < n; s++) {
         if (adapter >= 0 && samples[s].adapter != adapter) continue;
         for (int i = 0; i + 1 < samples[s].n; i++) {
-            memcpy(x, r->embed + samples[s].tokens[i] * r->c.d_model,
-                   (size_t)r->c.d_model * sizeof *x);
+            ref_embed(r, samples[s].tokens[i], x);
             for (int l = 0; l < r->c.n_layers; l++) ref_layer_run(r, &cache, l, i, x);
             if (samples[s].mask[i + 1]) nll += ref_nll(r, x, samples[s].tokens[i + 1]);
         }
@@ -915,6 +932,234 @@ static void test_training_equals_serving(void **state) {
     pool_free(pool);
 }
 
+/* How an adapter changes embedding and head: lists for adapter_config_targets_parse,
+ * adapter_modules_to_save_parse and adapter_token_indices_parse. */
+static const struct vocab_case {
+    const char *targets, *tables, *ids;
+    bool tied;
+} vocab_cases[] = {
+    {"q_proj", "embed_tokens,lm_head", "", false},
+    {"q_proj", "embed_tokens,lm_head", "", true},
+    {"q_proj", "lm_head", "3-40", false},
+    {"q_proj", "", "3-40,lm_head=20-50", false},
+    {"q_proj", "", "3-40", true},
+    {"q_proj,lm_head,embed_tokens", "", "", false},
+    {"embed_tokens,lm_head", "", "", true},
+    {"v_proj,embed_tokens", "lm_head", "", true},
+};
+
+static struct adapter *vocab_adapter(const struct model *m, const struct vocab_case *v) {
+    struct adapter_config a = {.r = 3, .alpha = 6};
+    assert_int_equal(adapter_config_targets_parse(v->targets, &m->config, &a, &err), OK);
+    assert_int_equal(adapter_modules_to_save_parse(v->tables, &m->config, &a, &err), OK);
+    assert_int_equal(adapter_token_indices_parse(v->ids, &m->config, &a, &err), OK);
+    assert_int_equal(adapter_config_check(&m->config, &a, &err), OK);
+    struct adapter *ad = adapter_new_for_model(m, &a, 4, &err);
+    assert_non_null(ad);
+    adapter_config_release(&a);
+    return ad;
+}
+
+/* The reference's array of a tensor of embedding or head, filled from the tensor. Rows begin with
+ * token 3, of an untied head with 20. */
+static double *ref_vocab_tensor(struct ref *r, const struct train_tensor *x) {
+    bool head = strstr(x->name, "lm_head") != NULL;
+    double **table = head ? &r->head : &r->embed, *w = widen(x->w, x->n);
+    r->vocab_r = 3;
+    if (strstr(x->name, "lora_A")) return *(head ? &r->head_a : &r->embed_a) = w;
+    if (strstr(x->name, "lora_B")) return *(head ? &r->head_b : &r->embed_b) = w;
+    int64_t first = x->n == (int64_t)r->c.vocab_size * r->c.d_model ? 0 : head ? 20 : 3;
+    if (first == 0 && r->c.tied) { // no longer tied
+        size_t size = (size_t)x->n * sizeof *w;
+        *table = memcpy(xmalloc(size), *table, size);
+    }
+    memcpy(*table + first * r->c.d_model, w, (size_t)x->n * sizeof *w);
+    free(w);
+    return *table + first * r->c.d_model;
+}
+
+/* Adapter 0 changes embedding or head, adapter 1 does not. */
+static void check_vocab_gradients(const char *name, const struct vocab_case *v, struct pool *pool) {
+    struct model_config c = shape(name, true);
+    c.tied = v->tied;
+    struct model *m = model_make(&c, pool);
+    struct train_options o = options();
+    struct adapter *ad[2] = {vocab_adapter(m, v), adapter_make(&c, 3, "q_proj,down_proj", 2)};
+    struct trainer *t = trainer_new_lora(m, ad, 2, &o, pool, &err);
+    struct train_sample *s = samples_make(6, c.vocab_size, 2, 21);
+    double *arrays[16], nll, expected;
+    int64_t targets, checked = 0;
+    struct ref r;
+    assert_non_null(t);
+    adapters_randomize(t);
+    ref_init(&r, m);
+    r.scale = 2;
+    for (int i = 0; i < trainer_n_tensors(t); i++) {
+        const struct train_tensor *x = trainer_tensor(t, i);
+        int owner, p;
+        if (x->name[0] != '0') continue;
+        if (!strstr(x->name, "layers")) {
+            arrays[i] = ref_vocab_tensor(&r, x);
+            continue;
+        }
+        double **slot = ref_lora_tensor(&r, x->name, &owner, &p);
+        r.layers[strtol(x->name + strlen("0.layers."), NULL, 10)].r[p] = 3;
+        arrays[i] = *slot = widen(x->w, x->n);
+    }
+    expected = ref_loss(&r, s, 6, 0);
+    struct train_sample first[3] = {s[0], s[2], s[4]};
+    assert_int_equal(trainer_eval_loss(t, first, 3, &nll, &targets, &err), OK);
+    assert_true(fabs(nll - expected) < 1e-4 * expected);
+    assert_int_equal(trainer_accumulate(t, s, 6, &err), OK);
+    for (int i = 0; i < trainer_n_tensors(t) && trainer_tensor(t, i)->name[0] == '0'; i++)
+        checked += tensor_check(&r, arrays[i], trainer_tensor(t, i), 1, s, 6, 0);
+    print_message("%s, %s %s %s: %lld elements\n", name, v->targets, v->tables, v->ids,
+                  (long long)checked);
+    free(r.embed_a), free(r.embed_b), free(r.head_a), free(r.head_b);
+    ref_release(&r);
+    samples_free(s, 6);
+    trainer_free(t);
+    adapter_release(ad[0]);
+    adapter_release(ad[1]);
+    model_close(m);
+    options_release(train_option_rows, &o);
+}
+
+static void test_vocab_gradients(void **state) {
+    (void)state;
+    struct pool *pool = pool_new(2);
+    for (size_t i = 0; i < ARRAY_LEN(vocab_cases); i++)
+        check_vocab_gradients(i % 2 ? "tiny-qwen3" : "tiny-llama", &vocab_cases[i], pool);
+    pool_free(pool);
+}
+
+/* The gradient of the trainer's last tensor whose name has `word` and has n elements. */
+static const float *grad_named(struct trainer *t, const char *word, int64_t n) {
+    const float *g = NULL;
+    for (int i = 0; i < trainer_n_tensors(t); i++)
+        if (strstr(trainer_tensor(t, i)->name, word) && trainer_tensor(t, i)->n == n)
+            g = trainer_tensor(t, i)->g;
+    assert_non_null(g);
+    return g;
+}
+
+static double distance(const float *x, const float *y, int64_t n) {
+    double apart = 0, square = 0;
+    for (int64_t i = 0; i < n; i++) {
+        apart += ((double)x[i] - (double)y[i]) * ((double)x[i] - (double)y[i]);
+        square += (double)x[i] * (double)x[i];
+    }
+    assert_true(square > 0);
+    return sqrt(apart / square);
+}
+
+/* A new adapter's tables have the gradients of these tables in training of all weights. */
+static void test_vocab_equals_full(void **state) {
+    (void)state;
+    struct train_options o = options();
+    for (size_t i = 0; i < ARRAY_LEN(all_shapes); i++) {
+        struct model_config c = shape(all_shapes[i], false);
+        c.tied = false;
+        struct model *m = model_make(&c, NULL);
+        struct adapter *ad = vocab_adapter(m, &vocab_cases[0]);
+        struct trainer *t = trainer_new_lora(m, &ad, 1, &o, NULL, &err),
+                       *full = trainer_new_full(m, &o, NULL, &err);
+        struct train_sample *s = samples_make(4, 300, 1, 21);
+        int64_t n = (int64_t)c.vocab_size * c.d_model;
+        assert_int_equal(trainer_accumulate(t, s, 4, &err), OK);
+        assert_int_equal(trainer_accumulate(full, s, 4, &err), OK);
+        const char *embed = strrchr(c.arch->hf_embed, '.') + 1;
+        assert_true(distance(grad_named(full, embed, n), grad_named(t, "embed_tokens", n), n) <
+                    1e-5);
+        assert_true(distance(grad_named(full, "lm_head", n), grad_named(t, "lm_head", n), n) <
+                    1e-5);
+        samples_free(s, 4);
+        trainer_free(t);
+        trainer_free(full);
+        adapter_release(ad);
+        model_close(m);
+    }
+    options_release(train_option_rows, &o);
+}
+
+/* Adapter 0 of three, after training together, is bitwise equal to adapter 0 trained alone, on
+ * another number of threads, one sample per call, saved and loaded in between. */
+static void check_vocab_bits(const struct vocab_case *v, enum numeric_class cls) {
+    struct model_config c = shape("tiny-llama", false);
+    c.tied = v->tied;
+    struct pool *pool = pool_new(3);
+    struct model *m = model_new_quantized(&c, 1, TENSOR_Q8_0, cls);
+    struct train_options o = options();
+    char *path = temporary("vocab");
+    struct adapter *ad[3] = {vocab_adapter(m, v), adapter_make(&c, 2, "all-linear", 5),
+                             vocab_adapter(m, &vocab_cases[v->tied ? 4 : 3])};
+    struct trainer *all = trainer_new_lora(m, ad, 3, &o, pool, &err), *one;
+    train_some(all, 0, 3, 3);
+    for (int i = 0; i < 2; i++) {
+        one = trainer_new_lora(m, &ad[i], 1, &o, i ? pool : NULL, &err);
+        train_one_adapter(one, i, 3, true);
+        struct adapter *a = trainer_export_adapter(all, i, NULL),
+                       *b = trainer_export_adapter(one, 0, NULL);
+        assert_string_equal(a->hash, b->hash);
+        assert_string_not_equal(a->hash, ad[i]->hash);
+        adapter_release(a);
+        adapter_release(b);
+        trainer_free(one);
+    }
+    char hash[2][HASH_LEN];
+    assert_int_equal(trainer_save(all, path, NULL, &err), OK);
+    train_some(all, 3, 1, 3);
+    params_hash(all, hash[0]);
+    trainer_free(all);
+    all = trainer_new_lora(m, ad, 3, &o, NULL, &err);
+    assert_int_equal(trainer_load(all, path, NULL, &err), OK);
+    train_some(all, 3, 1, 3);
+    params_hash(all, hash[1]);
+    assert_string_equal(hash[0], hash[1]);
+    trainer_free(all);
+    for (int i = 0; i < 3; i++) adapter_release(ad[i]);
+    model_close(m);
+    pool_free(pool);
+    unlink(path);
+    free(path);
+    options_release(train_option_rows, &o);
+}
+
+static void test_vocab_bits(void **state) {
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(vocab_cases); i++)
+        check_vocab_bits(&vocab_cases[i], i % 3 == 1 ? NUMERIC_FAST : NUMERIC_EXACT);
+}
+
+/* A new adapter does not change the model; a trained one is served with the bits of training. */
+static void test_vocab_served(void **state) {
+    (void)state;
+    struct train_options o = options();
+    for (size_t i = 0; i < ARRAY_LEN(vocab_cases); i++) {
+        struct model_config c = shape(all_shapes[i % ARRAY_LEN(all_shapes)], false);
+        c.tied = vocab_cases[i].tied;
+        struct pair p = {.m = model_new_quantized(&c, 1, TENSOR_F32, NUMERIC_EXACT)};
+        struct adapter *fresh = vocab_adapter(p.m, &vocab_cases[i]);
+        struct trainer *t = trainer_new_lora(p.m, &fresh, 1, &o, NULL, &err);
+        struct train_sample s = sample_make(1, 40, p.m->config.vocab_size, 0);
+        double nll, base = served_nll(&p, &s);
+        int32_t targets;
+        assert_int_equal(trainer_sample_nll(t, &s, 1, &nll, &targets, &err), OK);
+        assert_true(fabs(nll - base) < 1e-4);
+        train_some(t, 0, 2, 1);
+        p.ad = trainer_export_adapter(t, 0, NULL);
+        assert_int_equal(adapter_bind(p.ad, p.m, &err), OK);
+        assert_int_equal(trainer_sample_nll(t, &s, 1, &nll, &targets, &err), OK);
+        assert_true(nll == served_nll(&p, &s));
+        assert_true(fabs(nll - base) > 1e-3);
+        adapter_release(fresh);
+        train_sample_release(&s);
+        trainer_free(t);
+        pair_release(&p);
+    }
+    options_release(train_option_rows, &o);
+}
+
 static void trained_hash(const struct pair *p, const struct train_options *o, struct pool *pool,
                          char out[HASH_LEN]) {
     struct trainer *t = trainer_new_lora(p->m, &p->ad, 1, o, pool, &err);
@@ -1246,6 +1491,10 @@ int main(void) {
         cmocka_unit_test(test_clipping),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_training_equals_serving),
+        cmocka_unit_test(test_vocab_gradients),
+        cmocka_unit_test(test_vocab_equals_full),
+        cmocka_unit_test(test_vocab_bits),
+        cmocka_unit_test(test_vocab_served),
         cmocka_unit_test(test_golden_hashes),
         cmocka_unit_test(test_fast_class),
         cmocka_unit_test(test_full_fast_class),

@@ -1,4 +1,5 @@
-/* cmd_lineage: `shoal lineage RUN`: the family tree of a run, even of a run in progress. */
+/* cmd_lineage: `shoal lineage RUN`: the family tree of a run of 'shoal evolve' or 'shoal world',
+ * even of a run in progress. */
 #define _GNU_SOURCE
 #include "cli/cli.h"
 #include "evolve/evolve.h"
@@ -17,18 +18,35 @@ static const struct option_row rows[] = {
     {0},
 };
 
+/* The file with the generations of the run in `dir`: of 'shoal evolve', else of 'shoal world'. */
+static char *generations_path(const char *dir) {
+    char *path = path_join(dir, "evolution.jsonl");
+    if (path_exists(path)) return path;
+    free(path);
+    return path_join(dir, "lineage.jsonl");
+}
+
 static json_t *run_generations(const char *runs, const char *id, struct error *err) {
-    char *dir = path_join(runs, id), *path = path_join(dir, "evolution.jsonl");
+    char *dir = path_join(runs, id), *path = generations_path(dir),
+         *state = path_join(dir, "state.json");
     json_t *generations = NULL;
     if (strchr(id, '/') || *id == '.' || !path_is_dir(dir))
         error_set(err, ERR_MISSING, "no run '%s' in '%s'", id, runs);
-    else if (!path_exists(path))
-        error_set(err, ERR_STATE, "run '%s' has evaluated no generation yet: there is no '%s'", id,
-                  path);
-    else
+    else if (path_exists(path))
         generations = lineage_load(path, err);
+    else if (path_exists(state))
+        error_set(
+            err, ERR_STATE,
+            "run '%s' was begun by a version that did not record its generations: begin a new "
+            "run, for example with another --seed",
+            id);
+    else
+        error_set(err, ERR_STATE,
+                  "run '%s' has evaluated no generation yet: there is no '%s/evolution.jsonl'", id,
+                  dir);
     free(dir);
     free(path);
+    free(state);
     return generations;
 }
 
@@ -69,10 +87,12 @@ const struct cli_command cmd_lineage = {
     .summary = "print the family tree of a run: parents and operator of each candidate",
     .about = "Prints the candidates of runs/RUN by generation, or NAME and its ancestors: first\n"
              "measured fitness, hash, operator and parents, and each founder's share of the\n"
-             "ancestry. It also works while the run is active.\n"
+             "ancestry. Candidates of 'shoal world' are its policies, with the share of their\n"
+             "agents that were alive at the end. It also works while the run is active.\n"
              "\n"
              "  shoal lineage 20260801-093000-s1 g3c2\n"
-             "  shoal lineage 20260801-093000-s1 --dot | dot -Tsvg -o tree.svg",
+             "  shoal lineage 20260801-093000-s1 --dot | dot -Tsvg -o tree.svg\n"
+             "  shoal lineage world-1a2b3c4d",
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 1,

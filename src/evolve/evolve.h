@@ -378,7 +378,7 @@ struct adapter *operator_weighted_sum(const struct operands *x, const double *co
 
 /*
  * lineage: the family tree of a run, from the records of its generations (an array of the lines of
- * evolution.jsonl, also result.json's "generations").
+ * evolution.jsonl, also result.json's "generations", or of the lineage.jsonl of a world's run).
  *
  * A candidate is one node, from the first generation that has its name to the last one: an elite
  * stays the same node. Parents come before children. A node without parents is a founder. Records
@@ -413,7 +413,7 @@ void lineage_ancestors(const struct lineage *l, int node, bool *in);
  * with the share that passes through it. */
 void lineage_propagate(const struct lineage *l, double *flow);
 
-/* Reads evolution.jsonl as an array of its records, which lineage_add must accept; errors name the
+/* Reads evolution.jsonl or lineage.jsonl as an array of its records, which lineage_add must accept; errors name the
  * line. An unfinished last line is left out. ERR_STATE if there is no generation yet. */
 json_t *lineage_load(const char *path, struct error *err);
 /* The node `name` with its ancestors, or all nodes (NULL), as JSON: {of, generations, nodes, edges,

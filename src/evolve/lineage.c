@@ -269,7 +269,8 @@ static json_t *founders_json(const struct lineage_view *w) {
 /* Appends "founder", or for example "slerp of a 60 % and b 40 %, step 0.3". */
 static void add_origin(struct buf *b, const struct lineage *l, const struct lineage_node *v) {
     double step = json_number_or_nan(v->birth_record, "step");
-    const char *operator_name = operator_label(v->birth_record, "operator");
+    const char *operator_name = operator_label(v->birth_record, "operator"),
+               *mutation = operator_label(v->birth_record, "mutation");
     const json_t *weights = json_object_get(v->birth_record, "weights"), *weight;
     size_t i;
     buf_add_one_line(b, *operator_name ? operator_name : is_founder(v) ? "founder" : "child");
@@ -279,6 +280,10 @@ static void add_origin(struct buf *b, const struct lineage *l, const struct line
         if (v->parent[1] >= 0) buf_printf(b, " %.0f %%", 100 * v->parent_share[k]);
     }
     if (isfinite(step)) buf_printf(b, ", step %.3g", step);
+    if (*mutation) {
+        buf_puts(b, ", mutation ");
+        buf_add_one_line(b, mutation);
+    }
     json_array_foreach (weights, i, weight)
         buf_printf(b, "%s%.3g", i ? " " : ", weights ", json_number_value(weight));
 }
@@ -314,6 +319,8 @@ static void rows_print(const struct tree_rows *r, FILE *f) {
         struct stats_interval x = json_interval(v->record, "fitness");
         fprintf(f, "%-*s  %8.4f", utf8_field_width(v->label, width), v->label, x.value);
         if (isfinite(x.lo) && isfinite(x.hi)) fprintf(f, " (%.4f – %.4f)", x.lo, x.hi);
+        if (json_object_get(v->record, "alive"))
+            fprintf(f, "  %3.0f %% alive", 100 * json_get_number(v->record, "alive"));
         fprintf(f, "  %.8s  %s\n", json_get_string(v->record, "hash"), v->origin);
     }
 }
@@ -418,8 +425,8 @@ int lineage_print(const json_t *generations, const char *name, FILE *f, struct e
 }
 
 static json_t *node_json(const struct lineage_node *v) {
-    static const char *const keys[] = {"hash",  "role",    "operator", "step",
-                                       "blend", "weights", "fitness"};
+    static const char *const keys[] = {"hash",  "role",    "operator", "mutation", "step",
+                                       "blend", "weights", "fitness",  "alive"};
     json_t *out = json_pack("{s:s,s:i,s:i}", "name", v->name, "generation", v->generation, "last",
                             v->last_generation);
     for (size_t i = 0; i < ARRAY_LEN(keys); i++) {

@@ -4,6 +4,8 @@
 
 #include "world/world.h"
 
+#include <stdio.h>
+
 /* Statistics of a policy's actions and rewards over an interval of ticks; policy_health is computed
  * from them. */
 struct rollout_stats {
@@ -68,6 +70,14 @@ int learner_es_tick(struct learner_es *e, int tick, bool *updated);
 void learner_es_reset(struct learner_es *e, int policy);
 
 void policy_records_release(struct policy_record *m, int n); /* also zeroes them */
+
+/* run_lineage.c. Opens RUN/lineage.jsonl in the folder of a run, whose state was loaded before.
+ * is_grid: agents can die. The caller closes *out, also after an error; it is NULL if an earlier
+ * version began the run, without a record of its generations. */
+int run_lineage_open(const struct simulation *s, const char *dir, bool is_grid, FILE **out,
+                     struct error *err);
+/* Appends the last generation. */
+int run_lineage_append(const struct simulation *s, bool is_grid, FILE *f, struct error *err);
 
 /* policy_files.c */
 struct initial_adapters {

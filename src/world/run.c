@@ -46,6 +46,7 @@ struct run {
     struct simulation *simulation;
     char *dir, *id;
     struct store *store;
+    FILE *lineage;                       /* lineage.jsonl; NULL: not recorded from the beginning */
     int lock_fd;                         /* lock file of the folder; -1: not locked */
     struct episode_stats *heldout_stats; /* [eval_maps] */
     /* curve: one row per evaluation; the first one is before generation 1 */
@@ -380,6 +381,8 @@ static int generation_save(struct run *r, struct error *err) {
     json_t *extra = json_pack("{s:O,s:O}", "identity", r->identity, "curve", r->curve);
     const json_t *row = json_array_get(r->curve, json_array_size(r->curve) - 1);
     int rc = simulation_save(r->simulation, r->dir, extra, err);
+    if (rc == OK && r->lineage && simulation_generations(r->simulation) > 0)
+        rc = run_lineage_append(r->simulation, !r->q->external, r->lineage, err);
     if (rc == OK)
         rc = store_metric_put(r->store, r->id, simulation_generations(r->simulation), row, err);
     if (rc == OK) rc = curve_write(r, err);
@@ -547,6 +550,7 @@ static int run_open(struct run *r, const struct initial_adapters *initial, struc
 static void run_release(struct run *r) {
     simulation_free(r->simulation);
     store_close(r->store);
+    if (r->lineage) fclose(r->lineage);
     if (r->dir) dir_unlock(r->lock_fd, r->dir);
     json_decref(r->identity);
     json_decref(r->curve);
@@ -593,6 +597,7 @@ static int run_execute(struct run *r, const struct initial_adapters *initial, st
     struct error ignored;
     int rc = run_open(r, initial, err);
     if (rc == OK) rc = state_resume(r, err);
+    if (rc == OK) rc = run_lineage_open(r->simulation, r->dir, !r->q->external, &r->lineage, err);
     if (rc == OK) {
         log_info("run %s in %s; if interrupted, the same command continues it", r->id, r->dir);
         rc = baselines_evaluate(r, err);

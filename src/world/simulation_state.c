@@ -91,11 +91,27 @@ json_t *policy_record_json(const struct policy_record *m) {
 
 /* saving */
 
-/* The policy's adapter in f32, with base and fitness in its lineage. */
-static struct adapter *policy_adapter_with_fitness(const struct simulation *s,
-                                                   const struct policy_record *m) {
+/* Records the environment in which a policy learned, from the identity of its run; see run.c. */
+static void lineage_set_environment(json_t *lineage, const json_t *identity) {
+    json_t *rules = json_object_get(identity, "rules"),
+           *environment = rules ? rules : json_object_get(identity, "environment");
+    char hash[HASH_LEN];
+    if (!environment) return;
+    char *text = json_canonical(environment);
+    sha256_bytes(text, strlen(text), hash);
+    json_object_set_new(lineage, "environment_sha256", json_string(hash));
+    json_object_set_new(lineage, "environment_seed",
+                        json_sprintf("%lld", (long long)json_get_number(identity, "seed")));
+    free(text);
+}
+
+/* The policy's adapter in f32, with base, environment and fitness in its lineage. */
+static struct adapter *policy_adapter_with_origin(const struct simulation *s,
+                                                  const struct policy_record *m,
+                                                  const json_t *identity) {
     json_t *lineage = m->adapter->lineage ? json_copy(m->adapter->lineage) : json_object();
     if (!json_object_get(lineage, ADAPTER_BASE_HASH)) adapter_lineage_set_model(lineage, s->m);
+    lineage_set_environment(lineage, identity);
     if (isfinite(m->outcome.fitness))
         json_object_set_new(lineage, "fitness", json_sprintf("%.9g", m->outcome.fitness));
     struct adapter *f32 = operator_set_lineage(adapter_to_f32(m->adapter), lineage);
@@ -104,13 +120,14 @@ static struct adapter *policy_adapter_with_fitness(const struct simulation *s,
 }
 
 static int policy_adapter_save(const struct simulation *s, const char *dir,
-                               const struct policy_record *m, struct error *err) {
+                               const struct policy_record *m, const json_t *identity,
+                               struct error *err) {
     const struct adapter *a = m->adapter;
     char *path = xasprintf("%s/minds/%s", dir, a->hash);
     char *config = path_join(path, "adapter_config.json"); // adapter_save writes this file last
     int rc = OK;
     if (!path_exists(config)) {
-        struct adapter *f32 = policy_adapter_with_fitness(s, m);
+        struct adapter *f32 = policy_adapter_with_origin(s, m, identity);
         rc = adapter_save(f32, path, s->m->name, err);
         adapter_release(f32);
     }
@@ -166,7 +183,7 @@ int simulation_save(const struct simulation *s, const char *dir, const json_t *e
     json_t *policies = json_array();
     int rc = dir_make(dir, err);
     for (int i = 0; rc == OK && i < s->n_policies; i++) {
-        rc = policy_adapter_save(s, dir, &s->policies[i], err);
+        rc = policy_adapter_save(s, dir, &s->policies[i], json_object_get(extra, "identity"), err);
         json_array_append_new(policies, policy_record_json(&s->policies[i]));
     }
     if (rc == OK) rc = critics_write(s, critics, hash, err);

@@ -630,6 +630,7 @@ json_t *external_envs_json(const struct external_envs *c);
  *     RUN/trace-G.jsonl                        the first world of generation G; the actions only,
  *                                              if the environment is another program
  *     RUN/curve.jsonl, report.html             the curve: as JSON lines, and as a page with charts
+ *     RUN/lineage.jsonl                        the policies of all generations, for `shoal lineage`
  *
  * The id of a run is "world-" and a hash of everything that determines the run except the number of
  * generations. So the same request resumes an interrupted run, and a request with more generations

@@ -915,8 +915,18 @@ if [ -e test/models/fry-1/config.json ]; then
     $lives --generations 2 --out "$tmp/ltwo" --threads 2 >"$tmp/out" 2>"$tmp/err"
     same "two parallel simulations with two threads are equal" "$tmp/two" "$tmp/out"
     same "and the same state" "$tmp/lone/state.json" "$tmp/ltwo/state.json"
+    same "and the same lineage" "$tmp/lone/lineage.jsonl" "$tmp/ltwo/lineage.jsonl"
     $lives --generations 2 --out "$tmp/lone" >"$tmp/out" 2>"$tmp/err"
     same "a finished simulation is shown again" "$tmp/two" "$tmp/out"
+    head -c 900 "$tmp/ltwo/lineage.jsonl" >"$tmp/lone/lineage.jsonl" # as after a kill in the second line
+    $lives --generations 2 --out "$tmp/lone" >"$tmp/out" 2>"$tmp/err"
+    same "the missing line of a lineage is written again" "$tmp/lone/lineage.jsonl" "$tmp/ltwo/lineage.jsonl"
+    says "lineage of a world" 0 "" "$shoal" lineage ltwo --runs "$tmp"
+    "$shoal" lineage ltwo --runs "$tmp" >"$tmp/out" 2>"$tmp/err"
+    holds "a policy of the second generation" "└── g0m" "$tmp/out"
+    if grep -q '% alive  [0-9a-f]\{8\}  founder$' "$tmp/out" && grep -q '^ancestry of g[01]m[0-3]' "$tmp/out"; then ok "founders and ancestry"; else bad "founders and ancestry" "$(cat "$tmp/out")"; fi
+    rm "$tmp/ltwo/lineage.jsonl"
+    says "a world of an earlier version has no lineage" 1 "did not record its generations" "$shoal" lineage ltwo --runs "$tmp"
     says "other options in the same folder" 1 "holds a run of other options; name another folder with --out" $lives --generations 3 --lr 2e-3 --out "$tmp/lone"
     same "which do not change it" "$tmp/state" "$tmp/lone/state.json"
     $lives --generations 2 --out "$tmp/lone" --json >"$tmp/out" 2>"$tmp/err"
@@ -928,6 +938,9 @@ if [ -e test/models/fry-1/config.json ]; then
     "$shoal" world export "$tmp/lone" --best --out "$tmp/best" >"$tmp/out" 2>"$tmp/err" || bad "export" "$(cat "$tmp/err")"
     says "an exported policy runs" 0 "" "$shoal" run test/models/fry-1 --adapter "$tmp/best" -p "two plus two" -n 3
     says "adapter info of an exported policy" 0 "" "$shoal" adapter info "$tmp/best"
+    "$shoal" adapter inspect "$tmp/best" --model test/models/fry-1 --json >"$tmp/out" 2>"$tmp/err"
+    holds "an exported policy names its base" "\"base_sha256\":\"$(sed -n 's/.*"model_sha256":"\([0-9a-f]*\)".*/\1/p' "$tmp/lone/state.json")\"" "$tmp/out"
+    for key in environment_sha256 environment_seed fitness; do holds "and its $key" "\"$key\":\"" "$tmp/out"; done
     id=$(sed -n 's/^\(world-[0-9a-f]*\):.*/\1/p' "$tmp/one")
     $lives --generations 1 >"$tmp/out" 2>"$tmp/err"
     says "export by a run's name" 0 "" "$shoal" world export "$id" --adapter-name g0m1 --runs "$tmp/lruns" --out "$tmp/g0m1"

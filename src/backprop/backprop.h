@@ -84,6 +84,23 @@ void trainer_free(struct trainer *t);
 /* Bytes of the trainer, without the model, for passes of `rows` rows and samples of at most
  * `longest` tokens. With rows 0 the memory of passes is not counted. */
 size_t trainer_bytes(const struct trainer *t, int64_t rows, int64_t longest);
+/* The passes into which calls are divided. Results do not depend on them. */
+struct trainer_passes {
+    int64_t rows;       /* most tokens of a pass, unless one sample or call of a loss has more */
+    bool checkpointing; /* gradient checkpointing */
+    size_t bytes;       /* memory of a pass */
+};
+/* Bounds the memory of passes to `bytes`: chooses the largest passes that fit, of at most `rows`
+ * tokens, and gradient checkpointing if only small ones would fit without it. Samples have at most
+ * `longest` tokens, and `together` tokens must be in one pass; in full training, all `rows` of a
+ * call. False: `bytes` are too few, and *out has the smallest passes. */
+bool trainer_limit_passes(struct trainer *t, size_t bytes, int64_t rows, int64_t together,
+                          int64_t longest, struct trainer_passes *out);
+/* An upper bound of the memory of a LoRA trainer with n adapters of this configuration, with the
+ * smallest passes for a sample of `longest` tokens, before model and trainer exist. */
+size_t trainer_least_bytes(const struct model_config *c, enum numeric_class cls,
+                           const struct adapter_config *a, int n, const struct train_options *o,
+                           struct pool *pool, int64_t longest);
 /* Forward and backward pass of one micro-batch. Losses and target counts are summed until the
  * update. If a NaN or Inf appears, returns ERR_NUMERIC with the name of the layer or the head. */
 int trainer_accumulate(struct trainer *t, const struct train_sample *samples, int n,
@@ -227,6 +244,10 @@ double es_fitness_mean(const struct es *e);
 double es_fitness_std(const struct es *e);
 /* Peak memory in bytes, excluding the trainer. */
 size_t es_bytes(const struct es *e);
+/* An upper bound of es_bytes for adapters of configuration `a`, samples of at most `longest` tokens
+ * and calls of at most `tokens`. pass_rows is the option that changes it and no result. */
+size_t es_bytes_bound(const struct model_config *c, const struct es_options *o,
+                      const struct adapter_config *a, int64_t longest, int64_t tokens);
 
 /*
  * For callers that evaluate members themselves: a member is the current adapter `index` plus or

@@ -7,10 +7,10 @@
  * gives an error and does not end the program. trainer_bytes uses the same computation without
  * allocating.
  *
- * With gradient checkpointing, the memory limit of a pass is the size of one pass over all samples
- * of the call in which all layers share one set of activations. The passes have few samples and
- * leave most of that memory free, so as many upper layers as fit into it store their own
- * activations.
+ * With gradient checkpointing, the memory limit of a pass is that of trainer_limit_passes or else
+ * the size of one pass over all samples of the call in which all layers share one set of
+ * activations. The passes have few samples and leave most of that memory free, so as many upper
+ * layers as fit into it store their own activations.
  */
 #include "backprop/internal.h"
 
@@ -168,6 +168,7 @@ static void batch_alloc(struct trainer *t) {
     t->chunk = MIN(CHUNK, t->cap_rows);
     /* about 16 MB of logits over the vocabulary at a time */
     t->head_chunk = MAX(16, MIN(1024, ((int64_t)1 << 22) / t->c.vocab_size / 16 * 16));
+    t->head_chunk = MIN(t->head_chunk, (t->cap_rows + 15) / 16 * 16);
     t->dora_out = NULL;
     activations_alloc(t);
     gradients_alloc(t, wide);
@@ -209,15 +210,17 @@ static size_t batch_bytes(struct trainer *t) {
 }
 
 /* Sets n_stored_layers to the number of upper layers that can have their own activations within the
- * memory limit: that of one pass over all rows of the call with shared activations. */
+ * memory limit of a pass. */
 static void choose_checkpointed_layers(struct trainer *t) {
     int64_t rows = t->cap_rows;
     t->n_stored_layers = 0;
-    if (!t->checkpointing || t->cap_call_rows <= rows) return;
-    t->cap_rows = t->cap_call_rows;
-    size_t room = batch_bytes(t);
-    t->cap_rows = rows;
-    size_t least = batch_bytes(t);
+    if (!t->checkpointing || (!t->pass_bytes && t->cap_call_rows <= rows)) return;
+    size_t least = batch_bytes(t), room = MAX(t->pass_bytes, least);
+    if (!t->pass_bytes) {
+        t->cap_rows = t->cap_call_rows;
+        room = batch_bytes(t);
+        t->cap_rows = rows;
+    }
     t->n_stored_layers = 1;
     size_t each = batch_bytes(t) - least;
     t->n_stored_layers = (int)MIN((room - least) / each, (size_t)t->c.n_layers - 1);
@@ -253,6 +256,37 @@ size_t trainer_bytes(const struct trainer *t, int64_t rows, int64_t longest) {
     return bytes - t->vocab_floats * sizeof(float); // tables have no transpose
 }
 
+/* The memory of the passes that `p` describes. */
+static size_t passes_bytes(const struct trainer *t, const struct trainer_passes *p,
+                           int64_t together, int64_t longest) {
+    struct trainer s = *t;
+    s.checkpointing = p->checkpointing;
+    return trainer_bytes(&s, MAX(p->rows, together), longest) - trainer_bytes(t, 0, 0);
+}
+
+bool trainer_limit_passes(struct trainer *t, size_t bytes, int64_t rows, int64_t together,
+                          int64_t longest, struct trainer_passes *out) {
+    /* fewer than FEW rows without checkpointing are slower than more with it */
+    enum { LEAST = 16, FEW = 256 };
+    if (t->full) together = MAX(together, rows);
+    *out = (struct trainer_passes){.rows = rows, .checkpointing = t->checkpointing};
+    while ((out->bytes = passes_bytes(t, out, together, longest)) > bytes) {
+        bool small = out->rows <= (out->checkpointing ? LEAST : FEW) || out->rows <= together;
+        if (small && out->checkpointing) return false;
+        out->rows = small ? MIN(rows, CHUNK) : out->rows / 2;
+        out->checkpointing |= small;
+    }
+    batch_free_activations(t);
+    t->checkpointing = out->checkpointing;
+    t->pass_rows = out->rows;
+    t->pass_bytes = out->checkpointing ? bytes : 0;
+    if (out->checkpointing) {
+        const struct trainer_passes stored = {.rows = out->rows};
+        out->bytes = MIN(bytes, passes_bytes(t, &stored, together, longest));
+    }
+    return true;
+}
+
 void batch_free_activations(struct trainer *t) {
     arena_release(&t->batch_arena);
     t->cap_rows = t->cap_len = t->cap_call_rows = t->cap_columns = 0;
@@ -283,11 +317,14 @@ static int32_t sample_rows(const struct train_sample *s) {
     return 0;
 }
 
+/* Full training runs a call in one pass: a tied embedding adds the gradients of the head and those
+ * of the embedding in turns, pass by pass. */
 int batch_fit(const struct trainer *t, const struct train_sample *samples, int n) {
-    int64_t rows = 0;
+    int64_t rows = 0, most = t->pass_rows ? t->pass_rows : INT64_MAX;
     int taken = 0;
-    if (!t->checkpointing) return n;
-    while (taken < n && (rows += sample_rows(&samples[taken])) <= CHUNK) taken++;
+    if (t->full) return n;
+    if (t->checkpointing) most = MIN(most, CHUNK);
+    while (taken < n && (rows += sample_rows(&samples[taken])) <= most) taken++;
     return MAX(taken, 1);
 }
 

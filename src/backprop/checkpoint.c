@@ -86,6 +86,20 @@ static size_t state_bytes(const struct trainer *t) {
     return n;
 }
 
+/* The SHA-256 of all bytes but the trailer. Pages that were read are evicted: the file is as large
+ * as the trainer. */
+static void file_hash(const struct file_map *map, char hash[HASH_LEN]) {
+    const size_t size = map->size - TRAILER, step = (size_t)4 << 20;
+    struct sha256 h;
+    sha256_init(&h);
+    for (size_t pos = 0; pos < size; pos += step) {
+        size_t n = MIN(size - pos, step);
+        sha256_update(&h, map->data + pos, n);
+        file_map_evict(map->data + pos, n);
+    }
+    sha256_final(&h, hash);
+}
+
 /* Checks magic, version, checksum and lengths. Returns the parsed header (the caller decrefs it)
  * and sets *at to the offset of the tensors; NULL on an error. */
 static json_t *file_check(const struct file_map *map, const char *path, size_t *at,
@@ -102,7 +116,7 @@ static json_t *file_check(const struct file_map *map, const char *path, size_t *
                   numbers[0], VERSION);
         return NULL;
     }
-    sha256_bytes(map->data, map->size - TRAILER, hash);
+    file_hash(map, hash);
     if (memcmp(hash, map->data + map->size - TRAILER, TRAILER) ||
         numbers[1] > map->size - PREFIX - TRAILER) {
         error_set(err, ERR_FORMAT,
@@ -152,6 +166,7 @@ static void state_read(struct trainer *t, const uint8_t *p, const json_t *header
         size_t bytes = (size_t)t->tensors[i].n * sizeof(float);
         memcpy(t->tensors[i].w, p, bytes);
         memcpy(t->moments[i].data, p + bytes, t->moments[i].bytes);
+        file_map_evict(p, bytes + t->moments[i].bytes);
         p += bytes + t->moments[i].bytes;
     }
     for (int i = 0; i < t->n_groups; i++) {

@@ -216,6 +216,12 @@ static size_t factors_layout(const struct model_config *c, size_t *at) {
     return floats;
 }
 
+/* Rows whose logits exist at once. */
+static int64_t head_chunk_rows(const struct model_config *c, const struct es_options *o) {
+    int64_t rows = LOGIT_BYTES / (int64_t)sizeof(float) / c->vocab_size;
+    return MAX(MIN(rows, o->pass_rows), 16);
+}
+
 struct es *es_new(const struct model *m, const struct es_options *o, struct pool *pool) {
     const struct model_config *c = &m->config;
     struct es *e = xcalloc(1, sizeof *e);
@@ -229,8 +235,7 @@ struct es *es_new(const struct model *m, const struct es_options *o, struct pool
     e->pairs = xcalloc((size_t)o->population / 2, sizeof(struct lora_pack *));
     e->coef = xcalloc((size_t)o->population / 2, sizeof *e->coef);
     e->factor_at = xcalloc((size_t)c->n_layers * N_PROJ, sizeof *e->factor_at);
-    e->head_chunk = LOGIT_BYTES / (int64_t)sizeof(float) / c->vocab_size;
-    e->head_chunk = MAX(MIN(e->head_chunk, o->pass_rows), 16);
+    e->head_chunk = head_chunk_rows(c, o);
     size_t factors = factors_layout(c, e->factor_at),
            scratch = gemm_input_scratch(e->head_chunk, c->d_model);
     e->factors = xcalloc(factors, sizeof *e->factors);
@@ -275,6 +280,44 @@ size_t es_bytes(const struct es *e) {
     return e->fixed_size + e->forward_size + e->packs_peak + e->stream_peak;
 }
 
+static int32_t slot_length(int64_t longest) {
+    return (int32_t)((longest + KV_PAGE_SIZE - 1) / KV_PAGE_SIZE * KV_PAGE_SIZE);
+}
+
+static struct forward_options forward_options_for(int32_t max_rows, int32_t slot_len,
+                                                  struct pool *pool) {
+    return (struct forward_options){.max_rows = max_rows,
+                                    .n_slots = MAX_SEQS,
+                                    .slot_len = slot_len,
+                                    .n_pages = max_rows / KV_PAGE_SIZE + MAX_SEQS + 1,
+                                    .max_parts = 2 * MAX_SEQS,
+                                    .pool = pool};
+}
+
+/* Bytes of the arrays es.rows, out_rows, target, out and row_input for a row. */
+enum {
+    ROW_BYTES = sizeof(struct batch_row) + 2 * sizeof(int32_t) + sizeof(struct member_score) +
+                sizeof(float *)
+};
+
+size_t es_bytes_bound(const struct model_config *c, const struct es_options *o,
+                      const struct adapter_config *a, int64_t longest, int64_t tokens) {
+    const int64_t head = head_chunk_rows(c, o);
+    const int32_t slot = slot_length(longest), rows = MAX((int32_t)o->pass_rows, slot);
+    struct forward_options fo = forward_options_for(rows, slot, NULL);
+    size_t *at = xcalloc((size_t)c->n_layers * N_PROJ, sizeof *at),
+           pair = factors_layout(c, at) * sizeof(float),
+           alignment = (size_t)c->n_layers * N_PROJ * 4 * 64,
+           center = adapter_param_count(c, a) * sizeof(float) + alignment,
+           pairs = (size_t)MIN(o->population / 2, MAX_SEQS) * (pair + alignment),
+           logits = (size_t)(head * c->vocab_size) * sizeof(float) +
+                    gemm_input_scratch(head, c->d_model),
+           stream = (size_t)tokens * ((size_t)c->d_model * sizeof(float) + sizeof(int64_t));
+    free(at);
+    return sizeof(struct es) + (size_t)o->population * sizeof(double) + pair + logits + center +
+           pairs + stream + forward_bytes(c, &fo) + (size_t)rows * ROW_BYTES;
+}
+
 /* Rows of a sample: the tokens before the last target. Later tokens have no effect. */
 static int32_t sample_rows(const struct train_sample *s) {
     int32_t last = s->n - 1;
@@ -288,18 +331,11 @@ static int forward_reserve(struct es *e, struct error *err) {
     for (int i = 0; i < e->n; i++) longest = MAX(longest, sample_rows(&e->samples[i]));
     if (e->forward && longest <= e->slot_len) return OK;
     forward_release(e);
-    e->slot_len = (longest + KV_PAGE_SIZE - 1) / KV_PAGE_SIZE * KV_PAGE_SIZE;
+    e->slot_len = slot_length(longest);
     e->max_rows = MAX((int32_t)e->o->pass_rows, e->slot_len);
-    struct forward_options fo = {.max_rows = e->max_rows,
-                                 .n_slots = MAX_SEQS,
-                                 .slot_len = e->slot_len,
-                                 .n_pages = e->max_rows / KV_PAGE_SIZE + MAX_SEQS + 1,
-                                 .max_parts = 2 * MAX_SEQS,
-                                 .pool = e->pool};
+    struct forward_options fo = forward_options_for(e->max_rows, e->slot_len, e->pool);
     size_t rows = (size_t)e->max_rows;
-    e->forward_size = forward_bytes(&e->m->config, &fo) +
-                      rows * (sizeof *e->rows + sizeof *e->out_rows + sizeof *e->target +
-                              sizeof *e->out + sizeof *e->row_input);
+    e->forward_size = forward_bytes(&e->m->config, &fo) + rows * ROW_BYTES;
     e->forward = forward_new(e->m, &fo);
     e->rows = try_calloc(rows, sizeof *e->rows, err);
     e->out_rows = try_calloc(rows, sizeof *e->out_rows, err);

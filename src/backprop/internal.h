@@ -102,6 +102,9 @@ struct trainer {
     bool full;           /* full mode: trains all weights; else LoRA mode */
     bool checkpointing;  /* gradient checkpointing */
     int n_stored_layers; /* with checkpointing: upper layers that keep their activations */
+    /* limits of a pass, if trainer_limit_passes has set them; else 0 */
+    int64_t pass_rows;
+    size_t pass_bytes;
     /* path of all rows: ROWS_EXACT; in the fast class ROWS_KNOWN, or ROWS_TRAINING in full mode */
     enum row_path row_path;
     enum grad_path grad_path; /* arithmetic of dX of the base model, and in full mode of dW */
@@ -206,7 +209,7 @@ static inline struct lora_params *trainer_lora(const struct trainer *t, int adap
  * memory. Returns an error for samples that do not fit the model, or without memory. */
 int batch_pack(struct trainer *t, const struct train_sample *samples, int n, struct error *err);
 /* The number of samples that the next pass takes of the n samples that remain: few with
- * checkpointing, otherwise all. Results do not depend on it. */
+ * checkpointing or a limit of LoRA training, otherwise all. Results do not depend on it. */
 int batch_fit(const struct trainer *t, const struct train_sample *samples, int n);
 void batch_free_activations(struct trainer *t); /* frees batch_arena */
 /* Sets t->call_rows from all samples of a call; must precede the first batch_pack of the call. */

@@ -373,6 +373,31 @@ struct trainer *trainer_new_lora(const struct model *m, struct adapter *const *a
     return t;
 }
 
+size_t trainer_least_bytes(const struct model_config *c, enum numeric_class cls,
+                           const struct adapter_config *a, int n, const struct train_options *o,
+                           struct pool *pool, int64_t longest) {
+    /* Layers without packed weights store no activations in tiles, which are smaller than f32. */
+    struct model_layer *layers = xcalloc((size_t)c->n_layers, sizeof *layers);
+    const struct model m = {.config = *c, .cls = cls, .layers = layers};
+    struct adapter shape = {.config = *a}, **adapters = xcalloc((size_t)n, sizeof *adapters);
+    struct trainer_passes passes = {0};
+    struct error ignored; // the options are checked
+    struct trainer *t = trainer_alloc(&m, n, o, pool, &ignored);
+    CHECK(t);
+    for (int i = 0; i < n; i++) adapters[i] = &shape;
+    for (int i = 0; i < c->n_layers * N_PROJ; i++)
+        t->max_r = MAX(t->max_r, adapter_module_at(a, i / N_PROJ, (enum proj)(i % N_PROJ)).r);
+    t->dropout = (float)o->lora_dropout;
+    t->adapters = adapters;
+    t->n_adapters = n;
+    trainer_limit_passes(t, 0, longest, longest, longest, &passes);
+    passes.bytes += (size_t)n * lora_bytes(c, a, t->optim);
+    t->n_adapters = 0; // trainer_free releases only real adapters
+    trainer_free(t);
+    free(layers);
+    return passes.bytes;
+}
+
 void trainer_free(struct trainer *t) {
     if (!t) return;
     for (int i = 0; i < t->n_adapters; i++) adapter_release(t->adapters[i]);

@@ -186,8 +186,7 @@ int setup_engine(struct setup *s, struct error *err) {
     return s->e ? OK : err->code;
 }
 
-/* Prints the peak that the system measured, and warns if it exceeds the limit (0: no limit). */
-static void setup_print_peak_memory(const struct cli_options *c, size_t limit) {
+void setup_print_peak_memory(const struct cli_options *c, size_t limit) {
     size_t peak = process_memory("VmHWM");
     if (!limit) return;
     if (c->json)

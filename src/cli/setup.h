@@ -79,6 +79,8 @@ struct adapter *setup_adapter(struct setup *s, const char *path, struct error *e
 struct adapter *setup_load_adapter(void *setup, const char *path, struct error *err);
 /* Creates the engine, and the recorder for --record. */
 int setup_engine(struct setup *s, struct error *err);
+/* Prints the peak that the system measured, and warns if it exceeds the limit (0: no limit). */
+void setup_print_peak_memory(const struct cli_options *c, size_t limit);
 /* Returns rc, or the error of the recorder. */
 int setup_close(struct setup *s, int rc, struct error *err);
 

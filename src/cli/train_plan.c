@@ -136,6 +136,14 @@ static void first_samples_print(const struct train_request *q, const struct trai
                      mark_begin, mark_end);
 }
 
+static void memory_print(const struct train_memory *m) {
+    struct buf text = {0};
+    if (!m->limit) return;
+    train_memory_text(m, &text);
+    printf("%s\n", text.data);
+    buf_release(&text);
+}
+
 static void text_print(const struct train_request *q, const struct rl_plan *plan) {
     const double mb = 1 << 20;
     data_print(q, plan);
@@ -144,6 +152,7 @@ static void text_print(const struct train_request *q, const struct rl_plan *plan
     if (uses_rewards(q))
         printf(", %.1f MB of it the engine's that samples", (double)plan->engine_bytes / mb);
     printf("\n");
+    memory_print(&plan->run.memory);
     time_print(q, plan);
     first_samples_print(q, &plan->run);
 }

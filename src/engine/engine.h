@@ -293,6 +293,34 @@ int memory_plan_make(const struct memory_plan_input *in, struct memory_plan *out
 /* The plan as several lines of text, and as JSON. */
 void memory_plan_text(const struct memory_plan *p, struct buf *out);
 json_t *memory_plan_json(const struct memory_plan *p);
+/* Makes max_rows, max_seqs, max_cached and n_pages of `o` smaller, as little as needed, until
+ * engine_bytes is at most `bytes`. False: the smallest engine for one sequence of max_len tokens
+ * needs more. The results of requests do not change. */
+bool engine_options_fit(const struct model_config *c, struct engine_options *o, size_t bytes);
+
+/*
+ * memory limit: of commands that need different things one after another, such as training. They
+ * ask for the room before each step, and engines and trainers take less if there is little. The
+ * limit applies to the resident memory of the whole process; 0 (initially): no limit. Set it while
+ * no other thread allocates.
+ */
+void memory_limit_set(size_t limit);
+size_t memory_limit_get(void);
+/* Bytes in use: memory that is allocated, written or not, the weights that m (may be NULL) uses in
+ * its file, and a reserve for small allocations. */
+size_t memory_used(const struct model *m);
+/* limit - memory_used, at least 0; SIZE_MAX without a limit. */
+size_t memory_room(const struct model *m);
+/* A step of a command, for messages. With the remedy (may be NULL) it needs `saved` bytes less. */
+struct memory_step {
+    const char *what, *remedy;
+    size_t least, saved;
+};
+/* ERR_MEMORY if the room is less than need->least, or if the process has exceeded the limit; the
+ * message has the limit that would do. */
+int memory_check(const struct model *m, const struct memory_step *need, struct error *err);
+/* Fits the options of an engine over m into the room. */
+int engine_options_limit(const struct model *m, struct engine_options *o, struct error *err);
 
 /*
  * record: a request and its results as JSON, to store, to replay and to compare.

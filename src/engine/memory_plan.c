@@ -50,7 +50,8 @@ static bool engine_shrink(const struct memory_plan_input *in, struct memory_plan
     while (plan_update_total(in, p) > in->limit) {
         struct memory_plan rows = *p, seqs = *p;
         rows.engine.max_rows = MAX(MIN(ROWS_MIN, p->engine.max_rows), p->engine.max_rows / 2);
-        seqs.engine.max_seqs = seqs.engine.max_cached = MAX(1, p->engine.max_seqs / 2);
+        seqs.engine.max_seqs = MAX(1, p->engine.max_seqs / 2);
+        seqs.engine.max_cached = MIN(p->engine.max_cached, seqs.engine.max_seqs);
         size_t by_rows = plan_update_total(in, &rows), by_seqs = plan_update_total(in, &seqs);
         if (MIN(by_rows, by_seqs) >= p->total) return false;
         *p = by_rows < by_seqs ? rows : seqs;
@@ -129,6 +130,20 @@ int memory_plan_make(const struct memory_plan_input *in, struct memory_plan *out
     }
     *out = p;
     return rc;
+}
+
+bool engine_options_fit(const struct model_config *c, struct engine_options *o, size_t bytes) {
+    struct memory_plan_input in = {
+        .model.config = *c, .limit = PROGRAM_BYTES + bytes, .max_options = *o};
+    struct engine_options *all = &in.max_options;
+    struct memory_plan plan;
+    struct error ignored; // its sizes are those of a process with nothing but this engine
+    if (!all->max_rows) all->max_rows = ENGINE_DEFAULT_ROWS;
+    if (!all->max_seqs) all->max_seqs = 64;
+    if (!all->max_len) all->max_len = MIN(c->max_seq_len, 4096);
+    int rc = memory_plan_make(&in, &plan, &ignored);
+    *o = plan.engine;
+    return rc == OK;
 }
 
 void memory_plan_text(const struct memory_plan *p, struct buf *out) {

@@ -43,7 +43,8 @@ static int reference_logprobs_compute(struct dpo_trainer *p, int job, struct err
     int rc = OK;
     for (int i = 0, n; !rc && i < q->data.n; i += n) {
         int64_t rows = 0;
-        for (n = 0; i + n < q->data.n && !pack_is_full(rows, q->data.v[i + n].n); n++) {
+        for (n = 0; i + n < q->data.n && !pack_is_full(rows, q->data.v[i + n].n, p->c.pass_tokens);
+             n++) {
             q->data.v[i + n].adapter = job;
             rows += q->data.v[i + n].n;
         }
@@ -116,7 +117,8 @@ static int dpo_step(void *ctx, int64_t step, json_t *line, struct error *err) {
     for (int64_t i = 0; !rc && i < p->per_update; i++)
         for (int j = 0; !rc && j < p->c.n; j++) {
             int pair = pair_at(p, j, step, i);
-            if (pack_is_full(p->rows, pair_rows(&p->jobs[j], pair))) rc = batch_flush(p, err);
+            if (pack_is_full(p->rows, pair_rows(&p->jobs[j], pair), p->c.pass_tokens))
+                rc = batch_flush(p, err);
             pair_add(p, j, pair);
         }
     if (!rc) rc = batch_flush(p, err);
@@ -165,6 +167,18 @@ static int pairs_open(struct dpo_trainer *p, int j, struct error *err) {
     return OK;
 }
 
+/* The two samples of a pair must be in one pass. */
+static int memory_plan(struct dpo_trainer *p, struct error *err) {
+    struct train_memory_needs needs = {0};
+    for (int j = 0; j < p->c.n; j++) {
+        const struct preference_data *q = &p->jobs[j];
+        for (int i = 0; i < q->data.n; i++) needs.longest = MAX(needs.longest, q->data.v[i].n);
+        for (int i = 0; i < q->data.n / 2; i++)
+            needs.together = MAX(needs.together, pair_rows(q, i));
+    }
+    return train_loop_plan_memory(&p->c, &needs, err);
+}
+
 static int dpo_open(struct dpo_trainer *p, struct error *err) {
     int64_t max_pairs = 1;
     int rc = OK;
@@ -181,7 +195,8 @@ static int dpo_open(struct dpo_trainer *p, struct error *err) {
     p->dpo.reference = p->reference;
     p->c.identity = rl_identity(&p->c);
     json_object_set_new(p->c.identity, "beta", json_real(p->dpo.beta));
-    return train_loop_begin(&p->c, err);
+    rc = train_loop_begin(&p->c, err);
+    return rc ? rc : memory_plan(p, err);
 }
 
 static struct dpo_trainer dpo_make(const struct train_loop *c, const struct rl_options *o) {
@@ -226,7 +241,7 @@ static void passes_count(struct dpo_trainer *p, struct training_plan *plan) {
     for (int j = 0; j < p->c.n; j++) max_pairs = MAX(max_pairs, p->jobs[j].data.n / 2);
     int64_t counted = MIN(p->c.steps, (max_pairs + p->per_update - 1) / p->per_update);
     for (int64_t u = 0; u < counted; u++) {
-        struct pack_counter count = {.plan = plan};
+        struct pack_counter count = {.plan = plan, .most = p->c.pass_tokens};
         for (int64_t i = 0; i < p->per_update; i++)
             for (int j = 0; j < p->c.n; j++)
                 pack_counter_add(&count, &p->jobs[j].data.v[2 * pair_at(p, j, u, i)], 2);
@@ -281,7 +296,7 @@ static int times_measure(struct dpo_trainer *p, struct rl_plan *out, struct erro
     int64_t data_tokens = 0;
     for (int64_t k = 0; k < p->per_update * p->c.n; k++) {
         int j = (int)(k % p->c.n), pair = pair_at(p, j, 0, k / p->c.n);
-        if (pack_is_full(p->rows, pair_rows(&p->jobs[j], pair))) break;
+        if (pack_is_full(p->rows, pair_rows(&p->jobs[j], pair), p->c.pass_tokens)) break;
         pair_add(p, j, pair);
     }
     plan->pass_tokens = p->rows;
@@ -303,6 +318,7 @@ int dpo_plan(const struct train_loop *c, const struct rl_options *o, struct rl_p
     struct training_plan *plan = &out->run;
     int rc = dpo_open(&p, err);
     if (!rc) {
+        plan->memory = p.c.memory;
         plan->updates = p.c.steps;
         plan->samples_per_update = 2 * p.per_update;
         plan->samples = p.c.steps * 2 * p.per_update * c->n;

@@ -133,7 +133,7 @@ static int replies_measure(const struct model *m, const struct dataset *d, struc
             eo.max_len = MAX(eo.max_len, prompt_length(&d->v[i]) + REPLY_TOKENS);
         }
     if (n == 0) return OK;
-    struct engine *e = engine_new(m, &eo, err);
+    struct engine *e = engine_options_limit(m, &eo, err) == OK ? engine_new(m, &eo, err) : NULL;
     if (!e) return err->code;
     int32_t stop = tokenizer_eot(m->tok);
     int rc = replies_generate(e, v, n, before, after, stop, requests, err);

@@ -16,7 +16,7 @@ void pack_counter_add(struct pack_counter *c, const struct train_sample *v, int 
         rows += v[i].n;
         p->longest = MAX(p->longest, v[i].n);
     }
-    if (c->rows == 0 || pack_is_full(c->rows, rows)) {
+    if (c->rows == 0 || pack_is_full(c->rows, rows, c->most)) {
         p->passes++;
         c->rows = c->samples = 0;
     }

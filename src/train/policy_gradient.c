@@ -53,6 +53,7 @@ struct rl_trainer {
     const struct rl_options *o;
     struct reward_fn reward, owned_reward; /* owned_reward: opened by name in this file; empty if
                                               the caller gave a reward */
+    struct engine_options engine_options;
     struct engine *engine;
     struct rl_policy *policies; /* [n] */
     int64_t per_update;         /* prompts of each adapter in a step; in a plan, a part of them */
@@ -281,7 +282,7 @@ static int pack_completions(struct rl_trainer *l, int *i) {
     for (; *i < l->n_completions; ++*i) {
         const struct rl_completion *p = &l->completions[*i];
         if (p->count == 0) continue;
-        if (pack_is_full(rows, p->sample.n)) break;
+        if (pack_is_full(rows, p->sample.n, l->c.pass_tokens)) break;
         rows += p->sample.n;
         l->batch[n] = p->sample;
         l->rollouts[n++] = (struct rollout){l->advantages[*i], p->reference, p->old, p->count};
@@ -524,6 +525,18 @@ static struct engine_options engine_options_for(const struct rl_trainer *l) {
                                    .pool = l->c.pool};
 }
 
+/* The policies are copies of the trainer's adapters, packed for the engine. */
+static int memory_plan(struct rl_trainer *l, struct error *err) {
+    struct train_memory_needs needs = {
+        .longest = l->longest,
+        .together = l->longest,
+        .engine = &l->engine_options,
+        .other = train_completions_bytes(completions_per_step(l), l->longest)};
+    for (int j = 0; j < l->c.n; j++)
+        needs.other += 2 * l->c.initial_adapters[j]->n_data * sizeof(float);
+    return train_loop_plan_memory(&l->c, &needs, err);
+}
+
 static int rl_trainer_open(struct rl_trainer *l, struct error *err) {
     int64_t max_prompts = 1;
     int rc = options_check(l, err);
@@ -537,8 +550,9 @@ static int rl_trainer_open(struct rl_trainer *l, struct error *err) {
     rc = train_loop_begin(&l->c, err);
     if (rc) return rc;
     if (l->o->kl_max > 0) l->snapshot = trainer_snapshot_new(l->c.trainer);
-    const struct engine_options eo = engine_options_for(l);
-    l->engine = engine_new(l->c.m, &eo, err);
+    l->engine_options = engine_options_for(l);
+    if ((rc = memory_plan(l, err))) return rc;
+    l->engine = engine_new(l->c.m, &l->engine_options, err);
     return l->engine ? OK : err->code;
 }
 
@@ -626,7 +640,7 @@ static int measure_first_step(struct rl_trainer *l, struct rl_plan *out, struct 
 }
 
 static void plan_add_completions(struct rl_trainer *l, struct rl_plan *out) {
-    struct pack_counter count = {.plan = &out->run};
+    struct pack_counter count = {.plan = &out->run, .most = l->c.pass_tokens};
     out->completions = json_object();
     out->sampled = l->n_completions;
     out->run.first = xcalloc((size_t)l->c.n, sizeof *out->run.first);
@@ -657,10 +671,9 @@ static void plan_extrapolate(const struct rl_trainer *l, struct rl_plan *out) {
 
 static void plan_bound_memory(const struct rl_trainer *l, struct rl_plan *out) {
     struct training_plan *plan = &out->run;
-    const struct engine_options eo = engine_options_for(l);
     plan->longest = l->longest;
-    plan->max_rows = MAX(l->longest, MIN(PACK_MAX_TOKENS, l->longest * completions_per_step(l)));
-    out->engine_bytes = engine_bytes(&l->c.m->config, &eo);
+    plan->max_rows = MAX(l->longest, MIN(l->c.pass_tokens, l->longest * completions_per_step(l)));
+    out->engine_bytes = engine_bytes(&l->c.m->config, &l->engine_options);
     plan->bytes = trainer_bytes(l->c.trainer, plan->max_rows, plan->longest) + out->engine_bytes;
     if (l->snapshot) plan->bytes += trainer_snapshot_bytes(l->snapshot);
 }
@@ -677,6 +690,7 @@ int policy_gradient_plan(const struct train_loop *c, enum train_method method,
     if (!rc) rc = sync_policies(&l, err);
     if (!rc) rc = measure_first_step(&l, out, err);
     if (!rc) {
+        plan->memory = l.c.memory;
         plan->updates = l.c.steps;
         plan->samples = l.c.steps * completions_per_step(&l);
         plan_add_completions(&l, out);

@@ -236,13 +236,25 @@ static int record_open(struct recorded_run *r, struct error *err) {
     return rc;
 }
 
+/* Tokens of the longest sample, or question, that the gate measures. */
+static int32_t longest_measured(const struct recorded_run *r, const struct gated_job *t) {
+    int32_t longest = 1;
+    for (int i = 0; i < t->eval.n; i++) longest = MAX(longest, t->eval.v[i].n);
+    for (int i = 0; i < t->retain.n; i++) longest = MAX(longest, t->retain.v[i].n);
+    for (int f = 0; f < family_count(); f++)
+        if (r->retain_families[f]) longest = MAX(longest, family_max_tokens(f));
+    return longest;
+}
+
 /* Checks everything that could prevent the publication later, and makes the record. */
 static int run_open(struct recorded_run *r, struct error *err) {
     int n = r->q->n;
     r->gated_jobs = xcalloc((size_t)n, sizeof *r->gated_jobs);
     int rc = r->gate->retain ? families_parse(r->gate->retain, r->retain_families, err) : OK;
-    for (int i = 0; rc == OK && i < n; i++)
+    for (int i = 0; rc == OK && i < n; i++) {
         rc = gated_job_open(r, &r->gated_jobs[i], &r->q->jobs[i], err);
+        r->q->jobs[i].longest_measured = longest_measured(r, &r->gated_jobs[i]);
+    }
     return rc == OK ? record_open(r, err) : rc;
 }
 
@@ -286,8 +298,9 @@ static int families_measure(struct recorded_run *r, struct gated_job *t, struct 
     for (int f = 0; f < family_count(); f++)
         if (r->retain_families[f]) eo.max_len = MAX(eo.max_len, family_max_tokens(f));
     eo.max_len = MIN(eo.max_len, r->q->m->config.max_seq_len);
-    struct engine *e = engine_new(r->q->m, &eo, err);
-    int rc = e ? OK : err->code;
+    int rc = engine_options_limit(r->q->m, &eo, err);
+    struct engine *e = rc == OK ? engine_new(r->q->m, &eo, err) : NULL;
+    if (!e) rc = err->code;
     for (int f = 0; rc == OK && f < family_count(); f++)
         if (r->retain_families[f]) rc = family_measure(r, e, t, after, f, err);
     engine_free(e);

@@ -32,6 +32,10 @@ const struct option_row train_settings_rows[] = {
     ROW("init-adapter", OPT_STRING, init_adapter, NULL, "DIR",
         "initial adapter: training starts from its weights", JOB_ARG_INPUT_PATH),
     {"output-dir", OPT_ALIAS, 0, "out", 0, 0, NULL, NULL},
+    ROW("max-memory", OPT_STRING, max_memory, NULL, "SIZE",
+        "memory limit of the process, such as 500M or 2G: passes get smaller, results stay the "
+        "same; a limit that is too small is refused before the training",
+        JOB_ARG_TEXT),
     {0},
 };
 const struct option_table train_settings_tables[] = {
@@ -74,6 +78,7 @@ int train_settings_check(const struct train_settings *s, bool plan, struct error
     enum lr_schedule schedule;
     enum optim optim;
     enum train_method method = METHOD_SFT;
+    size_t limit;
     if (s->data.n < 1 || s->data.n > MAX_JOBS)
         return error_set(err, ERR_USAGE, "'data' requires 1 to %d files", MAX_JOBS);
     if (!s->out && !plan) return error_set(err, ERR_USAGE, "'out' is missing");
@@ -81,6 +86,7 @@ int train_settings_check(const struct train_settings *s, bool plan, struct error
     if (rc == OK) rc = optim_parse(s->train.optim, &optim, err);
     if (rc == OK) rc = lr_schedule_parse(s->train.lr_scheduler, &schedule, err);
     if (rc == OK) rc = train_method_parse(s->method, &method, err);
+    if (rc == OK && s->max_memory) rc = size_parse(s->max_memory, &limit, err);
     if (rc == OK && s->format) rc = sample_form_check(s->format, err);
     if (rc == OK && s->format && method != METHOD_SFT && method != METHOD_ES)
         rc = error_set(err, ERR_USAGE, "--format is for sft and es; '%s' has one form", s->method);
@@ -104,7 +110,10 @@ int train_request_open(struct train_request *q, const struct train_settings *s, 
     struct adapter *start = NULL;
     *q = (struct train_request){
         .m = m, .pool = pool, .train = &s->train, .policy = &s->policy, .es = &s->es};
+    size_t limit = 0;
     if (train_method_parse(s->method, &q->method, err) != OK) return err->code;
+    if (s->max_memory && size_parse(s->max_memory, &limit, err) != OK) return err->code;
+    memory_limit_set(limit);
     if (s->init_adapter && !(start = adapter_open(s->init_adapter, m, err))) return err->code;
     q->n = s->data.n;
     q->jobs = xcalloc((size_t)q->n, sizeof *q->jobs);
@@ -121,6 +130,7 @@ void train_request_close(struct train_request *q) {
         free((char *)(uintptr_t)q->jobs[i].name);
     }
     free(q->jobs);
+    memory_limit_set(0);
 }
 
 struct train_output train_settings_output(const struct train_settings *s) {

@@ -4,8 +4,8 @@
  * The samples of an update are a function of the options and the update's number only: the p-th
  * sample of a job is entry p mod n of the shuffle of epoch p / n. So a checkpoint stores no
  * positions, and a resumed run has the bits of an uninterrupted one. A pass packs as many samples
- * as fit PACK_MAX_TOKENS; the packing changes no bits of the result. The job with the largest
- * dataset determines the number of updates; jobs with smaller datasets begin another epoch.
+ * as fit train_loop.pass_tokens; the packing changes no bits of the result. The job with the
+ * largest dataset determines the number of updates; jobs with smaller datasets begin another epoch.
  */
 #include "train/train_loop.h"
 
@@ -22,6 +22,7 @@ struct sft_trainer {
     struct train_options options; /* of the run: c.o, with the values that follow from the data */
     struct job_data *job_data;    /* [c.n] */
     const struct es_options *estimates; /* options of `es`, or NULL */
+    struct es_options es_options;       /* these, with passes that fit the memory limit */
     /* estimates gradients, instead of backward passes; NULL if `estimates` is NULL */
     struct es *es;
     int64_t per_update; /* samples of each job in an update */
@@ -45,7 +46,7 @@ static int batch_flush(struct sft_trainer *r, struct error *err) {
 
 static int batch_add(struct sft_trainer *r, int job, const struct train_sample *s,
                      struct error *err) {
-    int rc = pack_is_full(r->rows, s->n) ? batch_flush(r, err) : OK;
+    int rc = pack_is_full(r->rows, s->n, r->c.pass_tokens) ? batch_flush(r, err) : OK;
     r->batch[r->n_batch] = *s;
     r->batch[r->n_batch++].adapter = job;
     r->rows += s->n;
@@ -158,6 +159,37 @@ static void options_adapt(struct sft_trainer *r) {
             o->lr);
 }
 
+static const struct train_sample *longest_sample(const struct sft_trainer *r) {
+    const struct train_sample *longest = &r->job_data[0].data.v[0];
+    for (int j = 0; j < r->c.n; j++)
+        for (int i = 0; i < r->job_data[j].data.n; i++)
+            if (r->job_data[j].data.v[i].n > longest->n) longest = &r->job_data[j].data.v[i];
+    return longest;
+}
+
+/* Bytes of `es` with the passes of es_options. */
+static size_t es_bytes_needed(const struct sft_trainer *r, int64_t longest) {
+    size_t bytes = 0;
+    for (int j = 0; j < r->c.n; j++)
+        bytes = MAX(bytes, es_bytes_bound(&r->c.m->config, &r->es_options,
+                                          &r->c.initial_adapters[j]->config, longest,
+                                          r->per_update * longest));
+    return bytes;
+}
+
+static int memory_plan(struct sft_trainer *r, struct error *err) {
+    enum { LEAST_ROWS = 64 };
+    struct train_memory_needs needs = {.longest = longest_sample(r)->n};
+    needs.together = needs.longest;
+    if (!r->estimates) return train_loop_plan_memory(&r->c, &needs, err);
+    needs.together = 0;
+    for (;; r->es_options.pass_rows /= 2) {
+        needs.other = es_bytes_needed(r, needs.longest);
+        if (train_loop_plan_memory(&r->c, &needs, err) == OK) return OK;
+        if (err->code != ERR_MEMORY || r->es_options.pass_rows <= LEAST_ROWS) return err->code;
+    }
+}
+
 /* Checks the options, reads the data, and makes the trainer; in this order, because reading may
  * take long. */
 static int sft_open(struct sft_trainer *r, struct error *err) {
@@ -173,7 +205,8 @@ static int sft_open(struct sft_trainer *r, struct error *err) {
     if (!r->batch) return err->code;
     r->c.identity = identity_json(r);
     rc = train_loop_begin(&r->c, err);
-    if (!rc && r->estimates) r->es = es_new(r->c.m, r->estimates, r->c.pool);
+    if (!rc) rc = memory_plan(r, err);
+    if (!rc && r->estimates) r->es = es_new(r->c.m, &r->es_options, r->c.pool);
     return rc;
 }
 
@@ -184,6 +217,7 @@ static struct sft_trainer sft_make(const struct model *m, struct train_job *jobs
         .c = train_loop_make(m, jobs, n, o, es ? METHOD_ES : METHOD_SFT, pool),
         .job_data = xcalloc((size_t)n, sizeof(struct job_data)),
         .estimates = es,
+        .es_options = es ? *es : (struct es_options){0},
         .options = *o};
 }
 
@@ -228,7 +262,7 @@ static void passes_count(struct sft_trainer *r, struct training_plan *p) {
     int64_t counted =
         MIN(r->c.steps, (largest_dataset_size(r) + r->per_update - 1) / r->per_update);
     for (int64_t u = 0; u < counted; u++) {
-        struct pack_counter count = {.plan = p};
+        struct pack_counter count = {.plan = p, .most = r->c.pass_tokens};
         for (int64_t i = 0; i < r->per_update; i++)
             for (int j = 0; j < r->c.n; j++)
                 pack_counter_add(
@@ -247,7 +281,7 @@ static int pass_measure(struct sft_trainer *r, struct training_plan *p, struct e
     for (int64_t k = 0; k < r->per_update * r->c.n; k++) {
         const struct train_sample *s =
             sample_at(&r->job_data[k % r->c.n], r->c.o->seed, k / r->c.n);
-        if (pack_is_full(p->pass_tokens, s->n)) break;
+        if (pack_is_full(p->pass_tokens, s->n, r->c.pass_tokens)) break;
         r->batch[r->n_batch] = *s;
         r->batch[r->n_batch++].adapter = (int32_t)(k % r->c.n);
         p->pass_tokens += s->n;
@@ -262,18 +296,10 @@ static int es_members_run(void *ctx, struct error *err) {
     return es_accumulate(r->es, r->c.trainer, 0, r->batch, r->n_batch, err);
 }
 
-static const struct train_sample *longest_sample(const struct sft_trainer *r) {
-    const struct train_sample *longest = &r->job_data[0].data.v[0];
-    for (int j = 0; j < r->c.n; j++)
-        for (int i = 0; i < r->job_data[j].data.n; i++)
-            if (r->job_data[j].data.v[i].n > longest->n) longest = &r->job_data[j].data.v[i];
-    return longest;
-}
-
 /* Measures the time of all ES members of one adapter on a few samples: the longest sample, which
  * determines the memory, and further samples of the first update until four passes are full. */
 static int es_members_measure(struct sft_trainer *r, struct training_plan *p, struct error *err) {
-    int64_t members = r->estimates->population, enough = 4 * r->estimates->pass_rows;
+    int64_t members = r->estimates->population, enough = 4 * r->es_options.pass_rows;
     for (int64_t i = 0; i < r->per_update && (i == 0 || p->pass_tokens < enough); i++) {
         const struct train_sample *s =
             i ? sample_at(&r->job_data[0], r->c.o->seed, i) : longest_sample(r);
@@ -282,7 +308,7 @@ static int es_members_measure(struct sft_trainer *r, struct training_plan *p, st
     }
     int rc = training_plan_time(es_members_run, r, &p->pass_seconds, err);
     p->tokens *= members;
-    p->max_rows = MAX(r->estimates->pass_rows, p->longest);
+    p->max_rows = MAX(r->es_options.pass_rows, p->longest);
     p->passes = (p->tokens + p->max_rows - 1) / p->max_rows;
     p->max_samples = 0;
     p->bytes = trainer_bytes(r->c.trainer, 0, 0) + es_bytes(r->es);
@@ -305,6 +331,7 @@ int sft_plan_make(const struct model *m, struct train_job *jobs, int n,
     *out = (struct training_plan){0};
     int rc = sft_open(&r, err);
     if (!rc) {
+        out->memory = r.c.memory;
         out->updates = r.c.steps;
         out->samples_per_update = r.per_update;
         out->samples = r.c.steps * r.per_update * n;

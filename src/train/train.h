@@ -44,6 +44,7 @@ struct train_job {
      * caller releases them. */
     bool keep_samples;
     struct dataset samples;
+    int32_t longest_measured; /* tokens of the longest sample that the gate measures */
 };
 int sft_run(const struct model *m, struct train_job *jobs, int n, const struct train_options *o,
             struct pool *pool, const char *checkpoint, FILE *log, struct error *err);
@@ -75,6 +76,20 @@ int sft_run_with_callbacks(const struct model *m, struct train_job *jobs, int n,
                            struct pool *pool, const char *checkpoint,
                            const struct train_callbacks *callbacks, struct error *err);
 
+/* How a run under a memory limit (engine.h) uses its memory, in bytes. Results do not depend on
+ * it. */
+struct train_memory {
+    size_t limit;  /* 0: no limit, and nothing is planned */
+    size_t used;   /* model, data, trainer and program */
+    size_t passes; /* activations; or, if it needs more, the measuring after the training */
+    size_t engine; /* samples completions; 0: none */
+    size_t other;  /* results, and memory of the method that cannot be less */
+    struct trainer_passes pass;
+};
+/* One line without its end, and an object of the fields. */
+void train_memory_text(const struct train_memory *m, struct buf *out);
+json_t *train_memory_json(const struct train_memory *m);
+
 /* The work and resources of an sft_run. The samples of a pass are packed without padding. */
 struct training_plan {
     int64_t updates, samples_per_update; /* samples_per_update: of each adapter */
@@ -82,7 +97,8 @@ struct training_plan {
     int64_t passes, samples, tokens;
     /* max_samples, max_rows: largest pass; longest: tokens of the longest sample */
     int64_t max_samples, max_rows, longest;
-    size_t bytes; /* bytes of memory, without the model */
+    size_t bytes;               /* bytes of memory, without the model */
+    struct train_memory memory; /* under a limit */
     /* measured: the first pass, forward and backward; with es all members on a few samples */
     double pass_seconds;
     int64_t pass_tokens;            /* number of tokens in the measured passes */
@@ -320,6 +336,9 @@ int pretrain_run(const struct pretrain_options *o, const char *dir, int64_t stop
 int gate_eval_nll(const struct model *m, const struct adapter *a, const struct dataset *d,
                   struct pool *pool, double *nll, struct error *err);
 
+/* Bytes that gate_eval_nll needs for samples of at most `longest` tokens. */
+size_t gate_eval_bytes(const struct model_config *c, int32_t longest, struct pool *pool);
+
 struct gate_comparison {
     int64_t n;                  /* 0: not measured */
     double before, after;       /* mean nll */
@@ -442,7 +461,7 @@ int train_and_publish(const struct train_request *q, const struct train_output *
 
 struct train_settings {
     struct strings data; /* FILE or, for several adapters, NAME=FILE each */
-    char *format, *out, *method, *init_adapter;
+    char *format, *out, *method, *init_adapter, *max_memory;
     struct gate_options gate;
     struct train_options train;
     struct rl_options policy;
@@ -452,8 +471,14 @@ extern const struct option_row train_settings_rows[];     /* data, out, method, 
 extern const struct option_table train_settings_tables[]; /* all options */
 /* Checks everything that needs neither a file nor the model. `plan`: no output is needed. */
 int train_settings_check(const struct train_settings *s, bool plan, struct error *err);
-/* Makes a request of checked settings, and opens the initial adapter. The request borrows settings,
- * model and pool. Call train_request_close after an error too; it also releases the results. */
+/* Whether a training of these settings over a model of this size can fit the memory limit at all,
+ * before the model and the data are read; `size` comes from model_measure. The message of
+ * ERR_MEMORY has a limit that will do. */
+int train_memory_check(const struct train_settings *s, const struct model_size *size,
+                       enum numeric_class cls, struct pool *pool, struct error *err);
+/* Makes a request of checked settings, sets the memory limit, and opens the initial adapter. The
+ * request borrows settings, model and pool. Call train_request_close after an error too; it also
+ * releases the results and the limit. */
 int train_request_open(struct train_request *q, const struct train_settings *s, struct model *m,
                        struct pool *pool, struct error *err);
 void train_request_close(struct train_request *q);

@@ -49,6 +49,7 @@ struct train_loop train_loop_make(const struct model *m, struct train_job *jobs,
                                .unit = method >= METHOD_DPO ? "step" : "update",
                                .data = xcalloc((size_t)n, sizeof(char *)),
                                .saved = -1,
+                               .pass_tokens = PACK_MAX_TOKENS,
                                .run_started = clock_now()};
 }
 
@@ -313,6 +314,14 @@ static int export_result(struct train_loop *c, int j, struct error *err) {
     return adapter_bind(c->jobs[j].result, c->m, err);
 }
 
+static void memory_log(const struct train_loop *c) {
+    struct buf text = {0};
+    if (!c->memory.limit) return;
+    train_memory_text(&c->memory, &text);
+    log_info("%s", text.data);
+    buf_release(&text);
+}
+
 int train_loop_run(struct train_loop *c, const struct train_loop_ops *s, struct error *err) {
     struct progress bar;
     char detail[64] = "";
@@ -323,6 +332,7 @@ int train_loop_run(struct train_loop *c, const struct train_loop_ops *s, struct 
         s->restore(s->ctx, NULL);
     if (!rc) rc = callbacks_begin(c, err);
     if (rc) return error_add_resume_hint(c, err);
+    memory_log(c);
     int64_t first = trainer_update_count(c->trainer) / c->per_step;
     progress_start(&bar, "training", c->steps);
     progress_resume(&bar, first);
@@ -333,6 +343,7 @@ int train_loop_run(struct train_loop *c, const struct train_loop_ops *s, struct 
     }
     progress_finish(&bar, detail);
     if (rc) return error_add_resume_hint(c, err);
+    trainer_free_activations(c->trainer);
     for (int j = 0; !rc && j < c->n; j++) rc = export_result(c, j, err);
     return rc;
 }

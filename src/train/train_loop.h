@@ -49,6 +49,10 @@ struct train_loop {
     struct update_stats stats;
     double lr;                            /* learning rate of the last update */
     struct training_data **training_data; /* [n] hashes of each job's data; NULL: generated */
+    /* Maximum number of tokens of a pass, unless a sample is longer: PACK_MAX_TOKENS, or less by
+     * the memory limit. It affects speed only, not the bits of a result. */
+    int64_t pass_tokens;
+    struct train_memory memory;
 };
 struct train_loop_ops {
     /* Runs step `step`, counted from 0: calls train_loop_optimizer_step for each update, and adds
@@ -77,6 +81,20 @@ int train_loop_check_data(const struct train_loop *c, struct error *err);
 /* Resumes from the checkpoint if it exists, runs the remaining steps, and sets the jobs' results.
  */
 int train_loop_run(struct train_loop *c, const struct train_loop_ops *s, struct error *err);
+/* memory.c: needs of a method, besides its trainer. */
+struct train_memory_needs {
+    int64_t longest;  /* tokens of the longest sample */
+    int64_t together; /* tokens that must be in one pass */
+    /* The engine that is in memory with the trainer, or NULL; its options are made to fit. */
+    struct engine_options *engine;
+    size_t other; /* bytes that have no smaller form */
+};
+/* Bytes of n completions of at most `longest` tokens with their prompts, for `other`. */
+size_t train_completions_bytes(int64_t n, int64_t longest);
+/* Divides what the memory limit leaves: bounds the passes of c->trainer, sets c->pass_tokens and
+ * c->memory. Does nothing without a limit. ERR_MEMORY: the limit is too small. */
+int train_loop_plan_memory(struct train_loop *c, const struct train_memory_needs *needs,
+                           struct error *err);
 /* Runs the optimizer with the learning rate of update `u`, and sets the losses of the jobs. */
 int train_loop_optimizer_step(struct train_loop *c, int64_t u, struct error *err);
 void train_loop_release(struct train_loop *c);
@@ -110,16 +128,16 @@ void event_file_close(struct event_file *e); /* may be NULL */
 
 /* plan.c: functions shared by the plans of all methods. */
 
-/* Maximum number of tokens of a pass, unless a sample is longer. The limit affects speed only, not
- * the bits of a result. */
 #define PACK_MAX_TOKENS 2048
-static inline bool pack_is_full(int64_t rows, int64_t more) {
-    return rows > 0 && rows + more > PACK_MAX_TOKENS;
+/* Whether samples of `more` tokens begin a new pass; most: train_loop.pass_tokens. */
+static inline bool pack_is_full(int64_t rows, int64_t more, int64_t most) {
+    return rows > 0 && rows + more > most;
 }
 /* Counts the passes of a plan. rows, samples: of the current pass; 0 at the start of every update.
  */
 struct pack_counter {
     struct training_plan *plan;
+    int64_t most; /* train_loop.pass_tokens */
     int64_t rows, samples;
 };
 /* Adds `n` samples that must be in the same pass. */

@@ -1476,6 +1476,75 @@ static void test_losses(void **state) {
     pair_release(&p);
 }
 
+/* Trains with passes within `bytes` (0: no limit) and hashes the parameters. Returns the peak of
+ * the memory of passes, of which `least` receives the least possible. */
+static void limited_hash(struct trainer *t, size_t bytes, int adapters, size_t *least,
+                         char out[HASH_LEN]) {
+    struct train_sample *s = samples_make(200, 300, adapters, 70);
+    int64_t rows = 0, longest = 0;
+    struct trainer_passes passes;
+    for (int i = 0; i < 200; i++) {
+        rows += s[i].n;
+        longest = MAX(longest, s[i].n);
+    }
+    assert_false(trainer_limit_passes(t, 0, rows, longest, longest, &passes));
+    *least = passes.bytes;
+    if (bytes) assert_true(trainer_limit_passes(t, bytes, rows, longest, longest, &passes));
+    assert_true(!bytes || passes.bytes <= bytes);
+    for (int u = 0; u < 2; u++) {
+        assert_int_equal(trainer_accumulate(t, s, 200, &err), OK);
+        assert_int_equal(trainer_update(t, 1e-3f, NULL, &err), OK);
+    }
+    params_hash(t, out);
+    samples_free(s, 200);
+}
+
+/* A limit of the memory of passes changes no bit, down to the smallest that is possible. */
+static void test_limited_passes(void **state) {
+    (void)state;
+    char unlimited[HASH_LEN], limited[HASH_LEN];
+    struct pool *pool = pool_new(2);
+    struct train_options o = options();
+    o.lora_dropout = 0.1;
+    for (size_t i = 0; i < 2 * ARRAY_LEN(all_shapes); i++) {
+        struct pair p = pair_of(all_shapes[i / 2], i % 4 < 2 ? TENSOR_Q4_0 : TENSOR_BF16,
+                                i % 2 ? NUMERIC_FAST : NUMERIC_EXACT, i % 3 == 0);
+        struct adapter *two[] = {p.ad, p.ad};
+        size_t least = 0;
+        for (int k = 0; k < 4; k++) {
+            struct trainer *t = trainer_new_lora(p.m, two, 2, &o, pool, &err);
+            limited_hash(t, k ? (size_t)k * k * least : 0, 2, &least, k ? limited : unlimited);
+            if (k) assert_string_equal(unlimited, limited);
+            trainer_free(t);
+        }
+        pair_release(&p);
+    }
+    options_release(train_option_rows, &o);
+    pool_free(pool);
+}
+
+/* The same with the gradients of all weights, whose passes are not divided. */
+static void test_limited_passes_full(void **state) {
+    (void)state;
+    char unlimited[HASH_LEN], limited[HASH_LEN];
+    struct pool *pool = pool_new(2);
+    struct train_options o = options();
+    for (size_t i = 0; i < 2 * ARRAY_LEN(all_shapes); i++) {
+        struct model_config c = shape(all_shapes[i / 2], false);
+        size_t least = 0;
+        for (int k = 0; k < 3; k++) {
+            struct model *m = model_of(&c, i % 2 ? NUMERIC_FAST : NUMERIC_EXACT, pool);
+            struct trainer *t = trainer_new_full(m, &o, pool, &err);
+            limited_hash(t, k ? (size_t)k * least : 0, 1, &least, k ? limited : unlimited);
+            if (k) assert_string_equal(unlimited, limited);
+            trainer_free(t);
+            model_close(m);
+        }
+    }
+    options_release(train_option_rows, &o);
+    pool_free(pool);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_full_gradients),
@@ -1500,6 +1569,8 @@ int main(void) {
         cmocka_unit_test(test_full_fast_class),
         cmocka_unit_test(test_checkpointing),
         cmocka_unit_test(test_checkpointing_passes),
+        cmocka_unit_test(test_limited_passes),
+        cmocka_unit_test(test_limited_passes_full),
         cmocka_unit_test(test_int8_backward),
         cmocka_unit_test(test_optimizers),
         cmocka_unit_test(test_losses),

@@ -1,0 +1,103 @@
+/*
+ * memory_limit: a limit on the resident memory of the process, and the room that it leaves.
+ *
+ * The system reports the peak of the whole process (VmHWM), so the limit applies to the process.
+ * Allocated memory counts before it is written: the order in which parts of the program first write
+ * theirs does not matter. Nothing here refuses an allocation.
+ */
+#define _GNU_SOURCE
+#include "engine/engine.h"
+
+#include <malloc.h>
+
+enum {
+    PROGRAM_BYTES = 8 << 20, /* code, libraries, stacks; measured 5 to 7 MB */
+    RESERVE_BYTES = 4 << 20, /* small allocations of the work, fragmentation, pages of a store */
+    ROUNDING = 1 << 20,      /* two processes of one command differ by less */
+};
+
+static size_t limit_bytes;
+
+void memory_limit_set(size_t limit) {
+    limit_bytes = limit;
+}
+
+size_t memory_limit_get(void) {
+    return limit_bytes;
+}
+
+/* Bytes of a matrix that is used in a mapped file. */
+static size_t mapped_bytes(const struct model *m, const struct matrix *w) {
+    const uint8_t *p = w->data;
+    for (int i = 0; i < m->n_maps; i++)
+        if (!w->packed && p >= m->maps[i].data && p < m->maps[i].data + m->maps[i].size)
+            return (size_t)w->n * tensor_row_bytes(w->type, w->k);
+    return 0;
+}
+
+static size_t model_mapped_bytes(const struct model *m) {
+    size_t bytes = mapped_bytes(m, &m->embed) + mapped_bytes(m, &m->pos_embed);
+    if (m->head.data != m->embed.data) bytes += mapped_bytes(m, &m->head);
+    for (int l = 0; l < m->config.n_layers; l++)
+        for (int p = 0; p < N_PROJ; p++) bytes += mapped_bytes(m, &m->layers[l].proj[p]);
+    return bytes;
+}
+
+/* Memory that is allocated, or resident for another reason. Returns freed memory to the system. */
+static size_t allocated_bytes(void) {
+    size_t allocated = 0;
+#ifdef __GLIBC__
+    malloc_trim(0);
+    struct mallinfo2 m = mallinfo2();
+    allocated = m.uordblks + m.hblkhd;
+#endif
+    return MAX(allocated, process_memory("RssAnon"));
+}
+
+size_t memory_used(const struct model *m) {
+    return allocated_bytes() + (m ? model_mapped_bytes(m) : 0) + PROGRAM_BYTES + RESERVE_BYTES;
+}
+
+size_t memory_room(const struct model *m) {
+    if (!limit_bytes) return SIZE_MAX;
+    size_t used = memory_used(m);
+    return used < limit_bytes ? limit_bytes - used : 0;
+}
+
+static double mb(size_t bytes) {
+    return (double)bytes / (1 << 20);
+}
+
+/* A limit that has room for `bytes`, in MB. */
+static double limit_for(size_t bytes) {
+    return mb(bytes + ROUNDING) + 0.5;
+}
+
+int memory_check(const struct model *m, const struct memory_step *need, struct error *err) {
+    if (!limit_bytes) return OK;
+    size_t used = memory_used(m), peak = process_memory("VmHWM"),
+           all = MAX(used + need->least, peak);
+    if (all <= limit_bytes) return OK;
+    error_set(err, ERR_MEMORY,
+              "a limit of '%.1f MB' is too small: %.1f MB are in use, and %s needs %.1f MB; raise "
+              "--max-memory to %.0fM",
+              mb(limit_bytes), mb(used), need->what, mb(need->least), limit_for(all));
+    if (need->remedy) {
+        char *first = xstrdup(err->text);
+        error_set(err, ERR_MEMORY, "%s, or %s, with which %.0fM will do", first, need->remedy,
+                  limit_for(MAX(used + need->least - need->saved, peak)));
+        free(first);
+    }
+    return err->code;
+}
+
+int engine_options_limit(const struct model *m, struct engine_options *o, struct error *err) {
+    struct engine_options least = *o;
+    if (!limit_bytes) return OK;
+    engine_options_fit(&m->config, &least, 0);
+    const struct memory_step need = {.what = "an engine for one sequence",
+                                     .least = engine_bytes(&m->config, &least)};
+    int rc = memory_check(m, &need, err);
+    if (rc == OK) engine_options_fit(&m->config, o, memory_room(m));
+    return rc;
+}

@@ -1,0 +1,217 @@
+/*
+ * memory: the plan of a training under a memory limit (engine/memory_limit.c).
+ *
+ * It is made twice. train_memory_check estimates an upper bound from the headers of the model and
+ * the sizes of the data files, so that a limit that is far too small is refused before the model is
+ * read. train_loop_plan_memory plans before the first step, when model, data and trainer exist and
+ * the longest sample is known. Two phases follow one another: the steps (passes of the trainer,
+ * perhaps together with an engine) and the measuring of the results.
+ */
+#define _GNU_SOURCE
+#include "train/train_loop.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <sys/stat.h>
+
+enum {
+    ADAPTER_EXTRA_BYTES = 1 << 20, /* structs, hashes of the training data */
+    DATA_FACTOR = 8,               /* memory per byte of a data file, with parsing */
+    TOKENIZER_FACTOR = 12,         /* as in engine/memory_plan.c */
+    TOKENS_EXTRA = 256,            /* tokens that a chat template may add to a text */
+    COMPLETION_TOKEN_BYTES = 64,   /* ids, masks, log-probabilities of a token of a completion */
+};
+
+/* An adapter's parameters and their pack. */
+static size_t result_bytes(size_t params) {
+    return params * 2 * sizeof(float) + ADAPTER_EXTRA_BYTES;
+}
+
+size_t train_completions_bytes(int64_t n, int64_t longest) {
+    return (size_t)(n * longest) * COMPLETION_TOKEN_BYTES;
+}
+
+/* Bytes for the comparison of the results on samples of at most `longest` tokens. */
+static size_t measuring_bytes(const struct model_config *c, int64_t longest, struct pool *pool) {
+    int32_t len = (int32_t)MIN(longest, c->max_seq_len);
+    struct engine_options replies = {.max_seqs = 1, .max_len = len, .pool = pool};
+    engine_options_fit(c, &replies, 0);
+    return MAX(gate_eval_bytes(c, len, pool), engine_bytes(c, &replies));
+}
+
+/* The engine with the fewest bytes. */
+static size_t engine_least_bytes(const struct model_config *c, const struct engine_options *o) {
+    struct engine_options least = *o;
+    engine_options_fit(c, &least, 0);
+    return engine_bytes(c, &least);
+}
+
+/* Bytes that 8-bit optimizer states would save: a bit less than three quarters of the states. */
+static size_t saved_by_8bit(const struct train_loop *c) {
+    size_t bytes = 0;
+    if (c->o->optim && strcmp(c->o->optim, "adamw") != 0) return 0;
+    for (int i = 0; i < c->n; i++) bytes += trainer_optimizer_state_bytes(c->trainer, i);
+    return bytes / 10 * 7;
+}
+
+static int64_t longest_measured(const struct train_loop *c, int64_t longest) {
+    for (int i = 0; i < c->n; i++) longest = MAX(longest, c->jobs[i].longest_measured);
+    return longest;
+}
+
+static int limit_check(const struct train_loop *c, size_t least, int64_t longest,
+                       struct error *err) {
+    size_t saved = saved_by_8bit(c);
+    char *what = xasprintf("training on samples of up to %lld tokens", (long long)longest);
+    const struct memory_step need = {.what = what,
+                                     .least = least,
+                                     .remedy = saved ? "use --optim adamw_8bit" : NULL,
+                                     .saved = saved};
+    int rc = memory_check(c->m, &need, err);
+    free(what);
+    return rc;
+}
+
+int train_loop_plan_memory(struct train_loop *c, const struct train_memory_needs *n,
+                           struct error *err) {
+    const struct model_config *shape = &c->m->config;
+    struct train_memory *m = &c->memory;
+    if (!memory_limit_get()) return OK;
+    *m = (struct train_memory){.limit = memory_limit_get(), .other = n->other};
+    for (int i = 0; i < c->n; i++) m->other += result_bytes(c->initial_adapters[i]->n_data);
+    size_t measuring = measuring_bytes(shape, longest_measured(c, n->longest), c->pool),
+           engine = n->engine ? engine_least_bytes(shape, n->engine) : 0;
+    if (n->together > 0)
+        trainer_limit_passes(c->trainer, 0, PACK_MAX_TOKENS, n->together, n->longest, &m->pass);
+    size_t least = m->other + MAX(m->pass.bytes + engine, measuring);
+    if (limit_check(c, least, n->longest, err) != OK) return err->code;
+    m->used = memory_used(c->m);
+    size_t room = m->limit - m->used - m->other, passes = room - engine;
+    if (n->engine) passes = m->pass.bytes + (passes - m->pass.bytes) / 2;
+    if (n->together > 0) {
+        CHECK(trainer_limit_passes(c->trainer, passes, PACK_MAX_TOKENS, n->together, n->longest,
+                                   &m->pass));
+        c->pass_tokens = m->pass.rows;
+    }
+    if (n->engine) {
+        engine_options_fit(shape, n->engine, room - m->pass.bytes);
+        m->engine = engine_bytes(shape, n->engine);
+    }
+    m->passes = m->pass.bytes + m->engine < measuring ? measuring - m->engine : m->pass.bytes;
+    return OK;
+}
+
+/* before model and data are read */
+
+static size_t file_size(const char *path) {
+    struct stat st;
+    return stat(path, &st) == 0 ? (size_t)st.st_size : 0;
+}
+
+/* Bytes of the longest sample: of a .jsonl file its longest line, of others the whole file. */
+static size_t sample_size(const char *path) {
+    size_t longest = 0, cap = 0;
+    ssize_t n;
+    char *line = NULL;
+    if (!path_has_extension(path, ".jsonl")) return file_size(path);
+    FILE *f = fopen(path, "re");
+    while (f && (n = getline(&line, &cap, f)) >= 0) longest = MAX(longest, (size_t)n);
+    if (f) fclose(f);
+    free(line);
+    return longest;
+}
+
+/* Measures a list of FILE and NAME=FILE: the sum of their sizes, and the longest sample. */
+static void files_measure(const struct strings *files, size_t *sum, size_t *longest) {
+    for (int i = 0; i < files->n; i++) {
+        const char *equals = strchr(files->v[i], '='), *path = equals ? equals + 1 : files->v[i];
+        *sum += file_size(path);
+        *longest = MAX(*longest, sample_size(path));
+    }
+}
+
+/* Most tokens of a sample. A text has at most as many tokens as bytes. */
+static int64_t longest_possible(const struct train_settings *s, const struct model_config *c,
+                                size_t longest_sample) {
+    int64_t longest = c->max_seq_len;
+    if (longest_sample > 0) longest = MIN(longest, (int64_t)longest_sample + TOKENS_EXTRA);
+    return s->train.max_length > 0 ? MIN(longest, s->train.max_length) : longest;
+}
+
+/* The bytes of a method besides the trainer. */
+static size_t method_bytes(const struct train_settings *s, const struct model_config *c,
+                           const struct adapter_config *a, int64_t longest, struct pool *pool) {
+    struct train_options o = s->train;
+    enum train_method method;
+    struct error ignored; // the settings are checked
+    CHECK(train_method_parse(s->method, &method, &ignored) == OK);
+    train_options_fix(&o);
+    int64_t samples = o.bsz * o.grad_accum * s->data.n;
+    if (method == METHOD_ES) return es_bytes_bound(c, &s->es, a, longest, samples * longest);
+    if (method <= METHOD_DPO) return 0;
+    const struct engine_options engine = {.max_seqs = 1, .max_len = (int32_t)longest, .pool = pool};
+    size_t params = adapter_param_count(c, a);
+    return engine_least_bytes(c, &engine) + (size_t)s->data.n * 4 * result_bytes(params) +
+           train_completions_bytes(samples * s->policy.num_generations, longest);
+}
+
+/* Everything except the model, for samples of `longest` tokens. */
+static int training_bytes(const struct train_settings *s, const struct model_size *size,
+                          enum numeric_class cls, int64_t longest, struct pool *pool, size_t *out,
+                          struct error *err) {
+    struct adapter_config a;
+    int n = s->data.n;
+    *out = 0;
+    int rc = train_adapter_config(&s->train, &size->config, &a, err);
+    if (rc == OK)
+        *out = trainer_least_bytes(&size->config, cls, &a, n, &s->train, pool, longest) +
+               measuring_bytes(&size->config, longest, pool) +
+               2 * (size_t)n * result_bytes(adapter_param_count(&size->config, &a)) +
+               method_bytes(s, &size->config, &a, longest, pool);
+    free((void *)(uintptr_t)a.modules);
+    return rc;
+}
+
+int train_memory_check(const struct train_settings *s, const struct model_size *size,
+                       enum numeric_class cls, struct pool *pool, struct error *err) {
+    size_t model = size->weights + size->while_loading + size->tokenizer * TOKENIZER_FACTOR,
+           files = 0, longest = 0, least, enough;
+    if (training_bytes(s, size, cls, 1, pool, &least, err) != OK) return err->code;
+    if (model + least <= memory_room(NULL)) return OK;
+    files_measure(&s->data, &files, &longest);
+    files_measure(&s->gate.eval_data, &files, &longest);
+    files_measure(&s->gate.retain_data, &files, &longest);
+    training_bytes(s, size, cls, longest_possible(s, &size->config, longest), pool, &enough, err);
+    /* The initial adapter may have a larger rank than the options. */
+    struct adapter_size start = {0};
+    if (s->init_adapter && adapter_measure(s->init_adapter, DTYPE_F32, &start, err) != OK)
+        return err->code;
+    const struct memory_step need = {.what = "this training with its model",
+                                     .least = model + enough + files * DATA_FACTOR +
+                                              4 * start.resident + start.while_loading};
+    return memory_check(NULL, &need, err);
+}
+
+/* the plan as text and JSON */
+
+void train_memory_text(const struct train_memory *m, struct buf *out) {
+    const double mb = 1 << 20;
+    buf_printf(out, "memory: %.1f MB of %.1f: %.1f in use, %.1f for ",
+               (double)(m->used + m->passes + m->engine + m->other) / mb, (double)m->limit / mb,
+               (double)m->used / mb, (double)m->passes / mb);
+    if (m->pass.rows > 0)
+        buf_printf(out, "passes of up to %lld tokens%s", (long long)m->pass.rows,
+                   m->pass.checkpointing ? " with gradient checkpointing" : "");
+    else
+        buf_puts(out, "measuring");
+    if (m->engine) buf_printf(out, ", %.1f for the engine", (double)m->engine / mb);
+    buf_printf(out, ", %.1f for the rest", (double)m->other / mb);
+}
+
+json_t *train_memory_json(const struct train_memory *m) {
+    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I,s:b}", "limit", (json_int_t)m->limit, "used",
+                     (json_int_t)m->used, "passes", (json_int_t)m->passes, "engine",
+                     (json_int_t)m->engine, "other", (json_int_t)m->other, "pass_tokens",
+                     (json_int_t)m->pass.rows, "gradient_checkpointing",
+                     (int)m->pass.checkpointing);
+}

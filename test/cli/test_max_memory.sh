@@ -1,0 +1,89 @@
+#!/bin/sh
+# test_max_memory: commands that train or convert, under --max-memory: the peak of their memory stays below the limit,
+# their results are those of a run without a limit, and a limit that is too small is refused with one that will do.
+# Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary.
+set -u
+shoal=${SHOAL:-build/shoal}
+tmp=$(mktemp -d) || exit 1
+trap 'rm -rf "$tmp"' EXIT
+ok() { echo "ok $1"; }
+bad() { echo "not ok $1: $2"; }
+command -v python3 >/dev/null || { echo "skip --max-memory: python3 is not installed"; exit 0; }
+model=test/models/fry-1
+
+# run NAME ARGUMENTS…: runs shoal; its output is in $tmp/NAME.out, its peak in MB in $peak.
+run() {
+    name=$1
+    shift
+    python3 test/peak.py "$tmp/peak" "$shoal" "$@" >"$tmp/$name.out" 2>&1
+    code=$?
+    peak=$(cat "$tmp/peak")
+    return $code
+}
+
+# hash FILES…: one hash of all.
+hash() {
+    cat "$@" 2>/dev/null | sha256sum | cut -d' ' -f1
+}
+
+# within NAME LIMIT HASH-COMMAND ARGUMENTS…: the peak is below the limit in MB, and the result is $expected.
+within() {
+    what=$1 limit=$2 result=$3
+    shift 3
+    if ! run limited "$@" --max-memory "${limit}M"; then
+        bad "$what within $limit MB" "$(tail -c 300 "$tmp/limited.out")"
+    elif [ "$peak" -gt "$limit" ]; then bad "$what within $limit MB" "its peak is $peak MB"
+    elif [ "$($result)" != "$expected" ]; then bad "$what within $limit MB" "another result"
+    elif ! grep -q 'memory: .* MB of' "$tmp/limited.out"; then bad "$what within $limit MB" "no plan is printed"
+    else ok "$what within $limit MB, not $free_peak, same result"; fi
+}
+
+# limits NAME TIGHT RESULT ARGUMENTS…: without a limit, within TIGHT MB (0: not), and within the limit of a refusal.
+limits() {
+    what=$1 tight=$2 result=$3
+    shift 3
+    run free "$@" || { bad "$what without a limit" "$(tail -c 300 "$tmp/free.out")"; return; }
+    expected=$($result) free_peak=$peak
+    [ "$free_peak" -gt "$tight" ] || bad "$what" "its peak without a limit is $free_peak MB: the test shows nothing"
+    [ "$tight" -eq 0 ] || within "$what" "$tight" "$result" "$@"
+    run refused "$@" --max-memory 5M
+    code=$?
+    least=$(sed -n 's/.*raise --max-memory to \([0-9]*\)M.*/\1/p' "$tmp/refused.out")
+    if [ $code -ne 1 ] || [ -z "$least" ]; then bad "$what: 5 MB are refused" "exit $code: $(cat "$tmp/refused.out")"
+    else within "$what" "$least" "$result" "$@"; fi
+}
+
+# train
+
+adapter() { hash "$tmp/a/adapter_model.safetensors"; rm -rf "$tmp/a"; }
+train() {
+    what=$1 tight=$2
+    shift 2
+    limits "$what" "$tight" adapter train $model "$@" --out "$tmp/a" --runs "$tmp/runs"
+}
+train "train" 44 --data data/personas/critic.jsonl --max-steps 2 --bsz 32 --grad-accum 2 --r 16 --lora-dropout 0.1
+for i in $(seq 24); do
+    printf '{"prompt":"say %s and no more","chosen":"it is %s, and that is all","rejected":"no, not that"}\n' $i $i
+done >"$tmp/pairs.jsonl"
+train "train --method dpo" 46 --method dpo --data "$tmp/pairs.jsonl" --max-steps 1 --bsz 24 --grad-accum 1 --r 8
+train "train --method es" 0 --method es --data data/personas/critic.jsonl --max-steps 1 --r 8 --population 4
+train "train --method rloo" 60 --method rloo --data fry:pick --prefix answer: --max-steps 1 --bsz 2 --grad-accum 2 --r 8 \
+    --max-new-tokens 8
+
+# Between the estimate from the headers and the plan with the data: the refusal names the remedy.
+awk 'BEGIN { printf "{\"text\":\""; for (i = 0; i < 900; i++) printf "a b c "; print "\"}" }' >"$tmp/long.jsonl"
+run refused train $model --data "$tmp/long.jsonl" --out "$tmp/a" --runs "$tmp/runs" --max-steps 1 --r 32 --max-memory 52M
+code=$?
+least=$(sed -n 's/.*--optim adamw_8bit, with which \([0-9]*\)M will do.*/\1/p' "$tmp/refused.out")
+if [ $code -ne 1 ] || [ -z "$least" ]; then bad "the refusal names 8-bit states" "$(cat "$tmp/refused.out")"
+elif run limited train $model --data "$tmp/long.jsonl" --out "$tmp/a" --runs "$tmp/runs" --max-steps 1 --r 32 \
+    --optim adamw_8bit --max-memory "${least}M" && [ "$peak" -le "$least" ]; then ok "8-bit states fit into $least MB"
+else bad "8-bit states fit into $least MB" "peak $peak: $(tail -c 300 "$tmp/limited.out")"; fi
+
+# The plan without a run, as JSON; a recipe has the limit as an option.
+printf 'model: %s\ndata: data/personas/critic.jsonl\nmax_memory: 90M\ntrain:\n  max_steps: 2\n' "$model" >"$tmp/recipe.yaml"
+run plan train --dry-run "$tmp/recipe.yaml" --json
+if grep -q '"memory": *{[^}]*"limit": *94371840' "$tmp/plan.out"; then ok "--dry-run has the plan of a recipe's limit"
+else bad "--dry-run has the plan of a recipe's limit" "$(head -c 400 "$tmp/plan.out")"; fi
+run wrong train $model --data data/personas/critic.jsonl --out "$tmp/a" --max-memory 12
+[ $? -eq 2 ] && ok "a limit that is no size is a usage error" || bad "a limit that is no size" "$(cat "$tmp/wrong.out")"

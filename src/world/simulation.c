@@ -12,9 +12,11 @@
  */
 #include "world/internal.h"
 
+#include <malloc.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/prctl.h>
 
 enum {
     MAX_POLICIES = 4096,
@@ -592,6 +594,15 @@ static void buffers_alloc(struct simulation *s) {
     s->seeds = xcalloc((size_t)s->o->n_envs, sizeof *s->seeds);
 }
 
+/* For the whole process: memory becomes resident in pages of 4 KiB from now on, and large blocks
+ * return to the system when they are freed. The weights, which were loaded before, stay in huge
+ * pages. A trainer's activations are a few megabytes, of which a pass uses half: huge pages would
+ * make all of them resident. */
+static void memory_use_small_pages(void) {
+    prctl(PR_SET_THP_DISABLE, 1, 0, 0, 0); // if it fails, the simulation needs more memory
+    mallopt(M_MMAP_THRESHOLD, 1 << 16);
+}
+
 struct simulation *simulation_new(const struct model *m, const struct simulation_options *o,
                                   struct environment *const *envs, struct adapter *const *first,
                                   int n_first, struct pool *pool, struct error *err) {
@@ -615,6 +626,7 @@ struct simulation *simulation_new(const struct model *m, const struct simulation
         return NULL;
     }
     if (o->low_memory) { // decide for a few agents at a time; most prompts fit into one KV page
+        memory_use_small_pages();
         runner_options.max_rows = POLICY_BATCH_ROWS;
         runner_options.max_seqs = runner_options.n_pages = POLICY_BATCH_SEQS;
         runner_options.lora_elem = runner_options.kv_elem = DTYPE_F16;

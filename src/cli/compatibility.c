@@ -30,6 +30,7 @@ enum value_kind {
     VALUE_PERSONA,  /* the name of a built-in persona, or the text of a system message */
     VALUE_LEARNING, /* true or false */
     VALUE_ELITES,   /* a fraction of AGENTS */
+    VALUE_WHOLE,    /* a whole number, possibly with a decimal point: 100.0 */
     VALUE_NONE      /* without effect; `text` is the reason */
 };
 enum { AGENTS = 20, ENV_FILE_LIMIT = 1 << 16 };
@@ -67,6 +68,10 @@ static const struct foreign_word vllm_words[] = {
     {"lora-modules", "--adapter", NULL, VALUE_MODULE, "`--adapter`; NAME=DIR, or NAME:DIR"},
     {0},
 };
+static const char food_grows[] = "food grows on single cells: --food and --food-every";
+static const char rule_agents[] =
+    "all agents of a world have one kind of policy: --policy model rule compares both kinds";
+static const char live_view[] = "--watch shows the world live; + and - change its speed";
 static const struct foreign_word world_words[] = {
     {"MODEL_PATH", NULL, "models/smollm-135m-instruct.q4_k_m.gguf", VALUE_MODEL,
      "the argument MODEL; by default `models/smollm-135m-instruct.q4_k_m.gguf` if it exists, else "
@@ -82,6 +87,22 @@ static const struct foreign_word world_words[] = {
     {"BATCH_SIZE", "--batch-size", NULL, VALUE_TEXT, "`--batch-size`"},
     {"MUTATION_RATE", "--mutation-rate", NULL, VALUE_TEXT, "`--mutation-rate`"},
     {"ELITE_RATIO", "--elites", NULL, VALUE_ELITES, "`--elites`: this fraction of 20, at least 2"},
+    {"WORLD_SIZE", "--size", NULL, VALUE_WHOLE, "`--size`"},
+    {"INITIAL_ENERGY", "--energy", NULL, VALUE_WHOLE, "`--energy`"},
+    {"ENERGY_FROM_FOOD", "--food-energy", NULL, VALUE_WHOLE,
+     "`--food-energy`: energy for food that is brought home"},
+    {"NUM_LLM_AGENTS", "--agents", NULL, VALUE_WHOLE, "`--agents`"},
+    {"ENERGY_PER_STEP", NULL, NULL, VALUE_NONE,
+     "a step costs 1 energy: divide --energy and --food-energy by this value"},
+    {"INITIAL_FOOD_PATCHES", NULL, NULL, VALUE_NONE, food_grows},
+    {"FOOD_PATCH_SIZE", NULL, NULL, VALUE_NONE, food_grows},
+    {"FOOD_PATCH_AMOUNT", NULL, NULL, VALUE_NONE, food_grows},
+    {"MODE", NULL, NULL, VALUE_NONE, rule_agents},
+    {"NUM_RULE_AGENTS", NULL, NULL, VALUE_NONE, rule_agents},
+    {"RENDER_INTERVAL", NULL, NULL, VALUE_NONE, live_view},
+    {"SHOW_GRID", NULL, NULL, VALUE_NONE, live_view},
+    {"CONTEXT_SIZE", NULL, NULL, VALUE_NONE, "a prompt has up to 128 tokens"},
+    {"OPENAI_API_KEY", NULL, NULL, VALUE_NONE, "models run in Shoal itself, without a key"},
     {"DOWNLOAD_MODEL", NULL, NULL, VALUE_NONE,
      "a document of that program; 'shoal pull' downloads models"},
     {"ARCHITECTURE", NULL, NULL, VALUE_NONE,
@@ -214,6 +235,13 @@ static char *elites_value(const char *text) {
     return xasprintf("%d", MAX(2, (int)(AGENTS * ratio)));
 }
 
+static char *whole_value(const char *text) {
+    size_t digits = strspn(text, "0123456789");
+    const char *rest = text + digits;
+    bool whole = digits && *rest == '.' && !rest[1 + strspn(rest + 1, "0")];
+    return whole ? xstrndup(text, digits) : xstrdup(text);
+}
+
 /* The value for Shoal's option, malloc'ed. is_default: it is the fallback of the word. */
 static char *value_convert(const struct foreign_word *w, const char *text, bool is_default) {
     char *model;
@@ -231,6 +259,8 @@ static char *value_convert(const struct foreign_word *w, const char *text, bool 
         return xstrdup(learning_value(text));
     case VALUE_ELITES:
         return elites_value(text);
+    case VALUE_WHOLE:
+        return whole_value(text);
     case VALUE_TEXT:
     case VALUE_NONE:
         break;
@@ -296,6 +326,20 @@ static char *env_file_value(const char *text, const char *name) {
         line = end ? end + 1 : NULL;
     }
     return NULL;
+}
+
+/* Warns about each variable of a .env file that is not one of the words. */
+static void unknown_variables_warn(const char *text, const struct foreign_word *words) {
+    for (const char *line = text; line && *line;) {
+        const char *p = line + strspn(line, " \t"), *end = strchr(line, '\n');
+        if (strncmp(p, "export ", 7) == 0) p += 7;
+        size_t n = strspn(p, "ABCDEFGHIJKLMNOPQRSTUVWXYZ_0123456789");
+        const struct foreign_word *w = words;
+        while (w->name && (strlen(w->name) != n || strncmp(w->name, p, n) != 0)) w++;
+        if (n && !w->name && p[n + strspn(p + n, " \t")] == '=')
+            log_warn(".env: %.*s is not known and has no effect", (int)n, p);
+        line = end ? end + 1 : NULL;
+    }
 }
 
 static void variable_value(const struct foreign_line *l, const char *name, struct strings *out) {
@@ -411,6 +455,7 @@ int compatibility_translate(int argc, char **argv, struct strings *line, struct 
     for (int i = 0; i < l.argc; i++) log_quiet |= strcmp(l.argv[i], "--quiet") == 0;
     if (c->words == world_words) file_read(".env", ENV_FILE_LIMIT, &env, &ignored);
     l.env = env.data;
+    if (l.env) unknown_variables_warn(l.env, c->words);
     l.used = xcalloc((size_t)l.argc + 1, sizeof *l.used);
     line_translate(c, &l, line);
     line_note(line);

@@ -10,7 +10,8 @@ tmp=$(mktemp -d) || exit 1
 trap 'rm -rf "$tmp"' EXIT
 export SHOAL_CONFIG='' SHOAL_CACHE="$tmp/cache" SHOAL_DEBATE_MAX_TOKENS=4 SHOAL_WORLD_AGENTS=5 SHOAL_WORLD_STEPS=5 SHOAL_WORLD_GENERATIONS=1 \
     SHOAL_WORLD_EVAL_MAPS=1
-unset MODEL_PATH MODEL_TYPE MAX_TOKENS TEMPERATURE ENABLE_ONLINE_LEARNING LORA_RANK LEARNING_RATE BATCH_SIZE MUTATION_RATE ELITE_RATIO
+unset MODEL_PATH MODEL_TYPE MAX_TOKENS TEMPERATURE ENABLE_ONLINE_LEARNING LORA_RANK LEARNING_RATE BATCH_SIZE MUTATION_RATE ELITE_RATIO WORLD_SIZE INITIAL_ENERGY \
+    ENERGY_FROM_FOOD NUM_LLM_AGENTS ENERGY_PER_STEP MODE
 
 ok() { echo "ok $1"; }
 bad() { echo "not ok $1: $2"; }
@@ -137,10 +138,21 @@ export LEARNING_RATE="0.0001"
 BATCH_SIZE=8
 MUTATION_RATE=0.1
 ELITE_RATIO=0.2  # top 20%
+WORLD_SIZE = 12
+INITIAL_ENERGY=100.0
+ENERGY_FROM_FOOD=20.0
+NUM_LLM_AGENTS=3
+ENERGY_PER_STEP=0.5
+MODE="mixed"
+CURIOSITY=0.5
 END
 works "./run.sh"
 holds "the keys of .env are options" \
     "this is: shoal world --world legacy models/smollm-135m-instruct.q4_k_m.gguf --temperature 0.7 --learn gradient --r 4 --lr 0.0001 --batch-size 8 --mutation-rate 0.1 --elites 4" "$tmp/err"
+holds "and rules of survival" "--elites 4 --size 12 --energy 100 --food-energy 20 --agents 3" "$tmp/err"
+holds "a key of another kind of policy" "MODE: all agents of a world have one kind of policy" "$tmp/err"
+holds "the energy of a step" "ENERGY_PER_STEP: a step costs 1 energy" "$tmp/err"
+holds "an unknown key" ".env: CURIOSITY is not known and has no effect" "$tmp/err"
 for key in MODEL_TYPE MAX_TOKENS; do holds "$key has no effect" "$key: a" "$tmp/err"; done
 export ENABLE_ONLINE_LEARNING=false DOWNLOAD_MODEL=1 ARCHITECTURE=1
 works "python main.py --dry-run"

@@ -1,5 +1,5 @@
 /*
- * engine: which rows a step runs.
+ * schedule: which rows of the engine a step runs.
  *
  * Every decoding request gets its row. The other rows go to the known tokens of prompts, suffixes
  * and choices: the request with the fewest remaining rows first, so that a short prompt does not

@@ -327,6 +327,23 @@ void thread_lower_priority(int nice);
 
 double clock_now(void);        /* seconds, monotonic */
 char *clock_utc(char out[32]); /* "2026-11-21T09:30:00Z" */
+/*
+ * Joules that the processor packages of this machine used, from an arbitrary time on; the
+ * difference of two values is the energy in between, of all programs. NaN if the counters (RAPL,
+ * $SHOAL_POWERCAP or /sys/class/powercap) cannot be read, so a sum with it is NaN too. Any thread
+ * may call it. It is an observation like clock_now: never part of hashes, decisions or tables.
+ */
+double energy_now(void);
+/* The same for the counters in a folder, from energy_meter_new on. One thread at a time; a meter
+ * that is not read for longer than energy_meter_period seconds may miss an overflow of a counter.
+ * NULL: the folder has no readable package. */
+struct energy_meter *energy_meter_new(const char *folder);
+double energy_meter_read(struct energy_meter *m);
+double energy_meter_period(const struct energy_meter *m);
+void energy_meter_free(struct energy_meter *m);
+/* Adds {joules, joules_per_token} to the costs `v` of a report, if the joules are known (no NaN);
+ * joules_per_token only if tokens > 0. */
+void energy_add_json(json_t *v, double joules, int64_t tokens);
 /* A field of /proc/self/status in bytes: "VmRSS", "VmHWM"; 0 if it is not available. */
 size_t process_memory(const char *name);
 /* Total and available memory in bytes; -1: unknown. The limits of the control groups of this

@@ -77,6 +77,8 @@ int cmd_evolve_replay(const struct cli_options *c, const char *runs, const char 
                       int64_t generation, struct error *err);
 /* Checks the value of --compat; NULL is valid. */
 int cli_compat_check(const char *compat, struct error *err);
+/* Logs the joules that a command used, if they are known (no NaN). */
+void cli_energy_log(double joules);
 /* Prints one JSON object as a line on stdout and releases it. */
 void cli_print_json(json_t *v);
 /* Prints the plan of a command: JSON under "dry_run", or one line per key. */

@@ -16,6 +16,7 @@
 
 #include <inttypes.h>
 #include <malloc.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -172,20 +173,23 @@ static void history_append(const struct bench *b, const struct variant *v, doubl
             v->adapters, tps, ratio);
 }
 
+/* joules: per token; NaN: not known. */
 static void print_variant(const struct bench *b, const struct variant *v, double tps, double ratio,
-                          double ops, double bytes) {
+                          double ops, double bytes, double joules) {
     double peak = b->peak > 0 ? ops / b->peak : 0,
            band = b->bandwidth > 0 ? bytes / b->bandwidth : 0;
     if (b->history) history_append(b, v, tps, ratio);
     if (b->c->json) {
-        cli_print_json(json_pack(
+        json_t *row = json_pack(
             "{s:s,s:s,s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:f,s:f,s:f,s:f,s:f}", "what",
             v->what, "shape", shape_name(b), "quant", tensor_type_name(b->m->type), "lora",
             b->o->lora, "kv", dtype_name(b->kv), "level", kernels_get()->name, "class",
             b->m->cls == NUMERIC_EXACT ? "exact" : "fast", "threads", pool_size(b->pool), "batch",
             v->batch, "tokens", v->tokens, "adapters", v->adapters, "rank",
             v->adapters ? (int)b->o->rank : 0, "tps", tps, "ratio", ratio, "gops", 1e-9 * ops,
-            "peak_share", peak, "bandwidth_share", band));
+            "peak_share", peak, "bandwidth_share", band);
+        if (!isnan(joules)) json_object_set_new(row, "joules_per_token", json_real(joules));
+        cli_print_json(row);
         return;
     }
     printf("%-9s batch %3d  tokens %4d  adapters %4d  %9.1f tokens/s  x %.3f", v->what, v->batch,
@@ -193,6 +197,7 @@ static void print_variant(const struct bench *b, const struct variant *v, double
     if (ops > 0) printf("  %7.1f Gop/s", 1e-9 * ops);
     if (peak > 0) printf("  %5.1f %% of peak", 100 * peak);
     if (band > 0 && v->batch == 1) printf("  %5.1f %% of bandwidth", 100 * band);
+    if (!isnan(joules)) printf("  %.3g J/token", joules);
     printf("\n");
     fflush(stdout);
 }
@@ -201,11 +206,15 @@ static void print_variant(const struct bench *b, const struct variant *v, double
  * last variant. */
 static double group_run(struct bench *b, const struct variant *v, int n, double ops_a_unit) {
     double *t = xcalloc((size_t)n * MAX_REPS, sizeof *t), ratio[MAX_REPS], seconds[MAX_REPS],
-           last = 0;
+           last = 0, *joules = xcalloc((size_t)n, sizeof *joules);
     int64_t reps = b->o->reps;
     for (int i = 0; i < n; i++) v[i].seconds(b, &v[i]);
     for (int64_t r = 0; r < reps; r++)
-        for (int i = 0; i < n; i++) t[i * MAX_REPS + r] = v[i].seconds(b, &v[i]);
+        for (int i = 0; i < n; i++) {
+            double before = energy_now();
+            t[i * MAX_REPS + r] = v[i].seconds(b, &v[i]);
+            joules[i] += energy_now() - before;
+        }
     for (int i = 0; b->rc == OK && i < n; i++) {
         for (int64_t r = 0; r < reps; r++) {
             seconds[r] = t[i * MAX_REPS + r];
@@ -213,9 +222,10 @@ static double group_run(struct bench *b, const struct variant *v, int n, double 
         }
         double tps = last = v[i].units / median(seconds, reps);
         print_variant(b, &v[i], tps, median(ratio, reps), ops_a_unit * tps,
-                      tps / v[i].batch * weight_bytes(b->m));
+                      tps / v[i].batch * weight_bytes(b->m), joules[i] / v[i].units / (double)reps);
     }
     free(t);
+    free(joules);
     return v[n - 1].units / last;
 }
 
@@ -248,7 +258,7 @@ static void bench_peak(struct bench *b, enum tensor_type type) {
     }
     b->peak = 2.0 * ROWS * K * N / median(t, b->o->reps);
     struct variant v = {.what = "peak", .batch = ROWS};
-    if (is_selected(b->o, "peak")) print_variant(b, &v, 0, 1, b->peak, 0);
+    if (is_selected(b->o, "peak")) print_variant(b, &v, 0, 1, b->peak, 0, NAN);
     arena_release(&arena);
 }
 

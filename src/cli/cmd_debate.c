@@ -127,7 +127,7 @@ static int task_result_print(const struct debate_session *s, const struct eval_t
 }
 
 static int topic_result_print(const struct debate_session *s, const struct task_item *topic,
-                              const struct debate *d, struct error *err) {
+                              const struct debate *d, double joules, struct error *err) {
     json_t *data = json_object(), *choices = json_array(),
            *transcript = debate_transcript_json(d, s->team->v, topic, 0);
     for (int i = 0; i < topic->n_choices; i++)
@@ -137,6 +137,7 @@ static int topic_result_print(const struct debate_session *s, const struct task_
         json_pack("{s:o,s:o}", "question",
                   json_string_lossy(topic->question, strlen(topic->question)), "choices", choices);
     manifest_add_json(data, "topic", asked);
+    energy_add_json(transcript, joules, d->prefilled + d->generated);
     int rc = result_print(s, transcript, data, err);
     json_decref(asked);
     json_decref(transcript);
@@ -145,10 +146,14 @@ static int topic_result_print(const struct debate_session *s, const struct task_
 
 static int task_run(struct debate_session *s, const struct eval_task *b, struct buf *page,
                     struct error *err) {
+    double joules = energy_now();
     json_t *r = debate_request_run_task(&s->o->request, &s->llm_client, s->team, b, err);
     if (!r) return err->code;
+    joules = energy_now() - joules;
+    if (s->c->json) energy_add_json(r, joules, 0); // the debate and its baselines
     int rc = s->c->json ? task_result_print(s, b, r, err) : OK;
     if (!s->c->json) debate_report_print(r, stdout);
+    if (!s->c->json) cli_energy_log(joules);
     if (page) debate_report_html(r, page);
     json_decref(r);
     return rc;
@@ -164,9 +169,11 @@ static int tasks_run(struct debate_session *s, const struct debate_questions *q,
 static int topic_run(struct debate_session *s, const struct debate_questions *q, struct buf *page,
                      struct error *err) {
     struct debate d;
+    double joules = energy_now();
     int rc = debate_run(&s->llm_client, s->team->v, s->team->n, q->topic, 1, &s->team->options, &d,
                         NULL, err);
-    if (rc == OK && s->c->json) rc = topic_result_print(s, q->topic, &d, err);
+    joules = energy_now() - joules;
+    if (rc == OK && s->c->json) rc = topic_result_print(s, q->topic, &d, joules, err);
     if (rc == OK && !s->c->json) print_topic(s->o, s->team, q->topic, &d, s->team->options.vote);
     if (rc == OK && page) {
         json_t *transcript = debate_transcript_json(&d, s->team->v, q->topic, 0);

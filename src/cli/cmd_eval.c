@@ -10,6 +10,7 @@
 #include "swarm/swarm.h"
 
 #include <dirent.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -284,6 +285,10 @@ static void summary_print(const struct eval_task *b, const char *candidate,
                "", 100 * s->versus.diff.value, 100 * s->versus.diff.lo, 100 * s->versus.diff.hi,
                (long long)s->versus.only_a, (long long)s->versus.only_b, s->versus.p, s->p_holm,
                s->equivalent ? "; the same within 2 points" : "");
+    if (!isnan(c->joules))
+        printf("%15s%.1f J, %.3g J per answer, %.3g J per token\n", "", c->joules,
+               c->joules / (double)MAX(s->n, 1),
+               c->joules / (double)MAX(c->prefilled + c->generated, 1));
     if (s->n_clusters > 1 && s->n_clusters < s->n)
         printf("%15s%lld clusters: %.2f … %.2f\n", "", (long long)s->n_clusters,
                100 * s->clustered.lo, 100 * s->clustered.hi);

@@ -81,19 +81,23 @@ static const struct recipe_section sections[] = {{"", evolve_recipe_rows},
                                                  {"es", es_option_rows},
                                                  {0}};
 
-static void print_result(const struct cli_options *c, const struct options *o, json_t *result) {
+/* joules: those of this process. The stored result does not have them. */
+static void print_result(const struct cli_options *c, const struct options *o, json_t *result,
+                         double joules) {
     const char *id = json_string_value(json_object_get(result, "run"));
     if (!c->json) {
         evolve_run_print(result, stdout);
         printf("\n%s/%s/report.html shows it; adapters are next to it, everything else is in "
                "%s/shoal.db\n",
                o->runs, id, o->runs);
+        cli_energy_log(joules);
         json_decref(result);
         return;
     }
     json_object_del(result, "debate");
     json_object_del(result, "generations");
     json_object_del(result, "manifest");
+    energy_add_json(result, joules, 0);
     cli_print_json(result);
 }
 
@@ -118,6 +122,7 @@ static int run_recipe(const struct cli_options *c, const struct options *o, cons
     char *path = cli_find_file(recipe);
     struct evolve_env env = env_init(c, o->runs);
     json_t *result = NULL;
+    double joules = energy_now();
     int rc = evolve_recipe_load(&loaded, path, err);
     if (rc == OK) {
         if (o->seed >= 0) loaded.seed = o->seed;
@@ -131,7 +136,7 @@ static int run_recipe(const struct cli_options *c, const struct options *o, cons
     }
     if (result) {
         char *id = xstrdup(json_get_string(result, "run"));
-        print_result(c, o, result);
+        print_result(c, o, result, energy_now() - joules);
         if (!c->json) print_next_step(o, &loaded, id);
         free(id);
     }
@@ -156,12 +161,13 @@ static int run_resume(const struct cli_options *c, const void *options, const st
                       struct error *err) {
     const struct options *o = options;
     struct evolve_env env = env_init(c, o->runs);
+    double joules = energy_now();
     json_t *result = o->dry_run ? evolve_run_resume_plan(&env, args->v[0], err)
                                 : evolve_run_resume(&env, args->v[0], err);
     if (result && o->dry_run)
         cli_print_dry_run(c, result);
     else if (result)
-        print_result(c, o, result);
+        print_result(c, o, result, energy_now() - joules);
     pool_free(env.pool);
     return result ? OK : err->code;
 }
@@ -170,6 +176,7 @@ static int run_fork(const struct cli_options *c, const void *options, const stru
                     struct error *err) {
     const struct options *o = options;
     struct evolve_env env = env_init(c, o->runs);
+    double joules = energy_now();
     const struct evolve_fork fork = {.parent = args->v[0],
                                      .generation = (int)o->at,
                                      .recipe = o->recipe,
@@ -180,7 +187,7 @@ static int run_fork(const struct cli_options *c, const void *options, const stru
     if (result && o->dry_run)
         cli_print_dry_run(c, result);
     else if (result)
-        print_result(c, o, result);
+        print_result(c, o, result, energy_now() - joules);
     pool_free(env.pool);
     return result ? OK : err->code;
 }

@@ -169,8 +169,10 @@ static int train_with_model(const struct cli_options *c, const struct train_comm
     struct result_context context = {c->json, o->settings.data.n};
     out.on_result = on_result;
     out.ctx = &context;
+    double joules = energy_now();
     int rc = train_request_open(&q, &o->settings, m, pool, err);
     if (rc == OK) rc = o->dry_run ? train_plan_print(c, &q, err) : train_and_publish(&q, &out, err);
+    if (rc == OK && !o->dry_run) cli_energy_log(energy_now() - joules);
     if (rc == OK && !o->dry_run) setup_print_peak_memory(c, memory_limit_get());
     train_request_close(&q);
     return rc;

@@ -198,7 +198,7 @@ static int episodes_run(const struct options *o, const struct players *p, struct
                         struct error *err) {
     struct progress bar;
     struct world *w = xcalloc(1, sizeof *w);
-    double began = clock_now();
+    double began = clock_now(), joules = energy_now();
     int64_t done = 0, ticks = 0;
     int rc = OK;
     progress_start(&bar, "worlds", p->n * o->maps);
@@ -209,6 +209,7 @@ static int episodes_run(const struct options *o, const struct players *p, struct
             progress_update(&bar, ++done, p->v[i].name);
         }
     double seconds = MAX(clock_now() - began, 1e-9);
+    if (rc == OK) cli_energy_log(energy_now() - joules);
     if (rc == OK)
         log_info("%lld ticks of %lld agents, %.0f ticks a second", (long long)ticks,
                  (long long)o->agents, (double)ticks / seconds);
@@ -677,12 +678,14 @@ static int model_play(const struct cli_options *c, const struct options *o, cons
                                          .m = m,
                                          .pool = pool};
     bool player = o->watch || o->record || o->replay || o->maps || o->policies.n || o->policy_pipe;
+    double joules = energy_now();
     if (!m) rc = err->code;
     if (rc == OK && player && o->simulation.dry_run)
         rc = error_set(err, ERR_USAGE,
                        "--dry-run is for simulations, not for a player of one world");
     if (rc == OK)
         rc = player ? players_run(c, &full, &request, err) : world_simulate(c, &request, err);
+    if (rc == OK && !player && !o->simulation.dry_run) cli_energy_log(energy_now() - joules);
     external_envs_free(external);
     model_close(m);
     pool_free(pool);

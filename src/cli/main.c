@@ -7,6 +7,7 @@
 #include "cli/settings.h"
 #include "hub/hub.h"
 
+#include <math.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,6 +20,11 @@ enum numeric_class cli_numeric_class(const struct cli_options *c) {
 int cli_compat_check(const char *compat, struct error *err) {
     if (!compat || strcmp(renamed_value("compat", compat), "legacy") == 0) return OK;
     return error_set(err, ERR_USAGE, "no compatibility with '%s'; there is legacy", compat);
+}
+
+void cli_energy_log(double joules) {
+    if (!isnan(joules))
+        log_info("energy: %.1f J of the processor packages, with all other programs", joules);
 }
 
 void cli_print_json(json_t *v) {

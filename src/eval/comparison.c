@@ -6,6 +6,7 @@
  */
 #include "eval/eval.h"
 
+#include <math.h>
 #include <stdlib.h>
 
 /* Runs every candidate on every task. */
@@ -22,8 +23,10 @@ static int answers_collect(struct eval_comparison *c, struct error *err) {
             int slot = i * c->n_candidates + k;
             c->results[slot] = try_calloc((size_t)t->n_questions, sizeof **c->results, err);
             if (!c->results[slot]) return err->code;
+            double joules = energy_now();
             rc = candidate->answer(candidate->ctx, t, c->results[slot], &c->summaries[slot].cost,
                                    &p, done, err);
+            c->summaries[slot].cost.joules = energy_now() - joules;
             done += t->n_questions;
         }
     if (rc == OK) progress_finish(&p, NULL);
@@ -95,6 +98,9 @@ json_t *eval_summary_json(const struct eval_task *b, const char *candidate, cons
                                         (json_int_t)s->truncated, "calls", (json_int_t)c->calls,
                                         "prefilled", (json_int_t)c->prefilled, "generated",
                                         (json_int_t)c->generated, "seconds", c->seconds));
+    energy_add_json(v, c->joules, c->prefilled + c->generated);
+    if (!isnan(c->joules))
+        json_object_set_new(v, "joules_per_answer", json_real(c->joules / (double)MAX(s->n, 1)));
     json_object_set_new(v, "detectable",
                         json_real(stats_min_detectable_effect(s->n, EVAL_DISCORDANT)));
     json_object_set_new(v, "kind", json_string(kind));

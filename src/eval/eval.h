@@ -297,7 +297,7 @@ struct eval_result {
 };
 struct eval_cost {
     int64_t calls, prefilled, generated;
-    double seconds;
+    double seconds, joules; /* joules: of the whole machine, see energy_now; NaN: not known */
 };
 struct eval_candidate {
     const char *name;

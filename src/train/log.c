@@ -63,7 +63,7 @@ struct train_log {
     json_t *pending;              /* lines not yet in the store */
     int n;                        /* number of names with curves */
     struct curve *curves, *bands; /* [N_CHARTS][n], once names are known */
-    double seconds;               /* seconds that earlier processes of this run took */
+    double seconds, joules;       /* time and energy of earlier processes of this run */
     int64_t last_step;            /* step of the last line in the file */
 };
 
@@ -71,8 +71,8 @@ static json_t *number_json(double x) {
     return isfinite(x) ? json_real(x) : json_null();
 }
 
-/* {step, loss, lr, grad_norm, tokens, targets, tokens_per_s, seconds, rss, peak, losses} and the
- * metrics of the method. A number that is not finite becomes null. */
+/* {step, loss, lr, grad_norm, tokens, targets, tokens_per_s, seconds, rss, peak, losses}, joules if
+ * they are known, and the metrics of the method. A number that is not finite becomes null. */
 static json_t *train_event_json(const struct train_event *e) {
     json_t *losses = json_object();
     for (int j = 0; j < e->n; j++)
@@ -84,6 +84,7 @@ static json_t *train_event_json(const struct train_event *e) {
                              "tokens_per_s", number_json(e->tokens_per_s), "seconds", e->seconds,
                              "rss", (json_int_t)process_memory("VmRSS"), "peak",
                              (json_int_t)process_memory("VmHWM"), "losses", losses);
+    energy_add_json(line, e->joules, 0);
     if (e->extra_metrics) json_object_update(line, (json_t *)(uintptr_t)e->extra_metrics);
     return line;
 }
@@ -218,6 +219,7 @@ static bool earlier_line_keep(void *ctx, const json_t *line) {
     l->last_step = (int64_t)step;
     l->seconds = number_at(line, "seconds");
     if (!isfinite(l->seconds)) l->seconds = 0;
+    l->joules = number_at(line, "joules");
     return true;
 }
 
@@ -301,6 +303,7 @@ static int log_update(void *ctx, const struct train_event *e, struct error *err)
     struct train_log *l = ctx;
     struct train_event event = *e;
     event.seconds += l->seconds;
+    event.joules += l->joules;
     json_t *line = train_event_json(&event);
     int rc = log_line_write(l->f, line, err);
     if (rc) error_wrap(err, "'%s'", l->path);

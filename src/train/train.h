@@ -54,6 +54,7 @@ int sft_run(const struct model *m, struct train_job *jobs, int n, const struct t
 struct train_event {
     int64_t step, steps;              /* steps done, total */
     double lr, seconds, tokens_per_s; /* seconds since the run began or continued */
+    double joules;                    /* since then, see energy_now; NaN: not known */
     const struct update_stats *stats;
     const struct train_job *jobs; /* their last_loss is the loss of this step's last update */
     int n;

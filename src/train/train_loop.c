@@ -50,7 +50,8 @@ struct train_loop train_loop_make(const struct model *m, struct train_job *jobs,
                                .data = xcalloc((size_t)n, sizeof(char *)),
                                .saved = -1,
                                .pass_tokens = PACK_MAX_TOKENS,
-                               .run_started = clock_now()};
+                               .run_started = clock_now(),
+                               .run_joules = energy_now()};
 }
 
 int32_t train_loop_max_length(const struct train_loop *c) {
@@ -219,6 +220,7 @@ static int train_loop_report_step(const struct train_loop *c, int64_t done,
                             .steps = c->steps,
                             .lr = c->lr,
                             .seconds = now - c->run_started,
+                            .joules = energy_now() - c->run_joules,
                             .tokens_per_s = speed,
                             .stats = &c->stats,
                             .jobs = c->jobs,

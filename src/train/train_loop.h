@@ -44,7 +44,7 @@ struct train_loop {
     enum lr_schedule schedule;
     int64_t saved; /* the step that `checkpoint` holds; -1: none */
     /* times of clock_now: when the run was begun or resumed, and when the step began */
-    double run_started, step_started;
+    double run_started, step_started, run_joules; /* run_joules: energy_now at the start */
     /* statistics of the last update, with the tokens and targets of the whole step */
     struct update_stats stats;
     double lr;                            /* learning rate of the last update */

@@ -647,6 +647,66 @@ static void assert_memory_info(int64_t total_kib, int64_t available_kib) {
     assert_int_equal(m.available, available_kib << 10);
 }
 
+/* A domain of the powercap interface with its counter and range in microjoules. */
+static void energy_domain_create(const char *folder, const char *domain, const char *name,
+                                 const char *counter, const char *range) {
+    const char *const files[][2] = {
+        {"name", name}, {"energy_uj", counter}, {"max_energy_range_uj", range}};
+    for (size_t i = 0; i < ARRAY_LEN(files); i++) {
+        char *path = xasprintf("%s/%s/%s", folder, domain, files[i][0]);
+        system_file_create(path, files[i][1]);
+        free(path);
+    }
+}
+
+/* Two packages, one of which overflows; parts of a package and the platform do not count. */
+static void test_energy(void **state) {
+    (void)state;
+    const char *folder = "powercap";
+    energy_domain_create(folder, "intel-rapl:0", "package-0\n", "1000000\n", "5000000\n");
+    energy_domain_create(folder, "intel-rapl:0:0", "core\n", "1\n", "5000000\n");
+    energy_domain_create(folder, "intel-rapl:1", "package-1\n", "4000000\n", "5000000\n");
+    energy_domain_create(folder, "intel-rapl:2", "psys\n", "1\n", "5000000\n");
+    struct energy_meter *m = energy_meter_new(scratch_path("sys-root/powercap"));
+    assert_non_null(m);
+    assert_true(fabs(energy_meter_period(m) - 0.0025) < 1e-9); // 5 J at 2000 W
+    assert_true(energy_meter_read(m) == 0);
+    system_file_create("powercap/intel-rapl:0/energy_uj", "2500000\n");
+    system_file_create("powercap/intel-rapl:0:0/energy_uj", "900000\n");
+    system_file_create("powercap/intel-rapl:1/energy_uj", "4250000\n");
+    system_file_create("powercap/intel-rapl:2/energy_uj", "900000\n");
+    assert_true(fabs(energy_meter_read(m) - 1.75) < 1e-9);
+    system_file_create("powercap/intel-rapl:1/energy_uj", "500000\n"); // 0.75 J to 5 J, then 0.5 J
+    assert_true(fabs(energy_meter_read(m) - 3) < 1e-9);
+    assert_true(fabs(energy_meter_read(m) - 3) < 1e-9);
+    system_file_create("powercap/intel-rapl:1/energy_uj", "\n");
+    assert_true(isnan(energy_meter_read(m)));
+    system_file_create("powercap/intel-rapl:1/energy_uj", "600000\n");
+    assert_true(isnan(energy_meter_read(m))); // the missed energy is not known
+    energy_meter_free(m);
+    assert_int_equal(unlink(scratch_path("sys-root/powercap/intel-rapl:0/energy_uj")), 0);
+    assert_null(energy_meter_new(scratch_path("sys-root/powercap"))); // one package is unreadable
+    assert_null(energy_meter_new(scratch_path("no-root")));
+    json_t *v = json_object();
+    energy_add_json(v, NAN, 10);
+    assert_int_equal(json_object_size(v), 0);
+    energy_add_json(v, 5, 10);
+    assert_true(json_get_number(v, "joules") == 5 && json_get_number(v, "joules_per_token") == 0.5);
+    json_decref(v);
+}
+
+/* The process's meter reads $SHOAL_POWERCAP. It is the only user of energy_now in this program. */
+static void test_energy_now(void **state) {
+    (void)state;
+    energy_domain_create("powercap-now", "intel-rapl:0", "package-0\n", "1000000\n",
+                         "262143328850\n");
+    setenv("SHOAL_POWERCAP", scratch_path("sys-root/powercap-now"), 1);
+    double start = energy_now();
+    system_file_create("powercap-now/intel-rapl:0/energy_uj", "3000000\n");
+    assert_true(fabs(energy_now() - start - 2) < 1e-9);
+    unsetenv("SHOAL_POWERCAP");
+}
+
 static void test_memory_info(void **state) {
     (void)state;
     struct memory_info none = memory_info(scratch_path("no-root")), own = memory_info("/");
@@ -1715,6 +1775,7 @@ int main(void) {
         cmocka_unit_test(test_mapped_file_shrinks),
         cmocka_unit_test(test_error_reasons),
         cmocka_unit_test(test_memory_info),
+        cmocka_unit_test(test_energy),
         cmocka_unit_test(test_hashes),
         cmocka_unit_test(test_sha256_in_parts),
         cmocka_unit_test(test_philox),
@@ -1750,6 +1811,7 @@ int main(void) {
         cmocka_unit_test(test_json_bounded),
         cmocka_unit_test(test_json_each),
         cmocka_unit_test(test_json_each_errors),
+        cmocka_unit_test(test_energy_now), // last: it starts a thread
     };
     return cmocka_run_group_tests(tests, scratch_create, scratch_remove);
 }

@@ -85,8 +85,11 @@ int adapter_require_plain(const struct adapter *a, const char *operation, struct
         : adapter_config_has_vocab(c) ? "low-rank parts of the embedding or head"
                                       : NULL;
     if (!why) return OK;
-    return error_set(err, ERR_MISMATCH, "adapter '%.12s' has %s: %s is for plain LoRA only",
-                     a->hash, why, operation);
+    return error_set(err, ERR_MISMATCH, "adapter '%.12s' has %s: %s is for plain LoRA only%s",
+                     a->hash, why, operation,
+                     c->dora ? " ('shoal adapter merge' and then 'shoal adapter extract' make one "
+                               "that is close to it)"
+                             : "");
 }
 
 static bool module_equal(struct adapter_module a, struct adapter_module b) {

@@ -360,6 +360,19 @@ int adapter_save_rejected(const struct adapter *a, const char *dir, const char *
  * type "cat". Plain adapters only. */
 struct adapter *adapter_concat(struct adapter *const *list, const float *weights, int n,
                                struct error *err);
+/* Σ weights[i] · ΔW_i of adapters that are bound to the base m, with or without DoRA, but without
+ * changes of embedding and head. If no adapter has DoRA, the same as adapter_concat. Else the exact
+ * sum is an adapter with DoRA, whose rank is the sum of the ranks; it is bound to m (dora_sum.c).
+ * ERR_NUMERIC if the weights cancel an output. */
+struct adapter *adapter_sum(const struct model *m, struct adapter *const *list,
+                            const float *weights, int n, struct pool *pool, struct error *err);
+/* The pack of such a sum, for a forward pass. The caller frees it. Of adapters without f32 factors
+ * (adapter_pack_only) the values of their packs are summed. */
+struct lora_pack *adapter_sum_pack(struct adapter *const *list, const float *weights, int n,
+                                   enum dtype elem, struct error *err);
+bool adapters_have_dora(struct adapter *const *list, int n);
+/* OK for an adapter that does not change embedding and head, else ERR_MISMATCH. */
+int adapter_require_layers_only(const struct adapter *a, const char *operation, struct error *err);
 /* A model with the adapter merged into the base. Changed matrices are f32; the others are shared
  * with `m`, which must outlive the result. The caller closes it with adapter_merged_close. NULL:
  * out of memory. */
@@ -392,7 +405,12 @@ struct adapter *adapter_blend(const struct adapter *a, const struct adapter *b, 
  * tensor's own standard deviation, or std itself if `absolute` (`--compat legacy`). */
 struct adapter *adapter_mutate(const struct adapter *a, float p, float std, bool absolute,
                                uint64_t seed);
-/* Scaling, blending and mutation accept plain adapters only. */
+/* As adapter_blend, for adapters that are bound to the base m. If one has DoRA, the blend is exact
+ * (adapter_sum): r must be 0, and kind BLEND_DELTA. */
+struct adapter *adapter_blend_bound(const struct model *m, const struct adapter *a,
+                                    const struct adapter *b, float t, int32_t r,
+                                    enum blend_kind kind, struct pool *pool, struct error *err);
+/* Scaling, adapter_blend and mutation accept plain adapters only. */
 struct adapter *adapter_scale(const struct adapter *a,
                               float s); /* ΔW × s; 0 gives a zero adapter */
 /* Inner product <ΔW_a, ΔW_b>, summed over all modules; ‖ΔW_a‖² is adapter_dot(a, a). Computed in

@@ -189,6 +189,24 @@ struct adapter *adapter_blend(const struct adapter *a, const struct adapter *b, 
     return child;
 }
 
+struct adapter *adapter_blend_bound(const struct model *m, const struct adapter *a,
+                                    const struct adapter *b, float t, int32_t r,
+                                    enum blend_kind kind, struct pool *pool, struct error *err) {
+    struct adapter *list[] = {(struct adapter *)(uintptr_t)a, (struct adapter *)(uintptr_t)b};
+    if (!adapters_have_dora(list, 2)) return adapter_blend(a, b, t, r, kind, err);
+    if (r != 0 || kind == BLEND_LEGACY) {
+        error_set(err, ERR_USAGE,
+                  "a blend with a DoRA adapter is exact and has the sum of the ranks: leave %s out",
+                  r ? "--rank" : "--compat");
+        return NULL;
+    }
+    struct adapter *child = adapter_sum(m, list, (const float[]){1 - t, t}, 2, pool, err);
+    if (!child) return NULL;
+    child->lineage = lineage_make("blend-dora", a, b);
+    lineage_set_float(child->lineage, "t", t);
+    return child;
+}
+
 /* Population standard deviation. */
 static double tensor_deviation(const float *w, size_t n) {
     double mean = 0, var = 0;

@@ -96,9 +96,12 @@ static int save_check_supported(const struct adapter *a, struct error *err) {
     if (!what) return OK;
     return error_set(
         err, ERR_MISMATCH,
-        "adapter '%.12s' has %s, which GGUF adapters do not support (merge it into its "
-        "base instead)",
-        a->hash, what);
+        "adapter '%.12s' has %s, which GGUF adapters do not support. 'shoal adapter "
+        "merge MODEL ADAPTER --out merged.gguf' adds it to a copy of the model, exactly%s",
+        a->hash, what,
+        c->dora ? "; 'shoal adapter extract MODEL merged.gguf --rank 32 --out lora.gguf' then "
+                  "approximates it by plain LoRA and prints the error"
+                : "");
 }
 
 static void lora_b_rescale(const struct adapter *a, const struct lora *lo, int64_t out, float alpha,

@@ -193,7 +193,8 @@ static int adapters_open(struct server *s, const json_t *derived, struct adapter
         all[n++] = a;
     }
     if (rc == OK && n == 1) *out = adapter_retain(all[0]);
-    if (rc == OK && n > 1 && !(*out = adapter_concat(all, ones, n, err))) rc = err->code;
+    if (rc == OK && n > 1 && !(*out = adapter_sum(s->model, all, ones, n, NULL, err)))
+        rc = err->code;
     while (n) adapter_release(all[--n]);
     if (rc == ERR_MISSING)
         rc = err->code = ERR_USAGE; // ERR_MISSING would mean that the model is missing

@@ -356,8 +356,20 @@ static json_t *blend_lineage(const struct options *o, const struct adapter *blen
     return lineage;
 }
 
+/* The mutated blend. A blend with DoRA has no mutation: noise in B would change the multipliers. */
+static struct adapter *blend_mutate(const struct options *o, struct adapter *blend,
+                                    struct error *err) {
+    if (!blend->config.dora)
+        return adapter_mutate(blend, (float)o->mut, (float)o->mut_std, o->compat != NULL,
+                              (uint64_t)o->seed);
+    if (o->mut == 0) return adapter_retain(blend);
+    error_set(err, ERR_USAGE, "a blend with a DoRA adapter cannot be mutated: add --mut 0");
+    return NULL;
+}
+
 /* The child of --alpha and --mut: a blend, then a mutation of the blend. */
-static struct adapter *blend_child(const struct options *o, struct model *m, struct error *err) {
+static struct adapter *blend_child(const struct options *o, struct model *m, struct pool *pool,
+                                   struct error *err) {
     if (o->parents.n != 2) {
         error_set(err, ERR_USAGE, "--parents requires two adapter directories");
         return NULL;
@@ -371,12 +383,10 @@ static struct adapter *blend_child(const struct options *o, struct model *m, str
     bool legacy = o->compat != NULL;
     struct adapter *a = adapter_open(o->parents.v[0], m, err);
     struct adapter *b = a ? adapter_open(o->parents.v[1], m, err) : NULL;
-    struct adapter *blend = b ? adapter_blend(a, b, (float)o->alpha, (int32_t)o->rank,
-                                              legacy ? BLEND_LEGACY : BLEND_DELTA, err)
+    struct adapter *blend = b ? adapter_blend_bound(m, a, b, (float)o->alpha, (int32_t)o->rank,
+                                                    legacy ? BLEND_LEGACY : BLEND_DELTA, pool, err)
                               : NULL;
-    struct adapter *child =
-        blend ? adapter_mutate(blend, (float)o->mut, (float)o->mut_std, legacy, (uint64_t)o->seed)
-              : NULL;
+    struct adapter *child = blend ? blend_mutate(o, blend, err) : NULL;
     if (child) {
         json_t *lineage = blend_lineage(o, blend, child);
         child = operator_set_lineage(child, lineage);
@@ -390,9 +400,9 @@ static struct adapter *blend_child(const struct options *o, struct model *m, str
 }
 
 static int adapter_blend_files(const struct cli_options *c, const struct options *o,
-                               struct model *m, struct error *err) {
+                               struct model *m, struct pool *pool, struct error *err) {
     if (!o->out) return error_set(err, ERR_USAGE, "--out is missing");
-    struct adapter *child = o->op_name ? operator_child(o, m, err) : blend_child(o, m, err);
+    struct adapter *child = o->op_name ? operator_child(o, m, err) : blend_child(o, m, pool, err);
     int rc = child ? OK : err->code;
     if (child && !o->dry_run) rc = adapter_save(child, o->out, m->name, err);
     if (child && o->dry_run)
@@ -408,12 +418,13 @@ static int adapter_blend_files(const struct cli_options *c, const struct options
 
 /* The adapters to merge as one: a single one of weight 1 unchanged, else their weighted sum. */
 static struct adapter *weighted_sum_open(const struct options *o, struct model *m,
-                                         const struct strings *args, struct error *err) {
+                                         const struct strings *args, struct pool *pool,
+                                         struct error *err) {
     struct weighted_adapters w;
     struct adapter *sum = NULL;
     if (weighted_open(&w, o, args->v + 2, args->n - 2, m, err) == OK)
         sum = w.n == 1 && w.weights[0] == 1 ? adapter_retain(w.v[0])
-                                            : adapter_concat(w.v, w.weights, w.n, err);
+                                            : adapter_sum(m, w.v, w.weights, w.n, pool, err);
     weighted_release(&w);
     return sum;
 }
@@ -448,7 +459,7 @@ static int adapter_merge_files(const struct cli_options *c, const struct options
     if (!o->out) return error_set(err, ERR_USAGE, "--out is missing");
     if (o->type && tensor_type_parse(o->type, &type) != OK)
         return error_set(err, ERR_USAGE, "no weight type '%s'", o->type);
-    struct adapter *a = weighted_sum_open(o, m, args, err);
+    struct adapter *a = weighted_sum_open(o, m, args, pool, err);
     if (!a) return err->code;
     if (o->dry_run) {
         struct quant_scheme q = quant_pure(type);
@@ -488,7 +499,7 @@ static int verb_run(const struct cli_options *c, const struct options *o, struct
         return error_set(err, ERR_USAGE,
                          "'%s': blend takes its names from --model, --parents and --out",
                          args->v[1]);
-    if (strcmp(verb, "blend") == 0) return adapter_blend_files(c, o, m, err);
+    if (strcmp(verb, "blend") == 0) return adapter_blend_files(c, o, m, pool, err);
     if (strcmp(verb, "convert") == 0) return adapter_convert(c, o, m, args, err);
     if (strcmp(verb, "merge") == 0) return adapter_merge_files(c, o, m, args, pool, err);
     if (strcmp(verb, "extract") == 0) return cmd_adapter_extract(c, m, args, &cut, pool, err);

@@ -203,6 +203,7 @@ static void request_state_free(struct engine *e, struct engine_request *r) {
     }
     free(r->state->sorted);
     free(r->state->parts);
+    mix_sum_release(e, r->state->mix_sum);
     free(r->state);
     r->state = NULL;
 }
@@ -332,8 +333,10 @@ static int adapters_check(const struct engine_request *r, const struct model_con
         if (!isfinite(t->weight))
             return error_set(err, ERR_USAGE, "weight '%g' of a mix is not a number",
                              (double)t->weight);
+        if (!t->adapter && request_mixes_dora(r))
+            return error_set(err, ERR_USAGE, "a mix has DoRA adapters or noise, not both");
         if (t->adapter && (engine_check_adapter(t->adapter, c, err) != OK ||
-                           adapter_require_plain(t->adapter, "mixing", err) != OK))
+                           adapter_require_layers_only(t->adapter, "mixing", err) != OK))
             return err->code;
     }
     return OK;
@@ -441,6 +444,11 @@ static void request_state_set_adapters(const struct engine *e, const struct engi
     s->n_parts = r->adapter ? 1 : r->n_mix;
     s->overrides = r->adapter ? r->adapter->vocab_overrides : NULL;
     s->parts = xcalloc((size_t)MAX(s->n_parts, 1), sizeof *s->parts);
+    if (s->mix_sum) {
+        s->parts[0] = mix_sum_part(s->mix_sum);
+        s->n_parts = 1;
+        return;
+    }
     for (int32_t i = 0; i < s->n_parts; i++) {
         struct weighted_adapter term =
             r->adapter ? (struct weighted_adapter){.adapter = r->adapter, .weight = 1} : r->mix[i];
@@ -520,9 +528,21 @@ static void request_state_set_grammar(struct engine *e, const struct engine_requ
     s->unconsumed_token = -1;
 }
 
-/* Creates the request's state, resets its results and appends the request to the waiting ones. */
-static void request_enqueue(struct engine *e, struct engine_request *r) {
+/* Allocates the request's results and state. */
+static int request_prepare(struct engine *e, struct engine_request *r, struct error *err) {
+    struct mix_sum *sum;
+    CHECK(!r->state && !r->out && !r->choice_logprob); // the caller zeroed or released the results
+    if (results_alloc(r, err) != OK || mix_sum_acquire(e, r, &sum, err) != OK) {
+        engine_request_release(r);
+        return err->code;
+    }
     r->state = xcalloc(1, sizeof *r->state);
+    r->state->mix_sum = sum;
+    return OK;
+}
+
+/* Resets the results of a prepared request and appends it to the waiting ones. */
+static void request_enqueue(struct engine *e, struct engine_request *r) {
     r->state->pages = kv_cache_pages_for((int32_t)request_tokens(r));
     request_state_set_adapters(e, r);
     r->n_out = r->n_prefilled = r->n_generated = r->n_cached = r->n_dropped = 0;
@@ -541,11 +561,7 @@ static void request_enqueue(struct engine *e, struct engine_request *r) {
 
 int engine_submit(struct engine *e, struct engine_request *r, struct error *err) {
     if (engine_check(e, r, err) != OK) return err->code;
-    CHECK(!r->state && !r->out && !r->choice_logprob); // the caller zeroed or released the results
-    if (results_alloc(r, err) != OK) {
-        engine_request_release(r);
-        return err->code;
-    }
+    if (request_prepare(e, r, err) != OK) return err->code;
     request_enqueue(e, r);
     return OK;
 }
@@ -1147,9 +1163,11 @@ int engine_run(struct engine *e, struct engine_request *reqs, int n, struct prog
     for (int i = 0; i < n; i++)
         if (engine_check(e, &reqs[i], err) != OK) return error_wrap(err, "request %d", i);
     for (int i = 0; i < n; i++) {
-        CHECK(!reqs[i].state && !reqs[i].out && !reqs[i].choice_logprob);
-        if (results_alloc(&reqs[i], err) == OK) continue;
-        for (; i >= 0; i--) engine_request_release(&reqs[i]);
+        if (request_prepare(e, &reqs[i], err) == OK) continue;
+        while (i-- > 0) {
+            request_state_free(e, &reqs[i]);
+            engine_request_release(&reqs[i]);
+        }
         return err->code;
     }
     for (int i = 0; i < n; i++) request_enqueue(e, &reqs[i]);

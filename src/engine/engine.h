@@ -72,9 +72,11 @@ enum finish_reason { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_CHOICE, FIN
 struct engine_request {
     const int32_t *prompt;
     int32_t n_prompt;
-    struct adapter *adapter;            /* NULL: the base model, or `mix` */
-    const struct weighted_adapter *mix; /* or NULL; the terms are summed exactly */
-    int32_t n_mix;                      /* at most ENGINE_MIX_MAX */
+    struct adapter *adapter; /* NULL: the base model, or `mix` */
+    /* or NULL; the terms are summed exactly. If one has DoRA, the engine makes the sum, which is in
+     * memory while requests with this mix exist. */
+    const struct weighted_adapter *mix;
+    int32_t n_mix; /* at most ENGINE_MIX_MAX */
     struct sampling_params sampling;
     int32_t max_tokens;
     const int32_t *stop;
@@ -171,9 +173,10 @@ int32_t engine_max_rows(const struct engine *e);
 void engine_set_prompt_rows(struct engine *e, int32_t n);
 /* Adds a request to the waiting ones. ERR_USAGE for an invalid request: prompt + max_tokens +
  * suffix + longest choice > max_len (with a context shift: context_len > max_len), an empty prompt,
- * a token out of range, an adapter for another shape. ERR_MISMATCH: an adapter in `mix` is not
- * plain. ERR_MEMORY: the KV cache has too few pages for it, or there is no memory for its results.
- * After an error nothing is submitted. */
+ * a token out of range, an adapter for another shape. ERR_MISMATCH: an adapter in `mix` changes
+ * embedding or head. ERR_NUMERIC: the weights of a mix with DoRA cancel an output (adapter_sum).
+ * ERR_MEMORY: the KV cache has too few pages for it, or there is no memory for its results. After an
+ * error nothing is submitted. */
 int engine_submit(struct engine *e, struct engine_request *r, struct error *err);
 /* The checks of engine_submit without submitting. Any thread, also while the engine runs. */
 int engine_check(const struct engine *e, const struct engine_request *r, struct error *err);

@@ -35,6 +35,7 @@ struct request_state {
     int32_t pages;           /* KV pages reserved on admission: the maximum that it can need */
     char key[HASH_LEN];      /* engine_adapters_key */
     struct lora_part *parts; /* [n_parts] its adapters */
+    struct mix_sum *mix_sum; /* the sum of a mix with DoRA, or NULL */
     int32_t n_parts;
     const struct vocab_overrides *overrides; /* its adapter's embedding and head, or NULL */
     struct grammar_state grammar_state;      /* after the tokens generated so far */
@@ -103,6 +104,7 @@ struct engine {
     int32_t max_out, vocab, n_active, n_waiting, n_slots;
     int32_t n_pages, reserved_pages;    /* KV cache pages: total, reserved by active requests */
     struct engine_request *head, *tail; /* waiting requests: a linked list */
+    struct mix_sum *mix_sums;           /* a linked list; see mix.c */
     void *slab;
     pthread_mutex_t vocab_lock;          /* held while grammar_vocab is created */
     struct grammar_vocab *grammar_vocab; /* NULL before the first grammar */
@@ -178,5 +180,14 @@ bool slot_reserve_pages(struct engine *e, int32_t slot, int32_t from, int32_t to
 int engine_check_tokens(const char *what, const int32_t *v, int32_t n, int32_t vocab,
                         struct error *err);
 int engine_check_adapter(const struct adapter *a, const struct model_config *c, struct error *err);
+
+/* mix.c */
+/* Whether a term of the request's mix has DoRA. */
+bool request_mixes_dora(const struct engine_request *r);
+/* Sets *out to the sum of such a mix, else to NULL; the caller calls mix_sum_release. */
+int mix_sum_acquire(struct engine *e, const struct engine_request *r, struct mix_sum **out,
+                    struct error *err);
+struct lora_part mix_sum_part(const struct mix_sum *s);
+void mix_sum_release(struct engine *e, struct mix_sum *s); /* NULL is allowed */
 
 #endif

@@ -108,16 +108,19 @@ const struct lora_module *lora_module_at(const struct lora_pack *p, int32_t laye
 
 static float elem_at(enum dtype e, const void *p, int64_t i) {
     if (e == DTYPE_F32) return ((const float *)p)[i];
+    if (e == DTYPE_I8) return ((const int8_t *)p)[i];
     uint16_t bits = ((const uint16_t *)p)[i];
     return e == DTYPE_F16 ? f16_to_f32(bits) : bf16_to_f32(bits);
 }
 
 void lora_module_unpack(const struct lora_module *m, enum dtype elem, int64_t in, int64_t out,
                         float *a, float *b) {
-    CHECK(elem != DTYPE_I8); // its scales are in the gain
     for (int64_t i = 0; i < m->r * in; i++) a[i] = elem_at(elem, m->a, i);
     for (int64_t n = 0; n < out; n++)
-        for (int32_t r = 0; r < m->r; r++) b[n * m->r + r] = elem_at(elem, m->bt, r * out + n);
+        for (int32_t r = 0; r < m->r; r++) {
+            int64_t at = elem == DTYPE_I8 ? (r / 2 * out + n) * 2 + r % 2 : r * out + n;
+            b[n * m->r + r] = elem_at(elem, m->bt, at);
+        }
 }
 
 void lora_pack_free(struct lora_pack *p) {

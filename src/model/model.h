@@ -288,7 +288,7 @@ struct lora_pack *lora_pack_new(const struct model_config *c, const struct lora 
                                 enum dtype elem);
 /* One projection's module; its rank is 0 if the adapter does not change the projection. */
 const struct lora_module *lora_module_at(const struct lora_pack *p, int32_t layer, enum proj proj);
-/* Converts both factors of a module that is not int8 to f32: a [R, in], b [out, R]. */
+/* Converts both factors of a module to f32, without its gain: a [R, in], b [out, R]. */
 void lora_module_unpack(const struct lora_module *m, enum dtype elem, int64_t in, int64_t out,
                         float *a, float *b);
 void lora_pack_free(struct lora_pack *p); /* NULL is fine */

@@ -409,6 +409,126 @@ static void concat_agrees(void **state) {
     model_close(m);
 }
 
+/* A DoRA adapter whose magnitudes are near the norms of the rows. */
+static struct adapter *dora_adapter(const struct model *m, int32_t r, const char *targets,
+                                    uint64_t seed) {
+    struct error err;
+    struct adapter_config c = {.r = r, .alpha = 4, .dora = true};
+    assert_int_equal(adapter_targets_parse(targets, c.target, &err), OK);
+    struct adapter *fresh = adapter_new_for_model(m, &c, seed, &err), *a;
+    float *data = xmalloc(fresh->n_data * sizeof *data);
+    struct rng rng = rng_make(seed, RNG_TEST, 0, 0);
+    for (size_t i = 0; i < fresh->n_data; i++)
+        data[i] = fresh->data[i] * (1 + 0.2f * rng_normal(&rng)) + 0.05f * rng_normal(&rng);
+    a = adapter_from_owned_data(&m->config, &c, data, NULL);
+    assert_int_equal(adapter_bind(a, m, &err), OK);
+    adapter_release(fresh);
+    return a;
+}
+
+/* Row o of the projection of a model, as doubles added with a weight. */
+static void row_add(const struct model *m, int32_t i, int64_t o, double w, double *sum) {
+    const struct matrix *x = &m->layers[i / N_PROJ].proj[i % N_PROJ];
+    float *row = xmalloc((size_t)x->k * sizeof *row);
+    matrix_get_row(x, o, row);
+    for (int64_t k = 0; k < x->k; k++) sum[k] += w * (double)row[k];
+    free(row);
+}
+
+/* W + Σ w (W_i - W) of merged models W_i equals the model with the sum merged, on every element. */
+static void dora_sum_is_exact(void **state) {
+    (void)state;
+    struct error err = {0};
+    struct model *m = fixture_model("tiny-qwen3", true, TENSOR_F32, NUMERIC_EXACT);
+    struct adapter *list[3] = {dora_adapter(m, 3, "all-linear", 1),
+                               fixture_adapter(&m->config, 5, "v_proj,down_proj", 0.2f, 2),
+                               dora_adapter(m, 2, "q_proj,down_proj", 3)};
+    const float weights[3] = {0.75f, -0.5f, 0.4f};
+    struct pool *pool = pool_new(2);
+    struct model *merged[4];
+    struct adapter *sum = adapter_sum(m, list, weights, 3, pool, &err);
+    assert_non_null(sum);
+    assert_true(sum->config.dora);
+    for (int k = 0; k < 4; k++)
+        assert_non_null(merged[k] = adapter_merge(m, k < 3 ? list[k] : sum, &err));
+    for (int32_t i = 0; i < m->config.n_layers * N_PROJ; i++) {
+        const struct matrix *w = &m->layers[i / N_PROJ].proj[i % N_PROJ];
+        double *apart = xmalloc((size_t)w->k * sizeof *apart);
+        for (int64_t o = 0; o < w->n; o++) {
+            memset(apart, 0, (size_t)w->k * sizeof *apart);
+            row_add(m, i, o, 1, apart);
+            for (int k = 0; k < 3; k++) {
+                row_add(merged[k], i, o, (double)weights[k], apart);
+                row_add(m, i, o, -(double)weights[k], apart);
+            }
+            row_add(merged[3], i, o, -1, apart);
+            for (int64_t k = 0; k < w->k; k++) assert_true(fabs(apart[k]) < 2e-6);
+        }
+        free(apart);
+    }
+    struct adapter *blend =
+        adapter_blend_bound(m, list[0], list[2], 0.25f, 0, BLEND_DELTA, pool, &err);
+    struct adapter *same = adapter_sum(m, (struct adapter *[]){list[0], list[2]},
+                                       (float[]){0.75f, 0.25f}, 2, NULL, &err);
+    assert_string_equal(blend->hash, same->hash);
+    assert_null(adapter_blend_bound(m, list[0], list[1], 0.5f, 4, BLEND_DELTA, pool, &err));
+    assert_non_null(strstr(err.text, "leave --rank out"));
+    const float cancel = -1 / (list[0]->loras[0].dora_scale[0] - 1);
+    assert_null(adapter_sum(m, list, &cancel, 1, pool, &err));
+    assert_non_null(strstr(err.text, "the weights cancel output 0 of 'q_proj' in layer 0"));
+    for (int k = 0; k < 4; k++) adapter_merged_close(merged[k]);
+    for (int k = 0; k < 3; k++) adapter_release(list[k]);
+    adapter_release(sum);
+    adapter_release(blend);
+    adapter_release(same);
+    pool_free(pool);
+    model_close(m);
+}
+
+/* A pack of a sum gives the results of the sum, also if the terms have only packs. */
+static void sum_packs_agree(void **state) {
+    (void)state;
+    struct error err;
+    const enum dtype elems[] = {DTYPE_F32, DTYPE_BF16, DTYPE_I8};
+    const float weights[2] = {0.7f, 0.4f};
+    for (size_t e = 0; e < ARRAY_LEN(elems); e++) {
+        struct model *m = fixture_model("tiny-llama", true, TENSOR_F32, NUMERIC_EXACT);
+        struct adapter *list[2] = {dora_adapter(m, 3, "all-linear", 1),
+                                   fixture_adapter(&m->config, 4, "q_proj,up_proj", 0.05f, 2)};
+        struct adapter *sum = adapter_sum(m, list, weights, 2, NULL, &err);
+        struct forward_options fo = {.max_rows = 5, .n_slots = 1, .slot_len = 5};
+        int64_t v = m->config.vocab_size;
+        float *logits[3];
+        for (int k = 0; k < 3; k++) {
+            if (k == 2)
+                for (int i = 0; i < 2; i++) adapter_pack_only(list[i], elems[e]);
+            struct lora_pack *pack = k ? adapter_sum_pack(list, weights, 2, elems[e], &err) : NULL;
+            struct lora_part part = {.pack = k ? pack : adapter_pack(sum, DTYPE_F32), .weight = 1};
+            struct lora_segment seg = {.begin = 0, .end = 5, .parts = &part, .n_parts = 1};
+            struct forward *f = forward_new(m, &fo);
+            struct batch_row rows[5];
+            const int32_t out = 4;
+            for (int32_t i = 0; i < 5; i++) rows[i] = (struct batch_row){3 * i + 1, i, 0};
+            logits[k] = xmalloc((size_t)v * sizeof *logits[k]);
+            forward_run(f, rows, 5, &seg, 1, &out, 1, logits[k]);
+            forward_free(f);
+            lora_pack_free(pack);
+        }
+        for (int k = 1; k < 3; k++) {
+            double apart = 0, square = 0;
+            for (int64_t i = 0; i < v; i++) {
+                apart += pow((double)logits[0][i] - (double)logits[k][i], 2);
+                square += pow((double)logits[0][i], 2);
+            }
+            assert_true(sqrt(apart / square) < (elems[e] == DTYPE_F32 ? 1e-5 : 0.01));
+        }
+        for (int k = 0; k < 3; k++) free(logits[k]);
+        for (int k = 0; k < 2; k++) adapter_release(list[k]);
+        adapter_release(sum);
+        model_close(m);
+    }
+}
+
 /* Functions that support only plain LoRA refuse other adapters and give the reason. */
 static void plain_adapters_required(void **state) {
     (void)state;
@@ -1184,6 +1304,8 @@ int main(void) {
         cmocka_unit_test(gguf_from_other_programs),
         cmocka_unit_test(merged_agrees),
         cmocka_unit_test(concat_agrees),
+        cmocka_unit_test(dora_sum_is_exact),
+        cmocka_unit_test(sum_packs_agree),
         cmocka_unit_test(plain_adapters_required),
         cmocka_unit_test(kinds_invariant),
         cmocka_unit_test(architectures),

@@ -1610,6 +1610,48 @@ static void mix_is_a_weighted_sum(void **state) {
     fixture_close(&w);
 }
 
+/* A mix with DoRA is served as the exact sum (adapter_sum), alone and next to requests with the
+ * same mix, and its sum does not outlive them. */
+static void mixes_with_dora(void **state) {
+    (void)state;
+    struct engine_fixture w;
+    struct error err;
+    fixture_open(&w, "tiny-llama", TENSOR_F32, 14);
+    struct adapter_config c = {.r = 3, .alpha = 3, .dora = true};
+    assert_int_equal(adapter_targets_parse("all-linear", c.target, &err), OK);
+    struct adapter *fresh = adapter_new_for_model(w.m, &c, 1, &err);
+    float *data = xmalloc(fresh->n_data * sizeof *data);
+    for (size_t i = 0; i < fresh->n_data; i++) data[i] = fresh->data[i] * 1.1f + 0.01f;
+    struct adapter *dora = adapter_from_owned_data(&w.m->config, &c, data, NULL);
+    assert_int_equal(adapter_bind(dora, w.m, &err), OK);
+    struct adapter *list[] = {dora, w.a[3]};
+    struct adapter *sum = adapter_sum(w.m, list, (float[]){0.6f, 0.5f}, 2, NULL, &err);
+    struct engine *e = engine_make(w.m, 64, 4, NULL);
+    int32_t prompt[] = {1, 2, 3, 4, 5}, word[] = {9};
+    struct token_seq choice = {word, 1};
+    struct weighted_adapter mix[] = {{dora, {0, 0}, 0.6f}, {w.a[3], {0, 0}, 0.5f}},
+                            noisy[] = {{dora, {0, 0}, 1}, {NULL, {3, 1}, 0.02f}};
+    struct engine_request r[5] = {{.adapter = sum},
+                                  {.mix = mix, .n_mix = 2},
+                                  {.mix = mix, .n_mix = 2},
+                                  {.adapter = dora},
+                                  {.mix = noisy, .n_mix = 2}};
+    for (int i = 0; i < 5; i++)
+        r[i].prompt = prompt, r[i].n_prompt = 5, r[i].choices = &choice, r[i].n_choices = 1;
+    assert_int_equal(engine_submit(e, &r[4], &err), ERR_USAGE);
+    assert_non_null(strstr(err.text, "DoRA adapters or noise, not both"));
+    assert_int_equal(engine_run(e, r, 4, NULL, &err), OK);
+    assert_true(fabsf(r[0].choice_logprob[0] - r[1].choice_logprob[0]) < 1e-4f);
+    assert_true(r[1].choice_logprob[0] == r[2].choice_logprob[0]);
+    assert_true(r[1].choice_logprob[0] != r[3].choice_logprob[0]);
+    for (int i = 0; i < 4; i++) engine_request_release(&r[i]);
+    adapter_release(fresh);
+    adapter_release(dora);
+    adapter_release(sum);
+    engine_free(e);
+    fixture_close(&w);
+}
+
 int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "hashes") == 0) return hashes_print();
     const struct CMUnitTest tests[] = {
@@ -1627,6 +1669,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(embeddings_are_means),
         cmocka_unit_test(sessions_resume),
         cmocka_unit_test(mix_is_a_weighted_sum),
+        cmocka_unit_test(mixes_with_dora),
         cmocka_unit_test(levels_agree),
         cmocka_unit_test(choices_are_exact),
         cmocka_unit_test(single_choice_has_equal_bits),

@@ -349,6 +349,23 @@ int adapter_rollback(const char *dir, const struct model_config *shape, const ch
                      char hash[HASH_LEN], struct error *err);
 /* An array with the content of each version.json, newest first, each with "current". */
 json_t *adapter_versions(const char *dir, struct error *err);
+/* Which adapters to delete: those that meet every condition that is set. An adapter without a score
+ * or a time does not meet the condition about it. */
+struct prune_rule {
+    int64_t keep;        /* keep this many, in the order of the caller; -1: no condition */
+    int64_t min_age;     /* seconds; -1: no condition */
+    double min_score;    /* delete only adapters with a lower score; NAN: no condition */
+    int64_t now;         /* unix seconds */
+    bool delete_matches; /* false: find them only */
+};
+/* rank: from 0, in the order in which adapters are kept; created: unix seconds, -1: unknown; score:
+ * NAN: unknown. */
+bool prune_rule_matches(const struct prune_rule *rule, int64_t rank, int64_t created, double score);
+/* Deletes versions by the rule, in the order from new to old, except the current version and the
+ * one that adapter_rollback would restore. *out: the content of version.json of those that match,
+ * with "bytes". Each version is renamed before its files are deleted. */
+int adapter_versions_prune(const char *dir, const struct prune_rule *rule, json_t **out,
+                           struct error *err);
 /* Saves an adapter that a quality gate rejected as DIR/rejected-HASH8, with a version.json.
  * *saved_path receives the malloc'ed path, also after an error. */
 int adapter_save_rejected(const struct adapter *a, const char *dir, const char *base,

@@ -6,8 +6,8 @@
  *     DIR/.versions/HASH/…, version.json                    every version, including the current
  *     DIR/.versions/installing                              the HASH that is being installed
  *     DIR/.versions/replaced                                DIR's old config meanwhile
- *     DIR/.versions/tmp                                     a version that is being written
- *     DIR/.versions/lock                                    the file lock
+ *     DIR/.versions/tmp                                     a version that is being written or
+ * deleted DIR/.versions/lock                                    the file lock
  *
  * Invariants: (1) a folder HASH is created by one rename and is complete; (2) before DIR's files
  * change, both the old and the new version are stored in such folders, and `installing` contains
@@ -23,9 +23,12 @@
 #include <dirent.h>
 #include <errno.h>
 #include <fcntl.h>
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/file.h>
+#include <sys/stat.h>
+#include <time.h>
 #include <unistd.h>
 
 #define VERSION_NAME "version.json"
@@ -382,6 +385,90 @@ json_t *adapter_versions(const char *dir, struct error *err) {
     }
     free(root);
     return list;
+}
+
+/* pruning */
+
+bool prune_rule_matches(const struct prune_rule *rule, int64_t rank, int64_t created,
+                        double score) {
+    return (rule->keep < 0 || rank >= rule->keep) &&
+           (rule->min_age < 0 || (created >= 0 && rule->now - created > rule->min_age)) &&
+           (isnan(rule->min_score) || score < rule->min_score);
+}
+
+/* Unix seconds; -1: unknown. */
+static int64_t version_created(const json_t *metadata) {
+    struct tm tm = {0};
+    const char *end = strptime(json_get_string(metadata, "created"), "%Y-%m-%dT%H:%M:%SZ", &tm);
+    return end && !*end ? (int64_t)timegm(&tm) : -1;
+}
+
+/* The version that a rollback would restore: the newest one if DIR's files were not published. */
+static const char *rollback_target(const json_t *list) {
+    json_t *metadata;
+    size_t i;
+    json_array_foreach (list, i, metadata)
+        if (json_is_true(json_object_get(metadata, "current")))
+            return json_get_string(metadata, "previous");
+    return version_hash(json_array_get(list, 0));
+}
+
+/* Deletes the version, unless its folder is a link. If it is interrupted, versions_recover deletes
+ * the rest. */
+static int version_delete(const struct versions *v, const struct prune_rule *rule, json_t *metadata,
+                          json_t *out, struct error *err) {
+    char *path = version_path(v, version_hash(metadata));
+    struct stat st;
+    int rc = OK;
+    if (lstat(path, &st) != 0 || !S_ISDIR(st.st_mode)) {
+        log_warn("'%s' is not a folder; it is kept", path);
+        free(path);
+        return OK;
+    }
+    json_object_set_new(metadata, "bytes", json_integer(tree_disk_usage(path)));
+    if (rule->delete_matches) rc = path_rename(path, v->tmp, err);
+    if (rule->delete_matches && rc == OK) tree_delete(v->tmp);
+    if (rc == OK) json_array_append(out, metadata);
+    free(path);
+    return rc;
+}
+
+static int versions_prune(const struct versions *v, const struct prune_rule *rule, json_t *out,
+                          struct error *err) {
+    json_t *list = NULL, *metadata;
+    size_t i;
+    int rc = versions_list(v, &list, err);
+    const char *target = rollback_target(list);
+    json_array_foreach (list, i, metadata) {
+        const json_t *score = json_object_get(metadata, "score");
+        bool needed = json_is_true(json_object_get(metadata, "current")) ||
+                      strcmp(version_hash(metadata), target) == 0;
+        if (rc == OK && !needed &&
+            prune_rule_matches(rule, (int64_t)i, version_created(metadata),
+                               json_is_number(score) ? json_number_value(score) : NAN))
+            rc = version_delete(v, rule, metadata, out, err);
+    }
+    json_decref(list);
+    return rc;
+}
+
+int adapter_versions_prune(const char *dir, const struct prune_rule *rule, json_t **out,
+                           struct error *err) {
+    struct versions v;
+    struct stat st;
+    char *root = path_join(dir, ".versions");
+    bool exists = lstat(root, &st) == 0;
+    int rc = OK;
+    *out = json_array();
+    if (exists && !S_ISDIR(st.st_mode)) {
+        rc = error_set(err, ERR_STATE, "'%s' is a link; nothing is deleted through a link", root);
+    } else if (exists) {
+        rc = versions_open(&v, dir, err);
+        if (rc == OK) rc = versions_prune(&v, rule, *out, err);
+        versions_close(&v);
+    }
+    free(root);
+    return rc;
 }
 
 int adapter_save_rejected(const struct adapter *a, const char *dir, const char *base,

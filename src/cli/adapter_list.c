@@ -57,7 +57,7 @@ static int list_one(const struct cli_options *c, const char *dir, struct error *
     return OK;
 }
 
-static bool is_adapter(const char *dir) {
+bool dir_is_adapter(const char *dir) {
     char *config = path_join(dir, "adapter_config.json"),
          *versions_dir = path_join(dir, ".versions");
     bool found_any = path_exists(config) || path_is_dir(versions_dir);
@@ -78,7 +78,7 @@ static int list_folder(const struct cli_options *c, const char *dir, int *shown,
     if (n < 0) return error_errno(err, "cannot read the directory '%s'", dir);
     for (int i = 0; i < n; i++) {
         char *path = path_join(dir, found[i]->d_name);
-        if (rc == OK && is_adapter(path)) {
+        if (rc == OK && dir_is_adapter(path)) {
             rc = list_one(c, path, err);
             ++*shown;
         }
@@ -94,11 +94,11 @@ int cmd_adapter_list(const struct cli_options *c, const struct strings *args, st
     if (args->n < 2) return error_set(err, ERR_USAGE, "name at least one adapter or folder");
     for (int i = 1; rc == OK && i < args->n; i++) {
         int shown = 0;
-        if (is_adapter(args->v[i]))
+        if (dir_is_adapter(args->v[i]))
             rc = list_one(c, args->v[i], err);
         else
             rc = list_folder(c, args->v[i], &shown, err);
-        if (rc == OK && !is_adapter(args->v[i]) && shown == 0)
+        if (rc == OK && !dir_is_adapter(args->v[i]) && shown == 0)
             rc = error_set(err, ERR_MISSING, "no adapter in '%s'", args->v[i]);
     }
     return rc;

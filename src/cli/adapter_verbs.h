@@ -1,10 +1,21 @@
-/* adapter_verbs: the subcommands list, extract and resize of `shoal adapter`, and shared output. */
+/* adapter_verbs: the subcommands list, prune, extract and resize of `shoal adapter`, and shared
+ * output. */
 #ifndef SHOAL_CLI_ADAPTER_VERBS_H
 #define SHOAL_CLI_ADAPTER_VERBS_H
 
 #include "adapter/adapter.h"
 #include "cli/cli.h"
 
+/* Whether the directory has an adapter or versions of one. */
+bool dir_is_adapter(const char *dir);
+/* shoal adapter prune: deletes versions of adapters, and candidates of finished runs. */
+struct prune_request {
+    int64_t keep;
+    const char *older_than, *min_score; /* as in the options; NULL: no condition */
+    bool yes;
+};
+int cmd_adapter_prune(const struct cli_options *c, const struct strings *args,
+                      const struct prune_request *q, struct error *err);
 /* shoal adapter list: versions of adapter directories, or of those in a folder. */
 int cmd_adapter_list(const struct cli_options *c, const struct strings *args, struct error *err);
 

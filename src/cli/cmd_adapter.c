@@ -1,6 +1,6 @@
 /* cmd_adapter: `shoal adapter`: describes adapters, blends and mutates them, converts them between
- * PEFT and GGUF, merges them into their base. list is in adapter_list.c; extract and resize are in
- * adapter_extract.c. */
+ * PEFT and GGUF, merges them into their base. list is in adapter_list.c, prune in adapter_prune.c;
+ * extract and resize are in adapter_extract.c. */
 #define _GNU_SOURCE
 #include "cli/adapter_verbs.h"
 #include "evolve/evolve.h"
@@ -12,10 +12,10 @@
 struct options {
     char *model;
     struct strings parents, weights;
-    char *compat, *out, *type, *targets, *op_name, *step;
+    char *compat, *out, *type, *targets, *op_name, *step, *older_than, *min_score;
     double alpha, mut, mut_std, energy;
-    int64_t rank, seed;
-    bool fold, dry_run;
+    int64_t rank, seed, keep;
+    bool fold, dry_run, yes;
 };
 #define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
     { name, type, offsetof(struct options, field), fallback, min, max, metavar, help }
@@ -49,7 +49,16 @@ static const struct option_row adapter_rows[] = {
     ROW("out", OPT_STRING, out, NULL, 0, 0, "OUT",
         "blend: directory; merge, extract, resize: file ending in .gguf, or a directory"),
     ROW("dry-run", OPT_BOOL, dry_run, NULL, 0, 0, NULL,
-        "new, blend, convert, merge, extract, resize: print what would be written"),
+        "new, blend, convert, merge, extract, resize: print what would be written; prune: print "
+        "what would be deleted"),
+    ROW("keep", OPT_INT, keep, "-1", -1, 1e9, "N",
+        "prune: keep the N newest versions, or the N fittest candidates (-1: no condition)"),
+    ROW("older-than", OPT_STRING, older_than, NULL, 0, 0, "TIME",
+        "prune: delete only older files; TIME is a number with a unit: 12h, 30d, 8w"),
+    ROW("min-score", OPT_STRING, min_score, NULL, 0, 0, "X",
+        "prune: delete only versions of a lower score, candidates of a lower fitness"),
+    ROW("yes", OPT_BOOL, yes, NULL, 0, 0, NULL,
+        "prune: delete; without it the files are only listed"),
     ROW("type", OPT_STRING, type, NULL, 0, 0, "TYPE",
         "merge: weight type: f32, f16, bf16, q8_0, q4_0; default: the model's if bf16 or f16, else "
         "f32"),
@@ -505,8 +514,8 @@ static int verb_run(const struct cli_options *c, const struct options *o, struct
     if (strcmp(verb, "extract") == 0) return cmd_adapter_extract(c, m, args, &cut, pool, err);
     if (strcmp(verb, "resize") == 0) return cmd_adapter_resize(c, m, args, &cut, pool, err);
     return error_set(err, ERR_USAGE,
-                     "no '%s'; there are list, info, inspect, rollback, new, blend, operators, "
-                     "convert, merge, extract and resize",
+                     "no '%s'; there are list, prune, info, inspect, rollback, new, blend, "
+                     "operators, convert, merge, extract and resize",
                      verb);
 }
 
@@ -516,6 +525,13 @@ static int run_adapter(const struct cli_options *c, const void *options, const s
     bool merge = strcmp(args->v[0], "merge") == 0, extract = strcmp(args->v[0], "extract") == 0;
     if (strcmp(args->v[0], "list") == 0) return cmd_adapter_list(c, args, err);
     if (strcmp(args->v[0], "operators") == 0) return adapter_operators(c);
+    if (strcmp(args->v[0], "prune") == 0)
+        return cmd_adapter_prune(c, args,
+                                 &(struct prune_request){.keep = o->keep,
+                                                         .older_than = o->older_than,
+                                                         .min_score = o->min_score,
+                                                         .yes = o->yes && !o->dry_run},
+                                 err);
     char *path = cli_find_file((merge || extract) && args->n > 1 ? args->v[1] : o->model);
     struct pool *pool = pool_new((int)c->threads);
     struct model *m = model_open(path, cli_numeric_class(c), err);
@@ -528,12 +544,13 @@ static int run_adapter(const struct cli_options *c, const void *options, const s
 
 const struct cli_command cmd_adapter = {
     .name = "adapter",
-    .args = "list|info|inspect|rollback|new|blend|operators|convert|merge|extract|resize …",
+    .args = "list|prune|info|inspect|rollback|new|blend|operators|convert|merge|extract|resize …",
     .summary = "inspect, create, blend, convert, merge, extract and resize adapters",
     .about =
         "An adapter is a PEFT directory or a GGUF LoRA file. Subcommands:\n"
         "\n"
         "  list DIR …              versions of adapters, or of all adapters in a folder\n"
+        "  prune DIR …             delete old versions, and candidates of finished evolution runs\n"
         "  info ADAPTER …          rank, alpha, number of parameters and norm\n"
         "  inspect ADAPTER …       also modules, lineage, effect on next-token probabilities\n"
         "  rollback DIR [HASH]     make the previous version, or version HASH, the current one\n"
@@ -549,6 +566,7 @@ const struct cli_command cmd_adapter = {
         "  shoal adapter inspect runs/ID/adapters/gen_0/critic\n"
         "  shoal adapter list runs/ID/adapters/gen_0 /tmp/critic\n"
         "  shoal adapter rollback /tmp/critic\n"
+        "  shoal adapter prune /tmp/critic runs/ID --keep 5 --older-than 30d --yes\n"
         "  shoal adapter new --model models/fry --rank 8 --seed 1 begun.gguf\n"
         "  shoal adapter blend --parents A B --out C --alpha 0.5 --mut 0.05 --mut-std 0.01\n"
         "  shoal adapter blend --operator delta_ties --parents A B C --out D --step 0.2\n"

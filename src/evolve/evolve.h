@@ -416,6 +416,12 @@ void lineage_propagate(const struct lineage *l, double *flow);
 /* Reads evolution.jsonl or lineage.jsonl as an array of its records, which lineage_add must accept; errors name the
  * line. An unfinished last line is left out. ERR_STATE if there is no generation yet. */
 json_t *lineage_load(const char *path, struct error *err);
+/* Deletes candidates of the finished run in the folder `dir` by the rule, in the order of fitness,
+ * except founders, the last generation, and the fittest candidate of each generation. *out: [{name,
+ * generation, score, bytes}]. The records of the run remain. ERR_STATE: the run is not finished, or
+ * is in use. */
+int evolve_run_prune(const char *dir, const struct prune_rule *rule, json_t **out,
+                     struct error *err);
 /* The node `name` with its ancestors, or all nodes (NULL), as JSON: {of, generations, nodes, edges,
  * founders}. lineage_dot: the same as a Graphviz graph. */
 json_t *lineage_json(const json_t *generations, const char *name, struct error *err);

@@ -649,6 +649,16 @@ END
     says "adapter rollback" 0 "" "$shoal" adapter rollback "$tmp/agent" --quiet
     holds "to the version before" "$(echo "$first" | cut -c1-12)" "$tmp/out"
     says "rollback without a previous version" 1 "no previous version" "$shoal" adapter rollback "$tmp/agent"
+    says "prune without a condition" 2 "requires --keep" "$shoal" adapter prune "$tmp/agent"
+    says "prune with an age without a unit" 2 "'30' is not a number with a unit" "$shoal" adapter prune "$tmp/agent" --older-than 30
+    mkdir -p "$tmp/no-adapters"
+    says "prune where there is no adapter" 1 "has neither adapters nor runs" "$shoal" adapter prune "$tmp/no-adapters" --keep 0
+    says "prune lists what it would delete" 0 "nothing was deleted; --yes" "$shoal" adapter prune "$tmp/agent" --keep 0 --yes --dry-run
+    holds "the versions but the current one" "agent: 1 would be deleted" "$tmp/out"
+    says "prune deletes with --yes" 0 "" "$shoal" adapter prune "$tmp/agent" --keep 0 --yes --json
+    holds "as JSON" '"deleted":true,"pruned":' "$tmp/out"
+    "$shoal" adapter list "$tmp/agent" >"$tmp/out" 2>"$tmp/err"
+    holds "one version is left" "1 version" "$tmp/out"
     says "an adapter of another model in the way" 1 "choose another --out" "$shoal" train "$tmp/a.gguf" --data "$tmp/learn.jsonl" --out "$tmp/agent" --runs "$tmp/runs"
     says "runs that cannot be recorded" 1 "name a folder with --runs" "$shoal" train test/models/fry-1 --data "$tmp/few.jsonl" --out "$tmp/t9" --runs /proc/none
     says "missing held-out data" 1 "eval data of 'adapter'" "$shoal" train test/models/fry-1 --data "$tmp/few.jsonl" --out "$tmp/t9" --runs "$tmp/runs" --eval-data "$tmp/nowhere.jsonl"

@@ -994,6 +994,89 @@ static void test_resume_of_a_finished_run(void **state) {
     json_decref(again);
 }
 
+static bool is_in_generation(const char *name, int generation) {
+    const json_t *c,
+        *g = json_array_get(json_object_get(reference, "generations"), (size_t)generation);
+    size_t i;
+    json_array_foreach (json_object_get(g, "candidates"), i, c)
+        if (strcmp(json_get_string(c, "name"), name) == 0) return true;
+    return false;
+}
+
+/* Only candidates of generation 1 may be deleted that are neither its fittest nor in the last
+ * generation. The run can be resumed afterwards. */
+static void test_prune(void **state) {
+    (void)state;
+    struct prune_rule rule = {.keep = 0, .min_age = -1, .min_score = NAN};
+    reference_run();
+    char *command = xasprintf("cp -r %s/ref %s/pruned", dir, dir),
+         *run = xasprintf("%s/pruned/r", dir), *result = path_join(run, "result.json");
+    const json_t *g = json_array_get(json_object_get(reference, "generations"), 1), *c,
+                 *list = json_object_get(g, "candidates");
+    json_t *out = NULL;
+    size_t i, n_dead = 0;
+    assert_int_equal(system(command), 0);
+    for (int pass = 0; pass < 3; pass++) { // listed, deleted, gone
+        rule.delete_matches = pass > 0;
+        assert_int_equal(evolve_run_prune(run, &rule, &out, &err), OK);
+        if (pass == 0) n_dead = json_array_size(out);
+        assert_int_equal(json_array_size(out), pass < 2 ? n_dead : 0);
+        json_decref(out);
+        json_array_foreach (list, i, c) {
+            const char *name = json_get_string(c, "name");
+            char *path = xasprintf("adapters/gen_1/%s", name);
+            bool dead = i > 0 && !is_in_generation(name, 2);
+            if (!is_in_generation(name, 0)) // a founder's folder of generation 1 is a copy
+                assert_int_equal(run_file_exists("pruned", path), !dead || pass == 0);
+            free(path);
+        }
+    }
+    assert_true(n_dead > 0);
+    assert_true(run_file_exists("pruned", "adapters/gen_0/a"));
+    json_t *again = run_expect_ok("pruned", true, false, 1);
+    assert_results_equal(reference, again);
+    json_decref(again);
+
+    int lock = dir_lock(run, "run", &err);
+    assert_int_equal(evolve_run_prune(run, &rule, &out, &err), ERR_STATE);
+    json_decref(out);
+    dir_unlock(lock, run);
+    assert_int_equal(unlink(result), 0);
+    assert_int_equal(evolve_run_prune(run, &rule, &out, &err), ERR_STATE);
+    assert_non_null(strstr(err.text, "not finished"));
+    json_decref(out);
+    free(command), free(run), free(result);
+}
+
+/* Names in result.json lead to no other folder. */
+static void test_prune_hostile(void **state) {
+    static const char text[] =
+        "{\"generations\": [{\"generation\": 0, \"candidates\": [{\"name\": \"a\", "
+        "\"fitness\": {\"value\": 1}, \"parents\": []}]}, {\"generation\": 1, "
+        "\"candidates\": [{\"name\": \"a\", \"fitness\": {\"value\": 1}, \"parents\": "
+        "[]}, {\"name\": \"../victim\", \"fitness\": {\"value\": 0}, \"parents\": []}, "
+        "{\"name\": \"..\", \"fitness\": {\"value\": 0}, \"parents\": []}, {\"name\": "
+        "\"link\", \"fitness\": {\"value\": 0}, \"parents\": []}]}, {\"generation\": 2, "
+        "\"candidates\": [{\"name\": \"a\", \"fitness\": {\"value\": 1}, \"parents\": "
+        "[]}]}]}";
+    (void)state;
+    struct prune_rule rule = {.keep = 0, .min_age = -1, .min_score = NAN, .delete_matches = true};
+    char *run = xasprintf("%s/hostile", dir), *gen = path_join(run, "adapters/gen_1"),
+         *victim = path_join(run, "adapters/victim"), *link = path_join(gen, "link"),
+         *file = path_join(victim, "file"), *result = path_join(run, "result.json");
+    json_t *out = NULL;
+    assert_int_equal(dir_make(gen, &err), OK);
+    assert_int_equal(dir_make(victim, &err), OK);
+    assert_int_equal(file_write(file, "x", 1, &err), OK);
+    assert_int_equal(file_write(result, text, sizeof text - 1, &err), OK);
+    assert_int_equal(symlink(victim, link), 0);
+    assert_int_equal(evolve_run_prune(run, &rule, &out, &err), OK);
+    assert_int_equal(json_array_size(out), 0);
+    assert_true(path_exists(file) && path_exists(link));
+    json_decref(out);
+    free(run), free(gen), free(victim), free(link), free(file), free(result);
+}
+
 /* Appends text to a file; the caller restores it from `old`. */
 static void file_append(const char *path, const char *text, struct buf *old) {
     struct buf now = {0};
@@ -1502,6 +1585,8 @@ int main(void) {
         cmocka_unit_test(test_kill_at_every_stage),
         cmocka_unit_test(test_kill_at_any_moment),
         cmocka_unit_test(test_resume_of_a_finished_run),
+        cmocka_unit_test(test_prune),
+        cmocka_unit_test(test_prune_hostile),
         cmocka_unit_test(test_resume_with_other_inputs),
         cmocka_unit_test(test_persona_of_adapter_and_file),
         cmocka_unit_test(test_resume_without_amx),

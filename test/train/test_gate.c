@@ -602,6 +602,129 @@ static void test_versions(void **state) {
     adapter_release(wrong);
 }
 
+/* Pruning: versions 1 to 5, of which 5 is current and 4 the one before it. Versions 1 and 2 have
+ * the scores 0.1 and 0.9. */
+
+static const struct prune_rule no_rule = {.keep = -1, .min_age = -1, .min_score = NAN};
+
+/* The versions that the rule matches, as digits, newest first. */
+static void prune_check(const char *dir, struct adapter *const *a, struct prune_rule rule,
+                        const char *want) {
+    char have[8] = "";
+    json_t *list = NULL;
+    assert_ok(adapter_versions_prune(dir, &rule, &list, &err));
+    for (size_t i = 0; i < json_array_size(list); i++)
+        for (int k = 0; k < 5; k++)
+            if (strcmp(version_field(list, i, "hash"), a[k]->hash) == 0) have[i] = (char)('1' + k);
+    assert_string_equal(have, want);
+    json_decref(list);
+}
+
+static void assert_versions(const char *dir, size_t n) {
+    json_t *list = adapter_versions(dir, &err);
+    assert_int_equal(json_array_size(list), n);
+    json_decref(list);
+}
+
+static char *pruned_make(const char *name, struct adapter *const *a) {
+    char *dir = path_in_root(name);
+    for (int i = 0; i < 5; i++) {
+        json_t *notes = i < 2 ? json_pack("{s:f}", "score", i ? 0.9 : 0.1) : NULL;
+        assert_ok(adapter_publish(a[i], dir, "base", notes, &err));
+        json_decref(notes);
+    }
+    return dir;
+}
+
+/* Replaces the time of a version. */
+static void version_set_created(const char *dir, const char *hash, const char *created) {
+    char *path = xasprintf("%s/.versions/%s/version.json", dir, hash);
+    json_t *v = json_parse_file(path, &err);
+    json_object_set_new(v, "created", json_string(created));
+    char *text = json_dumps(v, 0);
+    assert_ok(file_write(path, text, strlen(text), &err));
+    json_decref(v);
+    free(text), free(path);
+}
+
+static void prune_rules_check(const char *dir, struct adapter *const *a) {
+    struct prune_rule r = no_rule;
+    r.keep = 0, prune_check(dir, a, r, "321");
+    r.keep = 3, prune_check(dir, a, r, "21");
+    r.keep = 9, prune_check(dir, a, r, "");
+    r = no_rule, r.min_score = 0.5, prune_check(dir, a, r, "1");
+    r.min_score = 0.1, prune_check(dir, a, r, "");
+    r.min_score = 2, r.keep = 4, prune_check(dir, a, r, "1"); // both conditions
+    version_set_created(dir, a[0]->hash, "2026-01-01T00:00:00Z");
+    version_set_created(dir, a[1]->hash, "2026-01-01T00:01:00Z");
+    version_set_created(dir, a[2]->hash, "yesterday");
+    r = no_rule, r.now = 1767225600 + 90, r.min_age = 50; // 90 s after version 1
+    prune_check(dir, a, r, "1");
+    r.min_age = 20, prune_check(dir, a, r, "21");
+    r.min_age = 90, prune_check(dir, a, r, "");
+    assert_versions(dir, 5); // nothing was deleted so far
+}
+
+/* The current version and the one that a rollback restores are kept. */
+static void prune_needed_check(const char *dir, struct adapter *const *a) {
+    struct prune_rule all = no_rule;
+    char hash[HASH_LEN];
+    all.keep = 0;
+    assert_ok(adapter_rollback(dir, &a[0]->shape, a[1]->hash, hash, &err));
+    prune_check(dir, a, all, "543");
+    assert_ok(adapter_rollback(dir, &a[0]->shape, a[0]->hash, hash, &err));
+    prune_check(dir, a, all, "5432"); // version 1 is the first
+    struct adapter *foreign = adapter_make(99, 3);
+    assert_ok(adapter_save(foreign, dir, "base", &err));
+    prune_check(dir, a, all, "4321"); // unpublished files: the next rollback restores 5
+    adapter_release(foreign);
+    assert_ok(adapter_save(a[4], dir, "base", &err));
+    all.delete_matches = true;
+    prune_check(dir, a, all, "321");
+    assert_versions(dir, 2);
+    assert_current_version(dir, a[4]);
+    assert_ok(adapter_rollback(dir, &a[0]->shape, NULL, hash, &err));
+    assert_current_version(dir, a[3]);
+}
+
+/* A folder that is a link is kept, and so is what it names. */
+static void prune_links_check(const char *dir, const char *other, struct adapter *const *a) {
+    struct prune_rule all = no_rule;
+    json_t *list = NULL;
+    char *inner = xasprintf("%s/.versions/%s", dir, a[0]->hash), *outside = path_in_root("outside"),
+         *root_link = xasprintf("%s/.versions", other), *versions = xasprintf("%s/.versions", dir),
+         *config = path_join(outside, "version.json");
+    all.keep = 0, all.delete_matches = true;
+    assert_ok(path_rename(inner, outside, &err));
+    assert_int_equal(symlink(outside, inner), 0);
+    assert_ok(dir_make(other, &err));
+    assert_int_equal(symlink(versions, root_link), 0);
+    assert_int_equal(adapter_versions_prune(other, &all, &list, &err), ERR_STATE);
+    json_decref(list);
+    prune_check(dir, a, all, "32");
+    assert_true(path_exists(config));
+    assert_versions(dir, 3);
+    free(inner), free(outside), free(root_link), free(versions), free(config);
+}
+
+static void test_prune(void **state) {
+    (void)state;
+    struct adapter *a[5];
+    for (int i = 0; i < 5; i++) a[i] = adapter_make((uint64_t)(11 + i), 2);
+    char *dir = pruned_make("pruned", a), *linked = pruned_make("linked", a),
+         *killed = pruned_make("killed", a), *other = path_in_root("link"),
+         *from = xasprintf("%s/.versions/%s", killed, a[1]->hash),
+         *tmp = xasprintf("%s/.versions/tmp", killed);
+    prune_rules_check(dir, a);
+    prune_needed_check(dir, a);
+    prune_links_check(linked, other, a);
+    assert_ok(path_rename(from, tmp, &err)); // as if killed before the files were deleted
+    assert_versions(killed, 4);
+    assert_false(path_exists(tmp));
+    for (int i = 0; i < 5; i++) adapter_release(a[i]);
+    free(dir), free(linked), free(killed), free(other), free(from), free(tmp);
+}
+
 static int group_setup(void **state) {
     (void)state;
     log_quiet = true;
@@ -620,7 +743,7 @@ int main(void) {
         cmocka_unit_test(test_token_losses), cmocka_unit_test(test_page),
         cmocka_unit_test(test_curve),        cmocka_unit_test(test_log),
         cmocka_unit_test(test_versions),     cmocka_unit_test(test_log_of_methods),
-        cmocka_unit_test(test_bands),
+        cmocka_unit_test(test_bands),        cmocka_unit_test(test_prune),
     };
     return cmocka_run_group_tests(tests, group_setup, group_teardown);
 }

@@ -132,6 +132,15 @@ static inline struct adapter *fixture_adapter(const struct model_config *c, int3
     return fixture_adapter_from(c, 0, r, targets, std, seed);
 }
 
+/* A copy of a plain adapter that these tokens activate. */
+static inline struct adapter *fixture_activated(const struct adapter *a, const int32_t *ids,
+                                                int32_t n) {
+    struct adapter_config c = a->config;
+    c.invocation = ids;
+    c.n_invocation = n;
+    return adapter_from_data(&a->shape, &c, a->data, NULL);
+}
+
 /* The n weights of a tensor by its name, base + scale · [-1, 1): the formula of
  * test/oracle/arch_oracle.py, bit for bit. */
 static inline void fixture_formula(float *w, int64_t n, const char *name, float base, float scale) {

@@ -53,6 +53,14 @@ bool adapter_config_has_vocab(const struct adapter_config *c) {
     return table_is_used(&c->embed) || table_is_used(&c->head);
 }
 
+int adapter_invocation_check(const struct adapter_config *c, struct error *err) {
+    if (c->n_invocation == 0 || (!c->dora && !adapter_config_has_vocab(c))) return OK;
+    return error_set(err, ERR_MISMATCH,
+                     "activated LoRA (alora_invocation_tokens) with %s is not supported; leave one "
+                     "of them out",
+                     c->dora ? "DoRA" : "a separate embedding or head, or low-rank parts of them");
+}
+
 int adapter_config_check(const struct model_config *shape, const struct adapter_config *c,
                          struct error *err) {
     const struct adapter_vocab_config *tables[] = {&c->embed, &c->head};
@@ -62,13 +70,31 @@ int adapter_config_check(const struct model_config *shape, const struct adapter_
                              "'%s' is in more than one of target, modules_to_save and "
                              "trainable_token_indices",
                              i ? "lm_head" : "embed_tokens");
+    if (adapter_invocation_check(c, err)) return err->code;
     if (adapter_param_count(shape, c) > 0) return OK;
     return error_set(err, ERR_USAGE, "none of the targets is a projection of a '%s' model",
                      shape->arch->name);
 }
 
+json_t *adapter_invocation_json(const struct adapter_config *c) {
+    json_t *list = c->n_invocation ? json_array() : NULL;
+    for (int32_t i = 0; i < c->n_invocation; i++)
+        json_array_append_new(list, json_integer(c->invocation[i]));
+    return list;
+}
+
+int32_t adapter_activation(const struct adapter_config *c, const int32_t *prompt, int32_t n) {
+    size_t bytes = (size_t)c->n_invocation * sizeof *prompt;
+    if (c->n_invocation == 0) return 0;
+    for (int32_t i = n - c->n_invocation; i >= 0; i--)
+        if (memcmp(prompt + i, c->invocation, bytes) == 0) return i;
+    return ADAPTER_INACTIVE;
+}
+
 bool adapter_fits(const struct adapter *a, const struct model_config *shape) {
     bool same = a->shape.n_layers == shape->n_layers;
+    for (int32_t i = 0; i < a->config.n_invocation; i++)
+        same = same && a->config.invocation[i] < shape->vocab_size;
     for (int p = 0; p < N_PROJ; p++)
         same = same && proj_in(&a->shape, p) == proj_in(shape, p) &&
                proj_out(&a->shape, p) == proj_out(shape, p);
@@ -83,7 +109,9 @@ int adapter_require_plain(const struct adapter *a, const char *operation, struct
         : c->embed.full || c->head.full || c->embed.n_ids || c->head.n_ids
             ? "a separate embedding or head (modules_to_save, trainable_token_indices)"
         : adapter_config_has_vocab(c) ? "low-rank parts of the embedding or head"
-                                      : NULL;
+        : c->n_invocation ? "an invocation (alora_invocation_tokens in its adapter_config.json; "
+                            "without it the adapter is plain LoRA)"
+                          : NULL;
     if (!why) return OK;
     return error_set(err, ERR_MISMATCH, "adapter '%.12s' has %s: %s is for plain LoRA only%s",
                      a->hash, why, operation,
@@ -121,21 +149,22 @@ static bool modules_are_uniform(const struct adapter_module *modules, int32_t n,
     return true;
 }
 
-static int32_t *ids_copy(const struct adapter_vocab_config *t) {
-    if (t->n_ids == 0) return NULL;
-    size_t size = (size_t)t->n_ids * sizeof *t->ids;
-    return memcpy(xmalloc(size), t->ids, size);
+static int32_t *ids_copy(const int32_t *ids, int32_t n) {
+    if (n == 0) return NULL;
+    size_t size = (size_t)n * sizeof *ids;
+    return memcpy(xmalloc(size), ids, size);
 }
 
 /* A copy in the normal form, which is the same for equal configurations: projections that the
  * architecture lacks are removed, and `modules` is NULL if it is not needed. The copy owns
- * `modules` and the token ids. */
+ * `modules`, the invocation and the token ids. */
 static struct adapter_config config_normalise(const struct model_config *shape,
                                               const struct adapter_config *from) {
     struct adapter_config c = *from;
     int32_t n = shape->n_layers * N_PROJ;
-    c.embed.ids = ids_copy(&from->embed);
-    c.head.ids = ids_copy(&from->head);
+    c.embed.ids = ids_copy(from->embed.ids, from->embed.n_ids);
+    c.head.ids = ids_copy(from->head.ids, from->head.n_ids);
+    c.invocation = ids_copy(from->invocation, from->n_invocation);
     for (int p = 0; p < N_PROJ; p++) c.target[p] &= proj_out(shape, (enum proj)p) > 0;
     if (!from->modules) return c;
     struct adapter_module *modules = xcalloc((size_t)n, sizeof *modules);
@@ -175,6 +204,10 @@ static void config_check(const struct model_config *shape, const struct adapter_
     table_check(shape, &c->embed);
     table_check(shape, &c->head);
     CHECK(!c->dora || c->embed.lora.r == 0);
+    CHECK(c->n_invocation >= 0 && c->n_invocation <= ADAPTER_INVOCATION_MAX);
+    CHECK(c->n_invocation == 0 || (!c->dora && !adapter_config_has_vocab(c)));
+    for (int32_t i = 0; i < c->n_invocation; i++)
+        CHECK(c->invocation[i] >= 0 && c->invocation[i] < shape->vocab_size);
 }
 
 static float module_scale(struct adapter_module m, bool rslora) {
@@ -280,8 +313,8 @@ static void table_append_hash_text(struct buf *b, const char *name,
 
 /*
  * SHA-256 of a text with all settings that change the adapter's output or training (sizes, ranks,
- * alphas, dropout), followed by the floats of `data` (little-endian, as in the file). Neither the
- * lineage nor the base's name is hashed.
+ * alphas, dropout, invocation), followed by the floats of `data` (little-endian, as in the file).
+ * Neither the lineage nor the base's name is hashed.
  */
 void adapter_hash_compute(struct adapter *a) {
     struct buf b = {0};
@@ -300,6 +333,9 @@ void adapter_hash_compute(struct adapter *a) {
     if (c->dora) buf_puts(&b, "dora\n");
     table_append_hash_text(&b, "embed", &c->embed);
     table_append_hash_text(&b, "head", &c->head);
+    if (c->n_invocation) buf_puts(&b, "invocation");
+    for (int32_t i = 0; i < c->n_invocation; i++) buf_printf(&b, " %d", (int)c->invocation[i]);
+    if (c->n_invocation) buf_puts(&b, "\n");
     struct sha256 h;
     sha256_init(&h);
     sha256_update(&h, b.data, b.len);
@@ -409,6 +445,7 @@ size_t adapter_bytes(const struct adapter *a) {
     n += (a->loras ? modules * sizeof *a->loras : 0) + (a->data ? a->n_data * sizeof *a->data : 0);
     if (a->config.modules) n += modules * sizeof *a->config.modules;
     if (a->magnitude) n += modules * sizeof *a->magnitude;
+    n += (size_t)a->config.n_invocation * sizeof *a->config.invocation;
     if (a->vocab_overrides) n += sizeof *a->vocab_overrides;
     for (int e = 0; e < N_DTYPE; e++) {
         const struct lora_pack *p = __atomic_load_n(&a->packs[e], __ATOMIC_ACQUIRE);
@@ -428,6 +465,7 @@ void adapter_release(struct adapter *a) {
     for (int e = 0; e < N_DTYPE; e++) lora_pack_free(a->packs[e]);
     free((void *)a->config.embed.ids);
     free((void *)a->config.head.ids);
+    free((void *)a->config.invocation);
     free(a->magnitude);
     free(a->vocab_overrides);
     arena_release(&a->bind_arena);

@@ -9,8 +9,9 @@
  * factors. adapter_retain and adapter_release are atomic. Unless a comment says otherwise, the
  * functions share no state and may run in any thread.
  *
- * An adapter is *plain* when it has only LoRA factors of the layers' projections: no DoRA, and no
- * change of the embedding or head. Algebra accepts plain adapters only.
+ * An adapter is *plain* when it has only LoRA factors of the layers' projections, which apply to
+ * every token: no DoRA, no change of the embedding or head, no invocation. Algebra accepts plain
+ * adapters only.
  */
 #ifndef SHOAL_ADAPTER_H
 #define SHOAL_ADAPTER_H
@@ -19,6 +20,7 @@
 
 #define ADAPTER_DROPOUT_DEFAULT 0.05
 #define ADAPTER_RANK_MAX 4096
+#define ADAPTER_INVOCATION_MAX 256
 
 /* Rank and alpha of one projection of one layer; r = 0: not adapted. */
 struct adapter_module {
@@ -44,6 +46,11 @@ struct adapter_config {
      * for mixed ranks or a subset of the layers. Borrowed: a config copied from an adapter is valid
      * until that adapter is freed. */
     const struct adapter_module *modules;
+    /* Activated LoRA (see adapter_activation): the token ids that activate the adapter, at most
+     * ADAPTER_INVOCATION_MAX; NULL: it is always active. Borrowed like `modules`. Not with DoRA,
+     * nor with changes of embedding or head. */
+    const int32_t *invocation;
+    int32_t n_invocation;
 };
 
 struct adapter {
@@ -109,13 +116,27 @@ struct adapter *adapter_from_owned_data(const struct model_config *shape,
                                         json_t *lineage);
 size_t adapter_param_count(const struct model_config *shape, const struct adapter_config *c);
 /* ERR_USAGE when the adapter would be empty, because no target is a projection of this
- * architecture, or when a table is changed in more than one way. */
+ * architecture, or when a table is changed in more than one way; ERR_MISMATCH for an invocation
+ * with DoRA or with changes of embedding or head. */
 int adapter_config_check(const struct model_config *shape, const struct adapter_config *c,
                          struct error *err);
 struct adapter_module adapter_module_at(const struct adapter_config *c, int32_t layer, enum proj p);
+/*
+ * Activated LoRA (Greenewald et al. 2025), with PEFT's rule: the adapter changes the tokens of a
+ * sequence from the start of the last occurrence of the invocation in the prompt on, and so all
+ * tokens that are generated. The tokens before it, and their keys and values, are those of the
+ * base.
+ *
+ * Returns the index of the first token that the adapter changes, for a prompt of n tokens: 0 for an
+ * adapter without an invocation, ADAPTER_INACTIVE if the prompt does not contain the invocation;
+ * then the adapter changes no token.
+ */
+#define ADAPTER_INACTIVE INT32_MAX
+int32_t adapter_activation(const struct adapter_config *c, const int32_t *prompt, int32_t n);
+json_t *adapter_invocation_json(const struct adapter_config *c); /* its ids; NULL without one */
 /* True if the adapter can be used with models of this shape: the number of layers and the sizes of
  * all projections are equal. For an adapter that changes embedding or head, the vocabulary size and
- * the tying of embedding and head must be equal too. */
+ * the tying of embedding and head must be equal too; an invocation must be in the vocabulary. */
 bool adapter_fits(const struct adapter *a, const struct model_config *shape);
 /* OK for a plain adapter, else ERR_MISMATCH. The message says that `operation` ("blending") works
  * with plain LoRA only. */
@@ -139,7 +160,7 @@ double lora_row_norm(const struct lora *lo, int64_t o, const float *row, int64_t
  * first call and valid until the adapter is freed. Any thread. The adapter must be ready. */
 const struct lora_pack *adapter_pack(const struct adapter *a, enum dtype elem);
 /* The segment that applies this adapter, in f32, to rows [begin, end); NULL: the base model. `part`
- * is memory that the segment points to. */
+ * is memory that the segment points to. The caller omits rows before an activation. */
 struct lora_segment adapter_lora_segment(const struct adapter *a, int32_t begin, int32_t end,
                                          struct lora_part *part);
 /* As adapter_pack, and frees the f32 factors. For an adapter that is only used for inference and
@@ -176,11 +197,12 @@ int adapter_save(const struct adapter *a, const char *dir, const char *base, str
 
 /*
  * GGUF LoRA files as in llama.cpp: one alpha for the whole file, scale alpha / rank, q and k rows
- * permuted if the architecture permutes them. PEFT's config and the lineage are stored under
- * shoal.* keys, so that PEFT → GGUF → PEFT gives the same bytes. Saving refuses what the format
- * cannot express: DoRA, replaced tables and rows, and low-rank parts of a tied embedding or head
- * (llama.cpp has one tensor for both). It also refuses modules that need different alphas, unless
- * `fold` is set: then each B is rescaled so that one alpha suffices.
+ * permuted if the architecture permutes them. An invocation is adapter.alora.invocation_tokens.
+ * PEFT's config and the lineage are stored under shoal.* keys, so that PEFT → GGUF → PEFT gives the
+ * same bytes. Saving refuses what the format cannot express: DoRA, replaced tables and rows, and
+ * low-rank parts of a tied embedding or head (llama.cpp has one tensor for both). It also refuses
+ * modules that need different alphas, unless `fold` is set: then each B is rescaled so that one
+ * alpha suffices.
  */
 struct adapter *adapter_load_gguf(const char *path, const struct model_config *shape,
                                   struct error *err);
@@ -388,13 +410,16 @@ struct adapter *adapter_sum(const struct model *m, struct adapter *const *list,
 struct lora_pack *adapter_sum_pack(struct adapter *const *list, const float *weights, int n,
                                    enum dtype elem, struct error *err);
 bool adapters_have_dora(struct adapter *const *list, int n);
-/* OK for an adapter that does not change embedding and head, else ERR_MISMATCH. */
+/* OK for an adapter that applies to every token and does not change embedding and head, else
+ * ERR_MISMATCH. */
 int adapter_require_layers_only(const struct adapter *a, const char *operation, struct error *err);
 /* A model with the adapter merged into the base. Changed matrices are f32; the others are shared
  * with `m`, which must outlive the result. The caller closes it with adapter_merged_close. NULL:
- * out of memory. */
+ * out of memory, or adapter_check_mergeable fails. */
 struct model *adapter_merge(const struct model *m, const struct adapter *a, struct error *err);
 void adapter_merged_close(struct model *merged);
+/* ERR_MISMATCH for an activated adapter: no weights have its effect. */
+int adapter_check_mergeable(const struct adapter *a, struct error *err);
 
 /* The difference between two models on fixed prompts in several languages: KL(first ‖ second) of
  * the next-token distributions, in nats; mean and maximum over all positions. */

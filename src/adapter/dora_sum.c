@@ -29,6 +29,11 @@ bool adapters_have_dora(struct adapter *const *list, int n) {
 }
 
 int adapter_require_layers_only(const struct adapter *a, const char *operation, struct error *err) {
+    if (a->config.n_invocation > 0)
+        return error_set(err, ERR_MISMATCH,
+                         "adapter '%.12s' has an invocation (alora_invocation_tokens): %s is for "
+                         "adapters that apply to every token",
+                         a->hash, operation);
     if (!adapter_config_has_vocab(&a->config)) return OK;
     return error_set(err, ERR_MISMATCH,
                      "adapter '%.12s' changes the embedding or the head: %s is for adapters of the "

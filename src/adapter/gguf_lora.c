@@ -4,6 +4,7 @@
  *     general.type "adapter" | general.architecture | adapter.type "lora" | adapter.lora.alpha
  *     blk.N.attn_q.weight.lora_a [R, in]      blk.N.attn_q.weight.lora_b [out, R]
  *     token_embd.weight.lora_a   [V, R] (!)   token_embd.weight.lora_b   [D, R]
+ *     adapter.alora.invocation_tokens: only of activated LoRA
  *
  * (!) This A is the transpose of PEFT's. The scale is alpha / R, with one alpha for the file. This
  * source file converts names and tensor layouts between GGUF and PEFT; peft.c checks the tensors
@@ -19,6 +20,7 @@
 
 #define KEY_CONFIG "shoal.config"
 #define KEY_LINEAGE "shoal.lineage."
+#define KEY_INVOCATION "adapter.alora.invocation_tokens"
 
 static const char *const proj_gguf_names[N_PROJ] = {"attn_q",   "attn_k", "attn_v",  "attn_output",
                                                     "ffn_gate", "ffn_up", "ffn_down"};
@@ -178,6 +180,8 @@ static json_t *metadata_new(const struct adapter *a, const char *config, float a
         json_object_set(o, name, value);
         free(name);
     }
+    if (a->config.n_invocation)
+        json_object_set_new(o, KEY_INVOCATION, adapter_invocation_json(&a->config));
     return o;
 }
 
@@ -338,9 +342,6 @@ static int header_read(struct gguf_lora_reader *rd, struct error *err) {
         key_require(rd, "adapter.type", "lora", err) ||
         key_require(rd, "general.architecture", rd->shape->arch->gguf, err))
         return err->code;
-    if (json_object_get(rd->in.metadata, "adapter.alora.invocation_tokens"))
-        return error_set(err, ERR_MISMATCH, "adapter '%s': activated LoRA is not supported",
-                         rd->path);
     rd->alpha = (float)json_number_value(alpha);
     if (!json_is_number(alpha) || !isfinite(rd->alpha))
         return error_set(err, ERR_FORMAT,
@@ -365,6 +366,24 @@ static int config_read(struct gguf_lora_reader *rd, struct error *err) {
     return rc == OK ? OK : error_wrap(err, "adapter '%s'", rd->path);
 }
 
+static bool ids_equal(const int32_t *a, int32_t n_a, const int32_t *b, int32_t n_b) {
+    return n_a == n_b && (n_a == 0 || memcmp(a, b, (size_t)n_a * sizeof *a) == 0);
+}
+
+/* Reads the invocation; PEFT's config, if the file has one, must have the same. */
+static int invocation_read(struct gguf_lora_reader *rd, struct error *err) {
+    const json_t *list = json_object_get(rd->in.metadata, KEY_INVOCATION);
+    struct adapter_config *c = &rd->config.c, of_config = *c;
+    int rc = OK;
+    c->invocation = NULL;
+    c->n_invocation = 0;
+    if (list) rc = peft_invocation_parse(list, KEY_INVOCATION, rd->shape, &rd->config, err);
+    if (rc == OK && json_object_get(rd->in.metadata, KEY_CONFIG) &&
+        !ids_equal(c->invocation, c->n_invocation, of_config.invocation, of_config.n_invocation))
+        rc = error_set(err, ERR_MISMATCH, "'" KEY_CONFIG "' and '" KEY_INVOCATION "' disagree");
+    return rc == OK ? OK : error_wrap(err, "adapter '%s'", rd->path);
+}
+
 static json_t *lineage_read(const json_t *metadata) {
     json_t *out = json_object(), *value;
     const char *key;
@@ -382,7 +401,7 @@ struct adapter *gguf_load(const char *path, const struct model_config *shape,
     if (gguf_tensors_open(&rd.in, path, err)) return NULL;
     if (header_read(&rd, err) || tensors_from_gguf(&rd, err)) goto out;
     rd.out.metadata = lineage_read(rd.in.metadata);
-    if (config_read(&rd, err)) goto out;
+    if (config_read(&rd, err) || invocation_read(&rd, err)) goto out;
     a = adapter_from_tensors(path, shape, &rd.config, &rd.out, hints, &rd.errors, err);
 out:
     safetensors_close(&rd.in);

@@ -43,6 +43,10 @@ struct adapter *adapter_alloc(const struct model_config *shape, const struct ada
                               float *data);
 void adapter_hash_compute(struct adapter *a);
 
+/* Refuses an invocation with DoRA or with changes of embedding or head, for which PEFT defines no
+ * activation. */
+int adapter_invocation_check(const struct adapter_config *c, struct error *err);
+
 /* For qsort: by name. */
 int tensor_info_compare(const void *a, const void *b);
 
@@ -70,6 +74,9 @@ struct peft_config {
 };
 int peft_config_read(const json_t *root, const struct model_config *shape, struct peft_config *out,
                      struct adapter_errors *errors, struct error *err);
+/* Sets the invocation of p->c from a list of token ids, the value of `key`. */
+int peft_invocation_parse(const json_t *list, const char *key, const struct model_config *shape,
+                          struct peft_config *p, struct error *err);
 void peft_config_release(struct peft_config *p);
 /* The bytes of adapter_config.json, malloc'ed; NULL when `base` is not UTF-8. */
 char *peft_config_text(const struct adapter *a, const char *base);

@@ -45,12 +45,13 @@ static void prompt_run(struct forward *f, const struct adapter *a, const struct 
     struct batch_row rows[MAX_TOKENS];
     int32_t out[MAX_TOKENS];
     struct lora_part part;
-    struct lora_segment seg = adapter_lora_segment(a, 0, ids->n, &part);
+    int32_t active = a ? MIN(adapter_activation(&a->config, ids->v, ids->n), ids->n) : 0;
+    struct lora_segment seg = adapter_lora_segment(a, active, ids->n, &part);
     for (int32_t i = 0; i < ids->n; i++) {
         rows[i] = (struct batch_row){.token = ids->v[i], .pos = i};
         out[i] = i;
     }
-    forward_run(f, rows, ids->n, &seg, 1, out, ids->n, logits);
+    forward_run(f, rows, ids->n, &seg, active < ids->n, out, ids->n, logits);
 }
 
 static double logsumexp(const float *logits, int32_t n) {

@@ -153,8 +153,17 @@ static int tables_merge(struct model *m, const struct vocab_overrides *overrides
     return rc;
 }
 
+int adapter_check_mergeable(const struct adapter *a, struct error *err) {
+    if (a->config.n_invocation == 0) return OK;
+    return error_set(err, ERR_MISMATCH,
+                     "adapter '%.12s' is activated LoRA, which changes only the tokens after its "
+                     "invocation: merged weights would change all tokens; use it with --adapter",
+                     a->hash);
+}
+
 struct model *adapter_merge(const struct model *m, const struct adapter *a, struct error *err) {
     CHECK(adapter_fits(a, &m->config) && adapter_is_ready(a) && a->data);
+    if (adapter_check_mergeable(a, err)) return NULL;
     struct model *out = xmalloc(sizeof *out);
     size_t size = sizeof *out->layers * (size_t)m->config.n_layers;
     int rc = OK;

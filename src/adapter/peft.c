@@ -359,6 +359,10 @@ struct adapter *adapter_from_tensors(const char *path, const struct model_config
     struct adapter *a = NULL;
     float *data;
     if (tensors_match(&ld, err)) goto out;
+    if (adapter_invocation_check(&config->c, err)) {
+        error_wrap(err, "adapter '%s'", path);
+        goto out;
+    }
     if (ld.n == 0) {
         error_set(err, ERR_MISMATCH, "adapter '%s' changes nothing", path);
         goto out;

@@ -188,7 +188,6 @@ static const struct unsupported_key {
     {"fan_in_fan_out", "transposed (GPT-2 style) weights are not supported"},
     {"target_parameters", "only whole linear modules can be targets"},
     {"layer_replication", "the base's layers are used as they are"},
-    {"alora_invocation_tokens", "activated LoRA is not supported"},
     {"arrow_config", "Arrow routing is not supported"},
 };
 
@@ -510,6 +509,39 @@ static int trainable_tokens_read(const json_t *root, const struct model_config *
     return OK;
 }
 
+int peft_invocation_parse(const json_t *list, const char *key, const struct model_config *shape,
+                          struct peft_config *p, struct error *err) {
+    size_t i, n = json_array_size(list);
+    const json_t *item;
+    if (n < 1 || n > ADAPTER_INVOCATION_MAX)
+        return error_set(err, ERR_FORMAT, "'%s' is not a list of 1 to %d token ids", key,
+                         ADAPTER_INVOCATION_MAX);
+    int32_t *ids = arena_alloc(&p->arena, n * sizeof *ids);
+    json_array_foreach (list, i, item) {
+        json_int_t id = json_integer_value(item);
+        if (!json_is_integer(item) || id < 0 || id >= shape->vocab_size)
+            return error_set(err, ERR_MISMATCH, "'%s' holds something but ids from 0 to %d", key,
+                             (int)shape->vocab_size - 1);
+        ids[i] = (int32_t)id;
+    }
+    p->c.invocation = ids;
+    p->c.n_invocation = (int32_t)n;
+    return OK;
+}
+
+/* Adapters of the package alora, from which PEFT's activated LoRA comes, have a text instead of
+ * token ids. Without the ids, such an adapter would apply to all tokens. */
+static int invocation_read(const json_t *root, const struct model_config *shape,
+                           struct peft_config *p, struct error *err) {
+    const json_t *list = json_object_get(root, "alora_invocation_tokens");
+    if (list && !json_is_null(list))
+        return peft_invocation_parse(list, "alora_invocation_tokens", shape, p, err);
+    if (value_is_off(json_object_get(root, "invocation_string"))) return OK;
+    return error_set(err, ERR_MISMATCH,
+                     "'invocation_string' is set, but not 'alora_invocation_tokens' (add the list "
+                     "of the token ids of this text)");
+}
+
 /* Refuses combinations that PEFT does not define or that Shoal does not support. */
 static int tables_check(const struct peft_config *p, const struct model_config *shape,
                         struct error *err) {
@@ -561,7 +593,7 @@ int peft_config_read(const json_t *root, const struct model_config *shape, struc
     if (!json_is_object(root)) return error_set(err, ERR_FORMAT, "not a JSON object");
     if (config_check_supported(root, err) || scalars_read(root, c, err)) return err->code;
     if (modules_to_save_read(root, shape->arch, c, err) ||
-        trainable_tokens_read(root, shape, out, err))
+        trainable_tokens_read(root, shape, out, err) || invocation_read(root, shape, out, err))
         return err->code;
     if (flag_read(root, "ensure_weight_tying", &out->tie_weights, err)) return err->code;
     const char *base = json_string_value(json_object_get(root, "base_model_name_or_path"));
@@ -733,6 +765,9 @@ char *peft_config_text(const struct adapter *a, const char *base) {
         "task_type", "CAUSAL_LM", "use_dora", (int)c->dora, "use_rslora", (int)c->rslora);
     CHECK(o);
     trainable_tokens_add(a, o);
+    // PEFT 0.18 introduced the key, so other adapters do not have it
+    if (c->n_invocation)
+        json_object_set_new(o, "alora_invocation_tokens", adapter_invocation_json(c));
     char *text =
         json_dumps(o, JSON_INDENT(2) | JSON_SORT_KEYS | JSON_ENSURE_ASCII | JSON_REAL_PRECISION(9));
     CHECK(text);

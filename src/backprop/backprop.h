@@ -7,8 +7,10 @@
  * applies the optimizer. The state can be saved and loaded between updates, and a resumed run has
  * the bits of an uninterrupted one. Results do not depend on the number of threads. The gradient of
  * each adapter is the mean over its own target tokens, so three adapters that train together get
- * the bits of three separate trainings. The forward pass has the engine's bits. Only one thread at
- * a time may use a trainer; its pool runs the work.
+ * the bits of three separate trainings. The forward pass has the engine's bits. An activated
+ * adapter changes the rows from train_sample_activation on, and only they have a gradient; a sample
+ * without its invocation is refused (ERR_MISMATCH). Only one thread at a time may use a trainer;
+ * its pool runs the work.
  */
 #ifndef SHOAL_BACKPROP_H
 #define SHOAL_BACKPROP_H
@@ -236,7 +238,8 @@ struct es *es_new(const struct model *m, const struct es_options *o, struct pool
 void es_free(struct es *e);
 /* Adds the estimate for adapter `index` of a LoRA trainer over the model of es_new. The loss that
  * the trainer reports is the mean over members. Calls between two updates use the same directions.
- * Without a target in the samples it does nothing. ERR_MISMATCH for an adapter with DoRA. */
+ * Without a target in the samples it does nothing. ERR_MISMATCH for an adapter that is not plain.
+ */
 int es_accumulate(struct es *e, struct trainer *t, int index, const struct train_sample *samples,
                   int n, struct error *err);
 /* Mean and standard deviation of the members' fitness in the last call, before shaping. */

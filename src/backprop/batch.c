@@ -333,6 +333,10 @@ void batch_set_call_rows(struct trainer *t, const struct train_sample *samples, 
     for (int i = 0; i < n; i++) t->call_rows += sample_rows(&samples[i]);
 }
 
+static int32_t sample_activation(const struct trainer *t, const struct train_sample *s) {
+    return t->full ? 0 : train_sample_activation(s, &t->adapters[s->adapter]->config);
+}
+
 static int sample_check(const struct trainer *t, const struct train_sample *s, int i,
                         struct error *err) {
     if (!t->full && (s->adapter < 0 || s->adapter >= t->n_adapters))
@@ -346,6 +350,11 @@ static int sample_check(const struct trainer *t, const struct train_sample *s, i
             return error_set(err, ERR_USAGE,
                              "token %d of sample %d is outside the vocabulary of %d", s->tokens[j],
                              i, t->c.vocab_size);
+    if (sample_rows(s) > 0 && sample_activation(t, s) == ADAPTER_INACTIVE)
+        return error_set(err, ERR_MISMATCH,
+                         "sample %d does not have the adapter's invocation before its last answer, "
+                         "so the adapter does not change it",
+                         i);
     return OK;
 }
 
@@ -371,6 +380,7 @@ static void sample_pack(struct trainer *t, const struct train_sample *s, int32_t
     if (!rows) return;
     t->seqs[t->n_seqs++] = (struct packed_seq){.begin = at,
                                                .end = at + rows,
+                                               .active = at + MIN(sample_activation(t, s), rows),
                                                .first_target = t->targets,
                                                .adapter = adapter,
                                                .ordinal = ordinal,

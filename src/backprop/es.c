@@ -405,7 +405,8 @@ static void perturbation_items(void *ctx, int64_t begin, int64_t end, int thread
 
 struct adapter *es_perturbation(const struct trainer *t, int index,
                                 const struct lora_perturbation *z, double sigma) {
-    CHECK(!t->full && index >= 0 && index < t->n_adapters && !t->adapters[index]->config.dora);
+    CHECK(!t->full && index >= 0 && index < t->n_adapters);
+    CHECK(!t->adapters[index]->config.dora && !t->adapters[index]->config.n_invocation);
     const struct model_config *c = &t->c;
     int32_t n = c->n_layers * N_PROJ;
     struct adapter_module *modules = xcalloc((size_t)n, sizeof *modules);

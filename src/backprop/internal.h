@@ -61,6 +61,7 @@ struct activations {
 
 struct packed_seq { /* rows of one sample */
     int64_t begin, end;
+    int64_t active;       /* first row that the adapter changes (train_sample_activation) */
     int64_t first_target; /* index in trainer.target_row */
     int32_t adapter;
     int64_t ordinal; /* number of samples of this adapter before this one since the last update */

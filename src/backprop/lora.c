@@ -6,9 +6,10 @@
  *
  * drop is dropout. LoRA: Hu et al. 2022. DoRA: Liu et al. 2024; as in PEFT, the gradient treats the
  * norm as a constant. Dropout applies only before A, also with DoRA. The rows of a range are
- * processed in runs: rows of adjacent samples of one adapter. All runs are one parallel region, so
- * that threads are woken once for any number of adapters. If the base product runs in tiles, B h
- * (forward) and Aᵀ dh (backward) can continue its chains of sums (part_in_chain).
+ * processed in runs: rows of adjacent samples of one adapter, or, with activated LoRA, rows that no
+ * adapter changes. All runs are one parallel region, so that threads are woken once for any number
+ * of adapters. If the base product runs in tiles, B h (forward) and Aᵀ dh (backward) can continue
+ * its chains of sums (part_in_chain).
  *
  * Invariant: see internal.h. A sum over rows is one chain in the order of the rows; threads divide
  * rows or columns of the results, never a sum.
@@ -65,25 +66,38 @@ static void lora_up_tiles(const struct lora_job *j, float *y, int64_t width, con
     }
 }
 
-/* Iterator over runs of rows of one adapter. lora_rows_next sets begin, end and lp of the next run
- * within [begin, end), or returns false. */
+enum { NO_ADAPTER = -1 };
+
+/* Iterator over runs of rows of one adapter; zero-initialise it. lora_rows_next sets the next run
+ * within [begin, end), or returns false. The runs cover the range. */
 struct lora_rows {
-    int seq;                      /* next index in trainer.seqs */
-    int64_t begin, end;           /* rows of the batch */
-    const struct lora_params *lp; /* the adapter's LoRA of the projection */
+    int seq;            /* next index in trainer.seqs */
+    int64_t begin, end; /* rows of the batch */
+    int adapter;        /* or NO_ADAPTER: rows before their sample's activation */
+    /* the adapter's LoRA of the projection; of NO_ADAPTER a LoRA of rank 0 */
+    const struct lora_params *lp;
 };
+
+static int adapter_at(const struct packed_seq *s, int64_t row) {
+    return row < s->active ? NO_ADAPTER : s->adapter;
+}
 
 static bool lora_rows_next(const struct lora_job *j, struct lora_rows *r, int64_t begin,
                            int64_t end) {
+    static const struct lora_params none;
     const struct trainer *t = j->t;
-    while (r->seq < t->n_seqs && t->seqs[r->seq].end <= begin) r->seq++;
-    if (r->seq >= t->n_seqs || t->seqs[r->seq].begin >= end) return false;
-    int adapter = t->seqs[r->seq].adapter;
-    r->begin = MAX(t->seqs[r->seq].begin, begin);
-    for (; r->seq < t->n_seqs && t->seqs[r->seq].begin < end && t->seqs[r->seq].adapter == adapter;
-         r->seq++)
-        r->end = MIN(t->seqs[r->seq].end, end);
-    r->lp = trainer_lora(t, adapter, j->l, j->p);
+    int64_t at = MAX(r->end, begin);
+    while (r->seq < t->n_seqs && t->seqs[r->seq].end <= at) r->seq++;
+    if (r->seq >= t->n_seqs || at >= end) return false;
+    r->begin = at;
+    r->adapter = adapter_at(&t->seqs[r->seq], at);
+    while (r->seq < t->n_seqs && at < end && adapter_at(&t->seqs[r->seq], at) == r->adapter) {
+        const struct packed_seq *s = &t->seqs[r->seq];
+        at = MIN(at < s->active ? s->active : s->end, end);
+        r->seq += at == s->end;
+    }
+    r->end = at;
+    r->lp = r->adapter == NO_ADAPTER ? &none : trainer_lora(t, r->adapter, j->l, j->p);
     return true;
 }
 
@@ -267,12 +281,13 @@ static const struct gemm_low_rank *chained_low_rank(const struct lora_job *first
     t->low_rank = (struct gemm_low_rank){.t = {t->low_rank_tiles[0], t->low_rank_tiles[1]},
                                          .rows = t->low_rank_rows};
     while (lora_rows_next(first, &r, first->range.r0, first->range.r0 + first->range.rows)) {
-        const int adapter = t->seqs[r.seq - 1].adapter, at = t->low_rank.n;
+        const int at = t->low_rank.n;
+        if (r.adapter == NO_ADAPTER) continue;
         struct low_rank_rows *rows = &t->low_rank_rows[at];
         *rows = (struct low_rank_rows){.begin = r.begin - first->range.r0,
                                        .end = r.end - first->range.r0};
         for (int i = 0; i < n; i++) {
-            const struct lora_params *lp = trainer_lora(t, adapter, first->l, first->p + i);
+            const struct lora_params *lp = trainer_lora(t, r.adapter, first->l, first->p + i);
             const enum proj p = (enum proj)(first->p + i);
             const float *v = first->backward ? lp->a : lp->bt;
             const int64_t width = first->backward ? proj_in(&t->c, p) : proj_out(&t->c, p);

@@ -35,6 +35,17 @@ static void print_version(const json_t *v) {
     printf("\n");
 }
 
+/* The number of invocation tokens of the current version; 0: it is no activated LoRA. */
+static size_t invocation_length(const char *dir) {
+    struct error ignored;
+    char *path = path_join(dir, "adapter_config.json");
+    json_t *config = path_exists(path) ? json_parse_file(path, &ignored) : NULL;
+    size_t n = json_array_size(json_object_get(config, "alora_invocation_tokens"));
+    json_decref(config);
+    free(path);
+    return n;
+}
+
 static int list_one(const struct cli_options *c, const char *dir, struct error *err) {
     json_t *versions = adapter_versions(dir, err), *v;
     size_t i, n = json_array_size(versions);
@@ -45,7 +56,8 @@ static int list_one(const struct cli_options *c, const char *dir, struct error *
             json_pack("{s:o,s:o}", "adapter", json_from_path(dir), "versions", versions));
         return OK;
     }
-    printf("%s: %zu version%s\n", dir, n, n == 1 ? "" : "s");
+    printf("%s: %zu version%s%s\n", dir, n, n == 1 ? "" : "s",
+           invocation_length(dir) ? ", activated LoRA" : "");
     json_array_foreach (versions, i, v) {
         current = current || json_is_true(json_object_get(v, "current"));
         print_version(v);

@@ -94,6 +94,23 @@ static int adapter_create_file(const struct cli_options *c, const struct options
     return rc;
 }
 
+/* One line with the invocation of activated LoRA: its text as a JSON string, and its ids. */
+static void print_invocation(const struct adapter *a, const struct tokenizer *tok) {
+    const struct adapter_config *c = &a->config;
+    struct buf text = {0};
+    if (c->n_invocation == 0) return;
+    if (tok) tokenizer_decode(tok, c->invocation, c->n_invocation, true, &text);
+    json_t *quoted = text.len ? json_stringn(text.data, text.len) : NULL;
+    char *line = quoted ? json_dumps(quoted, JSON_ENCODE_ANY) : NULL;
+    printf("  activated LoRA: changes a prompt from the last %s on (tokens",
+           line ? line : "invocation");
+    for (int32_t i = 0; i < c->n_invocation; i++) printf(" %d", (int)c->invocation[i]);
+    printf(")\n");
+    free(line);
+    json_decref(quoted);
+    buf_release(&text);
+}
+
 static int adapter_info(const struct cli_options *c, struct model *m, const struct strings *args,
                         struct error *err) {
     if (args->n < 2) return error_set(err, ERR_USAGE, "name at least one adapter");
@@ -102,12 +119,15 @@ static int adapter_info(const struct cli_options *c, struct model *m, const stru
         if (!a) return err->code;
         double norm = sqrt(adapter_dot(a, a));
         if (c->json)
-            cli_print_json(json_pack("{s:s,s:s,s:i,s:f,s:f,s:I}", "adapter", args->v[i], "hash",
-                                     a->hash, "rank", a->config.r, "alpha", (double)a->config.alpha,
-                                     "norm", norm, "parameters", (json_int_t)a->n_data));
+            cli_print_json(json_pack("{s:s,s:s,s:i,s:f,s:f,s:I,s:o*}", "adapter", args->v[i],
+                                     "hash", a->hash, "rank", a->config.r, "alpha",
+                                     (double)a->config.alpha, "norm", norm, "parameters",
+                                     (json_int_t)a->n_data, "alora_invocation_tokens",
+                                     adapter_invocation_json(&a->config)));
         else
             printf("%s: rank %d, alpha %g, %zu parameters, |ΔW| = %.4g\n  sha-256 %s\n", args->v[i],
                    a->config.r, (double)a->config.alpha, a->n_data, norm, a->hash);
+        if (!c->json) print_invocation(a, m->tok);
         adapter_release(a);
     }
     return OK;
@@ -168,7 +188,8 @@ static void print_vocab_config(const char *name, const struct adapter_vocab_conf
     if (t->lora.r) printf("  %s: rank %d, alpha %g\n", name, t->lora.r, (double)t->lora.alpha);
 }
 
-static void print_inspection(const char *path, const struct adapter *a, struct kl_divergence d) {
+static void print_inspection(const char *path, const struct adapter *a, struct kl_divergence d,
+                             const struct tokenizer *tok) {
     const struct adapter_config *k = &a->config;
     const char *key;
     json_t *modules = modules_json(a), *value;
@@ -183,6 +204,7 @@ static void print_inspection(const char *path, const struct adapter *a, struct k
     }
     print_vocab_config("embed_tokens", &k->embed);
     print_vocab_config("lm_head", &k->head);
+    print_invocation(a, tok);
     if (a->base) printf("  base: %s\n", a->base);
     json_object_foreach (a->lineage, key, value)
         printf("  %s: %s\n", key, json_string_value(value));
@@ -200,15 +222,18 @@ static int adapter_inspect(const struct cli_options *c, struct model *m, const s
         struct kl_divergence d = adapter_kl_divergence(m, NULL, m, a, pool);
         if (c->json)
             cli_print_json(json_pack(
-                "{s:s,s:s,s:i,s:f,s:b,s:b,s:I,s:o,s:o,s:o,s:s?,s:O?,s:o}", "adapter", args->v[i],
-                "hash", a->hash, "rank", a->config.r, "alpha", (double)a->config.alpha, "dora",
-                (int)a->config.dora, "rslora", (int)a->config.rslora, "parameters",
+                "{s:s,s:s,s:i,s:f,s:b,s:b,s:I,s:o,s:o,s:o,s:s?,s:O?,s:o,s:o*}", "adapter",
+                args->v[i], "hash", a->hash, "rank", a->config.r, "alpha", (double)a->config.alpha,
+                "dora", (int)a->config.dora, "rslora", (int)a->config.rslora, "parameters",
                 (json_int_t)a->n_data, "modules", modules_json(a), "embed_tokens",
                 vocab_config_json(&a->config.embed), "lm_head", vocab_config_json(&a->config.head),
-                "base", a->base, "lineage", a->lineage, "effect", divergence_json(d)));
+                "base", a->base, "lineage", a->lineage, "effect", divergence_json(d),
+                "alora_invocation_tokens", adapter_invocation_json(&a->config)));
         else
-            print_inspection(args->v[i], a, d);
-        if (d.max == 0) log_warn("adapter '%s' changes nothing on the probe's prompts", args->v[i]);
+            print_inspection(args->v[i], a, d, m->tok);
+        // the probe's prompts do not have an invocation
+        if (d.max == 0 && a->config.n_invocation == 0)
+            log_warn("adapter '%s' changes nothing on the probe's prompts", args->v[i]);
         adapter_release(a);
     }
     return OK;
@@ -470,6 +495,10 @@ static int adapter_merge_files(const struct cli_options *c, const struct options
         return error_set(err, ERR_USAGE, "no weight type '%s'", o->type);
     struct adapter *a = weighted_sum_open(o, m, args, pool, err);
     if (!a) return err->code;
+    if (adapter_check_mergeable(a, err)) {
+        adapter_release(a);
+        return err->code;
+    }
     if (o->dry_run) {
         struct quant_scheme q = quant_pure(type);
         cli_print_dry_run(c, json_pack("{s:o,s:s,s:I,s:b}", "writes", json_from_path(o->out),

@@ -394,6 +394,33 @@ struct train_sample train_sample_copy(const struct train_sample *s) {
     return copy;
 }
 
+int32_t train_sample_activation(const struct train_sample *s, const struct adapter_config *c) {
+    int32_t n = s->n;
+    if (c->n_invocation == 0) return 0;
+    while (s->mask && n > 0 && !s->mask[n - 1]) n--;
+    while (s->mask && n > 0 && s->mask[n - 1]) n--;
+    return adapter_activation(c, s->tokens, n);
+}
+
+int dataset_activate(struct dataset *d, const struct adapter_config *c, struct error *err) {
+    for (int i = 0; i < d->n && c->n_invocation > 0; i++) {
+        struct train_sample *s = &d->v[i];
+        int32_t activation = train_sample_activation(s, c);
+        if (activation == ADAPTER_INACTIVE)
+            return error_set(err, ERR_MISMATCH,
+                             "sample %d does not have the adapter's invocation, %d tokens from "
+                             "token %d on, in its prompt; add it there, or choose a text that "
+                             "begins and ends with special tokens, which never merge with others",
+                             i + 1, c->n_invocation, c->invocation[0]);
+        // the target at position j is predicted at j - 1
+        for (int32_t j = 1; s->mask && j <= activation; j++) {
+            d->targets -= s->mask[j];
+            s->mask[j] = 0;
+        }
+    }
+    return OK;
+}
+
 void train_sample_release(struct train_sample *s) {
     free(s->tokens);
     free(s->mask);

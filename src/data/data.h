@@ -21,6 +21,10 @@ struct train_sample {
     int32_t adapter; /* index into the trainer's adapters; ignored in full training */
 };
 struct train_sample train_sample_copy(const struct train_sample *s);
+/* The first token of a sample that an adapter changes; see adapter_activation. The prompt is the
+ * tokens before the sample's last answer, its last run of targets: as in serving, an invocation in
+ * the answer has no effect. A sample without a mask is a prompt. */
+int32_t train_sample_activation(const struct train_sample *s, const struct adapter_config *c);
 void train_sample_release(struct train_sample *s);
 
 /* Hashes and length of a sample, for lint. A dataset has a digest of every sample of its file. */
@@ -48,6 +52,10 @@ struct dataset {
  * `d` is empty. */
 int dataset_load(struct dataset *d, const char *path, const char *form, const struct tokenizer *tok,
                  int32_t max_length, struct error *err);
+/* Prepares samples or prompts for an adapter with this configuration: removes the targets of
+ * earlier answers that an activated adapter cannot change, because they precede the activation.
+ * ERR_MISMATCH for a sample without the invocation. */
+int dataset_activate(struct dataset *d, const struct adapter_config *c, struct error *err);
 /* Refuses a name that is no form. */
 int sample_form_check(const char *name, struct error *err);
 void dataset_release(struct dataset *d);

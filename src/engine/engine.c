@@ -19,11 +19,13 @@
  * then DECODE.
  *
  * Prefix cache: a slot keeps its tokens and KV pages after its request is done, and a new request
- * reuses the longest prefix that any slot has (prefix_cache_lookup). In the fast numeric class with
- * AMX only positions that were computed as known rows are reused: the keys and values of sampled
- * rows have other bits, and a result must not depend on the state of the cache. There are more
- * slots than active requests; the free slots keep finished sequences. When no page is free, the
- * least recently used finished sequences are evicted.
+ * reuses the longest prefix that any slot has (prefix_cache_lookup). The positions before the
+ * activation of a request are the base model's, and so shared between the base model and all
+ * activated adapters; the positions from it on are shared under the same adapters and the same
+ * activation only. In the fast numeric class with AMX only positions that were computed as known
+ * rows are reused: the keys and values of sampled rows have other bits, and a result must not
+ * depend on the state of the cache. There are more slots than active requests; the free slots keep
+ * finished sequences. When no page is free, the least recently used finished sequences are evicted.
  *
  * Invariants: kv <= end while rows are scheduled; active[] is in order of admission, so a request
  * comes after its prefix source, and the first request never waits for another one; active requests
@@ -363,6 +365,9 @@ static int context_check(const struct engine_request *r, int32_t max_len, struct
                          MIN(r->n_prompt, r->context_len - 2));
     if (r->n_choices > 0)
         return error_set(err, ERR_USAGE, "a request with choices has no context shift");
+    if (r->adapter && r->adapter->config.n_invocation > 0)
+        return error_set(err, ERR_USAGE,
+                         "a request with an activated adapter has no context shift");
     return OK;
 }
 
@@ -395,6 +400,9 @@ int engine_check(const struct engine *e, const struct engine_request *r, struct 
                              c->n);
         if (engine_check_tokens("a choice", c->v, c->n, e->vocab, err) != OK) return err->code;
     }
+    if (r->n_invocation_prompt < 0 || r->n_invocation_prompt > r->n_prompt)
+        return error_set(err, ERR_USAGE, "n_invocation_prompt '%d' is not in 0..%d",
+                         r->n_invocation_prompt, r->n_prompt);
     if (context_check(r, e->o.max_len, err) != OK) return err->code;
     int64_t total = request_tokens(r);
     if (total > e->o.max_len)
@@ -441,6 +449,7 @@ static struct sorted_choice *choices_sort(const struct engine_request *r) {
 static void request_state_set_adapters(const struct engine *e, const struct engine_request *r) {
     struct request_state *s = r->state;
     engine_adapters_key(r, s->key);
+    s->activation = engine_activation(r);
     s->n_parts = r->adapter ? 1 : r->n_mix;
     s->overrides = r->adapter ? r->adapter->vocab_overrides : NULL;
     s->parts = xcalloc((size_t)MAX(s->n_parts, 1), sizeof *s->parts);
@@ -566,6 +575,14 @@ int engine_submit(struct engine *e, struct engine_request *r, struct error *err)
     return OK;
 }
 
+/* The number of positions in which slot `s` and request `r` have the same keys and values for the
+ * same tokens. */
+static int32_t prefix_cache_limit(const struct engine_slot *s, const struct engine_request *r) {
+    const struct request_state *to = r->state;
+    bool same = s->activation == to->activation && strcmp(s->key, to->key) == 0;
+    return same ? INT32_MAX : MIN(s->activation, to->activation);
+}
+
 /* The number of prompt tokens of `r` that slot `s` has in the cache, or will have when its owner's
  * prefill ends. It is less than n_prompt, because the last prompt token must be run for its logits.
  */
@@ -574,17 +591,16 @@ static int32_t prefix_cache_match(const struct engine_slot *s, const struct engi
     const int32_t *v = prefilling ? s->owner->prompt : s->tokens;
     // the last prompt row of an owner with a grammar waits for its mask, for which r must not wait
     int32_t n = prefilling ? s->owner->n_prompt - (s->owner->grammar != NULL) : s->n_known;
-    if (n < PREFIX_MIN || r->n_prompt <= PREFIX_MIN || r->prompt_logprobs ||
-        strcmp(s->key, r->state->key) != 0)
-        return 0;
+    n = MIN(n, prefix_cache_limit(s, r));
+    if (n < PREFIX_MIN || r->n_prompt <= PREFIX_MIN || r->prompt_logprobs) return 0;
     int32_t shared = MIN(common_prefix(v, n, r->prompt, r->n_prompt), r->n_prompt - 1);
     return shared >= PREFIX_MIN ? shared : 0;
 }
 
-/* The slot whose present or future tokens have the longest common prefix with the prompt, under the
- * same adapters, or -1; *overlap receives the prefix's length. A free slot wins ties. The request
- * takes over a free slot; it shares the pages of a busy slot, after that slot's owner has prefilled
- * them. */
+/* The slot whose present or future tokens have the longest common prefix with the prompt, with the
+ * same keys and values, or -1; *overlap receives the prefix's length. A free slot wins ties. The
+ * request takes over a free slot; it shares the pages of a busy slot, after that slot's owner has
+ * prefilled them. */
 static int32_t prefix_cache_lookup(const struct engine *e, const struct engine_request *r,
                                    int32_t *overlap) {
     int32_t best = -1;
@@ -640,6 +656,7 @@ static void request_admit(struct engine *e, struct engine_request *r) {
     }
     slot->owner = r;
     strcpy(slot->key, s->key);
+    slot->activation = s->activation;
     s->kv = slot->n;
     r->n_cached = s->prefix_source ? s->shared_prefix_len : s->kv;
     s->end = r->n_prompt;
@@ -725,6 +742,25 @@ static void chunk_add_rows(struct engine *e, struct scheduled_chunk *d) {
     }
 }
 
+/* Applies the adapters of a group to the rows of its chunk `d`, which begin at row `begin` of the
+ * step, except to those before the activation; they are in no segment. Rows of the group that
+ * follow one another are one segment. */
+static void segment_add(struct engine *e, const struct request_state *group,
+                        const struct scheduled_chunk *d, int32_t begin) {
+    struct lora_segment *last = e->n_segs ? &e->segs[e->n_segs - 1] : NULL;
+    const struct request_state *s = d->r->state;
+    begin += MIN(MAX(s->activation - s->kv, 0), d->n_rows);
+    if (begin == e->n_rows) return;
+    if (last && last->parts == group->parts && last->end == begin)
+        last->end = e->n_rows;
+    else
+        e->segs[e->n_segs++] = (struct lora_segment){.begin = begin,
+                                                     .end = e->n_rows,
+                                                     .parts = group->parts,
+                                                     .n_parts = group->n_parts,
+                                                     .vocab = group->overrides};
+}
+
 bool slot_reserve_pages(struct engine *e, int32_t slot, int32_t from, int32_t to) {
     struct kv_cache *kv = forward_kv_cache(e->f);
     while (!kv_cache_reserve(kv, slot, from, to)) {
@@ -736,7 +772,7 @@ bool slot_reserve_pages(struct engine *e, int32_t slot, int32_t from, int32_t to
     return true;
 }
 
-/* Runs the scheduled rows in one forward pass, with one LoRA segment per adapter group. */
+/* Runs the scheduled rows in one forward pass. */
 static void step_run(struct engine *e) {
     int32_t adapters = 0;
     for (int32_t i = 0; i < e->n_chunks; i++) {
@@ -745,20 +781,17 @@ static void step_run(struct engine *e) {
         CHECK(slot_reserve_pages(e, s->slot, s->kv, s->kv + e->chunks[i].n_rows));
     }
     chunks_group_by_adapter(e);
-    e->n_rows = e->n_out = 0;
+    e->n_rows = e->n_out = e->n_segs = 0;
     for (int32_t g = 0; g < e->n_groups; g++) {
         const struct request_state *s = e->groups[g].state;
-        int32_t begin = e->n_rows;
-        for (int32_t i = e->groups[g].first; i >= 0; i = e->chunks[i].next)
+        for (int32_t i = e->groups[g].first; i >= 0; i = e->chunks[i].next) {
+            int32_t begin = e->n_rows;
             chunk_add_rows(e, &e->chunks[i]);
-        e->segs[g] = (struct lora_segment){.begin = begin,
-                                           .end = e->n_rows,
-                                           .parts = s->parts,
-                                           .n_parts = s->n_parts,
-                                           .vocab = s->overrides};
+            segment_add(e, s, &e->chunks[i], begin);
+        }
         adapters += s->n_parts > 0;
     }
-    forward_run(e->f, e->rows, e->n_rows, e->segs, e->n_groups, e->out_rows, e->n_out, e->logits);
+    forward_run(e->f, e->rows, e->n_rows, e->segs, e->n_segs, e->out_rows, e->n_out, e->logits);
     e->stats.steps++;
     e->stats.rows += (uint64_t)e->n_rows;
     e->stats.max_adapters_in_a_step = MAX(e->stats.max_adapters_in_a_step, adapters);

@@ -72,7 +72,12 @@ enum finish_reason { FINISH_NONE, FINISH_STOP, FINISH_LENGTH, FINISH_CHOICE, FIN
 struct engine_request {
     const int32_t *prompt;
     int32_t n_prompt;
-    struct adapter *adapter; /* NULL: the base model, or `mix` */
+    /* NULL: the base model, or `mix`. An adapter with an invocation applies to the tokens of the
+     * request from adapter_activation of the prompt on. */
+    struct adapter *adapter;
+    /* The invocation is searched in the first n tokens of the prompt; 0: in the whole prompt. For a
+     * prompt that ends with an answer, which its adapter generated from these n tokens. */
+    int32_t n_invocation_prompt;
     /* or NULL; the terms are summed exactly. If one has DoRA, the engine makes the sum, which is in
      * memory while requests with this mix exist. */
     const struct weighted_adapter *mix;
@@ -175,8 +180,8 @@ void engine_set_prompt_rows(struct engine *e, int32_t n);
  * suffix + longest choice > max_len (with a context shift: context_len > max_len), an empty prompt,
  * a token out of range, an adapter for another shape. ERR_MISMATCH: an adapter in `mix` changes
  * embedding or head. ERR_NUMERIC: the weights of a mix with DoRA cancel an output (adapter_sum).
- * ERR_MEMORY: the KV cache has too few pages for it, or there is no memory for its results. After an
- * error nothing is submitted. */
+ * ERR_MEMORY: the KV cache has too few pages for it, or there is no memory for its results. After
+ * an error nothing is submitted. */
 int engine_submit(struct engine *e, struct engine_request *r, struct error *err);
 /* The checks of engine_submit without submitting. Any thread, also while the engine runs. */
 int engine_check(const struct engine *e, const struct engine_request *r, struct error *err);
@@ -221,9 +226,9 @@ int engine_embed(struct engine *e, const struct token_seq *texts, int32_t n,
 /*
  * Sessions: the KV cache of one sequence in a file, so that the prompt need not be prefilled again
  * after a restart. A session is identified by its tokens, model, adapter and numeric class; a
- * request reuses it only if it has the same adapter and begins with these tokens. Saving stores the
- * longest prefix of `tokens` that is cached under the adapter (NULL: the base model); ERR_USAGE if
- * none is. Loading puts the session into a free slot; *n_tokens receives its length.
+ * request reuses it as it would reuse the sequence in the prefix cache. Saving stores the longest
+ * prefix of `tokens` that is cached under the adapter (NULL: the base model); ERR_USAGE if none is.
+ * Loading puts the session into a free slot; *n_tokens receives its length.
  */
 int engine_session_save(struct engine *e, struct token_seq tokens, struct adapter *adapter,
                         const char *model_hash, const char *path, struct error *err);

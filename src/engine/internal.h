@@ -34,6 +34,7 @@ struct request_state {
     int32_t shared_prefix_len;
     int32_t pages;           /* KV pages reserved on admission: the maximum that it can need */
     char key[HASH_LEN];      /* engine_adapters_key */
+    int32_t activation;      /* engine_activation */
     struct lora_part *parts; /* [n_parts] its adapters */
     struct mix_sum *mix_sum; /* the sum of a mix with DoRA, or NULL */
     int32_t n_parts;
@@ -50,6 +51,7 @@ struct request_state {
 struct engine_slot {
     struct engine_request *owner; /* NULL: free; the tokens remain in the prefix cache */
     char key[HASH_LEN];           /* engine_adapters_key of its last request */
+    int32_t activation;           /* engine_activation of its last request */
     int32_t *tokens;              /* [max_len] */
     int32_t n;                    /* number of positions in the KV cache */
     int32_t n_known;    /* length of the prefix that other requests may share; see chunk_commit */
@@ -115,7 +117,7 @@ struct engine {
     float *logits;                  /* [max_out, V] */
     float *scratch;                 /* [threads, SAMPLE_SCRATCH, V] */
     struct batch_row *rows;         /* [max_rows] */
-    struct lora_segment *segs;      /* [max_seqs] */
+    struct lora_segment *segs;      /* [n_segs], at most one for each chunk: [max_seqs] */
     int32_t *out_rows;              /* [max_rows] */
     struct logits_row *logits_rows; /* [max_out] */
     struct engine_slot *slots;      /* [n_slots] */
@@ -127,7 +129,7 @@ struct engine {
     int32_t prompt_rows;            /* see engine_set_prompt_rows */
 
     /* the step in progress */
-    int32_t n_chunks, n_groups, n_rows, n_out;
+    int32_t n_chunks, n_groups, n_segs, n_rows, n_out;
     int64_t mask_units; /* work units left for masks */
     int32_t next_mask;  /* index in `active` of the request whose mask is computed next */
 };
@@ -167,8 +169,11 @@ struct request_input {
 extern const struct request_input request_inputs[]; /* ends with a NULL name */
 
 /* Identifies the adapters of a request and their weights. The content of the KV cache depends on
- * this key and the tokens only. */
+ * this key, the activation and the tokens only. */
 void engine_adapters_key(const struct engine_request *r, char out[HASH_LEN]);
+/* The first position that the request's adapters change (adapter_activation); ADAPTER_INACTIVE for
+ * the base model. The positions before it are those of every request with the same tokens. */
+int32_t engine_activation(const struct engine_request *r);
 json_t *json_from_tokens(const int32_t *v, int32_t n);
 
 /* The least recently used free slot, or -1. Empty slots are preferred; with `filled` they are

@@ -53,6 +53,8 @@ const struct request_input request_inputs[] = {
      .optional = true},
     {"n_keep", .type = INPUT_INT, .value_offset = FIELD_OFFSET(n_keep), .max = INT32_MAX,
      .optional = true},
+    {"n_invocation_prompt", .type = INPUT_INT, .value_offset = FIELD_OFFSET(n_invocation_prompt),
+     .max = INT32_MAX, .optional = true},
     {NULL},
 };
 
@@ -130,6 +132,12 @@ static void hash_text(struct sha256 *h, const char *s) {
 static void hash_tokens(struct sha256 *h, const int32_t *v, int32_t n) {
     hash_u64(h, (uint64_t)n);
     for (int32_t i = 0; i < n; i++) hash_u64(h, (uint64_t)v[i]);
+}
+
+int32_t engine_activation(const struct engine_request *r) {
+    int32_t n = r->n_invocation_prompt > 0 ? r->n_invocation_prompt : r->n_prompt;
+    if (r->adapter) return adapter_activation(&r->adapter->config, r->prompt, n);
+    return r->n_mix > 0 ? 0 : ADAPTER_INACTIVE;
 }
 
 void engine_adapters_key(const struct engine_request *r, char out[HASH_LEN]) {

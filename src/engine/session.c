@@ -10,12 +10,12 @@
  * fast class with AMX (chunk_commit). Files of earlier versions have none of them.
  *
  * The header identifies model, adapter, numeric class, processor level (the name of the kernels in
- * use) and element types.
+ * use) and element types, and for a sequence with an activated adapter the activation.
  *
  * Invariant: a session is only used for requests that would compute the same bits. Loading fails if
  * the file is damaged or its model, numeric class, element types or, in the fast class, processor
- * level differ. A session can be loaded whatever its adapter is: its slot keeps the adapter's key,
- * so only requests with that adapter use it.
+ * level differ. A session can be loaded whatever its adapter is: its slot keeps the adapter's key
+ * and the activation, which decide which requests use it.
  */
 #include "engine/internal.h"
 
@@ -26,14 +26,22 @@ static const char magic[8] = "SHOALKV1";
 enum { DIGEST_LEN = HASH_LEN - 1, HEADER_MAX_BYTES = 4096 };
 #define SESSION_MAX_BYTES ((size_t)4 << 30)
 
+/* The activation of the base model (key "-") and of adapters without an invocation, which is not in
+ * the header. */
+static int32_t default_activation(const char *key) {
+    return strcmp(key, "-") == 0 ? ADAPTER_INACTIVE : 0;
+}
+
 static json_t *session_header(const struct engine *e, const char *model_hash, const char *key,
-                              int32_t n, int32_t more) {
+                              int32_t activation, int32_t n, int32_t more) {
     bool exact = e->m->cls == NUMERIC_EXACT; // the exact class has equal bits at every level
-    json_t *more_json = more ? json_integer(more) : NULL;
-    return json_pack("{s:s,s:s,s:i,s:s,s:i,s:i,s:i,s:o*,s:i}", "model", model_hash, "adapter", key,
-                     "class", (int)e->m->cls, "level", exact ? "any" : kernels_get()->name, "elem",
-                     (int)e->o.kv_elem, "lora", (int)e->o.lora_elem, "tokens", (int)n, "more",
-                     more_json, "position_bytes",
+    json_t *more_json = more ? json_integer(more) : NULL,
+           *activation_json =
+               activation != default_activation(key) ? json_integer(activation) : NULL;
+    return json_pack("{s:s,s:s,s:o*,s:i,s:s,s:i,s:i,s:i,s:o*,s:i}", "model", model_hash, "adapter",
+                     key, "activation", activation_json, "class", (int)e->m->cls, "level",
+                     exact ? "any" : kernels_get()->name, "elem", (int)e->o.kv_elem, "lora",
+                     (int)e->o.lora_elem, "tokens", (int)n, "more", more_json, "position_bytes",
                      (int)kv_cache_position_bytes(forward_kv_cache(e->f)));
 }
 
@@ -61,32 +69,34 @@ static int32_t slot_find_longest_prefix(const struct engine *e, struct token_seq
 struct session_file {
     json_t *header;
     const char *adapter; /* key of the adapters; borrowed from the header */
-    int32_t n, more;     /* tokens with keys and values; tokens after them */
-    const char *tokens;  /* i32 [n + more] */
+    int32_t activation;
+    int32_t n, more;    /* tokens with keys and values; tokens after them */
+    const char *tokens; /* i32 [n + more] */
     const char *kv;
     size_t kv_bytes;
 };
 
-/* Puts n tokens, with their keys and values `kv`, into a free slot. */
-static int slot_restore(struct engine *e, const void *tokens, int32_t n, const char *key,
-                        const void *kv, struct error *err) {
+/* Puts the tokens with keys and values into a free slot. */
+static int slot_restore(struct engine *e, const struct session_file *f, struct error *err) {
+    int32_t n = f->n;
     int32_t slot = slot_find_lru(e, false);
     if (slot < 0)
         return error_set(err, ERR_STATE, "every slot is busy; load sessions before requests");
     struct engine_slot *s = &e->slots[slot];
     s->n = s->n_known = 0;
     kv_cache_truncate(forward_kv_cache(e->f), slot, 0);
-    memcpy(s->tokens, tokens, (size_t)n * sizeof *s->tokens);
+    memcpy(s->tokens, f->tokens, (size_t)n * sizeof *s->tokens);
     if (engine_check_tokens("the session", s->tokens, n, e->vocab, err) != OK) return err->code;
     if (!slot_reserve_pages(e, slot, 0, n)) {
         // eviction skips slots with n = 0, so such a slot must not keep pages
         kv_cache_truncate(forward_kv_cache(e->f), slot, 0);
         return error_set(err, ERR_MEMORY, "no room for the %d tokens of the session", n);
     }
-    kv_cache_load(forward_kv_cache(e->f), slot, n, kv);
+    kv_cache_load(forward_kv_cache(e->f), slot, n, f->kv);
     s->n = s->n_known = n;
     s->last_used = e->stats.steps;
-    strcpy(s->key, key);
+    strcpy(s->key, f->adapter);
+    s->activation = f->activation;
     return OK;
 }
 
@@ -98,7 +108,7 @@ int engine_session_save(struct engine *e, struct token_seq tokens, struct adapte
         return error_set(err, ERR_USAGE, "no part of these %d tokens is cached; run them first",
                          tokens.n);
     struct kv_cache *kv = forward_kv_cache(e->f);
-    json_t *header = session_header(e, model_hash, key, n, tokens.n - n);
+    json_t *header = session_header(e, model_hash, key, e->slots[slot].activation, n, tokens.n - n);
     char *text = json_dumps(header, JSON_COMPACT | JSON_SORT_KEYS), digest[HASH_LEN];
     uint32_t header_len = (uint32_t)strlen(text);
     size_t kv_bytes = kv_cache_position_bytes(kv) * (size_t)n;
@@ -141,14 +151,17 @@ static int session_parse(const struct buf *f, const char *path, struct session_f
         return error_set(err, ERR_FORMAT, "session '%s' is damaged", path);
     out->header = json_loadb(p, header_len, JSON_REJECT_DUPLICATES, NULL);
     out->adapter = json_string_value(json_object_get(out->header, "adapter"));
+    const json_t *activation = json_object_get(out->header, "activation");
     json_int_t n = json_integer_value(json_object_get(out->header, "tokens")),
-               more = json_integer_value(json_object_get(out->header, "more"));
+               more = json_integer_value(json_object_get(out->header, "more")),
+               active = json_integer_value(activation);
     if (!out->adapter || strlen(out->adapter) >= HASH_LEN || n < 1 || more < 0 || n > INT32_MAX ||
-        more > INT32_MAX - n)
+        more > INT32_MAX - n || active < 0 || active > ADAPTER_INACTIVE)
         return error_set(err, ERR_FORMAT, "session '%s' has a damaged header", path);
     size_t token_bytes = (size_t)(n + more) * sizeof(int32_t);
     if (remaining - header_len < token_bytes)
         return error_set(err, ERR_FORMAT, "session '%s' has the wrong size", path);
+    out->activation = activation ? (int32_t)active : default_activation(out->adapter);
     out->n = (int32_t)n;
     out->more = (int32_t)more;
     out->tokens = p + header_len;
@@ -166,7 +179,7 @@ static int header_check(const struct engine *e, const struct session_file *f,
         return error_set(err, ERR_MISMATCH,
                          "session '%s' belongs to the model '%.12s', not '%.12s'", path, model,
                          model_hash);
-    json_t *expected = session_header(e, model_hash, f->adapter, f->n, f->more);
+    json_t *expected = session_header(e, model_hash, f->adapter, f->activation, f->n, f->more);
     bool same = json_equal(expected, f->header);
     json_decref(expected);
     if (!same)
@@ -190,7 +203,7 @@ int engine_session_load(struct engine *e, const char *model_hash, const char *pa
     if (rc == OK) rc = header_check(e, &f, model_hash, path, err);
     if (rc == OK && f.kv_bytes != (size_t)f.n * kv_cache_position_bytes(forward_kv_cache(e->f)))
         rc = error_set(err, ERR_FORMAT, "session '%s' has the wrong size", path);
-    if (rc == OK) rc = slot_restore(e, f.tokens, f.n, f.adapter, f.kv, err);
+    if (rc == OK) rc = slot_restore(e, &f, err);
     if (rc == OK) *n_tokens = f.n;
     json_decref(f.header);
     buf_release(&content);

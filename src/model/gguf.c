@@ -1314,14 +1314,33 @@ int model_write_gguf(const struct model *m, const char *path, enum tensor_type t
     return model_quantize_gguf(m, path, &q, NULL, NULL, err);
 }
 
-/* One scalar as JSON; JSON's null for an array. Returns NULL for text that is not UTF-8. */
+/* An array of integers as JSON; JSON's null for another or a long array. */
+static json_t *array_to_json(const struct gguf_kv *kv) {
+    enum { MAX_ELEMENTS = 4096 };
+    json_t *list = json_array();
+    if (kv->n > MAX_ELEMENTS) goto not_represented;
+    for (uint64_t i = 0; i < kv->n; i++) {
+        const struct gguf_kv item = {.type = kv->element,
+                                     .data = kv->data + i * gguf_type_sizes[kv->element]};
+        int64_t whole;
+        if (!kv_get_integer(&item, &whole)) goto not_represented;
+        json_array_append_new(list, json_integer(whole));
+    }
+    return list;
+not_represented:
+    json_decref(list);
+    return json_null();
+}
+
+/* One value as JSON. Returns NULL for text that is not UTF-8. */
 static json_t *kv_to_json(const struct gguf_kv *kv) {
     int64_t whole;
     double real;
     if (kv->type == GGUF_TYPE_STRING) return json_stringn((const char *)kv->data, (size_t)kv->n);
     if (kv->type == GGUF_TYPE_BOOL) return json_boolean(*kv->data);
+    if (kv->type == GGUF_TYPE_ARRAY) return array_to_json(kv);
     if (kv_get_integer(kv, &whole)) return json_integer(whole);
-    return kv->type != GGUF_TYPE_ARRAY && kv_get_number(kv, &real) ? json_real(real) : json_null();
+    return kv_get_number(kv, &real) ? json_real(real) : json_null();
 }
 
 int gguf_tensors_open(struct safetensors *st, const char *path, struct error *err) {
@@ -1345,7 +1364,13 @@ int gguf_tensors_open(struct safetensors *st, const char *path, struct error *er
 
 static void kv_add_json(struct kv_writer *o, const char *key, const json_t *value) {
     float real = (float)json_real_value(value);
-    CHECK(json_is_string(value) || json_is_number(value));
+    size_t i;
+    const json_t *item;
+    CHECK(json_is_string(value) || json_is_number(value) || json_is_array(value));
+    if (json_is_array(value)) kv_add_array(o, key, GGUF_TYPE_U32, json_array_size(value));
+    json_array_foreach (value, i, item)
+        buf_add(&o->text, &(uint32_t){(uint32_t)json_integer_value(item)}, sizeof(uint32_t));
+    if (json_is_array(value)) return;
     if (json_is_string(value))
         kv_add_text(o, key, json_string_value(value));
     else if (json_is_integer(value))

@@ -221,11 +221,12 @@ int safetensors_write(const char *path, const struct tensor_info *tensors, int n
                       const json_t *metadata, struct error *err);
 
 /* Opens a GGUF file that is not a model, such as an adapter, as a struct safetensors with a private
- * copy of the file. `metadata` has its strings, integers, reals and bools; an array is null, and
- * text that is not UTF-8 is absent. Close it with safetensors_close. */
+ * copy of the file. `metadata` has its strings, integers, reals, bools and lists of at most 4096
+ * integers; another array is null, and text that is not UTF-8 is absent. Close it with
+ * safetensors_close. */
 int gguf_tensors_open(struct safetensors *st, const char *path, struct error *err);
 /* Equal input gives equal bytes: sorted keys, integers as u32, reals as f32, tensors in the given
- * order. The values of `metadata` are strings and numbers. */
+ * order. The values of `metadata` are strings, numbers and lists of integers. */
 int gguf_tensors_write(const char *path, const json_t *metadata, const struct tensor_info *tensors,
                        int n, struct error *err);
 

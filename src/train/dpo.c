@@ -151,7 +151,9 @@ static int pairs_open(struct dpo_trainer *p, int j, struct error *err) {
     const struct tokenizer *tok = p->c.m->tok;
     struct dataset eval = {0};
     int32_t limit = train_loop_max_length(&p->c);
+    const struct adapter_config activation = train_job_activation(job);
     int rc = dataset_load_preferences(&q->data, job->data, tok, limit, err);
+    if (!rc) rc = dataset_activate(&q->data, &activation, err);
     if (rc) return error_wrap(err, "data of '%s'", job->name);
     if (job->eval_data && (rc = dataset_load_preferences(&eval, job->eval_data, tok, 0, err)))
         return error_wrap(err, "evaluation data of '%s'", job->name);

@@ -40,7 +40,10 @@ static void rows_run(struct gate_scores *c, const struct train_sample *s, int32_
     struct batch_row rows[ROWS];
     int32_t out[ROWS], n_out = 0;
     struct lora_part part;
-    struct lora_segment seg = adapter_lora_segment(c->a, 0, n, &part);
+    // `active`: the first of the rows that the adapter changes
+    int32_t activation = c->a ? train_sample_activation(s, &c->a->config) : 0,
+            active = MIN(MAX(activation - from, 0), n);
+    struct lora_segment seg = adapter_lora_segment(c->a, active, n, &part);
     for (int32_t i = 0; i < n; i++) {
         int32_t position = from + i;
         rows[i] = (struct batch_row){s->tokens[position], position, 0};
@@ -48,7 +51,7 @@ static void rows_run(struct gate_scores *c, const struct train_sample *s, int32_
         c->next[n_out] = s->tokens[position + 1];
         out[n_out++] = i;
     }
-    forward_run(c->f, rows, n, &seg, 1, out, n_out, c->logits);
+    forward_run(c->f, rows, n, &seg, active < n, out, n_out, c->logits);
     pool_run(pool, targets_score, c, n_out, 1);
     for (int32_t i = 0; i < n_out; i++) *sum += c->nll[i];
     *targets += n_out;

@@ -166,6 +166,7 @@ static int compute_logprobs(struct rl_trainer *l, bool under_current, struct err
             .prompt = p->sample.tokens,
             .n_prompt = p->sample.n,
             .adapter = under_current ? l->policies[p->job].policy : l->c.initial_adapters[p->job],
+            .n_invocation_prompt = p->prompt->n,
             .sampling = {.top_p = 1},
             .prompt_logprobs = true,
             .logprob_temperature = (float)l->o->temperature};
@@ -459,7 +460,9 @@ static int rl_policy_open(struct rl_trainer *l, int j, struct error *err) {
                                    .check_ctx = l->reward.ctx};
     struct prompt_set eval = {0};
     source.max_length = train_loop_max_length(&l->c) - (int32_t)l->o->max_new_tokens;
+    const struct adapter_config activation = train_job_activation(job);
     int rc = prompt_set_load(&t->prompts, &source, err);
+    if (!rc) rc = dataset_activate(&t->prompts.data, &activation, err);
     if (rc) return error_wrap(err, "data of '%s'", job->name);
     for (int i = 0; i < t->prompts.data.n; i++)
         l->longest = MAX(l->longest, t->prompts.data.v[i].n + (int32_t)l->o->max_new_tokens);

@@ -152,7 +152,10 @@ static int gated_job_open(struct recorded_run *r, struct gated_job *t, const str
     if (!name_is_valid(job->name))
         return error_set(err, ERR_USAGE, "an adapter's name must be UTF-8 and not empty");
     int rc = baseline_open(t, job, r->q->m, err);
+    const struct adapter_config activation = train_job_activation(job);
     if (rc == OK) rc = data_open(&t->eval, &r->gate->eval_data, "eval data", t, r->q->m, err);
+    if (rc == OK && dataset_activate(&t->eval, &activation, err))
+        rc = error_wrap(err, "eval data of '%s'", t->name);
     if (rc == OK) rc = data_open(&t->retain, &r->gate->retain_data, "retain data", t, r->q->m, err);
     if (rc == OK) rc = held_out_check(r, t, job, err);
     return rc;
@@ -199,10 +202,14 @@ static json_t *method_options_json(const struct train_request *q) {
 
 static json_t *recipe_json(const struct recorded_run *r, const json_t *options) {
     json_t *list = json_array();
-    for (int i = 0; i < r->q->n; i++)
-        json_array_append_new(list, json_pack("{s:s,s:o,s:o}", "name", r->q->jobs[i].name, "data",
-                                              json_from_path(r->q->jobs[i].data), "dir",
-                                              json_from_path(r->gated_jobs[i].dir)));
+    for (int i = 0; i < r->q->n; i++) {
+        const struct train_job *job = &r->q->jobs[i];
+        const struct adapter_config activation = train_job_activation(job);
+        json_array_append_new(
+            list, json_pack("{s:s,s:o,s:o,s:o*}", "name", job->name, "data",
+                            json_from_path(job->data), "dir", json_from_path(r->gated_jobs[i].dir),
+                            "alora_invocation_tokens", adapter_invocation_json(&activation)));
+    }
     return json_pack("{s:s,s:s,s:o,s:o}", "model", r->q->m->name, "model_sha256", r->q->m->hash,
                      "jobs", list, "options", json_deep_copy(options));
 }

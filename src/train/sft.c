@@ -120,6 +120,8 @@ static int data_open(struct sft_trainer *r, struct error *err) {
         struct job_data *f = &r->job_data[j];
         rc = dataset_load(&f->data, r->c.jobs[j].data, r->c.jobs[j].format, m->tok,
                           train_loop_max_length(&r->c), err);
+        const struct adapter_config activation = train_job_activation(&r->c.jobs[j]);
+        if (!rc) rc = dataset_activate(&f->data, &activation, err);
         if (rc) {
             error_wrap(err, "data of '%s'", r->c.jobs[j].name);
             break;

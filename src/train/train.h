@@ -29,11 +29,12 @@ void train_options_fix(struct train_options *o);
  * from this file if it exists. `log` (may be NULL) receives a JSON line per update. */
 struct train_job {
     const char *name, *data;
-    const char *format;     /* form of the samples; NULL: by their keys */
-    const char *eval_data;  /* file of held-out samples, or NULL: lint reports the samples that
-                               `data` contains too; training does not use the file */
-    struct adapter *start;  /* NULL: a new adapter, initialised from a hash of name and seed */
-    struct adapter *result; /* set on success; the caller releases it */
+    const char *format;    /* form of the samples; NULL: by their keys */
+    const char *eval_data; /* file of held-out samples, or NULL: lint reports the samples that
+                              `data` contains too; training does not use the file */
+    struct adapter *start; /* NULL: a new adapter, initialised from a hash of name and seed */
+    const struct token_ids *invocation; /* without `start`: NULL, or that of an activated adapter */
+    struct adapter *result;             /* set on success; the caller releases it */
     double first_loss, last_loss; /* of the first update and of the last, on their own samples */
     /* Set by a run; NAN: not a quantity of its method. Rewards: means over the completions of the
      * first and of the last step. dpo: share of the last step's pairs whose chosen answer has the
@@ -48,6 +49,8 @@ struct train_job {
 };
 int sft_run(const struct model *m, struct train_job *jobs, int n, const struct train_options *o,
             struct pool *pool, const char *checkpoint, FILE *log, struct error *err);
+/* A configuration with the invocation of the job's adapter, borrowed from the job. */
+struct adapter_config train_job_activation(const struct train_job *job);
 
 /* The argument of `update`, which is called after each step. A step is one update or, with rewards,
  * num_iterations updates. */

@@ -64,6 +64,13 @@ int64_t train_loop_count_steps(const struct train_loop *c, int64_t n, int64_t pe
     return c->o->max_steps > 0 ? c->o->max_steps : MAX((int64_t)ceil(exact - 1e-9), 1);
 }
 
+struct adapter_config train_job_activation(const struct train_job *job) {
+    struct adapter_config c = {0};
+    if (job->start) return job->start->config;
+    if (job->invocation) c.invocation = job->invocation->v, c.n_invocation = job->invocation->n;
+    return c;
+}
+
 /* Sets the initial adapter of each job: its `start`, if it has one (retained), or a new adapter
  * whose values depend on the job's name and the seed. */
 static int initial_adapters_make(struct train_loop *c, struct error *err) {
@@ -71,7 +78,10 @@ static int initial_adapters_make(struct train_loop *c, struct error *err) {
     int rc = train_adapter_config(c->o, &c->m->config, &a, err);
     for (int j = 0; !rc && j < c->n; j++) {
         const struct train_job *job = &c->jobs[j];
+        const struct adapter_config activation = train_job_activation(job);
         char *key = xasprintf("%s %lld", job->name, (long long)c->o->seed);
+        a.invocation = activation.invocation;
+        a.n_invocation = activation.n_invocation;
         c->initial_adapters[j] =
             job->start ? adapter_retain(job->start)
                        : adapter_new_for_model(c->m, &a, hash_fnv1a(key, strlen(key)), err);

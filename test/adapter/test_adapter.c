@@ -790,14 +790,17 @@ static void test_round_trip(void **state) {
     (void)state;
     struct model_config s = fixture_shape(12, 8, 2, 1, 4, 16); /* layer 10 sorts before layer 2 */
     struct adapter_config plain = config_make(4, 8, "q_proj,v_proj"),
-                          rs = config_make(3, 22.627417f, "all-linear");
+                          rs = config_make(3, 22.627417f, "all-linear"), activated = plain;
+    activated.invocation = (const int32_t[]){5, 0, 5};
+    activated.n_invocation = 3;
     rs.rslora = true;
     rs.dropout = 0;
     struct adapter *a = random_adapter(&s, &plain, 1), *b = random_adapter(&s, &rs, 2);
     struct adapter *child = blend_ok(a, b, 0.1f, 5, BLEND_DELTA),
-                   *fresh = adapter_new(&s, &plain, 3);
+                   *fresh = adapter_new(&s, &plain, 3), *alora = random_adapter(&s, &activated, 1);
     assert_true(fabs(b->loras[0].scale - 22.627417 / sqrt(3)) < 1e-5);
-    struct adapter *all[] = {a, b, child, fresh};
+    struct adapter *all[] = {a, b, child, fresh, alora};
+    assert_string_not_equal(alora->hash, a->hash);
     for (size_t i = 0; i < ARRAY_LEN(all); i++) round_trip(all[i]);
     for (size_t i = 0; i < ARRAY_LEN(all); i++) adapter_release(all[i]);
 }
@@ -1081,6 +1084,21 @@ static const struct refused_config {
     {"{\"peft_type\":\"LORA\",\"r\":2,\"layers_to_transform\":[0],\"layers_pattern\":\"h\","
      "\"target_modules\":[\"q_proj\"]}",
      "'layers_pattern' is set"},
+    {"{\"peft_type\":\"LORA\",\"r\":2,\"alora_invocation_tokens\":[],\"target_modules\":[\"q_"
+     "proj\"]}",
+     "'alora_invocation_tokens' is not a list of 1 to 256 token ids"},
+    {"{\"peft_type\":\"LORA\",\"r\":2,\"alora_invocation_tokens\":7,\"target_modules\":[\"q_"
+     "proj\"]}",
+     "'alora_invocation_tokens' is not a list"},
+    {"{\"peft_type\":\"LORA\",\"r\":2,\"alora_invocation_tokens\":[1,64],\"target_modules\":[\"q_"
+     "proj\"]}",
+     "holds something but ids from 0 to 63"},
+    {"{\"peft_type\":\"LORA\",\"r\":2,\"alora_invocation_tokens\":[1.0],\"target_modules\":[\"q_"
+     "proj\"]}",
+     "holds something but ids"},
+    {"{\"peft_type\":\"LORA\",\"r\":2,\"invocation_string\":\"<check>\",\"target_modules\":[\"q_"
+     "proj\"]}",
+     "'invocation_string' is set, but not 'alora_invocation_tokens'"},
     {"{\"peft_type\":\"LORA\",\"r\":3,\"target_modules\":[\"q_proj\"]}",
      "'base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight' is [2, 8], expected [3, 8]"},
     {"{\"peft_type\":\"LORA\",\"r\":2,\"target_modules\":[\"q_proj\",\"v_proj\"]}",

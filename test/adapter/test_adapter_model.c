@@ -96,14 +96,16 @@ static float *logits_run(const struct model *m, const struct adapter *a, const i
     struct forward_options o = {.max_rows = 3, .n_slots = 1, .slot_len = 32};
     struct forward *f = forward_new(m, &o);
     float *logits = xcalloc((size_t)(n * m->config.vocab_size), sizeof *logits);
+    int activation = a ? MIN(adapter_activation(&a->config, tokens, n), n) : 0;
     for (int at = 0; at < n; at += 3) {
         int count = MIN(3, n - at);
         struct batch_row rows[3];
         for (int i = 0; i < count; i++)
             rows[i] = (struct batch_row){.token = tokens[at + i], .pos = at + i};
         struct lora_part part;
-        struct lora_segment seg = adapter_lora_segment(a, 0, count, &part);
-        forward_run(f, rows, count, &seg, 1, (int32_t[]){0, 1, 2}, count,
+        int first = MIN(MAX(activation - at, 0), count);
+        struct lora_segment seg = adapter_lora_segment(a, first, count, &part);
+        forward_run(f, rows, count, &seg, first < count, (int32_t[]){0, 1, 2}, count,
                     logits + at * m->config.vocab_size);
     }
     forward_free(f);
@@ -263,7 +265,7 @@ static void gguf_orientation(void **state) {
         struct error err;
         struct model *m = base_open(golden[i].base);
         struct adapter *a = case_open(&golden[i], m);
-        if (adapter_save_gguf(a, file, "x", true, &err) == OK) {
+        if (adapter_save_gguf(a, file, "x", true, &err) == OK && !a->config.n_invocation) {
             struct model *sum = adapter_merge(m, a, &err);
             assert_int_equal(model_write_gguf(m, base, TENSOR_F32, &err), OK);
             assert_int_equal(model_write_gguf(sum, merged, TENSOR_F32, &err), OK);
@@ -359,6 +361,13 @@ static void merged_agrees(void **state) {
         struct model *m = base_open(golden[i].base), *back;
         struct adapter *a = case_open(&golden[i], m);
         struct model *merged = adapter_merge(m, a, &err);
+        if (a->config.n_invocation > 0) {
+            assert_null(merged);
+            assert_non_null(strstr(err.text, "use it with --adapter"));
+            adapter_release(a);
+            model_close(m);
+            continue;
+        }
         assert_golden(&golden[i], merged, NULL, "merged");
         assert_int_equal(model_write_hf(merged, hf, TENSOR_F32, &err), OK);
         assert_int_equal(model_write_gguf(merged, gguf, TENSOR_F32, &err), OK);
@@ -536,7 +545,7 @@ static void plain_adapters_required(void **state) {
     for (int i = 0; i < n_golden; i++) {
         struct model *m = base_open(golden[i].base);
         struct adapter *a = case_open(&golden[i], m), *list[2] = {a, a};
-        bool plain = !a->config.dora && !a->vocab_overrides;
+        bool plain = !a->config.dora && !a->vocab_overrides && !a->config.n_invocation;
         assert_int_equal(adapter_require_plain(a, "testing", &err) == OK, plain);
         struct adapter *sum = adapter_concat(list, (float[]){1, 1}, 2, &err);
         struct adapter *child = adapter_blend(a, a, 0.5f, 0, BLEND_DELTA, &err);
@@ -951,7 +960,10 @@ static const struct refused_gguf {
     {"adapter.type", NULL, NULL, NULL, "'adapter.type' is 'missing'"},
     {"adapter.lora.alpha", NULL, NULL, NULL, "'adapter.lora.alpha' is missing or no number"},
     {"adapter.lora.alpha", "7.5", NULL, NULL, "'adapter.lora.alpha' disagree"},
-    {"adapter.alora.invocation_tokens", "3", NULL, NULL, "activated LoRA is not supported"},
+    {"adapter.alora.invocation_tokens", "3", NULL, NULL, "is not a list of 1 to 256 token ids"},
+    {"adapter.alora.invocation_tokens", "[3, 24]", NULL, NULL, "but ids from 0 to 23"},
+    {"adapter.alora.invocation_tokens", "[3]", NULL, NULL,
+     "'shoal.config' and 'adapter.alora.invocation_tokens' disagree"},
     {"shoal.config", "3", NULL, NULL, "'shoal.config' is no text"},
     {"shoal.config", "\"{\"", NULL, NULL, "shoal.config"},
     {"shoal.config", "\"{}\"", NULL, NULL, "'peft_type' is missing"},
@@ -1000,6 +1012,49 @@ static void gguf_refused(void **state) {
     free(bad);
 }
 
+/* An invocation is the same in a PEFT directory and in GGUF, with and without PEFT's config in the
+ * file. DoRA and a replaced head exclude it. */
+static void activated_files(void **state) {
+    (void)state;
+    struct model *m = base_open("base");
+    struct adapter *plain = case_open(&golden[0], m);
+    static const int32_t ids[] = {23, 0, 7}, prompt[] = {23, 0, 7, 1, 23, 0, 7, 23, 0};
+    struct adapter *a = fixture_activated(plain, ids, 3);
+    char *dir = path_join(temp_dir, "activated"), *gguf = path_join(temp_dir, "activated.gguf");
+    struct error err;
+    struct safetensors st;
+    assert_int_equal(adapter_save(a, dir, "b", &err), OK);
+    assert_int_equal(adapter_save_gguf(a, gguf, "b", false, &err), OK);
+    for (int i = 0; i < 3; i++) {
+        struct adapter *b = adapter_open(i ? gguf : dir, m, &err);
+        if (!b) fail_msg("%s", err.text);
+        assert_string_equal(b->hash, a->hash);
+        assert_int_equal(b->config.n_invocation, 3);
+        assert_memory_equal(b->config.invocation, ids, sizeof ids);
+        adapter_release(b);
+        if (i != 1) continue;
+        assert_int_equal(gguf_tensors_open(&st, gguf, &err), OK);
+        json_object_del(st.metadata, "shoal.config");
+        assert_int_equal(gguf_tensors_write(gguf, st.metadata, st.tensors, st.n_tensors, &err), OK);
+        safetensors_close(&st);
+    }
+    assert_int_equal(adapter_activation(&a->config, prompt, 9), 4);
+    assert_int_equal(adapter_activation(&a->config, prompt, 6), 0);
+    assert_int_equal(adapter_activation(&a->config, prompt + 1, 5), ADAPTER_INACTIVE);
+    assert_int_equal(adapter_activation(&a->config, prompt, 0), ADAPTER_INACTIVE);
+    assert_int_equal(adapter_activation(&plain->config, prompt, 0), 0);
+    struct adapter_config c = a->config;
+    c.dora = true;
+    assert_int_equal(adapter_config_check(&m->config, &c, &err), ERR_MISMATCH);
+    c.dora = false, c.head.full = true;
+    assert_int_equal(adapter_config_check(&m->config, &c, &err), ERR_MISMATCH);
+    adapter_release(a);
+    adapter_release(plain);
+    model_close(m);
+    free(dir);
+    free(gguf);
+}
+
 /* PEFT configs of the golden cases with one invalid value. */
 static const struct invalid_config {
     const char *from, *old, *new, *words;
@@ -1013,6 +1068,10 @@ static const struct invalid_config {
     {"saved", "\"q_proj\"", "\"lm_head\"", "'lm_head' is in more than one of target_modules"},
     {"tables", "\"r\": 3", "\"use_dora\": true, \"r\": 3", "on 'embed_tokens', an embedding"},
     {"tables_tied", "\"r\": 3", "\"ensure_weight_tying\": true, \"r\": 3", "'ensure_weight_tying'"},
+    {"dora", "\"use_dora\": true", "\"use_dora\": true, \"alora_invocation_tokens\": [1]",
+     "with DoRA is not supported"},
+    {"saved", "\"bias\"", "\"alora_invocation_tokens\": [1], \"bias\"",
+     "with a separate embedding or head"},
     {"dora", "\"use_dora\": true", "\"use_dora\": false", "lora_magnitude_vector' belongs to no"},
     {"dora", "\"use_dora\": true", "\"use_dora\": 1", "'use_dora' is neither true nor false"},
     {"plain", "\"r\": 2", "\"r\": 2, \"r\": 3", "duplicate object key"},
@@ -1316,6 +1375,7 @@ int main(void) {
         cmocka_unit_test(zero_norm_refused),
         cmocka_unit_test(gguf_damaged),
         cmocka_unit_test(gguf_refused),
+        cmocka_unit_test(activated_files),
         cmocka_unit_test(configs_refused),
         cmocka_unit_test(peft_internal_names),
         cmocka_unit_test(multimodal_names),

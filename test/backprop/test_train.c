@@ -28,6 +28,9 @@ struct ref_layer {
 struct ref {
     struct model_config c;
     double *embed, *head, *final_norm, scale;
+    int invocation; /* token from whose last occurrence before the targets on the adapter applies,
+                       or -1 */
+    bool active;    /* the adapter applies to the current position */
     struct ref_layer layers[MAX_LAYERS];
     /* low-rank parts of embedding [vocab_r][V], [D][vocab_r] and head, or NULL */
     double *embed_a, *embed_b, *head_a, *head_b;
@@ -41,7 +44,7 @@ static double *widen(const float *x, int64_t n) {
 }
 
 static void ref_init(struct ref *r, const struct model *m) {
-    *r = (struct ref){.c = m->config};
+    *r = (struct ref){.c = m->config, .invocation = -1};
     r->embed = widen(m->embed.data, m->embed.n * m->embed.k);
     r->head = r->c.tied ? r->embed : widen(m->head.data, m->head.n * m->head.k);
     r->final_norm = widen(m->final_norm, r->c.d_model);
@@ -89,7 +92,7 @@ static void ref_linear(const struct ref *r, int l, enum proj p, double *y, const
     int in = proj_in(&r->c, p), out = proj_out(&r->c, p);
     double h[64], add[256];
     ref_product(y, lay->w[p], x, out, in);
-    if (!lay->a[p]) return;
+    if (!lay->a[p] || !r->active) return;
     ref_product(h, lay->a[p], x, lay->r[p], in);
     ref_product(add, lay->b[p], h, out, lay->r[p]);
     for (int o = 0; o < out; o++) y[o] += r->scale * add[o];
@@ -173,14 +176,22 @@ static void ref_embed(const struct ref *r, int token, double *x) {
                 r->scale * r->embed_b[i * r->vocab_r + k] * r->embed_a[k * r->c.vocab_size + token];
 }
 
+/* The first position that the adapter changes. */
+static int ref_activation(const struct ref *r, const struct train_sample *s) {
+    int at = -1;
+    for (int i = 0; i < s->n && !s->mask[i]; i++)
+        if (s->tokens[i] == r->invocation) at = i;
+    return r->invocation < 0 ? 0 : at;
+}
+
 /* Summed over the samples of that adapter (-1: all). */
-static double ref_loss(const struct ref *r, const struct train_sample *samples, int n,
-                       int adapter) {
+static double ref_loss(struct ref *r, const struct train_sample *samples, int n, int adapter) {
     static struct ref_cache cache;
     double nll = 0, x[128];
     for (int s = 0; s < n; s++) {
         if (adapter >= 0 && samples[s].adapter != adapter) continue;
         for (int i = 0; i + 1 < samples[s].n; i++) {
+            r->active = i >= ref_activation(r, &samples[s]);
             ref_embed(r, samples[s].tokens[i], x);
             for (int l = 0; l < r->c.n_layers; l++) ref_layer_run(r, &cache, l, i, x);
             if (samples[s].mask[i + 1]) nll += ref_nll(r, x, samples[s].tokens[i + 1]);
@@ -214,6 +225,9 @@ static struct train_sample sample_make(uint32_t id, int32_t n, int32_t vocab, in
     return s;
 }
 
+/* If at least 0, all samples of samples_make have this token at n / 4, before their targets. */
+static int32_t activating_token = -1;
+
 /* n samples of several lengths for adapters 0, 1, … in turn; some end in tokens that are no
  * targets. */
 static struct train_sample *samples_make(int n, int32_t vocab, int adapters, uint32_t id) {
@@ -222,6 +236,7 @@ static struct train_sample *samples_make(int n, int32_t vocab, int adapters, uin
     for (int i = 0; i < n; i++) {
         v[i] = sample_make(id + (uint32_t)i, lens[i % 6], vocab, i % adapters);
         if (i % 3 == 1) v[i].mask[v[i].n - 1] = 0;
+        if (activating_token >= 0) v[i].tokens[v[i].n / 4] = activating_token;
     }
     return v;
 }
@@ -263,6 +278,7 @@ static struct model *model_make(const struct model_config *c, struct pool *pool)
 static struct adapter *adapter_make(const struct model_config *c, int32_t r, const char *targets,
                                     uint64_t seed) {
     struct adapter_config a = {.r = r, .alpha = 2.0f * (float)r};
+    if (activating_token >= 0 && seed == 2) a.invocation = &activating_token, a.n_invocation = 1;
     assert_int_equal(adapter_targets_parse(targets, a.target, &err), OK);
     return adapter_new(c, &a, seed);
 }
@@ -295,8 +311,8 @@ static double *ref_full_tensor(struct ref *r, const char *name) {
 }
 
 /* Compares every `stride`-th element of tensor x with w, the same tensor in the reference. */
-static int64_t tensor_check(const struct ref *r, double *w, const struct train_tensor *x,
-                            int64_t stride, const struct train_sample *s, int n, int adapter) {
+static int64_t tensor_check(struct ref *r, double *w, const struct train_tensor *x, int64_t stride,
+                            const struct train_sample *s, int n, int adapter) {
     double scale = 1e-6, worst = 0;
     int64_t checked = 0;
     for (int64_t e = 0; e < x->n; e++) scale = fmax(scale, fabs((double)x->g[e]));
@@ -353,7 +369,8 @@ static void test_full_gradients(void **state) {
     pool_free(pool);
 }
 
-/* Two adapters of different rank and targets; the reference applies one of them at a time. */
+/* Two adapters of different rank and targets, the second one activated if activating_token is set;
+ * the reference applies one of them at a time. */
 static struct trainer *lora_trainer(const struct model *m, const struct train_options *o,
                                     struct pool *pool) {
     struct adapter *ad[2] = {adapter_make(&m->config, 4, "all-linear", 1),
@@ -412,6 +429,7 @@ static void check_lora_gradients(const char *name, struct pool *pool) {
     assert_int_equal(trainer_accumulate(t, s, 4, &err), OK);
     for (int a = 0; a < 2; a++) {
         ref_set_adapter(&r, t, a);
+        r.invocation = a == 1 ? activating_token : -1;
         expected += ref_loss(&r, s, 4, a);
         for (int i = 0; i < trainer_n_tensors(t); i++) {
             const struct train_tensor *x = trainer_tensor(t, i);
@@ -433,6 +451,9 @@ static void test_lora_gradients(void **state) {
     struct pool *pool = pool_new(2);
     check_lora_gradients("tiny-llama", pool);
     check_lora_gradients("tiny-qwen3", pool);
+    activating_token = 63;
+    check_lora_gradients("tiny-qwen3", pool);
+    activating_token = -1;
     pool_free(pool);
 }
 
@@ -543,6 +564,7 @@ static void check_together_equals_alone(enum numeric_class cls, double dropout, 
     for (int i = 0; i < 3; i++) {
         struct adapter_config a = {
             .r = wide && i == 0 ? 70 : 2 + 3 * i, .alpha = 8, .dora = i == 2};
+        if (activating_token >= 0 && i < 2) a.invocation = &activating_token, a.n_invocation = 1;
         assert_int_equal(adapter_targets_parse(targets[i], a.target, &err), OK);
         ad[i] = adapter_new_for_model(m, &a, (uint64_t)i, &err);
         assert_non_null(ad[i]);
@@ -572,6 +594,10 @@ static void test_together_equals_alone(void **state) {
     (void)state;
     check_together_equals_alone(NUMERIC_EXACT, 0.1, false);
     for (int i = 0; i < 4; i++) check_together_equals_alone(NUMERIC_FAST, i & 1 ? 0.1 : 0, i & 2);
+    activating_token = 299;
+    check_together_equals_alone(NUMERIC_EXACT, 0, false);
+    for (int i = 0; i < 4; i++) check_together_equals_alone(NUMERIC_FAST, i & 1 ? 0.1 : 0, i & 2);
+    activating_token = -1;
 }
 
 /* Mean training loss (with dropout) of adapters moved by `step` along their gradient's
@@ -885,7 +911,8 @@ static double served_nll(const struct pair *p, const struct train_sample *s) {
     int32_t *out = xcalloc((size_t)s->n, sizeof *out);
     float *logits = xmalloc((size_t)(s->n * vocab) * sizeof *logits);
     struct lora_part part;
-    struct lora_segment seg = adapter_lora_segment(p->ad, 0, s->n - 1, &part);
+    struct lora_segment seg =
+        adapter_lora_segment(p->ad, train_sample_activation(s, &p->ad->config), s->n - 1, &part);
     double nll = 0;
     for (int32_t i = 0; i < s->n - 1; i++) {
         rows[i] = (struct batch_row){s->tokens[i], i, 0};
@@ -1155,6 +1182,47 @@ static void test_vocab_served(void **state) {
         adapter_release(fresh);
         train_sample_release(&s);
         trainer_free(t);
+        pair_release(&p);
+    }
+    options_release(train_option_rows, &o);
+}
+
+/* The same for activated adapters, whose invocation is searched before the last answer: sample 0
+ * has two answers, and the invocation also in its last one. A sample without it is refused. */
+static void test_activated(void **state) {
+    (void)state;
+    static const int32_t call[] = {7, 8};
+    struct train_options o = options();
+    for (int i = 0; i < 4; i++) {
+        struct pair p = pair_of("tiny-llama", i / 2 ? TENSOR_BF16 : TENSOR_Q8_0,
+                                i % 2 ? NUMERIC_FAST : NUMERIC_EXACT, false);
+        struct adapter *plain = p.ad;
+        struct adapter_config c = plain->config;
+        c.invocation = call, c.n_invocation = 2;
+        p.ad = adapter_from_data(&p.m->config, &c, plain->data, NULL);
+        struct trainer *t = trainer_new_lora(p.m, &p.ad, 1, &o, NULL, &err);
+        struct train_sample s[2] = {sample_make(1, 60, p.m->config.vocab_size, 0),
+                                    sample_make(2, 9, p.m->config.vocab_size, 0)};
+        s[0].mask[5] = s[0].mask[6] = 1;
+        for (int k = 3; k < 60; k += 17) memcpy(s[0].tokens + k, call, sizeof call);
+        memcpy(s[1].tokens, call, sizeof call);
+        assert_int_equal(train_sample_activation(&s[0], &p.ad->config), 20);
+        assert_int_equal(train_sample_activation(&s[1], &p.ad->config), 0);
+        assert_int_equal(train_sample_activation(&s[0], &plain->config), 0);
+        double nll[2];
+        int32_t targets[2];
+        assert_int_equal(trainer_sample_nll(t, s, 2, nll, targets, &err), OK);
+        for (int k = 0; k < 2; k++) assert_true(nll[k] == served_nll(&p, &s[k]));
+        struct adapter *trained = trainer_export_adapter(t, 0, NULL);
+        assert_string_equal(trained->hash, p.ad->hash);
+        adapter_release(trained);
+        s[1].tokens[1]++;
+        assert_int_equal(trainer_accumulate(t, s, 2, &err), ERR_MISMATCH);
+        assert_non_null(strstr(err.text, "sample 1 does not have the adapter's invocation"));
+        train_sample_release(&s[0]);
+        train_sample_release(&s[1]);
+        trainer_free(t);
+        adapter_release(plain);
         pair_release(&p);
     }
     options_release(train_option_rows, &o);
@@ -1564,6 +1632,7 @@ int main(void) {
         cmocka_unit_test(test_vocab_equals_full),
         cmocka_unit_test(test_vocab_bits),
         cmocka_unit_test(test_vocab_served),
+        cmocka_unit_test(test_activated),
         cmocka_unit_test(test_golden_hashes),
         cmocka_unit_test(test_fast_class),
         cmocka_unit_test(test_full_fast_class),

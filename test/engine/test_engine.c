@@ -1652,6 +1652,197 @@ static void mixes_with_dora(void **state) {
     fixture_close(&w);
 }
 
+/* An activated adapter changes the tokens from the last occurrence of its invocation on: the rows
+ * of a naive pass, one at a time, of the base model before it and with the adapter after it. */
+static void activated_rows_equal_naive(void **state) {
+    (void)state;
+    struct model *m = fixture_model("tiny-qwen3", true, TENSOR_F32, NUMERIC_EXACT);
+    static const int32_t call[] = {7, 8}, prompt[] = {7, 8, 5, 7, 8, 200, 7, 7, 8, 9, 11, 7};
+    enum { N = ARRAY_LEN(prompt), START = 7, OUT = 6 };
+    struct adapter *plain = fixture_adapter(&m->config, 3, "all-linear", 0.2f, 8),
+                   *a = fixture_activated(plain, call, 2);
+    struct engine *e = engine_make(m, 5, 4, NULL);
+    struct engine_request r = {
+        .prompt = prompt, .n_prompt = N, .adapter = a, .max_tokens = OUT, .prompt_logprobs = true};
+    run_one(e, &r);
+    struct forward_options o = {.max_rows = 1, .n_slots = 1, .slot_len = LEN};
+    struct forward *f = forward_new(m, &o);
+    struct lora_part part;
+    struct lora_segment seg = adapter_lora_segment(plain, 0, 1, &part);
+    float *logits = xcalloc(VOCAB, sizeof *logits), *scratch = xcalloc(VOCAB, sizeof *scratch);
+    for (int32_t pos = 0; pos < N + OUT - 1; pos++) {
+        struct batch_row row = {.token = pos < N ? prompt[pos] : r.out[pos - N], .pos = pos};
+        int32_t next = pos + 1 < N ? prompt[pos + 1] : r.out[pos + 1 - N];
+        forward_run(f, &row, 1, &seg, pos >= START, (int32_t[]){0}, 1, logits);
+        float lse = kernels_get()->max(logits, VOCAB), got;
+        memcpy(scratch, logits, VOCAB * sizeof *scratch);
+        lse += (float)math_log((double)kernels_get()->softmax(scratch, VOCAB));
+        got = pos + 1 < N ? r.prompt_logprob[pos + 1] : r.out_logprob[pos + 1 - N];
+        assert_true(got == logits[next] - lse);
+    }
+    engine_request_release(&r);
+    free(logits);
+    free(scratch);
+    forward_free(f);
+    engine_free(e);
+    adapter_release(plain);
+    adapter_release(a);
+    model_close(m);
+}
+
+/* Runs a request in `e` and alone in a new engine; the results must be equal. Returns n_cached. */
+static int32_t run_cached(struct engine *e, const struct model *m, struct adapter *a,
+                          const int32_t *prompt, int32_t n) {
+    struct engine *fresh = engine_make(m, 64, 1, NULL);
+    struct engine_request r = {.prompt = prompt,
+                               .n_prompt = n,
+                               .adapter = a,
+                               .max_tokens = 5,
+                               .sampling = {1, 0, 1, 0, 3}},
+                          alone = r;
+    run_one(e, &r);
+    run_one(fresh, &alone);
+    assert_same_result(&alone, &r);
+    assert_int_equal(alone.n_cached, 0);
+    engine_request_release(&r);
+    engine_request_release(&alone);
+    engine_free(fresh);
+    return r.n_cached;
+}
+
+/* The base model and activated adapters share the positions before the invocation. A later turn
+ * moves the activation, so it shares less. Ordinary adapters share nothing with others. */
+static void activated_adapters_share_the_base(void **state) {
+    (void)state;
+    static const int32_t calls[2][2] = {{250, 251}, {252, 253}};
+    struct model *m = fixture_model("tiny-qwen3", false, TENSOR_F32, NUMERIC_EXACT);
+    struct adapter *plain = fixture_adapter(&m->config, 4, "all-linear", 0.2f, 1),
+                   *a = fixture_activated(plain, calls[0], 2),
+                   *b = fixture_activated(plain, calls[1], 2);
+    struct engine *e = engine_make(m, 8, 1, NULL);
+    int32_t to_a[LEN], to_b[LEN];
+    for (int i = 0; i < LEN; i++) to_a[i] = to_b[i] = (11 * i + 5) % 200;
+    memcpy(to_a + 30, calls[0], sizeof calls[0]);
+    memcpy(to_b + 30, calls[1], sizeof calls[1]);
+    assert_int_equal(run_cached(e, m, NULL, to_a, 30), 0);
+    assert_int_equal(run_cached(e, m, a, to_a, 34), 30);
+    assert_int_equal(run_cached(e, m, b, to_b, 34), 30);
+    assert_int_equal(run_cached(e, m, b, to_b, 36), 34); // the same adapter and activation
+    assert_int_equal(run_cached(e, m, a, to_b, 36), 30); // does not occur: the base model's rows
+    assert_int_equal(run_cached(e, m, NULL, to_b, 38), 36);
+    assert_int_equal(run_cached(e, m, plain, to_b, 38), 0);
+    assert_int_equal(run_cached(e, m, a, to_a, 34), 0); // the plain adapter took over the slot
+    memcpy(to_a + 40, calls[0], sizeof calls[0]);       // the next turn
+    assert_int_equal(run_cached(e, m, a, to_a, 44), 30);
+    assert_int_equal(run_cached(e, m, NULL, to_a, 44), 40);
+    engine_free(e);
+    adapter_release(plain);
+    adapter_release(a);
+    adapter_release(b);
+    model_close(m);
+}
+
+/* Makes half of the requests ones with activated adapters. Their prompts begin alike, and most of
+ * them have the invocation, at different places. */
+static void activated_requests(struct engine_fixture *w, struct adapter *const activated[2],
+                               const int32_t call[2]) {
+    struct rng rng = rng_make(41, RNG_TEST, 0, 0);
+    for (int i = 0; i < N_REQUESTS; i++) {
+        struct random_request *d = &w->d[i];
+        int32_t n = d->r.n_prompt, at = random_below(&rng, (uint32_t)n);
+        if (i % 2) continue;
+        d->r.n_mix = 0;
+        d->r.mix = NULL;
+        d->r.adapter = random_below(&rng, 4) ? activated[i / 2 % 2] : NULL;
+        for (int32_t j = 0; j < n; j++)
+            if (j < at || d->prompt[j] == call[0]) d->prompt[j] = (7 * j + 3) % VOCAB;
+        if (at + 2 <= n) memcpy(d->prompt + at, call, 2 * sizeof *call);
+    }
+}
+
+static void activated_results_invariant(const char *shape, enum tensor_type type, uint32_t id) {
+    static const int32_t call[] = {290, 291};
+    struct engine_fixture w;
+    fixture_open(&w, shape, type, id);
+    struct adapter *activated[2] = {fixture_activated(w.a[1], call, 2),
+                                    fixture_activated(w.a[2], call, 2)};
+    activated_requests(&w, activated, call);
+    for (int i = 0; i < N_REQUESTS; i++) {
+        struct engine *e = engine_make(w.m, 256, 1, NULL);
+        run_one(e, &w.d[i].r);
+        engine_free(e);
+    }
+    run_together(&w, 256, 64, 2, N_REQUESTS, 0);
+    run_together(&w, 7, 5, 2, 3, 3);
+    run_together(&w, 1, 3, 1, 2, 5);
+    fixture_close(&w);
+    adapter_release(activated[0]);
+    adapter_release(activated[1]);
+}
+
+static void activated_results_are_invariant(void **state) {
+    (void)state;
+    activated_results_invariant("tiny-llama", TENSOR_F32, 71);
+    tested_class = NUMERIC_FAST;
+    activated_results_invariant("tiny-qwen3", TENSOR_BF16, 72);
+    tested_class = NUMERIC_EXACT;
+}
+
+/* The search for the invocation ends before an answer that contains it. Mixes are refused. A
+ * session keeps the activation. Embeddings are those of the base or of the adapter where there is
+ * no other row. */
+static void activation_of_other_calls(void **state) {
+    (void)state;
+    struct engine_fixture w;
+    struct error err;
+    fixture_open(&w, "tiny-llama", TENSOR_F32, 15);
+    int32_t prompt[24], n = 0, d = w.m->config.d_model;
+    for (int i = 0; i < 24; i++) prompt[i] = 17 * i % VOCAB;
+    memcpy(prompt + 20, prompt + 5, 2 * sizeof *prompt);
+    struct adapter *a = fixture_activated(w.a[1], prompt + 5, 2),
+                   *first = fixture_activated(w.a[1], prompt, 1);
+    struct engine *e = engine_make(w.m, 64, 3, NULL), *other = engine_make(w.m, 64, 3, NULL);
+    struct engine_request r[3] = {{.adapter = a}, {.adapter = a, .n_invocation_prompt = 19}};
+    r[2] = (struct engine_request){.adapter = a, .n_invocation_prompt = 25};
+    for (int i = 0; i < 3; i++) {
+        r[i].prompt = prompt, r[i].n_prompt = 24, r[i].prompt_logprobs = true;
+        if (i < 2) run_one(e, &r[i]);
+    }
+    assert_true(r[0].prompt_logprob[5] == r[1].prompt_logprob[5]);
+    assert_true(r[0].prompt_logprob[6] != r[1].prompt_logprob[6]);
+    assert_int_equal(engine_submit(e, &r[2], &err), ERR_USAGE);
+    struct weighted_adapter half = {a, {0, 0}, 0.5f};
+    struct engine_request mix = {.prompt = prompt, .n_prompt = 24, .mix = &half, .n_mix = 1};
+    assert_int_equal(engine_submit(e, &mix, &err), ERR_MISMATCH);
+    assert_non_null(strstr(err.text, "alora_invocation_tokens"));
+    const char *path = "/tmp/shoal-test-activated", *hash = model_hash(w.m, &err);
+    struct token_seq all = {prompt, 24};
+    run_cached(e, w.m, a, prompt, 24);
+    assert_int_equal(engine_session_save(e, all, a, hash, path, &err), OK);
+    assert_int_equal(engine_session_load(other, hash, path, &n, &err), OK);
+    assert_int_equal(n, 24);
+    assert_int_equal(run_cached(other, w.m, a, prompt, 24), 23);
+    assert_int_equal(engine_session_load(other, hash, path, &n, &err), OK);
+    assert_int_equal(run_cached(other, w.m, NULL, prompt, 24), 20);
+    unlink(path);
+    float *v = xcalloc((size_t)(4 * d), sizeof *v);
+    struct token_seq text = {prompt, 5};
+    struct adapter *const by[] = {NULL, a, w.a[1], first};
+    for (int i = 0; i < 4; i++)
+        assert_int_equal(engine_embed(e, &text, 1, by[i], v + i * d, &err), OK);
+    assert_memory_equal(v, v + d, (size_t)d * sizeof *v);
+    assert_memory_equal(v + 2 * d, v + 3 * d, (size_t)d * sizeof *v);
+    assert_memory_not_equal(v, v + 2 * d, (size_t)d * sizeof *v);
+    free(v);
+    engine_request_release(&r[0]);
+    engine_request_release(&r[1]);
+    engine_free(e);
+    engine_free(other);
+    adapter_release(a);
+    adapter_release(first);
+    fixture_close(&w);
+}
+
 int main(int argc, char **argv) {
     if (argc == 2 && strcmp(argv[1], "hashes") == 0) return hashes_print();
     const struct CMUnitTest tests[] = {
@@ -1670,6 +1861,10 @@ int main(int argc, char **argv) {
         cmocka_unit_test(sessions_resume),
         cmocka_unit_test(mix_is_a_weighted_sum),
         cmocka_unit_test(mixes_with_dora),
+        cmocka_unit_test(activated_rows_equal_naive),
+        cmocka_unit_test(activated_adapters_share_the_base),
+        cmocka_unit_test(activated_results_are_invariant),
+        cmocka_unit_test(activation_of_other_calls),
         cmocka_unit_test(levels_agree),
         cmocka_unit_test(choices_are_exact),
         cmocka_unit_test(single_choice_has_equal_bits),

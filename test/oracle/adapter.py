@@ -113,6 +113,8 @@ CASES = {
     "saved_tying": ("tied", {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"],
                              "ensure_weight_tying": True}),
     "saved_untying": ("tied", {"r": 2, "lora_alpha": 4, "target_modules": ["q_proj"], "modules_to_save": ["embed_tokens"]}),
+    "activated": ("base", {"r": 3, "lora_alpha": 4, "target_modules": "all-linear",
+                           "alora_invocation_tokens": [7, 0]}),
 }
 
 
@@ -233,7 +235,7 @@ class Net:
     def linear(self, m, x):
         w = self.head if m == "lm_head" else self.w[m + ".weight"]
         y = [dot(row, x) for row in w]
-        if not is_targeted(m, self.c):
+        if not is_targeted(m, self.c) or not self.active:
             return y
         a, b, s = self.a[m + ".lora_A.weight"], self.a[m + ".lora_B.weight"], self.scale(m)
         update = [dot(row, x) for row in a]
@@ -267,9 +269,18 @@ class Net:
             out[i], out[i + E // 2] = x[i] * c - x[i + E // 2] * s, x[i + E // 2] * c + x[i] * s
         return out
 
+    def first_active(self, tokens):
+        """The first position that the adapter changes: PEFT's calculate_alora_offsets, counted from the beginning."""
+        invocation = self.c.get("alora_invocation_tokens")
+        if invocation is None:
+            return 0
+        starts = [i for i in range(len(tokens)) if tokens[i:i + len(invocation)] == invocation]
+        return max(starts, default=len(tokens))
+
     def run(self, tokens):
         cache, logits = [([], []) for _ in range(L)], []
         for pos, token in enumerate(tokens):
+            self.active = pos >= self.first_active(tokens)
             x = self.embedding(token)
             for layer in range(L):
                 p = "model.layers.%d." % layer

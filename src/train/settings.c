@@ -31,6 +31,10 @@ const struct option_row train_settings_rows[] = {
         JOB_ARG_TEXT),
     ROW("init-adapter", OPT_STRING, init_adapter, NULL, "DIR",
         "initial adapter: training starts from its weights", JOB_ARG_INPUT_PATH),
+    ROW("alora-invocation", OPT_STRING, alora_invocation, NULL, "TEXT",
+        "activated LoRA: the new adapter changes only the tokens from the last TEXT in the prompt "
+        "on, and shares the prefix cache of those before it with the base model",
+        JOB_ARG_TEXT),
     {"output-dir", OPT_ALIAS, 0, "out", 0, 0, NULL, NULL},
     ROW("max-memory", OPT_STRING, max_memory, NULL, "SIZE",
         "memory limit of the process, such as 500M or 2G: passes get smaller, results stay the "
@@ -87,10 +91,28 @@ int train_settings_check(const struct train_settings *s, bool plan, struct error
     if (rc == OK) rc = lr_schedule_parse(s->train.lr_scheduler, &schedule, err);
     if (rc == OK) rc = train_method_parse(s->method, &method, err);
     if (rc == OK && s->max_memory) rc = size_parse(s->max_memory, &limit, err);
+    if (rc == OK && s->alora_invocation && (s->init_adapter || s->train.use_dora))
+        rc = error_set(err, ERR_USAGE, "--alora-invocation is for a new LoRA adapter; leave %s out",
+                       s->init_adapter ? "it or --init-adapter" : "--use-dora");
+    if (rc == OK && s->alora_invocation && method == METHOD_ES)
+        rc = error_set(err, ERR_USAGE, "method es trains plain LoRA; leave --alora-invocation out");
     if (rc == OK && s->format) rc = sample_form_check(s->format, err);
     if (rc == OK && s->format && method != METHOD_SFT && method != METHOD_ES)
         rc = error_set(err, ERR_USAGE, "--format is for sft and es; '%s' has one form", s->method);
     return rc == OK && method == METHOD_ES ? es_options_check(&s->es, &s->train, err) : rc;
+}
+
+/* The text continues a prompt, in which the names of special tokens are these tokens. */
+static int invocation_encode(const char *text, const struct model *m, struct token_ids *out,
+                             struct error *err) {
+    if (!m->tok)
+        return error_set(err, ERR_STATE, "model '%s' has no tokenizer for --alora-invocation",
+                         m->name);
+    tokenizer_encode(m->tok, text, strlen(text),
+                     TOKENIZER_PARSE_SPECIAL | TOKENIZER_NO_PREFIX_SPACE, out);
+    if (out->n >= 1 && out->n <= ADAPTER_INVOCATION_MAX) return OK;
+    return error_set(err, ERR_USAGE, "--alora-invocation has %d tokens, not 1 to %d", out->n,
+                     ADAPTER_INVOCATION_MAX);
 }
 
 static struct train_job job_make(const struct train_settings *s, const char *data,
@@ -114,10 +136,15 @@ int train_request_open(struct train_request *q, const struct train_settings *s, 
     if (train_method_parse(s->method, &q->method, err) != OK) return err->code;
     if (s->max_memory && size_parse(s->max_memory, &limit, err) != OK) return err->code;
     memory_limit_set(limit);
+    if (s->alora_invocation && invocation_encode(s->alora_invocation, m, &q->invocation, err))
+        return err->code;
     if (s->init_adapter && !(start = adapter_open(s->init_adapter, m, err))) return err->code;
     q->n = s->data.n;
     q->jobs = xcalloc((size_t)q->n, sizeof *q->jobs);
-    for (int i = 0; i < q->n; i++) q->jobs[i] = job_make(s, s->data.v[i], start);
+    for (int i = 0; i < q->n; i++) {
+        q->jobs[i] = job_make(s, s->data.v[i], start);
+        if (q->invocation.n > 0) q->jobs[i].invocation = &q->invocation;
+    }
     adapter_release(start);
     return OK;
 }
@@ -131,6 +158,7 @@ void train_request_close(struct train_request *q) {
     }
     free(q->jobs);
     memory_limit_set(0);
+    token_ids_release(&q->invocation);
 }
 
 struct train_output train_settings_output(const struct train_settings *s) {

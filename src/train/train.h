@@ -229,6 +229,7 @@ struct train_request {
     struct pool *pool;
     struct train_job *jobs; /* [n] */
     int n;
+    struct token_ids invocation; /* of the jobs; train_request_close releases it */
     enum train_method method;
     const struct train_options *train;
     const struct rl_options *policy; /* used by dpo, reinforce, rloo and grpo */
@@ -465,7 +466,7 @@ int train_and_publish(const struct train_request *q, const struct train_output *
 
 struct train_settings {
     struct strings data; /* FILE or, for several adapters, NAME=FILE each */
-    char *format, *out, *method, *init_adapter, *max_memory;
+    char *format, *out, *method, *init_adapter, *alora_invocation, *max_memory;
     struct gate_options gate;
     struct train_options train;
     struct rl_options policy;

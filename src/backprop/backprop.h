@@ -98,8 +98,9 @@ struct trainer_passes {
  * call. False: `bytes` are too few, and *out has the smallest passes. */
 bool trainer_limit_passes(struct trainer *t, size_t bytes, int64_t rows, int64_t together,
                           int64_t longest, struct trainer_passes *out);
-/* An upper bound of the memory of a LoRA trainer with n adapters of this configuration, with the
- * smallest passes for a sample of `longest` tokens, before model and trainer exist. */
+/* An upper bound of the memory of a trainer with the smallest passes, for samples of at most
+ * `longest` tokens, before model and trainer exist: of LoRA with n adapters of configuration `a`,
+ * or with a = NULL of full training with calls of at most n tokens. */
 size_t trainer_least_bytes(const struct model_config *c, enum numeric_class cls,
                            const struct adapter_config *a, int n, const struct train_options *o,
                            struct pool *pool, int64_t longest);

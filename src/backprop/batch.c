@@ -276,6 +276,7 @@ bool trainer_limit_passes(struct trainer *t, size_t bytes, int64_t rows, int64_t
         out->rows = small ? MIN(rows, CHUNK) : out->rows / 2;
         out->checkpointing |= small;
     }
+    if (t->full) out->rows = rows;
     batch_free_activations(t);
     t->checkpointing = out->checkpointing;
     t->pass_rows = out->rows;

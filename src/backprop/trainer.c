@@ -285,6 +285,14 @@ static struct trainer *trainer_alloc(const struct model *m, int n_groups,
     return t;
 }
 
+/* The same of full training: gradients, optimizer state and names. */
+static size_t full_bytes(const struct model_config *c, enum optim optim) {
+    size_t tensors = (size_t)model_weight_count(c);
+    int64_t n = model_param_count(c);
+    return (size_t)n * sizeof(float) + optimizer_state_bytes(optim, n) +
+           tensors * (256 + 3 * 64 + MOMENT_BLOCK);
+}
+
 static bool matrix_is_writable(const struct matrix *m) {
     return m->n == 0 || (m->type == TENSOR_F32 && !m->packed);
 }
@@ -306,11 +314,7 @@ struct trainer *trainer_new_full(struct model *m, const struct train_options *o,
     if (m->cls == NUMERIC_FAST) t->row_path = ROWS_TRAINING;
     t->lora_tiles = false;
     t->mlp_tiles = mlp_uses_tiles(t);
-    size_t tensors = (size_t)model_weight_count(&t->c); /* gradients, moments and names */
-    int64_t params = model_param_count(&t->c);
-    size_t bytes = (size_t)params * sizeof(float) + optimizer_state_bytes(t->optim, params) +
-                   tensors * (256 + 3 * 64 + MOMENT_BLOCK);
-    if (arena_reserve(&t->arena, bytes, err) != OK) {
+    if (arena_reserve(&t->arena, full_bytes(&t->c, t->optim), err) != OK) {
         trainer_free(t);
         return NULL;
     }
@@ -379,19 +383,23 @@ size_t trainer_least_bytes(const struct model_config *c, enum numeric_class cls,
     /* Layers without packed weights store no activations in tiles, which are smaller than f32. */
     struct model_layer *layers = xcalloc((size_t)c->n_layers, sizeof *layers);
     const struct model m = {.config = *c, .cls = cls, .layers = layers};
-    struct adapter shape = {.config = *a}, **adapters = xcalloc((size_t)n, sizeof *adapters);
+    struct adapter shape = {.config = a ? *a : (struct adapter_config){0}}, **adapters = NULL;
     struct trainer_passes passes = {0};
     struct error ignored; // the options are checked
     struct trainer *t = trainer_alloc(&m, n, o, pool, &ignored);
     CHECK(t);
-    for (int i = 0; i < n; i++) adapters[i] = &shape;
-    for (int i = 0; i < c->n_layers * N_PROJ; i++)
-        t->max_r = MAX(t->max_r, adapter_module_at(a, i / N_PROJ, (enum proj)(i % N_PROJ)).r);
-    t->dropout = (float)o->lora_dropout;
+    t->full = !a;
+    if (a) {
+        adapters = xcalloc((size_t)n, sizeof *adapters);
+        for (int i = 0; i < n; i++) adapters[i] = &shape;
+        for (int i = 0; i < c->n_layers * N_PROJ; i++)
+            t->max_r = MAX(t->max_r, adapter_module_at(a, i / N_PROJ, (enum proj)(i % N_PROJ)).r);
+        t->dropout = (float)o->lora_dropout;
+        t->n_adapters = n;
+    }
     t->adapters = adapters;
-    t->n_adapters = n;
-    trainer_limit_passes(t, 0, longest, longest, longest, &passes);
-    passes.bytes += (size_t)n * lora_bytes(c, a, t->optim);
+    trainer_limit_passes(t, 0, a ? longest : n, longest, longest, &passes);
+    passes.bytes += a ? (size_t)n * lora_bytes(c, a, t->optim) : full_bytes(c, t->optim);
     t->n_adapters = 0; // trainer_free releases only real adapters
     trainer_free(t);
     free(layers);

@@ -1,7 +1,7 @@
 /* cmd_evolve: `shoal evolve`, `demo`, `resume` and `fork`: run evolve/run.c. demo is evolve with
  * the recipe examples/demo.yaml. */
 #define _GNU_SOURCE
-#include "cli/cli.h"
+#include "cli/setup.h"
 #include "evolve/evolve.h"
 
 #include <signal.h>
@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 struct options {
-    char *runs, *id, *recipe;
+    char *runs, *id, *recipe, *max_memory;
     int64_t seed, at;
     bool zero_adapters, dry_run;
 };
@@ -19,8 +19,16 @@ struct options {
         "runs", OPT_STRING, offsetof(struct options, runs), "runs", 0, 0, "DIR",                   \
             "folder of runs and of shoal.db", JOB_ARG_SERVER_ONLY                                  \
     }
+#define MEMORY_ROW                                                                                 \
+    {                                                                                              \
+        "max-memory", OPT_STRING, offsetof(struct options, max_memory), NULL, 0, 0, "SIZE",        \
+            "memory limit of the process, such as 500M or 2G; the run has the same result with "   \
+            "every limit",                                                                         \
+            JOB_ARG_TEXT                                                                           \
+    }
 static const struct option_row rows[] = {
     RUNS_ROW,
+    MEMORY_ROW,
     {"id", OPT_STRING, offsetof(struct options, id), NULL, 0, 0, "ID",
      "name of the run; default: date, time and seed", JOB_ARG_NAME},
     {"seed", OPT_INT, offsetof(struct options, seed), "-1", -1, 9e15, "N",
@@ -36,9 +44,10 @@ static const struct option_row rows[] = {
         "dry-run", OPT_BOOL, offsetof(struct options, dry_run), NULL, 0, 0, NULL,                  \
             "check the run and its files, print the plan, and exit"                                \
     }
-static const struct option_row resume_rows[] = {RUNS_ROW, PLAN_ROW, {0}};
+static const struct option_row resume_rows[] = {RUNS_ROW, MEMORY_ROW, PLAN_ROW, {0}};
 static const struct option_row fork_rows[] = {
     RUNS_ROW,
+    MEMORY_ROW,
     PLAN_ROW,
     {"at", OPT_INT, offsetof(struct options, at), "0", 0, 1e6, "G",
      "the last generation that the two runs share"},
@@ -116,9 +125,18 @@ static void print_next_step(const struct options *o, const struct evolve_recipe 
            loaded->model, o->runs, id, (long long)loaded->evolve.generations);
 }
 
+/* Sets the limit of a command. */
+static int limit_set(const struct options *o, struct error *err) {
+    size_t limit = 0;
+    if (o->max_memory && size_parse(o->max_memory, &limit, err) != OK) return err->code;
+    memory_limit_set(limit);
+    return OK;
+}
+
 static int run_recipe(const struct cli_options *c, const struct options *o, const char *recipe,
                       struct error *err) {
     struct evolve_recipe loaded;
+    if (limit_set(o, err) != OK) return err->code;
     char *path = cli_find_file(recipe);
     struct evolve_env env = env_init(c, o->runs);
     json_t *result = NULL;
@@ -138,6 +156,7 @@ static int run_recipe(const struct cli_options *c, const struct options *o, cons
         char *id = xstrdup(json_get_string(result, "run"));
         print_result(c, o, result, energy_now() - joules);
         if (!c->json) print_next_step(o, &loaded, id);
+        setup_print_peak_memory(c, memory_limit_get());
         free(id);
     }
     evolve_recipe_release(&loaded);
@@ -160,6 +179,7 @@ static int run_evolve(const struct cli_options *c, const void *options, const st
 static int run_resume(const struct cli_options *c, const void *options, const struct strings *args,
                       struct error *err) {
     const struct options *o = options;
+    if (limit_set(o, err) != OK) return err->code;
     struct evolve_env env = env_init(c, o->runs);
     double joules = energy_now();
     json_t *result = o->dry_run ? evolve_run_resume_plan(&env, args->v[0], err)
@@ -175,6 +195,7 @@ static int run_resume(const struct cli_options *c, const void *options, const st
 static int run_fork(const struct cli_options *c, const void *options, const struct strings *args,
                     struct error *err) {
     const struct options *o = options;
+    if (limit_set(o, err) != OK) return err->code;
     struct evolve_env env = env_init(c, o->runs);
     double joules = energy_now();
     const struct evolve_fork fork = {.parent = args->v[0],

@@ -1,12 +1,12 @@
 /* cmd_pretrain: `shoal pretrain RECIPE`: trains a small base model from a recipe. */
-#include "cli/cli.h"
+#include "cli/setup.h"
 #include "train/train.h"
 
 #include <libgen.h>
 #include <stdlib.h>
 
 struct options {
-    char *out;
+    char *out, *max_memory;
     int64_t stop_at;
     bool dry_run, tensorboard;
 };
@@ -15,6 +15,8 @@ static const struct option_row rows[] = {
      "output directory; default: the recipe's folder"},
     {"stop-at", OPT_INT, offsetof(struct options, stop_at), "0", 0, 1e9, "N",
      "stop after this update: write model and checkpoint; run again to continue"},
+    {"max-memory", OPT_STRING, offsetof(struct options, max_memory), NULL, 0, 0, "SIZE",
+     "memory limit of the process, such as 500M or 2G; default: the recipe's"},
     {"tensorboard", OPT_BOOL, offsetof(struct options, tensorboard), NULL, 0, 0, NULL,
      "also write the figures of log.jsonl as event files for TensorBoard, in the output directory"},
     {"dry-run", OPT_BOOL, offsetof(struct options, dry_run), NULL, 0, 0, NULL,
@@ -23,8 +25,8 @@ static const struct option_row rows[] = {
 };
 
 static int plan(const struct cli_options *c, const struct pretrain_options *recipe, const char *dir,
-                struct error *err) {
-    json_t *v = pretrain_plan(recipe, dir, err);
+                struct pool *pool, struct error *err) {
+    json_t *v = pretrain_plan(recipe, dir, cli_numeric_class(c), pool, err);
     if (v) cli_print_dry_run(c, v);
     return v ? OK : err->code;
 }
@@ -47,11 +49,19 @@ static int run(const struct cli_options *c, const void *options, const struct st
         free(recipe.chat_template);
         recipe.chat_template = file;
     }
+    if (o->max_memory) {
+        free(recipe.max_memory);
+        recipe.max_memory = xstrdup(o->max_memory);
+    }
     const char *dir = o->out ? o->out : dirname(copy);
     if (rc == OK)
-        rc = o->dry_run ? plan(c, &recipe, dir, err)
+        rc = o->dry_run ? plan(c, &recipe, dir, pool, err)
                         : pretrain_run(&recipe, dir, o->stop_at, o->tensorboard,
                                        cli_numeric_class(c), pool, err);
+    size_t limit = 0;
+    if (rc == OK && !o->dry_run && recipe.max_memory &&
+        (rc = size_parse(recipe.max_memory, &limit, err)) == OK)
+        setup_print_peak_memory(c, limit);
     options_release(pretrain_option_rows, &recipe);
     pool_free(pool);
     free(path);

@@ -8,7 +8,7 @@
  * gives more relevant numbers.
  */
 #define _GNU_SOURCE
-#include "cli/cli.h"
+#include "cli/setup.h"
 #include "eval/eval.h"
 #include "model/model.h"
 
@@ -17,7 +17,7 @@
 #include <sys/stat.h>
 
 struct options {
-    char *type, *text;
+    char *type, *text, *max_memory;
     int64_t tokens;
     bool dry_run;
 };
@@ -108,6 +108,42 @@ static int64_t file_bytes(const struct model *m) {
     return n;
 }
 
+/* An upper bound of the memory: the original, its quantised file while it is written again, and the
+ * copy, in which packed weights have at most twice their bytes in the file; and the comparison. */
+static size_t memory_least(const struct model_size *size, const struct quant_scheme *q,
+                           int64_t tokens, struct pool *pool) {
+    enum { TOKENIZER_FACTOR = 2 * 12, TEXT_BYTES = 4 << 20 };
+    const struct model_config *c = &size->config;
+    int32_t longest = WINDOW;
+    for (int f = 0; f < fry_count(); f++) longest = MAX(longest, family_max_tokens(f));
+    size_t copy = 2 * (size_t)quant_bytes(q, c),
+           file = tensor_type_is_quantized(size->type) ? size->file : 0,
+           compare = model_divergence_bytes(c, MIN(longest, c->max_seq_len), tokens, pool);
+    return size->weights + size->while_loading + size->tokenizer * TOKENIZER_FACTOR + copy + file +
+           compare + TEXT_BYTES;
+}
+
+/* Refuses a limit that is too small, and prints the plan. *limit receives 0 without a limit. */
+static int memory_limit_check(const struct cli_options *c, const struct options *o,
+                              const char *path, const struct quant_scheme *q, struct pool *pool,
+                              size_t *limit, struct error *err) {
+    struct model_size size;
+    *limit = 0;
+    if (!o->max_memory) return OK;
+    if (size_parse(o->max_memory, limit, err) != OK ||
+        model_measure(path, cli_numeric_class(c), &size, err) != OK)
+        return err->code;
+    const struct memory_step step = {.what = "the comparison of both models",
+                                     .least = memory_least(&size, q, o->tokens, pool)};
+    memory_limit_set(*limit);
+    int rc = memory_check(NULL, &step, err);
+    if (rc == OK)
+        log_info("memory: at most %.1f MB of %.1f",
+                 (double)(memory_used(NULL) + step.least) / (1 << 20), (double)*limit / (1 << 20));
+    memory_limit_set(0);
+    return rc;
+}
+
 static int plan(const struct cli_options *c, const struct model *m, const char *out,
                 const struct quant_scheme *q, struct error *err) {
     if (format_check(out, q, err) != OK) return err->code;
@@ -184,8 +220,9 @@ static int run(const struct cli_options *c, const void *options, const struct st
     char *path = cli_find_file(args->v[0]);
     struct pool *pool = pool_new((int)c->threads);
     struct model *original = NULL, *copy = NULL;
-    int rc = OK;
-    if (same_file(path, out))
+    size_t limit;
+    int rc = memory_limit_check(c, o, path, &q, pool, &limit, err);
+    if (rc == OK && same_file(path, out))
         rc = error_set(err, ERR_USAGE, "'%s' is the model itself: name another file", out);
     if (rc == OK && !(original = model_open(path, cli_numeric_class(c), err))) rc = err->code;
     if (rc == OK && tensor_type_is_quantized(original->type))
@@ -200,6 +237,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
     const struct model *const both[2] = {original, copy};
     if (rc == OK && !o->dry_run) rc = quantized_compare(o, both, pool, &d, err);
     if (rc == OK && !o->dry_run) print_result(c, both, out, &q, &d);
+    if (rc == OK && !o->dry_run) setup_print_peak_memory(c, limit);
     model_close(copy);
     model_close(original);
     pool_free(pool);
@@ -216,6 +254,9 @@ static const struct option_row rows[] = {
      JOB_ARG_INPUT_PATH},
     {"tokens", OPT_INT, offsetof(struct options, tokens), "4096", 2, 1e6, "N",
      "maximum tokens of the text"},
+    {"max-memory", OPT_STRING, offsetof(struct options, max_memory), NULL, 0, 0, "SIZE",
+     "memory limit of the process, such as 500M or 2G, checked before anything is loaded",
+     JOB_ARG_TEXT},
     {"dry-run", OPT_BOOL, offsetof(struct options, dry_run), NULL, 0, 0, NULL,
      "print the size of the result, and exit"},
     {0},

@@ -66,6 +66,9 @@ struct model_divergence {
     double kl_mean, kl_p99; /* KL(m[0] ‖ m[1]) per prediction, in nats */
     double same_top;        /* share of predictions with the same most probable token */
 };
+/* Bytes of model_divergence_measure for sequences of at most `longest` tokens, `tokens` in all. */
+size_t model_divergence_bytes(const struct model_config *c, int32_t longest, int64_t tokens,
+                              struct pool *pool);
 /* Every sequence fits in the context of both models. */
 struct model_divergence model_divergence_measure(const struct model *const m[2],
                                                  const struct scored_sequence *seqs, int n,

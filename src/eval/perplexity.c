@@ -127,6 +127,14 @@ static int64_t passage_run(struct divergence_run *c, const struct scored_sequenc
     return done;
 }
 
+size_t model_divergence_bytes(const struct model_config *c, int32_t longest, int64_t tokens,
+                              struct pool *pool) {
+    struct forward_options o = {.max_rows = ROWS, .n_slots = 1, .slot_len = longest, .pool = pool};
+    size_t rows = 2 * ROWS + (size_t)pool_size(pool);
+    return 2 * forward_bytes(c, &o) + rows * (size_t)c->vocab_size * sizeof(float) +
+           (size_t)tokens * (sizeof(struct position) + sizeof(double));
+}
+
 struct model_divergence model_divergence_measure(const struct model *const m[2],
                                                  const struct scored_sequence *seqs, int n,
                                                  struct pool *pool, struct progress *p) {

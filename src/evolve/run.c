@@ -85,17 +85,99 @@ static int check_id_unused(struct evolve_run *r, struct error *err) {
                : OK;
 }
 
+/* memory */
+
+static struct engine_options engine_options_for(const struct evolve_env *env,
+                                                const struct model_config *c) {
+    return (struct engine_options){
+        .max_rows = 512, .max_seqs = 192, .max_len = MIN(384, c->max_seq_len), .pool = env->pool};
+}
+
+/* Tokens of the longest sample of the personas' data, at most. */
+static int64_t longest_sample(const struct evolve_env *env, const struct evolve_recipe *o,
+                              const struct model_config *c) {
+    enum { TEMPLATE_TOKENS = 256 }; /* tokens that a chat template may add */
+    int64_t longest = 0, most = c->max_seq_len;
+    for (int i = 0; i < o->personas.n; i++) {
+        char *list = xstrdup(strchr(o->personas.v[i], '=') + 1), *save = NULL;
+        for (char *f = strtok_r(list, "+", &save); f; f = strtok_r(NULL, "+", &save)) {
+            char *found = env->find(f);
+            if (!is_directory(found))
+                longest = MAX(longest, (int64_t)train_longest_sample(found) + TEMPLATE_TOKENS);
+            free(found);
+        }
+        free(list);
+    }
+    if (o->train.max_length > 0) most = MIN(most, o->train.max_length);
+    return MIN(longest, most);
+}
+
+/* The least memory of a run besides the model: of the smallest engine, and of everything else. */
+static int memory_least(const struct evolve_env *env, const struct evolve_recipe *o,
+                        const struct model_config *c, size_t *engine, size_t *rest,
+                        struct error *err) {
+    enum { WORK_BYTES = 24 << 20 }; /* items, transcripts and requests of a generation */
+    struct engine_options least = engine_options_for(env, c);
+    struct adapter_config a;
+    int n = o->personas.n;
+    engine_options_fit(c, &least, 0);
+    *engine = engine_bytes(c, &least);
+    int rc = train_memory_least(&o->train, n, c, env->cls, longest_sample(env, o, c), env->pool,
+                                rest, err);
+    if (rc != OK || train_adapter_config(&o->train, c, &a, err) != OK) return err->code;
+    /* two generations with their packs */
+    *rest +=
+        2 * (size_t)(o->evolve.population + n) * adapter_param_count(c, &a) * 2 * sizeof(float) +
+        WORK_BYTES;
+    free((void *)(uintptr_t)a.modules);
+    return OK;
+}
+
+/* Refuses a memory limit that is too small for the run, before its model is read. */
+static int memory_limit_check(const struct evolve_env *env, const struct evolve_recipe *o,
+                              const char *path, size_t *least, struct error *err) {
+    enum { TOKENIZER_FACTOR = 12 }; /* as in engine/memory_plan.c */
+    struct model_size size;
+    size_t engine, rest;
+    *least = 0;
+    if (!memory_limit_get()) return OK;
+    if (model_measure(path, env->cls, &size, err) != OK ||
+        memory_least(env, o, &size.config, &engine, &rest, err) != OK)
+        return err->code;
+    const struct memory_step step = {.what = "this run with its model",
+                                     .least = size.weights + size.while_loading +
+                                              size.tokenizer * TOKENIZER_FACTOR + engine + rest};
+    *least = memory_used(NULL) + step.least;
+    return memory_check(NULL, &step, err);
+}
+
+/* Gives the engine half of what the limit leaves for more than the least memory. */
+static int engine_limit(const struct evolve_run *r, struct engine_options *eo, struct error *err) {
+    const struct model_config *c = &r->model->config;
+    size_t least, rest;
+    if (!memory_limit_get()) return OK;
+    if (memory_least(r->env, r->o, c, &least, &rest, err) != OK) return err->code;
+    size_t room = memory_room(r->model), more = room > least + rest ? room - least - rest : 0;
+    engine_options_fit(c, eo, least + more / 2);
+    log_info("memory: %.1f MB of %.1f in use, %.1f for an engine of %d sequences",
+             (double)memory_used(r->model) / (1 << 20), (double)memory_limit_get() / (1 << 20),
+             (double)engine_bytes(c, eo) / (1 << 20), eo->max_seqs);
+    return OK;
+}
+
 static int run_open(struct evolve_run *r, bool is_new, struct error *err) {
     char *db = path_join(r->env->root, "shoal.db"), *path = r->env->find(r->o->model);
-    struct engine_options eo = {
-        .max_rows = 512, .max_seqs = 192, .max_len = 384, .pool = r->env->pool};
+    struct engine_options eo;
+    size_t least;
     int rc = dir_make_private(r->dir, err);
     if (rc == OK && !(r->store = store_open(db, err))) rc = err->code;
     if (rc == OK && is_new) rc = check_id_unused(r, err);
+    if (rc == OK) rc = memory_limit_check(r->env, r->o, path, &least, err);
     if (rc == OK && !(r->model = model_open(path, r->env->cls, err))) rc = err->code;
     if (rc == OK && !r->model->tok)
         rc = error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", path);
-    if (rc == OK) eo.max_len = MIN(eo.max_len, r->model->config.max_seq_len);
+    if (rc == OK) eo = engine_options_for(r->env, &r->model->config);
+    if (rc == OK) rc = engine_limit(r, &eo, err);
     if (rc == OK && !(r->engine = engine_new(r->model, &eo, err))) rc = err->code;
     CHECK(r->o->personas.n <= MAX_FOUNDERS);
     r->n_founders = r->o->personas.n;
@@ -764,11 +846,13 @@ json_t *evolve_run_plan(const struct evolve_env *env, const struct evolve_recipe
                         struct error *err) {
     struct evolve_run r = {.env = env, .o = o};
     struct model_size size;
+    size_t least = 0;
     char *path = env->find(o->model);
     json_t *founders = founders_plan(env, o, err), *v = NULL;
     int rc = err->code;
     if (rc == OK) rc = population_check_unused(&o->evolve, err);
     if (rc == OK) rc = model_measure(path, env->cls, &size, err);
+    if (rc == OK) rc = memory_limit_check(env, o, path, &least, err);
     if (rc == OK) rc = evolve_run_open_tasks(&r, &o->tasks, err);
     if (rc == OK) rc = evolve_run_open_tasks(&r, &o->retain, err);
     if (rc == OK)
@@ -780,6 +864,10 @@ json_t *evolve_run_plan(const struct evolve_env *env, const struct evolve_recipe
                       "test items",
                       evolve_run_count_items(&r, &o->tasks, SPLIT_TEST, o->test_items),
                       "rounds of debate", (json_int_t)o->rounds, "writes", env->root);
+    if (v && least) {
+        json_object_set_new(v, "memory limit", json_integer((json_int_t)memory_limit_get()));
+        json_object_set_new(v, "memory, the least", json_integer((json_int_t)least));
+    }
     evolve_run_close_tasks(&r);
     json_decref(founders);
     free(path);

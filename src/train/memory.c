@@ -108,8 +108,7 @@ static size_t file_size(const char *path) {
     return stat(path, &st) == 0 ? (size_t)st.st_size : 0;
 }
 
-/* Bytes of the longest sample: of a .jsonl file its longest line, of others the whole file. */
-static size_t sample_size(const char *path) {
+size_t train_longest_sample(const char *path) {
     size_t longest = 0, cap = 0;
     ssize_t n;
     char *line = NULL;
@@ -126,7 +125,7 @@ static void files_measure(const struct strings *files, size_t *sum, size_t *long
     for (int i = 0; i < files->n; i++) {
         const char *equals = strchr(files->v[i], '='), *path = equals ? equals + 1 : files->v[i];
         *sum += file_size(path);
-        *longest = MAX(*longest, sample_size(path));
+        *longest = MAX(*longest, train_longest_sample(path));
     }
 }
 
@@ -155,21 +154,31 @@ static size_t method_bytes(const struct train_settings *s, const struct model_co
            train_completions_bytes(samples * s->policy.num_generations, longest);
 }
 
+int train_memory_least(const struct train_options *o, int n, const struct model_config *c,
+                       enum numeric_class cls, int64_t longest, struct pool *pool, size_t *out,
+                       struct error *err) {
+    struct adapter_config a;
+    *out = 0;
+    int rc = train_adapter_config(o, c, &a, err);
+    if (rc == OK)
+        *out = trainer_least_bytes(c, cls, &a, n, o, pool, longest) +
+               measuring_bytes(c, longest, pool) +
+               2 * (size_t)n * result_bytes(adapter_param_count(c, &a));
+    free((void *)(uintptr_t)a.modules);
+    return rc;
+}
+
 /* Everything except the model, for samples of `longest` tokens. */
 static int training_bytes(const struct train_settings *s, const struct model_size *size,
                           enum numeric_class cls, int64_t longest, struct pool *pool, size_t *out,
                           struct error *err) {
+    const struct model_config *c = &size->config;
     struct adapter_config a;
-    int n = s->data.n;
-    *out = 0;
-    int rc = train_adapter_config(&s->train, &size->config, &a, err);
-    if (rc == OK)
-        *out = trainer_least_bytes(&size->config, cls, &a, n, &s->train, pool, longest) +
-               measuring_bytes(&size->config, longest, pool) +
-               2 * (size_t)n * result_bytes(adapter_param_count(&size->config, &a)) +
-               method_bytes(s, &size->config, &a, longest, pool);
+    int rc = train_memory_least(&s->train, s->data.n, c, cls, longest, pool, out, err);
+    if (rc != OK || train_adapter_config(&s->train, c, &a, err) != OK) return err->code;
+    *out += method_bytes(s, c, &a, longest, pool);
     free((void *)(uintptr_t)a.modules);
-    return rc;
+    return OK;
 }
 
 int train_memory_check(const struct train_settings *s, const struct model_size *size,
@@ -205,7 +214,7 @@ void train_memory_text(const struct train_memory *m, struct buf *out) {
     else
         buf_puts(out, "measuring");
     if (m->engine) buf_printf(out, ", %.1f for the engine", (double)m->engine / mb);
-    buf_printf(out, ", %.1f for the rest", (double)m->other / mb);
+    if (m->other) buf_printf(out, ", %.1f for the rest", (double)m->other / mb);
 }
 
 json_t *train_memory_json(const struct train_memory *m) {

@@ -70,6 +70,8 @@ const struct option_row pretrain_option_rows[] = {
         "updates between accuracy lines; 0: never"),
     ROW("eval-items", OPT_INT, eval_items, "200", 1, 1e6, "N",
         "dev items per family for an accuracy line"),
+    ROW("max-memory", OPT_STRING, max_memory, NULL, 0, 0, "SIZE",
+        "memory limit of the process, such as 500M or 2G; weights are the same with every limit"),
     ROW("save-every", OPT_INT, save_every, "500", 1, 1e9, "N", "updates between checkpoints"),
     {0},
 };
@@ -416,10 +418,12 @@ static int log_accuracy(struct pretrain *p, int64_t update, struct error *err) {
     for (int f = 0; f < family_count(); f++)
         if (trains_on(p, f)) eo.max_len = MAX(eo.max_len, family_max_tokens(f));
     eo.max_len = MIN(eo.max_len, p->model->config.max_seq_len);
-    struct engine *e = engine_new(p->model, &eo, err);
+    if (memory_limit_get()) trainer_free_activations(p->trainer); // the next pass allocates them
+    int rc = engine_options_limit(p->model, &eo, err);
+    struct engine *e = rc == OK ? engine_new(p->model, &eo, err) : NULL;
     json_t *line = json_pack("{s:I}", "accuracy_at", (json_int_t)update), *accuracy = json_object();
     struct buf text = {0};
-    int rc = e ? OK : err->code;
+    if (!e) rc = err->code;
     for (int f = 0; rc == OK && f < family_count(); f++) {
         if (!trains_on(p, f)) continue;
         struct eval_score s = {0};
@@ -555,6 +559,68 @@ static int chat_template_set(struct pretrain *p, struct error *err) {
     return rc == OK ? OK : error_wrap(err, "'%s'", p->o.chat_template);
 }
 
+/* memory */
+
+static void trainer_options_init(const struct pretrain_options *o, struct train_options *to) {
+    options_default(train_option_rows, to);
+    to->beta2 = o->beta2;
+    to->weight_decay = o->weight_decay;
+    to->max_grad_norm = o->max_grad_norm;
+    to->seed = o->seed;
+}
+
+/* Most tokens of an update: the last sample may exceed the option. */
+static int64_t max_rows(const struct pretrain_options *o, const struct model_config *c) {
+    return o->rows + c->max_seq_len;
+}
+
+/* An upper bound of the least memory of model, trainer, and passes or the engine of the accuracy.
+ */
+static size_t memory_least(const struct pretrain_options *o, const struct model_config *c,
+                           enum numeric_class cls, struct pool *pool) {
+    enum { TOKENIZER_BYTES = 24 << 20 }; /* training it; 1,024 for each token afterwards */
+    struct train_options to;
+    struct engine_options eo = {.max_seqs = 1, .max_len = c->max_seq_len, .pool = pool};
+    trainer_options_init(o, &to);
+    engine_options_fit(c, &eo, 0);
+    size_t model = (size_t)model_param_count(c) * sizeof(float),
+           trainer =
+               trainer_least_bytes(c, cls, NULL, (int)max_rows(o, c), &to, pool, c->max_seq_len),
+           engine = o->eval_every ? engine_bytes(c, &eo) : 0;
+    options_release(train_option_rows, &to);
+    return MAX(TOKENIZER_BYTES, model + trainer + engine + (size_t)o->vocab * 1024);
+}
+
+/* Sets the memory limit, and refuses one that is too small. */
+static int memory_limit_open(const struct pretrain_options *o, const struct model_config *c,
+                             enum numeric_class cls, struct pool *pool, struct error *err) {
+    size_t limit = 0;
+    if (o->max_memory && size_parse(o->max_memory, &limit, err) != OK) return err->code;
+    memory_limit_set(limit);
+    if (!limit) return OK;
+    const struct memory_step step = {.what = "this model with its trainer",
+                                     .least = memory_least(o, c, cls, pool)};
+    return memory_check(NULL, &step, err);
+}
+
+/* Bounds the passes of the trainer by the limit. */
+static int passes_limit(struct pretrain *p, struct error *err) {
+    const struct model_config *c = &p->model->config;
+    const int64_t rows = max_rows(&p->o, c), longest = c->max_seq_len;
+    struct train_memory m = {.limit = memory_limit_get(), .used = memory_used(p->model)};
+    if (!m.limit) return OK;
+    bool fits =
+        trainer_limit_passes(p->trainer, memory_room(p->model), rows, longest, longest, &m.pass);
+    const struct memory_step step = {.what = "an update", .least = m.pass.bytes};
+    if (!fits) return memory_check(p->model, &step, err);
+    struct buf text = {0};
+    m.passes = m.pass.bytes;
+    train_memory_text(&m, &text);
+    log_info("%s", text.data);
+    buf_release(&text);
+    return OK;
+}
+
 static int pretrain_open(struct pretrain *p, struct error *err) {
     struct model_config c;
     if (model_preset_find(p->o.shape, &c, err) != OK) return err->code;
@@ -566,14 +632,10 @@ static int pretrain_open(struct pretrain *p, struct error *err) {
     p->model->tok = tok;
     if (chat_template_set(p, err) != OK) return err->code;
     struct train_options to;
-    options_default(train_option_rows, &to);
-    to.beta2 = p->o.beta2;
-    to.weight_decay = p->o.weight_decay;
-    to.max_grad_norm = p->o.max_grad_norm;
-    to.seed = p->o.seed;
+    trainer_options_init(&p->o, &to);
     p->trainer = trainer_new_full(p->model, &to, p->pool, err);
     options_release(train_option_rows, &to);
-    if (!p->trainer) return err->code;
+    if (!p->trainer || passes_limit(p, err) != OK) return err->code;
     log_info("%s: %.2f million parameters, %d updates of about %d tokens", p->o.shape,
              1e-6 * (double)model_param_count(&c), (int)p->o.steps, (int)p->o.rows);
     if (!path_exists(p->checkpoint)) return OK;
@@ -592,7 +654,8 @@ static int weight_type_parse(const char *name, enum tensor_type *out, struct err
 /* with AdamW in f32: a weight, its gradient and two moments */
 enum { BYTES_PER_PARAMETER = 16 };
 
-json_t *pretrain_plan(const struct pretrain_options *o, const char *dir, struct error *err) {
+json_t *pretrain_plan(const struct pretrain_options *o, const char *dir, enum numeric_class cls,
+                      struct pool *pool, struct error *err) {
     struct pretrain p = {.o = *o};
     struct model_config c;
     enum tensor_type dtype;
@@ -600,6 +663,10 @@ json_t *pretrain_plan(const struct pretrain_options *o, const char *dir, struct 
         model_preset_find(o->shape, &c, err) != OK)
         return NULL;
     c.vocab_size = (int32_t)o->vocab;
+    int rc = memory_limit_open(o, &c, cls, pool, err);
+    size_t limit = memory_limit_get();
+    memory_limit_set(0);
+    if (rc != OK) return NULL;
     int64_t n = model_param_count(&c);
     char *checkpoint = path_join(dir, "checkpoint.bin");
     json_t *v = json_pack("{s:s,s:I,s:I,s:I,s:I,s:I,s:o,s:b}", "shape", o->shape, "parameters",
@@ -609,6 +676,12 @@ json_t *pretrain_plan(const struct pretrain_options *o, const char *dir, struct 
                           (json_int_t)(n * (int64_t)sizeof(float)), "writes", json_from_path(dir),
                           "continues", (int)path_exists(checkpoint));
     free(checkpoint);
+    if (limit) {
+        json_object_set_new(v, "memory limit", json_integer((json_int_t)limit));
+        json_object_set_new(
+            v, "memory, the least",
+            json_integer((json_int_t)(memory_used(NULL) + memory_least(o, &c, cls, pool))));
+    }
     return v;
 }
 
@@ -619,8 +692,12 @@ int pretrain_run(const struct pretrain_options *o, const char *dir, int64_t stop
     char *log = path_join(dir, "log.jsonl");
     int64_t stop = stop_at ? MIN(stop_at, o->steps) : o->steps;
     enum tensor_type dtype;
+    struct model_config c;
     int rc = mixes_parse(&p, err), lock = -1;
     if (rc == OK) rc = weight_type_parse(o->dtype, &dtype, err);
+    if (rc == OK) rc = model_preset_find(o->shape, &c, err);
+    if (rc == OK) c.vocab_size = (int32_t)o->vocab;
+    if (rc == OK) rc = memory_limit_open(o, &c, cls, pool, err);
     if (rc == OK) rc = dir_make(dir, err);
     if (rc == OK && (lock = dir_lock(dir, "folder", err)) < 0) rc = lock;
     if (rc == OK) rc = pretrain_open(&p, err);
@@ -638,5 +715,6 @@ int pretrain_run(const struct pretrain_options *o, const char *dir, int64_t stop
     event_file_close(p.events);
     free(log);
     free(p.checkpoint);
+    memory_limit_set(0);
     return rc;
 }

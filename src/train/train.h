@@ -94,6 +94,14 @@ struct train_memory {
 void train_memory_text(const struct train_memory *m, struct buf *out);
 json_t *train_memory_json(const struct train_memory *m);
 
+/* An upper bound of the smallest memory in which sft_run can train n adapters on samples of at most
+ * `longest` tokens, without model and data. */
+int train_memory_least(const struct train_options *o, int n, const struct model_config *c,
+                       enum numeric_class cls, int64_t longest, struct pool *pool, size_t *out,
+                       struct error *err);
+/* Bytes of the longest sample of a file: of .jsonl the longest line, else of the whole file. */
+size_t train_longest_sample(const char *path);
+
 /* The work and resources of an sft_run. The samples of a pass are packed without padding. */
 struct training_plan {
     int64_t updates, samples_per_update; /* samples_per_update: of each adapter */
@@ -305,7 +313,7 @@ void policy_advantages(enum train_method method, const double *rewards, int64_t 
 /* Pretraining of a small base model from a recipe (pretrain.c). */
 
 struct pretrain_options { /* meanings and defaults: pretrain_option_rows */
-    char *shape, *chat_template, *dtype;
+    char *shape, *chat_template, *dtype, *max_memory;
     int64_t vocab, tokenizer_items, steps, rows, warmup_steps, seed, eval_every, eval_items,
         save_every, final_mix_from;
     double lr, min_lr_ratio, beta2, weight_decay, max_grad_norm, chain_of_thought, think,
@@ -318,7 +326,8 @@ extern const struct option_row pretrain_option_rows[];
 /* The plan of pretrain_run, with the same checks of mix and shape: {shape, parameters, updates,
  * "tokens, about", …}. "parameters" assumes that the tokenizer gets o->vocab tokens. NULL: `err` is
  * set. */
-json_t *pretrain_plan(const struct pretrain_options *o, const char *dir, struct error *err);
+json_t *pretrain_plan(const struct pretrain_options *o, const char *dir, enum numeric_class cls,
+                      struct pool *pool, struct error *err);
 /* Trains, and writes the model to the folder `dir` in Hugging Face's format, with log.jsonl.
  * Continues from checkpoint.bin in this folder if it exists. stop_at: 0, or the update after which
  * it saves a checkpoint, writes the model as it is, and returns. tensorboard: the figures of

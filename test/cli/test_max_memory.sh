@@ -87,3 +87,58 @@ if grep -q '"memory": *{[^}]*"limit": *94371840' "$tmp/plan.out"; then ok "--dry
 else bad "--dry-run has the plan of a recipe's limit" "$(head -c 400 "$tmp/plan.out")"; fi
 run wrong train $model --data data/personas/critic.jsonl --out "$tmp/a" --max-memory 12
 [ $? -eq 2 ] && ok "a limit that is no size is a usage error" || bad "a limit that is no size" "$(cat "$tmp/wrong.out")"
+
+# pretrain, also stopped and continued
+
+cat >"$tmp/tiny.yaml" <<'END'
+shape: fry-1
+vocab: 420
+tokenizer_items: 100
+mix: [copy=1, sums=1]
+steps: 2
+rows: 3072
+eval_every: 2
+eval_items: 10
+END
+weights() { hash "$tmp/p/model.safetensors"; rm -rf "$tmp/p"; }
+limits "pretrain" 0 weights pretrain "$tmp/tiny.yaml" --out "$tmp/p"
+run limited pretrain "$tmp/tiny.yaml" --out "$tmp/p" --stop-at 1 --max-memory "${least:-1}M"
+within "pretrain, continued" "${least:-1}" weights pretrain "$tmp/tiny.yaml" --out "$tmp/p"
+run plan pretrain "$tmp/tiny.yaml" --dry-run --max-memory "${least:-1}M"
+grep -q 'memory, the least' "$tmp/plan.out" && ok "pretrain --dry-run" || bad "pretrain --dry-run" "$(cat "$tmp/plan.out")"
+
+# quantize
+
+copy() { hash "$tmp/q.gguf"; rm -f "$tmp/q.gguf"; }
+limits "quantize" 0 copy quantize $model "$tmp/q.gguf" --type q8_0 --tokens 256
+
+# evolve; demo is evolve with another recipe
+
+cat >"$tmp/evolve.yaml" <<'END'
+model: test/models/fry-1
+personas:
+  - critic=data/personas/critic.jsonl
+  - explorer=data/personas/explorer.jsonl
+tasks: [pick]
+rounds: 1
+max_tokens: 12
+test_items: 10
+train:
+  r: 8
+  max_steps: 1
+  bsz: 32
+  grad_accum: 2
+evolve:
+  generations: 1
+  population: 3
+  elites: 1
+fitness:
+  items: 10
+END
+generations() { hash "$tmp/e/x/evolution.jsonl" "$tmp"/e/x/adapters/*/*/adapter_model.safetensors; rm -rf "$tmp/e"; }
+limits "evolve" 0 generations evolve "$tmp/evolve.yaml" --runs "$tmp/e" --id x
+run refused demo --runs "$tmp/e" --max-memory 20M
+code=$?
+least=$(sed -n 's/.*raise --max-memory to \([0-9]*\)M.*/\1/p' "$tmp/refused.out")
+if [ $code -eq 1 ] && run plan demo --runs "$tmp/e" --max-memory "${least:-1}M" --dry-run; then ok "demo has a limit"
+else bad "demo has a limit" "$(cat "$tmp/refused.out" "$tmp/plan.out")"; fi

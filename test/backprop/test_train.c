@@ -911,8 +911,8 @@ static double served_nll(const struct pair *p, const struct train_sample *s) {
     int32_t *out = xcalloc((size_t)s->n, sizeof *out);
     float *logits = xmalloc((size_t)(s->n * vocab) * sizeof *logits);
     struct lora_part part;
-    struct lora_segment seg =
-        adapter_lora_segment(p->ad, train_sample_activation(s, &p->ad->config), s->n - 1, &part);
+    int32_t activation = p->ad ? train_sample_activation(s, &p->ad->config) : 0;
+    struct lora_segment seg = adapter_lora_segment(p->ad, activation, s->n - 1, &part);
     double nll = 0;
     for (int32_t i = 0; i < s->n - 1; i++) {
         rows[i] = (struct batch_row){s->tokens[i], i, 0};

@@ -1754,6 +1754,7 @@ static void activated_requests(struct engine_fixture *w, struct adapter *const a
         d->r.n_mix = 0;
         d->r.mix = NULL;
         d->r.adapter = random_below(&rng, 4) ? activated[i / 2 % 2] : NULL;
+        if (d->r.adapter) d->r.context_len = d->r.n_keep = 0; // which it does not allow
         for (int32_t j = 0; j < n; j++)
             if (j < at || d->prompt[j] == call[0]) d->prompt[j] = (7 * j + 3) % VOCAB;
         if (at + 2 <= n) memcpy(d->prompt + at, call, 2 * sizeof *call);

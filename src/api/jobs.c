@@ -373,19 +373,25 @@ static char *checkout_find(const struct server *s) {
     return NULL;
 }
 
+/* Jobs may read the folder of a GGUF file. */
+static void model_allow(struct job_paths *p, const char *path) {
+    char *folder = path_is_dir(path) ? NULL : path_relative_to(path, ".");
+    if (!hub_is_name(path)) job_paths_add(p, folder ? folder : path, PATH_READ);
+    free(folder);
+}
+
 static void inputs_allow(struct server *s) {
+    const struct server *base;
     struct job_paths *p = s->job_paths;
     char *working_dir = realpath(".", NULL), *checkout = checkout_find(s), *cache = hub_cache_dir();
-    char *model_dir = path_is_dir(s->path) ? NULL : path_relative_to(s->path, ".");
     if (working_dir && is_working_folder(working_dir)) job_paths_add(p, working_dir, PATH_READ);
     job_paths_add(p, checkout, PATH_READ);
-    if (!hub_is_name(s->path)) job_paths_add(p, model_dir ? model_dir : s->path, PATH_READ);
+    for (int i = 0; (base = base_at(s, i)); i++) model_allow(p, base->path);
     job_paths_add(p, s->options->adapter_dir, PATH_READ);
     job_paths_add(p, cache, PATH_READ);
     adapters_allow(s);
     for (int i = 0; i < s->options->jobs_read.n; i++)
         job_paths_add(p, s->options->jobs_read.v[i], PATH_READ);
-    free(model_dir);
     free(cache);
     free(checkout);
     free(working_dir);

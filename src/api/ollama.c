@@ -843,7 +843,7 @@ static void ps_add(struct server *s, const struct adapter_entry *entry, double e
     json_array_append_new(models, v);
 }
 
-/* Lists what is in memory of a loaded base: the base and the adapters in its pool. */
+/* Lists a loaded base and the adapters in its pool. */
 static void base_ps_add(struct server *s, double expires, json_t *models) {
     struct arena mem = {0};
     int n, n_items;

@@ -324,7 +324,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
     if (rc == OK) rc = setup_open(&s, c, &o->setup, args->v[0], &w, err);
     if (rc == OK && !o->setup.dry_run) rc = setup_engine(&s, err);
     if (rc == OK) rc = setup_plan(&s, &w, &plan, err);
-    s.limit = so.max_memory; // of all models; setup_close compares the peak with it
+    s.limit = so.max_memory; // setup_close compares it with the peak of all models
     so.plan = &plan;
     so.ready = on_ready;
     so.ready_ctx = &ready;

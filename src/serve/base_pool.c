@@ -7,8 +7,8 @@
  * A base is idle when it has no references. It is unloaded when it was idle for its keep_alive, or
  * when another base needs the memory; then the base that was used least recently is the first.
  *
- * Memory. Every load has a memory plan. The budget for the plans of all loaded bases is the rest of
- * --max-memory beside the plan of the default base, or else the machine's available memory. A base
+ * Memory. Every load has a memory plan. The budget for the plans of all loaded bases is
+ * --max-memory minus the plan of the default base, or else the machine's available memory. A base
  * needs at least its smallest plan. Its KV cache grows to the base's share of the budget, so that
  * bases do not take each other's memory when all of them fit, and to the whole free budget if the
  * share is less than the smallest plan.
@@ -28,9 +28,8 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define WANTED_SECONDS                                                                             \
-    2.0 /* a request for a base counts as waiting for this time after its last attempt */
-#define RETRY_SECONDS 0.25 /* between two attempts to find memory for a base */
+#define WANTED_SECONDS 2.0 /* a request waits for a base this long after its last attempt */
+#define RETRY_SECONDS 0.25 /* interval between two attempts to find memory for a base */
 
 enum base_state { BASE_UNLOADED, BASE_LOADING, BASE_LOADED, BASE_UNLOADING };
 
@@ -357,24 +356,26 @@ static int base_acquire(struct base_entry *b, const struct exchange *x, bool *wa
     return err->code;
 }
 
-static struct server *base_of_member(struct server *front, const struct exchange *x,
-                                     const char *key) {
+/* The text of a member of the request's body; NULL: missing or not a text. malloc'ed. */
+static char *body_text(const struct exchange *x, const char *key) {
     const struct buf *body = exchange_body(x);
     size_t n;
     const char *text = request_text_member(body->data, body->len, key, &n);
-    json_t *name = text ? json_loadb(text, n, JSON_DECODE_ANY, NULL) : NULL;
-    struct server *s = base_find(front, json_string_value(name));
-    json_decref(name);
-    return s;
+    json_t *v = text ? json_loadb(text, n, JSON_DECODE_ANY, NULL) : NULL;
+    char *copy = json_string_length(v) ? xstrdup(json_string_value(v)) : NULL;
+    json_decref(v);
+    return copy;
 }
 
-/* The server of the base that a request names: in its query, or in the first of these members of
- * its body that does not refer to the default base. */
+/* The server of the base that a request names: in its query, or in the first member of its body
+ * that has one of these names. */
 static struct server *base_of_request(struct server *front, const struct exchange *x) {
     static const char *const keys[] = {"model", "name", "base_model_name", "lora_name"};
-    struct server *s = base_find(front, exchange_query(x, "model"));
-    for (size_t i = 0; i < ARRAY_LEN(keys) && s == front; i++)
-        s = base_of_member(front, x, keys[i]);
+    const char *query = exchange_query(x, "model");
+    char *name = query ? xstrdup(query) : NULL;
+    for (size_t i = 0; i < ARRAY_LEN(keys) && !name; i++) name = body_text(x, keys[i]);
+    struct server *s = base_find(front, name);
+    free(name);
     return s;
 }
 

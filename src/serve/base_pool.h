@@ -54,12 +54,11 @@ void base_set_keep_alive(struct server *s, double seconds);
 
 struct base_status {
     bool loaded, loading;
-    int in_use;        /* references */
-    int64_t loads;     /* loads so far */
-    size_t plan_bytes; /* bytes of its memory plan while it is loaded */
-    double expires;    /* seconds until it is unloaded if no request comes; negative: never */
-    char
-        hash[HASH_LEN]; /* of the model (model_hash); before the first load, of its path and size */
+    int in_use;          /* references */
+    int64_t loads;       /* loads so far */
+    size_t plan_bytes;   /* bytes of its memory plan while it is loaded */
+    double expires;      /* seconds until it is unloaded if no request comes; negative: never */
+    char hash[HASH_LEN]; /* model_hash; before the first load the hash of path and size */
 };
 /* s is the server of a base that is loaded on demand. */
 struct base_status base_status(struct server *s);

@@ -63,7 +63,7 @@ struct serve_options { /* filled from serve_option_rows, except max_memory and t
     size_t max_memory;                           /* bytes of the memory plan; 0: no limit */
     struct strings bases; /* paths of the models that are loaded on demand; the caller adds and
                              releases them */
-    struct engine_options base_engine; /* of these models if memory is sufficient */
+    struct engine_options base_engine; /* their engine options if memory is sufficient */
     /* set by serve_options_check */
     int64_t request_memory;    /* bytes of requests and their replies at once */
     int64_t feedback_bytes;    /* maximum bytes of the file of ratings and experiments */

@@ -13,7 +13,9 @@
     { name, type, offsetof(struct serve_options, field), fallback, min, max, metavar, help }
 const struct option_row serve_option_rows[] = {
     ROW("adapter", OPT_LIST, adapters, NULL, 0, 0, "NAME=DIR",
-        "adapters to serve, each as a model of that name; also vLLM's {\"name\", \"path\"}"),
+        "adapters to serve, each as a model of that name; also vLLM's {\"name\", \"path\"}; those "
+        "of "
+        "a further MODEL as MODEL:NAME=DIR"),
     ROW("adapter-dir", OPT_STRING, adapter_dir, NULL, 0, 0, "DIR",
         "serve every adapter in this folder, by the name of its folder"),
     ROW("team", OPT_LIST, teams, NULL, 0, 0, "NAME=FILE",
@@ -251,7 +253,7 @@ static int dir_scan(struct model_scan *m, const char *dir, int depth, struct err
 
 int serve_options_add_models(struct serve_options *o, const char *path, enum numeric_class cls,
                              struct error *err) {
-    enum { MAX_DEPTH = 3 }; // OWNER/REPO/FILE of what 'shoal pull' downloads
+    enum { MAX_DEPTH = 3 }; // 'shoal pull' stores OWNER/REPO/FILE
     struct model_scan m = {o, path, cls};
     if (!o->model_dir) return OK;
     char *dir = realpath(o->model_dir, NULL);

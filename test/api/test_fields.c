@@ -163,6 +163,38 @@ static void test_texts(void **state) {
     buf_release(&deep);
 }
 
+static void test_members(void **state) {
+    static const struct {
+        const char *text, *value; /* value: the member "model"; NULL: not found */
+    } cases[] = {
+        {"{\"model\": \"a\"}", "\"a\""},
+        {" { \"messages\" : [{\"model\": \"x\"}, 1], \"model\" : \"\\u00e9 \\\"\" , \"n\": 1}",
+         "\"\\u00e9 \\\"\""},
+        {"{\"n\": -1.5e3, \"stop\": null, \"model\": [1, {\"a\": 2}]}", "[1, {\"a\": 2}]"},
+        {"{\"model\": 12}", "12"},
+        {"{\"model\": \"a\", \"n\": ", "\"a\""},
+        {"{\"models\": \"a\", \"mode\": \"b\", \"\": \"model\"}", NULL},
+        {"[\"model\", \"a\"]", NULL},
+        {"{\"model\": \"a", NULL},
+        {"{\"model\"", NULL},
+        {"{\"n\": [1, \"model\": \"a\"}", NULL},
+        {"{\"n\" 1, \"model\": \"a\"}", NULL},
+        {"{}", NULL},
+        {"{", NULL},
+        {"", NULL},
+    };
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        size_t n = strlen(cases[i].text), len = 0;
+        char *exact = malloc(n + !n); // so that a sanitizer finds a read past its end
+        memcpy(exact, cases[i].text, n);
+        const char *found = request_text_member(exact, n, "model", &len), *want = cases[i].value;
+        if (!found != !want || (want && (len != strlen(want) || memcmp(found, want, len) != 0)))
+            fail_msg("%s: '%.*s'", cases[i].text, found ? (int)len : 0, found ? found : "");
+        free(exact);
+    }
+}
+
 /* The page before the list, and from its end on. */
 static void docs_split(struct buf *page, size_t *from, size_t *to) {
     struct error err;
@@ -204,7 +236,8 @@ int main(int argc, char **argv) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_table), cmocka_unit_test(test_rows),
         cmocka_unit_test(test_cases), cmocka_unit_test(test_body_fields),
-        cmocka_unit_test(test_texts), cmocka_unit_test(test_docs),
+        cmocka_unit_test(test_texts), cmocka_unit_test(test_members),
+        cmocka_unit_test(test_docs),
     };
     if (argc > 1 && strcmp(argv[1], "--write") == 0) return docs_write();
     return cmocka_run_group_tests(tests, NULL, NULL);

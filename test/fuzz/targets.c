@@ -1390,6 +1390,9 @@ static void fuzz_http_json(const uint8_t *data, size_t size) {
         int n = 0, rc = OK;
         json_t *v = json_parse_body(&body, &err);
         if (!v) (void)request_text_check(body.data, body.len, &err);
+        size_t len = 0;
+        const char *name = request_text_member(body.data, body.len, "model", &len);
+        MUST(!name || (name >= body.data && name + len <= body.data + body.len));
         if (!v) return;
         if (reader == 0)
             rc = openai_chat_read(s, v, &t, &spec, &err);

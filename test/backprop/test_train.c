@@ -996,7 +996,7 @@ static double *ref_vocab_tensor(struct ref *r, const struct train_tensor *x) {
     if (strstr(x->name, "lora_A")) return *(head ? &r->head_a : &r->embed_a) = w;
     if (strstr(x->name, "lora_B")) return *(head ? &r->head_b : &r->embed_b) = w;
     int64_t first = x->n == (int64_t)r->c.vocab_size * r->c.d_model ? 0 : head ? 20 : 3;
-    if (first == 0 && r->c.tied) { // no longer tied
+    if (first == 0 && r->head == r->embed) { // no longer tied
         size_t size = (size_t)x->n * sizeof *w;
         *table = memcpy(xmalloc(size), *table, size);
     }

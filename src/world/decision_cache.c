@@ -1,7 +1,8 @@
 /*
  * decision_cache: log-probabilities of actions that a policy runner has computed before.
  *
- * The engine's result is a function of the adapter's content and the prompt alone, so a repeated
+ * The engine's result is a function of the adapter's content and the prompt alone (which also
+ * determines the choices: actions, or words to say), so a repeated
  * prompt under the same adapter needs no forward pass. Compact observations repeat often. The table
  * is a direct-mapped cache: a new decision replaces the one in its slot. Prompts of more than
  * MAX_PROMPT_TOKENS tokens are not cached; they contain positions and numbers, so they hardly ever
@@ -24,16 +25,16 @@ struct cached_decision {
 };
 struct decision_cache {
     uint32_t n; /* number of slots */
-    int n_actions;
+    int max_choices;
     struct cached_decision *v; /* [n] */
-    float *logprob;            /* [n][n_actions] */
+    float *logprob;            /* [n][max_choices] */
 };
 
-struct decision_cache *decision_cache_new(int n, int n_actions) {
+struct decision_cache *decision_cache_new(int n, int max_choices) {
     struct decision_cache *c = xmalloc(sizeof *c);
-    *c = (struct decision_cache){.n = (uint32_t)n, .n_actions = n_actions};
+    *c = (struct decision_cache){.n = (uint32_t)n, .max_choices = max_choices};
     c->v = xcalloc((size_t)n, sizeof *c->v);
-    c->logprob = xcalloc((size_t)n * (size_t)n_actions, sizeof *c->logprob);
+    c->logprob = xcalloc((size_t)n * (size_t)max_choices, sizeof *c->logprob);
     return c;
 }
 
@@ -65,17 +66,17 @@ const float *decision_cache_find(const struct decision_cache *c, const struct ad
     const struct cached_decision *d = &c->v[slot];
     bool same = d->n == prompt.n && strcmp(d->adapter, adapter_hash(a)) == 0 &&
                 memcmp(d->tokens, prompt.v, (size_t)prompt.n * sizeof *prompt.v) == 0;
-    return same ? c->logprob + (size_t)slot * (size_t)c->n_actions : NULL;
+    return same ? c->logprob + (size_t)slot * (size_t)c->max_choices : NULL;
 }
 
 void decision_cache_put(struct decision_cache *c, const struct adapter *a, struct token_seq prompt,
-                        const float *logprob) {
+                        const float *logprob, int n_choices) {
     uint32_t slot = slot_index(c, a, prompt);
     if (slot == c->n) return;
     struct cached_decision *d = &c->v[slot];
     strcpy(d->adapter, adapter_hash(a));
     d->n = (uint8_t)prompt.n;
     memcpy(d->tokens, prompt.v, (size_t)prompt.n * sizeof *prompt.v);
-    memcpy(c->logprob + (size_t)slot * (size_t)c->n_actions, logprob,
-           (size_t)c->n_actions * sizeof *logprob);
+    memcpy(c->logprob + (size_t)slot * (size_t)c->max_choices, logprob,
+           (size_t)n_choices * sizeof *logprob);
 }

@@ -14,6 +14,10 @@ struct environment {
     void *ctx;
     int n_agents, n_actions;
     const char *const *actions; /* [n_actions] words; a model chooses among their first tokens */
+    /* The names of the words that an agent can say in addition to its action; word 0 is silence. A
+     * step's action is then action + n_actions · word. 0: agents cannot speak. */
+    int n_words;
+    const char *const *words; /* [n_words] */
     int (*reset)(void *ctx, uint64_t seed, struct error *err);
     /* Appends the prompt of an agent to `out`; false: the agent has left the environment until the
      * next reset. */

@@ -33,6 +33,8 @@ struct simulation {
     /* state of a tick */
     struct buf text;
     struct policy_decision *pending; /* [n_agents] decisions of the active agents in this tick */
+    struct policy_decision *words;   /* [n_agents] the words that they say; see choose_words */
+    struct buf word_text;
     int n_pending;
     int *decision_agent;                 /* [n_agents] the agent of each decision */
     int16_t *actions;                    /* [n_agents] */
@@ -41,15 +43,15 @@ struct simulation {
     uint64_t *seeds;                     /* [n_envs] seeds of the maps */
 };
 
-/* decision_cache.c: log-probabilities of the actions by adapter content and prompt. */
+/* decision_cache.c: log-probabilities of the choices by adapter content and prompt. */
 struct decision_cache;
-struct decision_cache *decision_cache_new(int n, int n_actions); /* n: capacity */
-void decision_cache_free(struct decision_cache *c);              /* may be NULL */
-/* [n_actions], valid until the next decision_cache_put; NULL: not found. */
+struct decision_cache *decision_cache_new(int n, int max_choices); /* n: capacity */
+void decision_cache_free(struct decision_cache *c);                /* may be NULL */
+/* [n_choices], valid until the next decision_cache_put; NULL: not found. */
 const float *decision_cache_find(const struct decision_cache *c, const struct adapter *a,
                                  struct token_seq prompt);
 void decision_cache_put(struct decision_cache *c, const struct adapter *a, struct token_seq prompt,
-                        const float *logprob);
+                        const float *logprob, int n_choices);
 
 /* Converts an adapter to f16 with stochastic rounding; takes ownership of `a`. */
 struct adapter *policy_to_f16(struct adapter *a, uint64_t seed);
@@ -70,6 +72,17 @@ int learner_es_tick(struct learner_es *e, int tick, bool *updated);
 void learner_es_reset(struct learner_es *e, int policy);
 
 void policy_records_release(struct policy_record *m, int n); /* also zeroes them */
+
+/* language.c: statistics of the words that agents say, over one episode of a world. */
+struct language_stats;
+struct language_stats *language_stats_new(void);
+void language_stats_free(struct language_stats *s); /* may be NULL */
+/* Records a tick; `w` is the world before it. */
+void language_stats_add(struct language_stats *s, const struct world *w,
+                        const struct world_rules *r, const int16_t *actions);
+/* {samples, entropy: of the words in bits, pairs: [{pair, bits: mutual information, shuffled,
+ * shuffled_95: mean and 95 % quantile of the control, p}]} */
+json_t *language_stats_json(const struct language_stats *s);
 
 /* run_lineage.c. Opens RUN/lineage.jsonl in the folder of a run, whose state was loaded before.
  * is_grid: agents can die. The caller closes *out, also after an error; it is NULL if an earlier

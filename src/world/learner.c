@@ -50,7 +50,7 @@ enum {
 struct replay_buffer {
     struct transition {
         int32_t n;               /* tokens of the prompt */
-        int16_t action, teacher; /* teacher: the expert's action, or -1 */
+        int16_t action, teacher; /* action: index of the choice; teacher: the expert's, or -1 */
         /* logp: log-probability of the action when it was chosen; ret: the return; while the
          * decision is pending, the sum of discounted TD errors so far. */
         double logp, ret;
@@ -78,8 +78,8 @@ struct learner_policy {
 struct learner {
     const struct learner_options *o;
     double temperature;
-    const int32_t *choices;
-    int n_actions, n_policies, n_agents;
+    const int32_t *choices; /* [n_actions + n_words]: an action, or a word to say */
+    int n_actions, n_words, n_policies, n_agents;
     bool clone, low_memory;
     enum dtype lora_elem; /* element type of the adapters for decisions */
     struct pool *pool;
@@ -96,6 +96,7 @@ struct learner {
     bool *es_updated;      /* [n_policies] policies that es updates */
     struct learner_policy *policies;
     struct replay_buffer *pending; /* [n_agents] pending decisions, at most `horizon` */
+    struct replay_buffer *words;   /* [n_agents] the words of these decisions; NULL: no words */
     double *discount_powers;       /* [horizon + 1] powers of γ λ */
 
     /* an update */
@@ -200,6 +201,14 @@ static struct learner_policy *policy_of_agent(const struct learner *l, int agent
     return &l->policies[agent % l->n_policies];
 }
 
+/* Adds a decision with its final return to a policy's replay buffer. */
+static void transition_add(struct learner *l, struct learner_policy *m, const struct transition *e,
+                           const int32_t *tokens) {
+    critic_update(l, m, tokens, e->n, e->ret);
+    replay_buffer_add(&m->replay, e, tokens);
+    m->n_new = MIN(m->n_new + 1, m->replay.cap);
+}
+
 /* Completes the return of an agent's oldest pending decision and adds it to the replay buffer. */
 static void finalize_return(struct learner *l, int agent) {
     struct replay_buffer *pending = &l->pending[agent];
@@ -207,9 +216,13 @@ static void finalize_return(struct learner *l, int agent) {
     struct transition *e = replay_buffer_at(pending, 0);
     const int32_t *tokens = replay_buffer_tokens(pending, e);
     e->ret += e->value;
-    critic_update(l, m, tokens, e->n, e->ret);
-    replay_buffer_add(&m->replay, e, tokens);
-    m->n_new = MIN(m->n_new + 1, m->replay.cap);
+    transition_add(l, m, e, tokens);
+    if (l->words && l->words[agent].n) {
+        struct transition *word = replay_buffer_at(&l->words[agent], 0);
+        word->ret = e->ret;
+        transition_add(l, m, word, replay_buffer_tokens(&l->words[agent], word));
+        replay_buffer_remove_oldest(&l->words[agent]);
+    }
     replay_buffer_remove_oldest(pending);
 }
 
@@ -245,6 +258,18 @@ void learner_observe_action(struct learner *l, int agent, const struct policy_de
                                            .logp = a->logp[a->action],
                                            .value = value},
                       a->tokens);
+}
+
+void learner_observe_word(struct learner *l, int agent, const struct policy_decision *word) {
+    double logp = word->logp[word->action];
+    policy_of_agent(l, agent)->nonfinite |= !isfinite(logp);
+    if (l->es) return;
+    replay_buffer_add(&l->words[agent],
+                      &(struct transition){.n = word->n,
+                                           .action = (int16_t)(l->n_actions + word->action),
+                                           .teacher = -1,
+                                           .logp = logp},
+                      word->tokens);
 }
 
 void learner_observe_reward(struct learner *l, int agent, double reward, bool terminated) {
@@ -320,19 +345,46 @@ static int minibatch_sample(struct learner *l, int generation, int tick) {
     return n;
 }
 
+/* The choices of a decision: the actions, or the words after them. */
+struct choice_range {
+    int begin, end;
+};
+static struct choice_range choices_of(const struct learner *l, const struct transition *e) {
+    return e->action < l->n_actions
+               ? (struct choice_range){0, l->n_actions}
+               : (struct choice_range){l->n_actions, l->n_actions + l->n_words};
+}
+
+/* log Σ exp of the log-probabilities in the range, which are normalised over all choices. */
+static double log_sum_of(const struct loss_sample *s, struct choice_range r) {
+    double max = -INFINITY, sum = 0;
+    for (int i = r.begin; i < r.end; i++) max = fmax(max, s->logp[i]);
+    for (int i = r.begin; i < r.end; i++) sum += math_exp(s->logp[i] - max);
+    return max + math_log(sum);
+}
+
 /* Sets the loss and its partial derivatives with respect to the log-probabilities; the trainer
- * applies the derivative of the softmax. */
+ * applies the derivative of the softmax. With words, π is normalised over the decision's own
+ * choices: ∂L/∂logp = w - π Σ w in the range, where w are the derivatives for such a π, and 0
+ * elsewhere. */
 static void ppo_loss(const struct learner *l, const struct transition *e, double advantage,
                      struct loss_sample *s) {
-    double ratio = math_exp(s->logp[e->action] - e->logp), entropy = 0;
+    struct choice_range r = choices_of(l, e);
+    double norm = l->n_words ? log_sum_of(s, r) : 0, sum = 0;
+    double ratio = math_exp(s->logp[e->action] - norm - e->logp), entropy = 0;
     double eps = l->o->clip_range, bound = fmin(fmax(ratio, 1 - eps), 1 + eps);
-    for (int i = 0; i < l->n_actions; i++) {
-        double p = math_exp(s->logp[i]);
-        entropy -= p * s->logp[i];
-        s->weight[i] = (float)(l->o->entropy_coef * p * (s->logp[i] + 1));
+    for (int i = 0; i < l->n_actions + l->n_words; i++) s->weight[i] = 0;
+    for (int i = r.begin; i < r.end; i++) {
+        double logp = s->logp[i] - norm, p = math_exp(logp);
+        entropy -= p * logp;
+        s->weight[i] = (float)(l->o->entropy_coef * p * (logp + 1));
     }
     if (ratio * advantage <= bound * advantage) s->weight[e->action] -= (float)(ratio * advantage);
     s->loss = -fmin(ratio * advantage, bound * advantage) - l->o->entropy_coef * entropy;
+    if (!l->n_words) return;
+    for (int i = r.begin; i < r.end; i++) sum += (double)s->weight[i];
+    for (int i = r.begin; i < r.end; i++)
+        s->weight[i] -= (float)(math_exp(s->logp[i] - norm) * sum);
 }
 
 static int minibatch_loss(void *ctx, struct loss_sample *scored, int n, struct error *err) {
@@ -408,7 +460,7 @@ static int gradients_accumulate(struct learner *l, int from, int n, struct error
                            .ctx = l,
                            .temperature = (float)l->temperature,
                            .choices = l->choices,
-                           .n_choices = l->n_actions};
+                           .n_choices = l->n_actions + l->n_words};
     for (int taken; rc == OK && n > 0; from += taken, n -= taken) {
         taken = pass_samples(l, from, n);
         rc = trainer_accumulate_loss(l->trainer, l->samples + from, taken, &loss, err);
@@ -558,7 +610,10 @@ static int policy_rollback(struct learner *l, int i, struct error *err) {
     m->nonfinite = false;
     m->health.rollbacks++;
     m->replay.n = m->n_new = 0; // its transitions come from other weights
-    for (int agent = i; agent < l->n_agents; agent += l->n_policies) l->pending[agent].n = 0;
+    for (int agent = i; agent < l->n_agents; agent += l->n_policies) {
+        l->pending[agent].n = 0;
+        if (l->words) l->words[agent].n = 0;
+    }
     memset(m->critic, 0, CRITIC_FEATURES * sizeof(float));
     m->mean_squared_critic_error = 0;
     if (l->es) learner_es_reset(l->es, i);
@@ -642,6 +697,8 @@ static void buffers_alloc(struct learner *l) {
         l->discount_powers[i] = l->discount_powers[i - 1] * o->discount * o->gae_lambda;
     l->pending = xcalloc((size_t)l->n_agents, sizeof *l->pending);
     for (int i = 0; i < l->n_agents; i++) l->pending[i] = replay_buffer_init(o->horizon);
+    if (l->n_words) l->words = xcalloc((size_t)l->n_agents, sizeof *l->words);
+    for (int i = 0; l->words && i < l->n_agents; i++) l->words[i] = replay_buffer_init(o->horizon);
 }
 
 /* All groups use the same adapter slots of the trainer; the adapters of the first group determine
@@ -687,6 +744,7 @@ struct learner *learner_new(const struct learner_options *o, const struct learne
                           .temperature = config->temperature,
                           .choices = policy_runner_action_tokens(config->policy_runner),
                           .n_actions = config->n_actions,
+                          .n_words = strcmp(o->learn, "clone") == 0 ? 0 : config->n_words,
                           .n_policies = config->n_policies,
                           .n_agents = config->n_agents,
                           .clone = strcmp(o->learn, "clone") == 0,
@@ -725,6 +783,8 @@ void learner_free(struct learner *l) {
         free(l->policies[i].optimizer_state);
     }
     for (int i = 0; i < l->n_agents; i++) replay_buffer_release(&l->pending[i]);
+    for (int i = 0; l->words && i < l->n_agents; i++) replay_buffer_release(&l->words[i]);
+    free(l->words);
     for (int64_t i = 0; i < l->group * l->o->batch_size; i++) train_sample_release(&l->samples[i]);
     learner_es_free(l->es);
     free(l->es_updated);

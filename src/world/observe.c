@@ -16,6 +16,9 @@ const char *const world_action_names[WORLD_N_ACTIONS] = {"move_north", "move_sou
 const char *const world_action_words[WORLD_N_ACTIONS] = {"north", "south", "east",
                                                          "west",  "pick",  "drop"};
 
+const char *const world_word_letters[WORLD_WORDS] = {"a", "b", "c", "f", "g", "h", "i", "j",
+                                                     "k", "l", "m", "o", "q", "r", "t", "u"};
+
 /* Appends ", unexplored area" or ", familiar area", by the share of the surrounding cells that the
  * agent has visited. */
 static void add_area(const struct world *w, const struct world_agent *a, struct buf *out) {
@@ -66,16 +69,21 @@ static void add_neighbours(const struct world *w, const struct world_agent *a, s
     add_neighbours_of_kind("wolf", present, &first, out);
 }
 
-/* Appends the words that agents in hearing range said in the last tick. */
-static void add_heard_words(const struct world *w, const struct world_rules *r,
-                            const struct world_agent *a, struct buf *out) {
+bool world_hears(const struct world *w, const struct world_rules *r, int listener, int speaker) {
+    const struct world_agent *a = &w->agents[listener], *other = &w->agents[speaker];
+    int distance = abs(other->cell % w->size - a->cell % w->size) +
+                   abs(other->cell / w->size - a->cell / w->size);
+    return listener != speaker && other->alive && other->word && distance <= r->hearing_range;
+}
+
+/* Appends the words that an agent hears. */
+static void add_heard_words(const struct world *w, const struct world_rules *r, int agent,
+                            struct buf *out) {
     bool first = true;
     for (int i = 0; i < w->n_agents; i++) {
-        const struct world_agent *other = &w->agents[i];
-        int distance = abs(other->cell % w->size - a->cell % w->size) +
-                       abs(other->cell / w->size - a->cell / w->size);
-        if (other == a || !other->alive || !other->word || distance > r->hearing_range) continue;
-        buf_printf(out, "%s%d", first && !r->compact_observations ? ". Heard: " : " ", other->word);
+        if (!world_hears(w, r, agent, i)) continue;
+        buf_printf(out, "%s%d", first && !r->compact_observations ? ". Heard: " : " ",
+                   w->agents[i].word);
         first = false;
     }
 }
@@ -131,7 +139,7 @@ static void observe_compact(const struct world *w, const struct world_rules *r, 
                : dx < 0 ? 'w'
                         : '-',
                2 * a->energy >= r->energy ? '+' : '-');
-    if (r->vocabulary) add_heard_words(w, r, a, out);
+    if (r->vocabulary) add_heard_words(w, r, agent, out);
 }
 
 void world_observe(const struct world *w, const struct world_rules *r, int agent, struct buf *out) {
@@ -146,7 +154,7 @@ void world_observe(const struct world *w, const struct world_rules *r, int agent
     add_area(w, a, out);
     if (a->n_remembered && !a->holds) buf_printf(out, ", remember %d food", a->n_remembered);
     add_neighbours(w, a, out);
-    if (r->vocabulary) add_heard_words(w, r, a, out);
+    if (r->vocabulary) add_heard_words(w, r, agent, out);
 }
 
 void world_prompt(const struct world *w, const struct world_rules *r, int agent, struct buf *out) {

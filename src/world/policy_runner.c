@@ -52,24 +52,36 @@ struct policy_runner {
     struct token_ids tokens; /* token ids of all prompts, concatenated */
 };
 
-static int action_tokens_init(struct policy_runner *a, struct error *err) {
-    for (int i = 0; i < a->e->n_actions; i++) {
+/* Sets the tokens of n choices from index `first` of action_tokens on. They must differ. */
+static int choice_tokens_init(struct policy_runner *a, const char *const *names, int first, int n,
+                              struct error *err) {
+    for (int i = first; i < first + n; i++) {
         struct token_ids ids = {0};
         struct buf word = {0};
-        buf_printf(&word, " %s", a->e->actions[i]);
+        buf_printf(&word, " %s", names[i - first]);
         tokenizer_encode(a->m->tok, word.data, word.len, 0, &ids);
         a->action_tokens[i] = ids.n ? ids.v[0] : -1;
         a->action_seqs[i] = (struct token_seq){&a->action_tokens[i], 1};
         token_ids_release(&ids);
         buf_release(&word);
-        for (int j = 0; j <= i; j++)
+        for (int j = first; j <= i; j++)
             if (a->action_tokens[i] < 0 || (j < i && a->action_tokens[j] == a->action_tokens[i]))
                 return error_set(err, ERR_MISMATCH,
                                  "the tokenizer of '%s' begins '%s' and '%s' with one token: it "
                                  "cannot distinguish the actions",
-                                 a->m->name, a->e->actions[j], a->e->actions[i]);
+                                 a->m->name, names[j - first], names[i - first]);
     }
     return OK;
+}
+
+static int action_tokens_init(struct policy_runner *a, struct error *err) {
+    const struct environment *e = a->e;
+    int rc = choice_tokens_init(a, e->actions, 0, e->n_actions, err);
+    return rc == OK ? choice_tokens_init(a, e->words, e->n_actions, e->n_words, err) : rc;
+}
+
+static int choice_count(const struct policy_runner *a, const struct policy_decision *d) {
+    return d->says_word ? a->e->n_words : a->e->n_actions;
 }
 
 /* Creates the engines that do not exist. */
@@ -120,7 +132,7 @@ static void engines_plan(struct policy_runner *a) {
 
 struct policy_runner *policy_runner_new(const struct model *m, const struct environment *e,
                                         const struct policy_runner_options *o, struct error *err) {
-    CHECK(e->n_actions > 0 && e->n_actions <= ENV_MAX_ACTIONS);
+    CHECK(e->n_actions > 0 && e->n_words >= 0 && e->n_actions + e->n_words <= ENV_MAX_ACTIONS);
     struct policy_runner *a = xcalloc(1, sizeof *a);
     a->m = m;
     a->e = e;
@@ -140,7 +152,7 @@ struct policy_runner *policy_runner_new(const struct model *m, const struct envi
     if (rc == OK && !o->text) rc = action_tokens_init(a, err);
     if (rc == OK) rc = wake_up(a, err);
     if (o->cached_decisions > 0 && !o->text)
-        a->cache = decision_cache_new(o->cached_decisions, e->n_actions);
+        a->cache = decision_cache_new(o->cached_decisions, MAX(e->n_actions, e->n_words));
     if (rc == OK) return a;
     policy_runner_free(a);
     return NULL;
@@ -192,8 +204,8 @@ static void request_init(struct policy_runner *a, struct engine_request *r,
         r->max_tokens = MAX_TEXT_TOKENS;
         return;
     }
-    r->choices = a->action_seqs;
-    r->n_choices = a->e->n_actions;
+    r->choices = a->action_seqs + (d->says_word ? a->e->n_actions : 0);
+    r->n_choices = choice_count(a, d);
     // not in the exact class, so that recorded traces can be reproduced
     r->choices_only = a->m->cls == NUMERIC_FAST;
     r->logprob_temperature = (float)a->o.temperature;
@@ -203,7 +215,7 @@ static void request_init(struct policy_runner *a, struct engine_request *r,
  * choices; this function normalises them over the actions. */
 static void action_sample(const struct policy_runner *a, const float *logprob,
                           struct policy_decision *d) {
-    int n = a->e->n_actions;
+    int n = choice_count(a, d);
     double max = -INFINITY, sum = 0, remaining = (double)rng_uniform(&d->rng);
     for (int i = 0; i < n; i++) max = fmax(max, (double)logprob[i]);
     for (int i = 0; i < n; i++) sum += math_exp((double)logprob[i] - max);
@@ -304,7 +316,7 @@ static void decision_complete(const struct policy_runner *a, const struct decisi
 static void cache_add(struct policy_runner *a, const struct engine_request *r) {
     if (a->cache && r->n_mix == 0)
         decision_cache_put(a->cache, r->adapter, (struct token_seq){r->prompt, r->n_prompt},
-                           r->choice_logprob);
+                           r->choice_logprob, r->n_choices);
 }
 
 struct batch {

@@ -45,6 +45,7 @@ struct run {
     struct environment *const *active_envs; /* env_list, or external environments */
     struct simulation *simulation;
     char *dir, *id;
+    bool speaks; /* the agents say words */
     struct store *store;
     FILE *lineage;                       /* lineage.jsonl; NULL: not recorded from the beginning */
     int lock_fd;                         /* lock file of the folder; -1: not locked */
@@ -57,7 +58,8 @@ struct run {
     double reported_at;         /* time of the last speed report */
     int64_t reported_decisions; /* number of decisions at that time */
     struct trace trace;
-    struct world *trace_world; /* the world at the end of the trace */
+    struct world *trace_world;       /* the world at the end of the trace */
+    struct language_stats *language; /* words in that world; NULL: nothing is said */
     FILE *trace_file;
 };
 
@@ -75,7 +77,8 @@ static void envs_init(struct run *r) {
     for (size_t i = 0; i < n; i++) {
         r->grids[i] = (struct grid_env){.rules = r->q->rules,
                                         .teacher = world_policy_find(r->o->teacher),
-                                        .n_agents = r->q->agents};
+                                        .n_agents = r->q->agents,
+                                        .is_silent = !r->speaks};
         r->envs[i] = grid_env_as_environment(&r->grids[i]);
         r->env_list[i] = &r->envs[i];
     }
@@ -105,6 +108,29 @@ static void run_set_name(struct run *r) {
     r->id = xasprintf("world-%.8s", hash);
     r->dir = r->q->o->out ? xstrdup(r->q->o->out) : path_join(r->q->o->runs, r->id);
     free(text);
+}
+
+/* Whether the folder holds this run. */
+static bool state_exists(const struct run *r) {
+    struct error ignored;
+    json_t *state = simulation_read_state(r->dir, &ignored);
+    bool found =
+        json_equal(json_object_get(json_object_get(state, "extra"), "identity"), r->identity);
+    json_decref(state);
+    return found;
+}
+
+/* Sets identity, id and folder. In worlds with a vocabulary the agents of earlier versions never
+ * spoke; the identities of such runs have no "words", and they continue without. */
+static void run_identify(struct run *r, const struct initial_adapters *f) {
+    r->identity = run_identity(r, f);
+    run_set_name(r);
+    r->speaks = !r->q->external && r->q->rules->vocabulary && !state_exists(r);
+    if (!r->speaks) return;
+    json_object_set_new(r->identity, "words", json_string("chosen by the policies"));
+    free(r->id);
+    free(r->dir);
+    run_set_name(r);
 }
 
 static int store_record_open(struct run *r, struct error *err) {
@@ -277,6 +303,7 @@ static json_t *outcomes_json(const struct run *r) {
                            json_pack("{s:i,s:i,s:s}", "collapsed", collapsed, "rollbacks",
                                      rollbacks, "best", simulation_policy(r->simulation, 0)->name));
     if (n_decisions) json_object_set_new(out, "entropy", json_real(entropy));
+    if (r->language) json_object_set_new(out, "language", language_stats_json(r->language));
     free(v);
     return out;
 }
@@ -327,6 +354,16 @@ static json_t *policies_table(const struct run *r) {
     return rows;
 }
 
+/* A table of the mutual information of words and situations in the last generation. */
+static void language_table_add(struct buf *page, const struct run *r) {
+    const json_t *row = json_array_get(r->curve, json_array_size(r->curve) - 1),
+                 *language = json_object_get(json_object_get(row, "lived"), "language");
+    if (!language) return;
+    buf_puts(page, "<h2>Words of the last generation: mutual information in bits, and with each "
+                   "agent's words shifted in time</h2>\n");
+    html_table(page, json_object_get(language, "pairs"));
+}
+
 static int report_write(const struct run *r, struct error *err) {
     struct buf page = {0};
     char *path = path_join(r->dir, "report.html"), *title = xasprintf("Shoal world %s", r->id);
@@ -341,6 +378,7 @@ static int report_write(const struct run *r, struct error *err) {
     chart_add(&page, r, "lived", "entropy", "Entropy of the policy, nats");
     buf_puts(&page, "<h2>Policies of the last generation</h2>\n");
     html_table(&page, policies);
+    language_table_add(&page, r);
     buf_puts(&page, "<h2>The run</h2>\n");
     html_table(&page, r->identity);
     html_page_close(&page);
@@ -463,6 +501,8 @@ static int world_trace_open(struct run *r, const char *path, struct error *err) 
 
 static int trace_begin(struct run *r, struct error *err) {
     char *path = xasprintf("%s/trace-%d.jsonl", r->dir, simulation_generations(r->simulation) + 1);
+    language_stats_free(r->language);
+    r->language = r->speaks ? language_stats_new() : NULL;
     int rc = r->q->external ? actions_log_open(r, path, err) : world_trace_open(r, path, err);
     free(path);
     return rc;
@@ -471,6 +511,9 @@ static int trace_begin(struct run *r, struct error *err) {
 static int trace_tick(struct run *r, int64_t tick, struct error *err) {
     if (r->q->external) return actions_log_write(r, tick, err);
     if (world_terminated(r->trace_world)) return OK; // the other worlds may continue
+    if (r->language)
+        language_stats_add(r->language, r->trace_world, r->q->rules,
+                           simulation_actions(r->simulation));
     int rc = trace_append(&r->trace, r->trace_world, simulation_actions(r->simulation), err);
     if (rc == OK) trace_seek(&r->trace, r->trace_world, r->trace.n_ticks);
     return rc == OK ? trace_write_tick(&r->trace, r->trace_world, r->trace_file, err) : rc;
@@ -531,8 +574,7 @@ static int generations_run(struct run *r, struct error *err) {
 
 static int run_open(struct run *r, const struct initial_adapters *initial, struct error *err) {
     if (!model_hash(r->q->m, err)) return err->code;
-    r->identity = run_identity(r, initial);
-    run_set_name(r);
+    run_identify(r, initial);
     envs_init(r);
     r->curve = json_array();
     r->baselines = json_array();
@@ -552,6 +594,7 @@ static void run_release(struct run *r) {
     store_close(r->store);
     if (r->lineage) fclose(r->lineage);
     if (r->dir) dir_unlock(r->lock_fd, r->dir);
+    language_stats_free(r->language);
     json_decref(r->identity);
     json_decref(r->curve);
     json_decref(r->baselines);
@@ -567,8 +610,7 @@ static void run_release(struct run *r) {
 static json_t *run_plan_json(struct run *r, const struct initial_adapters *initial,
                              struct error *err) {
     if (!model_hash(r->q->m, err)) return NULL;
-    r->identity = run_identity(r, initial);
-    run_set_name(r);
+    run_identify(r, initial);
     int64_t n_agents = r->o->n_envs * r->q->agents,
             n_policies = MIN(n_agents, r->o->n_adapters ? r->o->n_adapters : r->q->agents);
     return json_pack("{s:s,s:s,s:b,s:I,s:I,s:I,s:I,s:I,s:s,s:s}", "run", r->id, "writes", r->dir,

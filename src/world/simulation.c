@@ -96,10 +96,13 @@ static void grid_env_stats(void *ctx, int agent, struct episode_stats *out) {
 }
 
 struct environment grid_env_as_environment(struct grid_env *p) {
+    bool speaks = p->rules->vocabulary > 0 && !p->is_silent;
     return (struct environment){.ctx = p,
                                 .n_agents = p->n_agents,
                                 .n_actions = WORLD_N_ACTIONS,
                                 .actions = world_action_words,
+                                .n_words = speaks ? (int)p->rules->vocabulary + 1 : 0,
+                                .words = world_word_letters,
                                 .reset = grid_env_reset,
                                 .prompt = grid_env_prompt,
                                 .step = grid_env_step,
@@ -203,6 +206,30 @@ static void agents_record_actions(struct simulation *s, int n) {
     }
 }
 
+/* The words that the agents say in this tick are second decisions, whose prompts also have the
+ * actions: "…: north:". They continue the random streams of the first ones. */
+static int choose_words(struct simulation *s, int n, struct error *err) {
+    bool imitates_expert = strcmp(s->o->learn.learn, "clone") == 0; // no teacher says words
+    s->word_text.len = 0;
+    for (int k = 0; k < n; k++) {
+        const struct policy_decision *action = &s->pending[k];
+        struct policy_decision *word = &s->words[k];
+        *word = *action;
+        word->says_word = true;
+        word->text_offset = s->word_text.len;
+        buf_add(&s->word_text, s->text.data + action->text_offset, action->text_len);
+        buf_printf(&s->word_text, " %s:", s->envs[0]->actions[action->action]);
+        word->text_len = s->word_text.len - word->text_offset;
+    }
+    int rc = policy_runner_act(s->policy_runner, s->words, n, &s->word_text, err);
+    for (int k = 0; rc == OK && k < n; k++) {
+        int agent = s->decision_agent[k];
+        s->actions[agent] += (int16_t)(s->envs[0]->n_actions * s->words[k].action);
+        if (s->learner && !imitates_expert) learner_observe_word(s->learner, agent, &s->words[k]);
+    }
+    return rc;
+}
+
 static void agents_record_rewards(struct simulation *s, int n) {
     struct buf scratch = {0};
     for (int k = 0; k < n; k++) {
@@ -228,6 +255,7 @@ static int agents_step(struct simulation *s, int n_envs, int tick, struct error 
     for (int agent = 0; agent < n_envs * s->agents_per_env; agent++) s->actions[agent] = -1;
     if (policy_runner_act(s->policy_runner, s->pending, n, &s->text, err) != OK) return err->code;
     agents_record_actions(s, n);
+    if (s->words && choose_words(s, n, err) != OK) return err->code;
     for (int e = 0; e < n_envs; e++)
         if (s->envs[e]->will_step)
             s->envs[e]->will_step(s->envs[e]->ctx, s->actions + e * s->agents_per_env);
@@ -455,6 +483,7 @@ static int learner_start(struct simulation *s, struct error *err) {
                                     .policy_runner = s->policy_runner,
                                     .temperature = s->o->temperature,
                                     .n_actions = s->envs[0]->n_actions,
+                                    .n_words = s->words ? s->envs[0]->n_words : 0,
                                     .n_policies = s->n_policies,
                                     .n_agents = s->n_agents,
                                     .adapters = adapters,
@@ -586,6 +615,8 @@ static void buffers_alloc(struct simulation *s) {
     s->policies = xcalloc((size_t)s->n_policies, sizeof *s->policies);
     s->next = xcalloc((size_t)s->n_policies, sizeof *s->next);
     s->pending = xcalloc(n, sizeof *s->pending);
+    if (s->envs[0]->n_words && strcmp(s->o->decode, "text") != 0)
+        s->words = xcalloc(n, sizeof *s->words);
     s->decision_agent = xcalloc(n, sizeof *s->decision_agent);
     s->actions = xcalloc(n, sizeof *s->actions);
     s->rewards = xcalloc(n, sizeof *s->rewards);
@@ -645,6 +676,8 @@ void simulation_free(struct simulation *s) {
     policy_records_release(s->policies, s->n_policies);
     policy_records_release(s->next, s->n_policies);
     buf_release(&s->text);
+    buf_release(&s->word_text);
+    free(s->words);
     free(s->policies);
     free(s->next);
     free(s->pending);

@@ -114,7 +114,8 @@ extern const char *const world_action_names[WORLD_N_ACTIONS]; /* "move_north" �
 /* "north" …: the words that models generate. */
 extern const char *const world_action_words[WORLD_N_ACTIONS];
 /* If agents can say words, the number of an action is enum world_action + WORLD_N_ACTIONS · word.
- */
+ * The letters that models generate for the words: none of them begins a word of an action. */
+extern const char *const world_word_letters[WORLD_WORDS];
 
 enum { CELL_WALL = 1, CELL_HOME = 2, CELL_FOOD = 4, CELL_MATERIAL = 8 };
 enum { HOLDS_NOTHING, HOLDS_FOOD, HOLDS_MATERIAL };
@@ -186,6 +187,8 @@ void world_observe(const struct world *w, const struct world_rules *r, int agent
 /* Appends a prompt: the last two actions and the observation, "[move_north,pick_food] At (5,3), … .
  * Action:", or the compact form "u x f o h - s e + n p:". */
 void world_prompt(const struct world *w, const struct world_rules *r, int agent, struct buf *out);
+/* Whether an agent hears the word that another agent said in the last tick. */
+bool world_hears(const struct world *w, const struct world_rules *r, int listener, int speaker);
 /* The cell of the goal to which compact observations point, or -1. The goal of an agent with a load
  * is the nearest home that it knows (the first home, or a visited one); the goal of an agent
  * without a load is the nearest food that it remembers on an unvisited cell. */
@@ -375,6 +378,7 @@ struct grid_env {
     const struct world_rules *rules; /* borrowed, like `teacher` */
     const struct world_policy *teacher;
     int n_agents;
+    bool is_silent; /* agents say no words even if the rules have a vocabulary */
 };
 struct environment grid_env_as_environment(struct grid_env *p);
 struct episode_stats world_episode_stats(const struct world *w); /* the mean over its agents */
@@ -397,11 +401,13 @@ struct policy_decision {
     size_t text_offset, text_len;   /* position of its prompt in the argument `text` */
     struct weighted_adapter mix[2]; /* [n_mix] used instead of `adapter` if n_mix > 0 */
     int n_mix;
+    bool says_word; /* the choice is a word of the environment, not an action */
     /* results */
     const int32_t *tokens; /* [n] token ids of the prompt; valid until the next call */
     int32_t n;
-    double logp[ENV_MAX_ACTIONS]; /* [n_actions] normalised over the actions; 0 with `text` */
-    int action;
+    /* [n_actions], or [n_words] if says_word; normalised over these choices; 0 with `text` */
+    double logp[ENV_MAX_ACTIONS];
+    int action; /* or word */
 };
 struct policy_runner;
 /* ERR_MISMATCH: the model has no tokenizer, or two action words begin with the same token (allowed
@@ -421,8 +427,8 @@ void policy_runner_tokenize(struct policy_runner *a, struct policy_decision *dec
 enum dtype policy_runner_lora_elem(const struct policy_runner *a);
 /* Frees the engines; the next decision creates them again. */
 void policy_runner_sleep(struct policy_runner *a);
-const int32_t *policy_runner_action_tokens(
-    const struct policy_runner *a); /* [n_actions] first token of each word */
+/* [n_actions + n_words] the first token of each action's word, then of each word to say. */
+const int32_t *policy_runner_action_tokens(const struct policy_runner *a);
 
 /* learning */
 
@@ -465,7 +471,7 @@ struct learner_config {
     const struct model *m;
     const struct policy_runner *policy_runner;
     double temperature;
-    int n_actions, n_policies, n_agents;
+    int n_actions, n_words, n_policies, n_agents; /* n_words 0: agents cannot speak */
     struct adapter *const *adapters;
     const float *const *critics;
     uint64_t seed;
@@ -484,6 +490,9 @@ void learner_perturb(struct learner *l, int generation, int tick, int agent,
  * the agent has left the environment. */
 void learner_observe_action(struct learner *l, int agent, const struct policy_decision *a,
                             int teacher);
+/* Between the two: the word that the agent says in this tick. The decision gets the same return as
+ * the action. */
+void learner_observe_word(struct learner *l, int agent, const struct policy_decision *word);
 void learner_observe_reward(struct learner *l, int agent, double reward, bool terminated);
 /* Ends the episode of an agent, which gets no further rewards. `next` is the decision that it would
  * make now, whose value bootstraps the returns (NULL: the agent has left). */

@@ -11,7 +11,7 @@
 #define _GNU_SOURCE
 #include "fixture.h"
 #include "folder.h"
-#include "world/world.h"
+#include "world/internal.h"
 
 #include <dirent.h>
 #include <errno.h>
@@ -80,12 +80,16 @@ static int toy_parse(void *ctx, const char *text) {
     return t->parsed_action;
 }
 
+static int n_words; /* words in environments that tests create from now on; 0: no channel */
+
 static void toy_init(struct toy *t, int agents) {
     *t = (struct toy){.parsed_action = -1};
     t->e = (struct environment){.ctx = t,
                                 .n_agents = agents,
                                 .n_actions = ACTIONS,
                                 .actions = words,
+                                .n_words = n_words,
+                                .words = world_word_letters,
                                 .reset = toy_reset,
                                 .prompt = toy_prompt,
                                 .step = toy_step,
@@ -162,8 +166,9 @@ static int32_t first_token(const char *word) {
     return id;
 }
 
-/* The trainer's loss of each action's token after a prompt, in nats over the vocabulary. */
-static void action_costs(struct trainer *t, const char *prompt, double *out) {
+/* The trainer's loss of each choice's token after a prompt, in nats over the vocabulary. */
+static void choice_costs(struct trainer *t, const char *prompt, const char *const *choices,
+                         double *out) {
     struct error err;
     struct token_ids ids = {0};
     struct train_sample v[ACTIONS];
@@ -174,7 +179,7 @@ static void action_costs(struct trainer *t, const char *prompt, double *out) {
                                      .mask = xcalloc((size_t)ids.n + 1, 1),
                                      .n = ids.n + 1};
         memcpy(v[i].tokens, ids.v, (size_t)ids.n * sizeof(int32_t));
-        v[i].tokens[ids.n] = first_token(words[i]);
+        v[i].tokens[ids.n] = first_token(choices[i]);
         v[i].mask[ids.n] = 1;
     }
     if (trainer_sample_nll(t, v, ACTIONS, out, counts, &err) != OK) fail_msg("%s", err.text);
@@ -203,7 +208,9 @@ static void test_policy_equals_the_model(void **state) {
     static const double temperatures[] = {0.3, 1, 2.5};
     struct error err;
     struct toy toy;
+    n_words = ACTIONS;
     toy_init(&toy, 1);
+    n_words = 0;
     struct adapter *zero = adapter_scale(fixture_adapters[0], 0);
     for (int k = 0; k < 2; k++) {
         struct train_options o = score_options();
@@ -216,8 +223,15 @@ static void test_policy_equals_the_model(void **state) {
                 struct policy_decision decision;
                 double costs[ACTIONS];
                 decide_one(a, prompts[p], k ? fixture_adapters[1] : NULL, &decision);
-                action_costs(t, prompts[p], costs);
+                choice_costs(t, prompts[p], words, costs);
                 assert_softmax(costs, temperatures[i], decision.logp);
+                struct buf text = {0};
+                decision = decision_init(&text, prompts[p], k ? fixture_adapters[1] : NULL, 1);
+                decision.says_word = true;
+                decide(a, &decision, 1, &text);
+                choice_costs(t, prompts[p], world_word_letters, costs);
+                assert_softmax(costs, temperatures[i], decision.logp);
+                buf_release(&text);
             }
             policy_runner_free(a);
         }
@@ -486,6 +500,7 @@ static void learner_test_open(struct learner_test *s, struct learner_options o, 
                                .policy_runner = s->runner,
                                .temperature = temperature,
                                .n_actions = ACTIONS,
+                               .n_words = n_words,
                                .n_policies = n_policies,
                                .n_agents = n_agents,
                                .adapters = adapters,
@@ -895,6 +910,87 @@ static void test_gradient_equals_the_loss_gradient(void **state) {
     free(d);
 }
 
+/* The loss of the word in word_learn. */
+static double word_loss(const struct learner_test *s, double old, double advantage,
+                        struct adapter *a) {
+    struct policy_decision word;
+    struct buf text = {0};
+    double h = 0;
+    word = decision_init(&text, prompts[1], a, 1);
+    word.says_word = true;
+    decide(s->runner, &word, 1, &text);
+    buf_release(&text);
+    for (int i = 0; i < n_words; i++) h -= exp(word.logp[i]) * word.logp[i];
+    return -exp(word.logp[2] - old) * advantage - s->o.entropy_coef * h;
+}
+
+/* One plain gradient step from fixture_adapters[0] after twelve ticks, each with an action whose
+ * loss is constant, because it is clipped, and word 2. Returns the word's log-probability. */
+static double word_learn(struct learner_test *s, double *gradient) {
+    struct policy_decision action, word;
+    struct learner_options o = learner_options_init("gradient");
+    struct buf text = {0};
+    options_set_sgd(&o, 1);
+    o.critic_lr = 0;
+    o.entropy_coef = 0;
+    learner_test_open(s, o, 1, 1, 1, fixture_adapters, 5);
+    for (int i = 0; i < 12; i++) {
+        decide_one(s->runner, prompts[0], fixture_adapters[0], &action);
+        action.logp[action.action] -= log(1.5);
+        learner_observe_action(s->l, 0, &action, -1);
+        text.len = 0;
+        word = decision_init(&text, prompts[1], fixture_adapters[0], 1);
+        word.says_word = true;
+        decide(s->runner, &word, 1, &text);
+        word.action = 2;
+        learner_observe_word(s->l, 0, &word);
+        learner_observe_reward(s->l, 0, 1, true);
+    }
+    buf_release(&text);
+    learner_test_update(s);
+    const struct adapter *after = learner_adapter(s->l, 0);
+    for (size_t i = 0; i < after->n_data; i++)
+        gradient[i] = (double)fixture_adapters[0]->data[i] - (double)after->data[i];
+    return word.logp[2];
+}
+
+/* A batch has four decisions, of which m = 1 to 4 are words: the gradient is m / 4 of that of the
+ * word's loss, along the gradient and in another direction. */
+static void test_gradient_of_words(void **state) {
+    (void)state;
+    struct learner_test s;
+    size_t n = fixture_adapters[0]->n_data;
+    double *g = xcalloc(n, sizeof *g), *d = xcalloc(n, sizeof *d), gg = 0, gd = 0, slopes[2];
+    n_words = 4;
+    double old = word_learn(&s, g);
+    struct rng rng = rng_make(1, RNG_TEST, 4, 0);
+    for (size_t i = 0; i < n; i++) gg += g[i] * g[i];
+    assert_true(gg > 0);
+    for (size_t i = 0; i < n; i++) {
+        d[i] = g[i] + (double)rng_normal(&rng) * sqrt(gg / (double)n);
+        gd += g[i] * d[i];
+    }
+    for (int k = 0; k < 2; k++) {
+        double norm = 0, loss[2];
+        const double *direction = k ? d : g;
+        for (size_t i = 0; i < n; i++) norm += direction[i] * direction[i];
+        for (int side = 0; side < 2; side++) {
+            double step = (side ? 0.01 : -0.01) / sqrt(norm);
+            struct adapter *a = adapter_moved(fixture_adapters[0], direction, step);
+            loss[side] = word_loss(&s, old, 1, a);
+            adapter_release(a);
+        }
+        slopes[k] = (loss[1] - loss[0]) / (0.02 / sqrt(norm));
+    }
+    double m = 4 * gg / slopes[0];
+    if (fabs(m - round(m)) > 0.03 || m < 0.9 || m > 4.1 || fabs(slopes[1] * m / 4 - gd) > 0.02 * gg)
+        fail_msg("slopes %g and %g of the gradient %g and %g", slopes[0], slopes[1], gg, gd);
+    learner_test_close(&s);
+    n_words = 0;
+    free(g);
+    free(d);
+}
+
 static void test_clipped_side_has_no_gradient(void **state) {
     (void)state;
     double *g = xcalloc(fixture_adapters[0]->n_data, sizeof *g);
@@ -1079,6 +1175,7 @@ static void simulation_test_open(struct simulation_test *w, struct simulation_op
     struct error err;
     *w = (struct simulation_test){.o = o, .pool = pool_new(threads)};
     if (world_rules_load(&w->rules, "repaired", &err) != OK) fail_msg("%s", err.text);
+    w->rules.vocabulary = MAX(n_words - 1, 0);
     for (int i = 0; i < o.n_envs; i++) {
         toy_init(&w->toys[i], POLICIES);
         w->toys[i].dies_at[2] = 17 + i;
@@ -1150,6 +1247,65 @@ static char *simulation_log(const char *learn, double lr, int threads, bool heal
     }
     simulation_test_close(&w);
     return log_text.data;
+}
+
+/* In a world with a channel the policies say words, which others hear; threads change nothing. */
+static void test_words_in_a_world(void **state) {
+    (void)state;
+    n_words = 4;
+    char *one = simulation_log("gradient", 0.01, 1, true),
+         *two = simulation_log("gradient", 0.01, 2, true),
+         *es = simulation_log("es", 0.01, 1, true);
+    n_words = 0;
+    for (int k = 0; k < 2; k++) { // action + 6 · word
+        const char *log_text = k ? es : one;
+        bool spoke = false;
+        for (int i = ACTIONS; i < 4 * ACTIONS; i++) {
+            char number[16];
+            snprintf(number, sizeof number, " %d ", i);
+            spoke |= strstr(log_text, number) != NULL;
+        }
+        assert_true(spoke);
+    }
+    assert_strings(one, two, true);
+    free(es);
+}
+
+/* Statistics of three agents in which word 1 means a load: with a code, and with only habits. */
+static void language_check(bool code) {
+    struct world_rules r;
+    struct error err;
+    struct world *w = xcalloc(1, sizeof *w);
+    struct language_stats *s = language_stats_new();
+    struct rng rng = rng_make(code, RNG_TEST, 12, 0);
+    assert_int_equal(world_rules_load(&r, "repaired", &err), OK);
+    world_reset(w, &r, 3, 1);
+    for (int t = 0; t < 400; t++) {
+        int16_t actions[3];
+        for (int i = 0; i < 3; i++) {
+            bool loaded = rng_below(&rng, 10) < (i ? 7 : 1);
+            w->agents[i].holds = loaded ? HOLDS_FOOD : HOLDS_NOTHING;
+            int word = code ? loaded : i > 0;
+            if (rng_below(&rng, 5) == 0) word = (int)rng_below(&rng, 2);
+            actions[i] = (int16_t)(MOVE_EAST + WORLD_N_ACTIONS * word);
+        }
+        language_stats_add(s, w, &r, actions);
+    }
+    json_t *v = language_stats_json(s), *load = json_array_get(json_object_get(v, "pairs"), 1);
+    double bits = json_get_number(load, "bits"), p = json_get_number(load, "p");
+    assert_int_equal(json_integer_value(json_object_get(v, "samples")), 1200);
+    assert_true(bits > 0.05);
+    assert_true(code ? bits > 2 * json_get_number(load, "shuffled_95") && p < 0.01 : p > 0.05);
+    json_decref(v);
+    language_stats_free(s);
+    world_rules_release(&r);
+    free(w);
+}
+
+static void test_language(void **state) {
+    (void)state;
+    language_check(true);
+    language_check(false);
 }
 
 static void test_rate_zero_is_frozen(void **state) {
@@ -1795,11 +1951,14 @@ int main(void) {
         cmocka_unit_test(test_one_update_moves_the_policy),
         cmocka_unit_test(test_behaviour_cloning),
         cmocka_unit_test(test_gradient_equals_the_loss_gradient),
+        cmocka_unit_test(test_gradient_of_words),
         cmocka_unit_test(test_clipped_side_has_no_gradient),
         cmocka_unit_test(test_only_nonfinite_policies_are_rolled_back),
         cmocka_unit_test(test_nonfinite_decision),
         cmocka_unit_test(test_collapse_is_reported),
         cmocka_unit_test(test_rate_zero_is_frozen),
+        cmocka_unit_test(test_words_in_a_world),
+        cmocka_unit_test(test_language),
         cmocka_unit_test(test_threads_change_nothing),
         cmocka_unit_test(test_interruptions_change_nothing),
         cmocka_unit_test(test_rate_that_makes_all_nonfinite),

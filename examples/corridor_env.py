@@ -1,7 +1,8 @@
 r"""An example environment in which Shoal's agents learn: corridors with a treasure at one end.
 
     shoal world models/fry --env-pipe 'python3 examples/corridor_env.py' --num-envs 8 --num-adapters 1 --generations 8 \
-        --update-interval 2 --batch-size 16 --lr 3e-3 --temperature 3 --entropy-coef 0.1 --warmup-steps 10 --eval-maps 8
+        --update-interval 2 --batch-size 16 --horizon 16 --discount 0.9 --lr 3e-3 --temperature 3 --entropy-coef 0.1 \
+        --warmup-steps 10 --eval-maps 8
 
 Each of four agents is in a separate corridor. It observes its position, a letter from `a` (left end) to `e`, and at
 which end the treasure is: `<` (left) or `>` (right). An agent that takes the action `open` at the treasure gets the

@@ -13,6 +13,9 @@ runs="$work/runs" base="$work/fry-q8_0.gguf"
 mkdir -p "$runs"
 [ -f "$base" ] || "$shoal" quantize --quiet models/fry "$base" --type q8_0 >/dev/null # a third of f32's time
 
+# The defaults of version 0.1, in which these groups are measured; --num-adapters 0: a separate adapter for every agent.
+old="--num-adapters 0 --curriculum 0 --temperature 2 --elites 4 --update-interval 10 --batch-size 4 --shared-experience-fraction 0 --horizon 16 --discount 0.9 --entropy-coef 0.05 --lr 1e-3"
+
 # Flags of a group, in addition to the common ones.
 flags() {
     rewards="--update-interval 2 --batch-size 16 --shared-experience-fraction 1 --lr 2e-3 --entropy-coef 0.03"
@@ -34,8 +37,8 @@ for seed in $seeds; do
     for group in $groups; do
         [ -f "$runs/$group-s$seed/done" ] && continue
         echo "$group-s$seed" >&2
-        # shellcheck disable=SC2046
-        "$shoal" world "$base" --exact --quiet --threads "${THREADS:-0}" --seed "$seed" --generations "$generations" \
+        # shellcheck disable=SC2046,SC2086
+        "$shoal" world "$base" --exact --quiet --threads "${THREADS:-0}" $old --seed "$seed" --generations "$generations" \
             --eval-maps "$held" --runs "$work/db" --out "$runs/$group-s$seed" $(flags "$group") >/dev/null
         touch "$runs/$group-s$seed/done"
     done
@@ -46,10 +49,10 @@ for seed in $seeds; do
     for group in $groups; do
         to="$work/final/$group-s$seed"
         [ -f "$to/done" ] && continue
-        case $group in one_*) minds="--num-adapters 1" ;; *) minds="" ;; esac
+        case $group in one_*) minds="--num-adapters 1" ;; *) minds="--num-adapters 0" ;; esac
         # shellcheck disable=SC2086
         "$shoal" world "$base" --exact --quiet --threads "${THREADS:-0}" --adapter "$runs/$group-s$seed" $minds --learn none --no-breed \
-            --init-noise 0 --generations 0 --eval-maps "$final" --runs "$work/db" --out "$to" >/dev/null
+            --temperature 2 --init-noise 0 --generations 0 --eval-maps "$final" --runs "$work/db" --out "$to" >/dev/null
         touch "$to/done"
     done
 done

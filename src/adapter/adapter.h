@@ -234,6 +234,9 @@ void adapter_lineage_set_model(json_t *lineage, const struct model *m);
 /* Sets both keys of a child's lineage to the base of its parents. Parents without a base are
  * ignored. If the bases differ, sets nothing, unless they are copies of one model. */
 void adapter_lineage_set_base(json_t *lineage, const struct adapter *const *parents, int n);
+/* Whether the adapter was trained on the model or on another copy of it; false if its lineage has
+ * no base. */
+bool adapter_is_of_model(const struct adapter *a, struct model *m);
 
 /* training data */
 

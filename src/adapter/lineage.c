@@ -48,13 +48,19 @@ void adapter_lineage_set_base(json_t *lineage, const struct adapter *const *pare
                         json_object_get(first->lineage, ADAPTER_BASE_SOURCE));
 }
 
-void adapter_warn_other_base(const struct adapter *a, const char *path, struct model *m) {
+bool adapter_is_of_model(const struct adapter *a, struct model *m) {
     const char *trained_on = lineage_text(a, ADAPTER_BASE_HASH), *source = lineage_source(a);
     struct error err;
     const char *actual = trained_on ? model_hash(m, &err) : NULL;
-    if (!actual || strcmp(trained_on, actual) == 0 || strcmp(source, actual) == 0 ||
-        strcmp(source, m->source_hash) == 0)
-        return;
+    return actual && (strcmp(trained_on, actual) == 0 || strcmp(source, actual) == 0 ||
+                      strcmp(source, m->source_hash) == 0);
+}
+
+void adapter_warn_other_base(const struct adapter *a, const char *path, struct model *m) {
+    const char *trained_on = lineage_text(a, ADAPTER_BASE_HASH);
+    struct error err;
+    const char *actual = trained_on ? model_hash(m, &err) : NULL;
+    if (!actual || adapter_is_of_model(a, m)) return;
     log_warn("adapter '%s' was trained on a base with sha-256 %.12s…, but '%s' is %.12s…", path,
              trained_on, m->name, actual);
 }

@@ -872,13 +872,18 @@ static struct option_row *simulation_rows(void) {
             {learner_option_rows, offsetof(struct simulation_options, learn)}, {0}});
 }
 
-/* Defaults, the rank and targets of this command, then the options of --set. */
+/* Defaults, those of version 0.1 where they are others now, so that results can be compared, the
+ * rank and targets of this command, then the options of --set. */
 static int bench_simulation_options(const struct options *o, struct simulation_options *out,
                                     struct error *err) {
     struct strings flags = {0}, rest = {0};
+    static const char *const earlier[] = {
+        "--num-adapters=0", "--curriculum=0",     "--temperature=2", "--update-interval=10",
+        "--batch-size=4",   "--buffer-size=1000", "--horizon=16"};
     char *first[] = {xasprintf("--r=%" PRId64, o->rank), xasprintf("--target=%s", o->targets)};
     struct option_row *table = simulation_rows();
     options_default(table, out);
+    for (size_t i = 0; i < ARRAY_LEN(earlier); i++) strings_add(&flags, earlier[i]);
     for (size_t i = 0; i < ARRAY_LEN(first); i++) strings_add(&flags, first[i]);
     for (int i = 0; i < o->set.n; i++) {
         char *flag = xasprintf("--%s", o->set.v[i]);

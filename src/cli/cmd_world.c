@@ -659,6 +659,42 @@ static int external_envs_start(struct external_envs **out, struct options *o, st
     return OK;
 }
 
+/* Trained agents of the starter model. */
+static const char FORAGER[] = "worlds/forager";
+/* Stands for no adapter on the command line. */
+static const char NO_ADAPTER[] = "none";
+
+/* Whether a model that is watched without an adapter is the one that FORAGER, at `path`, is for. */
+static bool has_forager(const struct options *o, const char *path, struct model *m) {
+    struct error ignored;
+    bool model_acts = !o->policy_pipe && (!o->policies.n || strcmp(o->policies.v[0], MODEL) == 0);
+    if (!o->watch || o->replay || o->simulation.adapters.n || !model_acts) return false;
+    struct adapter *a = adapter_load(path, &m->config, &ignored);
+    bool is_of_model = a && adapter_is_of_model(a, m);
+    adapter_release(a);
+    return is_of_model;
+}
+
+/* Shows trained agents if the user names no adapter. They do not learn, so that all of them keep
+ * the decisions of one policy. */
+static void forager_use(struct options *o, struct strings *adapters, struct model *m) {
+    static char frozen[] = "none";
+    char *path = cli_find_file(FORAGER);
+    const struct strings *named = &o->simulation.adapters;
+    if (named->n == 1 && strcmp(named->v[0], NO_ADAPTER) == 0) {
+        o->simulation.adapters = (struct strings){0};
+    } else if (has_forager(o, path, m)) {
+        strings_add(adapters, path);
+        o->simulation.adapters = *adapters;
+        o->simulation.simulation.learn.learn = frozen;
+        log_info(
+            "the agents have the adapter '%s', which 'shoal world' has trained by rewards, and "
+            "do not learn; untrained agents that learn: --adapter none",
+            path);
+    }
+    free(path);
+}
+
 static int model_play(const struct cli_options *c, const struct options *o, const char *model,
                       struct error *err) {
     struct options full = *o;
@@ -671,6 +707,8 @@ static int model_play(const struct cli_options *c, const struct options *o, cons
     char *path = cli_find_file(model);
     struct pool *pool = pool_new((int)c->threads);
     struct model *m = model_open(path, cli_numeric_class(c), err);
+    struct strings adapters = {0};
+    if (m) forager_use(&full, &adapters, m);
     struct simulation_request request = {.o = &full.simulation,
                                          .rules = &o->rules,
                                          .external = external,
@@ -687,6 +725,7 @@ static int model_play(const struct cli_options *c, const struct options *o, cons
         rc = player ? players_run(c, &full, &request, err) : world_simulate(c, &request, err);
     if (rc == OK && !player && !o->simulation.dry_run) cli_energy_log(energy_now() - joules);
     external_envs_free(external);
+    strings_release(&adapters);
     model_close(m);
     pool_free(pool);
     free(path);
@@ -729,7 +768,8 @@ const struct cli_command cmd_world = {
         "agents (--pipe), the policy (--policy-pipe) or the environment (--env-pipe).\n"
         "docs/WORLD.md has rules, files and protocol.\n"
         "\n"
-        "  shoal world models/fry --agents 20 --size 20 --steps 500 --generations 10\n"
+        "  shoal world models/fry --watch                     trained agents, live\n"
+        "  shoal world models/fry --generations 10            agents that learn from rewards\n"
         "  shoal world models/fry --learn clone --num-adapters 1 --batch-size 64 --update-interval "
         "2\n"
         "  shoal world models/fry --adapter runs/world-1a2b3c4d --watch\n"

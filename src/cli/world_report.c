@@ -44,17 +44,19 @@ static void row_print(const struct run_printer *r, const char *name, const json_
         else
             printf("  %5s", "-"); // decoded text has no entropy
         int collapsed = (int)json_get_number(episode_stats, "collapsed"),
-            rollbacks = (int)json_get_number(episode_stats, "rollbacks");
+            rollbacks = (int)json_get_number(episode_stats, "rollbacks"),
+            map_size = (int)json_get_number(episode_stats, "map_size");
         if (collapsed) printf("  %d collapsed", collapsed);
         if (rollbacks) printf("  %d rolled back", rollbacks);
+        if (map_size) printf("  trained on maps of %d", map_size);
     }
     printf("\n");
     fflush(stdout);
 }
 
-static void on_begin(void *ctx, const char *id, const json_t *manifest) {
+static void on_begin(void *ctx, const char *id, const struct simulation_options *o,
+                     const json_t *manifest) {
     struct run_printer *r = ctx;
-    const struct simulation_options *o = &r->q->o->simulation;
     r->manifest = json_deep_copy(manifest);
     if (r->c->json) return;
     printf("%s: %lld held-out maps, %d agents, %lld steps; ", id, (long long)o->eval_maps,

@@ -26,6 +26,7 @@ struct simulation {
     struct policy_runner *policy_runner;
     struct learner *learner; /* NULL between generations, and without learning */
     int n_policies, n_agents, agents_per_env, generation, tick;
+    int map_size; /* cells per side of the maps of training, see curriculum_advance; 0: full size */
     int64_t decisions;
     struct policy_record *policies; /* [n_policies] current policies */
     struct policy_record *next;     /* [n_policies] the next generation, during breeding */

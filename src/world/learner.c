@@ -9,7 +9,8 @@
  *
  * and the decision enters the policy's replay buffer. V is the critic: a linear function of the
  * tokens at each distance from a prompt's end, single and in pairs, hashed into a table, and
- * trained by least mean squares. An update samples a batch for every policy and runs all batches
+ * trained by least mean squares. r includes the exploration bonus, which fitness and health do not
+ * count. An update samples a batch for every policy and runs all batches
  * through the base model in one pass:
  *
  *     gradient   L = -min(ρ A, clip(ρ, 1 ± ε) A) - β H(π)     ρ = π(a) / π_old(a)
@@ -41,9 +42,10 @@
 
 enum {
     CRITIC_FEATURES = 1 << 14,
-    CRITIC_WINDOW = 16,    /* number of last tokens of a prompt that are features of the critic */
-    HEALTH_INTERVAL = 100, /* ticks between health checks */
-    LOW_MEMORY_ROWS = 40,  /* tokens of samples per pass with low_memory */
+    CRITIC_WINDOW = 16, /* number of last tokens of a prompt that are features of the critic */
+    VISIT_COUNTERS = 1 << 14, /* counters of visits, with an exploration bonus */
+    HEALTH_INTERVAL = 100,    /* ticks between health checks */
+    LOW_MEMORY_ROWS = 40,     /* tokens of samples per pass with low_memory */
 };
 
 /* A ring buffer of transitions, the oldest first; a new one overwrites the oldest if it is full. */
@@ -63,8 +65,9 @@ struct replay_buffer {
 struct learner_policy {
     struct adapter *adapter; /* current weights */
     struct replay_buffer replay;
-    int n_new;                        /* number of transitions since its last update */
-    float *critic;                    /* [CRITIC_FEATURES] */
+    int n_new;     /* number of transitions since its last update */
+    float *critic; /* [CRITIC_FEATURES] */
+    float *visits; /* [VISIT_COUNTERS] after the critic's weights; NULL: no exploration bonus */
     double mean_squared_critic_error; /* running mean of the critic's squared errors */
     uint8_t *optimizer_state;         /* the saved optimizer state if policies are swapped (see
                                          swaps_policies), else NULL */
@@ -195,6 +198,16 @@ static void critic_update(struct learner *l, struct learner_policy *m, const int
                                     (error * error - m->mean_squared_critic_error);
 }
 
+/* Counts a visit to a prompt, and returns the reward for the n-th one: β / √n, so that agents
+ * explore (Strehl and Littman 2008). Prompts are counted by a hash (Tang et al. 2017). */
+static double exploration_bonus(const struct learner *l, struct learner_policy *m,
+                                const int32_t *tokens, int n) {
+    if (!m->visits) return 0;
+    float *visits = &m->visits[hash_fnv1a(tokens, (size_t)n * sizeof *tokens) % VISIT_COUNTERS];
+    *visits += 1;
+    return l->o->exploration_bonus / sqrt((double)*visits);
+}
+
 /* observations */
 
 static struct learner_policy *policy_of_agent(const struct learner *l, int agent) {
@@ -248,7 +261,9 @@ void learner_observe_action(struct learner *l, int agent, const struct policy_de
     struct learner_policy *m = policy_of_agent(l, agent);
     m->nonfinite |= !rollout_stats_add_action(&m->rollout_stats, a, l->n_actions);
     if (l->es) return;
-    double value = critic_value(m, a->tokens, a->n);
+    double value = critic_value(m, a->tokens, a->n),
+           bonus = exploration_bonus(l, m, a->tokens, a->n);
+    if (pending->n) replay_buffer_at(pending, pending->n - 1)->reward += bonus;
     td_error_add(l, agent, value);
     if (pending->n == pending->cap) finalize_return(l, agent);
     replay_buffer_add(pending,
@@ -677,10 +692,11 @@ static struct learner_policy policy_make(const struct learner_options *o,
                                          const struct learner_config *config, int i) {
     struct learner_policy m = {.adapter = adapter_retain(config->adapters[i]),
                                .replay = replay_buffer_init(o->buffer_size),
-                               .critic = xcalloc(CRITIC_FEATURES, sizeof(float)),
+                               .critic = xcalloc(1, learner_critic_bytes(o)),
                                .snapshot_reward = -INFINITY};
     if (config->critics && config->critics[i])
-        memcpy(m.critic, config->critics[i], CRITIC_FEATURES * sizeof(float));
+        memcpy(m.critic, config->critics[i], learner_critic_bytes(o));
+    if (o->exploration_bonus > 0) m.visits = m.critic + CRITIC_FEATURES;
     return m;
 }
 
@@ -764,14 +780,13 @@ struct learner *learner_new(const struct learner_options *o, const struct learne
     return NULL;
 }
 
-size_t learner_critic_bytes(void) {
-    return CRITIC_FEATURES * sizeof(float);
+size_t learner_critic_bytes(const struct learner_options *o) {
+    return (CRITIC_FEATURES + (o->exploration_bonus > 0 ? VISIT_COUNTERS : 0)) * sizeof(float);
 }
 
 float *learner_critic(const struct learner *l, int policy) {
-    float *copy = xmalloc(CRITIC_FEATURES * sizeof *copy);
-    memcpy(copy, l->policies[policy].critic, CRITIC_FEATURES * sizeof *copy);
-    return copy;
+    size_t bytes = learner_critic_bytes(l->o);
+    return memcpy(xmalloc(bytes), l->policies[policy].critic, bytes);
 }
 
 void learner_free(struct learner *l) {
@@ -812,27 +827,29 @@ const struct option_row learner_option_rows[] = {
     ROW("learn", OPT_STRING, learn, "gradient", 0, 0, "NAME",
         "online learning from rewards: gradient or es; from a teacher: clone (imitation); none",
         JOB_ARG_TEXT),
-    ROW("update-interval", OPT_INT, update_interval, "10", 1, 1e6, "N", "ticks between updates"),
-    ROW("batch-size", OPT_INT, batch_size, "4", 1, 4096, "N",
+    ROW("update-interval", OPT_INT, update_interval, "1", 1, 1e6, "N", "ticks between updates"),
+    ROW("batch-size", OPT_INT, batch_size, "32", 1, 4096, "N",
         "experiences of each adapter per update"),
     ROW("buffer-size", OPT_INT, buffer_size, "1000", 8, 1e6, "N",
         "replay buffer of each adapter, in experiences"),
-    ROW("horizon", OPT_INT, horizon, "16", 1, 1000, "N", "steps of the n-step return"),
-    ROW("discount", OPT_FLOAT, discount, "0.9", 0, 1, "X",
+    ROW("horizon", OPT_INT, horizon, "8", 1, 1000, "N", "steps of the n-step return"),
+    ROW("discount", OPT_FLOAT, discount, "0.95", 0, 1, "X",
         "discount factor of rewards per tick (gamma)"),
     ROW("gae-lambda", OPT_FLOAT, gae_lambda, "0.5", 0, 1, "X",
         "lambda of generalised advantage estimation (GAE)"),
     ROW("replay-fraction", OPT_FLOAT, replay_fraction, "0.25", 0, 1, "P",
         "fraction of a batch sampled from the whole replay buffer instead of new experiences"),
-    ROW("shared-experience-fraction", OPT_FLOAT, shared_experience_fraction, "0", 0, 1, "P",
+    ROW("shared-experience-fraction", OPT_FLOAT, shared_experience_fraction, "1", 0, 1, "P",
         "fraction of a batch sampled from the experiences of all adapters (SEAC)"),
-    ROW("entropy-coef", OPT_FLOAT, entropy_coef, "0.05", 0, 10, "X",
+    ROW("entropy-coef", OPT_FLOAT, entropy_coef, "0.1", 0, 10, "X",
         "coefficient of the entropy bonus"),
     ROW("clip-range", OPT_FLOAT, clip_range, "0.2", 0, 10, "X",
         "clip range of the ratio of new to old probability (PPO)"),
     ROW("critic-lr", OPT_FLOAT, critic_lr, "0.1", 0, 1, "X",
         "learning rate of the critic (the baseline)"),
-    ROW("lr", OPT_FLOAT, train.lr, "1e-3", 0, 1e3, "X", "learning rate of the adapters"),
+    ROW("exploration-bonus", OPT_FLOAT, exploration_bonus, "0", 0, 1e6, "X",
+        "reward X / sqrt(n) for the n-th visit of a policy to an observation (0: none)"),
+    ROW("lr", OPT_FLOAT, train.lr, "3e-3", 0, 1e3, "X", "learning rate of the adapters"),
     ROW("warmup-steps", OPT_INT, warmup_steps, "20", 0, 1e6, "N",
         "updates in each generation until the full learning rate, which then decays to a tenth"),
     ROW("update-group-size", OPT_INT, update_group_size, "0", 0, 4096, "N",

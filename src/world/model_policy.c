@@ -28,6 +28,7 @@ struct model_policy *model_policy_new(const struct simulation_request *q, bool l
     p->o.n_envs = 1;
     p->o.steps = INT32_MAX;
     p->o.breed = false;
+    p->o.curriculum = 0;
     if (!learns) p->o.learn.learn = none;
     if (q->o->adapters.n == 0) p->o.init_noise = 0;
     if (initial_adapters_open(&p->initial, &q->o->adapters, q->m, err) == OK) return p;

@@ -18,7 +18,7 @@
 const struct option_row world_rule_rows[] = {
     ROW("rules", OPT_STRING, rules, "legacy", 0, 0, "NAME",
         "rule set that provides the values not given: legacy or repaired", JOB_ARG_TEXT),
-    ROW("size", OPT_INT, size, "20", 4, WORLD_SIDE_MAX, "N",
+    ROW("size", OPT_INT, size, "20", WORLD_SIDE_MIN, WORLD_SIDE_MAX, "N",
         "cells per side, including the border"),
     ROW("walls", OPT_INT, walls, "-1", -1, WORLD_CELLS_MAX, "N",
         "attempts to place an inner wall; -1: as many as size"),

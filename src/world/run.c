@@ -9,6 +9,7 @@
 #include "store/store.h"
 #include "world/internal.h"
 
+#include <dirent.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -21,7 +22,7 @@
 const struct option_row simulation_run_option_rows[] = {
     ROW("adapter", OPT_LIST, adapters, NULL, "DIR",
         "initial adapters, assigned in turn: adapter folders, or runs of 'shoal world' for all "
-        "their adapters",
+        "their adapters; none: untrained ones, also with --watch",
         JOB_ARG_BUILTIN_OR_PATH),
     ROW("runs", OPT_STRING, runs, "runs", "DIR", "folder of runs and of shoal.db",
         JOB_ARG_SERVER_ONLY),
@@ -39,8 +40,9 @@ static const char *const baseline_policies[] = {"rule", "random"};
 struct run {
     const struct simulation_request *q;
     const struct simulation_run_callbacks *cb;
-    const struct simulation_options *o;
-    struct grid_env *grids; /* [n_envs] */
+    const struct simulation_options *o; /* of the request, or `recorded` */
+    struct simulation_options recorded; /* see run_identify */
+    struct grid_env *grids;             /* [n_envs] */
     struct environment *envs, **env_list;
     struct environment *const *active_envs; /* env_list, or external environments */
     struct simulation *simulation;
@@ -54,6 +56,7 @@ struct run {
     json_t *identity, *curve;
     json_t *baselines; /* rows of the baselines */
     /* state of a generation */
+    int map_size; /* see simulation_map_size */
     struct progress bar;
     double reported_at;         /* time of the last speed report */
     int64_t reported_decisions; /* number of decisions at that time */
@@ -85,24 +88,41 @@ static void envs_init(struct run *r) {
     r->active_envs = r->env_list;
 }
 
-static json_t *run_identity(const struct run *r, const struct initial_adapters *f) {
-    json_t *options = options_json(simulation_option_rows, r->o), *adapters = json_array();
-    json_object_update_new(options, options_json(learner_option_rows, &r->o->learn));
-    json_object_del(options, "generations");
-    json_object_set_new(options, "crossover",
-                        json_string(stored_value("operator", r->o->crossover)));
-    for (int i = 0; i < f->n; i++) json_array_append_new(adapters, json_string(f->v[i]->hash));
-    bool external = r->q->external != NULL;
-    return json_pack("{s:s,s:s,s:s,s:i,s:I,s:I,s:o,s:o,s:o}", "model", r->q->m->name,
-                     "model_sha256", r->q->m->hash, "class",
-                     r->q->m->cls == NUMERIC_EXACT ? "exact" : "fast", "agents", r->q->agents,
-                     "steps", (json_int_t)r->o->steps, "seed", (json_int_t)r->o->seed,
-                     external ? "environment" : "rules",
-                     external ? external_envs_json(r->q->external) : world_rules_json(r->q->rules),
-                     "life", options, "adapters", adapters);
+/* Options of later versions. Where they are 0, a run has the name that it had in version 0.1. */
+static const char *const later_options[] = {"curriculum", "exploration-bonus"};
+
+/* The options that determine a run, under their stored names. */
+static json_t *run_options_json(const struct simulation_options *o) {
+    json_t *v = options_json(simulation_option_rows, o);
+    json_object_update_new(v, options_json(learner_option_rows, &o->learn));
+    json_object_del(v, "generations");
+    json_object_set_new(v, "crossover", json_string(stored_value("operator", o->crossover)));
+    for (size_t i = 0; i < ARRAY_LEN(later_options); i++)
+        if (json_get_number(v, later_options[i]) == 0) json_object_del(v, later_options[i]);
+    return v;
 }
 
-static void run_set_name(struct run *r) {
+static json_t *run_identity(const struct run *r, const struct initial_adapters *f) {
+    json_t *adapters = json_array();
+    for (int i = 0; i < f->n; i++) json_array_append_new(adapters, json_string(f->v[i]->hash));
+    bool external = r->q->external != NULL;
+    json_t *v =
+        json_pack("{s:s,s:s,s:s,s:i,s:I,s:I,s:o,s:o,s:o}", "model", r->q->m->name, "model_sha256",
+                  r->q->m->hash, "class", r->q->m->cls == NUMERIC_EXACT ? "exact" : "fast",
+                  "agents", r->q->agents, "steps", (json_int_t)r->o->steps, "seed",
+                  (json_int_t)r->o->seed, external ? "environment" : "rules",
+                  external ? external_envs_json(r->q->external) : world_rules_json(r->q->rules),
+                  "life", run_options_json(r->o), "adapters", adapters);
+    if (r->speaks) json_object_set_new(v, "words", json_string("chosen by the policies"));
+    return v;
+}
+
+/* Sets identity, id and folder by r->o. */
+static void run_set_name(struct run *r, const struct initial_adapters *initial) {
+    json_decref(r->identity);
+    free(r->id);
+    free(r->dir);
+    r->identity = run_identity(r, initial);
     char *text = json_canonical(r->identity), hash[HASH_LEN];
     sha256_bytes(text, strlen(text), hash);
     r->id = xasprintf("world-%.8s", hash);
@@ -110,27 +130,182 @@ static void run_set_name(struct run *r) {
     free(text);
 }
 
+/* recorded options */
+
+/* Adds the values of a run's record to `to`, for the options of a table that the request leaves at
+ * their defaults, and the requested values of the others. */
+static void recorded_options_add(const struct option_row *rows, const void *requested,
+                                 const void *defaults, const json_t *record, json_t *to) {
+    for (const struct option_row *row = rows; row->name; row++) {
+        const char *name = option_stored_name(row);
+        json_t *v = option_changed(row, requested, defaults)
+                        ? option_json(row, requested)
+                        : json_copy(json_object_get(record, name));
+        if (v) json_object_set_new(to, name, v);
+    }
+}
+
+/* Fills the options from a record, for which later_options are off unless it has them. */
+static int options_read(const struct option_row *rows, void *out, json_t *record,
+                        struct error *err) {
+    struct yaml y;
+    for (size_t i = 0; i < ARRAY_LEN(later_options); i++)
+        if (option_find(rows, later_options[i]) && !json_object_get(record, later_options[i]))
+            json_object_set_new(record, later_options[i], json_integer(0));
+    char *text = json_canonical(record);
+    int rc = yaml_parse(&y, "state.json", text, strlen(text), err);
+    y.stored = true;
+    if (rc == OK) rc = options_from_yaml(rows, out, &y, NULL, err);
+    yaml_release(&y);
+    free(text);
+    return rc;
+}
+
+/* Makes r->recorded the options of the run: those of `record` where the request leaves an option at
+ * its default, and the requested ones otherwise. */
+static int recorded_options_read(struct run *r, const json_t *record, struct error *err) {
+    const struct simulation_options *requested = &r->q->o->simulation;
+    struct simulation_options defaults = {0}, *o = &r->recorded;
+    json_t *simulation = json_object(), *learner = json_object();
+    options_default(simulation_option_rows, &defaults);
+    options_default(learner_option_rows, &defaults.learn);
+    options_default(simulation_option_rows, o);
+    options_default(learner_option_rows, &o->learn);
+    o->steps = requested->steps;
+    o->seed = requested->seed;
+    recorded_options_add(simulation_option_rows, requested, &defaults, record, simulation);
+    recorded_options_add(learner_option_rows, &requested->learn, &defaults.learn, record, learner);
+    int rc = options_read(simulation_option_rows, o, simulation, err);
+    if (rc == OK) rc = options_read(learner_option_rows, &o->learn, learner, err);
+    if (rc == OK) rc = simulation_options_check(o, err);
+    if (rc == OK && r->q->external &&
+        (o->n_envs != requested->n_envs || strcmp(o->learn.learn, requested->learn.learn) != 0))
+        rc = error_set(err, ERR_USAGE, "its run has --num-envs %lld and --learn %s: give both",
+                       (long long)o->n_envs, o->learn.learn);
+    if (rc == OK) r->o = o;
+    options_release(simulation_option_rows, &defaults);
+    options_release(learner_option_rows, &defaults.learn);
+    json_decref(simulation);
+    json_decref(learner);
+    return rc;
+}
+
+/* Names the options that the run continues with and that the request has otherwise. */
+static void recorded_options_report(const struct run *r) {
+    struct buf b = {0};
+    json_t *requested = run_options_json(&r->q->o->simulation), *used = run_options_json(r->o), *v;
+    const char *key;
+    json_object_foreach (used, key, v) {
+        if (json_equal(v, json_object_get(requested, key))) continue;
+        char *text = json_dumps(v, JSON_ENCODE_ANY | JSON_REAL_PRECISION(6));
+        buf_printf(&b, "%s%s %s", b.len ? ", " : "", key, text);
+        free(text);
+    }
+    if (b.len) log_info("'%s' continues with the options of its run: %s", r->dir, b.data);
+    buf_release(&b);
+    json_decref(requested);
+    json_decref(used);
+}
+
+/* Defaults of version 0.1 that are others now, under their stored names. null: a later version
+ * added the option. */
+static const char earlier_defaults[] =
+    "{\"minds\": 0, \"held-out\": 4, \"elites\": 4, \"temperature\": 2.0, \"every\": 10, "
+    "\"batch\": 4, \"horizon\": 16, \"discount\": 0.9, \"share\": 0.0, \"entropy\": 0.05, "
+    "\"lr\": 0.001, \"curriculum\": null}";
+
+/* Whether version 0.1 gave a run this identity for the command of the request, whose options are
+ * those of the run, or are at the defaults where the run has earlier defaults. */
+static bool is_earlier_run(const struct run *r, const json_t *identity) {
+    struct error ignored;
+    struct simulation_options defaults = {0};
+    options_default(simulation_option_rows, &defaults);
+    options_default(learner_option_rows, &defaults.learn);
+    json_t *earlier = json_parse(earlier_defaults, strlen(earlier_defaults), "defaults", &ignored),
+           *now = run_options_json(&defaults), *requested = json_deep_copy(r->identity),
+           *options = json_object_get(requested, "life"), *v;
+    const json_t *record = json_object_get(identity, "life");
+    const char *key;
+    CHECK(earlier);
+    json_object_foreach (earlier, key, v) {
+        const json_t *recorded = json_object_get(record, key);
+        if (!json_equal(json_object_get(options, key), json_object_get(now, key))) continue;
+        if (json_is_null(v) && !recorded) json_object_del(options, key);
+        if (recorded && json_equal(recorded, v)) json_object_set(options, key, v);
+    }
+    bool same = json_equal(requested, identity);
+    json_decref(earlier);
+    json_decref(now);
+    json_decref(requested);
+    options_release(simulation_option_rows, &defaults);
+    options_release(learner_option_rows, &defaults.learn);
+    return same;
+}
+
+/* The state of the run in a folder, a new reference, and its identity, borrowed; NULL: none. */
+static json_t *run_state(const char *dir, const json_t **identity) {
+    struct error ignored;
+    json_t *state = simulation_read_state(dir, &ignored);
+    *identity = json_object_get(json_object_get(state, "extra"), "identity");
+    return state;
+}
+
+/* The folder of a run that the command of the request began in version 0.1, malloc'ed; NULL: none.
+ * Of several, the first by name. */
+static char *earlier_run_find(const struct run *r) {
+    char *found = NULL;
+    DIR *d = opendir(r->q->o->runs);
+    for (const struct dirent *f; d && (f = readdir(d));) {
+        const json_t *identity;
+        if (strncmp(f->d_name, "world-", 6) != 0) continue;
+        char *dir = path_join(r->q->o->runs, f->d_name);
+        json_t *state = run_state(dir, &identity);
+        bool better = identity && (!found || strcmp(dir, found) < 0) && is_earlier_run(r, identity);
+        json_decref(state);
+        free(better ? found : dir);
+        if (better) found = dir;
+    }
+    if (d) closedir(d);
+    return found;
+}
+
 /* Whether the folder holds this run. */
 static bool state_exists(const struct run *r) {
-    struct error ignored;
-    json_t *state = simulation_read_state(r->dir, &ignored);
-    bool found =
-        json_equal(json_object_get(json_object_get(state, "extra"), "identity"), r->identity);
+    const json_t *identity;
+    json_t *state = run_state(r->dir, &identity);
+    bool found = identity && json_equal(identity, r->identity);
     json_decref(state);
     return found;
 }
 
-/* Sets identity, id and folder. In worlds with a vocabulary the agents of earlier versions never
- * spoke; the identities of such runs have no "words", and they continue without. */
-static void run_identify(struct run *r, const struct initial_adapters *f) {
-    r->identity = run_identity(r, f);
-    run_set_name(r);
+/* In worlds with a vocabulary the agents of earlier versions never spoke; the identities of such
+ * runs have no "words", and they continue without. */
+static void run_set_speaks(struct run *r, const struct initial_adapters *initial) {
     r->speaks = !r->q->external && r->q->rules->vocabulary && !state_exists(r);
-    if (!r->speaks) return;
-    json_object_set_new(r->identity, "words", json_string("chosen by the policies"));
-    free(r->id);
-    free(r->dir);
-    run_set_name(r);
+    if (r->speaks) run_set_name(r, initial);
+}
+
+/* Sets options, identity and folder. A run that exists keeps its options. */
+static int run_identify(struct run *r, const struct initial_adapters *initial, struct error *err) {
+    if (!model_hash(r->q->m, err)) return err->code;
+    run_set_name(r, initial);
+    char *dir = r->q->o->out          ? xstrdup(r->q->o->out)
+                : path_is_dir(r->dir) ? NULL
+                                      : earlier_run_find(r);
+    const json_t *identity = NULL;
+    json_t *state = dir ? run_state(dir, &identity) : NULL;
+    const json_t *record = json_object_get(identity, "life");
+    int rc = OK;
+    if (json_is_object(record)) {
+        rc = recorded_options_read(r, record, err);
+        if (rc == OK) run_set_name(r, initial);
+        if (rc == OK) recorded_options_report(r);
+        if (rc != OK) error_wrap(err, "'%s'", dir);
+    }
+    json_decref(state);
+    free(dir);
+    if (rc == OK) run_set_speaks(r, initial);
+    return rc;
 }
 
 static int store_record_open(struct run *r, struct error *err) {
@@ -304,6 +479,7 @@ static json_t *outcomes_json(const struct run *r) {
                                      rollbacks, "best", simulation_policy(r->simulation, 0)->name));
     if (n_decisions) json_object_set_new(out, "entropy", json_real(entropy));
     if (r->language) json_object_set_new(out, "language", language_stats_json(r->language));
+    if (r->map_size) json_object_set_new(out, "map_size", json_integer(r->map_size));
     free(v);
     return out;
 }
@@ -492,7 +668,9 @@ static int actions_log_close(struct run *r, int rc, struct error *err) {
 
 static int world_trace_open(struct run *r, const char *path, struct error *err) {
     int g = simulation_generations(r->simulation);
-    int rc = trace_init(&r->trace, r->q->rules, r->q->agents,
+    struct world_rules rules = *r->q->rules; // the trace copies it
+    if (r->map_size) rules.size = r->map_size;
+    int rc = trace_init(&r->trace, &rules, r->q->agents,
                         simulation_seed((uint64_t)r->o->seed, g, 0), r->o->steps, r->id, err);
     if (rc == OK) trace_seek(&r->trace, r->trace_world, 0);
     if (rc == OK && !(r->trace_file = trace_create(&r->trace, path, err))) rc = err->code;
@@ -547,6 +725,7 @@ static int generation_simulate(struct run *r, struct error *err) {
     int64_t before = simulation_generations(r->simulation) * r->o->steps;
     double started_at = r->reported_at = clock_now();
     r->reported_decisions = simulation_decisions(r->simulation);
+    r->map_size = simulation_map_size(r->simulation);
     int rc = trace_begin(r, err), n = 1;
     if (rc == OK) rc = simulation_begin_generation(r->simulation, NULL, err);
     for (int64_t tick = 1; rc == OK && (n = simulation_step(r->simulation, err)) > 0; tick++) {
@@ -573,8 +752,7 @@ static int generations_run(struct run *r, struct error *err) {
 }
 
 static int run_open(struct run *r, const struct initial_adapters *initial, struct error *err) {
-    if (!model_hash(r->q->m, err)) return err->code;
-    run_identify(r, initial);
+    if (run_identify(r, initial, err) != OK) return err->code;
     envs_init(r);
     r->curve = json_array();
     r->baselines = json_array();
@@ -595,6 +773,8 @@ static void run_release(struct run *r) {
     if (r->lineage) fclose(r->lineage);
     if (r->dir) dir_unlock(r->lock_fd, r->dir);
     language_stats_free(r->language);
+    options_release(simulation_option_rows, &r->recorded);
+    options_release(learner_option_rows, &r->recorded.learn);
     json_decref(r->identity);
     json_decref(r->curve);
     json_decref(r->baselines);
@@ -609,8 +789,7 @@ static void run_release(struct run *r) {
 
 static json_t *run_plan_json(struct run *r, const struct initial_adapters *initial,
                              struct error *err) {
-    if (!model_hash(r->q->m, err)) return NULL;
-    run_identify(r, initial);
+    if (run_identify(r, initial, err) != OK) return NULL;
     int64_t n_agents = r->o->n_envs * r->q->agents,
             n_policies = MIN(n_agents, r->o->n_adapters ? r->o->n_adapters : r->q->agents);
     return json_pack("{s:s,s:s,s:b,s:I,s:I,s:I,s:I,s:I,s:s,s:s}", "run", r->id, "writes", r->dir,
@@ -629,7 +808,7 @@ static void past_rows_report(const struct run *r, const struct initial_adapters 
                                             external ? external_envs_json(r->q->external)
                                                      : world_rules_json(r->q->rules),
                                             r->o->seed);
-    if (r->cb->begin) r->cb->begin(r->cb->ctx, r->id, manifest);
+    if (r->cb->begin) r->cb->begin(r->cb->ctx, r->id, r->o, manifest);
     json_decref(manifest);
     json_array_foreach (r->baselines, i, row) r->cb->row(r->cb->ctx, row);
     json_array_foreach (r->curve, i, row) r->cb->row(r->cb->ctx, row);

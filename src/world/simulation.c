@@ -21,6 +21,8 @@
 enum {
     MAX_POLICIES = 4096,
     DEFAULT_CACHED_DECISIONS = 1 << 15, /* 6 MB */
+    CURRICULUM_DELIVERED = 3,           /* per agent and generation, so that the maps grow */
+    CURRICULUM_STEP = 4,                /* cells per side that the maps grow at a time */
     POLICY_BATCH_ROWS = 64,             /* rows of the engine with low_memory */
     POLICY_BATCH_SEQS = 4               /* sequences of the engine with low_memory */
 };
@@ -29,9 +31,16 @@ enum {
 
 static int grid_env_reset(void *ctx, uint64_t seed, struct error *err) {
     struct grid_env *p = ctx;
+    struct world_rules rules = *p->rules; // borrows the texts and lists
     (void)err;
-    world_reset(&p->w, p->rules, p->n_agents, seed);
+    if (p->map_size) rules.size = p->map_size;
+    world_reset(&p->w, &rules, p->n_agents, seed);
     return OK;
+}
+
+static void grid_env_set_map_size(void *ctx, int size) {
+    struct grid_env *p = ctx;
+    p->map_size = size;
 }
 
 static bool grid_env_prompt(void *ctx, int agent, struct buf *out) {
@@ -103,6 +112,8 @@ struct environment grid_env_as_environment(struct grid_env *p) {
                                 .actions = world_action_words,
                                 .n_words = speaks ? (int)p->rules->vocabulary + 1 : 0,
                                 .words = world_word_letters,
+                                .map_size = p->rules->map.n ? 0 : (int)p->rules->size,
+                                .set_map_size = grid_env_set_map_size,
                                 .reset = grid_env_reset,
                                 .prompt = grid_env_prompt,
                                 .step = grid_env_step,
@@ -267,8 +278,12 @@ static int agents_step(struct simulation *s, int n_envs, int tick, struct error 
     return n;
 }
 
-static int envs_reset(struct simulation *s, int n_envs, struct error *err) {
+/* map_size: cells per side of the maps; 0: full size. */
+static int envs_reset(struct simulation *s, int n_envs, int map_size, struct error *err) {
     memset(s->totals, 0, (size_t)s->n_agents * sizeof *s->totals);
+    for (int e = 0; e < n_envs; e++)
+        if (s->envs[e]->map_size)
+            s->envs[e]->set_map_size(s->envs[e]->ctx, map_size ? map_size : s->envs[e]->map_size);
     for (int e = 0; e < n_envs; e++)
         if (s->envs[e]->will_reset) s->envs[e]->will_reset(s->envs[e]->ctx, s->seeds[e]);
     for (int e = 0; e < n_envs; e++)
@@ -334,7 +349,7 @@ int simulation_evaluate(struct simulation *s, struct episode_stats *out, struct 
     for (int map = 0; rc == OK && map < maps; map += batch) {
         int n_envs = MIN(batch, maps - map), n = 1;
         for (int e = 0; e < n_envs; e++) s->seeds[e] = simulation_held_out_seed(map + e);
-        rc = envs_reset(s, n_envs, err);
+        rc = envs_reset(s, n_envs, 0, err);
         for (int tick = 0; rc == OK && n > 0 && tick < s->o->steps; tick++)
             n = agents_step(s, n_envs, tick, err);
         if (n < 0) rc = n;
@@ -418,10 +433,10 @@ static struct adapter *mutate(const struct simulation *s, struct adapter *a, boo
     return child;
 }
 
-static float *critic_copy(const struct policy_record *m) {
+static float *critic_copy(const struct simulation *s, const struct policy_record *m) {
     if (!m->critic) return NULL;
-    float *copy = xmalloc(learner_critic_bytes());
-    return memcpy(copy, m->critic, learner_critic_bytes());
+    float *copy = xmalloc(learner_critic_bytes(&s->o->learn));
+    return memcpy(copy, m->critic, learner_critic_bytes(&s->o->learn));
 }
 
 /* Breeds child k from two of the fittest policies; it inherits the critic of the fitter parent,
@@ -441,7 +456,7 @@ static int child_make(struct simulation *s, int k, struct error *err) {
                                       strcmp(out->adapter->hash, b->adapter->hash) == 0);
     if (out->adapter && mutant) out->adapter = mutate(s, out->adapter, is_parent, rng_u64(&r), err);
     if (out->adapter && s->o->low_memory) out->adapter = policy_to_f16(out->adapter, rng_u64(&r));
-    out->critic = critic_copy(MIN(a, b));
+    out->critic = critic_copy(s, MIN(a, b));
     return out->adapter ? OK : err->code;
 }
 
@@ -459,7 +474,7 @@ static int breed(struct simulation *s, struct error *err) {
     for (int i = 0; i < elites; i++) {
         s->next[i] = s->policies[i];
         s->next[i].adapter = adapter_retain(s->policies[i].adapter);
-        s->next[i].critic = critic_copy(&s->policies[i]);
+        s->next[i].critic = critic_copy(s, &s->policies[i]);
         s->next[i].elite = true;
     }
     for (int k = elites; rc == OK && k < s->n_policies; k++) rc = child_make(s, k, err);
@@ -506,7 +521,7 @@ int simulation_begin_generation(struct simulation *s, const uint64_t *seeds, str
     if (rc == OK && strcmp(s->o->learn.learn, "none") != 0) rc = learner_start(s, err);
     s->tick = 0;
     memset(s->rollout_stats, 0, (size_t)s->n_policies * sizeof *s->rollout_stats);
-    return rc == OK ? envs_reset(s, n, err) : rc;
+    return rc == OK ? envs_reset(s, n, s->map_size, err) : rc;
 }
 
 /* With low_memory there is no room for a second copy of the adapters, so the records refer to the
@@ -533,9 +548,36 @@ int simulation_step(struct simulation *s, struct error *err) {
     return rc == OK ? n : rc;
 }
 
+/* curriculum */
+
+/* The size of the first maps; 0: full size. */
+static int curriculum_start(const struct simulation *s) {
+    int size = (int)s->o->curriculum;
+    bool learns = strcmp(s->o->learn.learn, "none") != 0;
+    return learns && size < s->envs[0]->map_size ? size : 0;
+}
+
+/* Makes the maps larger if the agents delivered enough in this generation. On a small map an agent
+ * finds food and home by chance. Its skills work on larger maps too, because an observation has
+ * directions and no positions. */
+static void curriculum_advance(struct simulation *s) {
+    double delivered = 0;
+    if (!s->map_size) return;
+    for (int i = 0; i < s->n_policies; i++)
+        delivered += s->policies[i].outcome.delivered / s->n_policies;
+    if (delivered < CURRICULUM_DELIVERED) return;
+    s->map_size += CURRICULUM_STEP;
+    if (s->map_size >= s->envs[0]->map_size) s->map_size = 0;
+}
+
+int simulation_map_size(const struct simulation *s) {
+    return s->map_size;
+}
+
 void simulation_end_generation(struct simulation *s) {
     if (s->learner) agents_finish_episodes(s, s->tick);
     policies_record(s);
+    curriculum_advance(s);
     policies_sort(s);
     s->generation++;
     learner_free(s->learner);
@@ -643,6 +685,7 @@ struct simulation *simulation_new(const struct model *m, const struct simulation
         .m = m, .o = o, .envs = envs, .pool = pool, .agents_per_env = agents_per_env};
     s->n_agents = n_agents;
     s->n_policies = MIN(n_agents, o->n_adapters ? (int)o->n_adapters : agents_per_env);
+    s->map_size = curriculum_start(s);
     struct policy_runner_options runner_options = {.temperature = o->temperature,
                                                    .text = strcmp(o->decode, "text") == 0,
                                                    .max_rows = MIN(512, MAX(64, n_agents * 16)),
@@ -699,12 +742,12 @@ void simulation_free(struct simulation *s) {
     }
 
 const struct option_row simulation_option_rows[] = {
-    ROW("num-adapters", OPT_INT, n_adapters, "0", 0, MAX_POLICIES, "N",
+    ROW("num-adapters", OPT_INT, n_adapters, "1", 0, MAX_POLICIES, "N",
         "number of adapters (policies); further agents share them (0: one per agent of a world)"),
     ROW("num-envs", OPT_INT, n_envs, "1", 1, 1024, "N", "worlds that are simulated at once"),
     ROW("generations", OPT_INT, generations, "10", 0, 1e6, "N",
         "generations, an episode each; 0: only evaluate"),
-    ROW("temperature", OPT_FLOAT, temperature, "2", 1e-3, 100, "X",
+    ROW("temperature", OPT_FLOAT, temperature, "4", 1e-3, 100, "X",
         "temperature of action sampling"),
     ROW("decode", OPT_STRING, decode, "score", 0, 0, "NAME",
         "score: sample from the exact probabilities of the actions; text: generate text and parse "
@@ -714,7 +757,7 @@ const struct option_row simulation_option_rows[] = {
         JOB_ARG_TEXT),
     ROW("breed", OPT_BOOL, breed, "true", 0, 0, NULL,
         "evolution: the next generation consists of elites and children of the fittest"),
-    ROW("elites", OPT_INT, elites, "4", 0, MAX_POLICIES, "N",
+    ROW("elites", OPT_INT, elites, "1", 0, MAX_POLICIES, "N",
         "adapters that enter the next generation unchanged"),
     ROW("parent-fraction", OPT_FLOAT, parent_fraction, "0.5", 0, 1, "P",
         "fraction of the fittest adapters that become parents"),
@@ -727,7 +770,10 @@ const struct option_row simulation_option_rows[] = {
         "standard deviation of the initial noise in each adapter; 0: all start as the base model"),
     ROW("carry-elite-stats", OPT_BOOL, carry_elite_stats, NULL, 0, 0, NULL,
         "elites keep the statistics of earlier generations (legacy)"),
-    ROW("eval-maps", OPT_INT, eval_maps, "4", 1, 10000, "N",
+    ROW("curriculum", OPT_INT, curriculum, "8", 0, WORLD_SIDE_MAX, "N",
+        "cells per side of the first maps of policies that learn; the maps grow to their full size "
+        "as the agents deliver (0: full size; drawn maps have one size)"),
+    ROW("eval-maps", OPT_INT, eval_maps, "2", 1, 10000, "N",
         "held-out maps of the evaluation after each generation"),
     ROW("lora-dtype", OPT_STRING, lora_dtype, "f32", 0, 0, "ELEM",
         "number format of adapters in the forward pass: f32, bf16, f16 or i8 (with --low-memory: "
@@ -739,6 +785,10 @@ const struct option_row simulation_option_rows[] = {
 };
 
 int simulation_options_check(const struct simulation_options *o, struct error *err) {
+    if (o->curriculum && o->curriculum < WORLD_SIDE_MIN)
+        return error_set(err, ERR_USAGE,
+                         "--curriculum %lld: the smallest map has %d cells per side",
+                         (long long)o->curriculum, WORLD_SIDE_MIN);
     bool text = strcmp(o->decode, "text") == 0;
     if (!text && strcmp(o->decode, "score") != 0)
         return error_set(err, ERR_USAGE, "no decoding '%s'; there are score and text", o->decode);

@@ -139,7 +139,7 @@ static int policy_adapter_save(const struct simulation *s, const char *dir,
 /* Writes the critics of all policies, concatenated; zeros for a policy without one. */
 static int critics_write(const struct simulation *s, const char *path, char hash[HASH_LEN],
                          struct error *err) {
-    size_t critic_bytes = learner_critic_bytes(),
+    size_t critic_bytes = learner_critic_bytes(&s->o->learn),
            total_bytes = critic_bytes * (size_t)s->n_policies;
     uint8_t *bytes = try_calloc(1, total_bytes, err);
     if (!bytes) return err->code;
@@ -191,6 +191,7 @@ int simulation_save(const struct simulation *s, const char *dir, const json_t *e
         json_t *v = json_pack("{s:i,s:i,s:I,s:s,s:O,s:O}", "shoal_life", VERSION, "generation",
                               s->generation, "decisions", (json_int_t)s->decisions, "critics", hash,
                               "minds", policies, "extra", extra);
+        if (s->o->curriculum) json_object_set_new(v, "map_size", json_integer(s->map_size));
         char *text = json_canonical(v);
         rc = file_write(path, text, strlen(text), err);
         free(text);
@@ -254,7 +255,7 @@ static int policy_read(const struct simulation *s, const char *dir, const json_t
 
 static int critics_read(const struct simulation *s, const char *path, const char *expected_hash,
                         struct policy_record *policies, struct error *err) {
-    size_t critic_bytes = learner_critic_bytes(),
+    size_t critic_bytes = learner_critic_bytes(&s->o->learn),
            total_bytes = critic_bytes * (size_t)s->n_policies;
     char hash[HASH_LEN];
     struct buf b = {0};
@@ -272,11 +273,15 @@ static int critics_read(const struct simulation *s, const char *path, const char
 
 static int state_read(struct simulation *s, const char *dir, const json_t *v, struct error *err) {
     const json_t *policies = json_object_get(v, "minds");
-    int64_t generation, decisions;
+    int64_t generation, decisions, map_size = 0;
     if (json_integer_value(json_object_get(v, "shoal_life")) != VERSION)
         return error_set(err, ERR_FORMAT, "it is not a simulation state of a known version");
     int rc = count_read(v, "generation", INT32_MAX - 1, &generation, err);
     if (rc == OK) rc = count_read(v, "decisions", INT64_MAX, &decisions, err);
+    if (rc == OK && s->o->curriculum)
+        rc = count_read(v, "map_size", s->envs[0]->map_size, &map_size, err);
+    if (rc == OK && map_size && map_size < WORLD_SIDE_MIN)
+        rc = error_set(err, ERR_FORMAT, "'map_size' must be at least %d", WORLD_SIDE_MIN);
     if (rc != OK) return rc;
     if (json_array_size(policies) != (size_t)s->n_policies)
         return error_set(err, ERR_MISMATCH, "it has %zu policies, and this simulation has %d",
@@ -292,6 +297,7 @@ static int state_read(struct simulation *s, const char *dir, const json_t *v, st
         loaded = old;
         s->generation = (int)generation;
         s->decisions = decisions;
+        s->map_size = (int)map_size;
     }
     policy_records_release(loaded, s->n_policies);
     free(loaded);

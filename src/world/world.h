@@ -28,6 +28,7 @@
 #include "world/environment.h"
 
 enum {
+    WORLD_SIDE_MIN = 4,
     WORLD_SIDE_MAX = 64,
     WORLD_CELLS_MAX = WORLD_SIDE_MAX * WORLD_SIDE_MAX,
     WORLD_AGENTS_MAX = 64,
@@ -379,6 +380,7 @@ struct grid_env {
     const struct world_policy *teacher;
     int n_agents;
     bool is_silent; /* agents say no words even if the rules have a vocabulary */
+    int map_size; /* cells per side of the next map; 0: as in the rules */
 };
 struct environment grid_env_as_environment(struct grid_env *p);
 struct episode_stats world_episode_stats(const struct world *w); /* the mean over its agents */
@@ -434,18 +436,19 @@ const int32_t *policy_runner_action_tokens(const struct policy_runner *a);
 
 struct learner_options {     /* filled from option rows; a value before ':' is the default */
     char *learn;             /* gradient, clone, es or none */
-    int64_t update_interval; /* 10: ticks between updates */
-    int64_t batch_size;      /* 4: experiences per policy in an update */
+    int64_t update_interval; /* 1: ticks between updates */
+    int64_t batch_size;      /* 32: experiences per policy in an update */
     int64_t buffer_size;     /* 1000: capacity of a policy's replay buffer */
-    int64_t horizon;         /* 16: ticks after which a return is final */
-    double discount;         /* 0.9 */
+    int64_t horizon;         /* 8: ticks after which a return is final */
+    double discount;         /* 0.95 */
     double gae_lambda;       /* 0.5: lambda of generalised advantage estimation */
     double replay_fraction;  /* 0.25: share of a batch sampled from the whole replay buffer */
-    double shared_experience_fraction; /* 0: share of a batch sampled from all policies' buffers */
-    double entropy_coef;               /* 0.05: weight of the entropy bonus */
-    double clip_range;          /* 0.2: clips the ratio of new to old probability, as in PPO */
-    double critic_lr;           /* 0.1: learning rate of the critic */
-    int64_t warmup_steps;       /* 20: updates until the full learning rate */
+    double shared_experience_fraction; /* 1: share of a batch sampled from all policies' buffers */
+    double entropy_coef;               /* 0.1: weight of the entropy bonus */
+    double clip_range;        /* 0.2: clips the ratio of new to old probability, as in PPO */
+    double critic_lr;         /* 0.1: learning rate of the critic */
+    double exploration_bonus; /* 0: β of the reward β / √n for meeting a prompt the n-th time */
+    int64_t warmup_steps;     /* 20: updates until the full learning rate */
     int64_t update_group_size;  /* policies per update, groups take turns; 0: all */
     int64_t perturbation_ticks; /* 50: ticks for which es keeps one perturbation */
     double sigma;               /* 0.1: scale of a perturbation of es */
@@ -501,31 +504,33 @@ void learner_finish_episode(struct learner *l, int agent, const struct policy_de
  * it is. */
 int learner_tick(struct learner *l, int generation, int tick, struct error *err);
 struct adapter *learner_adapter(const struct learner *l, int policy); /* current; borrowed */
-/* A malloc'ed copy of a policy's critic, of learner_critic_bytes. */
+/* A malloc'ed copy of a policy's critic, of learner_critic_bytes. With an exploration bonus the
+ * numbers of visits follow its weights. */
 float *learner_critic(const struct learner *l, int policy);
-size_t learner_critic_bytes(void);
+size_t learner_critic_bytes(const struct learner_options *o);
 int64_t learner_updates(const struct learner *l); /* sum over all policies */
 struct policy_health learner_health(const struct learner *l, int policy);
 
 /* generations */
 
 struct simulation_options { /* filled from option rows; a value before ':' is the default */
-    int64_t n_adapters;     /* number of policies; 0: as many as an environment has agents */
+    int64_t n_adapters;     /* 1: number of policies; 0: one per agent of an environment */
     int64_t n_envs;         /* 1: number of environments */
     int64_t generations;    /* 10 */
     int64_t steps, seed;    /* ticks per generation, random seed; set by the caller */
-    double temperature;     /* 2: temperature of the policies */
+    double temperature;     /* 4: temperature of the policies */
     char *decode;           /* score or text */
     char *teacher;          /* reflex: the scripted policy that clone imitates */
     bool breed;             /* true */
-    int64_t elites;         /* 4: policies that are copied unchanged */
+    int64_t elites;         /* 1: policies that are copied unchanged */
     double parent_fraction; /* 0.5: share of the fittest policies that have children */
     char *crossover;        /* delta: operator on two parents */
     char *mutation;         /* noise: operator on one child */
     double mutation_rate;   /* 0.1: share of the children that mutate */
     double init_noise;      /* 0.02: standard deviation of the noise in B of new adapters */
     bool carry_elite_stats; /* elites sum their statistics over generations */
-    int64_t eval_maps;      /* 4: number of held-out maps */
+    int64_t curriculum;     /* 8: cells per side of the first maps of training; 0: full size */
+    int64_t eval_maps;      /* 2: number of held-out maps */
     bool low_memory;        /* use little memory */
     char *lora_dtype;       /* f32: element type of the adapters for decisions */
     struct learner_options learn;
@@ -570,6 +575,10 @@ int simulation_generations(const struct simulation *s); /* number of completed g
 int64_t simulation_decisions(const struct simulation *s);
 /* The number of updates of all policies in this generation. */
 int64_t simulation_updates(const struct simulation *s);
+/* Cells per side of the maps of this generation, or between two generations of the next one; 0:
+ * full size. With `curriculum` the first maps are small, and they grow after each generation in
+ * which the agents have delivered enough. */
+int simulation_map_size(const struct simulation *s);
 int simulation_n_policies(const struct simulation *s);
 struct policy_record {
     char name[32], parents[2][32];
@@ -664,14 +673,18 @@ struct simulation_request { /* all fields are borrowed */
     struct pool *pool;
 };
 struct simulation_run_callbacks {
-    /* May be NULL. `manifest`: see manifest_json; borrowed during the call. */
-    void (*begin)(void *ctx, const char *id, const json_t *manifest);
+    /* May be NULL. `o`: the options of the run, see simulation_run; `manifest`: see manifest_json.
+     * Both are borrowed during the call. */
+    void (*begin)(void *ctx, const char *id, const struct simulation_options *o,
+                  const json_t *manifest);
     /* Called with {policy, held_out} for each baseline policy, then with {generation, decisions,
      * held_out, lived} for each generation. In a resumed run the earlier generations come first. */
     void (*row)(void *ctx, const json_t *row);
     void *ctx;
 };
-/* ERR_STATE: cancelled (log_check_cancelled). The same call continues an interrupted run. */
+/* ERR_STATE: cancelled (log_check_cancelled). The same call continues an interrupted run. If the
+ * folder has a run, options that the request leaves at their defaults take the values of that run,
+ * because earlier versions had other defaults. */
 int simulation_run(const struct simulation_request *q, const struct simulation_run_callbacks *cb,
                    struct error *err);
 /* Describes a run without starting it: {run, writes, continues, …}. */

@@ -818,6 +818,11 @@ says "a killed simulation" 0 "was stopped after tick 30" "$shoal" world --replay
 "$shoal" world --watch --steps 30 --world worlds/maze.yaml >"$tmp/out" 2>"$tmp/err"
 holds "--watch without a terminal prints the last frame" "tick 30 of 30" "$tmp/out"
 if grep -q "$(printf '\033')" "$tmp/out"; then bad "no escapes outside a terminal" "there are"; else ok "no escapes outside a terminal"; fi
+says "trained agents" 0 "have the adapter 'worlds/forager'" "$shoal" world models/fry --watch --agents 2 --steps 3
+"$shoal" world models/fry --watch --agents 2 --steps 3 --adapter none >"$tmp/none" 2>"$tmp/err"
+if ! grep -q forager "$tmp/err" && [ -s "$tmp/none" ] && ! cmp -s "$tmp/out" "$tmp/none"; then ok "untrained agents"; else bad "untrained agents" "$(cat "$tmp/err")"; fi
+"$shoal" world test/models/fry-1 --watch --agents 2 --steps 3 >"$tmp/out" 2>"$tmp/err"
+if grep -q forager "$tmp/err"; then bad "agents of another model" "$(cat "$tmp/err")"; else ok "agents of another model"; fi
 says "an unknown world" 2 "no world 'none'" "$shoal" world --world none
 says "an unknown policy" 2 "no policy 'none'" "$shoal" world --policy none
 says "--rules is refused" 2 "here it is --world legacy" "$shoal" world --rules seed
@@ -939,6 +944,11 @@ if [ -e test/models/fry-1/config.json ]; then
     says "a world of an earlier version has no lineage" 1 "did not record its generations" "$shoal" lineage ltwo --runs "$tmp"
     says "other options in the same folder" 1 "holds a run of other options; name another folder with --out" $lives --generations 3 --lr 2e-3 --out "$tmp/lone"
     same "which do not change it" "$tmp/state" "$tmp/lone/state.json"
+    $lives --generations 1 --lr 5e-3 --curriculum 0 --out "$tmp/lkept" >"$tmp/out" 2>"$tmp/err"
+    says "a run keeps its options" 0 "continues with the options of its run: lr 0.005" \
+        "$shoal" world test/models/fry-1 --steps 20 --agents 4 --held-out 2 --update-interval 5 --batch-size 2 --runs "$tmp/lruns" --generations 2 --out "$tmp/lkept"
+    $lives --generations 2 --lr 5e-3 --curriculum 0 --out "$tmp/lwhole" >"$tmp/out" 2>"$tmp/err"
+    same "as if they had been given" "$tmp/lwhole/state.json" "$tmp/lkept/state.json"
     $lives --generations 2 --out "$tmp/lone" --json >"$tmp/out" 2>"$tmp/err"
     sed '1,2d' "$tmp/out" >"$tmp/rows"
     if [ "$(wc -l <"$tmp/out")" = "$(wc -l <"$tmp/lone/curve.jsonl")" ]; then ok "--json gives the curve's lines"; else bad "--json gives the curve's lines" "$(cat "$tmp/out")"; fi

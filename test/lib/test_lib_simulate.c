@@ -61,8 +61,9 @@ struct layer_run {
     char id[64];
 };
 
-static void on_begin(void *ctx, const char *id, const json_t *manifest) {
-    (void)manifest;
+static void on_begin(void *ctx, const char *id, const struct simulation_options *o,
+                     const json_t *manifest) {
+    (void)o, (void)manifest;
     struct layer_run *l = ctx;
     snprintf(l->id, sizeof l->id, "%s", id);
 }

@@ -11,6 +11,7 @@
 #define _GNU_SOURCE
 #include "fixture.h"
 #include "folder.h"
+#include "old_defaults.h"
 #include "world/internal.h"
 
 #include <dirent.h>
@@ -473,6 +474,7 @@ struct learner_test {
 static struct learner_options learner_options_init(const char *learn) {
     struct learner_options o = {0};
     options_default(learner_option_rows, &o);
+    learner_options_set_old_defaults(&o);
     free(o.learn);
     o.learn = xstrdup(learn);
     o.warmup_steps = 0;
@@ -547,6 +549,7 @@ static void learner_test_episode(struct learner_test *s, int agent, const struct
 enum { STATES = 5, MAX_STEPS = 40 };
 struct naive_returns {
     float v[STATES]; /* the critic */
+    int visits[STATES];
     struct {
         int state[MAX_STEPS], n, n_final;
         double value[MAX_STEPS + 1], reward[MAX_STEPS];
@@ -568,6 +571,8 @@ static void naive_finalize(struct naive_returns *r, const struct learner_options
 static void naive_observe_action(struct naive_returns *r, const struct learner_options *o, int b,
                                  int state) {
     int n = r->agent[b].n;
+    double bonus = o->exploration_bonus / sqrt(++r->visits[state]);
+    if (n > 0) r->agent[b].reward[n - 1] += bonus;
     r->agent[b].value[n] = (double)r->v[state];
     if (n - r->agent[b].n_final == o->horizon) naive_finalize(r, o, b);
     r->agent[b].state[n] = state;
@@ -586,18 +591,34 @@ static int float_order(const void *a, const void *b) {
     return (x > y) - (x < y);
 }
 
-/* The values of the critic's table other than 0 are the values of the states. */
-static void assert_critic(const struct learner_test *s, const struct naive_returns *r) {
-    float *table = learner_critic(s->l, 0), have[STATES], want[STATES];
+/* The entries of a table from `begin` to `end` other than 0, sorted. */
+static void table_values(const float *table, size_t begin, size_t end, float have[STATES]) {
     int n = 0;
-    for (size_t i = 0; i < learner_critic_bytes() / sizeof(float); i++) {
+    for (size_t i = begin; i < end; i++) {
         if (table[i] == 0) continue;
         assert_true(n < STATES);
         have[n++] = table[i];
     }
     assert_int_equal(n, STATES);
-    memcpy(want, r->v, sizeof want);
     qsort(have, STATES, sizeof *have, float_order);
+}
+
+/* The values of the critic's table other than 0 are the values of the states. With an exploration
+ * bonus the numbers of visits follow. */
+static void assert_critic(const struct learner_test *s, const struct naive_returns *r) {
+    struct learner_options plain = {0};
+    float *table = learner_critic(s->l, 0), have[STATES], want[STATES];
+    size_t n = learner_critic_bytes(&plain) / sizeof(float),
+           all = learner_critic_bytes(&s->o) / sizeof(float);
+    assert_int_equal(all > n, s->o.exploration_bonus > 0);
+    if (all > n) {
+        for (int i = 0; i < STATES; i++) want[i] = (float)r->visits[i];
+        qsort(want, STATES, sizeof *want, float_order);
+        table_values(table, n, all, have);
+        assert_memory_equal(have, want, sizeof want);
+    }
+    table_values(table, 0, n, have);
+    memcpy(want, r->v, sizeof want);
     qsort(want, STATES, sizeof *want, float_order);
     for (int i = 0; i < STATES; i++)
         if (fabs((double)(have[i] - want[i])) > 1e-5)
@@ -605,12 +626,13 @@ static void assert_critic(const struct learner_test *s, const struct naive_retur
     free(table);
 }
 
-static void returns_compare(int horizon, int length, double lambda, bool dies) {
+static void returns_compare(int horizon, int length, double lambda, bool dies, double bonus) {
     struct learner_options o = learner_options_init("gradient");
     o.horizon = horizon;
     o.gae_lambda = lambda;
     o.update_interval = 1 << 20;
     o.critic_lr = 0.3;
+    o.exploration_bonus = bonus;
     struct learner_test s;
     struct naive_returns r = {0};
     struct rng rng = rng_make((uint64_t)(horizon * 100 + length), RNG_TEST, 9, 0);
@@ -643,7 +665,13 @@ static void test_returns(void **state) {
     static const int cases[][2] = {{3, 20}, {16, 5}, {6, 6}, {1, 9}, {5, 6}, {16, 33}};
     for (size_t i = 0; i < ARRAY_LEN(cases); i++)
         for (int k = 0; k < 4; k++)
-            returns_compare(cases[i][0], cases[i][1], k & 1 ? 1 : 0.5, k & 2);
+            returns_compare(cases[i][0], cases[i][1], k & 1 ? 1 : 0.5, k & 2, 0);
+}
+
+/* The reward for the n-th visit of a prompt is β / √n; only the learner counts it. */
+static void test_exploration_bonus(void **state) {
+    (void)state;
+    for (int k = 0; k < 4; k++) returns_compare(5, 12, k & 1 ? 1 : 0.5, k & 2, 0.7);
 }
 
 static struct decision_case clone_case(int i) {
@@ -733,7 +761,7 @@ static char *hash_with_shared_experience(double share, const struct decision_cas
     }
     for (int i = 0; i < 6; i++) learner_test_update(&s);
     float *baseline = learner_critic(s.l, 0);
-    for (size_t i = 0; i < learner_critic_bytes() / sizeof(float); i++)
+    for (size_t i = 0; i < learner_critic_bytes(&s.o) / sizeof(float); i++)
         *critic += fabs((double)baseline[i]);
     free(baseline);
     char *hash = xstrdup(learner_test_hash(&s, 0));
@@ -1150,6 +1178,7 @@ static struct simulation_options simulation_options_init(const char *learn) {
     struct simulation_options o = {0};
     options_default(simulation_option_rows, &o);
     options_default(learner_option_rows, &o.learn);
+    simulation_options_set_old_defaults(&o);
     free(o.learn.learn);
     o.learn.learn = xstrdup(learn);
     o.learn.train.r = 2;
@@ -1400,6 +1429,110 @@ static void test_interruptions_change_nothing(void **state) {
     assert_int_equal(count_entries(dir, "critics-"), 1);
     free(minds);
     free(dir);
+}
+
+/* The mean reward of an agent in the last of three generations of 200 ticks in the toy environment,
+ * with the default options. */
+static double reward_with_defaults(char *learn) {
+    struct simulation_test w;
+    struct buf log_text = {0};
+    struct simulation_options o = {0};
+    double sum = 0;
+    options_default(simulation_option_rows, &o);
+    options_default(learner_option_rows, &o.learn);
+    free(o.learn.learn);
+    o.learn.learn = xstrdup(learn);
+    o.n_envs = 2;
+    o.steps = 200;
+    o.seed = 3;
+    simulation_test_open(&w, o, true, 1);
+    for (int g = 0; g < 3; g++) generation_run(&w, ALL_TICKS, &log_text);
+    for (int i = 0; i < simulation_n_policies(w.simulation); i++)
+        sum += simulation_policy(w.simulation, i)->outcome.reward;
+    sum /= simulation_n_policies(w.simulation);
+    simulation_test_close(&w);
+    buf_release(&log_text);
+    return sum;
+}
+
+static void test_defaults_learn(void **state) {
+    (void)state;
+    double learned = reward_with_defaults("gradient"), untrained = reward_with_defaults("none");
+    if (!(learned > untrained + 10)) fail_msg("reward %g, untrained %g", learned, untrained);
+}
+
+/* the curriculum */
+
+/* Small maps on which random agents deliver: food grows on every cell in every tick. */
+static void curriculum_test_open(struct simulation_test *w) {
+    struct simulation_options o = simulation_options_init("gradient");
+    o.curriculum = 4;
+    o.steps = 220;
+    o.learn.update_interval = 50;
+    o.learn.exploration_bonus = 0.5;
+    simulation_test_open(w, o, false, 1);
+    w->rules.size = 12;
+    w->rules.food = 200;
+    w->rules.food_every = 1;
+    simulation_free(w->simulation);
+    for (int i = 0; i < o.n_envs; i++) w->envs[i] = grid_env_as_environment(&w->grids[i]);
+    simulation_start(w);
+}
+
+static double mean_delivered(const struct simulation *l) {
+    double sum = 0;
+    for (int i = 0; i < POLICIES; i++) sum += simulation_policy(l, i)->outcome.delivered / POLICIES;
+    return sum;
+}
+
+/* Maps grow after each generation with enough deliveries, up to their full size; held-out maps have
+ * the full size. With `dir` each generation is continued in another object. */
+static char *curriculum_log(const char *dir) {
+    struct simulation_test w;
+    struct buf log_text = {0};
+    int size = 4, grown = 0;
+    curriculum_test_open(&w);
+    for (int g = 0; g < 4; g++) {
+        if (dir && g > 0) {
+            simulation_free(w.simulation);
+            simulation_start(&w);
+            state_load(w.simulation, dir);
+        }
+        assert_int_equal(simulation_map_size(w.simulation), size);
+        generation_run(&w, ALL_TICKS, &log_text);
+        assert_int_equal(w.grids[0].w.size, size ? size : 12);
+        bool grows = size && mean_delivered(w.simulation) >= 3;
+        if (grows) size = size + 4 < 12 ? size + 4 : 0;
+        grown += grows;
+        buf_printf(&log_text, "%d\n", size);
+        policies_log(w.simulation, true, &log_text);
+        evaluation_log(&w, &log_text);
+        assert_int_equal(w.grids[0].w.size, 12);
+        if (dir) state_save(w.simulation, dir);
+    }
+    assert_true(grown >= 1);
+    simulation_test_close(&w);
+    return log_text.data;
+}
+
+static void test_curriculum(void **state) {
+    (void)state;
+    char *dir = path_in_folder("curriculum");
+    assert_strings(curriculum_log(NULL), curriculum_log(dir), true);
+    free(dir);
+}
+
+/* Maps keep their full size without learning, without the option and where they have no size. */
+static void test_without_curriculum(void **state) {
+    (void)state;
+    for (int k = 0; k < 3; k++) {
+        struct simulation_test w;
+        struct simulation_options o = simulation_options_init(k == 0 ? "none" : "gradient");
+        o.curriculum = k == 1 ? 0 : 8;
+        simulation_test_open(&w, o, k == 2, 1);
+        assert_int_equal(simulation_map_size(w.simulation), 0);
+        simulation_test_close(&w);
+    }
 }
 
 /* Learning rates that make all weights non-finite: all policies are rolled back repeatedly, and the
@@ -1930,6 +2063,10 @@ static void test_options(void **state) {
     struct simulation_options o = simulation_options_init("clone");
     o.learn.buffer_size = 2 * o.learn.batch_size - 1;
     assert_int_equal(simulation_options_check(&o, &err), ERR_USAGE);
+    o.learn.buffer_size++;
+    assert_int_equal(simulation_options_check(&o, &err), OK);
+    o.curriculum = 3;
+    assert_int_equal(simulation_options_check(&o, &err), ERR_USAGE);
     options_release(learner_option_rows, &o.learn);
     options_release(simulation_option_rows, &o);
 }
@@ -1945,6 +2082,7 @@ int main(void) {
         cmocka_unit_test(test_action_words_with_a_common_prefix),
         cmocka_unit_test(test_text_answers_are_parsed),
         cmocka_unit_test(test_returns),
+        cmocka_unit_test(test_exploration_bonus),
         cmocka_unit_test(test_replay_buffer_drops_the_oldest),
         cmocka_unit_test(test_replay_share),
         cmocka_unit_test(test_shared_experience),
@@ -1961,6 +2099,9 @@ int main(void) {
         cmocka_unit_test(test_language),
         cmocka_unit_test(test_threads_change_nothing),
         cmocka_unit_test(test_interruptions_change_nothing),
+        cmocka_unit_test(test_defaults_learn),
+        cmocka_unit_test(test_curriculum),
+        cmocka_unit_test(test_without_curriculum),
         cmocka_unit_test(test_rate_that_makes_all_nonfinite),
         cmocka_unit_test(test_nonfinite_policy_does_not_change_others),
         cmocka_unit_test(test_health_of_a_short_generation),

@@ -11,6 +11,7 @@
 #define _GNU_SOURCE
 #include "fixture.h"
 #include "folder.h"
+#include "old_defaults.h"
 #include "world/world.h"
 
 #include <math.h>
@@ -108,6 +109,7 @@ static void string_set(char **to, const char *name) {
 static struct learner_options options(int window, double sigma, const char *shaping, double lr) {
     struct learner_options o = {0};
     options_default(learner_option_rows, &o);
+    learner_options_set_old_defaults(&o);
     string_set(&o.learn, "es");
     string_set(&o.shaping, shaping);
     string_set(&o.train.optim, "sgd");
@@ -476,6 +478,7 @@ struct simulation_test {
 static void simulation_start(struct simulation_test *p, const char *learn, double lr, int threads) {
     *p = (struct simulation_test){.pool = threads > 1 ? pool_new(threads) : NULL};
     options_default(simulation_option_rows, &p->o);
+    simulation_options_set_old_defaults(&p->o);
     struct learner_options lo = options(5, 0.03, "rank", lr);
     string_set(&lo.learn, learn);
     p->o.learn = lo;

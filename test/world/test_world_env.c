@@ -8,6 +8,7 @@
 /* levels: once */
 #define _GNU_SOURCE
 #include "fixture.h"
+#include "old_defaults.h"
 #include "world/world.h"
 
 #include <setjmp.h>
@@ -71,6 +72,7 @@ static struct simulation_options options_init(int worlds) {
     struct simulation_options o = {0};
     options_default(simulation_option_rows, &o);
     options_default(learner_option_rows, &o.learn);
+    simulation_options_set_old_defaults(&o);
     o.n_envs = worlds;
     o.steps = TICKS;
     o.seed = 3;
@@ -134,7 +136,7 @@ static void simulations_equal(int worlds) {
             assert_string_equal(a->name, b->name);
             assert_string_equal(a->adapter->hash, b->adapter->hash);
             assert_true(a->outcome.reward == b->outcome.reward);
-            assert_memory_equal(a->critic, b->critic, learner_critic_bytes());
+            assert_memory_equal(a->critic, b->critic, learner_critic_bytes(&o.learn));
         }
         struct episode_stats x[2], y[2];
         assert_int_equal(simulation_evaluate(in_process, x, &err), OK);

@@ -721,6 +721,16 @@ static void speed_report(struct run *r, double seconds) {
     r->reported_decisions = decisions;
 }
 
+/* Shows the progress and, in the grid environment, the deliveries per agent so far in the first
+ * world of the generation. */
+static void progress_show(struct run *r, int64_t ticks) {
+    char note[48] = "";
+    const struct world *w = r->trace_world;
+    if (!r->q->external && w->n_agents)
+        snprintf(note, sizeof note, "delivered %.2f", world_episode_stats(w).delivered);
+    progress_update(&r->bar, ticks, *note ? note : NULL);
+}
+
 static int generation_simulate(struct run *r, struct error *err) {
     int64_t before = simulation_generations(r->simulation) * r->o->steps;
     double started_at = r->reported_at = clock_now();
@@ -730,7 +740,7 @@ static int generation_simulate(struct run *r, struct error *err) {
     if (rc == OK) rc = simulation_begin_generation(r->simulation, NULL, err);
     for (int64_t tick = 1; rc == OK && (n = simulation_step(r->simulation, err)) > 0; tick++) {
         rc = trace_tick(r, tick, err);
-        progress_update(&r->bar, before + tick, NULL);
+        progress_show(r, before + tick);
         speed_report(r, SPEED_REPORT_SECONDS);
         if (rc == OK) rc = log_check_cancelled(err);
     }

@@ -113,6 +113,7 @@ struct watch {
 static int on_progress(void *ctx, const struct shoal_progress *p) {
     struct watch *w = ctx;
     assert_string_equal(p->task, "simulation");
+    assert_memory_equal(p->detail, "delivered ", strlen("delivered "));
     w->total = p->total;
     return ++w->calls == w->cancel_at;
 }

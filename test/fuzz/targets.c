@@ -1344,6 +1344,7 @@ static struct server *server_small(void) {
     s.model = model_new_random(&shape, 1, NUMERIC_EXACT);
     s.path = s.name;
     s.pool = adapter_pool_new(s.model, &po);
+    s.reasoning_form = reasoning_form_find("think", NULL, s.model->tok);
     s.adapters = xcalloc(1, sizeof *s.adapters);
     s.adapters[s.n_adapters++] =
         (struct adapter_entry){.name = xstrdup("spare"), .path = xstrdup("x")};
@@ -1536,9 +1537,12 @@ static void fuzz_tool_call(const uint8_t *data, size_t size) {
     static char offered[] = "f";
     static char *names[] = {offered}, stop_text[] = "\n\nUser:";
     static char *stops[] = {stop_text};
+    static const char *const parsers[] = {"think", "command_a", "mistral"};
     struct server *s = server_small();
     size = MIN(size, 1 << 20);
     if (size < 2) return;
+    s->reasoning_form =
+        reasoning_form_find(parsers[data[1] % ARRAY_LEN(parsers)], NULL, s->model->tok);
     int how = data[0] % 8, step = 1 + data[1] * data[1]; // 1 to 65026 tokens at a time
     if (size > 4096) step = MAX(step, (int)(size / 64));
     struct generation g = {
@@ -1570,6 +1574,7 @@ static void fuzz_tool_call(const uint8_t *data, size_t size) {
     }
     MUST(completion_finish_reason(&a) != NULL && completion_tokens_kept(&a) <= n);
     completion_release(&a);
+    s->reasoning_form = reasoning_form_find("think", NULL, s->model->tok);
 }
 
 /* Accepted values are text; written and read again they are the same. */

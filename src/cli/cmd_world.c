@@ -6,7 +6,7 @@
  * A struct world_player chooses the actions: a scripted policy, another program, or the model.
  */
 #define _GNU_SOURCE
-#include "cli/cli.h"
+#include "cli/setup.h"
 #include "cli/world_report.h"
 #include "cli/world_viewer.h"
 #include "eval/eval.h"
@@ -18,7 +18,7 @@
 #include <unistd.h>
 
 struct options {
-    char *world, *policy_pipe, *env_pipe, *record, *replay;
+    char *world, *policy_pipe, *env_pipe, *record, *replay, *max_memory;
     struct strings policies;
     int64_t agents, steps, maps, seed, at;
     double timeout;
@@ -43,6 +43,9 @@ static const struct option_row command_rows[] = {
     ROW("env-pipe", OPT_STRING, env_pipe, NULL, 0, 0, "CMD",
         "program that acts as the environment of the model's agents: answers reset and step",
         JOB_ARG_FORBIDDEN),
+    ROW("max-memory", OPT_STRING, max_memory, NULL, 0, 0, "SIZE",
+        "memory limit of a simulation, such as 500M or 2G; results do not depend on it",
+        JOB_ARG_TEXT),
     ROW("timeout", OPT_FLOAT, timeout, "10", 0.01, 1e6, "S",
         "seconds that such a program may take for an answer"),
     ROW("agents", OPT_INT, agents, NULL, 0, WORLD_AGENTS_MAX, "N", "number of agents; default 20"),
@@ -695,6 +698,25 @@ static void forager_use(struct options *o, struct strings *adapters, struct mode
     free(path);
 }
 
+/* Sets the memory limit, and refuses it if it is too small, before the model is read. */
+static int memory_limit_begin(const struct options *o, const char *path, enum numeric_class cls,
+                              struct pool *pool, struct error *err) {
+    enum { TOKENIZER_FACTOR = 12 }; /* as in engine/memory_plan.c */
+    struct model_size size;
+    size_t limit, least;
+    if (!o->max_memory) return OK;
+    if (size_parse(o->max_memory, &limit, err) != OK ||
+        model_measure(path, cls, &size, err) != OK ||
+        simulation_least_bytes(&size.config, cls, &o->simulation.simulation, (int)o->agents, pool,
+                               &least, err) != OK)
+        return err->code;
+    memory_limit_set(limit);
+    const struct memory_step step = {.what = "this simulation with its model",
+                                     .least = size.weights + size.while_loading +
+                                              size.tokenizer * TOKENIZER_FACTOR + least};
+    return memory_check(NULL, &step, err);
+}
+
 static int model_play(const struct cli_options *c, const struct options *o, const char *model,
                       struct error *err) {
     struct options full = *o;
@@ -706,7 +728,8 @@ static int model_play(const struct cli_options *c, const struct options *o, cons
     full.simulation.simulation.seed = full.seed;
     char *path = cli_find_file(model);
     struct pool *pool = pool_new((int)c->threads);
-    struct model *m = model_open(path, cli_numeric_class(c), err);
+    rc = memory_limit_begin(&full, path, cli_numeric_class(c), pool, err);
+    struct model *m = rc == OK ? model_open(path, cli_numeric_class(c), err) : NULL;
     struct strings adapters = {0};
     if (m) forager_use(&full, &adapters, m);
     struct simulation_request request = {.o = &full.simulation,
@@ -724,6 +747,8 @@ static int model_play(const struct cli_options *c, const struct options *o, cons
     if (rc == OK)
         rc = player ? players_run(c, &full, &request, err) : world_simulate(c, &request, err);
     if (rc == OK && !player && !o->simulation.dry_run) cli_energy_log(energy_now() - joules);
+    if (rc == OK && !o->simulation.dry_run) setup_print_peak_memory(c, memory_limit_get());
+    memory_limit_set(0);
     external_envs_free(external);
     strings_release(&adapters);
     model_close(m);

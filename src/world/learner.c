@@ -46,6 +46,7 @@ enum {
     VISIT_COUNTERS = 1 << 14, /* counters of visits, with an exploration bonus */
     HEALTH_INTERVAL = 100,    /* ticks between health checks */
     LOW_MEMORY_ROWS = 40,     /* tokens of samples per pass with low_memory */
+    PASS_ROWS = 2048,         /* the same with a memory limit, at most */
 };
 
 /* A ring buffer of transitions, the oldest first; a new one overwrites the oldest if it is full. */
@@ -84,6 +85,7 @@ struct learner {
     const int32_t *choices; /* [n_actions + n_words]: an action, or a word to say */
     int n_actions, n_words, n_policies, n_agents;
     bool clone, low_memory;
+    int64_t pass_rows;    /* tokens of samples per pass, unless one sample has more; 0: all */
     enum dtype lora_elem; /* element type of the adapters for decisions */
     struct pool *pool;
     uint64_t seed;
@@ -463,9 +465,10 @@ static void group_load(struct learner *l) {
 
 /* The number of samples in one forward and backward pass; it does not affect the gradients. */
 static int pass_samples(const struct learner *l, int from, int n) {
-    int taken = 0, rows = 0;
-    if (!l->low_memory) return n;
-    while (taken < n && (rows += l->samples[from + taken].n) <= LOW_MEMORY_ROWS) taken++;
+    int taken = 0;
+    int64_t rows = 0;
+    if (!l->pass_rows) return n;
+    while (taken < n && (rows += l->samples[from + taken].n) <= l->pass_rows) taken++;
     return MAX(taken, 1);
 }
 
@@ -732,6 +735,26 @@ static struct trainer *trainer_make(const struct learner_options *o,
     return t;
 }
 
+/* Sets pass_rows: a pass fits into the memory limit. */
+static int passes_limit(struct learner *l, const struct model *m, struct error *err) {
+    struct trainer_passes p;
+    if (l->low_memory) l->pass_rows = LOW_MEMORY_ROWS;
+    if (!memory_limit_get()) return OK;
+    int64_t rows = l->pass_rows ? l->pass_rows : PASS_ROWS;
+    size_t room = memory_room(m);
+    room = room > WORK_BYTES ? room - WORK_BYTES : 0;
+    if (!trainer_limit_passes(l->trainer, room, rows, POLICY_MAX_LEN, POLICY_MAX_LEN, &p)) {
+        const struct memory_step need = {.what = "a pass of the learning policies",
+                                         .least = p.bytes + WORK_BYTES};
+        return memory_check(m, &need, err);
+    }
+    l->pass_rows = p.rows;
+    log_info("memory: %.1f MB of %.1f in use; passes of %lld tokens",
+             (double)memory_used(m) / (1 << 20), (double)memory_limit_get() / (1 << 20),
+             (long long)p.rows);
+    return OK;
+}
+
 static int snapshots_init(struct learner *l, struct error *err) {
     int rc = OK;
     if (l->low_memory || l->group < l->n_policies) {
@@ -775,7 +798,7 @@ struct learner *learner_new(const struct learner_options *o, const struct learne
     buffers_alloc(l);
     l->policies = xcalloc((size_t)l->n_policies, sizeof *l->policies);
     for (int i = 0; i < l->n_policies; i++) l->policies[i] = policy_make(o, config, i);
-    if (snapshots_init(l, err) == OK) return l;
+    if (passes_limit(l, config->m, err) == OK && snapshots_init(l, err) == OK) return l;
     learner_free(l);
     return NULL;
 }

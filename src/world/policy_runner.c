@@ -130,6 +130,20 @@ static void engines_plan(struct policy_runner *a) {
     o->pool = NULL;
 }
 
+/* Under a memory limit the engines get half of the room, the rest is for learning. */
+static int engines_limit(struct policy_runner *a, struct error *err) {
+    struct engine_options least = a->engine_options;
+    if (!memory_limit_get()) return OK;
+    engine_options_fit(&a->m->config, &least, 0);
+    size_t n = (size_t)a->n_engines, bytes = engine_bytes(&a->m->config, &least);
+    const struct memory_step need = {.what = "a simulation", .least = n * bytes + WORK_BYTES};
+    int rc = memory_check(a->m, &need, err);
+    if (rc != OK) return rc;
+    size_t half = (memory_room(a->m) - WORK_BYTES) / 2;
+    engine_options_fit(&a->m->config, &a->engine_options, MAX(bytes, half / n));
+    return OK;
+}
+
 struct policy_runner *policy_runner_new(const struct model *m, const struct environment *e,
                                         const struct policy_runner_options *o, struct error *err) {
     CHECK(e->n_actions > 0 && e->n_words >= 0 && e->n_actions + e->n_words <= ENV_MAX_ACTIONS);
@@ -150,6 +164,7 @@ struct policy_runner *policy_runner_new(const struct model *m, const struct envi
     engines_plan(a);
     int rc = m->tok ? OK : error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", m->name);
     if (rc == OK && !o->text) rc = action_tokens_init(a, err);
+    if (rc == OK) rc = engines_limit(a, err);
     if (rc == OK) rc = wake_up(a, err);
     if (o->cached_decisions > 0 && !o->text)
         a->cache = decision_cache_new(o->cached_decisions, MAX(e->n_actions, e->n_words));

@@ -690,7 +690,7 @@ struct simulation *simulation_new(const struct model *m, const struct simulation
                                                    .text = strcmp(o->decode, "text") == 0,
                                                    .max_rows = MIN(512, MAX(64, n_agents * 16)),
                                                    .max_seqs = MIN(n_agents, 256),
-                                                   .max_len = 128,
+                                                   .max_len = POLICY_MAX_LEN,
                                                    .kv_elem = kv_cache_default_dtype(m->cls),
                                                    .cached_decisions =
                                                        o->low_memory ? 0 : DEFAULT_CACHED_DECISIONS,
@@ -710,6 +710,22 @@ struct simulation *simulation_new(const struct model *m, const struct simulation
     if (s->policy_runner && policies_init(s, first, n_first, err) == OK) return s;
     simulation_free(s);
     return NULL;
+}
+
+int simulation_least_bytes(const struct model_config *c, enum numeric_class cls,
+                           const struct simulation_options *o, int agents, struct pool *pool,
+                           size_t *out, struct error *err) {
+    int n = o->n_adapters ? (int)MIN(o->n_adapters, agents) : agents;
+    struct engine_options engine = {.max_len = POLICY_MAX_LEN, .pool = pool};
+    struct adapter_config a;
+    int rc = train_adapter_config(&o->learn.train, c, &a, err);
+    if (rc != OK) return rc;
+    engine_options_fit(c, &engine, 0);
+    *out = (size_t)pool_size(pool) * engine_bytes(c, &engine) + 2 * WORK_BYTES +
+           trainer_least_bytes(c, cls, &a, n, &o->learn.train, pool, POLICY_MAX_LEN) +
+           2 * (size_t)n * adapter_param_count(c, &a) * 2 * sizeof(float); // with their packs
+    free((void *)(uintptr_t)a.modules);
+    return OK;
 }
 
 void simulation_free(struct simulation *s) {

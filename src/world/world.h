@@ -550,6 +550,10 @@ struct simulation *simulation_new(const struct model *m, const struct simulation
                                   struct environment *const *envs, struct adapter *const *first,
                                   int n_first, struct pool *pool, struct error *err);
 void simulation_free(struct simulation *s);
+/* An upper bound of the least memory of a simulation besides the model, before the model exists. */
+int simulation_least_bytes(const struct model_config *c, enum numeric_class cls,
+                           const struct simulation_options *o, int agents, struct pool *pool,
+                           size_t *out, struct error *err);
 /*
  * A generation: simulation_begin_generation breeds it from the previous one, if there is one and if
  * breeding is on, and resets the environments with `seeds` [n_envs], or with generated ones (NULL).

@@ -142,3 +142,7 @@ code=$?
 least=$(sed -n 's/.*raise --max-memory to \([0-9]*\)M.*/\1/p' "$tmp/refused.out")
 if [ $code -eq 1 ] && run plan demo --runs "$tmp/e" --max-memory "${least:-1}M" --dry-run; then ok "demo has a limit"
 else bad "demo has a limit" "$(cat "$tmp/refused.out" "$tmp/plan.out")"; fi
+
+# world
+policies() { hash "$tmp"/w/minds/*/adapter_model.safetensors; rm -rf "$tmp/w"; }
+limits "world" 0 policies world $model --out "$tmp/w" --runs "$tmp" --agents 12 --num-adapters 3 --steps 60 --generations 1 --eval-maps 1

@@ -13,6 +13,7 @@ import subprocess
 
 EASY = "copy sort compare sequence voice retrieval about".split()
 HARD = "arithmetic pick order route deduction lookup form machine sums judge tools dialogue".split()
+SCHEDULES = {"lookup": ("0.001", "6"), "dialogue": ("0.0015", "4")}  # learning rate and epochs that are not 0.004 and 2
 DERIVED = "arithmetic route deduction lookup machine sums judge".split()  # families with a derivation that is more than a hint
 LANGUAGES = {"English": "docs/FAQ.md", "Japanese": "docs/FAQ.ja.md", "Chinese": "docs/FAQ.zh.md"}
 
@@ -60,10 +61,11 @@ def adapters(o):
     for name in HARD:
         data, out = f"{o.work}/{name}.jsonl", f"{o.work}/{name}"
         derivation = ["--chain-of-thought"] if name in DERIVED else []
+        rate, epochs = SCHEDULES.get(name, ("0.004", "2"))
         if not os.path.exists(out + "/adapter_config.json"):
             run(o.shoal, "model", "data", "--quiet", "--tasks", name, "--n", str(o.examples), *derivation, data)
             run(o.shoal, "train", o.model, "--data", data, "--out", out, "--runs", o.work + "/runs", "--quiet", "--exact",
-                "--r", "16", "--lr", "0.004", "--bsz", "16", "--grad-accum", "1", "--epochs", "2")
+                "--r", "16", "--lr", rate, "--bsz", "16", "--grad-accum", "1", "--epochs", epochs)
         measured = evaluate(o.shoal, o.model, [name], o.adapter_n, "--adapter", out, *derivation)
         rows[name] = measured[name, "base"], measured[name, out]
     return rows

@@ -347,7 +347,7 @@ void energy_add_json(json_t *v, double joules, int64_t tokens);
 /* A field of /proc/self/status in bytes: "VmRSS", "VmHWM"; 0 if it is not available. */
 size_t process_memory(const char *name);
 /* Total and available memory in bytes; -1: unknown. The limits of the control groups of this
- * process are taken into account. huge_pages: the kernel's setting of transparent huge pages,
+ * process and its limit on the address space are taken into account. huge_pages: the kernel's setting of transparent huge pages,
  * "always", "madvise" or "never"; "unknown" if the kernel has no such setting. `root` is "/", or a
  * test's folder. */
 struct memory_info {

@@ -10,6 +10,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/mman.h>
+#include <sys/resource.h>
 
 /* The number at the beginning of the first line with the prefix `key`, after that prefix; with
  * NULL, the number at the beginning of the file. -1 if it is missing, negative or "max". */
@@ -94,6 +95,16 @@ void memory_prefer_huge(void *p, size_t size) {
     madvise((void *)begin, end - begin, MADV_HUGEPAGE); // advice: may fail
 }
 
+/* The limit on the address space (ulimit -v). */
+static void address_space_apply_limit(struct memory_info *m) {
+    struct rlimit limit;
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur > INT64_MAX) return;
+    int64_t most = (int64_t)limit.rlim_cur,
+            left = MAX(most - (int64_t)process_memory("VmSize"), (int64_t)0);
+    if (m->total < 0 || most < m->total) m->total = most;
+    if (m->available < 0 || left < m->available) m->available = left;
+}
+
 struct memory_info memory_info(const char *root) {
     char *meminfo = path_join(root, "proc/meminfo"),
          *cgroup_file = path_join(root, "proc/self/cgroup"), *v2 = path_join(root, "sys/fs/cgroup"),
@@ -110,6 +121,7 @@ struct memory_info memory_info(const char *root) {
             cgroup_apply_ancestors(v1, path + 1, false, &m);
     }
     if (cgroups) fclose(cgroups);
+    address_space_apply_limit(&m);
     huge_pages_read(root, m.huge_pages);
     free(meminfo);
     free(cgroup_file);

@@ -58,10 +58,19 @@ static void pool_needs_init(const struct adapter_size *sum, const struct adapter
     in->pool_wanted = MAX(sum->resident - n, limit / 16);
 }
 
+/* The memory that a command without --max-memory may use: some is left for other programs. */
+static size_t available_memory(void) {
+    enum { LEFT_BYTES = 128 << 20 };
+    int64_t available = memory_info("/").available;
+    int64_t used = available - available / 16 - LEFT_BYTES;
+    return available < 0 ? 0 : (size_t)MAX(used, 1);
+}
+
 static int plan_input_init(const struct setup *s, const struct setup_needs *w,
                            struct memory_plan_input *in, struct error *err) {
     *in = (struct memory_plan_input){.max_options = s->engine,
                                      .limit = s->limit,
+                                     .available = available_memory(),
                                      .caller_bytes = w->work,
                                      .requests = w->requests};
     struct adapter_size sum = {0}, largest = {0};
@@ -79,13 +88,20 @@ static int plan_input_init(const struct setup *s, const struct setup_needs *w,
     return OK;
 }
 
-/* Computes and prints the plan, and takes the engine options from it. */
+/* Computes the plan, and takes the engine options from it. Prints it if the user asked for a limit
+ * or for the plan; else one line if memory is too little for the engine that is wanted. */
 static int plan_apply(struct setup *s, const struct setup_needs *w, struct error *err) {
     struct memory_plan_input in;
     if (plan_input_init(s, w, &in, err) != OK) return err->code;
     int rc = memory_plan_make(&in, &s->plan, err);
     s->engine = s->plan.engine;
-    plan_print(s);
+    if (s->limit || s->o->dry_run)
+        plan_print(s);
+    else if (rc == OK && memory_plan_is_reduced(&in, &s->plan))
+        log_info("memory: of %.0f MB, %.0f for a KV cache of %d pages (%d would let no request "
+                 "wait), %d sequences of at most %d tokens",
+                 (double)in.available / (1 << 20), (double)s->plan.kv / (1 << 20),
+                 s->engine.n_pages, s->plan.pages_wanted, s->engine.max_seqs, s->engine.max_len);
     return rc;
 }
 
@@ -131,7 +147,7 @@ int setup_memory_bounds(const struct cli_options *c, const struct setup_options 
 int setup_open(struct setup *s, const struct cli_options *c, const struct setup_options *o,
                const char *model, const struct setup_needs *w, struct error *err) {
     int rc = setup_init(s, c, o, model, w, err);
-    if (rc == OK && (s->limit || o->dry_run)) rc = plan_apply(s, w, err);
+    if (rc == OK) rc = plan_apply(s, w, err);
     if (rc != OK || o->dry_run) return rc;
     s->m = model_open(s->path, cli_numeric_class(c), err);
     return s->m ? OK : err->code;

@@ -282,6 +282,7 @@ struct memory_plan_input {
         caller_bytes; /* bytes that the command itself needs: requests, answers, a session file */
     size_t requests;  /* server only: maximum bytes of client requests and responses */
     size_t limit;     /* 0: none */
+    size_t available; /* without a limit: memory that the system can give; 0: unknown */
     struct engine_options max_options; /* the engine's options if memory is sufficient; max_rows,
                                           max_seqs and max_len are set */
 };
@@ -291,9 +292,12 @@ struct memory_plan_input {
  * smaller than wanted, steps are smaller. The results of requests do not change. */
 struct memory_plan {
     size_t weights, tokenizer, adapters, kv, activations, requests, other_bytes, total, limit, pool;
+    size_t available; /* of the input */
     int32_t pages_wanted;
     struct engine_options engine;
 };
+/* Whether the engine is smaller than it would be with unlimited memory. */
+bool memory_plan_is_reduced(const struct memory_plan_input *in, const struct memory_plan *p);
 /* ERR_MEMORY when not even one sequence of max_len tokens fits; the message has the sizes and says
  * what to change, and `out` is the smallest possible plan. */
 int memory_plan_make(const struct memory_plan_input *in, struct memory_plan *out,

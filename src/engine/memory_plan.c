@@ -37,6 +37,11 @@ static size_t engine_and_kv_bytes(const struct model_config *c, const struct eng
     return engine_bytes(c, o);
 }
 
+/* The bytes that the plan may use; 0: any number. */
+static size_t plan_bound(const struct memory_plan_input *in) {
+    return in->limit ? in->limit : in->available;
+}
+
 static size_t plan_update_total(const struct memory_plan_input *in, struct memory_plan *p) {
     size_t engine = engine_and_kv_bytes(&in->model.config, &p->engine, &p->kv);
     p->activations = engine - p->kv;
@@ -47,7 +52,7 @@ static size_t plan_update_total(const struct memory_plan_input *in, struct memor
 /* p->engine has the minimum number of pages. Halves max_rows or max_seqs, whichever saves more,
  * until the plan fits. False: it cannot fit. */
 static bool engine_shrink(const struct memory_plan_input *in, struct memory_plan *p) {
-    while (plan_update_total(in, p) > in->limit) {
+    while (plan_update_total(in, p) > plan_bound(in)) {
         struct memory_plan rows = *p, seqs = *p;
         rows.engine.max_rows = MAX(MIN(ROWS_MIN, p->engine.max_rows), p->engine.max_rows / 2);
         seqs.engine.max_seqs = MAX(1, p->engine.max_seqs / 2);
@@ -68,7 +73,7 @@ static void pages_grow(const struct memory_plan_input *in, struct memory_plan *p
     hi = MIN(hi, MAX(p->pages_wanted, lo));
     while (lo < hi) {
         p->engine.n_pages = lo + (hi - lo + 1) / 2;
-        if (in->limit == 0 || plan_update_total(in, p) <= in->limit)
+        if (plan_bound(in) == 0 || plan_update_total(in, p) <= plan_bound(in))
             lo = p->engine.n_pages;
         else
             hi = p->engine.n_pages - 1;
@@ -80,7 +85,7 @@ static void pages_grow(const struct memory_plan_input *in, struct memory_plan *p
 /* Gives the adapter pool half of what the smallest engine leaves, or all that is wanted if that is
  * less; the KV cache grows in the rest. */
 static void pool_grow(const struct memory_plan_input *in, struct memory_plan *p) {
-    size_t half = in->limit ? (in->limit - p->total) / 2 : SIZE_MAX;
+    size_t bound = plan_bound(in), half = bound ? (bound - p->total) / 2 : SIZE_MAX;
     size_t more = MIN(in->pool_wanted, half);
     p->pool += more;
     p->adapters += more;
@@ -88,6 +93,13 @@ static void pool_grow(const struct memory_plan_input *in, struct memory_plan *p)
 }
 
 static int plan_set_error(const struct memory_plan *p, struct error *err) {
+    if (!p->limit)
+        return error_set(err, ERR_MEMORY,
+                         "%.1f MB of memory are available, but one sequence of %d tokens needs "
+                         "%.1f MB (weights %.1f, KV cache %.1f, activations %.1f); use smaller "
+                         "weights, shorter texts, --kv-cache-dtype i8 or fewer threads",
+                         mb(p->available), p->engine.max_len, mb(p->total), mb(p->weights),
+                         mb(p->kv), mb(p->activations));
     return error_set(
         err, ERR_MEMORY,
         "a limit of '%.1f MB' is too small: one sequence of %d tokens needs %.1f MB (weights %.1f, "
@@ -111,6 +123,7 @@ int memory_plan_make(const struct memory_plan_input *in, struct memory_plan *out
                             .other_bytes = PROGRAM_BYTES + in->caller_bytes +
                                            (in->requests ? SERVER_BYTES : 0),
                             .limit = in->limit,
+                            .available = in->available,
                             .engine = in->max_options};
     CHECK(p.engine.max_rows > 0 && p.engine.max_seqs > 0 && p.engine.max_len > 0);
     if (p.engine.max_cached == 0) p.engine.max_cached = p.engine.max_seqs;
@@ -121,7 +134,7 @@ int memory_plan_make(const struct memory_plan_input *in, struct memory_plan *out
             (int32_t)MIN((int64_t)p.engine.max_seqs * min_pages, (int64_t)INT32_MAX - 1);
     p.engine.n_pages = min_pages;
     int rc = OK;
-    if (in->limit > 0 && !engine_shrink(in, &p)) {
+    if (plan_bound(in) > 0 && !engine_shrink(in, &p)) {
         rc = plan_set_error(&p, err);
     } else {
         plan_update_total(in, &p);
@@ -130,6 +143,11 @@ int memory_plan_make(const struct memory_plan_input *in, struct memory_plan *out
     }
     *out = p;
     return rc;
+}
+
+bool memory_plan_is_reduced(const struct memory_plan_input *in, const struct memory_plan *p) {
+    return p->engine.n_pages < p->pages_wanted || p->engine.max_seqs < in->max_options.max_seqs ||
+           p->engine.max_rows < in->max_options.max_rows;
 }
 
 bool engine_options_fit(const struct model_config *c, struct engine_options *o, size_t bytes) {

@@ -164,6 +164,19 @@ says "preferences with tools" 2 "'tools' has calls of tools" "$shoal" model data
 holds "model data --preferences" "8 pairs" "$tmp/out"
 says "critiques of questions for teams" 2 "choose one of --critic" "$shoal" model data --tasks largest --critic "$tmp/p"
 
+# ---- memory without --max-memory: an engine that fits, or a refusal
+echo a >"$tmp/in"
+chat_within() { (ulimit -v "$1" && exec "$shoal" chat models/fry --max-tokens 2 <"$tmp/in" >"$tmp/out" 2>"$tmp/err"); }
+if ! (ulimit -v 200000 && "$shoal" --version >/dev/null 2>&1); then
+    echo "skip memory without --max-memory: the program does not start in 200 MB of address space"
+else
+    if chat_within 400000 && grep -q 'memory: of .* MB, .* sequences of at most 4096 tokens' "$tmp/err"; then ok "chat in little memory"
+    else bad "chat in little memory" "$(tail -n 3 "$tmp/err")"; fi
+    chat_within 200000
+    if grep -q 'of memory are available, but one sequence' "$tmp/err"; then ok "chat in too little memory"
+    else bad "chat in too little memory" "$(tail -n 3 "$tmp/err")"; fi
+fi
+
 # ---- sessions
 run -p '夏は夜、秋は夕暮れ、冬はつとめて' --temp 0 --ids >"$tmp/plain"
 run -p '夏は夜、秋は夕暮れ、冬はつとめて' --temp 0 --ids --session "$tmp/s.kv" >"$tmp/saved"

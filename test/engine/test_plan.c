@@ -44,6 +44,28 @@ static void test_without_limit(void **state) {
                      p.weights + p.tokenizer + p.adapters + p.other_bytes + p.kv + p.activations);
 }
 
+/* Without a limit, the available memory bounds the plan as a limit would; with one, it does not. */
+static void test_available_memory(void **state) {
+    (void)state;
+    struct memory_plan_input in = plan_input("fry-1"), limited;
+    struct memory_plan all, p, q;
+    assert_int_equal(memory_plan_make(&in, &all, &err), OK);
+    assert_false(memory_plan_is_reduced(&in, &all));
+    in.available = all.total - 1;
+    limited = in;
+    limited.limit = in.available;
+    limited.available = 1;
+    assert_int_equal(memory_plan_make(&in, &p, &err), OK);
+    assert_int_equal(memory_plan_make(&limited, &q, &err), OK);
+    assert_true(p.total <= in.available && p.limit == 0);
+    assert_true(memory_plan_is_reduced(&in, &p));
+    assert_memory_equal(&p.engine, &q.engine, sizeof p.engine);
+    in.available = 1;
+    assert_int_equal(memory_plan_make(&in, &p, &err), ERR_MEMORY);
+    assert_non_null(strstr(err.text, "0.0 MB of memory are available, but one sequence of 200"));
+    assert_null(strstr(err.text, "--max-memory"));
+}
+
 /* The adapter pool has at least the adapters that must fit, grows with the limit, and never takes
  * more than half of what the smallest engine leaves. */
 static void test_pool_share(void **state) {
@@ -286,6 +308,7 @@ static void test_adapters_measured(void **state) {
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_without_limit),
+        cmocka_unit_test(test_available_memory),
         cmocka_unit_test(test_pool_share),
         cmocka_unit_test(test_limits),
         cmocka_unit_test(test_refusal_suggests_sufficient_limit),

@@ -1,15 +1,16 @@
 #!/bin/sh
 # forager: trains worlds/forager, the agents that 'shoal world models/fry --watch' shows, from rewards alone.
 #
-# The options are the defaults, but --shared-experience-fraction 0: with one policy it only changes which samples are
-# drawn. The best policy of the run is reduced to rank 4 and stored as f16, 220 kB. In the exact class the
-# result has the same bits everywhere. GENERATIONS, WORK (build/forager), THREADS and SHOAL may be set.
+# The options are the defaults, but for three that save time or only change which samples are drawn. The policy at the
+# end of the run is reduced to rank 4 and stored as f16, 220 kB. In the exact class the result has the same bits
+# everywhere. GENERATIONS, WORK (build/forager), THREADS and SHOAL may be set.
 set -eu
 cd "$(dirname "$0")/.."
 shoal="${SHOAL:-$PWD/build/shoal}" work="${WORK:-build/forager}"
 mkdir -p "$work"
 "$shoal" quantize --quiet models/fry "$work/fry-q8_0.gguf" --type q8_0 >/dev/null # half of the time of models/fry
-"$shoal" world "$work/fry-q8_0.gguf" --exact --threads "${THREADS:-0}" --generations "${GENERATIONS:-5}" --shared-experience-fraction 0 --runs "$work" --out "$work/run"
+"$shoal" world "$work/fry-q8_0.gguf" --exact --threads "${THREADS:-0}" --generations "${GENERATIONS:-14}" --no-breed \
+    --shared-experience-fraction 0 --eval-maps 1 --runs "$work" --out "$work/run"
 "$shoal" world export "$work/run" --best --out "$work/best"
 "$shoal" adapter resize "$work/best" --rank 4 --out "$work/rank-4"
 mkdir -p worlds/forager

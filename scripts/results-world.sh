@@ -14,7 +14,7 @@ mkdir -p "$runs"
 [ -f "$base" ] || "$shoal" quantize --quiet models/fry "$base" --type q8_0 >/dev/null # a third of f32's time
 
 # The defaults of version 0.1, in which these groups are measured; --num-adapters 0: a separate adapter for every agent.
-old="--num-adapters 0 --curriculum 0 --temperature 2 --elites 4 --update-interval 10 --batch-size 4 --shared-experience-fraction 0 --horizon 16 --discount 0.9 --entropy-coef 0.05 --lr 1e-3"
+old="--num-adapters 0 --curriculum 0 --temperature 2 --elites 4 --update-interval 10 --batch-size 4 --shared-experience-fraction 0 --horizon 16 --discount 0.9 --entropy-coef 0.05 --lr 1e-3 --warmup-steps 20"
 
 # Flags of a group, in addition to the common ones.
 flags() {

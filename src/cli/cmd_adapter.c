@@ -603,7 +603,7 @@ const struct cli_command cmd_adapter = {
         "  shoal adapter merge models/fry A B --weights 0.7 0.3 --out merged.gguf --type q8_0\n"
         "  shoal adapter extract models/fry finetuned.gguf --rank 16 --out D\n"
         "  shoal adapter resize D --energy 0.9 --out E",
-    .main_options = "parents alpha operator weights rank energy out type seed dry-run",
+    .main_options = "parents alpha operator weights rank energy out type dry-run",
     .rows = adapter_rows,
     .size = sizeof(struct options),
     .min_args = 1,

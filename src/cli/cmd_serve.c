@@ -368,8 +368,8 @@ const struct cli_command cmd_serve = {
         "requests still run 5 seconds later, or after a second signal, it ends without them,\n"
         "with exit status 3.",
     .main_options =
-        "adapter adapter-dir model-dir keep-alive team state api-key max-num-seqs max-tokens "
-        "max-memory host port tls-cert tls-key",
+        "adapter adapter-dir model-dir team state api-key max-num-seqs max-tokens "
+        "max-memory host port",
     .rows = serve_option_rows,
     .more =
         (const struct option_table[]){

@@ -872,8 +872,8 @@ const struct option_row learner_option_rows[] = {
         "learning rate of the critic (the baseline)"),
     ROW("exploration-bonus", OPT_FLOAT, exploration_bonus, "0", 0, 1e6, "X",
         "reward X / sqrt(n) for the n-th visit of a policy to an observation (0: none)"),
-    ROW("lr", OPT_FLOAT, train.lr, "3e-3", 0, 1e3, "X", "learning rate of the adapters"),
-    ROW("warmup-steps", OPT_INT, warmup_steps, "20", 0, 1e6, "N",
+    ROW("lr", OPT_FLOAT, train.lr, "1.5e-3", 0, 1e3, "X", "learning rate of the adapters"),
+    ROW("warmup-steps", OPT_INT, warmup_steps, "200", 0, 1e6, "N",
         "updates in each generation until the full learning rate, which then decays to a tenth"),
     ROW("update-group-size", OPT_INT, update_group_size, "0", 0, 4096, "N",
         "adapters per update; the groups' updates are spread over the ticks of --update-interval "

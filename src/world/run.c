@@ -212,7 +212,7 @@ static void recorded_options_report(const struct run *r) {
 static const char earlier_defaults[] =
     "{\"minds\": 0, \"held-out\": 4, \"elites\": 4, \"temperature\": 2.0, \"every\": 10, "
     "\"batch\": 4, \"horizon\": 16, \"discount\": 0.9, \"share\": 0.0, \"entropy\": 0.05, "
-    "\"lr\": 0.001, \"curriculum\": null}";
+    "\"lr\": 0.001, \"warmup\": 20, \"curriculum\": null}";
 
 /* Whether version 0.1 gave a run this identity for the command of the request, whose options are
  * those of the run, or are at the defaults where the run has earlier defaults. */

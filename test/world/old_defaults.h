@@ -13,6 +13,7 @@ static inline void learner_options_set_old_defaults(struct learner_options *o) {
     o->shared_experience_fraction = 0;
     o->entropy_coef = 0.05;
     o->train.lr = 1e-3;
+    o->warmup_steps = 20;
 }
 
 static inline void simulation_options_set_old_defaults(struct simulation_options *o) {

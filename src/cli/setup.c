@@ -27,6 +27,8 @@ static int adapters_measure(const struct setup *s, const struct setup_needs *w,
         bool duplicate = strcmp(path, "base") == 0;
         for (int k = 0; k < i; k++) duplicate |= strcmp(path, w->adapters->v[k]) == 0;
         if (duplicate) continue;
+        if (!hub_is_name(path) && !path_exists(path))
+            return error_set(err, ERR_MISSING, "adapter '%s' does not exist", path);
         if (adapter_measure(path, s->engine.lora_elem, &one, err) != OK)
             return error_wrap(err, "adapter '%s'", path);
         sum->resident += one.resident;

@@ -92,6 +92,8 @@ struct trainer_passes {
     bool checkpointing; /* gradient checkpointing */
     size_t bytes;       /* memory of a pass */
 };
+/* Tokens that a training packs into a pass if memory is sufficient. */
+#define PACK_MAX_TOKENS 2048
 /* Bounds the memory of passes to `bytes`: chooses the largest passes that fit, of at most `rows`
  * tokens, and gradient checkpointing if only small ones would fit without it. Samples have at most
  * `longest` tokens, and `together` tokens must be in one pass; in full training, all `rows` of a

@@ -1086,7 +1086,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
     else if (rc == OK)
         rc = bench_speed(&b, &ac, err);
     for (int i = 0; i < CANDIDATES; i++) adapter_release(b.adapters[i]);
-    free((void *)(uintptr_t)ac.modules);
+    adapter_config_release(&ac);
     if (b.history && fclose(b.history) != 0)
         rc = error_errno(err, "cannot write '%s'", b.o->history);
     model_close(b.m);

@@ -125,18 +125,10 @@ static void print_next_step(const struct options *o, const struct evolve_recipe 
            loaded->model, o->runs, id, (long long)loaded->evolve.generations);
 }
 
-/* Sets the limit of a command. */
-static int limit_set(const struct options *o, struct error *err) {
-    size_t limit = 0;
-    if (o->max_memory && size_parse(o->max_memory, &limit, err) != OK) return err->code;
-    memory_limit_set(limit);
-    return OK;
-}
-
 static int run_recipe(const struct cli_options *c, const struct options *o, const char *recipe,
                       struct error *err) {
     struct evolve_recipe loaded;
-    if (limit_set(o, err) != OK) return err->code;
+    if (memory_limit_parse(o->max_memory, err) != OK) return err->code;
     char *path = cli_find_file(recipe);
     struct evolve_env env = env_init(c, o->runs);
     json_t *result = NULL;
@@ -179,7 +171,7 @@ static int run_evolve(const struct cli_options *c, const void *options, const st
 static int run_resume(const struct cli_options *c, const void *options, const struct strings *args,
                       struct error *err) {
     const struct options *o = options;
-    if (limit_set(o, err) != OK) return err->code;
+    if (memory_limit_parse(o->max_memory, err) != OK) return err->code;
     struct evolve_env env = env_init(c, o->runs);
     double joules = energy_now();
     json_t *result = o->dry_run ? evolve_run_resume_plan(&env, args->v[0], err)
@@ -195,7 +187,7 @@ static int run_resume(const struct cli_options *c, const void *options, const st
 static int run_fork(const struct cli_options *c, const void *options, const struct strings *args,
                     struct error *err) {
     const struct options *o = options;
-    if (limit_set(o, err) != OK) return err->code;
+    if (memory_limit_parse(o->max_memory, err) != OK) return err->code;
     struct evolve_env env = env_init(c, o->runs);
     double joules = energy_now();
     const struct evolve_fork fork = {.parent = args->v[0],

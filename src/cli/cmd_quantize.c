@@ -108,19 +108,21 @@ static int64_t file_bytes(const struct model *m) {
     return n;
 }
 
-/* An upper bound of the memory: the original, its quantised file while it is written again, and the
- * copy, in which packed weights have at most twice their bytes in the file; and the comparison. */
+/* An upper bound of the memory: the original, a second tokenizer, its quantised file while it is
+ * written again, and the copy, in which packed weights have at most twice their bytes in the file;
+ * and the comparison. */
 static size_t memory_least(const struct model_size *size, const struct quant_scheme *q,
                            int64_t tokens, struct pool *pool) {
-    enum { TOKENIZER_FACTOR = 2 * 12, TEXT_BYTES = 4 << 20 };
+    enum { TEXT_BYTES = 4 << 20 };
     const struct model_config *c = &size->config;
     int32_t longest = WINDOW;
     for (int f = 0; f < fry_count(); f++) longest = MAX(longest, family_max_tokens(f));
     size_t copy = 2 * (size_t)quant_bytes(q, c),
            file = tensor_type_is_quantized(size->type) ? size->file : 0,
            compare = model_divergence_bytes(c, MIN(longest, c->max_seq_len), tokens, pool);
-    return size->weights + size->while_loading + size->tokenizer * TOKENIZER_FACTOR + copy + file +
-           compare + TEXT_BYTES;
+    const struct model_size second = {.tokenizer = size->tokenizer};
+    return model_loading_bytes(size) + model_loading_bytes(&second) + copy + file + compare +
+           TEXT_BYTES;
 }
 
 /* Refuses a limit that is too small, and prints the plan. *limit receives 0 without a limit. */

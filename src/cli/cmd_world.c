@@ -701,19 +701,16 @@ static void forager_use(struct options *o, struct strings *adapters, struct mode
 /* Sets the memory limit, and refuses it if it is too small, before the model is read. */
 static int memory_limit_begin(const struct options *o, const char *path, enum numeric_class cls,
                               struct pool *pool, struct error *err) {
-    enum { TOKENIZER_FACTOR = 12 }; /* as in engine/memory_plan.c */
     struct model_size size;
-    size_t limit, least;
-    if (!o->max_memory) return OK;
-    if (size_parse(o->max_memory, &limit, err) != OK ||
-        model_measure(path, cls, &size, err) != OK ||
+    size_t least;
+    if (memory_limit_parse(o->max_memory, err) != OK) return err->code;
+    if (!memory_limit_get()) return OK;
+    if (model_measure(path, cls, &size, err) != OK ||
         simulation_least_bytes(&size.config, cls, &o->simulation.simulation, (int)o->agents, pool,
                                &least, err) != OK)
         return err->code;
-    memory_limit_set(limit);
     const struct memory_step step = {.what = "this simulation with its model",
-                                     .least = size.weights + size.while_loading +
-                                              size.tokenizer * TOKENIZER_FACTOR + least};
+                                     .least = model_loading_bytes(&size) + least};
     return memory_check(NULL, &step, err);
 }
 

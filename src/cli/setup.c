@@ -14,13 +14,9 @@
 /* Memory of a session, in KV caches of one sequence: the cache itself, and a buffer that grows by
  * copying (3 times its content). */
 enum { SESSION_COPIES = 4 };
-/* With 1/32 of its size more than an adapter's structs need, so that the largest one fits. */
-enum { ADAPTER_STRUCT_BYTES = 64 << 10 };
 
-/* *sum receives the total of all adapters, and *largest the maximum of each size. */
 static int adapters_measure(const struct setup *s, const struct setup_needs *w,
-                            struct adapter_size *sum, struct adapter_size *largest,
-                            struct error *err) {
+                            struct adapter_sizes *all, struct error *err) {
     for (int i = 0; w->adapters && i < w->adapters->n; i++) {
         struct adapter_size one = {0};
         const char *path = w->adapters->v[i];
@@ -31,11 +27,8 @@ static int adapters_measure(const struct setup *s, const struct setup_needs *w,
             return error_set(err, ERR_MISSING, "adapter '%s' does not exist", path);
         if (adapter_measure(path, s->engine.lora_elem, &one, err) != OK)
             return error_wrap(err, "adapter '%s'", path);
-        sum->resident += one.resident;
-        largest->resident = MAX(largest->resident, one.resident);
-        largest->while_loading = MAX(largest->while_loading, one.while_loading);
+        adapter_sizes_add(all, &one);
     }
-    sum->while_loading = largest->while_loading;
     return OK;
 }
 
@@ -48,16 +41,6 @@ static void plan_print(const struct setup *s) {
     memory_plan_text(&s->plan, &text);
     for (char *line, *rest = text.data; (line = strsep(&rest, "\n"));) log_message("%s", line);
     buf_release(&text);
-}
-
-/* A pool of adapters holds at least the largest one. While it loads another one, which it does one
- * at a time, that adapter is in memory in addition, until others are evicted. */
-static void pool_needs_init(const struct adapter_size *sum, const struct adapter_size *largest,
-                            size_t limit, struct memory_plan_input *in) {
-    size_t n = largest->resident;
-    in->adapters.resident = n ? n + n / 32 + ADAPTER_STRUCT_BYTES : 0;
-    in->adapters.while_loading = n + largest->while_loading;
-    in->pool_wanted = MAX(sum->resident - n, limit / 16);
 }
 
 /* The memory that a command without --max-memory may use: some is left for other programs. */
@@ -75,12 +58,15 @@ static int plan_input_init(const struct setup *s, const struct setup_needs *w,
                                      .available = available_memory(),
                                      .caller_bytes = w->work,
                                      .requests = w->requests};
-    struct adapter_size sum = {0}, largest = {0};
+    struct adapter_sizes adapters = {0};
     if (model_measure(s->path, cli_numeric_class(s->c), &in->model, err) != OK ||
-        adapters_measure(s, w, &sum, &largest, err) != OK)
+        adapters_measure(s, w, &adapters, err) != OK)
         return err->code;
-    in->adapters = sum;
-    if (w->pooled) pool_needs_init(&sum, &largest, s->limit, in);
+    in->adapters = adapters.sum;
+    if (w->pooled) {
+        memory_plan_add_pool(in, &adapters);
+        in->pool_wanted = MAX(in->pool_wanted, s->limit / 16);
+    }
     int32_t longest = in->model.config.max_seq_len;
     in->max_options.max_len =
         in->max_options.max_len ? MIN(in->max_options.max_len, longest) : MIN(longest, 4096);

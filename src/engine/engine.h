@@ -273,6 +273,12 @@ struct adapter_size {
  * is the element type of its pack. */
 int adapter_measure(const char *path, enum dtype elem, struct adapter_size *sum, struct error *err);
 
+/* Sizes of a server's adapters. */
+struct adapter_sizes {
+    struct adapter_size sum, largest; /* largest: the maximum of each size */
+};
+void adapter_sizes_add(struct adapter_sizes *all, const struct adapter_size *one);
+
 struct memory_plan_input {
     struct model_size model;
     struct adapter_size adapters; /* sum over all adapters; of a server: those that must fit */
@@ -296,6 +302,9 @@ struct memory_plan {
     int32_t pages_wanted;
     struct engine_options engine;
 };
+/* Plans a pool that evicts adapters: it holds at least the largest one. While it loads another one,
+ * which it does one at a time, that adapter is in memory in addition, until others are evicted. */
+void memory_plan_add_pool(struct memory_plan_input *in, const struct adapter_sizes *all);
 /* Whether the engine is smaller than it would be with unlimited memory. */
 bool memory_plan_is_reduced(const struct memory_plan_input *in, const struct memory_plan *p);
 /* ERR_MEMORY when not even one sequence of max_len tokens fits; the message has the sizes and says
@@ -309,6 +318,10 @@ json_t *memory_plan_json(const struct memory_plan *p);
  * engine_bytes is at most `bytes`. False: the smallest engine for one sequence of max_len tokens
  * needs more. The results of requests do not change. */
 bool engine_options_fit(const struct model_config *c, struct engine_options *o, size_t bytes);
+/* The bytes of the smallest engine for one sequence of o->max_len tokens. */
+size_t engine_least_bytes(const struct model_config *c, const struct engine_options *o);
+/* Most bytes of a model with its tokenizer, also while it is loaded. */
+size_t model_loading_bytes(const struct model_size *size);
 
 /*
  * memory limit: of commands that need different things one after another, such as training. They
@@ -317,6 +330,8 @@ bool engine_options_fit(const struct model_config *c, struct engine_options *o, 
  * no other thread allocates.
  */
 void memory_limit_set(size_t limit);
+/* Sets the limit to the size that an option has; NULL: none. */
+int memory_limit_parse(const char *size, struct error *err);
 size_t memory_limit_get(void);
 /* Bytes in use: memory that is allocated, written or not, the weights that m (may be NULL) uses in
  * its file, and a reserve for small allocations. */

@@ -22,6 +22,13 @@ void memory_limit_set(size_t limit) {
     limit_bytes = limit;
 }
 
+int memory_limit_parse(const char *size, struct error *err) {
+    size_t limit = 0;
+    if (size && size_parse(size, &limit, err) != OK) return err->code;
+    memory_limit_set(limit);
+    return OK;
+}
+
 size_t memory_limit_get(void) {
     return limit_bytes;
 }
@@ -92,11 +99,9 @@ int memory_check(const struct model *m, const struct memory_step *need, struct e
 }
 
 int engine_options_limit(const struct model *m, struct engine_options *o, struct error *err) {
-    struct engine_options least = *o;
     if (!limit_bytes) return OK;
-    engine_options_fit(&m->config, &least, 0);
     const struct memory_step need = {.what = "an engine for one sequence",
-                                     .least = engine_bytes(&m->config, &least)};
+                                     .least = engine_least_bytes(&m->config, o)};
     int rc = memory_check(m, &need, err);
     if (rc == OK) engine_options_fit(&m->config, o, memory_room(m));
     return rc;

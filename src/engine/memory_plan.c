@@ -20,6 +20,8 @@ enum {
     PROGRAM_BYTES = 8 << 20, /* code, libraries, stacks, the store; measured 5 to 7 MB */
     TOKENIZER_FACTOR = 12,   /* memory per byte of its files; measured, with parsing: 5 to 10 */
     ROWS_MIN = 16,           /* engine_shrink does not make max_rows smaller */
+    /* With 1/32 of its size more than an adapter's structs need, so that the largest one fits. */
+    ADAPTER_STRUCT_BYTES = 64 << 10,
 };
 
 static double mb(size_t bytes) {
@@ -145,6 +147,20 @@ int memory_plan_make(const struct memory_plan_input *in, struct memory_plan *out
     return rc;
 }
 
+void adapter_sizes_add(struct adapter_sizes *all, const struct adapter_size *one) {
+    all->sum.resident += one->resident;
+    all->largest.resident = MAX(all->largest.resident, one->resident);
+    all->largest.while_loading = MAX(all->largest.while_loading, one->while_loading);
+    all->sum.while_loading = all->largest.while_loading;
+}
+
+void memory_plan_add_pool(struct memory_plan_input *in, const struct adapter_sizes *all) {
+    size_t n = all->largest.resident;
+    in->adapters.resident = n ? n + n / 32 + ADAPTER_STRUCT_BYTES : 0;
+    in->adapters.while_loading = n + all->largest.while_loading;
+    in->pool_wanted = all->sum.resident - n;
+}
+
 bool memory_plan_is_reduced(const struct memory_plan_input *in, const struct memory_plan *p) {
     return p->engine.n_pages < p->pages_wanted || p->engine.max_seqs < in->max_options.max_seqs ||
            p->engine.max_rows < in->max_options.max_rows;
@@ -162,6 +178,16 @@ bool engine_options_fit(const struct model_config *c, struct engine_options *o, 
     int rc = memory_plan_make(&in, &plan, &ignored);
     *o = plan.engine;
     return rc == OK;
+}
+
+size_t engine_least_bytes(const struct model_config *c, const struct engine_options *o) {
+    struct engine_options least = *o;
+    engine_options_fit(c, &least, 0);
+    return engine_bytes(c, &least);
+}
+
+size_t model_loading_bytes(const struct model_size *size) {
+    return size->weights + size->while_loading + size->tokenizer * TOKENIZER_FACTOR;
 }
 
 void memory_plan_text(const struct memory_plan *p, struct buf *out) {

@@ -117,26 +117,25 @@ static int memory_least(const struct evolve_env *env, const struct evolve_recipe
                         const struct model_config *c, size_t *engine, size_t *rest,
                         struct error *err) {
     enum { WORK_BYTES = 24 << 20 }; /* items, transcripts and requests of a generation */
-    struct engine_options least = engine_options_for(env, c);
+    const struct engine_options eo = engine_options_for(env, c);
     struct adapter_config a;
     int n = o->personas.n;
-    engine_options_fit(c, &least, 0);
-    *engine = engine_bytes(c, &least);
+    *engine = engine_least_bytes(c, &eo);
     int rc = train_memory_least(&o->train, n, c, env->cls, longest_sample(env, o, c), env->pool,
                                 rest, err);
-    if (rc != OK || train_adapter_config(&o->train, c, &a, err) != OK) return err->code;
-    /* two generations with their packs */
-    *rest +=
-        2 * (size_t)(o->evolve.population + n) * adapter_param_count(c, &a) * 2 * sizeof(float) +
-        WORK_BYTES;
-    free((void *)(uintptr_t)a.modules);
-    return OK;
+    if (rc != OK) return rc;
+    rc = train_adapter_config(&o->train, c, &a, err);
+    if (rc == OK) /* two generations with their packs */
+        *rest += 2 * (size_t)(o->evolve.population + n) * adapter_param_count(c, &a) * 2 *
+                     sizeof(float) +
+                 WORK_BYTES;
+    adapter_config_release(&a);
+    return rc;
 }
 
 /* Refuses a memory limit that is too small for the run, before its model is read. */
 static int memory_limit_check(const struct evolve_env *env, const struct evolve_recipe *o,
                               const char *path, size_t *least, struct error *err) {
-    enum { TOKENIZER_FACTOR = 12 }; /* as in engine/memory_plan.c */
     struct model_size size;
     size_t engine, rest;
     *least = 0;
@@ -145,8 +144,7 @@ static int memory_limit_check(const struct evolve_env *env, const struct evolve_
         memory_least(env, o, &size.config, &engine, &rest, err) != OK)
         return err->code;
     const struct memory_step step = {.what = "this run with its model",
-                                     .least = size.weights + size.while_loading +
-                                              size.tokenizer * TOKENIZER_FACTOR + engine + rest};
+                                     .least = model_loading_bytes(&size) + engine + rest};
     *least = memory_used(NULL) + step.least;
     return memory_check(NULL, &step, err);
 }

@@ -90,21 +90,17 @@ static size_t free_bytes(const struct base_pool *p) {
 /* Adds the sizes of a base's adapters: as in the plan of the default base, the largest one and its
  * memory while it is loaded must fit. Adapters that cannot be read do not count. */
 static void plan_add_adapters(struct base_entry *b, struct memory_plan_input *in) {
-    struct adapter_size sum = {0}, largest = {0};
+    struct adapter_sizes all = {0};
     struct error ignored;
     int n;
     struct adapter_entry *v = server_adapters(&b->server, &n);
     for (int i = 0; i < n; i++) {
         struct adapter_size one = {0};
-        if (adapter_measure(v[i].path, in->max_options.lora_elem, &one, &ignored) != OK) continue;
-        sum.resident += one.resident;
-        largest.resident = MAX(largest.resident, one.resident);
-        largest.while_loading = MAX(largest.while_loading, one.while_loading);
+        if (adapter_measure(v[i].path, in->max_options.lora_elem, &one, &ignored) == OK)
+            adapter_sizes_add(&all, &one);
     }
     server_adapters_free(v, n);
-    in->adapters.resident = largest.resident + largest.resident / 32;
-    in->adapters.while_loading = largest.resident + largest.while_loading;
-    in->pool_wanted = sum.resident - largest.resident;
+    memory_plan_add_pool(in, &all);
 }
 
 /* The plan of a base in at most `limit` bytes. The model's files are measured again, because they

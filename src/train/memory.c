@@ -17,7 +17,6 @@
 enum {
     ADAPTER_EXTRA_BYTES = 1 << 20, /* structs, hashes of the training data */
     DATA_FACTOR = 8,               /* memory per byte of a data file, with parsing */
-    TOKENIZER_FACTOR = 12,         /* as in engine/memory_plan.c */
     TOKENS_EXTRA = 256,            /* tokens that a chat template may add to a text */
     COMPLETION_TOKEN_BYTES = 64,   /* ids, masks, log-probabilities of a token of a completion */
 };
@@ -34,16 +33,8 @@ size_t train_completions_bytes(int64_t n, int64_t longest) {
 /* Bytes for the comparison of the results on samples of at most `longest` tokens. */
 static size_t measuring_bytes(const struct model_config *c, int64_t longest, struct pool *pool) {
     int32_t len = (int32_t)MIN(longest, c->max_seq_len);
-    struct engine_options replies = {.max_seqs = 1, .max_len = len, .pool = pool};
-    engine_options_fit(c, &replies, 0);
-    return MAX(gate_eval_bytes(c, len, pool), engine_bytes(c, &replies));
-}
-
-/* The engine with the fewest bytes. */
-static size_t engine_least_bytes(const struct model_config *c, const struct engine_options *o) {
-    struct engine_options least = *o;
-    engine_options_fit(c, &least, 0);
-    return engine_bytes(c, &least);
+    const struct engine_options replies = {.max_seqs = 1, .max_len = len, .pool = pool};
+    return MAX(gate_eval_bytes(c, len, pool), engine_least_bytes(c, &replies));
 }
 
 /* Bytes that 8-bit optimizer states would save: a bit less than three quarters of the states. */
@@ -164,7 +155,7 @@ int train_memory_least(const struct train_options *o, int n, const struct model_
         *out = trainer_least_bytes(c, cls, &a, n, o, pool, longest) +
                measuring_bytes(c, longest, pool) +
                2 * (size_t)n * result_bytes(adapter_param_count(c, &a));
-    free((void *)(uintptr_t)a.modules);
+    adapter_config_release(&a);
     return rc;
 }
 
@@ -175,16 +166,16 @@ static int training_bytes(const struct train_settings *s, const struct model_siz
     const struct model_config *c = &size->config;
     struct adapter_config a;
     int rc = train_memory_least(&s->train, s->data.n, c, cls, longest, pool, out, err);
-    if (rc != OK || train_adapter_config(&s->train, c, &a, err) != OK) return err->code;
-    *out += method_bytes(s, c, &a, longest, pool);
-    free((void *)(uintptr_t)a.modules);
-    return OK;
+    if (rc != OK) return rc;
+    rc = train_adapter_config(&s->train, c, &a, err);
+    if (rc == OK) *out += method_bytes(s, c, &a, longest, pool);
+    adapter_config_release(&a);
+    return rc;
 }
 
 int train_memory_check(const struct train_settings *s, const struct model_size *size,
                        enum numeric_class cls, struct pool *pool, struct error *err) {
-    size_t model = size->weights + size->while_loading + size->tokenizer * TOKENIZER_FACTOR,
-           files = 0, longest = 0, least, enough;
+    size_t model = model_loading_bytes(size), files = 0, longest = 0, least, enough;
     if (training_bytes(s, size, cls, 1, pool, &least, err) != OK) return err->code;
     if (model + least <= memory_room(NULL)) return OK;
     files_measure(&s->data, &files, &longest);

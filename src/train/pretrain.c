@@ -580,13 +580,12 @@ static size_t memory_least(const struct pretrain_options *o, const struct model_
                            enum numeric_class cls, struct pool *pool) {
     enum { TOKENIZER_BYTES = 24 << 20 }; /* training it; 1,024 for each token afterwards */
     struct train_options to;
-    struct engine_options eo = {.max_seqs = 1, .max_len = c->max_seq_len, .pool = pool};
+    const struct engine_options eo = {.max_seqs = 1, .max_len = c->max_seq_len, .pool = pool};
     trainer_options_init(o, &to);
-    engine_options_fit(c, &eo, 0);
     size_t model = (size_t)model_param_count(c) * sizeof(float),
            trainer =
                trainer_least_bytes(c, cls, NULL, (int)max_rows(o, c), &to, pool, c->max_seq_len),
-           engine = o->eval_every ? engine_bytes(c, &eo) : 0;
+           engine = o->eval_every ? engine_least_bytes(c, &eo) : 0;
     options_release(train_option_rows, &to);
     return MAX(TOKENIZER_BYTES, model + trainer + engine + (size_t)o->vocab * 1024);
 }
@@ -594,10 +593,8 @@ static size_t memory_least(const struct pretrain_options *o, const struct model_
 /* Sets the memory limit, and refuses one that is too small. */
 static int memory_limit_open(const struct pretrain_options *o, const struct model_config *c,
                              enum numeric_class cls, struct pool *pool, struct error *err) {
-    size_t limit = 0;
-    if (o->max_memory && size_parse(o->max_memory, &limit, err) != OK) return err->code;
-    memory_limit_set(limit);
-    if (!limit) return OK;
+    if (memory_limit_parse(o->max_memory, err) != OK) return err->code;
+    if (!memory_limit_get()) return OK;
     const struct memory_step step = {.what = "this model with its trainer",
                                      .least = memory_least(o, c, cls, pool)};
     return memory_check(NULL, &step, err);

@@ -132,10 +132,8 @@ int train_request_open(struct train_request *q, const struct train_settings *s, 
     struct adapter *start = NULL;
     *q = (struct train_request){
         .m = m, .pool = pool, .train = &s->train, .policy = &s->policy, .es = &s->es};
-    size_t limit = 0;
     if (train_method_parse(s->method, &q->method, err) != OK) return err->code;
-    if (s->max_memory && size_parse(s->max_memory, &limit, err) != OK) return err->code;
-    memory_limit_set(limit);
+    if (memory_limit_parse(s->max_memory, err) != OK) return err->code;
     if (s->alora_invocation && invocation_encode(s->alora_invocation, m, &q->invocation, err))
         return err->code;
     if (s->init_adapter && !(start = adapter_open(s->init_adapter, m, err))) return err->code;

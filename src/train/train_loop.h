@@ -128,7 +128,6 @@ void event_file_close(struct event_file *e); /* may be NULL */
 
 /* plan.c: functions shared by the plans of all methods. */
 
-#define PACK_MAX_TOKENS 2048
 /* Whether samples of `more` tokens begin a new pass; most: train_loop.pass_tokens. */
 static inline bool pack_is_full(int64_t rows, int64_t more, int64_t most) {
     return rows > 0 && rows + more > most;

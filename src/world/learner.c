@@ -46,7 +46,6 @@ enum {
     VISIT_COUNTERS = 1 << 14, /* counters of visits, with an exploration bonus */
     HEALTH_INTERVAL = 100,    /* ticks between health checks */
     LOW_MEMORY_ROWS = 40,     /* tokens of samples per pass with low_memory */
-    PASS_ROWS = 2048,         /* the same with a memory limit, at most */
 };
 
 /* A ring buffer of transitions, the oldest first; a new one overwrites the oldest if it is full. */
@@ -740,7 +739,7 @@ static int passes_limit(struct learner *l, const struct model *m, struct error *
     struct trainer_passes p;
     if (l->low_memory) l->pass_rows = LOW_MEMORY_ROWS;
     if (!memory_limit_get()) return OK;
-    int64_t rows = l->pass_rows ? l->pass_rows : PASS_ROWS;
+    int64_t rows = l->pass_rows ? l->pass_rows : PACK_MAX_TOKENS;
     size_t room = memory_room(m);
     room = room > WORK_BYTES ? room - WORK_BYTES : 0;
     if (!trainer_limit_passes(l->trainer, room, rows, POLICY_MAX_LEN, POLICY_MAX_LEN, &p)) {

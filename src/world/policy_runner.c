@@ -132,10 +132,8 @@ static void engines_plan(struct policy_runner *a) {
 
 /* Under a memory limit the engines get half of the room, the rest is for learning. */
 static int engines_limit(struct policy_runner *a, struct error *err) {
-    struct engine_options least = a->engine_options;
     if (!memory_limit_get()) return OK;
-    engine_options_fit(&a->m->config, &least, 0);
-    size_t n = (size_t)a->n_engines, bytes = engine_bytes(&a->m->config, &least);
+    size_t n = (size_t)a->n_engines, bytes = engine_least_bytes(&a->m->config, &a->engine_options);
     const struct memory_step need = {.what = "a simulation", .least = n * bytes + WORK_BYTES};
     int rc = memory_check(a->m, &need, err);
     if (rc != OK) return rc;

@@ -716,16 +716,15 @@ int simulation_least_bytes(const struct model_config *c, enum numeric_class cls,
                            const struct simulation_options *o, int agents, struct pool *pool,
                            size_t *out, struct error *err) {
     int n = o->n_adapters ? (int)MIN(o->n_adapters, agents) : agents;
-    struct engine_options engine = {.max_len = POLICY_MAX_LEN, .pool = pool};
+    const struct engine_options engine = {.max_len = POLICY_MAX_LEN, .pool = pool};
     struct adapter_config a;
     int rc = train_adapter_config(&o->learn.train, c, &a, err);
-    if (rc != OK) return rc;
-    engine_options_fit(c, &engine, 0);
-    *out = (size_t)pool_size(pool) * engine_bytes(c, &engine) + 2 * WORK_BYTES +
-           trainer_least_bytes(c, cls, &a, n, &o->learn.train, pool, POLICY_MAX_LEN) +
-           2 * (size_t)n * adapter_param_count(c, &a) * 2 * sizeof(float); // with their packs
-    free((void *)(uintptr_t)a.modules);
-    return OK;
+    if (rc == OK)
+        *out = (size_t)pool_size(pool) * engine_least_bytes(c, &engine) + 2 * WORK_BYTES +
+               trainer_least_bytes(c, cls, &a, n, &o->learn.train, pool, POLICY_MAX_LEN) +
+               2 * (size_t)n * adapter_param_count(c, &a) * 2 * sizeof(float); // with their packs
+    adapter_config_release(&a);
+    return rc;
 }
 
 void simulation_free(struct simulation *s) {

@@ -347,9 +347,9 @@ void energy_add_json(json_t *v, double joules, int64_t tokens);
 /* A field of /proc/self/status in bytes: "VmRSS", "VmHWM"; 0 if it is not available. */
 size_t process_memory(const char *name);
 /* Total and available memory in bytes; -1: unknown. The limits of the control groups of this
- * process and its limit on the address space are taken into account. huge_pages: the kernel's setting of transparent huge pages,
- * "always", "madvise" or "never"; "unknown" if the kernel has no such setting. `root` is "/", or a
- * test's folder. */
+ * process and its limit on the address space are taken into account. huge_pages: the kernel's
+ * setting of transparent huge pages, "always", "madvise" or "never"; "unknown" if the kernel has no
+ * such setting. `root` is "/", or a test's folder. */
 struct memory_info {
     int64_t total, available;
     char huge_pages[16];
@@ -728,6 +728,12 @@ int json_file_each(const char *path, json_file_each_fn fn, void *ctx, struct err
 enum { CSV_MAX_CELLS = 256 };
 typedef int (*csv_row_fn)(void *ctx, const struct buf *cells, int n, int line, struct error *err);
 int csv_rows_each(const char *path, char separator, csv_row_fn fn, void *ctx, struct error *err);
+/* As json_file_each for a table whose first row names the columns: each other row is an object. Two
+ * columns with one name and rows of another length are errors. `value` replaces the text of a cell,
+ * which it owns, by its value; NULL leaves the member out. */
+typedef json_t *(*csv_value_fn)(json_t *text);
+int csv_objects_each(const char *path, char separator, csv_value_fn value, json_file_each_fn fn,
+                     void *ctx, struct error *err);
 
 /*
  * html: self-contained HTML pages and line charts, with light and dark colours and without scripts,

@@ -76,3 +76,52 @@ int csv_rows_each(const char *path, char separator, csv_row_fn fn, void *ctx, st
     buf_release(&text);
     return rc;
 }
+
+/* objects */
+
+struct table_walk {
+    const char *path;
+    csv_value_fn value;
+    json_file_each_fn fn;
+    void *ctx;
+    struct strings keys; /* the cells of the first row */
+};
+
+/* The keys of the first row; each names one column. */
+static int keys_read(struct table_walk *t, const struct buf *cells, int n, struct error *err) {
+    for (int i = 0; i < n; i++) {
+        for (int k = 0; k < i; k++)
+            if (*cells[i].data && strcmp(cells[i].data, t->keys.v[k]) == 0)
+                return error_set(err, ERR_FORMAT, "'%s': two columns are named '%s'", t->path,
+                                 cells[i].data);
+        strings_add(&t->keys, cells[i].data);
+    }
+    return OK;
+}
+
+static int object_visit(void *ctx, const struct buf *cells, int n, int line, struct error *err) {
+    struct table_walk *t = ctx;
+    if (t->keys.n == 0) return keys_read(t, cells, n, err);
+    if (n != t->keys.n)
+        return error_set(err, ERR_FORMAT, "'%s' line %d: %d cells, but the first row names %d",
+                         t->path, line, n, t->keys.n);
+    json_t *v = json_object();
+    int rc = OK;
+    for (int i = 0; rc == OK && i < n; i++) {
+        json_t *text = json_stringn(cells[i].data, cells[i].len),
+               *value = text ? t->value(text) : NULL;
+        if (!text || (value && json_object_set_new(v, t->keys.v[i], value) != 0))
+            rc = error_set(err, ERR_FORMAT, "'%s' line %d: not UTF-8", t->path, line);
+    }
+    if (rc == OK) rc = t->fn(t->ctx, v, line, err);
+    json_decref(v);
+    return rc;
+}
+
+int csv_objects_each(const char *path, char separator, csv_value_fn value, json_file_each_fn fn,
+                     void *ctx, struct error *err) {
+    struct table_walk t = {.path = path, .value = value, .fn = fn, .ctx = ctx};
+    int rc = csv_rows_each(path, separator, object_visit, &t, err);
+    strings_release(&t.keys);
+    return rc;
+}

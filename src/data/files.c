@@ -10,51 +10,11 @@
 
 /* tables */
 
-struct table_walk {
-    const char *path;
-    json_file_each_fn fn;
-    void *ctx;
-    struct strings keys; /* the cells of the first row */
-};
-
-/* The keys of the first row; each names one column. */
-static int keys_read(struct table_walk *t, const struct buf *cells, int n, struct error *err) {
-    for (int i = 0; i < n; i++) {
-        for (int k = 0; k < i; k++)
-            if (*cells[i].data && strcmp(cells[i].data, t->keys.v[k]) == 0)
-                return error_set(err, ERR_FORMAT, "'%s': two columns are named '%s'", t->path,
-                                 cells[i].data);
-        strings_add(&t->keys, cells[i].data);
-    }
-    return OK;
-}
-
 /* An empty cell is a missing value. */
-static int row_visit(void *ctx, const struct buf *cells, int n, int line, struct error *err) {
-    struct table_walk *t = ctx;
-    if (t->keys.n == 0) return keys_read(t, cells, n, err);
-    if (n != t->keys.n)
-        return error_set(err, ERR_FORMAT, "'%s' line %d: %d cells, but the first row names %d",
-                         t->path, line, n, t->keys.n);
-    json_t *v = json_object();
-    int rc = OK;
-    for (int i = 0; rc == OK && i < n; i++) {
-        if (cells[i].len == 0) continue;
-        json_t *text = json_stringn(cells[i].data, cells[i].len);
-        if (!text || json_object_set_new(v, t->keys.v[i], text) != 0)
-            rc = error_set(err, ERR_FORMAT, "'%s' line %d: not UTF-8", t->path, line);
-    }
-    if (rc == OK) rc = t->fn(t->ctx, v, line, err);
-    json_decref(v);
-    return rc;
-}
-
-static int table_each(const char *path, char separator, json_file_each_fn fn, void *ctx,
-                      struct error *err) {
-    struct table_walk t = {.path = path, .fn = fn, .ctx = ctx};
-    int rc = csv_rows_each(path, separator, row_visit, &t, err);
-    strings_release(&t.keys);
-    return rc;
+static json_t *cell_value(json_t *text) {
+    if (json_string_length(text) > 0) return text;
+    json_decref(text);
+    return NULL;
 }
 
 /* texts */
@@ -101,8 +61,10 @@ static bool is_parquet(const char *path) {
 }
 
 int sample_file_each(const char *path, json_file_each_fn fn, void *ctx, struct error *err) {
-    if (path_has_extension(path, ".csv")) return table_each(path, ',', fn, ctx, err);
-    if (path_has_extension(path, ".tsv")) return table_each(path, '\t', fn, ctx, err);
+    if (path_has_extension(path, ".csv"))
+        return csv_objects_each(path, ',', cell_value, fn, ctx, err);
+    if (path_has_extension(path, ".tsv"))
+        return csv_objects_each(path, '\t', cell_value, fn, ctx, err);
     if (path_has_extension(path, ".txt")) return text_each(path, fn, ctx, err);
     int rc = json_file_each(path, fn, ctx, err);
     if (rc == OK || !is_parquet(path)) return rc;

@@ -887,50 +887,17 @@ int harness_question_make(struct harness_task *h, const json_t *row, struct eval
 
 /* CSV */
 
-struct csv_table {
-    const char *path;
-    json_t *names; /* names of the columns, or NULL before the first row */
-    json_file_each_fn fn;
-    void *ctx;
-};
-
-/* An integer in its usual form is a number, an empty cell null. NULL: not UTF-8. */
-static json_t *cell_value(const struct buf *cell) {
-    size_t sign = cell->data[0] == '-', n = strspn(cell->data + sign, "0123456789");
-    bool integer =
-        n > 0 && n < 19 && sign + n == cell->len && (cell->data[sign] != '0' || cell->len == 1);
-    if (integer) return json_integer(strtoll(cell->data, NULL, 10));
-    return cell->len ? json_stringn(cell->data, cell->len) : json_null();
-}
-
-static int table_row_visit(void *ctx, const struct buf *cells, int n, int line, struct error *err) {
-    struct csv_table *t = ctx;
-    bool header = !t->names;
-    json_t *row = header ? json_array() : json_object();
-    int rc = OK;
-    if (!header && (size_t)n != json_array_size(t->names))
-        rc = error_set(err, ERR_FORMAT, "'%s', line %d: %d cells, but %zu columns", t->path, line,
-                       n, json_array_size(t->names));
-    for (int i = 0; rc == OK && i < n; i++) {
-        json_t *v = header ? json_stringn(cells[i].data, cells[i].len) : cell_value(&cells[i]);
-        if (!v)
-            rc = error_set(err, ERR_FORMAT, "'%s', line %d: not UTF-8", t->path, line);
-        else if (header)
-            json_array_append_new(row, v);
-        else
-            json_object_set_new(row, json_string_value(json_array_get(t->names, (size_t)i)), v);
-    }
-    if (rc == OK && header)
-        t->names = json_incref(row);
-    else if (rc == OK)
-        rc = t->fn(t->ctx, row, line, err);
-    json_decref(row);
-    return rc;
+/* An integer in its usual form is a number, an empty cell null. */
+static json_t *cell_value(json_t *text) {
+    const char *s = json_string_value(text);
+    size_t len = json_string_length(text), sign = *s == '-', n = strspn(s + sign, "0123456789");
+    bool integer = n > 0 && n < 19 && sign + n == len && (s[sign] != '0' || len == 1);
+    if (len > 0 && !integer) return text;
+    json_t *v = integer ? json_integer(strtoll(s, NULL, 10)) : json_null();
+    json_decref(text);
+    return v;
 }
 
 int harness_csv_each(const char *path, json_file_each_fn fn, void *ctx, struct error *err) {
-    struct csv_table t = {.path = path, .fn = fn, .ctx = ctx};
-    int rc = csv_rows_each(path, ',', table_row_visit, &t, err);
-    json_decref(t.names);
-    return rc;
+    return csv_objects_each(path, ',', cell_value, fn, ctx, err);
 }

@@ -6,8 +6,8 @@
  *     DIR/.versions/HASH/…, version.json                    every version, including the current
  *     DIR/.versions/installing                              the HASH that is being installed
  *     DIR/.versions/replaced                                DIR's old config meanwhile
- *     DIR/.versions/tmp                                     a version that is being written or
- * deleted DIR/.versions/lock                                    the file lock
+ *     DIR/.versions/tmp                                     a version being written or deleted
+ *     DIR/.versions/lock                                    the file lock
  *
  * Invariants: (1) a folder HASH is created by one rename and is complete; (2) before DIR's files
  * change, both the old and the new version are stored in such folders, and `installing` contains

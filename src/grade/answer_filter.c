@@ -44,10 +44,8 @@ static void matches_begin(struct match_iterator *m, const pcre2_code *pattern,
                           const struct buf *text) {
     *m = (struct match_iterator){.pattern = pattern, .text = text};
     m->data = pcre2_match_data_create_from_pattern(pattern, NULL);
-    m->limits = pcre2_match_context_create(NULL);
-    CHECK(m->data && m->limits);
-    pcre2_set_match_limit(m->limits, 1000000);
-    pcre2_set_heap_limit(m->limits, 65536); // KiB
+    m->limits = regex_limits_new();
+    CHECK(m->data);
 }
 
 /* The bounds of the groups of the next match, group 0 first; NULL: no further match. */

@@ -442,16 +442,22 @@ static int regex_check(const char *gold, struct error *err) {
     return p ? OK : err->code;
 }
 
+pcre2_match_context *regex_limits_new(void) {
+    pcre2_match_context *limits = pcre2_match_context_create(NULL);
+    CHECK(limits);
+    pcre2_set_match_limit(limits, 1000000);
+    pcre2_set_heap_limit(limits, 65536); // KiB
+    return limits;
+}
+
 /* A text that is not UTF-8 or that exceeds the match limits does not match. */
 static double regex_score(const char *form, const char *gold) {
     struct error err;
     pcre2_code *p = regex_compile(gold, &err);
     CHECK(p); // grader_check has compiled it before
     pcre2_match_data *m = pcre2_match_data_create(1, NULL);
-    pcre2_match_context *limits = pcre2_match_context_create(NULL);
-    CHECK(m && limits);
-    pcre2_set_match_limit(limits, 1000000);
-    pcre2_set_heap_limit(limits, 65536); // KiB
+    pcre2_match_context *limits = regex_limits_new();
+    CHECK(m);
     int rc = pcre2_match(p, (PCRE2_SPTR)form, strlen(form), 0, 0, m, limits);
     pcre2_match_context_free(limits);
     pcre2_match_data_free(m);

@@ -74,6 +74,9 @@ void answer_filter_free(struct answer_filter *f);
 /* Compiles a Unicode regular expression; free the result with pcre2_code_free. NULL on failure; the
  * error names the byte (from 1) at which the pattern is wrong. */
 struct pcre2_real_code_8 *regex_compile(const char *text, struct error *err);
+/* Limits for matches of such patterns: steps for each start position, and heap memory. Free the
+ * result with pcre2_match_context_free. */
+struct pcre2_real_match_context_8 *regex_limits_new(void);
 
 /* Appends `text` in lower case, with full-width ASCII in ordinary width. A run of white space
  * becomes one blank; at both ends, and next to a script that is written without blanks, it is

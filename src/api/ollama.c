@@ -502,10 +502,7 @@ static void ollama_request_start(struct server *s, struct exchange *x, struct ol
 
 /* A member of the body; NULL: it is absent or null. The caller releases it. */
 static json_t *body_member(const struct exchange *x, const char *key) {
-    const struct buf *body = exchange_body(x);
-    size_t n;
-    const char *text = request_text_member(body->data, body->len, key, &n);
-    json_t *v = text ? json_loadb(text, n, JSON_DECODE_ANY, NULL) : NULL;
+    json_t *v = request_body_member(x, key);
     if (!json_is_null(v)) return v;
     json_decref(v);
     return NULL;

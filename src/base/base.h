@@ -421,6 +421,8 @@ int utf8_field_width(const char *text, int columns);
 
 bool text_ends_with(const char *text, const char *end);
 
+int double_compare(const void *a, const void *b); /* ascending, for qsort */
+
 /* The number of bytes of `text` that fit in `columns`; a character of three bytes or more counts as
  * two columns wide. */
 size_t text_fit(const char *text, int columns);

@@ -194,6 +194,11 @@ bool text_ends_with(const char *text, const char *end) {
     return n >= m && strcmp(text + n - m, end) == 0;
 }
 
+int double_compare(const void *a, const void *b) {
+    double x = *(const double *)a, y = *(const double *)b;
+    return (x > y) - (x < y);
+}
+
 char *xstrndup(const char *s, size_t n) {
     size_t len = strnlen(s, n);
     char *copy = memcpy(xmalloc(len + 1), s, len);

@@ -125,13 +125,8 @@ struct variant {
     double (*seconds)(struct bench *b, const struct variant *v);
 };
 
-static int compare_doubles(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
 static double median(double *v, int64_t n) {
-    qsort(v, (size_t)n, sizeof *v, compare_doubles);
+    qsort(v, (size_t)n, sizeof *v, double_compare);
     return n % 2 ? v[n / 2] : (v[n / 2 - 1] + v[n / 2]) / 2;
 }
 

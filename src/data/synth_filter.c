@@ -406,11 +406,6 @@ static bool held_out_rejects(struct synth_filter_set *r, const struct synth_samp
 
 /* perplexity */
 
-static int compare_doubles(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
 /* Computes the perplexities and converts the bounds to perplexities. A quantile is the nearest rank
  * among the samples that are still kept. A sample at a bound is kept. */
 static int perplexity_prepare(struct synth_filter_set *r, struct error *err) {
@@ -421,7 +416,7 @@ static int perplexity_prepare(struct synth_filter_set *r, struct error *err) {
     if (!v) return err->code;
     for (int i = 0; i < s->n; i++)
         if (s->v[i].filter == SYNTH_KEPT) v[n++] = s->v[i].perplexity;
-    qsort(v, (size_t)n, sizeof *v, compare_doubles);
+    qsort(v, (size_t)n, sizeof *v, double_compare);
     double min_rank = (double)n * r->min_perplexity.value / 100,
            max_rank = (double)n * r->max_perplexity.value / 100;
     r->min_value =

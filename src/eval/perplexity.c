@@ -83,11 +83,6 @@ static void rows_forward(struct divergence_run *c, const int32_t *tokens, int32_
     for (int i = 0; i < 2; i++) forward_run(c->f[i], rows, n, &no_adapter, 1, out, n, c->logits[i]);
 }
 
-static int by_value(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return x < y ? -1 : x > y;
-}
-
 static struct model_divergence positions_sum(const struct position *p, int64_t n) {
     struct model_divergence d = {.n = n};
     double *kl = xcalloc((size_t)MAX(n, 1), sizeof *kl), nll[2] = {0}, n_same_top = 0;
@@ -97,7 +92,7 @@ static struct model_divergence positions_sum(const struct position *p, int64_t n
         n_same_top += p[i].same_top;
         kl[i] = p[i].kl;
     }
-    qsort(kl, (size_t)n, sizeof *kl, by_value);
+    qsort(kl, (size_t)n, sizeof *kl, double_compare);
     if (n > 0) {
         for (int j = 0; j < 2; j++) d.perplexity[j] = math_exp(nll[j] / (double)n);
         d.same_top = n_same_top / (double)n;

@@ -354,10 +354,7 @@ static int base_acquire(struct base_entry *b, const struct exchange *x, bool *wa
 
 /* The text of a member of the request's body; NULL: missing or not a text. malloc'ed. */
 static char *body_text(const struct exchange *x, const char *key) {
-    const struct buf *body = exchange_body(x);
-    size_t n;
-    const char *text = request_text_member(body->data, body->len, key, &n);
-    json_t *v = text ? json_loadb(text, n, JSON_DECODE_ANY, NULL) : NULL;
+    json_t *v = request_body_member(x, key);
     char *copy = json_string_length(v) ? xstrdup(json_string_value(v)) : NULL;
     json_decref(v);
     return copy;

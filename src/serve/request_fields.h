@@ -7,7 +7,7 @@
 #ifndef SHOAL_SERVE_REQUEST_FIELDS_H
 #define SHOAL_SERVE_REQUEST_FIELDS_H
 
-#include "base/base.h"
+#include "http/http.h"
 
 enum field_route { FIELD_CHAT = 1, FIELD_COMPLETION = 2, FIELD_EMBEDDING = 4 };
 enum field_support { FIELD_SUPPORTED, FIELD_IGNORED, FIELD_REJECTED };
@@ -34,6 +34,8 @@ int request_text_check(const char *text, size_t len, struct error *err);
 /* The text of a member of the JSON object in the body, or NULL if no such member is found before
  * the first byte that is not JSON. */
 const char *request_text_member(const char *text, size_t len, const char *key, size_t *n);
+/* The value of a member of a request's JSON body, or NULL as above. The caller releases it. */
+json_t *request_body_member(const struct exchange *x, const char *key);
 /* Whether any route knows the field; of a path such as messages[0].content, the first name counts.
  */
 bool request_field_is_known(const char *path);

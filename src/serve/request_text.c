@@ -159,3 +159,10 @@ const char *request_text_member(const char *text, size_t len, const char *key, s
     buf_release(&s.path);
     return found;
 }
+
+json_t *request_body_member(const struct exchange *x, const char *key) {
+    const struct buf *body = exchange_body(x);
+    size_t n;
+    const char *text = request_text_member(body->data, body->len, key, &n);
+    return text ? json_loadb(text, n, JSON_DECODE_ANY, NULL) : NULL;
+}

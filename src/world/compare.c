@@ -94,15 +94,10 @@ static double decisions_to_target(const struct comparison *c, const struct run_c
     return INFINITY;
 }
 
-static int double_cmp(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static double median_decisions_to_target(const struct comparison *c, const struct group *g) {
     double v[MAX_RUNS];
     for (int i = 0; i < g->n; i++) v[i] = decisions_to_target(c, g->v[i]);
-    qsort(v, (size_t)g->n, sizeof *v, double_cmp);
+    qsort(v, (size_t)g->n, sizeof *v, double_compare);
     return v[(g->n - 1) / 2];
 }
 

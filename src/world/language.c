@@ -108,11 +108,6 @@ static double mutual_information(const struct language_stats *s, enum column a, 
                        (double)n);
 }
 
-static int doubles_compare(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 static json_t *pair_json(const struct language_stats *s, size_t pair) {
     double bits = mutual_information(s, pairs[pair].word, pairs[pair].other, 0), sum = 0,
            control[ROTATIONS];
@@ -122,7 +117,7 @@ static json_t *pair_json(const struct language_stats *s, size_t pair) {
         sum += control[k];
         as_large += control[k] >= bits;
     }
-    qsort(control, ROTATIONS, sizeof *control, doubles_compare);
+    qsort(control, ROTATIONS, sizeof *control, double_compare);
     return json_pack("{s:s,s:f,s:f,s:f,s:f}", "pair", pairs[pair].name, "bits", bits, "shuffled",
                      sum / ROTATIONS, "shuffled_95", control[ROTATIONS * 95 / 100 - 1], "p",
                      (as_large + 1.0) / (ROTATIONS + 1));

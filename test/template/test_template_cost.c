@@ -196,11 +196,6 @@ static bool error_names_limit(const struct template_cost *r) {
     return false;
 }
 
-static int double_compare(const void *a, const void *b) {
-    double x = *(const double *)a, y = *(const double *)b;
-    return (x > y) - (x < y);
-}
-
 /* Each template reaches a limit, and no operation takes much more time per step than others: work
  * without steps would appear as steps that take microseconds. */
 static void test_hostile(void **state) {

@@ -1,6 +1,7 @@
 #!/bin/sh
-# test_energy: the joules in reports, from a folder of counters ($SHOAL_POWERCAP) that a loop advances by 1 J every 20 ms;
-# without readable counters reports have no joules. SHOAL is the binary. Prints "ok NAME" and "not ok NAME: why" lines.
+# test_energy: the joules in reports, from a folder of counters ($SHOAL_POWERCAP) that a loop advances by 1 J as fast as
+# it can; without readable counters reports have no joules. SHOAL is the binary. Prints "ok NAME" and "not ok NAME: why"
+# lines.
 set -u
 shoal=$(realpath "${SHOAL:-build/shoal}")
 cd "$(dirname "$0")/../.." || exit 1
@@ -16,7 +17,6 @@ echo 0 >"$domain/energy_uj"
     while [ -d "$domain" ]; do
         joules=$((joules + 1))
         echo "${joules}000000" >"$domain/next" && mv "$domain/next" "$domain/energy_uj"
-        sleep 0.02
     done
 ) 2>/dev/null &
 trap 'kill $!; wait 2>/dev/null; rm -rf "$tmp"' EXIT
@@ -28,7 +28,7 @@ matches() { if grep -qE -- "$2" "$3"; then ok "$1"; else bad "$1" "$(head -c 400
 lacks() { if grep -qE -- "$2" "$3"; then bad "$1" "$(grep -E -- "$2" "$3" | head -c 400)"; else ok "$1"; fi; }
 positive='[0-9.]*[1-9][0-9.e-]*'
 
-for i in 1 2 3 4 5 6 7 8; do
+for i in $(seq 400); do # half a second: the loop runs many times meanwhile
     printf '{"question": "Which is the largest of %d?", "choices": ["a mouse", "a whale"], "answer": 1}\n' $i
 done >q.jsonl
 export SHOAL_POWERCAP="$tmp/powercap"

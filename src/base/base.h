@@ -355,6 +355,9 @@ struct memory_info {
     char huge_pages[16];
 };
 struct memory_info memory_info(const char *root);
+/* The bytes that a program may allocate if its user named no limit: what is available, less a
+ * sixteenth and 128 MB for other programs, at least 1. SIZE_MAX / 2: unknown. */
+size_t memory_usable(void);
 /* Advises the kernel (madvise) to use huge pages of 2 MiB for this memory, so that reading a large
  * array from end to end has fewer TLB misses. With huge pages, memory becomes resident in steps of
  * 2 MiB. Does nothing for less than 4 MiB, or if the system has no huge pages. */

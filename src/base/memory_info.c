@@ -1,8 +1,8 @@
 /*
- * memory_info: the memory available to this process, according to the machine and to the control
- * groups (versions 2 and 1) that the process is in; and huge pages.
+ * memory_info: the memory available to this process, according to the machine, the control groups
+ * (versions 2 and 1) that the process is in and its limit on the address space; and huge pages.
  *
- * It does not consider RLIMIT_AS or swap.
+ * Swap does not count.
  */
 #define _GNU_SOURCE
 #include "base/base.h"
@@ -128,4 +128,11 @@ struct memory_info memory_info(const char *root) {
     free(v2);
     free(v1);
     return m;
+}
+
+size_t memory_usable(void) {
+    enum { LEFT_BYTES = 128 << 20 };
+    int64_t available = memory_info("/").available;
+    if (available < 0) return SIZE_MAX / 2;
+    return (size_t)MAX(available - available / 16 - LEFT_BYTES, 1);
 }

@@ -43,21 +43,15 @@ static void plan_print(const struct setup *s) {
     buf_release(&text);
 }
 
-/* The memory that a command without --max-memory may use: some is left for other programs. */
-static size_t available_memory(void) {
-    enum { LEFT_BYTES = 128 << 20 };
-    int64_t available = memory_info("/").available;
-    int64_t used = available - available / 16 - LEFT_BYTES;
-    return available < 0 ? 0 : (size_t)MAX(used, 1);
-}
-
 static int plan_input_init(const struct setup *s, const struct setup_needs *w,
                            struct memory_plan_input *in, struct error *err) {
     *in = (struct memory_plan_input){.max_options = s->engine,
                                      .limit = s->limit,
-                                     .available = available_memory(),
+                                     .available = memory_usable(),
                                      .caller_bytes = w->work,
                                      .requests = w->requests};
+    // a limit of requests is no need: without --max-memory it may exceed what is available
+    if (!in->limit) in->requests = MIN(in->requests, in->available / 4);
     struct adapter_sizes adapters = {0};
     if (model_measure(s->path, cli_numeric_class(s->c), &in->model, err) != OK ||
         adapters_measure(s, w, &adapters, err) != OK)

@@ -98,10 +98,11 @@ static int plan_set_error(const struct memory_plan *p, struct error *err) {
     if (!p->limit)
         return error_set(err, ERR_MEMORY,
                          "%.1f MB of memory are available, but one sequence of %d tokens needs "
-                         "%.1f MB (weights %.1f, KV cache %.1f, activations %.1f); use smaller "
-                         "weights, shorter texts, --kv-cache-dtype i8 or fewer threads",
+                         "%.1f MB (weights %.1f, adapters %.1f, KV cache %.1f, activations %.1f, "
+                         "requests %.1f); use smaller weights, shorter texts, --kv-cache-dtype i8 "
+                         "or fewer threads",
                          mb(p->available), p->engine.max_len, mb(p->total), mb(p->weights),
-                         mb(p->kv), mb(p->activations));
+                         mb(p->adapters), mb(p->kv), mb(p->activations), mb(p->requests));
     return error_set(
         err, ERR_MEMORY,
         "a limit of '%.1f MB' is too small: one sequence of %d tokens needs %.1f MB (weights %.1f, "

@@ -77,14 +77,10 @@ static size_t used_bytes(const struct base_pool *p) {
     return used;
 }
 
-/* Bytes for the plan of another base. A sixteenth of the machine's memory is left to others. The
- * lock is held. */
+/* Bytes for the plan of another base. The lock is held. */
 static size_t free_bytes(const struct base_pool *p) {
     size_t used = used_bytes(p);
-    if (p->budget) return p->budget - MIN(used, p->budget);
-    struct memory_info m = memory_info("/");
-    if (m.available < 0) return SIZE_MAX / 2; // unknown
-    return (size_t)MAX(m.available - MAX(m.total, 0) / 16, 0);
+    return p->budget ? p->budget - MIN(used, p->budget) : memory_usable();
 }
 
 /* Adds the sizes of a base's adapters: as in the plan of the default base, the largest one and its

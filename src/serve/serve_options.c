@@ -104,15 +104,15 @@ const struct option_row serve_option_rows[] = {
 /* Sets the memory of requests (input, output, grammars, replies that can be rated). */
 static int request_memory_init(struct serve_options *o, struct error *err) {
     enum { MIN_BYTES = SERVE_MIN_REQUEST_MEMORY, DEFAULT_BYTES = 512 << 20 };
-    size_t most = DEFAULT_BYTES;
-    if (o->max_memory) most = MIN(MAX(o->max_memory / 8, (size_t)MIN_BYTES), (size_t)DEFAULT_BYTES);
+    size_t all = o->max_memory ? o->max_memory : memory_usable(),
+           most = MIN(MAX(all / 8, (size_t)MIN_BYTES), (size_t)DEFAULT_BYTES);
     if (o->max_request_memory && size_parse(o->max_request_memory, &most, err) != OK)
         return error_wrap(err, "--max-request-memory");
     if (most < MIN_BYTES)
         return error_set(err, ERR_USAGE, "--max-request-memory must be at least %dM",
                          MIN_BYTES >> 20);
     o->request_memory = (int64_t)most;
-    if (!o->max_memory && !o->max_request_memory) return OK;
+    if (most == DEFAULT_BYTES && !o->max_memory && !o->max_request_memory) return OK;
     o->http.max_held = (int64_t)most / 4; // the buffer of a growing body may be twice its size
     o->http.max_body = MIN(o->http.max_body, o->http.max_held);
     return OK;

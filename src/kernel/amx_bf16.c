@@ -189,12 +189,6 @@ static dequantize_fn dequantize_of(const struct matrix *w) {
     }
 }
 
-/* The dtype of weights that are rows, not panels. */
-static enum dtype rows_dtype(const struct matrix *w) {
-    if (w->layout != LAYOUT_ROW_MAJOR) return DTYPE_I8;
-    return w->type == TENSOR_BF16 ? DTYPE_BF16 : w->type == TENSOR_F16 ? DTYPE_F16 : DTYPE_F32;
-}
-
 /* 32 values from x[i…], of which `left` exist, as bf16. */
 INLINE __m512i bf16_load(const void *x, int64_t i, int64_t left, enum dtype e) {
     const __m512 low = weights_load(x, i, elems_mask(left), false, e),

@@ -98,10 +98,13 @@ INLINE __m256 weights_tail(const void *w, int64_t i, int64_t n, enum dtype e) {
     return weights_load(h, 0, e);
 }
 
+INLINE int64_t bytes_of(int64_t n, enum dtype e) {
+    return n * (e == DTYPE_F32 ? 4 : e == DTYPE_I8 ? 1 : 2);
+}
+
 /* Row `row` of w, whose rows are ldw elements apart. */
 INLINE const void *weights_row(const void *w, int64_t row, int64_t ldw, enum dtype e) {
-    const int64_t size = e == DTYPE_F32 ? 4 : e == DTYPE_I8 ? 1 : 2;
-    return (const char *)w + row * ldw * size;
+    return (const char *)w + bytes_of(row * ldw, e);
 }
 
 /* One step of 16 values of K for R rows and C outputs: acc[r * C + c] has lanes 0..7, acc[R * C + r
@@ -126,15 +129,21 @@ INLINE void block_step(__m256 *acc, const float *x, int64_t ldx, const void *con
 }
 
 /* The dots of R rows of x and C rows of w: v[r * C + c] has lane l + lane l+8. (R, C) is (2, 3),
- * (1, 4) or (1, 1). */
+ * (1, 4) or (1, 1). `stream`: prefetches weights that are not in the caches (STREAM_AHEAD). */
 INLINE void block_dots(__m256 *v, const float *x, int64_t ldx, const void *w, int64_t ldw,
-                       int64_t k, int R, int C, enum dtype e) {
+                       int64_t k, int R, int C, enum dtype e, bool stream) {
     __m256 acc[12];
     const void *rows[4];
     UNROLL for (int c = 0; c < C; c++) rows[c] = weights_row(w, c, ldw, e);
     UNROLL for (int o = 0; o < 2 * R * C; o++) acc[o] = _mm256_setzero_ps();
     int64_t i = 0;
-    for (; i + 16 <= k; i += 16) block_step(acc, x, ldx, rows, i, 16, R, C, e, false);
+    const char *ahead = (const char *)w + STREAM_AHEAD;
+    for (; i + 16 <= k; i += 16) {
+        if (stream)
+            for (int64_t b = 0; b < bytes_of(16 * C, e); b += 64, ahead += 64)
+                __builtin_prefetch(ahead);
+        block_step(acc, x, ldx, rows, i, 16, R, C, e, false);
+    }
     if (i < k) block_step(acc, x, ldx, rows, i, k - i, R, C, e, true);
     UNROLL for (int o = 0; o < R * C; o++) v[o] = _mm256_add_ps(acc[o], acc[R * C + o]);
 }
@@ -151,9 +160,9 @@ INLINE void store_3(float *y, __m128 v, bool add) {
 }
 
 INLINE void block_2x3(float *y, int64_t ldy, const float *x, int64_t ldx, const void *w,
-                      int64_t ldw, int64_t k, bool add, enum dtype e) {
+                      int64_t ldw, int64_t k, bool add, enum dtype e, bool stream) {
     __m256 v[6];
-    block_dots(v, x, ldx, w, ldw, k, 2, 3, e);
+    block_dots(v, x, ldx, w, ldw, k, 2, 3, e, stream);
     __m256 c = tree_halves(v[2], v[5]);
     __m256 t = tree_finish(tree_halves(v[0], v[3]), tree_halves(v[1], v[4]), c, c);
     store_3(y, _mm256_castps256_ps128(t), add);
@@ -170,38 +179,43 @@ INLINE __m128 tree_four(const __m256 v[4]) {
 INLINE void block_1x4(float *y, const float *x, const void *w, int64_t ldw, int64_t k, bool add,
                       enum dtype e) {
     __m256 v[4];
-    block_dots(v, x, 0, w, ldw, k, 1, 4, e);
+    block_dots(v, x, 0, w, ldw, k, 1, 4, e, false);
     __m128 s = tree_four(v);
     _mm_storeu_ps(y, add ? _mm_add_ps(_mm_loadu_ps(y), s) : s);
 }
 
 INLINE void block_1x1(float *y, const float *x, const void *w, int64_t k, bool add, enum dtype e) {
     __m256 v[1];
-    block_dots(v, x, 0, w, 0, k, 1, 1, e);
+    block_dots(v, x, 0, w, 0, k, 1, 1, e, false);
     float s = tree_one(v[0]);
     *y = add ? *y + s : s;
 }
 
-/* One row times outputs n0..n1. */
+/* One row times outputs n0..n1. `stream`: the weights are long rows that are not in the caches; one
+ * after the other they are one stream in memory. */
 INLINE void row_dots(float *y, const float *x, const void *w, int64_t ldw, int64_t k, int64_t n0,
-                     int64_t n1, bool add, enum dtype e) {
+                     int64_t n1, bool add, enum dtype e, bool stream) {
     int64_t n = n0;
-    for (; n + 4 <= n1; n += 4) block_1x4(y + n, x, weights_row(w, n, ldw, e), ldw, k, add, e);
+    for (; !stream && n + 4 <= n1; n += 4)
+        block_1x4(y + n, x, weights_row(w, n, ldw, e), ldw, k, add, e);
     for (; n < n1; n++) block_1x1(y + n, x, weights_row(w, n, ldw, e), k, add, e);
 }
 
-/* Rows m0..m1 (few enough for the first-level cache) times outputs n0..n1. */
+/* Rows m0..m1 (few enough for the first-level cache) times outputs n0..n1. The first rows read long
+ * rows of weights from memory, the others from the caches. */
 INLINE void tile_dots(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t m0, int64_t m1,
                       const void *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add,
                       enum dtype e) {
+    const bool stream = m0 == 0 && bytes_of(k, e) >= STREAM_ROW;
     int64_t n = n0, even = m0 + (m1 - m0) / 2 * 2;
     for (; n + 3 <= n1; n += 3)
         for (int64_t m = m0; m < even; m += 2)
             block_2x3(y + m * ldy + n, ldy, x + m * ldx, ldx, weights_row(w, n, ldw, e), ldw, k,
-                      add, e);
+                      add, e, stream && m == 0);
     for (int64_t m = m0; m < even && n < n1; m++)
-        row_dots(y + m * ldy, x + m * ldx, w, ldw, k, n, n1, add, e);
-    if (even < m1) row_dots(y + even * ldy, x + even * ldx, w, ldw, k, n0, n1, add, e);
+        row_dots(y + m * ldy, x + m * ldx, w, ldw, k, n, n1, add, e, false);
+    if (even < m1)
+        row_dots(y + even * ldy, x + even * ldx, w, ldw, k, n0, n1, add, e, stream && even == 0);
 }
 
 /* Transposes eight rows of 8: vector c of the result holds column c of each row. */

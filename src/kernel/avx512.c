@@ -22,6 +22,11 @@ enum {
     ROW_BLOCK = 48, /* rows that are multiplied with 8 rows of weights, which stay in L1 */
 };
 
+/* Bytes of the rows of `cols` weights that one step of 16 values of K reads. */
+INLINE int step_bytes(int cols, enum dtype e) {
+    return cols * 16 * (e == DTYPE_F32 ? 4 : e == DTYPE_I8 ? 1 : 2);
+}
+
 /* acc[r][c] += x[r] * w[c] for the 16 values from i on, lane by lane. */
 INLINE void tile_step(__m512 acc[TILE_ROWS][TILE_COLS], const float *x, int64_t ldx, const void *w,
                       int64_t ldw, int64_t i, __mmask16 mask, bool whole, int rows, int cols,
@@ -77,9 +82,9 @@ INLINE float lanes_sum(__m512 v) {
 }
 
 /* y[r][c] (+)= x[r]·w[c] for rows × cols outputs; `rows` and `cols` are constants where this is
- * inlined. */
+ * inlined. `ahead` (may be NULL): see STREAM_AHEAD. */
 INLINE void tile_mul(float *y, int64_t ldy, const float *x, int64_t ldx, const void *w, int64_t ldw,
-                     int64_t k, int rows, int cols, enum dtype e, bool add) {
+                     int64_t k, int rows, int cols, enum dtype e, bool add, const char *ahead) {
     __m512 acc[TILE_ROWS][TILE_COLS];
 #pragma GCC unroll 3
     for (int r = 0; r < TILE_ROWS; r++) {
@@ -87,7 +92,13 @@ INLINE void tile_mul(float *y, int64_t ldy, const float *x, int64_t ldx, const v
         for (int c = 0; c < TILE_COLS; c++) acc[r][c] = _mm512_setzero_ps();
     }
     int64_t i = 0;
-    for (; i + 16 <= k; i += 16) tile_step(acc, x, ldx, w, ldw, i, 0xFFFF, true, rows, cols, e);
+    for (; i + 16 <= k; i += 16) {
+        if (ahead)
+#pragma GCC unroll 8
+            for (int c = 0; c < step_bytes(cols, e); c += 64, ahead += 64)
+                __builtin_prefetch(ahead);
+        tile_step(acc, x, ldx, w, ldw, i, 0xFFFF, true, rows, cols, e);
+    }
     if (i < k) tile_step(acc, x, ldx, w, ldw, i, lanes_mask(k - i), false, rows, cols, e);
     const __mmask8 out = (__mmask8)((1u << cols) - 1);
 #pragma GCC unroll 3
@@ -102,11 +113,12 @@ INLINE void tile_mul(float *y, int64_t ldy, const float *x, int64_t ldx, const v
 /* One function for each shape of tile: y[r][c] (+)= x[r]·w[c]. The functions are not inlined into
  * one, because the compiler's time grows faster than the size of a function. */
 typedef void (*tile_fn)(float *y, int64_t ldy, const float *x, int64_t ldx, const void *w,
-                        int64_t ldw, int64_t k, bool add);
+                        int64_t ldw, int64_t k, bool add, const char *ahead);
 #define TILE(name, rows, cols, e)                                                                  \
     static __attribute__((noinline)) void name(float *y, int64_t ldy, const float *x, int64_t ldx, \
-                                               const void *w, int64_t ldw, int64_t k, bool add) {  \
-        tile_mul(y, ldy, x, ldx, w, ldw, k, rows, cols, e, add);                                   \
+                                               const void *w, int64_t ldw, int64_t k, bool add,    \
+                                               const char *ahead) {                                \
+        tile_mul(y, ldy, x, ldx, w, ldw, k, rows, cols, e, add, ahead);                            \
     }
 #define TILES(kind, rows, e)                                                                       \
     TILE(kind##_##rows##x1, rows, 1, e)                                                            \
@@ -119,6 +131,9 @@ TILES(f32, 3, DTYPE_F32)
 TILES(bf16, 1, DTYPE_BF16)
 TILES(bf16, 2, DTYPE_BF16)
 TILES(bf16, 3, DTYPE_BF16)
+TILES(f16, 1, DTYPE_F16)
+TILES(f16, 2, DTYPE_F16)
+TILES(f16, 3, DTYPE_F16)
 TILES(i8, 1, DTYPE_I8)
 TILES(i8, 2, DTYPE_I8)
 TILES(i8, 3, DTYPE_I8)
@@ -131,24 +146,31 @@ static const tile_fn tile_fns[N_DTYPE][TILE_ROWS][3] = {
     [DTYPE_BF16] = {{bf16_1x1, bf16_1x4, bf16_1x8},
                     {bf16_2x1, bf16_2x4, bf16_2x8},
                     {bf16_3x1, bf16_3x4, bf16_3x8}},
+    [DTYPE_F16] = {{f16_1x1, f16_1x4, f16_1x8},
+                   {f16_2x1, f16_2x4, f16_2x8},
+                   {f16_3x1, f16_3x4, f16_3x8}},
     [DTYPE_I8] = {{i8_1x1, i8_1x4, i8_1x8}, {i8_2x1, i8_2x4, i8_2x8}, {i8_3x1, i8_3x4, i8_3x8}},
 };
 
 /* Multiplies blocks of ROW_BLOCK rows, in each block 8 outputs at a time; the remaining outputs are
- * computed 4 at a time, then one at a time. */
+ * computed 4 at a time, then one at a time. A single row of x is multiplied with one long row of
+ * weights after the other, which is one stream in memory; more rows read 8 rows of weights side by
+ * side, so the first tile prefetches in the order of addresses (STREAM_AHEAD). */
 INLINE void rows_mul(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                      const void *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, enum dtype e,
                      bool add) {
-    const size_t size = e == DTYPE_F32 ? sizeof(float) : e == DTYPE_BF16 ? sizeof(uint16_t) : 1;
+    const int64_t size = step_bytes(1, e) / 16;
+    const bool is_long = k * size >= STREAM_ROW, single = rows == 1 && is_long;
     for (int64_t begin = 0; begin < rows; begin += ROW_BLOCK) {
         const int64_t end = MIN(rows, begin + ROW_BLOCK);
         for (int64_t n = n0, cols; n < n1; n += cols) {
-            const int shape = n1 - n >= 8 ? 2 : n1 - n >= 4 ? 1 : 0;
-            const void *wn = (const char *)w + (size_t)(n * ldw) * size;
+            const int shape = single ? 0 : n1 - n >= 8 ? 2 : n1 - n >= 4 ? 1 : 0;
+            const char *wn = (const char *)w + n * ldw * size;
             cols = shape == 2 ? 8 : shape == 1 ? 4 : 1;
             for (int64_t m = begin; m < end; m += TILE_ROWS) {
                 const tile_fn mul = tile_fns[e][MIN(end - m, TILE_ROWS) - 1][shape];
-                mul(y + m * ldy + n, ldy, x + m * ldx, ldx, wn, ldw, k, add);
+                mul(y + m * ldy + n, ldy, x + m * ldx, ldx, wn, ldw, k, add,
+                    m == 0 && is_long && !single ? wn + STREAM_AHEAD : NULL);
             }
         }
     }
@@ -164,6 +186,12 @@ static void avx512_gemm_bf16(float *y, int64_t ldy, const float *x, int64_t ldx,
                              const uint16_t *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1,
                              bool add) {
     rows_mul(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, DTYPE_BF16, add);
+}
+
+static void avx512_gemm_f16(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
+                            const uint16_t *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1,
+                            bool add) {
+    rows_mul(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, DTYPE_F16, add);
 }
 
 static void avx512_gemm_i8(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
@@ -419,14 +447,15 @@ static void part_store(const struct q_product *p, float part[Q_ROWS][Q_PANELS][1
     }
 }
 
-/* Rows m0 … m0 + rows (at most Q_ROW_BLOCK) times all panels. */
+/* Rows m0 … m0 + rows (at most Q_ROW_BLOCK) times all panels. For few rows, which wait for memory,
+ * one panel at a time: one stream of weights. */
 static void q_rows_mul(const struct q_product *p, int64_t m0, int64_t rows, int64_t n0,
                        int64_t n1) {
     int32_t correction[Q_ROW_BLOCK][Q_BLOCKS];
     const int64_t end = (n1 + 15) / 16;
     int64_t filled = -1; /* the first block that `correction` describes */
-    for (int64_t panel = n0 / 16; panel < end; panel += Q_PANELS) {
-        const int panels = end - panel >= 2 ? 2 : 1;
+    for (int64_t panel = n0 / 16, panels; panel < end; panel += panels) {
+        panels = rows > Q_ROWS && end - panel >= 2 ? 2 : 1;
         float part[Q_ROW_BLOCK][Q_PANELS][16];
         for (int64_t m = 0; m < rows; m++)
             for (int j = 0; j < panels; j++)
@@ -442,7 +471,7 @@ static void q_rows_mul(const struct q_product *p, int64_t m0, int64_t rows, int6
                 if (b0 == 0) prefetch_step(p->in->prefetch);
             }
         }
-        part_store(p, part, panel, m0, n1, (int)rows, panels);
+        part_store(p, part, panel, m0, n1, (int)rows, (int)panels);
     }
 }
 
@@ -1041,6 +1070,7 @@ static void avx512_adamw(float *w, const float *g, float *m, float *v, int64_t n
 void kernels_fill_avx512(struct kernels *k) {
     k->gemm_f32 = avx512_gemm_f32;
     k->gemm_bf16 = avx512_gemm_bf16;
+    k->gemm_f16 = avx512_gemm_f16;
     k->gemm_i8 = avx512_gemm_i8;
     if (k->gemm_i8_i8 != avx512_gemm_i8_i8) lower_gemm_i8_i8 = k->gemm_i8_i8;
     k->gemm_i8_i8 = avx512_gemm_i8_i8;

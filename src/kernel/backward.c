@@ -424,8 +424,8 @@ void matrix_mul_backward(float *dx, int64_t lddx, const float *dy, int64_t lddy,
     const bool tiles = path == GRAD_TILES && matrix_uses_tiles(w, ROWS_TRAINING),
                int8 = path == GRAD_INT8 && matrix_needs_int8(w);
     if (w->layout == LAYOUT_ROW_MAJOR && !tiles) {
-        gemm_nn_parallel(w->type == TENSOR_BF16 ? DTYPE_BF16 : DTYPE_F32, dx, lddx, dy, lddy, 1,
-                         rows, w->data, w->k, w->n, w->k, add, pool);
+        gemm_nn_parallel(rows_dtype(w), dx, lddx, dy, lddy, 1, rows, w->data, w->k, w->n, w->k, add,
+                         pool);
         return;
     }
     struct backward_job p = {.dx = dx,

@@ -251,6 +251,15 @@ static inline void gemm_nn_blocked(const struct gemm_nn_args *p, const struct ge
             gemm_nn_block(p, l, size, j, m, MIN(p->rows - m, rows_at_once));
 }
 
+/*
+ * A core reads memory at full speed (30 GB/s measured) only along one ascending run of cache lines,
+ * and at a third of it from several short rows side by side. A product that reads rows side by side
+ * therefore prefetches the bytes STREAM_AHEAD further on, in the order of addresses: the rows of a
+ * tile are one run, of which each step of K prefetches as many bytes as it reads. Shorter rows than
+ * STREAM_ROW bytes (an attention page, an adapter) are in the caches.
+ */
+enum { STREAM_AHEAD = 8192, STREAM_ROW = 1152 };
+
 /* Spreads the prefetches over the steps of a product. A step prefetches at most PACE_MAX lines, so
  * that its own loads are not delayed; lines beyond that are not prefetched. */
 static inline void prefetch_begin(struct prefetch_list *a, int64_t steps) {
@@ -267,6 +276,12 @@ static inline void prefetch_step(struct prefetch_list *a) {
         a->ranges++, a->n--;
         a->bytes_done = 0;
     }
+}
+
+/* The dtype of weights that are rows, not panels. */
+static inline enum dtype rows_dtype(const struct matrix *w) {
+    if (w->layout != LAYOUT_ROW_MAJOR) return DTYPE_I8;
+    return w->type == TENSOR_BF16 ? DTYPE_BF16 : w->type == TENSOR_F16 ? DTYPE_F16 : DTYPE_F32;
 }
 
 /* The weights of one panel of LAYOUT_BF16: [K rounded up to 32, / 2][16 outputs][2]. */

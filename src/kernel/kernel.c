@@ -257,20 +257,15 @@ static void bf16_row_pack(struct matrix *m, int64_t i, const uint8_t *row) {
         memcpy(&panel[(k / 2 * PANEL + i % PANEL) * 2 + k % 2], row + 2 * k, 2);
 }
 
-/* Packs one file row of `type` as row i. `type` is m->type, or f16 that is widened to f32. */
-static int row_pack(struct matrix *m, enum tensor_type type, int64_t i, const uint8_t *src,
-                    struct error *err) {
-    const struct tensor_type_traits *traits = tensor_type_traits_find(type);
+/* Packs one file row as row i. */
+static int row_pack(struct matrix *m, int64_t i, const uint8_t *src, struct error *err) {
+    const struct tensor_type_traits *traits = tensor_type_traits_find(m->type);
     if (m->layout == LAYOUT_NF4) return nf4_row_pack(m, i, src, err);
     if (m->layout == LAYOUT_BF16) {
         bf16_row_pack(m, i, src);
     } else if (m->layout == LAYOUT_ROW_MAJOR) {
-        uint8_t *rows = (uint8_t *)(uintptr_t)m->data;
         size_t bytes = tensor_row_bytes(m->type, m->k);
-        if (type == m->type)
-            memcpy(rows + (size_t)i * bytes, src, bytes);
-        else
-            tensor_to_f32(type, src, (float *)(void *)(rows + (size_t)i * bytes), m->k);
+        memcpy((uint8_t *)(uintptr_t)m->data + (size_t)i * bytes, src, bytes);
     } else {
         struct quant_block s;
         for (int64_t k = 0; k < m->k; k += traits->block, src += traits->bytes) {
@@ -284,7 +279,7 @@ static int row_pack(struct matrix *m, enum tensor_type type, int64_t i, const ui
 
 int matrix_set_row(struct matrix *m, int64_t i, const void *row, struct error *err) {
     CHECK(i >= 0 && i < m->n);
-    return row_pack(m, m->file_type, i, row, err);
+    return row_pack(m, i, row, err);
 }
 
 /* Rejects unknown types and impossible shapes before sizes are computed from them. */
@@ -304,8 +299,7 @@ static void matrix_set_shape(struct matrix *m, enum tensor_type type, int64_t n,
                              enum numeric_class cls) {
     const struct tensor_type_traits *traits = tensor_type_traits_find(type);
     bool fast = type == TENSOR_BF16 && cls == NUMERIC_FAST;
-    *m = (struct matrix){.type = type == TENSOR_F16 ? TENSOR_F32 : type,
-                         .file_type = type,
+    *m = (struct matrix){.type = type,
                          .layout = fast ? LAYOUT_BF16 : traits->layout,
                          .zero = traits->zero,
                          .n = n,
@@ -371,15 +365,14 @@ static int matrix_set_file_rows(struct matrix *m, const void *rows, const int32_
 /* Rows that matrix_init packs. */
 struct rows_packing {
     struct matrix *m;
-    enum tensor_type type;
     const uint8_t *rows;
     const int32_t *order;
     _Atomic int64_t bad; /* the first row that cannot be packed; n: none */
 };
 
 static int packing_row(const struct rows_packing *w, int64_t i, struct error *err) {
-    size_t bytes = tensor_row_bytes(w->type, w->m->k);
-    return row_pack(w->m, w->type, i, w->rows + (size_t)source_row(w->order, i) * bytes, err);
+    size_t bytes = tensor_row_bytes(w->m->type, w->m->k);
+    return row_pack(w->m, i, w->rows + (size_t)source_row(w->order, i) * bytes, err);
 }
 
 static void panels_pack(void *ctx, int64_t begin, int64_t end, int thread) {
@@ -403,10 +396,10 @@ int matrix_init(struct matrix *m, enum tensor_type type, int64_t n, int64_t k, c
     matrix_set_shape(m, type, n, k, cls);
     size_t item = type == TENSOR_F32 ? 4 : 2;
     m->data = rows; // used in place if possible
-    if (!m->packed && m->type == type && !row_order && (uintptr_t)rows % item == 0) return OK;
+    if (!m->packed && !row_order && (uintptr_t)rows % item == 0) return OK;
     rc = matrix_alloc_data(m, arena, err);
     if (rc != OK) return rc;
-    struct rows_packing w = {m, type, rows, row_order, n};
+    struct rows_packing w = {m, rows, row_order, n};
     pool_run(pool, panels_pack, &w, panel_count(n), 1);
     if (w.bad < n) return packing_row(&w, w.bad, err);
     return matrix_set_file_rows(m, rows, row_order, arena, err);
@@ -515,7 +508,7 @@ bool matrix_needs_int8(const struct matrix *m) {
 
 bool matrix_uses_tiles(const struct matrix *m, enum row_path path) {
     if (!kernels_get()->gemm_tiles) return false;
-    if (m->layout == LAYOUT_ROW_MAJOR) return path == ROWS_TRAINING && m->type == TENSOR_F32;
+    if (m->layout == LAYOUT_ROW_MAJOR) return path == ROWS_TRAINING && m->type != TENSOR_BF16;
     return m->layout == LAYOUT_BF16 || path != ROWS_EXACT;
 }
 
@@ -851,6 +844,8 @@ void matrix_mul_range(float *y, int64_t ldy, const struct gemm_input *in, const 
         k->gemm_bf16_fast(y, ldy, in, w, n0, n1, add);
     else if (w->type == TENSOR_BF16)
         k->gemm_bf16(y, ldy, in->x, in->ldx, in->rows, w->data, w->k, w->k, n0, n1, add);
+    else if (w->type == TENSOR_F16)
+        k->gemm_f16(y, ldy, in->x, in->ldx, in->rows, w->data, w->k, w->k, n0, n1, add);
     else
         k->gemm_f32(y, ldy, in->x, in->ldx, in->rows, w->data, w->k, w->k, n0, n1, add);
     if (w->mins)

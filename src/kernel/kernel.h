@@ -11,7 +11,7 @@
  *   exact class  f32 dot: 16 lanes, lane l sums k = l, l+16, … by fused multiply-add from +0, the
  *                tail padded with zeros. Then the lanes are added in a fixed tree: lanes l and
  *                l+8, then l and l+4, l and l+2, l and l+1.
- *                bf16 weights are widened to f32 and follow the same rule.
+ *                bf16 and f16 weights are widened to f32 and follow the same rule.
  *                q8/q4 dot: block b of 32 products (q6_k: 16) gives an exact integer s_b. With
  *                the scales dw_b of the weights and dx_b of the activations,
  *                acc = fma((float)s_b, dw_b * dx_b, acc) for b = 0, 1, … in order.
@@ -118,7 +118,7 @@ enum dtype { DTYPE_F32, DTYPE_BF16, DTYPE_F16, DTYPE_I8, N_DTYPE };
 
 /* The layout of a matrix in memory. */
 enum matrix_layout {
-    LAYOUT_ROW_MAJOR, /* as in a file: f32, bf16 */
+    LAYOUT_ROW_MAJOR, /* as in a file: f32, f16, bf16 */
     LAYOUT_BF16,      /* panels for the fast class */
     LAYOUT_ROWS_I8,   /* matrix_view: rows of int8 */
     LAYOUT_PAIRS_I8,  /* matrix_view: pairs of rows of int8, [N / 2][K][2] */
@@ -129,10 +129,10 @@ enum matrix_layout {
 };
 
 /*
- * A dense weight, N outputs × K inputs, ready to be multiplied. f32, and bf16 in the exact class,
- * are used in the layout of the file: rows of K. Quantised types, and bf16 in the fast class, are
- * packed in panels of 16 outputs (the AMX B-tile order, which AVX2 and AVX-512 read as well), N
- * padded to 16 with zeros:
+ * A dense weight, N outputs × K inputs, ready to be multiplied. f32, f16, and bf16 in the exact
+ * class, are used in the layout of the file: rows of K. Quantised types, and bf16 in the fast
+ * class, are packed in panels of 16 outputs (the AMX B-tile order, which AVX2 and AVX-512 read as
+ * well), N padded to 16 with zeros:
  *   int8    data[panel][K/32 blocks][8 quads][16 outputs][4]: byte j of quad p is weight
  *           k = 32*block + 4p + j;
  *           q8_0, q5_0 (q - 16), q5_1 and q5_k (0..31 and minima), q6_k (q - 32);
@@ -146,7 +146,7 @@ enum matrix_layout {
  *   bf16    data[panel][Kp/2 pairs][16 outputs][2] with Kp = K rounded up to 32, zero padded.
  */
 struct matrix {
-    enum tensor_type type, file_type; /* file_type differs when f16 was widened to f32 */
+    enum tensor_type type;
     enum matrix_layout layout;
     bool packed; /* layout is not LAYOUT_ROW_MAJOR */
     int8_t zero; /* LAYOUT_Q4: the nibble that means 0 */
@@ -161,8 +161,8 @@ struct matrix {
 };
 
 /* Initialises `m` from rows in file order, with the threads of `pool` (may be NULL). `rows` must
- * outlive m if m uses them in place (f32, and bf16 in the exact class) or keeps them as file_rows.
- * Packing allocates in `arena`. f16 is widened to f32. `row_order` (may be NULL) maps output i to
+ * outlive m if m uses them in place (f32, f16, and bf16 in the exact class) or keeps them as
+ * file_rows. Packing allocates in `arena`. `row_order` (may be NULL) maps output i to
  * its source row; it is used to permute rows for RoPE. */
 int matrix_init(struct matrix *m, enum tensor_type type, int64_t n, int64_t k, const void *rows,
                 const int32_t *row_order, enum numeric_class cls, struct pool *pool,

@@ -20,8 +20,9 @@ static size_t tensor_memory_bytes(const struct tensor_info *t, enum numeric_clas
 /* Whether the tensor is used in place in the mapped file. Other tensors are in memory twice while
  * they are packed, converted or reordered. */
 static bool is_used_in_place(const struct tensor_info *t, enum numeric_class cls, bool rotary) {
-    return !rotary && t->n_dims > 1 &&
-           (t->type == TENSOR_F32 || (t->type == TENSOR_BF16 && cls == NUMERIC_EXACT));
+    bool rows = t->type == TENSOR_F32 || t->type == TENSOR_F16 ||
+                (t->type == TENSOR_BF16 && cls == NUMERIC_EXACT);
+    return rows && !rotary && t->n_dims > 1;
 }
 
 void tensors_measure(const struct tensor_info *t, int n, enum numeric_class cls, bool interleaved,

@@ -117,6 +117,10 @@ static void rows_case(struct rng *r, int64_t rows, int64_t k, int64_t n0, int64_
     scalar->gemm_bf16(want, ldy, x, ldx, rows, half, ldw, k, n0, n1, add);
     wide.gemm_bf16(got, ldy, x, ldx, rows, half, ldw, k, n0, n1, add);
     assert_same(got, want, size, "gemm_bf16");
+    for (int64_t i = 0; i < (n1 - 1) * ldw + k; i++) half[i] = f32_to_f16(w[i]);
+    scalar->gemm_f16(want, ldy, x, ldx, rows, half, ldw, k, n0, n1, add);
+    wide.gemm_f16(got, ldy, x, ldx, rows, half, ldw, k, n0, n1, add);
+    assert_same(got, want, size, "gemm_f16");
     const int8_t *bytes = (const int8_t *)half;
     scalar->gemm_i8(want, ldy, x, ldx, rows, bytes, ldw, k, n0, n1, add);
     wide.gemm_i8(got, ldy, x, ldx, rows, bytes, ldw, k, n0, n1, add);

@@ -75,39 +75,23 @@ INLINE void pairs_store(uint16_t *to, __m512 even, __m512 odd) {
     _mm512_store_si512(to, bf16_interleave(even, odd));
 }
 
-/* The scales, minima and codes of one panel of quantised weights. */
-struct panel_scales {
-    const uint8_t *data, *bytes; /* the blocks; nf4: the scale bytes */
-    const float *scales, *mins;  /* not nf4: the scales; the minima, or NULL */
-    __m512i mins_at;             /* indices in `mins` of the 16 minima of block 0 */
-    __m512 codes, unit;          /* nibbles: the value of each nibble; nf4: row scales / NF4_UNIT */
+/* One panel of quantised weights. */
+struct panel_source {
+    const struct matrix *w;
+    int64_t panel;
+    __m512 codes, unit; /* nibbles: the value of each nibble; nf4: row scales / NF4_UNIT */
 };
 
-INLINE struct panel_scales panel_scales_of(const struct matrix *w, int64_t panel) {
-    const int64_t blocks = w->k / QK, scales = panel * layout_scales(w->layout, w->k);
-    struct panel_scales s = {.data =
-                                 (const uint8_t *)w->data +
-                                 panel * (w->k / layout_group(w->layout)) * layout_bytes(w->layout),
-                             .mins = w->mins};
+INLINE struct panel_source panel_source_of(const struct matrix *w, int64_t panel) {
+    struct panel_source s = {.w = w, .panel = panel};
     if (w->layout == LAYOUT_NF4) {
-        s.bytes = w->scale_bytes + scales;
         s.unit =
             _mm512_div_ps(_mm512_loadu_ps(w->row_scales + panel * PANEL), _mm512_set1_ps(NF4_UNIT));
-    } else {
-        s.scales = w->scales + scales;
-    }
-    if (w->layout == LAYOUT_NF4)
-        s.codes = _mm512_cvtepi32_ps(
-            _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)nf4_codes)));
-    else if (w->layout == LAYOUT_Q4)
+        s.codes = signed_bytes_widen((const uint8_t *)nf4_codes);
+    } else if (w->layout >= LAYOUT_Q4) {
         s.codes = _mm512_sub_ps(_mm512_set_ps(15, 14, 13, 12, 11, 10, 9, 8, 7, 6, 5, 4, 3, 2, 1, 0),
                                 _mm512_set1_ps((float)w->zero));
-    if (!s.mins) return s;
-    int32_t at[PANEL];
-    for (int i = 0; i < PANEL; i++)
-        at[i] = (int32_t)((MIN(panel * PANEL + i, w->n - 1) - panel * PANEL) * blocks);
-    s.mins_at = _mm512_loadu_si512(at);
-    s.mins += panel * PANEL * blocks;
+    }
     return s;
 }
 
@@ -124,22 +108,18 @@ INLINE __m512 quad_byte(__m512i quads, int j) {
     return _mm512_cvtepi32_ps(_mm512_srai_epi32(_mm512_slli_epi32(quads, 24 - 8 * j), 24));
 }
 
-/* Writes block b of a panel as a B tile: 32 inputs by 16 outputs. `l` and `mins` are constants
- * where this is inlined. */
-INLINE void block_dequantize(uint16_t *to, const struct panel_scales *s, int64_t b,
-                             enum matrix_layout l, bool mins) {
-    __m512 d, unit = s->unit, min = _mm512_setzero_ps();
-    if (mins) min = _mm512_i32gather_ps(s->mins_at, s->mins + b, 4);
-    if (l == LAYOUT_NF4)
-        d = _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(
-            _mm_loadu_si128((const __m128i *)(const void *)(s->bytes + b / 2 * PANEL))));
-    else
-        d = _mm512_loadu_ps(s->scales + (l == LAYOUT_Q6 ? 2 * b : b) * PANEL);
+/* Writes 32 inputs by 16 outputs, group g of a record (q6_k: groups g and g + 1), as a B tile. `l`
+ * and `mins` are constants where this is inlined. */
+INLINE void block_dequantize(uint16_t *to, const struct panel_source *s, const uint8_t *record,
+                             int64_t g, enum matrix_layout l, bool mins) {
+    const uint8_t *data = record + s->w->head_bytes + g * layout_bytes(l);
+    const __m512 unit = s->unit, min = mins ? record_mins(record, g, l) : _mm512_setzero_ps();
+    __m512 d = record_scales(record, g, l);
     if (l < LAYOUT_Q4) {
 #pragma GCC unroll 8
         for (int p = 0; p < 8; p++) {
-            if (l == LAYOUT_Q6 && p == 4) d = _mm512_loadu_ps(s->scales + (2 * b + 1) * PANEL);
-            const __m512i quads = _mm512_loadu_si512(s->data + b * (QK * PANEL) + 64 * p);
+            if (l == LAYOUT_Q6 && p == 4) d = record_scales(record, g + 1, l);
+            const __m512i quads = _mm512_loadu_si512(data + 64 * p);
             for (int j = 0; j < 4; j += 2)
                 pairs_store(to + 64 * p + 16 * j,
                             weight_value(quad_byte(quads, j), d, unit, min, l, mins),
@@ -150,7 +130,7 @@ INLINE void block_dequantize(uint16_t *to, const struct panel_scales *s, int64_t
     // permutexvar reads the low four bits of an index, so a shift selects a nibble
 #pragma GCC unroll 4
     for (int p = 0; p < 4; p++) {
-        const __m512i quads = _mm512_loadu_si512(s->data + b * (QK * PANEL / 2) + 64 * p);
+        const __m512i quads = _mm512_loadu_si512(data + 64 * p);
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) {
             const int shift = 16 * (i % 2) + 4 * (i / 2);
@@ -163,25 +143,45 @@ INLINE void block_dequantize(uint16_t *to, const struct panel_scales *s, int64_t
     }
 }
 
-typedef void (*dequantize_fn)(uint16_t *to, const struct panel_scales *s, int64_t b0, int64_t b1);
+typedef void (*dequantize_fn)(uint16_t *to, const struct panel_source *s, int64_t b0, int64_t b1);
+
+/* Writes blocks [b0, b1) of 32 inputs as B tiles. */
+INLINE void blocks_dequantize(uint16_t *to, const struct panel_source *s, int64_t b0, int64_t b1,
+                              enum matrix_layout l, bool mins) {
+    const int groups = QK / layout_group(l), per_record = record_groups(l);
+    const uint8_t *record = record_at(s->w, s->panel, b0 * groups);
+    int64_t g = b0 * groups % per_record;
+    for (int64_t b = b0; b < b1; b++, to += TILE) {
+        block_dequantize(to, s, record, g, l, mins);
+        if ((g += groups) < per_record) continue;
+        g = 0;
+        record += s->w->record_bytes;
+    }
+}
 
 #define DEQUANTIZE(name, layout, mins)                                                             \
-    static void name(uint16_t *to, const struct panel_scales *s, int64_t b0, int64_t b1) {         \
-        for (int64_t b = b0; b < b1; b++, to += TILE) block_dequantize(to, s, b, layout, mins);    \
+    static void name(uint16_t *to, const struct panel_source *s, int64_t b0, int64_t b1) {         \
+        blocks_dequantize(to, s, b0, b1, layout, mins);                                            \
     }
 DEQUANTIZE(dequantize_q8, LAYOUT_Q8, false)
 DEQUANTIZE(dequantize_q8_mins, LAYOUT_Q8, true)
+DEQUANTIZE(dequantize_q8_k, LAYOUT_Q8_K, true)
 DEQUANTIZE(dequantize_q6, LAYOUT_Q6, false)
 DEQUANTIZE(dequantize_q4, LAYOUT_Q4, false)
 DEQUANTIZE(dequantize_q4_mins, LAYOUT_Q4, true)
+DEQUANTIZE(dequantize_q4_k, LAYOUT_Q4_K, true)
 DEQUANTIZE(dequantize_nf4, LAYOUT_NF4, false)
 
 static dequantize_fn dequantize_of(const struct matrix *w) {
     switch (w->layout) {
     case LAYOUT_Q8:
         return w->mins ? dequantize_q8_mins : dequantize_q8;
+    case LAYOUT_Q8_K:
+        return dequantize_q8_k;
     case LAYOUT_Q6:
         return dequantize_q6;
+    case LAYOUT_Q4_K:
+        return dequantize_q4_k;
     case LAYOUT_NF4:
         return dequantize_nf4;
     default:
@@ -236,7 +236,7 @@ static const uint16_t *panel_load(const struct matrix *w, int64_t c, int64_t s0,
     if (w->layout == LAYOUT_ROW_MAJOR || w->layout == LAYOUT_ROWS_I8) {
         panel_pack(scratch, w, c, s0, s1);
     } else {
-        const struct panel_scales s = panel_scales_of(w, c);
+        const struct panel_source s = panel_source_of(w, c);
         dequantize_of(w)(scratch, &s, s0, s1);
     }
     return scratch;

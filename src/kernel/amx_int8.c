@@ -43,11 +43,13 @@ static void tile_config_int8(int rows, int group) {
 
 /* One row tile times some blocks of one panel; the pointers are at the first block. */
 struct tile_run {
-    const int8_t *x;     /* [blocks of 32][rows of the tile][32] */
-    const float *dx;     /* [blocks of 32][rows of the tile] */
-    const int8_t *w;     /* [blocks][group / 4][16][4] */
-    const float *dw;     /* [blocks][16] */
-    int64_t count;       /* number of blocks */
+    const int8_t *x;    /* [blocks of 32][rows of the tile][32] */
+    const float *dx;    /* [blocks of 32][rows of the tile] */
+    const int8_t *w;    /* [group / 4][16][4] of a block: tile_weights gives the address of each */
+    int record_shift;   /* a record has 1 << record_shift blocks */
+    int64_t record_gap; /* bytes between the last block of a record and the first one of the next */
+    const float *dw;    /* [blocks][16] */
+    int64_t count;      /* number of blocks */
     const uint8_t *next; /* memory of which a step prefetches NEXT_LINES lines; or NULL */
     bool first;          /* these are the first blocks of K: the sums start from +0 */
 };
@@ -77,6 +79,12 @@ INLINE const int8_t *block_inputs(const struct tile_run *s, int64_t b, int rows,
     return s->x + b * group / QK * rows * QK + b * group % QK;
 }
 
+/* The weights of block b. Records of int8 panels have 2 blocks or, in super-blocks, 256 weights;
+ * unpacked nibbles have no gaps. */
+INLINE const int8_t *block_weights(const struct tile_run *s, int64_t b, int group) {
+    return s->w + b * group * PANEL + (b >> s->record_shift) * s->record_gap;
+}
+
 /* Step b: stores the sums of block b - 4 from tile register `sum`, multiplies block b into that
  * register, and accumulates block b - 6, whose sums were stored two steps ago. Without `whole`,
  * each of the three blocks may not exist. */
@@ -86,7 +94,7 @@ INLINE const int8_t *block_inputs(const struct tile_run *s, int64_t b, int rows,
         if ((whole) || (b) < s.count) {                                                            \
             _tile_zero(sum);                                                                       \
             _tile_loadd(a, block_inputs(&s, b, rows, group), QK);                                  \
-            _tile_loadd(w_, s.w + (b)*bytes, 64);                                                  \
+            _tile_loadd(w_, block_weights(&s, b, group), 64);                                      \
             _tile_dpbssd(sum, a, w_);                                                              \
             next_panel_prefetch(&s, b);                                                            \
         }                                                                                          \
@@ -107,7 +115,6 @@ INLINE const int8_t *block_inputs(const struct tile_run *s, int64_t b, int rows,
 INLINE void blocks_run(float (*part)[PANEL], const struct tile_run *run, int rows, int group) {
     const struct tile_run s =
         *run; // tile_memory_barrier does not affect this copy, so it stays in registers
-    const int bytes = group * PANEL;
     const __mmask16 started = s.first ? 0 : 0xFFFF;
     int32_t ring[SLOTS][16][PANEL] __attribute__((aligned(64)));
     __m512 acc[16];
@@ -163,7 +170,7 @@ struct scratch {
     int8_t x[COPY_BYTES];       /* [tiles][blocks of 32][rows of a tile][32] */
     float dx[COPY_BYTES / QK];  /* [tiles][blocks of 32][rows of a tile] */
     int8_t w[RUN * PANEL];      /* blocks of a nibble panel as int8 */
-    float dw[RUN / QK * PANEL]; /* nf4: the scale bytes of these blocks as f32 */
+    float dw[RUN / 16 * PANEL]; /* the scales of these blocks (nf4: the scale bytes) */
     float part[GROUP][SUPER_ROWS][PANEL];
 } __attribute__((aligned(64)));
 
@@ -176,28 +183,53 @@ INLINE __m512i codes_load(const struct matrix *w) {
     return _mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *)(const void *)codes));
 }
 
-/* Unpacks blocks of a nibble panel to int8 tiles. The low nibbles become quads 0 … 3, the high
+/* Unpacks a block of a nibble panel to an int8 tile. The low nibbles become quads 0 … 3, the high
  * nibbles quads 4 … 7. */
-static void nibbles_unpack(int8_t *out, const uint8_t *w, int64_t blocks, __m512i codes) {
+INLINE void nibbles_unpack(int8_t *to, const uint8_t *w, __m512i codes) {
     const __m512i nibble = _mm512_set1_epi8(15);
-    for (int64_t b = 0; b < blocks; b++) {
-        for (int p = 0; p < 4; p++) {
-            const uint8_t *at = w + b * 256 + 64 * p;
-            const __m512i raw = _mm512_loadu_si512(at);
-            const __m512i lo = _mm512_and_si512(raw, nibble);
-            const __m512i hi = _mm512_and_si512(_mm512_srli_epi16(raw, 4), nibble);
-            int8_t *to = out + b * QK * PANEL + 64 * p;
-            _mm512_storeu_si512(to, _mm512_shuffle_epi8(codes, lo));
-            _mm512_storeu_si512(to + 256, _mm512_shuffle_epi8(codes, hi));
-        }
+    for (int p = 0; p < 4; p++, to += 64) {
+        const __m512i raw = _mm512_loadu_si512(w + 64 * p);
+        const __m512i lo = _mm512_and_si512(raw, nibble);
+        const __m512i hi = _mm512_and_si512(_mm512_srli_epi16(raw, 4), nibble);
+        _mm512_storeu_si512(to, _mm512_shuffle_epi8(codes, lo));
+        _mm512_storeu_si512(to + 256, _mm512_shuffle_epi8(codes, hi));
     }
 }
 
-static void scale_bytes_widen(float *out, const uint8_t *bytes, int64_t blocks) {
-    for (int64_t b = 0; b < blocks; b++) {
-        const void *at = bytes + b * QK / NF4_BLOCK * PANEL;
-        _mm512_storeu_ps(out + b * PANEL, _mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(
-                                              _mm_loadu_si128((const __m128i *)at))));
+/* Widens the scales of `blocks` blocks from a record on, and unpacks their nibbles. `l` is a
+ * constant where this is inlined. */
+INLINE void records_unpack_as(struct scratch *s, const struct matrix *w, const uint8_t *record,
+                              int64_t blocks, enum matrix_layout l) {
+    const __m512i codes = l >= LAYOUT_Q4 ? codes_load(w) : _mm512_setzero_si512();
+    for (int64_t b = 0; b < blocks; record += w->record_bytes)
+        for (int i = 0; i < record_groups(l) && b < blocks; i++, b++) {
+            _mm512_storeu_ps(s->dw + b * PANEL, record_scales(record, i, l));
+            if (l >= LAYOUT_Q4)
+                nibbles_unpack(s->w + b * QK * PANEL, record + w->head_bytes + i * layout_bytes(l),
+                               codes);
+        }
+}
+
+static void records_unpack(struct scratch *s, const struct matrix *w, const uint8_t *record,
+                           int64_t blocks) {
+    switch (w->layout) {
+    case LAYOUT_Q8:
+        records_unpack_as(s, w, record, blocks, LAYOUT_Q8);
+        return;
+    case LAYOUT_Q8_K:
+        records_unpack_as(s, w, record, blocks, LAYOUT_Q8_K);
+        return;
+    case LAYOUT_Q6:
+        records_unpack_as(s, w, record, blocks, LAYOUT_Q6);
+        return;
+    case LAYOUT_Q4:
+        records_unpack_as(s, w, record, blocks, LAYOUT_Q4);
+        return;
+    case LAYOUT_Q4_K:
+        records_unpack_as(s, w, record, blocks, LAYOUT_Q4_K);
+        return;
+    default:
+        records_unpack_as(s, w, record, blocks, LAYOUT_NF4);
     }
 }
 
@@ -234,28 +266,25 @@ static struct row_tiles row_tiles_get(struct scratch *s, const struct int8_produ
     return (struct row_tiles){s->x, s->dx, k1 - k0};
 }
 
-static const uint8_t *panel_data(const struct matrix *w, int64_t panel, int64_t k0) {
-    return (const uint8_t *)w->data +
-           (panel * w->k + k0) / layout_group(w->layout) * layout_bytes(w->layout);
-}
-
-/* The weights of one panel for k inputs from k0 on; nibbles are unpacked to s. */
+/* The weights of one panel for k inputs from k0 on, a multiple of 256. The scales are widened, and
+ * nibbles unpacked, to s. */
 static struct tile_run panel_blocks(struct scratch *s, const struct matrix *w, int64_t panel,
                                     int64_t k0, int64_t k) {
-    const uint8_t *data = panel_data(w, panel, k0);
-    const int64_t group = layout_group(w->layout), scales = panel * layout_scales(w->layout, w->k);
-    struct tile_run run = {.w = (const int8_t *)data, .count = k / group, .first = k0 == 0};
-    if (w->layout == LAYOUT_NF4) {
-        scale_bytes_widen(s->dw, w->scale_bytes + scales + k0 / NF4_BLOCK * PANEL, run.count);
-        run.dw = s->dw;
-    } else {
-        run.dw = w->scales + scales + k0 / group * PANEL;
-    }
-    if (w->layout >= LAYOUT_Q4) {
-        nibbles_unpack(s->w, data, run.count, codes_load(w));
-        tile_memory_barrier(s->w);
-        run.w = s->w;
-    }
+    const int64_t group = layout_group(w->layout);
+    const uint8_t *record = record_at(w, panel, k0 / group);
+    struct tile_run run = {.w = (const int8_t *)record + w->head_bytes,
+                           .record_gap = w->head_bytes,
+                           .record_shift = w->layout == LAYOUT_Q8     ? 1
+                                           : w->layout == LAYOUT_Q8_K ? 3
+                                                                      : 4,
+                           .dw = s->dw,
+                           .count = k / group,
+                           .first = k0 == 0};
+    records_unpack(s, w, record, run.count);
+    tile_memory_barrier(s->w);
+    if (w->layout < LAYOUT_Q4) return run;
+    run.w = s->w;
+    run.record_gap = 0;
     return run;
 }
 
@@ -275,7 +304,7 @@ static void panel_run(const struct int8_product *p, struct scratch *s, float (*p
     const run_fn run_tile = run_fns[layout_group(w->layout) != QK][p->tile / 2 - 3];
     for (int64_t k = k0; k < k1; k += RUN) {
         struct tile_run run = panel_blocks(s, w, panel, k, MIN(k1 - k, RUN));
-        const uint8_t *next = panel_data(w, panel + 1, k);
+        const uint8_t *next = record_at(w, panel + 1, k / layout_group(w->layout));
         const int64_t share = run.count * NEXT_LINES * 64,
                       all = run.count * layout_bytes(w->layout);
         for (int64_t t = 0; t * p->tile < rows; t++) {

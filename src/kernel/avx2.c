@@ -355,6 +355,38 @@ static void gemm_i8(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t 
     gemm_blocked(y, ldy, x, ldx, rows, w, ldw, k, n0, n1, add, DTYPE_I8);
 }
 
+/* Transposes eight rows of eight: interleaves pairs of rows, then pairs of these pairs, then
+ * exchanges the halves. */
+static void transpose_8x8(float *dst, int64_t ld_dst, const float *src, int64_t ld_src) {
+    __m256 a[8], b[8];
+    for (int i = 0; i < 8; i++) a[i] = _mm256_loadu_ps(src + i * ld_src);
+    for (int i = 0; i < 8; i += 2) {
+        b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
+        b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
+    }
+    for (int i = 0; i < 8; i += 4) {
+        a[i] = _mm256_shuffle_ps(b[i], b[i + 2], 0x44);
+        a[i + 1] = _mm256_shuffle_ps(b[i], b[i + 2], 0xee);
+        a[i + 2] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0x44);
+        a[i + 3] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0xee);
+    }
+    for (int i = 0; i < 4; i++) {
+        _mm256_storeu_ps(dst + i * ld_dst, _mm256_permute2f128_ps(a[i], a[i + 4], 0x20));
+        _mm256_storeu_ps(dst + (i + 4) * ld_dst, _mm256_permute2f128_ps(a[i], a[i + 4], 0x31));
+    }
+}
+
+static void transpose_blocks(float *dst, int64_t ld_dst, const float *src, int64_t ld_src,
+                             int64_t rows, int64_t cols) {
+    int64_t whole_rows = rows / 8 * 8, whole_cols = cols / 8 * 8;
+    for (int64_t c = 0; c < whole_cols; c += 8)
+        for (int64_t r = 0; r < whole_rows; r += 8)
+            transpose_8x8(dst + c * ld_dst + r, ld_dst, src + r * ld_src + c, ld_src);
+    for (int64_t c = 0; c < cols; c++)
+        for (int64_t r = c < whole_cols ? whole_rows : 0; r < rows; r++)
+            dst[c * ld_dst + r] = src[r * ld_src + c];
+}
+
 /* y += t v for R rows and C vectors of 8 columns, over all of k. If C is 1, only n exist. */
 INLINE void gemm_nn_unpacked_tile(float *y, int64_t ldy, const float *t, int64_t tm, int64_t tj,
                                   const void *v, int64_t ldv, int64_t k, int64_t n, int R, int C,
@@ -576,20 +608,19 @@ enum int8_product_kind { SIGNED, NARROW, NARROW_CENTRED };
 
 /* R rows times some blocks of one panel. All pointers are at the first row and the first block. */
 struct panel_job {
-    const int8_t *x;     /* [R][K] */
-    const float *dx;     /* [R][K/32] */
-    const int32_t *bias; /* [R][SUM_GROUPS], each two 16-bit lanes of -c Σx; unused in SIGNED */
-    const uint8_t *w;    /* [blocks][layout_bytes] */
-    const float *dw;     /* [blocks][PANEL] */
-    const uint8_t *dw_bytes; /* nf4: [blocks / 2][PANEL] */
+    const int8_t *x;       /* [R][K] */
+    const float *dx;       /* [R][K/32] */
+    const int32_t *bias;   /* [R][SUM_GROUPS], each two 16-bit lanes of -c Σx; unused in SIGNED */
+    const uint8_t *record; /* the panel's record of the first block, which is the record's first */
     int64_t k, blocks;
+    int32_t head_bytes, record_bytes;
     int8_t c; /* the offset of NARROW */
 };
 
 /* The weights that the low nibbles of v mean: for nf4 int8 codes, for q4 the u of NARROW. */
 INLINE __m256i nibble_weights(__m256i v, enum matrix_layout l) {
     v = _mm256_and_si256(v, _mm256_set1_epi8(15));
-    if (l == LAYOUT_Q4) return v;
+    if (l != LAYOUT_NF4) return v;
     const __m128i codes = _mm_loadu_si128((const __m128i *)nf4_codes);
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(codes), v);
 }
@@ -614,13 +645,13 @@ INLINE void quad_dots(__m256i *s, __m256i w0, __m256i w1, const int8_t *x, int64
     }
 }
 
-/* The exact dots of block b: s[2r] and s[2r + 1] are row r with outputs 0..7 and 8..15. */
-INLINE void block_dots_q(__m256i *s, const struct panel_job *j, int64_t b, int R,
-                         enum matrix_layout l, enum int8_product_kind kind) {
+/* The exact dots of block b, which is at `block`: s[2r] and s[2r + 1] are row r with outputs 0..7
+ * and 8..15. */
+INLINE void block_dots_q(__m256i *s, const struct panel_job *j, const uint8_t *block, int64_t b,
+                         int R, enum matrix_layout l, enum int8_product_kind kind) {
     const int group = layout_group(l);
     const bool nibbles = l >= LAYOUT_Q4;
     const __m256i ones = _mm256_set1_epi16(1), offset = _mm256_set1_epi8(j->c);
-    const uint8_t *block = j->w + b * layout_bytes(l);
     __m256i bias[4];
     UNROLL for (int r = 0; r < R; r++) {
         bias[r] =
@@ -650,25 +681,54 @@ INLINE void block_dots_q(__m256i *s, const struct panel_job *j, int64_t b, int R
     }
 }
 
-/* Scales (for nf4: scale bytes) of outputs 8 * half … 8 * half + 7 in block b. */
-INLINE __m256 scales_load(const struct panel_job *j, int64_t b, int half, enum matrix_layout l) {
-    if (l != LAYOUT_NF4) return _mm256_loadu_ps(j->dw + b * PANEL + half * 8);
-    const uint8_t *bytes = j->dw_bytes + b * QK / NF4_BLOCK * PANEL + half * 8;
-    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)bytes)));
+/* 8 f16 values, unsigned bytes and signed bytes as f32. */
+INLINE __m256 halves_widen(const uint8_t *p) {
+    return _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *)p));
+}
+INLINE __m256 bytes_widen(const uint8_t *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+INLINE __m256 signed_bytes_widen(const uint8_t *p) {
+    return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i *)p)));
+}
+
+/* The scales (nf4: the scale bytes) and the minima of outputs 8 · half … 8 · half + 7 in group i of
+ * a record; see struct matrix. */
+INLINE __m256 record_scales(const uint8_t *record, int64_t i, int half, enum matrix_layout l) {
+    const int64_t at = i * PANEL + 8 * half;
+    if (l == LAYOUT_NF4) return bytes_widen(record + i / 2 * PANEL + 8 * half);
+    if (l == LAYOUT_Q8 || l == LAYOUT_Q4) return halves_widen(record + 2 * at);
+    const uint8_t *s = record + 4 * PANEL + at;
+    return _mm256_mul_ps(halves_widen(record + 16 * half),
+                         l == LAYOUT_Q6 ? signed_bytes_widen(s) : bytes_widen(s));
+}
+INLINE __m256 record_mins(const uint8_t *record, int64_t i, int half, enum matrix_layout l) {
+    const int64_t at = i * PANEL + 8 * half;
+    if (l == LAYOUT_Q8 || l == LAYOUT_Q4) return halves_widen(record + 4 * PANEL + 2 * at);
+    return _mm256_xor_ps(_mm256_mul_ps(halves_widen(record + 2 * PANEL + 16 * half),
+                                       bytes_widen(record + 12 * PANEL + at)),
+                         _mm256_set1_ps(-0.0f));
 }
 
 /* acc[R][PANEL] = fma((float)s_b, dw_b * dx_b, acc), blocks in order. */
 INLINE void panel_dots(float *acc, const struct panel_job *j, int R, enum matrix_layout l,
                        enum int8_product_kind kind) {
-    const int group = layout_group(l);
-    for (int64_t b = 0; b < j->blocks; b++) {
-        __m256i s[8];
-        block_dots_q(s, j, b, R, l, kind);
-        UNROLL for (int o = 0; o < 2 * R; o++) {
-            __m256 dx = _mm256_broadcast_ss(j->dx + o / 2 * (j->k / QK) + b * group / QK);
-            __m256 d = _mm256_mul_ps(scales_load(j, b, o % 2, l), dx),
-                   f = _mm256_loadu_ps(acc + 8 * o);
-            _mm256_storeu_ps(acc + 8 * o, _mm256_fmadd_ps(_mm256_cvtepi32_ps(s[o]), d, f));
+    const int group = layout_group(l), per_record = record_groups(l);
+    const uint8_t *record = j->record;
+    for (int64_t b = 0; b < j->blocks; record += j->record_bytes) {
+        const uint8_t *block = record + j->head_bytes;
+        for (int64_t i = 0, n = MIN(per_record, j->blocks - b); i < n;
+             i++, b++, block += layout_bytes(l)) {
+            __m256i s[8];
+            block_dots_q(s, j, block, b, R, l, kind);
+            // before the stores, which could change the record as far as gcc knows
+            const __m256 scales[2] = {record_scales(record, i, 0, l),
+                                      record_scales(record, i, 1, l)};
+            UNROLL for (int o = 0; o < 2 * R; o++) {
+                __m256 dx = _mm256_broadcast_ss(j->dx + o / 2 * (j->k / QK) + b * group / QK);
+                __m256 d = _mm256_mul_ps(scales[o % 2], dx), f = _mm256_loadu_ps(acc + 8 * o);
+                _mm256_storeu_ps(acc + 8 * o, _mm256_fmadd_ps(_mm256_cvtepi32_ps(s[o]), d, f));
+            }
         }
     }
 }
@@ -729,7 +789,7 @@ INLINE void panel_store(float *y, const float *acc, const struct matrix *w, int6
 
 /* The offset c of NARROW and NARROW_CENTRED. */
 static int8_t narrow_centre(const struct matrix *w) {
-    return w->layout == LAYOUT_Q6 ? 32 : w->layout == LAYOUT_Q4 ? w->zero : 16;
+    return w->layout == LAYOUT_Q6 ? 32 : w->layout >= LAYOUT_Q4 ? w->zero : 16;
 }
 
 /* Rows m..m+R times panels p0..p1. Outputs from n1 on (the padding of a panel) are computed but not
@@ -738,8 +798,7 @@ INLINE void rows_packed(float *y, int64_t ldy, const struct gemm_input *in, cons
                         int64_t m, int64_t p0, int64_t p1, int64_t n1, bool add, int R,
                         enum matrix_layout l, enum int8_product_kind kind) {
     int32_t bias[4 * SUM_GROUPS];
-    const int64_t group = layout_group(l), bytes = layout_bytes(l), stride = layout_scales(l, w->k),
-                  blocks = w->k / group;
+    const int64_t group = layout_group(l), blocks = w->k / group;
     const int8_t c = narrow_centre(w);
     int64_t biased = -1;
     for (int64_t p = p0; p < p1; p++) {
@@ -748,14 +807,12 @@ INLINE void rows_packed(float *y, int64_t ldy, const struct gemm_input *in, cons
             struct panel_job j = {.x = in->q + m * w->k + b * group,
                                   .dx = in->d + m * (w->k / QK) + b * group / QK,
                                   .bias = bias,
-                                  .w = (const uint8_t *)w->data + (p * blocks + b) * bytes,
+                                  .record = record_at(w, p, b),
                                   .k = w->k,
                                   .blocks = MIN(blocks - b, SUM_GROUPS),
+                                  .head_bytes = w->head_bytes,
+                                  .record_bytes = w->record_bytes,
                                   .c = c};
-            if (l == LAYOUT_NF4)
-                j.dw_bytes = w->scale_bytes + p * stride + b * QK / NF4_BLOCK * PANEL;
-            else
-                j.dw = w->scales + p * stride + b * PANEL;
             for (int r = 0; kind != SIGNED && biased != b && r < R; r++)
                 bias_compute(bias + r * SUM_GROUPS, j.x + r * w->k, j.blocks, (int)group, c);
             biased = b;
@@ -770,7 +827,7 @@ INLINE void rows_packed(float *y, int64_t ldy, const struct gemm_input *in, cons
 INLINE void gemm_packed(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                         int64_t n0, int64_t n1, bool add, enum matrix_layout l,
                         enum int8_product_kind kind) {
-    int64_t bytes = w->k / layout_group(l) * layout_bytes(l), step = MAX(PANEL_BYTES / bytes, 1);
+    int64_t step = MAX(PANEL_BYTES / w->panel_bytes, 1);
     int64_t end = (n1 + PANEL - 1) / PANEL;
     prefetch_begin(in->prefetch, (end - n0 / PANEL) * ((in->rows + 3) / 4));
     for (int64_t p0 = n0 / PANEL; p0 < end; p0 += step) {
@@ -787,6 +844,8 @@ static void gemm_q8(float *y, int64_t ldy, const struct gemm_input *in, const st
                     int64_t n0, int64_t n1, bool add) {
     if (w->layout == LAYOUT_Q6)
         gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q6, NARROW);
+    else if (w->layout == LAYOUT_Q8_K)
+        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q8_K, NARROW_CENTRED);
     else if (w->type == TENSOR_Q5_0)
         gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q8, NARROW);
     else if (w->type == TENSOR_Q8_0)
@@ -799,8 +858,96 @@ static void gemm_q4(float *y, int64_t ldy, const struct gemm_input *in, const st
                     int64_t n0, int64_t n1, bool add) {
     if (w->layout == LAYOUT_NF4)
         gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_NF4, SIGNED);
+    else if (w->layout == LAYOUT_Q4_K)
+        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q4_K, NARROW);
     else
         gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q4, NARROW);
+}
+
+static void record_read(float *scales, float *mins, const uint8_t *record, int g,
+                        enum matrix_layout l) {
+    for (int half = 0; half < 2; half++) {
+        _mm256_storeu_ps(scales + 8 * half, record_scales(record, g, half, l));
+        if (mins) _mm256_storeu_ps(mins + 8 * half, record_mins(record, g, half, l));
+    }
+}
+
+enum { MIN_BLOCKS = 256 }; /* blocks of a panel whose minima are widened at a time: 16 KiB */
+
+/* Widens the minima of blocks [b0, b0 + n) of a panel; blocks up to the next multiple of 16 get
+ * zeros. b0 is the first block of a record. */
+static void mins_widen(float (*mins)[PANEL], const struct matrix *w, int64_t panel, int64_t b0,
+                       int64_t n) {
+    const uint8_t *record = record_at(w, panel, b0);
+    int64_t b = 0;
+    for (; b < n; record += w->record_bytes)
+        for (int i = 0; i < record_groups(w->layout) && b < n; i++, b++)
+            for (int half = 0; half < 2; half++)
+                _mm256_storeu_ps(mins[b] + 8 * half, record_mins(record, i, half, w->layout));
+    for (; b % 16 != 0; b++) memset(mins[b], 0, sizeof mins[b]);
+}
+
+/* lanes[l] += the products of the n activation sums and minima of blocks first + l, first + l + 16,
+ * … for l < 8 and 8 outputs; the last step is padded with zeros. */
+INLINE void mins_dot(__m256 lanes[8], const float *sum, const float (*mins)[PANEL], int64_t n,
+                     int first, int half) {
+    for (int64_t b = 0; b < n; b += 16) {
+        float tail[16] = {0};
+        const bool whole = b + 16 <= n;
+        if (!whole) memcpy(tail, sum + b, (size_t)(n - b) * sizeof *tail);
+        const float *at = (whole ? sum + b : tail) + first;
+        UNROLL for (int l = 0; l < 8; l++) lanes[l] = _mm256_fmadd_ps(
+            _mm256_broadcast_ss(at + l), _mm256_loadu_ps(mins[b + first + l] + 8 * half), lanes[l]);
+    }
+}
+
+/* The dot of one row and 8 outputs of a panel. The lanes of the rule of gemm_f32 are sixteen
+ * vectors, of which eight are in registers at a time. */
+INLINE __m256 row_mins(const struct matrix *w, int64_t panel, const float *sum,
+                       float (*mins)[PANEL], int half, bool widened) {
+    const int64_t blocks = w->k / QK;
+    __m256 lanes[16];
+    UNROLL for (int l = 0; l < 16; l++) lanes[l] = _mm256_setzero_ps();
+    for (int64_t b = 0; b < blocks; b += MIN_BLOCKS) {
+        const int64_t n = MIN(blocks - b, MIN_BLOCKS);
+        if (!widened) mins_widen(mins, w, panel, b, n);
+        for (int first = 0; first < 16; first += 8)
+            mins_dot(lanes + first, sum + b, (const float(*)[PANEL])mins, n, first, half);
+    }
+    UNROLL for (int step = 8; step > 0; step /= 2) UNROLL for (int l = 0; l < step; l++) lanes[l] =
+        _mm256_add_ps(lanes[l], lanes[l + step]);
+    return lanes[0];
+}
+
+/* Few rows, or a K so long that the minima of a panel are widened again for each row. */
+static void panel_mins(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
+                       int64_t panel, float (*mins)[PANEL], int64_t n) {
+    const int64_t blocks = w->k / QK;
+    for (int64_t m = 0; m < in->rows; m++)
+        for (int half = 0; half < 2 && 8 * half < n; half++) {
+            float *dst = y + m * ldy + 8 * half;
+            const int64_t left = n - 8 * half;
+            __m256 v = row_mins(w, panel, in->sum + m * blocks, mins, half, blocks <= MIN_BLOCKS);
+            store_up_to_8(dst, _mm256_add_ps(load_up_to_8(dst, left), v), left);
+        }
+}
+
+/* For several rows, the minima of a panel become rows of an f32 matrix. */
+static void gemm_mins(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
+                      int64_t n0, int64_t n1) {
+    enum { FEW_ROWS = 3 };
+    const int64_t blocks = w->k / QK;
+    float mins[MIN_BLOCKS][PANEL], rows[PANEL * MIN_BLOCKS];
+    for (int64_t n = n0; n < n1; n += PANEL) {
+        if (blocks <= MIN_BLOCKS) mins_widen(mins, w, n / PANEL, 0, blocks);
+        if (in->rows <= FEW_ROWS || blocks > MIN_BLOCKS) {
+            panel_mins(y + n, ldy, in, w, n / PANEL, mins, MIN(n1 - n, PANEL));
+            continue;
+        }
+        transpose_blocks(rows, blocks, mins[0], PANEL, blocks, PANEL);
+        gemm_f32(y + n, ldy, in->sum, blocks, in->rows, rows, blocks, blocks, 0, MIN(n1 - n, PANEL),
+                 true);
+    }
 }
 
 /* The weights of sixteen outputs for the even k (half 0) or the odd k of a pair, as two vectors of
@@ -1191,38 +1338,6 @@ static void adamw_row(float *w, const float *g, float *m, float *v, int64_t n, f
     }
 }
 
-/* Transposes eight rows of eight: interleaves pairs of rows, then pairs of these pairs, then
- * exchanges the halves. */
-static void transpose_8x8(float *dst, int64_t ld_dst, const float *src, int64_t ld_src) {
-    __m256 a[8], b[8];
-    for (int i = 0; i < 8; i++) a[i] = _mm256_loadu_ps(src + i * ld_src);
-    for (int i = 0; i < 8; i += 2) {
-        b[i] = _mm256_unpacklo_ps(a[i], a[i + 1]);
-        b[i + 1] = _mm256_unpackhi_ps(a[i], a[i + 1]);
-    }
-    for (int i = 0; i < 8; i += 4) {
-        a[i] = _mm256_shuffle_ps(b[i], b[i + 2], 0x44);
-        a[i + 1] = _mm256_shuffle_ps(b[i], b[i + 2], 0xee);
-        a[i + 2] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0x44);
-        a[i + 3] = _mm256_shuffle_ps(b[i + 1], b[i + 3], 0xee);
-    }
-    for (int i = 0; i < 4; i++) {
-        _mm256_storeu_ps(dst + i * ld_dst, _mm256_permute2f128_ps(a[i], a[i + 4], 0x20));
-        _mm256_storeu_ps(dst + (i + 4) * ld_dst, _mm256_permute2f128_ps(a[i], a[i + 4], 0x31));
-    }
-}
-
-static void transpose_blocks(float *dst, int64_t ld_dst, const float *src, int64_t ld_src,
-                             int64_t rows, int64_t cols) {
-    int64_t whole_rows = rows / 8 * 8, whole_cols = cols / 8 * 8;
-    for (int64_t c = 0; c < whole_cols; c += 8)
-        for (int64_t r = 0; r < whole_rows; r += 8)
-            transpose_8x8(dst + c * ld_dst + r, ld_dst, src + r * ld_src + c, ld_src);
-    for (int64_t c = 0; c < cols; c++)
-        for (int64_t r = c < whole_cols ? whole_rows : 0; r < rows; r++)
-            dst[c * ld_dst + r] = src[r * ld_src + c];
-}
-
 void kernels_fill_avx2(struct kernels *k) {
     k->gemm_f32 = gemm_f32;
     k->gemm_bf16 = gemm_bf16;
@@ -1236,6 +1351,8 @@ void kernels_fill_avx2(struct kernels *k) {
     k->gemm_nn_i16_i8 = gemm_nn_i16_i8;
     k->gemm_q8 = gemm_q8;
     k->gemm_q4 = gemm_q4;
+    k->gemm_mins = gemm_mins;
+    k->record_read = record_read;
     k->gemm_bf16_fast = gemm_bf16_fast;
     k->quantize_row = quantize_row;
     k->quantize_row16 = quantize_row16;

@@ -210,6 +210,7 @@ static void avx512_gemm_i8(float *y, int64_t ldy, const float *x, int64_t ldx, i
 enum {
     Q_ROWS = 4, /* 4 rows × 2 panels: 8 integer and 8 float accumulators */
     Q_PANELS = 2,
+    Q_FEW_ROWS = 8,   /* so few rows wait for memory */
     Q_ROW_BLOCK = 32, /* rows whose corrections are on the stack at a time */
     Q_BLOCKS = 256,   /* blocks of these rows: 32 KiB together */
 };
@@ -225,7 +226,7 @@ struct q_product {
 
 /* The offset that makes the weights unsigned. */
 static int32_t offset_of(const struct matrix *w) {
-    return w->layout == LAYOUT_Q4 ? w->zero : w->layout == LAYOUT_NF4 ? NF4_OFFSET : 128;
+    return w->layout == LAYOUT_NF4 ? NF4_OFFSET : w->layout >= LAYOUT_Q4 ? w->zero : 128;
 }
 
 INLINE __m512 add_integers(__m512 a, __m512 b) {
@@ -350,49 +351,66 @@ INLINE void block_dots(__m512i dots[Q_ROWS][Q_PANELS], const uint8_t *w, int64_t
     }
 }
 
-/* The scales (for nf4: scale bytes) of block b of one panel. */
-INLINE __m512 scales_load(const struct q_product *p, int64_t panel, int64_t b,
-                          enum matrix_layout l) {
-    const int64_t at = panel * layout_scales(l, p->in->k);
-    if (l != LAYOUT_NF4) return _mm512_loadu_ps(p->w->scales + at + b * PANEL);
-    const uint8_t *bytes = p->w->scale_bytes + at + b * QK / NF4_BLOCK * PANEL;
-    return _mm512_cvtepi32_ps(
-        _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)bytes)));
+/* Rows, two panels at most, and the inputs of a run of blocks. */
+struct panels_job {
+    const int8_t *x; /* [rows][k] */
+    const float *dx; /* [rows][k / 32] */
+    const int32_t (*correction)[Q_BLOCKS];
+    int64_t k, stride; /* from one panel to the next */
+    int32_t head_bytes;
+};
+
+/* acc[r][j] = fma(dot, scale, acc[r][j]) for group i of a record, block b of the run. */
+INLINE void group_run(__m512 acc[Q_ROWS][Q_PANELS], const struct panels_job *p,
+                      const uint8_t *record, int64_t i, int64_t b, int rows, int panels,
+                      enum matrix_layout l) {
+    const int group = layout_group(l);
+    __m512i dots[Q_ROWS][Q_PANELS];
+#pragma GCC unroll 4
+    for (int r = 0; r < rows; r++) {
+#pragma GCC unroll 2
+        for (int j = 0; j < panels; j++) dots[r][j] = _mm512_set1_epi32(p->correction[r][b]);
+    }
+    block_dots(dots, record + p->head_bytes + i * layout_bytes(l), p->stride, p->x + b * group,
+               p->k, rows, panels, l);
+#pragma GCC unroll 2
+    for (int j = 0; j < panels; j++) {
+        const __m512 scale = record_scales(record + j * p->stride, i, l);
+#pragma GCC unroll 4
+        for (int r = 0; r < rows; r++) {
+            const __m512 both =
+                _mm512_mul_ps(scale, _mm512_set1_ps(p->dx[r * (p->k / QK) + b * group / QK]));
+            acc[r][j] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[r][j]), both, acc[r][j]);
+        }
+    }
 }
 
-/* Continues the sums part[r][j] of row m + r and panel `panel` + j over blocks [b0, b1). */
+/* Continues the sums part[r][j] of row m + r and panel `panel` + j over blocks [b0, b1). b0 is the
+ * first block of a record. */
 INLINE void panels_run(float part[Q_ROWS][Q_PANELS][16], const struct q_product *p, int64_t panel,
                        int64_t m, const int32_t (*correction)[Q_BLOCKS], int64_t b0, int64_t b1,
                        int rows, int panels, enum matrix_layout l) {
-    const int group = layout_group(l), bytes = layout_bytes(l);
-    const int64_t stride = p->blocks * bytes, k = p->in->k, blocks_of_32 = k / QK;
-    const uint8_t *w = (const uint8_t *)p->w->data + panel * stride;
-    const float *dx = p->in->d + m * blocks_of_32;
-    const int8_t *x = p->in->q + m * k;
+    const int per_record = record_groups(l);
+    const int64_t k = p->in->k, count = b1 - b0, record_bytes = p->w->record_bytes;
+    const struct panels_job job = {.x = p->in->q + m * k + b0 * layout_group(l),
+                                   .dx = p->in->d + (m * k + b0 * layout_group(l)) / QK,
+                                   .correction = correction,
+                                   .k = k,
+                                   .stride = p->w->panel_bytes,
+                                   .head_bytes = p->w->head_bytes};
     __m512 acc[Q_ROWS][Q_PANELS];
     for (int r = 0; r < rows; r++) {
         for (int j = 0; j < panels; j++)
             acc[r][j] = b0 ? _mm512_loadu_ps(part[r][j]) : _mm512_setzero_ps();
     }
-    for (int64_t b = b0; b < b1; b++) {
-        __m512i dots[Q_ROWS][Q_PANELS];
-#pragma GCC unroll 4
-        for (int r = 0; r < rows; r++) {
+    const uint8_t *record = record_at(p->w, panel, b0);
+    int64_t b = 0;
+    for (; b + per_record <= count; b += per_record, record += record_bytes) {
 #pragma GCC unroll 2
-            for (int j = 0; j < panels; j++) dots[r][j] = _mm512_set1_epi32(correction[r][b - b0]);
-        }
-        block_dots(dots, w + b * bytes, stride, x + b * group, k, rows, panels, l);
-#pragma GCC unroll 2
-        for (int j = 0; j < panels; j++) {
-            const __m512 scale = scales_load(p, panel + j, b, l);
-#pragma GCC unroll 4
-            for (int r = 0; r < rows; r++) {
-                const __m512 both =
-                    _mm512_mul_ps(scale, _mm512_set1_ps(dx[r * blocks_of_32 + b * group / QK]));
-                acc[r][j] = _mm512_fmadd_ps(_mm512_cvtepi32_ps(dots[r][j]), both, acc[r][j]);
-            }
-        }
+        for (int i = 0; i < per_record; i++)
+            group_run(acc, &job, record, i, b + i, rows, panels, l);
     }
+    for (int i = 0; b < count; i++, b++) group_run(acc, &job, record, i, b, rows, panels, l);
     for (int r = 0; r < rows; r++) {
         for (int j = 0; j < panels; j++) _mm512_storeu_ps(part[r][j], acc[r][j]);
     }
@@ -417,15 +435,19 @@ typedef void (*panels_fn)(float part[Q_ROWS][Q_PANELS][16], const struct q_produ
     PANELS(kind##_4x2, 4, 2, layout)
 
 PANEL_KIND(q8, LAYOUT_Q8)
+PANEL_KIND(q8_k, LAYOUT_Q8_K)
 PANEL_KIND(q6, LAYOUT_Q6)
 PANEL_KIND(q4, LAYOUT_Q4)
+PANEL_KIND(q4_k, LAYOUT_Q4_K)
 PANEL_KIND(nf4, LAYOUT_NF4)
 
 /* [layout - LAYOUT_Q8][0, 1, 2: 1, 2, 4 rows][panels - 1] */
-static const panels_fn panels_fns[4][3][Q_PANELS] = {
+static const panels_fn panels_fns[6][3][Q_PANELS] = {
     {{q8_1x1, q8_1x2}, {q8_2x1, q8_2x2}, {q8_4x1, q8_4x2}},
+    {{q8_k_1x1, q8_k_1x2}, {q8_k_2x1, q8_k_2x2}, {q8_k_4x1, q8_k_4x2}},
     {{q6_1x1, q6_1x2}, {q6_2x1, q6_2x2}, {q6_4x1, q6_4x2}},
     {{q4_1x1, q4_1x2}, {q4_2x1, q4_2x2}, {q4_4x1, q4_4x2}},
+    {{q4_k_1x1, q4_k_1x2}, {q4_k_2x1, q4_k_2x2}, {q4_k_4x1, q4_k_4x2}},
     {{nf4_1x1, nf4_1x2}, {nf4_2x1, nf4_2x2}, {nf4_4x1, nf4_4x2}},
 };
 
@@ -455,7 +477,7 @@ static void q_rows_mul(const struct q_product *p, int64_t m0, int64_t rows, int6
     const int64_t end = (n1 + 15) / 16;
     int64_t filled = -1; /* the first block that `correction` describes */
     for (int64_t panel = n0 / 16, panels; panel < end; panel += panels) {
-        panels = rows > Q_ROWS && end - panel >= 2 ? 2 : 1;
+        panels = rows > Q_FEW_ROWS && end - panel >= 2 ? 2 : 1;
         float part[Q_ROW_BLOCK][Q_PANELS][16];
         for (int64_t m = 0; m < rows; m++)
             for (int j = 0; j < panels; j++)
@@ -486,6 +508,79 @@ static void avx512_gemm_q(float *y, int64_t ldy, const struct gemm_input *in,
     prefetch_begin(in->prefetch, ((n1 - n0 + 31) / 32) * ((in->rows + Q_ROWS - 1) / Q_ROWS));
     for (int64_t m = 0; m < in->rows; m += Q_ROW_BLOCK) {
         q_rows_mul(&p, m, MIN(in->rows - m, Q_ROW_BLOCK), n0, n1);
+    }
+}
+
+enum { MIN_BLOCKS = 256 }; /* blocks of a panel whose minima are widened at a time: 16 KiB */
+
+/* Widens the minima of blocks [b0, b0 + n) of a panel; blocks up to the next multiple of 16 get
+ * zeros. b0 is the first block of a record. */
+static void mins_widen(float (*mins)[PANEL], const struct matrix *w, int64_t panel, int64_t b0,
+                       int64_t n) {
+    const uint8_t *record = record_at(w, panel, b0);
+    int64_t b = 0;
+    for (; b < n; record += w->record_bytes)
+        for (int i = 0; i < record_groups(w->layout) && b < n; i++, b++)
+            _mm512_storeu_ps(mins[b], record_mins(record, i, w->layout));
+    for (; b % 16 != 0; b++) _mm512_storeu_ps(mins[b], _mm512_setzero_ps());
+}
+
+/* One step of 16 blocks: lanes[l] += sum[l] · mins[l]. */
+INLINE void mins_step(__m512 lanes[16], const float *sum, const float (*mins)[PANEL]) {
+#pragma GCC unroll 16
+    for (int l = 0; l < 16; l++)
+        lanes[l] = _mm512_fmadd_ps(_mm512_set1_ps(sum[l]), _mm512_loadu_ps(mins[l]), lanes[l]);
+}
+
+/* The dots of n activation sums and the minima of 16 outputs, by the rule of gemm_f32: its lanes
+ * are sixteen vectors, and the last step is padded with zeros. Unless these are
+ * the first blocks, `kept` has the lanes of the blocks before; unless they are the last, it
+ * receives the lanes, and the result is unspecified. */
+static __attribute__((noinline)) __m512 mins_dot(const float *sum, const float (*mins)[PANEL],
+                                                 int64_t n, float (*kept)[PANEL], bool first,
+                                                 bool last) {
+    __m512 lanes[16];
+#pragma GCC unroll 16
+    for (int l = 0; l < 16; l++) lanes[l] = first ? _mm512_setzero_ps() : _mm512_loadu_ps(kept[l]);
+    int64_t b = 0;
+    for (; b + 16 <= n; b += 16) mins_step(lanes, sum + b, mins + b);
+    if (b < n) {
+        float tail[16] = {0};
+        memcpy(tail, sum + b, (size_t)(n - b) * sizeof *tail);
+        mins_step(lanes, tail, mins + b);
+    }
+    if (!last) {
+#pragma GCC unroll 16
+        for (int l = 0; l < 16; l++) _mm512_storeu_ps(kept[l], lanes[l]);
+    }
+#pragma GCC unroll 8
+    for (int l = 0; l < 8; l++) lanes[l] = _mm512_add_ps(lanes[l], lanes[l + 8]);
+#pragma GCC unroll 4
+    for (int l = 0; l < 4; l++) lanes[l] = _mm512_add_ps(lanes[l], lanes[l + 4]);
+    return _mm512_add_ps(_mm512_add_ps(lanes[0], lanes[2]), _mm512_add_ps(lanes[1], lanes[3]));
+}
+
+/* If K is so long that the minima of a panel are not widened at once, they are widened again for
+ * each row. */
+static void avx512_gemm_mins(float *y, int64_t ldy, const struct gemm_input *in,
+                             const struct matrix *w, int64_t n0, int64_t n1) {
+    const int64_t blocks = w->k / QK;
+    float mins[MIN_BLOCKS][PANEL], kept[16][PANEL];
+    for (int64_t n = n0; n < n1; n += PANEL) {
+        const __mmask16 mask = lanes_mask(n1 - n);
+        for (int64_t m = 0; m < in->rows; m++) {
+            float *dst = y + m * ldy + n;
+            for (int64_t b = 0; b < blocks; b += MIN_BLOCKS) {
+                const int64_t count = MIN(blocks - b, MIN_BLOCKS);
+                const bool last = b + count == blocks;
+                if (m == 0 || blocks > MIN_BLOCKS) mins_widen(mins, w, n / PANEL, b, count);
+                const __m512 dot = mins_dot(in->sum + m * blocks + b, (const float(*)[PANEL])mins,
+                                            count, kept, b == 0, last);
+                if (last)
+                    _mm512_mask_storeu_ps(dst, mask,
+                                          _mm512_add_ps(_mm512_maskz_loadu_ps(mask, dst), dot));
+            }
+        }
     }
 }
 
@@ -1077,6 +1172,7 @@ void kernels_fill_avx512(struct kernels *k) {
     k->gemm_nn_i16_i8 = avx512_gemm_nn_i16_i8;
     k->gemm_q8 = avx512_gemm_q;
     k->gemm_q4 = avx512_gemm_q;
+    k->gemm_mins = avx512_gemm_mins;
     k->gemm_bf16_fast = avx512_gemm_bf16_fast;
     k->multiply_to_int8 = avx512_multiply_to_int8;
     k->dot = avx512_dot;

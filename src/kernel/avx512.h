@@ -36,6 +36,35 @@ INLINE __m512 weights_load(const void *w, int64_t i, __mmask16 mask, bool whole,
     return whole ? _mm512_loadu_ps(f) : _mm512_maskz_loadu_ps(mask, f);
 }
 
+/* 16 f16 values, unsigned bytes and signed bytes as f32. */
+INLINE __m512 halves_widen(const uint8_t *p) {
+    return _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *)(const void *)p));
+}
+INLINE __m512 bytes_widen(const uint8_t *p) {
+    return _mm512_cvtepi32_ps(
+        _mm512_cvtepu8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)));
+}
+INLINE __m512 signed_bytes_widen(const uint8_t *p) {
+    return _mm512_cvtepi32_ps(
+        _mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i *)(const void *)p)));
+}
+
+/* The scales (nf4: the scale bytes) and the minima of group i of a record, one lane per output; see
+ * struct matrix. */
+INLINE __m512 record_scales(const uint8_t *record, int64_t i, enum matrix_layout l) {
+    if (l == LAYOUT_NF4) return bytes_widen(record + i / 2 * PANEL);
+    if (l == LAYOUT_Q8 || l == LAYOUT_Q4) return halves_widen(record + i * 2 * PANEL);
+    const uint8_t *s = record + (4 + i) * PANEL;
+    return _mm512_mul_ps(halves_widen(record),
+                         l == LAYOUT_Q6 ? signed_bytes_widen(s) : bytes_widen(s));
+}
+INLINE __m512 record_mins(const uint8_t *record, int64_t i, enum matrix_layout l) {
+    if (l == LAYOUT_Q8 || l == LAYOUT_Q4) return halves_widen(record + (4 + i * 2) * PANEL);
+    return _mm512_xor_ps(
+        _mm512_mul_ps(halves_widen(record + 2 * PANEL), bytes_widen(record + (12 + i) * PANEL)),
+        _mm512_set1_ps(-0.0f));
+}
+
 /* 2^n for n in -126 … 127; the result for other n is unspecified. */
 INLINE __m512 power_of_2(__m512i n) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(_mm512_add_epi32(n, _mm512_set1_epi32(127)), 23));

@@ -88,33 +88,69 @@ struct backward_job {
 
 /* int8: scratch of one thread, for slices of n outputs (a multiple of 32) and one unit. */
 struct transposed_panels {
-    int8_t *q;                 /* [INT8_ROWS][n]: dY times the scales, quantised */
-    float *d;                  /* [INT8_ROWS][n / 32] */
-    float *scales;             /* [n]: the scales of the current unit */
-    int16_t *q_scales;         /* [n]: the same in 16 bits */
-    float *d_scales;           /* [n / 32]: the scales of q_scales */
-    uint8_t *panels;           /* transposed unit: [2][n][16]; Q4 and NF4: half of that */
-    float *unit_scales;        /* its scales, all 1: [2][n / 32][16], in LAYOUT_Q6 [n / 16][16] */
-    uint8_t *unit_scale_bytes; /* its scale bytes, all 1: [2][n / 64 rounded up][16] */
+    int8_t *q;          /* [INT8_ROWS][n]: dY times the scales, quantised */
+    float *d;           /* [INT8_ROWS][n / 32] */
+    float *scales;      /* [n]: the scales of the current unit */
+    int16_t *q_scales;  /* [n]: the same in 16 bits */
+    float *d_scales;    /* [n / 32]: the scales of q_scales */
+    struct matrix unit; /* transposed unit: 32 (q6_k: 16) outputs × n inputs, scales of 1 */
 };
 
 static int64_t whole_blocks(int64_t n) {
     return (n + QK - 1) / QK * QK;
 }
 
-/* Bytes per output: the terms are q, panels, d (INT8_ROWS / 32 floats), scales, unit_scales,
- * q_scales, d_scales and unit_scale_bytes (each at most one byte). */
-enum { TRANSPOSED_BYTES = INT8_ROWS + 2 * PANEL + 4 * (INT8_ROWS / QK) + 4 + 4 + 2 + 1 + 1 };
+/* Bytes of the arrays of n outputs, and of the panels: at most two of int8 with heads. */
+static size_t transposed_bytes(int64_t n) {
+    const size_t records = (size_t)(n + 63) / 64, head = 20 * PANEL;
+    return (size_t)n *
+               (INT8_ROWS + INT8_ROWS / QK * sizeof(float) + sizeof(float) + sizeof(int16_t) + 1) +
+           2 * ((size_t)n * PANEL + records * head) + 64;
+}
 
-static struct transposed_panels transposed_panels_layout(char *at, int64_t n) {
-    struct transposed_panels t = {.q = (int8_t *)at};
-    t.panels = (uint8_t *)at + INT8_ROWS * n;
-    t.d = (float *)(void *)(t.panels + 2 * PANEL * n);
+/* c, half of the range of the integers of a type with minima, or 0. These integers are not
+ * negative, and with them the rounding of dY would cause twice the error as with integers around
+ * zero. So the product uses q - c, and c · scale is added to the minimum. */
+static int code_centre(const struct matrix *w) {
+    return !w->mins ? 0 : w->layout >= LAYOUT_Q4 ? 8 : 16;
+}
+
+/* Sets every scale of the unit to 1: f16 scales, or f16 scales of super-blocks and factors, or
+ * bytes. */
+static void unit_scales_set(const struct matrix *unit) {
+    enum { ONE_F16 = 0x3c00 };
+    const uint16_t one = ONE_F16;
+    for (int64_t g = 0; g < unit->k / layout_group(unit->layout); g += record_groups(unit->layout))
+        for (int64_t panel = 0; panel < unit->n / PANEL; panel++) {
+            uint8_t *record = (uint8_t *)(uintptr_t)record_at(unit, panel, g);
+            memset(record, 1, (size_t)unit->head_bytes);
+            for (int i = 0; unit->layout != LAYOUT_NF4 && i < 2 * PANEL; i++)
+                memcpy(record + 2 * i, &one, sizeof one);
+        }
+}
+
+/* The layout of the arrays for slices of n outputs of w at `at`, aligned to 64. `row_scales` makes
+ * the factor row_scale / NF4_UNIT equal to 1. */
+static struct transposed_panels transposed_panels_layout(char *at, const struct matrix *w,
+                                                         int64_t n, const float *row_scales) {
+    struct transposed_panels t = {.unit = {.type = w->type,
+                                           .layout = w->layout == LAYOUT_Q8_K   ? LAYOUT_Q8
+                                                     : w->layout == LAYOUT_Q4_K ? LAYOUT_Q4
+                                                                                : w->layout,
+                                           .packed = true,
+                                           .zero = w->zero,
+                                           .n = layout_group(w->layout),
+                                           .k = n,
+                                           .data = at,
+                                           .row_scales = row_scales}};
+    if (w->mins) t.unit.type = TENSOR_Q5_0, t.unit.zero = (int8_t)code_centre(w);
+    record_sizes_set(&t.unit);
+    t.q = (int8_t *)at + t.unit.n / PANEL * t.unit.panel_bytes;
+    t.d = (float *)(void *)(t.q + INT8_ROWS * n);
     t.scales = t.d + INT8_ROWS / QK * n;
-    t.unit_scales = t.scales + n;
-    t.q_scales = (int16_t *)(void *)(t.unit_scales + n);
+    t.q_scales = (int16_t *)(void *)(t.scales + n);
     t.d_scales = (float *)(void *)(t.q_scales + n);
-    t.unit_scale_bytes = (uint8_t *)(t.d_scales + n / QK);
+    unit_scales_set(&t.unit);
     return t;
 }
 
@@ -127,8 +163,7 @@ static size_t shared_scratch(int64_t n) {
 
 static size_t thread_scratch(int64_t n) {
     size_t tile = TILE_OUTPUTS * TILE_INPUTS * sizeof(float);
-    size_t transposed = TRANSPOSED_BYTES * (size_t)MIN(whole_blocks(n), OUTPUT_SLICE);
-    return (MAX(tile, transposed) + 127) / 64 * 64;
+    return (MAX(tile, transposed_bytes(MIN(whole_blocks(n), OUTPUT_SLICE))) + 127) / 64 * 64;
 }
 
 size_t matrix_mul_backward_scratch(int64_t max_n, int threads) {
@@ -161,25 +196,19 @@ static void backward_widened(void *ctx, int64_t begin, int64_t end, int thread) 
     }
 }
 
-/* Returns c, half of the range of the integers of a type with minima, or 0. These integers are not
- * negative, and with them the rounding of dY would cause twice the error as with integers around
- * zero. So the product uses q - c, and c · scale is added to the minimum. */
-static int code_centre(const struct matrix *w) {
-    return !w->mins ? 0 : w->layout == LAYOUT_Q4 ? 8 : 16;
-}
-
 /* Sets out[i][b] to the minimum of output o + i in block b0 + b, plus c · scale (see code_centre),
  * for n outputs and `blocks` blocks. */
 static void minima_gather(float *out, const struct matrix *w, int64_t o, int64_t n, int64_t b0,
                           int64_t blocks) {
-    int64_t stride = layout_scales(w->layout, w->k);
-    for (int64_t i = 0; i < n; i++) {
-        const float *scales = w->scales + (o + i) / PANEL * stride + (o + i) % PANEL;
-        const float *mins = w->mins + (o + i) * (w->k / QK);
-        for (int64_t b = 0; b < blocks; b++)
-            out[i * MIN_BLOCKS + b] =
-                mins[b0 + b] + (float)code_centre(w) * scales[(b0 + b) * PANEL];
-    }
+    const int per_record = record_groups(w->layout);
+    float scales[PANEL], mins[PANEL];
+    for (int64_t i = 0; i < n; i += PANEL)
+        for (int64_t b = 0; b < blocks; b++) {
+            kernels_get()->record_read(scales, mins, record_at(w, (o + i) / PANEL, b0 + b),
+                                       (int)((b0 + b) % per_record), w->layout);
+            for (int64_t j = 0; j < MIN(n - i, PANEL); j++)
+                out[(i + j) * MIN_BLOCKS + b] = mins[j] + (float)code_centre(w) * scales[j];
+        }
 }
 
 /* Sets dX of every input of blocks [b0, b1) to Σ_o dY[m][o] min[o][b], or adds this sum to it. */
@@ -208,16 +237,12 @@ static void backward_minima(void *ctx, int64_t b0, int64_t b1, int thread) {
  * zeros.
  */
 static void scales_gather(float *by, const struct matrix *w, int64_t u, int64_t o, int64_t n) {
-    int64_t stride = layout_scales(w->layout, w->k), at = o / PANEL * stride;
-    for (int64_t i = 0; i < n; i += PANEL, at += stride) {
-        if (w->layout != LAYOUT_NF4) {
-            // copies all 16 scales of a panel, also beyond n: `by` has room for whole blocks
-            memcpy(by + i, w->scales + at + u * PANEL, PANEL * sizeof *by);
-            continue;
-        }
-        const uint8_t *bytes = w->scale_bytes + at + u * QK / NF4_BLOCK * PANEL;
-        for (int64_t j = i; j < MIN(n, i + PANEL); j++)
-            by[j] = (float)bytes[j - i] * (w->row_scales[o + j] / NF4_UNIT);
+    const int g = (int)(u % record_groups(w->layout));
+    for (int64_t i = 0; i < n; i += PANEL) {
+        // reads all 16 scales of a panel, also beyond n: `by` has room for whole blocks
+        kernels_get()->record_read(by + i, NULL, record_at(w, (o + i) / PANEL, u), g, w->layout);
+        for (int64_t j = i; w->layout == LAYOUT_NF4 && j < MIN(n, i + PANEL); j++)
+            by[j] *= w->row_scales[o + j] / NF4_UNIT;
     }
     memset(by + n, 0, (size_t)(whole_blocks(n) - n) * sizeof *by);
 }
@@ -271,37 +296,35 @@ static void nibbles_transpose(uint8_t *to, size_t panel, const uint8_t *first,
         }
 }
 
-/* Transposes unit u of outputs [o, o + n) to t->panels. n is a multiple of 32; outputs that do not
- * exist become zeros. */
-static void panels_transpose(const struct transposed_panels *t, const struct matrix *w, int64_t u,
+/* Transposes unit u of outputs [o, o + n) of w to `unit`. n is a multiple of 32; outputs that do
+ * not exist become zeros. */
+static void panels_transpose(const struct matrix *unit, const struct matrix *w, int64_t u,
                              int64_t o, int64_t n) {
-    int group = layout_group(w->layout), bytes = layout_bytes(w->layout);
-    int64_t stride = w->k / group * bytes, end = (w->n + PANEL - 1) / PANEL;
-    bool nibbles = w->layout >= LAYOUT_Q4;
-    size_t panel = (size_t)n * PANEL / (nibbles ? 2 : 1);
+    const int group = layout_group(w->layout);
+    const int64_t end = (w->n + PANEL - 1) / PANEL;
+    const size_t panel = (size_t)unit->panel_bytes;
     for (int64_t i = 0; i < n / PANEL; i++) {
-        int64_t g = o / PANEL + i;
-        const uint8_t *from = (const uint8_t *)w->data + g * stride + u * bytes;
-        if (nibbles && i % 2 == 0)
-            nibbles_transpose(t->panels + i * bytes / 2, panel, from,
-                              g + 1 < end ? from + stride : NULL);
-        else if (!nibbles && g < end)
-            bytes_transpose(t->panels + i * PANEL * PANEL, panel, from, group, w->mins);
-        else if (!nibbles)
+        const int64_t g = o / PANEL + i;
+        const uint8_t *from = group_at(w, g, u);
+        uint8_t *to =
+            (uint8_t *)(uintptr_t)group_at(unit, 0, i * PANEL / group) + i * PANEL % group * PANEL;
+        if (w->layout >= LAYOUT_Q4 && i % 2 == 0)
+            nibbles_transpose(to, panel, from, g + 1 < end ? group_at(w, g + 1, u) : NULL);
+        else if (w->layout < LAYOUT_Q4 && g < end)
+            bytes_transpose(to, panel, from, group, w->mins);
+        else if (w->layout < LAYOUT_Q4)
             for (int h = 0; h < group / PANEL; h++)
-                memset(t->panels + (size_t)h * panel + i * PANEL * PANEL, 0, PANEL * PANEL);
+                memset(to + (size_t)h * panel, 0, PANEL * PANEL);
     }
 }
 
 /* Prefetches panels [g, end) of unit u, which is transposed next. The parts of a unit in successive
  * panels are pages apart, so the processor's own prefetcher does not load them. */
 static void panels_prefetch(const struct matrix *w, int64_t u, int64_t g, int64_t end) {
-    int64_t bytes = layout_bytes(w->layout), stride = w->k / layout_group(w->layout) * bytes,
-            scales = layout_scales(w->layout, w->k);
     for (; g < end; g++) {
-        const char *at = (const char *)w->data + g * stride + u * bytes;
-        for (int64_t i = 0; i < bytes; i += 64) __builtin_prefetch(at + i, 0, 2);
-        if (w->scales) __builtin_prefetch(w->scales + g * scales + u * PANEL, 0, 2);
+        const uint8_t *at = group_at(w, g, u);
+        for (int64_t i = 0; i < layout_bytes(w->layout); i += 64) __builtin_prefetch(at + i, 0, 2);
+        __builtin_prefetch(record_at(w, g, u), 0, 2);
     }
 }
 
@@ -336,30 +359,22 @@ static void rows_quantize(const struct transposed_panels *t, const struct backwa
     }
 }
 
-/* Computes dX of the slice for units [begin, end) of inputs. `unit` is the nf4 row scale that makes
- * the factor row_scale / NF4_UNIT equal to 1. */
+/* Computes dX of the slice for units [begin, end) of inputs. */
 static void backward_int8(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct backward_job *p = ctx;
     const struct matrix *w = p->w;
     const struct kernels *kern = kernels_get();
-    int group = layout_group(w->layout);
+    const int group = layout_group(w->layout);
     int64_t padded = whole_blocks(p->n_outputs), first = p->first_output / PANEL,
             panels = (p->n_outputs + PANEL - 1) / PANEL;
-    float unit[2 * PANEL];
-    struct transposed_panels t = transposed_panels_layout(scratch_of_thread(p, thread), padded);
-    struct matrix transposed = *w;
-    transposed.n = group, transposed.k = padded;
-    if (w->mins) transposed.type = TENSOR_Q5_0, transposed.zero = (int8_t)code_centre(w);
-    transposed.data = t.panels, transposed.scales = t.unit_scales,
-    transposed.scale_bytes = t.unit_scale_bytes;
-    transposed.row_scales = unit;
-    for (int i = 0; i < 2 * PANEL; i++) unit[i] = NF4_UNIT;
-    for (int64_t i = 0; i < padded; i++) t.unit_scales[i] = 1.0f;
-    memset(t.unit_scale_bytes, 1, (size_t)padded);
+    float row_scales[2 * PANEL];
+    for (int i = 0; i < 2 * PANEL; i++) row_scales[i] = NF4_UNIT;
+    struct transposed_panels t =
+        transposed_panels_layout(scratch_of_thread(p, thread), w, padded, row_scales);
     for (int64_t u = begin; u < end; u++) {
         scales_gather(t.scales, w, u, p->first_output, p->n_outputs);
         kern->quantize_row16(t.scales, padded, t.q_scales, t.d_scales);
-        panels_transpose(&t, w, u, p->first_output, padded);
+        panels_transpose(&t.unit, w, u, p->first_output, padded);
         for (int64_t m = 0; m < p->n_rows; m += INT8_ROWS) {
             struct gemm_input in = {.rows = MIN(p->n_rows - m, INT8_ROWS), .k = padded};
             in.q = t.q, in.d = t.d;
@@ -368,8 +383,8 @@ static void backward_int8(void *ctx, int64_t begin, int64_t end, int thread) {
                                 first + panels * (m + in.rows) / p->n_rows);
             rows_quantize(&t, p, m, in.rows);
             (w->layout < LAYOUT_Q4 ? kern->gemm_q8 : kern->gemm_q4)(
-                p->dx + (p->first_row + m) * p->lddx + u * group, p->lddx, &in, &transposed, 0,
-                group, p->add || w->mins || p->first_output > 0);
+                p->dx + (p->first_row + m) * p->lddx + u * group, p->lddx, &in, &t.unit, 0, group,
+                p->add || w->mins || p->first_output > 0);
         }
     }
 }

@@ -70,6 +70,11 @@ bool amx_request(void);
 struct quant_block {
     int8_t q[256];
     float scale[16], min[8];
+    /* The same scales and minima as in the file. A block of 32 weights has the scale d and the
+     * minimum m, in f16; a super-block the scales d · s[…] (q6_k: s is signed) and the minima
+     * -(m · u[…]). */
+    uint16_t d, m;
+    uint8_t s[16], u[8];
 };
 /* A row of the type table in quant.c. */
 struct tensor_type_traits {
@@ -102,16 +107,54 @@ struct pool *matrix_pool_for(struct pool *pool, int64_t rows, int64_t n, int64_t
 #define NF4_OFFSET 128           /* makes every code an unsigned byte */
 
 /* For the quantised layouts: the number of weights in a group, which share one scale (in LAYOUT_NF4
- * two groups share it), and the bytes of one group of all 16 outputs of a panel. */
+ * two groups share it), the bytes of one group of all 16 outputs of a panel, and the groups of a
+ * record. */
 static inline int layout_group(enum matrix_layout l) {
     return l == LAYOUT_Q6 ? 16 : QK;
 }
 static inline int layout_bytes(enum matrix_layout l) {
-    return l == LAYOUT_Q8 ? QK * PANEL : QK * PANEL / 2;
+    return l == LAYOUT_Q8 || l == LAYOUT_Q8_K ? QK * PANEL : QK * PANEL / 2;
 }
-/* Number of scales of one panel. */
-static inline int64_t layout_scales(enum matrix_layout l, int64_t k) {
-    return (l == LAYOUT_NF4 ? (k + NF4_BLOCK - 1) / NF4_BLOCK : k / layout_group(l)) * PANEL;
+static inline int record_groups(enum matrix_layout l) {
+    return l == LAYOUT_Q8 || l == LAYOUT_Q4 ? 2 : l == LAYOUT_Q6 ? 16 : 8;
+}
+/* The record of group g of a panel, and the group itself. */
+static inline const uint8_t *record_at(const struct matrix *w, int64_t panel, int64_t g) {
+    return (const uint8_t *)w->data + panel * w->panel_bytes +
+           g / record_groups(w->layout) * w->record_bytes;
+}
+static inline const uint8_t *group_at(const struct matrix *w, int64_t panel, int64_t g) {
+    return record_at(w, panel, g) + w->head_bytes +
+           g % record_groups(w->layout) * layout_bytes(w->layout);
+}
+/* Sets the sizes of records and panels; w->layout, mins and k are set. */
+static inline void record_sizes_set(struct matrix *w) {
+    const int groups = record_groups(w->layout);
+    const int64_t n = w->k / layout_group(w->layout);
+    w->head_bytes = w->layout == LAYOUT_NF4                            ? 4 * PANEL
+                    : w->layout != LAYOUT_Q8 && w->layout != LAYOUT_Q4 ? 20 * PANEL
+                    : w->mins                                          ? 8 * PANEL
+                                                                       : 4 * PANEL;
+    w->record_bytes = w->head_bytes + groups * layout_bytes(w->layout);
+    w->panel_bytes = (n + groups - 1) / groups * w->head_bytes + n * layout_bytes(w->layout);
+}
+static inline uint16_t half_at(const uint8_t *p, int i) {
+    uint16_t h;
+    memcpy(&h, p + 2 * i, sizeof h);
+    return h;
+}
+/* The scale (nf4: the scale byte) and the minimum of group i of a record, for one output. */
+static inline float record_scale(const uint8_t *record, int i, int output, enum matrix_layout l) {
+    const int at = i * PANEL + output;
+    if (l == LAYOUT_NF4) return (float)record[i / 2 * PANEL + output];
+    if (l == LAYOUT_Q8 || l == LAYOUT_Q4) return f16_to_f32(half_at(record, at));
+    const uint8_t s = record[4 * PANEL + at];
+    return f16_to_f32(half_at(record, output)) * (l == LAYOUT_Q6 ? (float)(int8_t)s : (float)s);
+}
+static inline float record_min(const uint8_t *record, int i, int output, enum matrix_layout l) {
+    const int at = i * PANEL + output;
+    if (l == LAYOUT_Q8 || l == LAYOUT_Q4) return f16_to_f32(half_at(record + 4 * PANEL, at));
+    return -(f16_to_f32(half_at(record + 2 * PANEL, output)) * (float)record[12 * PANEL + at]);
 }
 
 /* Copies k inputs of one row, values q [K] and scales d [K/32], to row r of a tile of `rows` rows:

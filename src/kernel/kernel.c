@@ -198,17 +198,31 @@ static void quads_write(uint8_t *block, int lane, const uint8_t *bytes, int quad
     for (int p = 0; p < quads; p++) memcpy(block + (p * PANEL + lane) * 4, bytes + 4 * p, 4);
 }
 
-/* Packs the 32 integers of one output's block into block `at` of the panels: as nibbles in the
+/* Packs the 32 integers of one output's block at `to`, its group of a panel: as nibbles in the
  * order of q4_0, or as int8. */
-static void block_pack(struct matrix *m, int64_t at, int lane, const int8_t *q) {
-    uint8_t *data = (uint8_t *)(uintptr_t)m->data, bytes[QK];
-    if (m->layout == LAYOUT_Q4) {
+static void block_pack(const struct matrix *m, uint8_t *to, int lane, const int8_t *q) {
+    uint8_t bytes[QK];
+    if (m->layout >= LAYOUT_Q4) {
         for (int i = 0; i < QK / 2; i++)
             bytes[i] = (uint8_t)((q[i] + m->zero) | (uint8_t)(q[i + QK / 2] + m->zero) << 4);
-        quads_write(data + at * PANEL * (QK / 2), lane, bytes, QK / 8);
+        quads_write(to, lane, bytes, QK / 8);
     } else {
-        quads_write(data + at * PANEL * QK, lane, (const uint8_t *)q, QK / 4);
+        quads_write(to, lane, (const uint8_t *)q, QK / 4);
     }
+}
+
+/* Writes the scales and minima of one output's block to the head of its record: of group g of the
+ * record, or of a whole super-block. */
+static void head_pack(const struct matrix *m, uint8_t *record, int g, int lane,
+                      const struct quant_block *s) {
+    const bool blocks = m->layout == LAYOUT_Q8 || m->layout == LAYOUT_Q4;
+    memcpy(record + 2 * (g * PANEL + lane), &s->d, sizeof s->d);
+    if (m->mins)
+        memcpy(record + (blocks ? 4 : 2) * PANEL + 2 * (g * PANEL + lane), &s->m, sizeof s->m);
+    for (int i = 0; !blocks && i < record_groups(m->layout); i++)
+        record[(4 + i) * PANEL + lane] = s->s[i];
+    for (int i = 0; !blocks && m->mins && i < record_groups(m->layout); i++)
+        record[(12 + i) * PANEL + lane] = s->u[i];
 }
 
 /* Packs the decoded file block that begins at weight k of output i. Returns ERR_NUMERIC if a scale
@@ -216,37 +230,35 @@ static void block_pack(struct matrix *m, int64_t at, int lane, const int8_t *q) 
 static int quant_block_pack(struct matrix *m, int64_t i, int64_t k,
                             const struct tensor_type_traits *traits, const struct quant_block *s,
                             struct error *err) {
-    int64_t groups = m->k / traits->group, panel = i / PANEL;
-    int lane = (int)(i % PANEL);
-    float *scales = (float *)(uintptr_t)m->scales, *mins = (float *)(uintptr_t)m->mins;
-    for (int g = 0; g < traits->block / traits->group; g++) {
-        if (!isfinite(s->scale[g]) || (traits->mins && !isfinite(s->min[g])))
+    const int64_t panel = i / PANEL, g = k / traits->group;
+    const int lane = (int)(i % PANEL), per_block = QK / traits->group;
+    for (int j = 0; j < traits->block / traits->group; j++)
+        if (!isfinite(s->scale[j]) || (traits->mins && !isfinite(s->min[j])))
             return error_set(err, ERR_NUMERIC,
                              "row %lld has a %s block whose scale is not a finite number",
                              (long long)i, traits->name);
-        scales[(panel * groups + k / traits->group + g) * PANEL + lane] = s->scale[g];
-        if (traits->mins) mins[i * groups + k / QK + g] = s->min[g];
-    }
+    head_pack(m, (uint8_t *)(uintptr_t)record_at(m, panel, g),
+              traits->block > QK ? 0 : (int)(g % record_groups(m->layout)), lane, s);
     for (int b = 0; b < traits->block / QK; b++)
-        block_pack(m, panel * (m->k / QK) + k / QK + b, lane, s->q + b * QK);
+        block_pack(m, (uint8_t *)(uintptr_t)group_at(m, panel, g + b * per_block), lane,
+                   s->q + b * QK);
     return OK;
 }
 
 static int nf4_row_pack(struct matrix *m, int64_t i, const uint8_t *row, struct error *err) {
-    int64_t n_scales = layout_scales(LAYOUT_NF4, m->k) / PANEL, blocks = m->k / QK,
-            panel = i / PANEL;
-    int lane = (int)(i % PANEL);
-    uint8_t *data = (uint8_t *)(uintptr_t)m->data, *scales = (uint8_t *)(uintptr_t)m->scale_bytes;
+    const int64_t n_scales = (m->k + NF4_BLOCK - 1) / NF4_BLOCK, panel = i / PANEL;
+    const int lane = (int)(i % PANEL);
     float *scale = (float *)(uintptr_t)m->row_scales + i;
     memcpy(scale, row, sizeof *scale);
     if (!isfinite(*scale))
         return error_set(err, ERR_NUMERIC, "row %lld has an nf4 scale that is not a finite number",
                          (long long)i);
     row += sizeof *scale;
-    for (int64_t b = 0; b < n_scales; b++) scales[(panel * n_scales + b) * PANEL + lane] = row[b];
+    for (int64_t b = 0; b < n_scales; b++)
+        ((uint8_t *)(uintptr_t)record_at(m, panel, 2 * b))[b % 4 * PANEL + lane] = row[b];
     row += n_scales;
-    for (int64_t b = 0; b < blocks; b++, row += QK / 2)
-        quads_write(data + (panel * blocks + b) * PANEL * (QK / 2), lane, row, QK / 8);
+    for (int64_t b = 0; b < m->k / QK; b++, row += QK / 2)
+        quads_write((uint8_t *)(uintptr_t)group_at(m, panel, b), lane, row, QK / 8);
     return OK;
 }
 
@@ -302,42 +314,30 @@ static void matrix_set_shape(struct matrix *m, enum tensor_type type, int64_t n,
     *m = (struct matrix){.type = type,
                          .layout = fast ? LAYOUT_BF16 : traits->layout,
                          .zero = traits->zero,
+                         .mins = traits->mins,
                          .n = n,
                          .k = k};
     m->packed = m->layout != LAYOUT_ROW_MAJOR;
+    if (m->layout >= LAYOUT_Q8) record_sizes_set(m);
 }
 
-/* Bytes of rows or panels, without scales. */
+/* Bytes of rows or panels. */
 static size_t data_bytes(const struct matrix *m) {
-    size_t rows = (size_t)panel_count(m->n) * PANEL, k = (size_t)m->k;
-    switch (m->layout) {
-    case LAYOUT_ROW_MAJOR:
-        return (size_t)m->n * tensor_row_bytes(m->type, m->k);
-    case LAYOUT_BF16:
-        return rows * ((k + 31) / 32 * 32) * 2;
-    case LAYOUT_Q8:
-    case LAYOUT_Q6:
-        return rows * k;
-    default:
-        return rows * k / 2;
-    }
+    size_t panels = (size_t)panel_count(m->n), k = (size_t)m->k;
+    if (m->layout == LAYOUT_ROW_MAJOR) return (size_t)m->n * tensor_row_bytes(m->type, m->k);
+    return panels *
+           (m->layout == LAYOUT_BF16 ? PANEL * ((k + 31) / 32 * 32) * 2 : (size_t)m->panel_bytes);
 }
 
-static size_t scale_count(const struct matrix *m) {
-    return m->layout < LAYOUT_Q8 ? 0 : (size_t)(panel_count(m->n) * layout_scales(m->layout, m->k));
+static size_t row_scale_bytes(const struct matrix *m) {
+    return m->layout == LAYOUT_NF4 ? (size_t)panel_count(m->n) * PANEL * sizeof(float) : 0;
 }
 
 static int matrix_alloc_data(struct matrix *m, struct arena *arena, struct error *err) {
-    size_t n = scale_count(m), rows = (size_t)(panel_count(m->n) * PANEL);
-    bool nf4 = m->layout == LAYOUT_NF4, mins = tensor_type_traits_find(m->type)->mins;
+    size_t n = row_scale_bytes(m);
     m->data = arena_try_alloc(arena, data_bytes(m), err);
-    if (m->data && nf4) m->scale_bytes = arena_try_alloc(arena, n, err);
-    if (m->scale_bytes) m->row_scales = arena_try_alloc(arena, sizeof(float) * rows, err);
-    if (m->data && n && !nf4) m->scales = arena_try_alloc(arena, n * sizeof(float), err);
-    if (m->data && mins)
-        m->mins = arena_try_alloc(arena, (size_t)m->n * (size_t)(m->k / QK) * sizeof(float), err);
-    bool all = m->data && (!nf4 || m->row_scales) && (!n || nf4 || m->scales) && (!mins || m->mins);
-    return all ? OK : err->code;
+    if (m->data && n) m->row_scales = arena_try_alloc(arena, n, err);
+    return m->data && (!n || m->row_scales) ? OK : err->code;
 }
 
 int matrix_alloc(struct matrix *m, enum tensor_type type, int64_t n, int64_t k,
@@ -346,20 +346,6 @@ int matrix_alloc(struct matrix *m, enum tensor_type type, int64_t n, int64_t k,
     if (rc != OK) return rc;
     matrix_set_shape(m, type, n, k, cls);
     return matrix_alloc_data(m, arena, err);
-}
-
-/* Panels do not contain the scales d and dmin of a super-block (256 weights), so for types with
- * super-blocks m keeps a pointer to the file rows, and a copy of `order`. */
-static int matrix_set_file_rows(struct matrix *m, const void *rows, const int32_t *order,
-                                struct arena *arena, struct error *err) {
-    if (tensor_type_block_size(m->type) <= QK) return OK;
-    size_t size = (size_t)m->n * sizeof *order;
-    m->file_rows = rows;
-    if (!order) return OK;
-    int32_t *copy = arena_try_alloc(arena, size, err);
-    if (!copy) return err->code;
-    m->file_order = memcpy(copy, order, size);
-    return OK;
 }
 
 /* Rows that matrix_init packs. */
@@ -401,8 +387,7 @@ int matrix_init(struct matrix *m, enum tensor_type type, int64_t n, int64_t k, c
     if (rc != OK) return rc;
     struct rows_packing w = {m, rows, row_order, n};
     pool_run(pool, panels_pack, &w, panel_count(n), 1);
-    if (w.bad < n) return packing_row(&w, w.bad, err);
-    return matrix_set_file_rows(m, rows, row_order, arena, err);
+    return w.bad < n ? packing_row(&w, w.bad, err) : OK;
 }
 
 /* Unpacks the 32 integers of block b of output i, with the zero point subtracted; for nf4 they are
@@ -410,8 +395,7 @@ int matrix_init(struct matrix *m, enum tensor_type type, int64_t n, int64_t k, c
 static void block_unpack(const struct matrix *m, int64_t i, int64_t b, int8_t q[QK]) {
     bool nibbles = m->layout >= LAYOUT_Q4;
     int payload = nibbles ? QK / 2 : QK, lane = (int)(i % PANEL);
-    int64_t at = i / PANEL * (m->k / QK) + b;
-    const uint8_t *block = (const uint8_t *)m->data + at * PANEL * payload;
+    const uint8_t *block = group_at(m, i / PANEL, b * (QK / layout_group(m->layout)));
     for (int j = 0; j < payload; j++) {
         uint8_t byte = block[(j / 4 * PANEL + lane) * 4 + j % 4];
         q[j] = (int8_t)(nibbles ? (byte & 15) - m->zero : byte);
@@ -419,24 +403,31 @@ static void block_unpack(const struct matrix *m, int64_t i, int64_t b, int8_t q[
     }
 }
 
-/* The scale of the 16 weights from k on of output i; for nf4 the scale byte. */
-static float scale_at(const struct matrix *m, int64_t i, int64_t k) {
-    int64_t at = i / PANEL * layout_scales(m->layout, m->k) + i % PANEL;
-    if (m->layout == LAYOUT_NF4) return (float)m->scale_bytes[at + k / NF4_BLOCK * PANEL];
-    return m->scales[at + k / layout_group(m->layout) * PANEL];
+/* The scale (nf4: the scale byte) and the minimum of group g of output i. */
+static float scale_at(const struct matrix *m, int64_t i, int64_t g) {
+    return record_scale(record_at(m, i / PANEL, g), (int)(g % record_groups(m->layout)),
+                        (int)(i % PANEL), m->layout);
+}
+
+static float min_at(const struct matrix *m, int64_t i, int64_t g) {
+    return m->mins ? record_min(record_at(m, i / PANEL, g), (int)(g % record_groups(m->layout)),
+                                (int)(i % PANEL), m->layout)
+                   : 0.0f;
 }
 
 static void packed_row_decode(const struct matrix *m, int64_t i, int64_t k0, int64_t k1,
                               float *out) {
     float unit = m->layout == LAYOUT_NF4 ? m->row_scales[i] / NF4_UNIT : 1.0f;
+    const int group = layout_group(m->layout);
     for (int64_t k = k0; k < k1; k += QK, out += QK) {
         int8_t q[QK];
         block_unpack(m, i, k / QK, q);
-        const float d[2] = {scale_at(m, i, k), scale_at(m, i, k + QK / 2)};
+        const float d[2] = {scale_at(m, i, k / group), scale_at(m, i, (k + QK / 2) / group)},
+                    min = min_at(m, i, k / QK);
         for (int j = 0; j < QK; j++) {
             int v = m->layout == LAYOUT_NF4 ? nf4_codes[q[j]] : q[j];
             out[j] = (float)v * d[j / (QK / 2)] * unit;
-            if (m->mins) out[j] += m->mins[i * (m->k / QK) + k / QK];
+            if (m->mins) out[j] += min;
         }
     }
 }
@@ -474,32 +465,43 @@ static void nf4_row_encode(const struct matrix *m, int64_t i, uint8_t *out) {
     int8_t q[QK];
     memcpy(out, &m->row_scales[i], sizeof(float));
     out += sizeof(float);
-    for (int64_t k = 0; k < m->k; k += NF4_BLOCK) *out++ = (uint8_t)scale_at(m, i, k);
+    for (int64_t k = 0; k < m->k; k += NF4_BLOCK) *out++ = (uint8_t)scale_at(m, i, k / QK);
     for (int64_t b = 0; b < m->k / QK; b++) {
         block_unpack(m, i, b, q);
         for (int j = 0; j < QK / 2; j++) *out++ = (uint8_t)(q[j] | q[j + QK / 2] << 4);
     }
 }
 
+/* Reads the file block of output i that begins with group g: the inverse of quant_block_pack. */
+static void quant_block_unpack(const struct matrix *m, int64_t i, int64_t g,
+                               const struct tensor_type_traits *traits, struct quant_block *s) {
+    const uint8_t *record = record_at(m, i / PANEL, g);
+    const int lane = (int)(i % PANEL), n = record_groups(m->layout);
+    s->scale[0] = scale_at(m, i, g);
+    s->min[0] = min_at(m, i, g);
+    for (int b = 0; b < traits->block / QK; b++)
+        block_unpack(m, i, g * traits->group / QK + b, s->q + b * QK);
+    if (traits->block == QK) return;
+    s->d = half_at(record, lane);
+    s->m = half_at(record + 2 * PANEL, lane);
+    for (int j = 0; j < n; j++) s->s[j] = record[(4 + j) * PANEL + lane];
+    for (int j = 0; m->mins && j < n; j++) s->u[j] = record[(12 + j) * PANEL + lane];
+}
+
 bool matrix_encode_row(const struct matrix *m, int64_t i, void *out) {
     const struct tensor_type_traits *traits = tensor_type_traits_find(m->type);
-    size_t bytes = tensor_row_bytes(m->type, m->k);
     uint8_t *to = out;
     CHECK(i >= 0 && i < m->n);
-    if (m->file_rows)
-        memcpy(out, m->file_rows + (size_t)source_row(m->file_order, i) * bytes, bytes);
-    else if (m->layout == LAYOUT_NF4)
+    if (m->layout == LAYOUT_NF4) {
         nf4_row_encode(m, i, out);
-    else if (!traits->encode)
-        return false;
-    else
-        for (int64_t k = 0; k < m->k; k += QK, to += traits->bytes) {
-            struct quant_block s = {.scale[0] = scale_at(m, i, k)};
-            if (m->mins) s.min[0] = m->mins[i * (m->k / QK) + k / QK];
-            block_unpack(m, i, k / QK, s.q);
-            traits->encode(&s, to);
-        }
-    return true;
+        return true;
+    }
+    for (int64_t k = 0; traits->encode && k < m->k; k += traits->block, to += traits->bytes) {
+        struct quant_block s;
+        quant_block_unpack(m, i, k / traits->group, traits, &s);
+        traits->encode(&s, to);
+    }
+    return traits->encode != NULL;
 }
 
 bool matrix_needs_int8(const struct matrix *m) {
@@ -513,11 +515,7 @@ bool matrix_uses_tiles(const struct matrix *m, enum row_path path) {
 }
 
 size_t matrix_bytes(const struct matrix *m) {
-    bool nf4 = m->layout == LAYOUT_NF4, mins = tensor_type_traits_find(m->type)->mins;
-    size_t scale = nf4 ? 1 : sizeof(float);
-    size_t row_scale_bytes = nf4 ? (size_t)panel_count(m->n) * PANEL * sizeof(float) : 0,
-           mins_bytes = mins ? (size_t)m->n * (size_t)(m->k / QK) * sizeof(float) : 0;
-    return data_bytes(m) + scale_count(m) * scale + row_scale_bytes + mins_bytes;
+    return data_bytes(m) + row_scale_bytes(m);
 }
 
 size_t matrix_bytes_of(enum tensor_type type, int64_t n, int64_t k, enum numeric_class cls) {
@@ -829,28 +827,36 @@ struct gemm_product {
     bool add;
 };
 
+/* Outputs of a quantised matrix in panels that remain in the caches between the product and the
+ * addition of the minima; all if there are many rows, which read panels less often than inputs. */
+static int64_t outputs_at_once(const struct matrix *w, int64_t rows, int64_t n) {
+    enum { CACHE_BYTES = 131072, FEW_ROWS = 16 };
+    if (!w->mins || rows > FEW_ROWS) return n;
+    return MAX(CACHE_BYTES / w->panel_bytes, 1) * PANEL;
+}
+
+static void quantized_mul_range(float *y, int64_t ldy, const struct gemm_input *in,
+                                const struct matrix *w, int64_t n0, int64_t n1, bool add) {
+    const struct kernels *k = kernels_get();
+    const int64_t step = outputs_at_once(w, in->rows, n1 - n0);
+    for (int64_t n = n0; n < n1; n += step) {
+        const int64_t end = MIN(n1, n + step);
+        (w->layout < LAYOUT_Q4 ? k->gemm_q8 : k->gemm_q4)(y, ldy, in, w, n, end, add);
+        if (w->mins) k->gemm_mins(y, ldy, in, w, n, end);
+    }
+}
+
 void matrix_mul_range(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                       int64_t n0, int64_t n1, bool add) {
     const struct kernels *k = kernels_get();
-    if (matrix_uses_tiles(w, in->path)) {
+    if (matrix_uses_tiles(w, in->path))
         k->gemm_tiles(y, ldy, in, w, n0, n1, add);
-        return;
-    }
-    if (w->layout == LAYOUT_Q8 || w->layout == LAYOUT_Q6)
-        k->gemm_q8(y, ldy, in, w, n0, n1, add);
     else if (matrix_needs_int8(w))
-        k->gemm_q4(y, ldy, in, w, n0, n1, add);
+        quantized_mul_range(y, ldy, in, w, n0, n1, add);
     else if (w->layout == LAYOUT_BF16)
         k->gemm_bf16_fast(y, ldy, in, w, n0, n1, add);
-    else if (w->type == TENSOR_BF16)
-        k->gemm_bf16(y, ldy, in->x, in->ldx, in->rows, w->data, w->k, w->k, n0, n1, add);
-    else if (w->type == TENSOR_F16)
-        k->gemm_f16(y, ldy, in->x, in->ldx, in->rows, w->data, w->k, w->k, n0, n1, add);
     else
-        k->gemm_f32(y, ldy, in->x, in->ldx, in->rows, w->data, w->k, w->k, n0, n1, add);
-    if (w->mins)
-        k->gemm_f32(y, ldy, in->sum, w->k / QK, in->rows, w->mins, w->k / QK, w->k / QK, n0, n1,
-                    true);
+        gemm_nt(rows_dtype(w), y, ldy, in->x, in->ldx, in->rows, w->data, w->k, w->k, n0, n1, add);
 }
 
 static void matrix_mul_outputs(void *ctx, int64_t begin, int64_t end, int thread) {

@@ -122,10 +122,12 @@ enum matrix_layout {
     LAYOUT_BF16,      /* panels for the fast class */
     LAYOUT_ROWS_I8,   /* matrix_view: rows of int8 */
     LAYOUT_PAIRS_I8,  /* matrix_view: pairs of rows of int8, [N / 2][K][2] */
-    LAYOUT_Q8,        /* int8 panels, a scale for 32 weights */
-    LAYOUT_Q6,        /* int8 panels, a scale for 16 */
-    LAYOUT_Q4,        /* nibble panels, a scale for 32, weight = (nibble - zero) · scale */
-    LAYOUT_NF4, /* nibble panels of indices of nf4_codes; a scale byte per 64, an f32 per row */
+    LAYOUT_Q8,        /* int8, a scale for 32 weights */
+    LAYOUT_Q8_K,      /* int8, super-blocks of 256 with scales and minima for 32 */
+    LAYOUT_Q6,        /* int8, super-blocks of 256 with scales for 16 */
+    LAYOUT_Q4,        /* nibbles, a scale for 32, weight = (nibble - zero) · scale */
+    LAYOUT_Q4_K,      /* nibbles, super-blocks of 256 with scales and minima for 32 */
+    LAYOUT_NF4,       /* nibbles, indices of nf4_codes; a scale byte for 64, an f32 for a row */
 };
 
 /*
@@ -133,36 +135,39 @@ enum matrix_layout {
  * class, are used in the layout of the file: rows of K. Quantised types, and bf16 in the fast
  * class, are packed in panels of 16 outputs (the AMX B-tile order, which AVX2 and AVX-512 read as
  * well), N padded to 16 with zeros:
- *   int8    data[panel][K/32 blocks][8 quads][16 outputs][4]: byte j of quad p is weight
- *           k = 32*block + 4p + j;
+ *   int8    a group of 32 inputs (q6_k: 16) has [group / 4 quads][16 outputs][4]: byte j of quad p
+ *           is weight 4p + j;
  *           q8_0, q5_0 (q - 16), q5_1 and q5_k (0..31 and minima), q6_k (q - 32);
- *   nibble  data[panel][K/32 blocks][4][16 outputs][4]: byte (p, n, j) has weight 4p + j in its
- *           low nibble and weight 16 + 4p + j in its high one;
+ *   nibble  a group of 32 inputs has [4][16 outputs][4]: byte (p, n, j) has weight 4p + j in its low
+ *           nibble and weight 16 + 4p + j in its high one;
  *           q4_0 (zero = 8), q4_1 and q4_k (zero = 0 and minima), nf4;
- *   scales  [panel][K/32, in LAYOUT_Q6 K/16][16 outputs] in f32;
- *           nf4: scale_bytes[panel][K/64 rounded up][16], row_scales;
- *   mins    [N][K/32] in f32, added to every weight of the block: a product adds
- *           Σ_b mins[n][b] · gemm_input.sum[b];
  *   bf16    data[panel][Kp/2 pairs][16 outputs][2] with Kp = K rounded up to 32, zero padded.
+ * A panel of a quantised type is one ascending stream of records. A record has its scales (and
+ * minima) first, as precise as in the file, and then its groups. The last record may have fewer:
+ *   layout        groups  head
+ *   Q8, Q4             2  f16 scales [2][16], and for types with minima f16 minima [2][16]
+ *   Q8_K, Q4_K         8  f16 d [16] and dmin [16], bytes s [8][16] and u [8][16]: group g has the
+ *                         scale d s[g] and the minimum -(dmin u[g])
+ *   Q6                16  f16 d [16], 32 bytes of padding, signed bytes s [16][16]: scale d s[g]
+ *   NF4                8  bytes [4][16], each for two groups; row_scales
+ * The minimum is added to every weight of the group: a product adds Σ_g min[n][g] · gemm_input.sum[g].
  */
 struct matrix {
     enum tensor_type type;
     enum matrix_layout layout;
     bool packed; /* layout is not LAYOUT_ROW_MAJOR */
+    bool mins;   /* the type has minima */
     int8_t zero; /* LAYOUT_Q4: the nibble that means 0 */
     int64_t n, k;
-    const void *data; /* rows or panels; aligned to 64 when packed */
-    const float *scales;
-    const float *mins; /* or NULL */
-    const uint8_t *scale_bytes;
-    const float *row_scales;  /* [N padded] */
-    const uint8_t *file_rows; /* q4_k, q5_k, q6_k: matrix_init's rows, for writing files; or NULL */
-    const int32_t *file_order; /* matrix_init's row_order for file_rows (a copy), or NULL */
+    const void *data;                 /* rows or panels; aligned to 64 when packed */
+    int32_t head_bytes, record_bytes; /* of a whole record */
+    int64_t panel_bytes;
+    const float *row_scales; /* nf4: [N padded] */
 };
 
 /* Initialises `m` from rows in file order, with the threads of `pool` (may be NULL). `rows` must
- * outlive m if m uses them in place (f32, f16, and bf16 in the exact class) or keeps them as
- * file_rows. Packing allocates in `arena`. `row_order` (may be NULL) maps output i to
+ * outlive m if m uses them in place (f32, f16, and bf16 in the exact class). Packing allocates in
+ * `arena`. `row_order` (may be NULL) maps output i to
  * its source row; it is used to permute rows for RoPE. */
 int matrix_init(struct matrix *m, enum tensor_type type, int64_t n, int64_t k, const void *rows,
                 const int32_t *row_order, enum numeric_class cls, struct pool *pool,
@@ -173,9 +178,7 @@ int matrix_alloc(struct matrix *m, enum tensor_type type, int64_t n, int64_t k,
                  enum numeric_class cls, struct arena *arena, struct error *err);
 int matrix_set_row(struct matrix *m, int64_t i, const void *row, struct error *err);
 /* Writes row i of a quantised matrix to `out` with the same bytes as in the file. Returns false for
- * f32, f16 and bf16, and for q4_k, q5_k and q6_k rows that were set by matrix_set_row: the caller
- * then uses matrix_get_row and tensor_from_f32, which are exact for the first three types and
- * approximate for the others. */
+ * f32, f16 and bf16: the caller then uses matrix_get_row and tensor_from_f32, which are exact. */
 bool matrix_encode_row(const struct matrix *m, int64_t i, void *out);
 /* Whether products in the exact class read gemm_input.q and .d (and .sum, if m has minima). */
 bool matrix_needs_int8(const struct matrix *m);
@@ -329,12 +332,19 @@ struct kernels {
     void (*gemm_nn_i16_i8)(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
                            int64_t rows, const int8_t *v, int64_t ldv, int64_t pairs, int64_t n);
     /* Products of packed layouts. n0 is a multiple of 16; n1 too, unless it is N. */
-    /* gemm_q8: int8 panels (LAYOUT_Q8, LAYOUT_Q6); gemm_q4: nibble panels (LAYOUT_Q4, LAYOUT_NF4).
-     * The caller adds the minima, as matrix_mul does. */
+    /* gemm_q8: int8 panels; gemm_q4: nibble panels. gemm_mins adds the minima afterwards: y[m][n] +=
+     * the f32 dot of in->sum[m] and the minima of output n, by the rule of gemm_f32. n0 is a
+     * multiple of 16. */
     void (*gemm_q8)(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                     int64_t n0, int64_t n1, bool add);
     void (*gemm_q4)(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                     int64_t n0, int64_t n1, bool add);
+    void (*gemm_mins)(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
+                      int64_t n0, int64_t n1);
+    /* The scales (nf4: the scale bytes) and, unless `mins` is NULL, the minima of group g of a
+     * record, for its 16 outputs. */
+    void (*record_read)(float *scales, float *mins, const uint8_t *record, int g,
+                        enum matrix_layout l);
     /* The number of rows of a tile in gemm_input.q_tiles for an input of `rows` rows; 0: gemm_q8
      * and gemm_q4 read q instead. NULL below AMX. */
     int64_t (*int8_tile_rows)(int64_t rows);

@@ -104,8 +104,20 @@ static void nibbles_encode(const int8_t *q, int n, int zero, uint8_t *bytes) {
         bytes[i] = (uint8_t)(((q[i] + zero) & 15) | ((q[i + n] + zero) & 15) << 4);
 }
 
+/* Reads the scale of a block of 32 weights. */
+static void scale_decode(const uint8_t *b, struct quant_block *s) {
+    memcpy(&s->d, b, sizeof s->d);
+    s->scale[0] = f16_to_f32(s->d);
+}
+
+static void scale_and_min_decode(const uint8_t *b, struct quant_block *s) {
+    scale_decode(b, s);
+    memcpy(&s->m, b + 2, sizeof s->m);
+    s->min[0] = f16_to_f32(s->m);
+}
+
 static void q8_0_decode(const uint8_t *b, struct quant_block *s) {
-    s->scale[0] = f16_read(b);
+    scale_decode(b, s);
     memcpy(s->q, b + 2, QK);
 }
 
@@ -140,7 +152,7 @@ static void affine_quantize(const float *x, int top, struct quant_block *s) {
 }
 
 static void q4_0_decode(const uint8_t *b, struct quant_block *s) {
-    s->scale[0] = f16_read(b);
+    scale_decode(b, s);
     nibbles_decode(b + 2, QK / 2, 8, s->q);
 }
 
@@ -156,8 +168,7 @@ static void q4_0_quantize(const float *x, uint8_t *b) {
 }
 
 static void q4_1_decode(const uint8_t *b, struct quant_block *s) {
-    s->scale[0] = f16_read(b);
-    s->min[0] = f16_read(b + 2);
+    scale_and_min_decode(b, s);
     nibbles_decode(b + 4, QK / 2, 0, s->q);
 }
 
@@ -189,7 +200,7 @@ static void five_bits_encode(const int8_t *q, int zero, uint8_t *b) {
 }
 
 static void q5_0_decode(const uint8_t *b, struct quant_block *s) {
-    s->scale[0] = f16_read(b);
+    scale_decode(b, s);
     five_bits_decode(b + 2, 16, s->q);
 }
 
@@ -205,8 +216,7 @@ static void q5_0_quantize(const float *x, uint8_t *b) {
 }
 
 static void q5_1_decode(const uint8_t *b, struct quant_block *s) {
-    s->scale[0] = f16_read(b);
-    s->min[0] = f16_read(b + 2);
+    scale_and_min_decode(b, s);
     five_bits_decode(b + 4, 0, s->q);
 }
 
@@ -248,13 +258,24 @@ static void six_bits_encode(uint8_t *p, int j, int scale, int min) {
 }
 
 static void k_scales_decode(const uint8_t *b, struct quant_block *s) {
-    float d = f16_read(b), dmin = f16_read(b + 2);
+    memcpy(&s->d, b, sizeof s->d);
+    memcpy(&s->m, b + 2, sizeof s->m);
+    float d = f16_to_f32(s->d), dmin = f16_to_f32(s->m);
     for (int j = 0; j < SUB_BLOCKS; j++) {
         int scale, min;
         six_bits_decode(b + 4, j, &scale, &min);
+        s->s[j] = (uint8_t)scale;
+        s->u[j] = (uint8_t)min;
         s->scale[j] = d * (float)scale;
         s->min[j] = -(dmin * (float)min);
     }
+}
+
+static void k_scales_encode(const struct quant_block *s, uint8_t *b) {
+    memset(b, 0, 16);
+    memcpy(b, &s->d, sizeof s->d);
+    memcpy(b + 2, &s->m, sizeof s->m);
+    for (int j = 0; j < SUB_BLOCKS; j++) six_bits_encode(b + 4, j, s->s[j], s->u[j]);
 }
 
 static void q4_k_decode(const uint8_t *b, struct quant_block *s) {
@@ -262,11 +283,31 @@ static void q4_k_decode(const uint8_t *b, struct quant_block *s) {
     for (int j = 0; j < SUPER_BLOCK; j += 64) nibbles_decode(b + 16 + j / 2, QK, 0, s->q + j);
 }
 
+static void q4_k_values_encode(const int8_t *q, uint8_t *b) {
+    for (int j = 0; j < SUPER_BLOCK; j += 64) nibbles_encode(q + j, QK, 0, b + 16 + j / 2);
+}
+
+static void q4_k_encode(const struct quant_block *s, uint8_t *b) {
+    k_scales_encode(s, b);
+    q4_k_values_encode(s->q, b);
+}
+
 static void q5_k_decode(const uint8_t *b, struct quant_block *s) {
     k_scales_decode(b, s);
     for (int j = 0; j < SUPER_BLOCK; j += 64) nibbles_decode(b + 48 + j / 2, QK, 0, s->q + j);
     for (int i = 0; i < SUPER_BLOCK; i++)
         s->q[i] = (int8_t)(s->q[i] + (b[16 + i % QK] >> i / QK & 1) * 16);
+}
+
+static void q5_k_values_encode(const int8_t *q, uint8_t *b) {
+    memset(b + 16, 0, QK);
+    for (int i = 0; i < SUPER_BLOCK; i++) b[16 + i % QK] |= (uint8_t)((q[i] >> 4 & 1) << i / QK);
+    for (int j = 0; j < SUPER_BLOCK; j += 64) nibbles_encode(q + j, QK, 0, b + 48 + j / 2);
+}
+
+static void q5_k_encode(const struct quant_block *s, uint8_t *b) {
+    k_scales_encode(s, b);
+    q5_k_values_encode(s->q, b);
 }
 
 /* A candidate of affine_fit: integers q for x, the scale and minimum with the smallest weighted
@@ -380,15 +421,13 @@ static void k_quantize(const float *x, uint8_t *b, int top, float from, int step
 static void q4_k_quantize(const float *x, uint8_t *b) {
     int8_t q[SUPER_BLOCK];
     k_quantize(x, b, 15, -1.0f, 20, q);
-    for (int j = 0; j < SUPER_BLOCK; j += 64) nibbles_encode(q + j, QK, 0, b + 16 + j / 2);
+    q4_k_values_encode(q, b);
 }
 
 static void q5_k_quantize(const float *x, uint8_t *b) {
     int8_t q[SUPER_BLOCK];
     k_quantize(x, b, 31, -0.5f, 15, q);
-    memset(b + 16, 0, QK);
-    for (int i = 0; i < SUPER_BLOCK; i++) b[16 + i % QK] |= (uint8_t)((q[i] >> 4 & 1) << i / QK);
-    for (int j = 0; j < SUPER_BLOCK; j += 64) nibbles_encode(q + j, QK, 0, b + 48 + j / 2);
+    q5_k_values_encode(q, b);
 }
 
 enum { Q6_GROUP = 16 }; /* weights under one scale of q6_k */
@@ -397,8 +436,10 @@ enum { Q6_GROUP = 16 }; /* weights under one scale of q6_k */
  * pairs. Weight 32 c + i of a half has its low four bits in byte 32 (c % 2) + i of the nibbles (the
  * low nibble if c < 2), and its upper two bits at bits 2 c and 2 c + 1 of byte i of the pairs. */
 static void q6_k_decode(const uint8_t *b, struct quant_block *s) {
-    float d = f16_read(b + 208);
-    for (int j = 0; j < SUPER_BLOCK / Q6_GROUP; j++) s->scale[j] = d * (float)(int8_t)b[192 + j];
+    memcpy(&s->d, b + 208, sizeof s->d);
+    memcpy(s->s, b + 192, sizeof s->s);
+    float d = f16_to_f32(s->d);
+    for (int j = 0; j < SUPER_BLOCK / Q6_GROUP; j++) s->scale[j] = d * (float)(int8_t)s->s[j];
     for (int i = 0; i < SUPER_BLOCK; i++) {
         int half = i / 128, c = i / 32 % 4;
         int low = b[half * 64 + c % 2 * 32 + i % 32] >> c / 2 * 4 & 15;
@@ -433,13 +474,19 @@ static float symmetric_fit(const float *x, int8_t *q) {
     return scale;
 }
 
-static void q6_k_encode(const int8_t *q, uint8_t *b) {
+static void q6_k_values_encode(const int8_t *q, uint8_t *b) {
     memset(b, 0, 192);
     for (int i = 0; i < SUPER_BLOCK; i++) {
         int half = i / 128, c = i / 32 % 4, v = q[i] + 32;
         b[half * 64 + c % 2 * 32 + i % 32] |= (uint8_t)((v & 15) << c / 2 * 4);
         b[128 + half * 32 + i % 32] |= (uint8_t)(v >> 4 << 2 * c);
     }
+}
+
+static void q6_k_encode(const struct quant_block *s, uint8_t *b) {
+    q6_k_values_encode(s->q, b);
+    memcpy(b + 192, s->s, sizeof s->s);
+    memcpy(b + 208, &s->d, sizeof s->d);
 }
 
 static void q6_k_quantize(const float *x, uint8_t *b) {
@@ -461,7 +508,7 @@ static void q6_k_quantize(const float *x, uint8_t *b) {
         float step = d * (float)(int8_t)b[192 + i / Q6_GROUP];
         if (step != 0) q[i] = (int8_t)clip(round_to_int(x[i] / step), -32, 31);
     }
-    q6_k_encode(q, b);
+    q6_k_values_encode(q, b);
 }
 
 /* The fields are those of struct tensor_type_traits, in its order. */
@@ -474,12 +521,12 @@ static const struct tensor_type_traits tensor_type_table[] = {
     {TENSOR_Q4_1, "q4_1", QK, 20, QK, LAYOUT_Q4, 0, true, q4_1_decode, q4_1_quantize, q4_1_encode},
     {TENSOR_Q5_0, "q5_0", QK, 22, QK, LAYOUT_Q8, 0, false, q5_0_decode, q5_0_quantize, q5_0_encode},
     {TENSOR_Q5_1, "q5_1", QK, 24, QK, LAYOUT_Q8, 0, true, q5_1_decode, q5_1_quantize, q5_1_encode},
-    {TENSOR_Q4_K, "q4_k", SUPER_BLOCK, 144, QK, LAYOUT_Q4, 0, true, q4_k_decode, q4_k_quantize,
-     NULL},
-    {TENSOR_Q5_K, "q5_k", SUPER_BLOCK, 176, QK, LAYOUT_Q8, 0, true, q5_k_decode, q5_k_quantize,
-     NULL},
+    {TENSOR_Q4_K, "q4_k", SUPER_BLOCK, 144, QK, LAYOUT_Q4_K, 0, true, q4_k_decode, q4_k_quantize,
+     q4_k_encode},
+    {TENSOR_Q5_K, "q5_k", SUPER_BLOCK, 176, QK, LAYOUT_Q8_K, 0, true, q5_k_decode, q5_k_quantize,
+     q5_k_encode},
     {TENSOR_Q6_K, "q6_k", SUPER_BLOCK, 210, Q6_GROUP, LAYOUT_Q6, 0, false, q6_k_decode,
-     q6_k_quantize, NULL},
+     q6_k_quantize, q6_k_encode},
     {.type = TENSOR_NF4, .name = "nf4", .block = QK, .bytes = QK / 2, .layout = LAYOUT_NF4},
 };
 

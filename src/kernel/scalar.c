@@ -170,32 +170,25 @@ static void codes_fill(const struct matrix *w, int8_t codes[16]) {
         codes[i] = w->layout == LAYOUT_NF4 ? nf4_codes[i] : (int8_t)(i - w->zero);
 }
 
-static float block_scale(const struct matrix *w, int64_t b, int64_t n) {
-    int64_t at = n / PANEL * layout_scales(w->layout, w->k) + n % PANEL;
-    if (w->layout == LAYOUT_NF4) return (float)w->scale_bytes[at + b * QK / NF4_BLOCK * PANEL];
-    return w->scales[at + b * PANEL];
-}
-
-/* One output of a packed quantised matrix. For the blocks b in order: acc = fma((float)s_b, dw_b *
- * dx_b, acc), with the integer dot product s_b and the scales dw_b of the weights and dx_b of the
+/* One output of a packed quantised matrix. For the groups g in order: acc = fma((float)s_g, dw_g *
+ * dx_g, acc), with the integer dot product s_g and the scales dw_g of the weights and dx_g of the
  * input. */
 static float dot_packed(const struct gemm_input *in, int64_t m, const struct matrix *w, int64_t n) {
-    int group = layout_group(w->layout), bytes = layout_bytes(w->layout), lane = (int)(n % PANEL);
-    int64_t blocks = w->k / group;
-    const uint8_t *data = (const uint8_t *)w->data + n / PANEL * blocks * bytes;
+    const enum matrix_layout l = w->layout;
+    const int group = layout_group(l), lane = (int)(n % PANEL), per_record = record_groups(l);
     const float *d = in->d + m * (w->k / QK);
     const int8_t *x = in->q + m * in->k;
     int8_t codes[16];
     float acc = 0;
     codes_fill(w, codes);
-    for (int64_t b = 0; b < blocks; b++) {
-        const uint8_t *block = data + b * bytes;
-        int32_t s = w->layout < LAYOUT_Q4
-                        ? block_q8(x + b * group, (const int8_t *)block, group, lane)
-                        : block_q4(x + b * group, block, codes, lane);
-        acc = fmaf((float)s, block_scale(w, b, n) * d[b * group / QK], acc);
+    for (int64_t g = 0; g < w->k / group; g++) {
+        const uint8_t *block = group_at(w, n / PANEL, g);
+        int32_t s = l < LAYOUT_Q4 ? block_q8(x + g * group, (const int8_t *)block, group, lane)
+                                  : block_q4(x + g * group, block, codes, lane);
+        float scale = record_scale(record_at(w, n / PANEL, g), (int)(g % per_record), lane, l);
+        acc = fmaf((float)s, scale * d[g * group / QK], acc);
     }
-    return w->layout == LAYOUT_NF4 ? acc * (w->row_scales[n] / NF4_UNIT) : acc;
+    return l == LAYOUT_NF4 ? acc * (w->row_scales[n] / NF4_UNIT) : acc;
 }
 
 static void gemm_packed(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
@@ -203,6 +196,33 @@ static void gemm_packed(float *y, int64_t ldy, const struct gemm_input *in, cons
     for (int64_t n = n0; n < n1; n++)
         for (int64_t m = 0; m < in->rows; m++)
             output_store(&y[m * ldy + n], dot_packed(in, m, w, n), add);
+}
+
+static void record_read(float *scales, float *mins, const uint8_t *record, int g,
+                        enum matrix_layout l) {
+    for (int i = 0; i < PANEL; i++) {
+        scales[i] = record_scale(record, g, i, l);
+        if (mins) mins[i] = record_min(record, g, i, l);
+    }
+}
+
+static void gemm_mins(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
+                      int64_t n0, int64_t n1) {
+    const int64_t blocks = w->k / QK;
+    const int per_record = record_groups(w->layout);
+    for (int64_t n = n0; n < n1; n++)
+        for (int64_t m = 0; m < in->rows; m++) {
+            float lane[LANES] = {0};
+            for (int64_t b = 0; b < (blocks + LANES - 1) / LANES * LANES; b++) {
+                float sum = b < blocks ? in->sum[m * blocks + b] : 0.0f,
+                      min = b < blocks
+                                ? record_min(record_at(w, n / PANEL, b), (int)(b % per_record),
+                                             (int)(n % PANEL), w->layout)
+                                : 0.0f;
+                lane[b % LANES] = fmaf(sum, min, lane[b % LANES]);
+            }
+            y[m * ldy + n] += lanes_sum(lane);
+        }
 }
 
 static int8_t value_quantize(float x, float inverse) {
@@ -392,6 +412,8 @@ void kernels_fill_scalar(struct kernels *k) {
         .gemm_nn_i16_i8 = gemm_nn_i16_i8,
         .gemm_q8 = gemm_packed,
         .gemm_q4 = gemm_packed,
+        .gemm_mins = gemm_mins,
+        .record_read = record_read,
         .gemm_bf16_fast = gemm_bf16_fast,
         .quantize_row = quantize_row,
         .quantize_row16 = quantize_row16,

@@ -182,14 +182,27 @@ static void quant_rows_random(uint8_t *file, struct rng *r, enum tensor_type typ
     }
     for (size_t i = 0; type != TENSOR_NF4 && i < row * (size_t)n; i += block) {
         f16_random_write(file + i + (type == TENSOR_Q6_K ? 208 : 0), r);
-        if (type == TENSOR_Q4_1) f16_random_write(file + i + 2, r);
+        if (type == TENSOR_Q4_1 || type == TENSOR_Q4_K || type == TENSOR_Q5_K)
+            f16_random_write(file + i + 2, r);
     }
 }
 
-/* Number of f32 scales: of groups, or of nf4's rows. */
-static int64_t scale_count(const struct matrix *w) {
-    const int64_t rows = (w->n + 15) / 16 * 16;
-    return w->layout == LAYOUT_NF4 ? rows : rows * (w->k / layout_group(w->layout));
+/* Replaces all scales in f16 and f32. No file can contain infinities and NaN, but the bits must
+ * agree for them too. */
+static void scales_replace(const struct matrix *w, struct rng *r, enum flavour flavour) {
+    const int64_t groups = w->k / layout_group(w->layout);
+    const bool blocks = w->layout == LAYOUT_Q8 || w->layout == LAYOUT_Q4;
+    if (w->layout == LAYOUT_NF4) {
+        for (int64_t i = 0; i < (w->n + 15) / 16 * 16; i++)
+            ((float *)(uintptr_t)w->row_scales)[i] = number(r, flavour);
+        return;
+    }
+    for (int64_t panel = 0; panel < (w->n + 15) / 16; panel++)
+        for (int64_t g = 0; g < groups; g += record_groups(w->layout))
+            for (int i = 0; i < (blocks ? w->head_bytes / 2 : 32); i++) {
+                const uint16_t d = f32_to_f16(number(r, flavour));
+                memcpy((uint8_t *)(uintptr_t)record_at(w, panel, g) + 2 * i, &d, sizeof d);
+            }
 }
 
 static void packed_make(struct packed_case *c, struct rng *r, enum tensor_type type, int64_t n,
@@ -204,41 +217,44 @@ static void packed_make(struct packed_case *c, struct rng *r, enum tensor_type t
     c->in.q = xmalloc((size_t)(rows * k));
     for (int64_t i = 0; i < rows * k; i++) c->in.q[i] = quant(r);
     c->in.d = numbers(r, rows * (k / 32), flavour);
-    // No file can contain such scales, but the bits must agree for them too.
-    float *scales = (float *)(c->w.scales ? c->w.scales : c->w.row_scales);
-    for (int64_t i = 0; i < scale_count(&c->w); i++) {
-        if (flavour != PLAIN) scales[i] = number(r, flavour);
-    }
+    c->in.sum = numbers(r, rows * (k / 32), flavour);
+    if (flavour != PLAIN) scales_replace(&c->w, r, flavour);
 }
 
 static void packed_release(struct packed_case *c) {
     arena_release(&c->arena);
-    free(c->file), free(c->in.q), free(c->in.d);
+    free(c->file), free(c->in.q), free(c->in.d), free(c->in.sum);
     free((void *)(uintptr_t)c->in.x);
+}
+
+/* The product and the addition of the minima. `strict`: tile stores of the product are delayed. */
+static void packed_mul(const struct kernels *k, float *y, int64_t ldy, const struct gemm_input *in,
+                       const struct matrix *w, int64_t n0, int64_t n1, bool add, bool strict) {
+    emulated_strict = strict;
+    (w->layout < LAYOUT_Q4 ? k->gemm_q8 : k->gemm_q4)(y, ldy, in, w, n0, n1, add);
+    emulated_strict = false;
+    if (w->mins) k->gemm_mins(y, ldy, in, w, n0, n1);
 }
 
 static void packed_compare(struct rng *r, const struct packed_case *c, int64_t n0, int64_t n1,
                            bool add) {
     const int64_t ldy = c->n + 1, size = (c->rows - 1) * ldy + c->n;
-    const bool nibbles = c->w.layout >= LAYOUT_Q4;
     float *got, *want, *before;
     outputs_make(r, &got, &want, size, add);
     before = copy_of(got, size);
-    (nibbles ? scalar->gemm_q4 : scalar->gemm_q8)(want, ldy, &c->in, &c->w, n0, n1, add);
+    packed_mul(scalar, want, ldy, &c->in, &c->w, n0, n1, add, false);
     const struct prefetch_range soon[] = {{want, 1}, {before, size * 4}};
     struct prefetch_list ahead = {soon, ARRAY_LEN(soon), 0, 0};
     struct gemm_input in = c->in;
     in.prefetch = &ahead; // prefetches change no result
-    (nibbles ? wide.gemm_q4 : wide.gemm_q8)(got, ldy, &in, &c->w, n0, n1, add);
+    packed_mul(&wide, got, ldy, &in, &c->w, n0, n1, add, false);
     assert_same(got, want, size, tensor_type_name(c->w.type));
     memcpy(got, before, (size_t)size * sizeof *got);
     in.q_sum = q_sums_of(in.q, c->rows * (c->k / 32));
-    (nibbles ? wide.gemm_q4 : wide.gemm_q8)(got, ldy, &in, &c->w, n0, n1, add);
+    packed_mul(&wide, got, ldy, &in, &c->w, n0, n1, add, false);
     assert_same(got, want, size, "with sums made before");
     memcpy(got, before, (size_t)size * sizeof *got);
-    emulated_strict = true;
-    (nibbles ? tiles.gemm_q4 : tiles.gemm_q8)(got, ldy, &in, &c->w, n0, n1, add);
-    emulated_strict = false;
+    packed_mul(&tiles, got, ldy, &in, &c->w, n0, n1, add, true);
     assert_int_equal(emulated_n_stores, 0);
     assert_same(got, want, size, tensor_type_name(c->w.type));
     free(in.q_sum);
@@ -246,8 +262,8 @@ static void packed_compare(struct rng *r, const struct packed_case *c, int64_t n
     free(got), free(want), free(before);
 }
 
-static const enum tensor_type packed_types[] = {TENSOR_Q8_0, TENSOR_Q4_0, TENSOR_Q4_1, TENSOR_Q6_K,
-                                                TENSOR_NF4};
+static const enum tensor_type packed_types[] = {TENSOR_Q8_0, TENSOR_Q4_0, TENSOR_Q4_1, TENSOR_Q4_K,
+                                                TENSOR_Q5_K, TENSOR_Q6_K, TENSOR_NF4};
 
 /* Every type; K is rounded up to its blocks. */
 static void packed_check(struct rng *r, int64_t rows, int64_t k, int64_t n, int64_t n0, int64_t n1,

@@ -21,6 +21,7 @@
 #include <cmocka.h>
 
 #include "attention_check.h"
+#include "kernel/internal.h"
 #include "kernel/kernel.h"
 #include "kernel/tile_cases.h"
 
@@ -553,9 +554,10 @@ static void test_gemm_nn_i8_pairs(void **state) {
 
 static void packed_mul(const struct kernels *k, float *y, int64_t ldy, const struct gemm_input *in,
                        const struct matrix *w, bool add) {
-    (w->layout == LAYOUT_BF16                           ? k->gemm_bf16_fast
-     : w->layout == LAYOUT_Q8 || w->layout == LAYOUT_Q6 ? k->gemm_q8
-                                                        : k->gemm_q4)(y, ldy, in, w, 0, w->n, add);
+    (w->layout == LAYOUT_BF16 ? k->gemm_bf16_fast
+     : w->layout < LAYOUT_Q4  ? k->gemm_q8
+                              : k->gemm_q4)(y, ldy, in, w, 0, w->n, add);
+    if (w->mins) k->gemm_mins(y, ldy, in, w, 0, w->n);
 }
 
 /* A product with packed weights has the bits of scalar, with and without `add`. The class is fast,
@@ -909,27 +911,34 @@ static void test_weight_grad(void **state) {
     check_weight_grad(1100, 100, 70);
 }
 
-/* The scale of weight i of output o. */
+/* The scale and the minimum by which weight i of output o is quantised. */
 static float scale_of(const struct matrix *w, int64_t o, int64_t i) {
-    int64_t groups = w->k / (w->type == TENSOR_Q6_K ? 16 : 32), panel = o / 16, lane = o % 16;
-    if (w->type != TENSOR_NF4) return w->scales[(panel * groups + i * groups / w->k) * 16 + lane];
-    return (float)w->scale_bytes[(panel * ((w->k + 63) / 64) + i / 64) * 16 + lane] *
-           (w->row_scales[o] / 32385);
+    int64_t g = i / layout_group(w->layout);
+    float scale = record_scale(record_at(w, o / 16, g), (int)(g % record_groups(w->layout)),
+                               (int)(o % 16), w->layout);
+    return w->type == TENSOR_NF4 ? scale * (w->row_scales[o] / 32385) : scale;
+}
+
+static float min_of(const struct matrix *w, int64_t o, int64_t i) {
+    int64_t g = i / 32;
+    return w->mins ? record_min(record_at(w, o / 16, g), (int)(g % record_groups(w->layout)),
+                                (int)(o % 16), w->layout)
+                   : 0;
 }
 
 /* The quantised integer of that weight, whose value is `value`, minus c. */
 static int quantized_of(const struct matrix *w, int64_t o, int64_t i, float value, int c) {
-    float scale = scale_of(w, o, i), min = w->mins ? w->mins[o * (w->k / 32) + i / 32] : 0;
+    float scale = scale_of(w, o, i), min = min_of(w, o, i);
     return (scale == 0 ? 0 : (int)lrintf((value - min) / scale)) - c;
 }
 
 /* The int8 path from its contract in kernel.h, one value at a time. */
 static float backward_int8_naive(const struct matrix *w, const float *dy, int64_t i, float **rows) {
     int64_t slice = 4096, group = w->type == TENSOR_Q6_K ? 16 : 32;
-    int c = !w->mins ? 0 : w->layout == LAYOUT_Q4 ? 8 : 16;
+    int c = !w->mins ? 0 : w->layout >= LAYOUT_Q4 ? 8 : 16;
     float dx = 0;
     for (int64_t o = 0; w->mins && o < w->n; o++)
-        dx = fmaf(dy[o], w->mins[o * (w->k / 32) + i / 32] + (float)c * scale_of(w, o, i), dx);
+        dx = fmaf(dy[o], min_of(w, o, i) + (float)c * scale_of(w, o, i), dx);
     for (int64_t o0 = 0; o0 < w->n; o0 += slice) {
         int64_t n = MIN(w->n - o0, slice);
         float acc = 0;

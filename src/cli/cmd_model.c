@@ -59,6 +59,29 @@ static void print_plan(const struct cli_options *c, const char *out, enum tensor
                                    (int)path_exists(out)));
 }
 
+/* Gives a model for writing the tokenizer and the chat template of another model; its further
+ * embedding rows get unused tokens. */
+static int tokenizer_take(struct model *m, const char *arg, struct error *err) {
+    char *path = cli_find_file(arg);
+    struct model *from = model_open(path, NUMERIC_EXACT, err);
+    free(path);
+    if (!from) return err->code;
+    int rc = OK;
+    if (!from->tok)
+        rc = error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", arg);
+    else if (tokenizer_vocab_size(from->tok) > m->config.vocab_size)
+        rc = error_set(err, ERR_MISMATCH, "'%s' has %d tokens, shape '%s' only %d", arg,
+                       (int)tokenizer_vocab_size(from->tok), m->name, (int)m->config.vocab_size);
+    if (rc == OK) {
+        tokenizer_free(m->tok);
+        m->tok = from->tok;
+        from->tok = NULL;
+        if (from->chat_template) m->chat_template = arena_strdup(&m->arena, from->chat_template);
+    }
+    model_close(from);
+    return rc;
+}
+
 static int model_create(const struct cli_options *c, const struct options *o, const char *out,
                         struct error *err) {
     struct model_config config;
@@ -67,13 +90,13 @@ static int model_create(const struct cli_options *c, const struct options *o, co
     if (tensor_type_parse(o->quant, &type) != OK)
         return error_set(err, ERR_USAGE, "no weight type '%s'; there are %s", o->quant,
                          tensor_type_list());
-    if (o->dry_run) {
-        print_plan(c, out, type, &config);
-        return OK;
-    }
     struct model *m = model_new_for_writing(&config, (uint64_t)o->seed);
     m->name = arena_strdup(&m->arena, o->shape);
-    int rc = write_model(m, out, type, err);
+    int rc = o->tokenizer ? tokenizer_take(m, o->tokenizer, err) : OK;
+    if (rc == OK && o->dry_run)
+        print_plan(c, out, type, &config);
+    else if (rc == OK)
+        rc = write_model(m, out, type, err);
     model_close(m);
     return rc;
 }
@@ -115,8 +138,9 @@ static int run_model(const struct cli_options *c, const void *options, const str
                      struct error *err) {
     const struct options *o = options;
     const char *verb = args->v[0];
-    if (o->dry_run && strcmp(verb, "new") != 0)
-        return error_set(err, ERR_USAGE, "'--dry-run' is an option of new");
+    if ((o->dry_run || o->tokenizer) && strcmp(verb, "new") != 0)
+        return error_set(err, ERR_USAGE, "'--%s' is an option of new",
+                         o->dry_run ? "dry-run" : "tokenizer");
     if (strcmp(verb, "info") == 0) return model_info(c, args->v[1], err);
     if (strcmp(verb, "new") == 0) return model_create(c, o, args->v[1], err);
     if (strcmp(verb, "data") == 0)
@@ -156,6 +180,8 @@ static const struct option_row model_rows[] = {
      "lists all)"},
     {"type", OPT_STRING, offsetof(struct options, quant), "f32", 0, 0, "TYPE",
      "new: weight type: f32, f16, bf16, q8_0, q4_0, nf4, q4_k … (see 'shoal quantize')"},
+    {"tokenizer", OPT_STRING, offsetof(struct options, tokenizer), NULL, 0, 0, "MODEL",
+     "new: model with the tokenizer and the chat template; default: one token per byte"},
     {"seed", OPT_INT, offsetof(struct options, seed), "1", 0, 9e15, "N",
      "seed of the weights or conversations"},
     {"n", OPT_INT, offsetof(struct options, n), "600", 1, 1e7, "N",

@@ -42,6 +42,13 @@ if "$shoal" serve test/models/fry-1 --max-memory 120M --dry-run --json | grep -q
 "$shoal" model new --shape tiny-qwen3 --seed 3 "$tmp/a.gguf" 2>"$tmp/err" || bad "model new" "$(cat "$tmp/err")"
 "$shoal" model new --shape tiny-qwen3 --seed 3 "$tmp/b.gguf" 2>/dev/null
 same "the same seed gives the same file" "$tmp/a.gguf" "$tmp/b.gguf"
+says "a tokenizer that is larger than the shape" 1 "tokens, shape 'tiny-qwen3' only" "$shoal" model new --shape tiny-qwen3 --tokenizer models/fry "$tmp/big.gguf"
+says "--tokenizer is an option of new" 2 "is an option of new" "$shoal" model data --tokenizer models/fry "$tmp/big.jsonl"
+"$shoal" model new --shape stories15m --type q4_0 --tokenizer models/fry "$tmp/fry_tokens.gguf" 2>/dev/null
+for model in models/fry "$tmp/fry_tokens.gguf"; do
+    "$shoal" run "$model" "12 + 30 =" -n 1 --json 2>/dev/null | grep -o '"prompt_ids":[^]]*' >"$tmp/prompt_$(basename "$model" .gguf)"
+done
+same "another model's tokenizer and chat template" "$tmp/prompt_fry" "$tmp/prompt_fry_tokens"
 "$shoal" convert "$tmp/a.gguf" -o "$tmp/hf" 2>/dev/null && "$shoal" convert "$tmp/hf" -o "$tmp/c.gguf" 2>/dev/null
 "$shoal" run "$tmp/a.gguf" -p "x" -n 12 --temp 0 --ids >"$tmp/ids_gguf" 2>/dev/null
 "$shoal" run "$tmp/hf" -p "x" -n 12 --temp 0 --ids >"$tmp/ids_hf" 2>/dev/null

@@ -45,7 +45,7 @@ LIBS    = $(shell pkg-config --libs $(PKGS)) -lunistring -lm -pthread -ldl
 # The program links its libraries statically if their archives are installed: fewer files, and a megabyte of memory less
 # than with shared objects. Only the program uses libedit (src/cli/line_editor.c); tinfo, bsd and md are for libedit.
 LIBS_shoal = $(LIBS) -ledit
-ARCHIVES := $(foreach lib,sqlite3 edit bsd md,$(wildcard $(shell $(CC) -print-file-name=lib$(lib).a)))
+ARCHIVES := $(foreach lib,sqlite3 edit bsd md,$(wildcard $(shell $(CC) -print-file-name=lib$(lib).a 2>/dev/null)))
 ifeq ($(words $(ARCHIVES)),4)
 LIBS_shoal = -Wl,--gc-sections -Wl,-z,pack-relative-relocs -Wl,-Bstatic $(shell pkg-config --libs $(PKGS)) -lunistring \
              -ledit -ltinfo -lbsd -lmd -Wl,-Bdynamic -lm -pthread -ldl
@@ -73,7 +73,8 @@ FLAGS_test_faults.c := $(addprefix -Wl$(comma)--wrap=,malloc calloc realloc free
 FLAGS_test_simulation.c := $(addprefix -Wl$(comma)--wrap=,open fwrite fflush fsync rename)
 FLAGS_test_backup.c := $(addprefix -Wl$(comma)--wrap=,fflush fsync rename mkdir unlink rmdir)
 
-.PHONY: all deps libraries demo docs test test-all tests load fuzz fuzz-api bench bench-peers bench-train bench-serve results-swarm results-evolve results-world install uninstall clean
+.PHONY: all deps libraries demo docs test test-all tests load fuzz fuzz-api bench bench-peers bench-depth bench-train bench-serve sizes results-swarm results-evolve results-world \
+        install uninstall clean
 EXAMPLES := $(basename $(notdir $(wildcard examples/*.c)))
 # Translations of messages: scripts/messages.py. Without gettext all messages are English.
 CATALOGUES := $(if $(shell command -v msgfmt),$(patsubst po/%.po,build/locale/%/LC_MESSAGES/shoal.mo,$(wildcard po/*.po)))
@@ -123,6 +124,14 @@ bench: deps all
 # Shoal and llama.cpp, alternately. LLAMA_BIN=DIR: a native build with llama-bench and llama-server.
 bench-peers: deps all
 	$(Q)sh scripts/bench-peers.sh
+
+# Time per token at depths up to 16,384 and, with LLAMA_BIN=DIR, llama.cpp's: bench/depth.py.
+bench-depth: deps all
+	$(Q)python3 bench/depth.py
+
+# Which commands work with which models on 8, 16 and 24 GB: scripts/sizes.py. WRITE=1: into docs/SIZES.md. An hour or more.
+sizes: deps all
+	$(Q)python3 scripts/sizes.py $(if $(WRITE),--write)
 
 # Shoal's and PyTorch's training, alternately.
 bench-train: deps all

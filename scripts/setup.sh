@@ -41,7 +41,9 @@ chromium chromium chromium chromium
 fonts-noto-cjk google-noto-sans-cjk-fonts noto-fonts-cjk font-noto-cjk
 prometheus golang-github-prometheus prometheus prometheus
 mkdocs mkdocs mkdocs mkdocs
-mandoc mandoc mandoc mandoc"
+mandoc mandoc mandoc mandoc
+zsh zsh zsh zsh
+fish fish fish fish"
 node_packages="
 nodejs nodejs nodejs nodejs
 npm nodejs-npm npm npm"

@@ -23,7 +23,7 @@ skip_all() {
     exit 0
 }
 node_major() { node -p 'process.versions.node.split(".")[0]' 2>/dev/null || echo 0; }
-[ "$(node_major)" -ge 20 ] || skip_all "they need Node 20, and 'node --version' says $(node --version 2>/dev/null || echo nothing)"
+[ "$(node_major)" -ge 18 ] || skip_all "they need Node 18, and 'node --version' says $(node --version 2>/dev/null || echo nothing)"
 
 # packages: whether they are installed; prints the reason if not. A lock file that npm rejects is a failure.
 packages() {

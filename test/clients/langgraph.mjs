@@ -87,7 +87,7 @@ function debateGraph(draws) {
                 return {turns: [{agent: agent.name, round, messages, text: reply.content, answer: answerOf(reply.content, tokens)}]};
             });
         }
-    graph.addNode("vote", ({turns}) => ({verdict: vote(turns.toSorted((x, y) => x.round - y.round || (x.agent < y.agent ? -1 : 1)))}));
+    graph.addNode("vote", ({turns}) => ({verdict: vote([...turns].sort((x, y) => x.round - y.round || (x.agent < y.agent ? -1 : 1)))}));
     for (const first of order[0]) graph.addEdge(START, first);
     for (let round = 1; round < rounds; round++)
         for (const next of order[round]) graph.addEdge(order[round - 1], next);

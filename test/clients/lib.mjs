@@ -1,6 +1,10 @@
 // Common parts of the clients: a check is a name and a function that throws.
 import assert from "node:assert/strict";
+import {webcrypto} from "node:crypto";
 import {basename} from "node:path";
+
+// LangChain needs the global, which Node 18 (Debian 12) does not define.
+globalThis.crypto ??= webcrypto;
 
 export {assert};
 

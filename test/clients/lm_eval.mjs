@@ -10,7 +10,7 @@ const {SHOAL, SHOAL_LM_EVAL, SHOAL_MODEL, SHOAL_TMP} = process.env;
 const fixture = (name) => JSON.parse(readFileSync(`${SHOAL_LM_EVAL}/${name}.json`));
 const post = ({path, body}) => json(path, body);
 const tokenize = async (prompt) => (await json("/tokenize", {prompt, add_special_tokens: false})).tokens;
-const sorted = (reply) => reply.choices.toSorted((a, b) => a.index - b.index);
+const sorted = (reply) => [...reply.choices].sort((a, b) => a.index - b.index);
 const sum = (list) => list.reduce((a, b) => a + b, 0);
 
 /** As TemplateAPI.parse_logprobs: the tokens between the context and the one that was generated. */

@@ -10,8 +10,8 @@
 # The number of parallel tests is the number of processors (SHOAL_JOBS). A test that contains "alone:" with a reason,
 # because it measures times or uses the whole machine, runs separately after the others. A failed test is printed with
 # the reason first, then its whole output, and the reason again at the end. The last line is "Tests: N passed, N failed,
-# N skipped". Skipped tests are printed with the reason. SHOAL_TESTS="test_a test_b" limits the programs and scripts to
-# those names.
+# N skipped". Skipped tests are printed with the reason, and again at the end. SHOAL_TESTS="test_a test_b" limits the
+# programs and scripts to those names.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 all=${1-}
@@ -22,8 +22,10 @@ trap 'rm -rf "$log"' EXIT
 trap 'exit 130' INT TERM
 : >"$log/failures"
 : >"$log/counts"
+: >"$log/skips"
 
 finish() {
+    [ -s "$log/skips" ] && echo "== skipped, once more" && cat "$log/skips"
     [ -s "$log/failures" ] && echo "== failed, once more" && cat "$log/failures"
     awk '{ p += $1; f += $2; s += $3 }
         END { printf "Tests: %d passed, %d failed, %d skipped\n", p, f, s; exit f > 0 }' "$log/counts"

@@ -3,7 +3,7 @@
 #
 # run_one.sh LOG LEVEL PATH: PATH is a cmocka program or a script test_*.sh; LEVEL is a processor level (SHOAL_CPU), "-"
 # for the default, or "asan". A lock prevents that the output of parallel tests is mixed. Adds "PASSED FAILED SKIPPED"
-# to LOG/counts and failures to LOG/failures.
+# to LOG/counts, failures to LOG/failures and the reasons of skipped tests to LOG/skips.
 set -u
 log=$1 level=$2 path=$3
 name=$(basename "$path" .sh)
@@ -59,7 +59,8 @@ set -- $counts
         sed 's/^/       | /' "$out"
         { echo "  $name$at:"; cat "$out.why"; } >>"$log/failures"
     else
-        grep -E '^(SKIP|skip)[: ]' "$out" | sort -u | sed 's/^/       /'
+        grep -E '^(SKIP|skip)[: ]' "$out" | sort -u | sed 's/^/       /' | tee "$out.skips"
+        [ ! -s "$out.skips" ] || { echo "  $name$at:"; cat "$out.skips"; } >>"$log/skips"
     fi
 ) 9>>"$log/lock"
-rm -f "$out" "$out.why"
+rm -f "$out" "$out.why" "$out.skips"

@@ -148,7 +148,7 @@ static int run_recipe(const struct cli_options *c, const struct options *o, cons
         char *id = xstrdup(json_get_string(result, "run"));
         print_result(c, o, result, energy_now() - joules);
         if (!c->json) print_next_step(o, &loaded, id);
-        setup_print_peak_memory(c, memory_limit_get());
+        setup_print_peak_memory(c, memory_limit_named());
         free(id);
     }
     evolve_recipe_release(&loaded);
@@ -207,6 +207,7 @@ static int run_fork(const struct cli_options *c, const void *options, const stru
 
 int cmd_evolve_replay(const struct cli_options *c, const char *runs, const char *id,
                       int64_t generation, struct error *err) {
+    if (memory_limit_parse(NULL, err) != OK) return err->code;
     struct evolve_env env = env_init(c, runs);
     json_t *v = evolve_run_replay(&env, id, (int)generation, err), *row;
     pool_free(env.pool);

@@ -125,21 +125,19 @@ static size_t memory_least(const struct model_size *size, const struct quant_sch
            TEXT_BYTES;
 }
 
-/* Refuses a limit that is too small, and prints the plan. *limit receives 0 without a limit. */
+/* Refuses too little memory, and prints the plan. *limit receives the named limit, or 0. */
 static int memory_limit_check(const struct cli_options *c, const struct options *o,
                               const char *path, const struct quant_scheme *q, struct pool *pool,
                               size_t *limit, struct error *err) {
     struct model_size size;
-    *limit = 0;
-    if (!o->max_memory) return OK;
-    if (size_parse(o->max_memory, limit, err) != OK ||
+    if (memory_limit_parse(o->max_memory, err) != OK ||
         model_measure(path, cli_numeric_class(c), &size, err) != OK)
         return err->code;
     const struct memory_step step = {.what = "the comparison of both models",
                                      .least = memory_least(&size, q, o->tokens, pool)};
-    memory_limit_set(*limit);
     int rc = memory_check(NULL, &step, err);
-    if (rc == OK)
+    *limit = memory_limit_named();
+    if (rc == OK && *limit)
         log_info("memory: at most %.1f MB of %.1f",
                  (double)(memory_used(NULL) + step.least) / (1 << 20), (double)*limit / (1 << 20));
     memory_limit_set(0);
@@ -222,7 +220,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
     char *path = cli_find_file(args->v[0]);
     struct pool *pool = pool_new((int)c->threads);
     struct model *original = NULL, *copy = NULL;
-    size_t limit;
+    size_t limit = 0;
     int rc = memory_limit_check(c, o, path, &q, pool, &limit, err);
     if (rc == OK && same_file(path, out))
         rc = error_set(err, ERR_USAGE, "'%s' is the model itself: name another file", out);

@@ -127,7 +127,8 @@ static int call_rerun(struct replay *r, struct error *err) {
                                .max_len = (int32_t)MIN(longest, r->s.m->config.max_seq_len),
                                .pool = r->s.pool};
     if (dtype_parse(json_get_string(r->call, "kv"), &o.kv_elem, err) != OK ||
-        dtype_parse(json_get_string(r->call, "lora"), &o.lora_elem, err) != OK)
+        dtype_parse(json_get_string(r->call, "lora"), &o.lora_elem, err) != OK ||
+        engine_options_limit(r->s.m, &o, err) != OK)
         return err->code;
     r->s.engine = o;
     r->s.e = engine_new(r->s.m, &o, err);

@@ -173,7 +173,7 @@ static int train_with_model(const struct cli_options *c, const struct train_comm
     int rc = train_request_open(&q, &o->settings, m, pool, err);
     if (rc == OK) rc = o->dry_run ? train_plan_print(c, &q, err) : train_and_publish(&q, &out, err);
     if (rc == OK && !o->dry_run) cli_energy_log(energy_now() - joules);
-    if (rc == OK && !o->dry_run) setup_print_peak_memory(c, memory_limit_get());
+    if (rc == OK && !o->dry_run) setup_print_peak_memory(c, memory_limit_named());
     train_request_close(&q);
     return rc;
 }
@@ -187,19 +187,14 @@ static void next_print(const char *model, const struct train_settings *s) {
         printf("next: shoal chat %s --adapter %s\n", model, s->out);
 }
 
-/* Refuses a memory limit that is too small for any training with this model. */
-static int memory_check_model(const struct cli_options *c, const struct train_settings *s,
+/* Sets the memory limit, and refuses one that is too small for any training with this model. */
+static int memory_limit_begin(const struct cli_options *c, const struct train_settings *s,
                               const char *path, struct pool *pool, struct error *err) {
     struct model_size size;
-    size_t limit;
-    if (!s->max_memory) return OK;
-    if (size_parse(s->max_memory, &limit, err) != OK ||
+    if (memory_limit_parse(s->max_memory, err) != OK ||
         model_measure(path, cli_numeric_class(c), &size, err) != OK)
         return err->code;
-    memory_limit_set(limit);
-    int rc = train_memory_check(s, &size, cli_numeric_class(c), pool, err);
-    memory_limit_set(0);
-    return rc;
+    return train_memory_check(s, &size, cli_numeric_class(c), pool, err);
 }
 
 static int run_train(const struct cli_options *c, const void *options, const struct strings *args,
@@ -214,13 +209,14 @@ static int run_train(const struct cli_options *c, const void *options, const str
     if (train_settings_check(&o->settings, o->dry_run, err) != OK) return err->code;
     char *path = cli_find_file(model);
     struct pool *pool = pool_new((int)c->threads);
-    int rc = memory_check_model(c, &o->settings, path, pool, err);
+    int rc = memory_limit_begin(c, &o->settings, path, pool, err);
     struct model *m = rc == OK ? model_open(path, cli_numeric_class(c), err) : NULL;
     if (!m) rc = err->code;
     if (m && !m->tok) rc = error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", path);
     if (rc == OK && !o->dry_run && !model_hash(m, err)) rc = err->code; // for lineage
     if (rc == OK) rc = train_with_model(c, o, m, pool, err);
     if (rc == OK && !o->dry_run && !c->json) next_print(model, &o->settings);
+    memory_limit_set(0);
     model_close(m);
     pool_free(pool);
     free(path);

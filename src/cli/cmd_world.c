@@ -698,16 +698,19 @@ static void forager_use(struct options *o, struct strings *adapters, struct mode
     free(path);
 }
 
-/* Sets the memory limit, and refuses it if it is too small, before the model is read. */
-static int memory_limit_begin(const struct options *o, const char *path, enum numeric_class cls,
-                              struct pool *pool, struct error *err) {
+/* Sets the memory limit, and refuses it if it is too small, before the model is read. `player`: one
+ * world is played; if its agents learn, the learner checks the limit again. */
+static int memory_limit_begin(const struct options *o, bool player, const char *path,
+                              enum numeric_class cls, struct pool *pool, struct error *err) {
+    static char none[] = "none";
     struct model_size size;
+    struct simulation_options so = o->simulation.simulation;
     size_t least;
+    if (player) so.learn.learn = none;
     if (memory_limit_parse(o->max_memory, err) != OK) return err->code;
     if (!memory_limit_get()) return OK;
     if (model_measure(path, cls, &size, err) != OK ||
-        simulation_least_bytes(&size.config, cls, &o->simulation.simulation, (int)o->agents, pool,
-                               &least, err) != OK)
+        simulation_least_bytes(&size.config, cls, &so, (int)o->agents, pool, &least, err) != OK)
         return err->code;
     const struct memory_step step = {.what = "this simulation with its model",
                                      .least = model_loading_bytes(&size) + least};
@@ -725,7 +728,8 @@ static int model_play(const struct cli_options *c, const struct options *o, cons
     full.simulation.simulation.seed = full.seed;
     char *path = cli_find_file(model);
     struct pool *pool = pool_new((int)c->threads);
-    rc = memory_limit_begin(&full, path, cli_numeric_class(c), pool, err);
+    bool player = o->watch || o->record || o->replay || o->maps || o->policies.n || o->policy_pipe;
+    rc = memory_limit_begin(&full, player, path, cli_numeric_class(c), pool, err);
     struct model *m = rc == OK ? model_open(path, cli_numeric_class(c), err) : NULL;
     struct strings adapters = {0};
     if (m) forager_use(&full, &adapters, m);
@@ -735,7 +739,6 @@ static int model_play(const struct cli_options *c, const struct options *o, cons
                                          .agents = (int)full.agents,
                                          .m = m,
                                          .pool = pool};
-    bool player = o->watch || o->record || o->replay || o->maps || o->policies.n || o->policy_pipe;
     double joules = energy_now();
     if (!m) rc = err->code;
     if (rc == OK && player && o->simulation.dry_run)
@@ -744,7 +747,7 @@ static int model_play(const struct cli_options *c, const struct options *o, cons
     if (rc == OK)
         rc = player ? players_run(c, &full, &request, err) : world_simulate(c, &request, err);
     if (rc == OK && !player && !o->simulation.dry_run) cli_energy_log(energy_now() - joules);
-    if (rc == OK && !o->simulation.dry_run) setup_print_peak_memory(c, memory_limit_get());
+    if (rc == OK && !o->simulation.dry_run) setup_print_peak_memory(c, memory_limit_named());
     memory_limit_set(0);
     external_envs_free(external);
     strings_release(&adapters);

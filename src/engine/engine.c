@@ -134,7 +134,7 @@ static int options_check(const struct model_config *c, const struct engine_optio
         return error_set(
             err, ERR_MEMORY,
             "an engine of '%d' sequences of '%d' tokens needs %zu MB and this machine has %zu MB; "
-            "lower max_seqs or max_len",
+            "use fewer or shorter sequences",
             o->max_seqs, o->max_len, need >> 20, have >> 20);
     return OK;
 }
@@ -166,9 +166,9 @@ struct engine *engine_new(const struct model *m, const struct engine_options *o,
     if (e->f) return e;
     error_set(
         err, ERR_MEMORY,
-        "out of memory: the caches of %d sequences of %d tokens need %zu bytes; lower max_seqs "
-        "or max_len",
-        r.max_seqs, r.max_len, forward_bytes(&m->config, &fo));
+        "out of memory: the caches of %d sequences of %d tokens need %zu MB; use fewer or shorter "
+        "sequences",
+        r.max_seqs, r.max_len, forward_bytes(&m->config, &fo) >> 20);
     engine_free(e);
     return NULL;
 }

@@ -327,12 +327,15 @@ size_t model_loading_bytes(const struct model_size *size);
  * memory limit: of commands that need different things one after another, such as training. They
  * ask for the room before each step, and engines and trainers take less if there is little. The
  * limit applies to the resident memory of the whole process; 0 (initially): no limit. Set it while
- * no other thread allocates.
+ * no other thread allocates, and before a model is loaded.
  */
 void memory_limit_set(size_t limit);
-/* Sets the limit to the size that an option has; NULL: none. */
+/* Sets the limit to the size that an option has. NULL: to what the process uses now and what is
+ * available (memory_usable); or to 0, if that is not known. */
 int memory_limit_parse(const char *size, struct error *err);
 size_t memory_limit_get(void);
+/* The limit if the user named it, else 0: for manifests, and to print plans and peaks. */
+size_t memory_limit_named(void);
 /* Bytes in use: memory that is allocated, written or not, the weights that m (may be NULL) uses in
  * its file, and a reserve for small allocations. */
 size_t memory_used(const struct model *m);
@@ -343,10 +346,11 @@ struct memory_step {
     const char *what, *remedy;
     size_t least, saved;
 };
-/* ERR_MEMORY if the room is less than need->least, or if the process has exceeded the limit; the
- * message has the limit that would do. */
+/* ERR_MEMORY if the room is less than need->least, or if the process has exceeded a named limit;
+ * the message has the limit, or else the available memory, that would do. */
 int memory_check(const struct model *m, const struct memory_step *need, struct error *err);
-/* Fits the options of an engine over m into the room. */
+/* Fits the options of an engine over m into the room; without a limit, into the available memory.
+ */
 int engine_options_limit(const struct model *m, struct engine_options *o, struct error *err);
 
 /*

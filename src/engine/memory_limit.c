@@ -4,11 +4,15 @@
  * The system reports the peak of the whole process (VmHWM), so the limit applies to the process.
  * Allocated memory counts before it is written: the order in which parts of the program first write
  * theirs does not matter. Nothing here refuses an allocation.
+ *
+ * Without a named limit, the limit is what the process uses at the start and what is available
+ * then. The peak is not compared with it, because freed memory is available again.
  */
 #define _GNU_SOURCE
 #include "engine/engine.h"
 
 #include <malloc.h>
+#include <stdlib.h>
 
 enum {
     PROGRAM_BYTES = 8 << 20, /* code, libraries, stacks; measured 5 to 7 MB */
@@ -16,21 +20,34 @@ enum {
     ROUNDING = 1 << 20,      /* two processes of one command differ by less */
 };
 
-static size_t limit_bytes;
+/* Atomic: threads of a program that uses the library may train different models. */
+static _Atomic size_t limit_bytes;
+static _Atomic bool is_named;
 
 void memory_limit_set(size_t limit) {
     limit_bytes = limit;
+    is_named = true;
 }
 
 int memory_limit_parse(const char *size, struct error *err) {
-    size_t limit = 0;
-    if (size && size_parse(size, &limit, err) != OK) return err->code;
-    memory_limit_set(limit);
+    size_t limit;
+    if (size) {
+        if (size_parse(size, &limit, err) != OK) return err->code;
+        memory_limit_set(limit);
+        return OK;
+    }
+    size_t usable = memory_usable();
+    limit_bytes = usable < SIZE_MAX / 2 ? memory_used(NULL) + usable : 0;
+    is_named = false;
     return OK;
 }
 
 size_t memory_limit_get(void) {
     return limit_bytes;
+}
+
+size_t memory_limit_named(void) {
+    return is_named ? limit_bytes : 0;
 }
 
 /* Bytes of a matrix that is used in a mapped file. */
@@ -80,10 +97,8 @@ static double limit_for(size_t bytes) {
     return mb(bytes + ROUNDING) + 0.5;
 }
 
-int memory_check(const struct model *m, const struct memory_step *need, struct error *err) {
-    if (!limit_bytes) return OK;
-    size_t used = memory_used(m), peak = process_memory("VmHWM"),
-           all = MAX(used + need->least, peak);
+static int named_limit_check(size_t used, const struct memory_step *need, struct error *err) {
+    size_t peak = process_memory("VmHWM"), all = MAX(used + need->least, peak);
     if (all <= limit_bytes) return OK;
     error_set(err, ERR_MEMORY,
               "a limit of '%.1f MB' is too small: %.1f MB are in use, and %s needs %.1f MB; raise "
@@ -98,11 +113,32 @@ int memory_check(const struct model *m, const struct memory_step *need, struct e
     return err->code;
 }
 
-int engine_options_limit(const struct model *m, struct engine_options *o, struct error *err) {
+static int available_check(size_t left, const struct memory_step *need, struct error *err) {
+    if (need->least <= left) return OK;
+    if (need->remedy)
+        return error_set(err, ERR_MEMORY,
+                         "'%.1f MB' of memory are available, but %s needs %.0f MB; free memory, or "
+                         "%s, with which %.0f MB will do",
+                         mb(left), need->what, limit_for(need->least), need->remedy,
+                         limit_for(need->least - need->saved));
+    return error_set(err, ERR_MEMORY,
+                     "'%.1f MB' of memory are available, but %s needs %.0f MB; free memory, or use "
+                     "smaller weights, shorter texts or fewer threads",
+                     mb(left), need->what, limit_for(need->least));
+}
+
+int memory_check(const struct model *m, const struct memory_step *need, struct error *err) {
     if (!limit_bytes) return OK;
+    size_t used = memory_used(m), limit = limit_bytes;
+    return is_named ? named_limit_check(used, need, err)
+                    : available_check(limit - MIN(used, limit), need, err);
+}
+
+int engine_options_limit(const struct model *m, struct engine_options *o, struct error *err) {
     const struct memory_step need = {.what = "an engine for one sequence",
                                      .least = engine_least_bytes(&m->config, o)};
-    int rc = memory_check(m, &need, err);
-    if (rc == OK) engine_options_fit(&m->config, o, memory_room(m));
+    size_t usable = limit_bytes ? memory_room(m) : memory_usable();
+    int rc = limit_bytes ? memory_check(m, &need, err) : available_check(usable, &need, err);
+    if (rc == OK) engine_options_fit(&m->config, o, usable);
     return rc;
 }

@@ -155,8 +155,10 @@ static int engine_limit(const struct evolve_run *r, struct engine_options *eo, s
     size_t least, rest;
     if (!memory_limit_get()) return OK;
     if (memory_least(r->env, r->o, c, &least, &rest, err) != OK) return err->code;
-    size_t room = memory_room(r->model), more = room > least + rest ? room - least - rest : 0;
+    size_t room = memory_room(r->model), more = room > least + rest ? room - least - rest : 0,
+           wanted = engine_bytes(c, eo);
     engine_options_fit(c, eo, least + more / 2);
+    if (!memory_limit_named() && engine_bytes(c, eo) >= wanted) return OK;
     log_info("memory: %.1f MB of %.1f in use, %.1f for an engine of %d sequences",
              (double)memory_used(r->model) / (1 << 20), (double)memory_limit_get() / (1 << 20),
              (double)engine_bytes(c, eo) / (1 << 20), eo->max_seqs);
@@ -167,10 +169,10 @@ static int run_open(struct evolve_run *r, bool is_new, struct error *err) {
     char *db = path_join(r->env->root, "shoal.db"), *path = r->env->find(r->o->model);
     struct engine_options eo;
     size_t least;
-    int rc = dir_make_private(r->dir, err);
+    int rc = memory_limit_check(r->env, r->o, path, &least, err);
+    if (rc == OK) rc = dir_make_private(r->dir, err);
     if (rc == OK && !(r->store = store_open(db, err))) rc = err->code;
     if (rc == OK && is_new) rc = check_id_unused(r, err);
-    if (rc == OK) rc = memory_limit_check(r->env, r->o, path, &least, err);
     if (rc == OK && !(r->model = model_open(path, r->env->cls, err))) rc = err->code;
     if (rc == OK && !r->model->tok)
         rc = error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", path);
@@ -862,10 +864,9 @@ json_t *evolve_run_plan(const struct evolve_env *env, const struct evolve_recipe
                       "test items",
                       evolve_run_count_items(&r, &o->tasks, SPLIT_TEST, o->test_items),
                       "rounds of debate", (json_int_t)o->rounds, "writes", env->root);
-    if (v && least) {
-        json_object_set_new(v, "memory limit", json_integer((json_int_t)memory_limit_get()));
-        json_object_set_new(v, "memory, the least", json_integer((json_int_t)least));
-    }
+    if (v && memory_limit_named())
+        json_object_set_new(v, "memory limit", json_integer((json_int_t)memory_limit_named()));
+    if (v && least) json_object_set_new(v, "memory, the least", json_integer((json_int_t)least));
     evolve_run_close_tasks(&r);
     json_decref(founders);
     free(path);

@@ -174,7 +174,8 @@ static int engine_open(struct shoal *s, const struct open_options *o, struct err
     e->n_pages = MIN(kv_cache_pages_for(MAX(KV_CACHE_TOKENS, 2 * e->max_len)),
                      e->max_seqs * kv_cache_pages_for(e->max_len));
     if (kv_cache_dtype_parse(o->kv, s->model->cls, &e->kv_elem, err) != OK ||
-        dtype_parse(o->lora, &e->lora_elem, err) != OK)
+        dtype_parse(o->lora, &e->lora_elem, err) != OK ||
+        engine_options_limit(s->model, e, err) != OK)
         return err->code;
     s->engine = engine_new(s->model, e, err);
     return s->engine ? OK : err->code;

@@ -418,7 +418,8 @@ static int log_accuracy(struct pretrain *p, int64_t update, struct error *err) {
     for (int f = 0; f < family_count(); f++)
         if (trains_on(p, f)) eo.max_len = MAX(eo.max_len, family_max_tokens(f));
     eo.max_len = MIN(eo.max_len, p->model->config.max_seq_len);
-    if (memory_limit_get()) trainer_free_activations(p->trainer); // the next pass allocates them
+    if (memory_room(p->model) < engine_bytes(&p->model->config, &eo))
+        trainer_free_activations(p->trainer); // the next pass allocates them
     int rc = engine_options_limit(p->model, &eo, err);
     struct engine *e = rc == OK ? engine_new(p->model, &eo, err) : NULL;
     json_t *line = json_pack("{s:I}", "accuracy_at", (json_int_t)update), *accuracy = json_object();
@@ -610,6 +611,7 @@ static int passes_limit(struct pretrain *p, struct error *err) {
         trainer_limit_passes(p->trainer, memory_room(p->model), rows, longest, longest, &m.pass);
     const struct memory_step step = {.what = "an update", .least = m.pass.bytes};
     if (!fits) return memory_check(p->model, &step, err);
+    if (!memory_limit_named() && !m.pass.checkpointing) return OK;
     struct buf text = {0};
     m.passes = m.pass.bytes;
     train_memory_text(&m, &text);
@@ -661,7 +663,7 @@ json_t *pretrain_plan(const struct pretrain_options *o, const char *dir, enum nu
         return NULL;
     c.vocab_size = (int32_t)o->vocab;
     int rc = memory_limit_open(o, &c, cls, pool, err);
-    size_t limit = memory_limit_get();
+    size_t limit = memory_limit_named();
     memory_limit_set(0);
     if (rc != OK) return NULL;
     int64_t n = model_param_count(&c);
@@ -673,12 +675,10 @@ json_t *pretrain_plan(const struct pretrain_options *o, const char *dir, enum nu
                           (json_int_t)(n * (int64_t)sizeof(float)), "writes", json_from_path(dir),
                           "continues", (int)path_exists(checkpoint));
     free(checkpoint);
-    if (limit) {
-        json_object_set_new(v, "memory limit", json_integer((json_int_t)limit));
-        json_object_set_new(
-            v, "memory, the least",
-            json_integer((json_int_t)(memory_used(NULL) + memory_least(o, &c, cls, pool))));
-    }
+    if (limit) json_object_set_new(v, "memory limit", json_integer((json_int_t)limit));
+    json_object_set_new(
+        v, "memory, the least",
+        json_integer((json_int_t)(memory_used(NULL) + memory_least(o, &c, cls, pool))));
     return v;
 }
 

@@ -133,7 +133,7 @@ int train_request_open(struct train_request *q, const struct train_settings *s, 
     *q = (struct train_request){
         .m = m, .pool = pool, .train = &s->train, .policy = &s->policy, .es = &s->es};
     if (train_method_parse(s->method, &q->method, err) != OK) return err->code;
-    if (memory_limit_parse(s->max_memory, err) != OK) return err->code;
+    if (!memory_limit_get() && memory_limit_parse(s->max_memory, err) != OK) return err->code;
     if (s->alora_invocation && invocation_encode(s->alora_invocation, m, &q->invocation, err))
         return err->code;
     if (s->init_adapter && !(start = adapter_open(s->init_adapter, m, err))) return err->code;

@@ -490,9 +490,9 @@ int train_settings_check(const struct train_settings *s, bool plan, struct error
  * ERR_MEMORY has a limit that will do. */
 int train_memory_check(const struct train_settings *s, const struct model_size *size,
                        enum numeric_class cls, struct pool *pool, struct error *err);
-/* Makes a request of checked settings, sets the memory limit, and opens the initial adapter. The
- * request borrows settings, model and pool. Call train_request_close after an error too; it also
- * releases the results and the limit. */
+/* Makes a request of checked settings, sets the memory limit unless the caller has done so before
+ * it loaded the model, and opens the initial adapter. The request borrows settings, model and pool.
+ * Call train_request_close after an error too; it also releases the results and the limit. */
 int train_request_open(struct train_request *q, const struct train_settings *s, struct model *m,
                        struct pool *pool, struct error *err);
 void train_request_close(struct train_request *q);

@@ -748,6 +748,7 @@ static int passes_limit(struct learner *l, const struct model *m, struct error *
         return memory_check(m, &need, err);
     }
     l->pass_rows = p.rows;
+    if (!memory_limit_named() && p.rows >= rows) return OK;
     log_info("memory: %.1f MB of %.1f in use; passes of %lld tokens",
              (double)memory_used(m) / (1 << 20), (double)memory_limit_get() / (1 << 20),
              (long long)p.rows);

@@ -718,11 +718,13 @@ int simulation_least_bytes(const struct model_config *c, enum numeric_class cls,
     int n = o->n_adapters ? (int)MIN(o->n_adapters, agents) : agents;
     const struct engine_options engine = {.max_len = POLICY_MAX_LEN, .pool = pool};
     struct adapter_config a;
+    bool learns = strcmp(o->learn.learn, "none") != 0;
     int rc = train_adapter_config(&o->learn.train, c, &a, err);
     if (rc == OK)
         *out = (size_t)pool_size(pool) * engine_least_bytes(c, &engine) + 2 * WORK_BYTES +
-               trainer_least_bytes(c, cls, &a, n, &o->learn.train, pool, POLICY_MAX_LEN) +
                2 * (size_t)n * adapter_param_count(c, &a) * 2 * sizeof(float); // with their packs
+    if (rc == OK && learns)
+        *out += trainer_least_bytes(c, cls, &a, n, &o->learn.train, pool, POLICY_MAX_LEN);
     adapter_config_release(&a);
     return rc;
 }

@@ -1,8 +1,8 @@
 /*
  * base_models: opens several models: finds equal paths and divides the memory among the models.
  *
- * Invariant: the limits of the bases add up to at most --max-memory, and no model is loaded before
- * every base has its limit.
+ * Invariant: the limits of the bases add up to at most --max-memory, or the available memory, and
+ * no model is loaded before every base has its limit.
  */
 #define _GNU_SOURCE
 #include "cli/base_models.h"
@@ -26,10 +26,25 @@ static struct setup_needs base_needs(const struct base_models *b, const struct s
     return needs;
 }
 
-/* Sets limits[b->n]: the minimum of each base and its share of the rest. */
+static int too_small(const struct base_models *b, size_t bound, size_t least, struct error *err) {
+    const double mb = 1 << 20;
+    if (!b->limit)
+        return error_set(err, ERR_MEMORY,
+                         "%.1f MB of memory are available, but %d models need %.1f MB; free memory "
+                         "or use fewer models",
+                         (double)bound / mb, b->n, (double)least / mb);
+    return error_set(err, ERR_MEMORY,
+                     "a limit of '%.1f MB' is too small: %d models need %.1f MB; raise "
+                     "--max-memory to %.0fM or use fewer models",
+                     (double)bound / mb, b->n, (double)least / mb, (double)least / mb + 1);
+}
+
+/* Sets limits[b->n], which add up to at most `bound`: the minimum of each base and its share of the
+ * rest. */
 static int limits_compute(const struct base_models *b, const struct cli_options *c,
                           const struct setup_options *o, const char *const *paths,
-                          const struct setup_needs *w, size_t *limits, struct error *err) {
+                          const struct setup_needs *w, size_t bound, size_t *limits,
+                          struct error *err) {
     size_t min_bytes[BASE_MODELS_MAX], max_bytes[BASE_MODELS_MAX], min_total = 0, extra_total = 0;
     for (int i = 0; i < b->n; i++) {
         struct setup_needs needs = base_needs(b, w, i);
@@ -38,13 +53,8 @@ static int limits_compute(const struct base_models *b, const struct cli_options 
         min_total += min_bytes[i];
         extra_total += max_bytes[i] - min_bytes[i];
     }
-    if (min_total > b->limit)
-        return error_set(err, ERR_MEMORY,
-                         "a limit of '%.1f MB' is too small: %d models need %.1f MB; raise "
-                         "--max-memory to %.0fM or use fewer models",
-                         (double)b->limit / (1 << 20), b->n, (double)min_total / (1 << 20),
-                         (double)min_total / (1 << 20) + 1);
-    double remaining = (double)(b->limit - min_total),
+    if (min_total > bound) return too_small(b, bound, min_total, err);
+    double remaining = (double)(bound - min_total),
            share = extra_total ? MIN(remaining / (double)extra_total, 1) : 0;
     for (int i = 0; i < b->n; i++)
         limits[i] = min_bytes[i] + (size_t)(share * (double)(max_bytes[i] - min_bytes[i]));
@@ -63,10 +73,12 @@ int base_models_open(struct base_models *b, const struct cli_options *c,
     if (o->max_memory && size_parse(o->max_memory, &b->limit, err) != OK) return err->code;
     b->pool = pool_new((int)c->threads);
     b->n = n_bases;
-    if (b->limit && b->n > 1) rc = limits_compute(b, c, o, distinct, w, limits, err);
+    if (b->n > 1)
+        rc = limits_compute(b, c, o, distinct, w, b->limit ? b->limit : memory_usable(), limits,
+                            err);
     for (b->n = 0; rc == OK && b->n < n_bases; b->n++) {
         struct setup_needs needs = base_needs(b, w, b->n);
-        needs.limit = limits[b->n];
+        *(b->limit ? &needs.limit : &needs.available) = limits[b->n];
         if (n_bases > 1 && (b->limit || o->dry_run)) log_info("'%s':", distinct[b->n]);
         rc = setup_open(&b->v[b->n], c, o, distinct[b->n], &needs, err);
         if (rc == OK && b->v[b->n].m && !b->v[b->n].m->tok)

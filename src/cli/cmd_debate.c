@@ -51,7 +51,6 @@ static const struct option_row output_rows[] = {
 
 /* Bytes of concurrent calls; bytes of a question with its transcript. */
 enum { CALLS_WORK = 48 << 20, ITEM_WORK = 16384 };
-enum { PAGES_TOKENS = 65536 }; /* tokens of the KV cache, or more for long calls */
 
 /* What a result was computed from: the agents' adapters; a task's questions, or a topic with its
  * choices; the team's file, personas and protocol. Takes ownership of `data`. */
@@ -228,14 +227,6 @@ static int protocols_print(const struct options *o, struct error *err) {
     return o->show ? error_set(err, ERR_USAGE, "no protocol '%s'", o->show) : OK;
 }
 
-/* The engine runs many sequences at once, but they need not all reach max_len: the KV cache has
- * pages for fewer tokens. */
-static void engine_fit(struct setup *st, const struct debate_questions *q) {
-    struct engine_options *e = &st->engine;
-    if (q->n_tasks) e->max_len = MIN(e->max_len, st->m->config.max_seq_len);
-    if (e->n_pages == 0) e->n_pages = kv_cache_pages_for(MAX(PAGES_TOKENS, 2 * e->max_len));
-}
-
 static int model_run(const struct cli_options *c, const struct options *o, const char *model,
                      struct team *t, const struct debate_questions *q, struct error *err) {
     struct setup_needs needs = {
@@ -249,7 +240,6 @@ static int model_run(const struct cli_options *c, const struct options *o, const
     int rc = setup_open(&st, c, &o->setup, model, &needs, err);
     if (rc == OK && st.m) {
         struct debate_session s = {.c = c, .o = o, .st = &st, .team = t};
-        engine_fit(&st, q);
         rc = st.m->tok ? debate(&s, q, err)
                        : error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", st.path);
     }

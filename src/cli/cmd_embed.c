@@ -48,8 +48,7 @@ static int texts_read(struct embedded *x, const struct options *o, const struct 
     return OK;
 }
 
-static int texts_encode(struct embedded *x, const struct model *m, int32_t *longest,
-                        struct error *err) {
+static int texts_encode(struct embedded *x, const struct model *m, struct error *err) {
     size_t n = (size_t)x->texts.n;
     if (!m->tok) return error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", m->path);
     x->ids = xcalloc(n, sizeof *x->ids);
@@ -57,7 +56,6 @@ static int texts_encode(struct embedded *x, const struct model *m, int32_t *long
     for (size_t i = 0; i < n; i++) {
         if (prompt_encode(m, &x->texts.v[i], &x->ids[i], err) != OK) return err->code;
         x->seq[i] = (struct token_seq){x->ids[i].v, x->ids[i].n};
-        *longest = MAX(*longest, x->ids[i].n);
     }
     return OK;
 }
@@ -116,12 +114,9 @@ static void print_similarity(const struct cli_options *c, const struct embedded 
 
 static int embed(const struct cli_options *c, const struct options *o, struct setup *s,
                  struct embedded *x, struct error *err) {
-    int32_t longest = 1;
-    int rc = texts_encode(x, s->m, &longest, err);
+    int rc = texts_encode(x, s->m, err);
     struct adapter *a = rc == OK && o->adapter ? setup_adapter(s, o->adapter, err) : NULL;
     if (rc == OK && o->adapter && !a) rc = err->code;
-    if (rc == OK && s->engine.n_pages == 0)
-        s->engine.max_len = MIN(longest, s->m->config.max_seq_len);
     if (rc == OK) rc = setup_engine(s, err);
     if (rc != OK) return rc;
     x->d = s->m->config.d_model;

@@ -46,7 +46,6 @@ static const struct option_row candidate_rows[] = {
 
 enum {
     QUESTIONS_WORK = 16 << 20, /* bytes outside of the engine */
-    PAGES_TOKENS = 8192,       /* tokens of the KV cache, or more for long sequences */
     ITEM_WORK = 16384,         /* bytes of a team's question and its transcript */
 };
 struct eval_command {
@@ -86,17 +85,11 @@ static struct engine_options engine_options_init(const struct eval_command *r) {
 static void engine_fit(struct eval_command *r) {
     struct engine_options *e = &r->s.engine;
     int32_t need = FAMILY_MAX_TOKENS;
-    bool files = false;
-    for (int i = 0; i < r->n_tasks; i++) {
+    for (int i = 0; i < r->n_tasks; i++)
         need = MAX(need, eval_task_max_request_tokens(&r->tasks[i], r->s.m->tok));
-        files |= r->tasks[i].family < 0;
-    }
-    e->max_len = MIN(MIN(e->max_len, need), r->s.m->config.max_seq_len);
     if (r->o->teams.n)
-        e->max_len =
-            MAX(e->max_len, team_max_tokens(r->tasks, r->n_tasks, r->s.m->config.max_seq_len));
-    if (files && e->n_pages == 0)
-        e->n_pages = kv_cache_pages_for(MAX(PAGES_TOKENS, 2 * e->max_len));
+        need = MAX(need, team_max_tokens(r->tasks, r->n_tasks, r->s.m->config.max_seq_len));
+    e->max_len = MIN(e->max_len, need);
 }
 
 /* candidates: base, adapters, teams */

@@ -13,6 +13,7 @@ struct options {
     char *runs, *id, *recipe, *max_memory;
     int64_t seed, at;
     bool zero_adapters, dry_run;
+    int64_t max_seqs;
 };
 #define RUNS_ROW                                                                                   \
     {                                                                                              \
@@ -26,9 +27,15 @@ struct options {
             "every limit",                                                                         \
             JOB_ARG_TEXT                                                                           \
     }
+#define SEQS_ROW                                                                                   \
+    {                                                                                              \
+        "max-num-seqs", OPT_INT, offsetof(struct options, max_seqs), "0", 0, 4096, "N",            \
+            "maximum concurrent sequences (0: 192); no result depends on it"                       \
+    }
 static const struct option_row rows[] = {
     RUNS_ROW,
     MEMORY_ROW,
+    SEQS_ROW,
     {"id", OPT_STRING, offsetof(struct options, id), NULL, 0, 0, "ID",
      "name of the run; default: date, time and seed", JOB_ARG_NAME},
     {"seed", OPT_INT, offsetof(struct options, seed), "-1", -1, 9e15, "N",
@@ -44,10 +51,11 @@ static const struct option_row rows[] = {
         "dry-run", OPT_BOOL, offsetof(struct options, dry_run), NULL, 0, 0, NULL,                  \
             "check the run and its files, print the plan, and exit"                                \
     }
-static const struct option_row resume_rows[] = {RUNS_ROW, MEMORY_ROW, PLAN_ROW, {0}};
+static const struct option_row resume_rows[] = {RUNS_ROW, MEMORY_ROW, SEQS_ROW, PLAN_ROW, {0}};
 static const struct option_row fork_rows[] = {
     RUNS_ROW,
     MEMORY_ROW,
+    SEQS_ROW,
     PLAN_ROW,
     {"at", OPT_INT, offsetof(struct options, at), "0", 0, 1e6, "G",
      "the last generation that the two runs share"},
@@ -71,10 +79,12 @@ static void on_interrupt(int signal_number) {
 }
 
 /* The caller frees the pool. */
-static struct evolve_env env_init(const struct cli_options *c, const char *runs_dir) {
+static struct evolve_env env_init(const struct cli_options *c, const char *runs_dir,
+                                  int64_t max_seqs) {
     signal(SIGINT, on_interrupt);
     return (struct evolve_env){.pool = pool_new((int)c->threads),
                                .cls = cli_numeric_class(c),
+                               .max_seqs = (int32_t)max_seqs,
                                .root = runs_dir,
                                .find = cli_find_file,
                                .pause = &pause_wanted};
@@ -130,7 +140,7 @@ static int run_recipe(const struct cli_options *c, const struct options *o, cons
     struct evolve_recipe loaded;
     if (memory_limit_parse(o->max_memory, err) != OK) return err->code;
     char *path = cli_find_file(recipe);
-    struct evolve_env env = env_init(c, o->runs);
+    struct evolve_env env = env_init(c, o->runs, o->max_seqs);
     json_t *result = NULL;
     double joules = energy_now();
     int rc = evolve_recipe_load(&loaded, path, err);
@@ -172,7 +182,7 @@ static int run_resume(const struct cli_options *c, const void *options, const st
                       struct error *err) {
     const struct options *o = options;
     if (memory_limit_parse(o->max_memory, err) != OK) return err->code;
-    struct evolve_env env = env_init(c, o->runs);
+    struct evolve_env env = env_init(c, o->runs, o->max_seqs);
     double joules = energy_now();
     json_t *result = o->dry_run ? evolve_run_resume_plan(&env, args->v[0], err)
                                 : evolve_run_resume(&env, args->v[0], err);
@@ -188,7 +198,7 @@ static int run_fork(const struct cli_options *c, const void *options, const stru
                     struct error *err) {
     const struct options *o = options;
     if (memory_limit_parse(o->max_memory, err) != OK) return err->code;
-    struct evolve_env env = env_init(c, o->runs);
+    struct evolve_env env = env_init(c, o->runs, o->max_seqs);
     double joules = energy_now();
     const struct evolve_fork fork = {.parent = args->v[0],
                                      .generation = (int)o->at,
@@ -208,7 +218,7 @@ static int run_fork(const struct cli_options *c, const void *options, const stru
 int cmd_evolve_replay(const struct cli_options *c, const char *runs, const char *id,
                       int64_t generation, struct error *err) {
     if (memory_limit_parse(NULL, err) != OK) return err->code;
-    struct evolve_env env = env_init(c, runs);
+    struct evolve_env env = env_init(c, runs, 0);
     json_t *v = evolve_run_replay(&env, id, (int)generation, err), *row;
     pool_free(env.pool);
     if (!v) return err->code;

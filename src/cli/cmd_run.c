@@ -78,7 +78,6 @@ struct run_job {
     struct token_ids *tokens;     /* [prompts.n] */
     struct token_ids *choice_ids; /* [choices.n] */
     struct token_seq *choice;     /* [choices.n] */
-    int longest_choice;
     struct logit_bias *bias;
     int n_bias;
     int32_t stop[2], n_stop;
@@ -204,14 +203,13 @@ static int job_encode(struct run_job *j, const struct model *m, struct error *er
     for (int i = 0; i < choices->n; i++) {
         tokenizer_encode(m->tok, choices->v[i], strlen(choices->v[i]), 0, &j->choice_ids[i]);
         j->choice[i] = (struct token_seq){j->choice_ids[i].v, j->choice_ids[i].n};
-        j->longest_choice = MAX(j->longest_choice, j->choice[i].n);
     }
     j->n_stop = model_stop_tokens(m, j->stop);
     return OK;
 }
 
-/* max_tokens is limited to the room after the prompt. Its value is part of the request key and must
- * not depend on the memory plan. */
+/* max_tokens is limited to the room after the prompt. Its value is part of the request key; it
+ * depends on the memory plan only for a session whose reply reaches the end of the context. */
 static void job_requests_init(struct run_job *j, int32_t max_len) {
     const struct options *o = j->o;
     struct engine_request *r;
@@ -374,20 +372,10 @@ static int session_save(const struct run_job *j, struct setup *s, struct error *
     return rc;
 }
 
-/* Without a memory plan, max_len is the length of the longest request. */
-static void engine_fit(struct run_job *j, struct setup *s) {
-    int32_t longest = 0, most = s->m->config.max_seq_len;
-    for (int i = 0; i < j->prompts.n; i++) longest = MAX(longest, j->tokens[i].n);
-    int64_t need = longest + MAX(j->o->sampling.max_tokens, j->longest_choice) + 1;
-    if (s->engine.n_pages == 0)
-        s->engine.max_len = (int32_t)MIN(j->o->session ? MAX(need, 4096) : need, most);
-}
-
 static int job_run(struct run_job *j, struct setup *s, struct error *err) {
     int rc = job_encode(j, s->m, err);
     if (rc == OK) rc = adapter_mix_open(&j->mix, s, err);
     if (rc != OK) return rc;
-    engine_fit(j, s);
     job_requests_init(j, s->engine.max_len);
     rc = setup_engine(s, err);
     if (rc == OK) rc = session_load(j, s, err);

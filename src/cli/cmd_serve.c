@@ -16,7 +16,6 @@
 struct options {
     struct serve_options serve; /* first: its rows are the first ones of the command */
     struct setup_options setup;
-    int64_t max_seqs, max_len;
     struct {
         bool enabled;
         int64_t loras, rank, cpu, tensor_parallel;
@@ -27,9 +26,6 @@ struct options {
 #define ALIAS(name, of)                                                                            \
     { name, OPT_ALIAS, 0, of, 0, 0, NULL, NULL }
 static const struct option_row model_rows[] = {
-    ROW("max-num-seqs", OPT_INT, max_seqs, "64", 1, 4096, "N", "maximum concurrent sequences"),
-    ROW("max-model-len", OPT_INT, max_len, "0", 0, 1e9, "N",
-        "maximum tokens of a prompt and its reply (0: the model's, at most 4096)"),
     ROW("enable-lora", OPT_BOOL, vllm.enabled, "true", 0, 0, NULL,
         "option of vLLM; no effect here, like the next four"),
     ROW("max-loras", OPT_INT, vllm.loras, "0", 0, 1e9, "N", ""),
@@ -294,16 +290,16 @@ static int run(const struct cli_options *c, const void *options, const struct st
     struct serve_options so = o->serve;
     struct setup s = {.c = c};
     struct ready_ctx ready = {.c = c, .http = &so.http, .auth = so.auth};
-    struct memory_plan plan;
     struct strings paths;
     enum dtype elem;
     size_t others = 0;
+    enum { DEFAULT_SEQS = 64 };
+    int32_t seqs = o->setup.max_seqs ? (int32_t)o->setup.max_seqs : DEFAULT_SEQS;
     struct setup_needs w = {.adapters = &paths,
                             .pooled = true,
                             .engine = {.max_rows = ENGINE_DEFAULT_ROWS,
-                                       .max_seqs = (int32_t)o->max_seqs,
-                                       .max_len = (int32_t)o->max_len,
-                                       .max_out = (int32_t)MAX(o->max_seqs, 64)}};
+                                       .max_seqs = seqs,
+                                       .max_out = MAX(seqs, DEFAULT_SEQS)}};
     if (o->vllm.tensor_parallel > 1)
         log_info("--tensor-parallel-size: one process computes; --threads N limits its threads");
     open_files_limit_raise();
@@ -314,6 +310,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
     w.requests = request_bytes(&so);
     w.work = team_adapter_bytes(&so.teams, elem);
     so.base_engine = w.engine;
+    so.base_engine.max_len = (int32_t)o->setup.max_len;
     so.base_engine.lora_elem = elem;
     rc = kv_cache_dtype_parse(o->setup.kv, cli_numeric_class(c), &so.base_engine.kv_elem, err);
     if (rc == OK) rc = on_demand_list(c, args, &so, err);
@@ -323,9 +320,8 @@ static int run(const struct cli_options *c, const void *options, const struct st
     if (rc == OK) rc = first_model_limit(c, o, args->v[0], &so, others, &w, err);
     if (rc == OK) rc = setup_open(&s, c, &o->setup, args->v[0], &w, err);
     if (rc == OK && !o->setup.dry_run) rc = setup_engine(&s, err);
-    if (rc == OK) rc = setup_plan(&s, &w, &plan, err);
     s.limit = so.max_memory; // setup_close compares it with the peak of all models
-    so.plan = &plan;
+    so.plan = &s.plan;
     so.ready = on_ready;
     so.ready_ctx = &ready;
     so.find = cli_find_file;
@@ -367,9 +363,8 @@ const struct cli_command cmd_serve = {
         "SIGTERM or Ctrl-C stops the server: running replies have --drain-seconds to finish. If\n"
         "requests still run 5 seconds later, or after a second signal, it ends without them,\n"
         "with exit status 3.",
-    .main_options =
-        "adapter adapter-dir model-dir team state api-key max-num-seqs max-tokens "
-        "max-memory host port",
+    .main_options = "adapter adapter-dir model-dir team state api-key max-num-seqs max-tokens "
+                    "max-memory host port",
     .rows = serve_option_rows,
     .more =
         (const struct option_table[]){

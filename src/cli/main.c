@@ -7,10 +7,13 @@
 #include "cli/settings.h"
 #include "hub/hub.h"
 
+#include <malloc.h>
 #include <math.h>
+#include <pthread.h>
 #include <signal.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/resource.h>
 #include <unistd.h>
 
 enum numeric_class cli_numeric_class(const struct cli_options *c) {
@@ -186,7 +189,24 @@ static int man_run(const char *name) {
     return output_finish(0);
 }
 
+/* In a limited address space (ulimit -v), stacks of 8 MB and a heap of 64 MB for each thread would
+ * leave little to the memory plans. */
+static void address_space_save(void) {
+    enum { STACK_BYTES = 2 << 20 };
+    struct rlimit limit;
+    pthread_attr_t a;
+    if (getrlimit(RLIMIT_AS, &limit) != 0 || limit.rlim_cur == RLIM_INFINITY) return;
+    pthread_attr_init(&a);
+    pthread_attr_setstacksize(&a, STACK_BYTES);
+    pthread_setattr_default_np(&a);
+    pthread_attr_destroy(&a);
+#ifdef __GLIBC__
+    mallopt(M_ARENA_MAX, 1);
+#endif
+}
+
 int main(int argc, char **argv) {
+    address_space_save();
     progress_pipe_open();
     log_to_stderr = true;
     signal(SIGXFSZ, SIG_IGN); /* exceeding the file size limit is an error of write() instead */

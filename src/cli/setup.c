@@ -43,11 +43,25 @@ static void plan_print(const struct setup *s) {
     buf_release(&text);
 }
 
+/* Sets max_len: --max-model-len, but not more than the command needs. */
+static int context_choose(const struct setup *s, struct memory_plan_input *in, struct error *err) {
+    int32_t longest = in->model.config.max_seq_len, *len = &in->max_options.max_len;
+    int64_t named = s->o->max_len;
+    if (named > longest)
+        return error_set(err, ERR_USAGE,
+                         "--max-model-len '%lld' is more than the %d tokens of the model's context",
+                         (long long)named, longest);
+    if (!*len) *len = named ? (int32_t)named : memory_plan_context(in);
+    *len = MIN(*len, named ? (int32_t)named : longest);
+    return OK;
+}
+
 static int plan_input_init(const struct setup *s, const struct setup_needs *w,
                            struct memory_plan_input *in, struct error *err) {
     *in = (struct memory_plan_input){.max_options = s->engine,
                                      .limit = s->limit,
-                                     .available = memory_usable(),
+                                     .available = w->available ? w->available : memory_usable(),
+                                     .half = !s->limit,
                                      .caller_bytes = w->work,
                                      .requests = w->requests};
     // a limit of requests is no need: without --max-memory it may exceed what is available
@@ -61,13 +75,20 @@ static int plan_input_init(const struct setup *s, const struct setup_needs *w,
         memory_plan_add_pool(in, &adapters);
         in->pool_wanted = MAX(in->pool_wanted, s->limit / 16);
     }
-    int32_t longest = in->model.config.max_seq_len;
-    in->max_options.max_len =
-        in->max_options.max_len ? MIN(in->max_options.max_len, longest) : MIN(longest, 4096);
+    if (context_choose(s, in, err) != OK) return err->code;
     struct kv_cache_options one = {
         .n_slots = 1, .slot_len = in->max_options.max_len, .elem = in->max_options.kv_elem};
     if (w->session) in->caller_bytes += SESSION_COPIES * kv_cache_bytes(&in->model.config, &one);
     return OK;
+}
+
+/* Without a named limit, the memory of requests is given up before the plan is refused. */
+static int plan_make(struct memory_plan_input *in, struct memory_plan *out, struct error *err) {
+    enum { LEAST_REQUESTS = 1 << 20 };
+    int rc = memory_plan_make(in, out, err);
+    if (rc != ERR_MEMORY || in->limit || in->requests <= LEAST_REQUESTS) return rc;
+    in->requests = LEAST_REQUESTS;
+    return memory_plan_make(in, out, err);
 }
 
 /* Computes the plan, and takes the engine options from it. Prints it if the user asked for a limit
@@ -75,7 +96,7 @@ static int plan_input_init(const struct setup *s, const struct setup_needs *w,
 static int plan_apply(struct setup *s, const struct setup_needs *w, struct error *err) {
     struct memory_plan_input in;
     if (plan_input_init(s, w, &in, err) != OK) return err->code;
-    int rc = memory_plan_make(&in, &s->plan, err);
+    int rc = plan_make(&in, &s->plan, err);
     s->engine = s->plan.engine;
     if (s->limit || s->o->dry_run)
         plan_print(s);
@@ -84,19 +105,18 @@ static int plan_apply(struct setup *s, const struct setup_needs *w, struct error
                  "wait), %d sequences of at most %d tokens",
                  (double)in.available / (1 << 20), (double)s->plan.kv / (1 << 20),
                  s->engine.n_pages, s->plan.pages_wanted, s->engine.max_seqs, s->engine.max_len);
+    int32_t longest = in.model.config.max_seq_len;
+    if (rc == OK && !w->engine.max_len && s->engine.max_len < longest)
+        log_info("context: %d of the model's %d tokens; --max-model-len N changes it",
+                 s->engine.max_len, longest);
     return rc;
-}
-
-int setup_plan(const struct setup *s, const struct setup_needs *w, struct memory_plan *out,
-               struct error *err) {
-    struct memory_plan_input in;
-    return plan_input_init(s, w, &in, err) == OK ? memory_plan_make(&in, out, err) : err->code;
 }
 
 /* Parses limit, dtypes and model path, and creates the thread pool. */
 static int setup_init(struct setup *s, const struct cli_options *c, const struct setup_options *o,
                       const char *model, const struct setup_needs *w, struct error *err) {
     *s = (struct setup){.c = c, .o = o, .engine = w->engine, .limit = w->limit};
+    if (o->max_seqs) s->engine.max_seqs = (int32_t)o->max_seqs;
     if (kv_cache_dtype_parse(o->kv, cli_numeric_class(c), &s->engine.kv_elem, err) != OK ||
         dtype_parse(o->lora, &s->engine.lora_elem, err) != OK ||
         (o->max_memory && !w->limit && size_parse(o->max_memory, &s->limit, err) != OK))

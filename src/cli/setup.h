@@ -13,14 +13,23 @@
 
 struct setup_options {
     char *max_memory, *kv, *lora, *store;
+    int64_t max_seqs, max_len; /* 0: the command's */
     bool dry_run, record;
 };
 /* Rows of a command whose options struct `type` has a struct setup_options `field`. */
 #define SETUP_ROW(opt, kind, type, field, fallback, metavar, ...)                                  \
     { opt, kind, offsetof(type, field), fallback, 0, 0, metavar, __VA_ARGS__ }
+#define SETUP_INT_ROW(opt, type, field, max, help)                                                 \
+    { opt, OPT_INT, offsetof(type, field), "0", 0, max, "N", help }
 #define SETUP_ROWS(type, field)                                                                    \
     SETUP_ROW("max-memory", OPT_STRING, type, field.max_memory, NULL, "SIZE",                      \
               "memory limit such as 100M or 2G, checked before anything is loaded", JOB_ARG_TEXT), \
+        SETUP_INT_ROW(                                                                             \
+            "max-num-seqs", type, field.max_seqs, 4096,                                            \
+            "maximum concurrent sequences (0: as many as the command can use, of a server 64)"),   \
+        SETUP_INT_ROW(                                                                             \
+            "max-model-len", type, field.max_len, 1e9,                                             \
+            "maximum tokens of a prompt and its reply (0: the model's, as far as memory allows)"), \
         SETUP_ROW("dry-run", OPT_BOOL, type, field.dry_run, NULL, NULL,                            \
                   "print the memory plan and exit"),                                               \
         SETUP_ROW("kv-cache-dtype", OPT_STRING, type, field.kv, "auto", "ELEM",                    \
@@ -54,8 +63,9 @@ struct setup {
  * adapters
  * ("base": no adapter), and bytes. */
 struct setup_needs {
-    struct engine_options engine; /* max_len 0: the model's, at most 4096; pool NULL: its own */
+    struct engine_options engine; /* max_len 0: memory_plan_context; pool NULL: its own */
     size_t limit;                 /* share of --max-memory if there are several models; 0: all */
+    size_t available;             /* the same without --max-memory; 0: memory_usable */
     const struct strings *adapters;
     size_t work;     /* bytes outside of the engine */
     size_t requests; /* bytes of a server's requests: see struct memory_plan_input */
@@ -64,9 +74,6 @@ struct setup_needs {
 };
 /* Opens the store of --store, and creates its folder. */
 struct store *setup_store(const struct setup *s, struct error *err);
-/* Computes the plan of an open setup, even without a limit. */
-int setup_plan(const struct setup *s, const struct setup_needs *w, struct memory_plan *out,
-               struct error *err);
 /* Computes the total bytes with the smallest engine that works, and with the requested one. */
 int setup_memory_bounds(const struct cli_options *c, const struct setup_options *o,
                         const char *model, const struct setup_needs *w, size_t *min_bytes,

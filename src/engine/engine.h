@@ -289,6 +289,8 @@ struct memory_plan_input {
     size_t requests;  /* server only: maximum bytes of client requests and responses */
     size_t limit;     /* 0: none */
     size_t available; /* without a limit: memory that the system can give; 0: unknown */
+    bool half; /* beyond its first sequence, the KV cache may grow into half of the rest only, so
+                  that a program which plans later, such as a second server, has room as well */
     struct engine_options max_options; /* the engine's options if memory is sufficient; max_rows,
                                           max_seqs and max_len are set */
 };
@@ -305,6 +307,11 @@ struct memory_plan {
 /* Plans a pool that evicts adapters: it holds at least the largest one. While it loads another one,
  * which it does one at a time, that adapter is in memory in addition, until others are evicted. */
 void memory_plan_add_pool(struct memory_plan_input *in, const struct adapter_sizes *all);
+/* The longest sequence that the smallest engine can have in half of the memory that is left beside
+ * it, at most the model's length: the other half is for more sequences. Up to 4096 tokens may use
+ * all memory. At least 1024, or the model's length, whether that fits or not. max_options.max_len
+ * need not be set. */
+int32_t memory_plan_context(const struct memory_plan_input *in);
 /* Whether the engine is smaller than it would be with unlimited memory. */
 bool memory_plan_is_reduced(const struct memory_plan_input *in, const struct memory_plan *p);
 /* ERR_MEMORY when not even one sequence of max_len tokens fits; the message has the sizes and says

@@ -73,9 +73,11 @@ static void pages_grow(const struct memory_plan_input *in, struct memory_plan *p
     int32_t hi = (int32_t)MIN((int64_t)p->engine.max_seqs * kv_cache_pages_for(p->engine.max_len),
                               (int64_t)INT32_MAX - 1);
     hi = MIN(hi, MAX(p->pages_wanted, lo));
+    size_t bound = plan_bound(in);
+    if (in->half && bound) bound = p->total + (bound - p->total) / 2;
     while (lo < hi) {
         p->engine.n_pages = lo + (hi - lo + 1) / 2;
-        if (plan_bound(in) == 0 || plan_update_total(in, p) <= plan_bound(in))
+        if (bound == 0 || plan_update_total(in, p) <= bound)
             lo = p->engine.n_pages;
         else
             hi = p->engine.n_pages - 1;
@@ -99,8 +101,8 @@ static int plan_set_error(const struct memory_plan *p, struct error *err) {
         return error_set(err, ERR_MEMORY,
                          "%.1f MB of memory are available, but one sequence of %d tokens needs "
                          "%.1f MB (weights %.1f, adapters %.1f, KV cache %.1f, activations %.1f, "
-                         "requests %.1f); use smaller weights, shorter texts, --kv-cache-dtype i8 "
-                         "or fewer threads",
+                         "requests %.1f); free memory, or use smaller weights, shorter texts, a "
+                         "smaller --max-model-len, --kv-cache-dtype i8 or fewer threads",
                          mb(p->available), p->engine.max_len, mb(p->total), mb(p->weights),
                          mb(p->adapters), mb(p->kv), mb(p->activations), mb(p->requests));
     return error_set(
@@ -109,8 +111,8 @@ static int plan_set_error(const struct memory_plan *p, struct error *err) {
         "tokenizer %.1f, adapters %.1f, KV cache %.1f, activations %.1f, requests %.1f, program "
         "and "
         "work %.1f); "
-        "raise --max-memory to %.0fM, use smaller weights, shorter texts, --kv-cache-dtype i8 or "
-        "fewer threads",
+        "raise --max-memory to %.0fM, use smaller weights, shorter texts, a smaller "
+        "--max-model-len, --kv-cache-dtype i8 or fewer threads",
         mb(p->limit), p->engine.max_len, mb(p->total), mb(p->weights), mb(p->tokenizer),
         mb(p->adapters), mb(p->kv), mb(p->activations), mb(p->requests), mb(p->other_bytes),
         mb(p->total) + 1);
@@ -146,6 +148,35 @@ int memory_plan_make(const struct memory_plan_input *in, struct memory_plan *out
     }
     *out = p;
     return rc;
+}
+
+/* Total of the smallest plan for one sequence of `len` tokens. */
+static size_t least_total(const struct memory_plan_input *in, int32_t len) {
+    struct memory_plan_input one = *in;
+    struct memory_plan plan;
+    struct error too_small;
+    one.limit = 1;
+    one.max_options.max_len = len;
+    memory_plan_make(&one, &plan, &too_small);
+    return plan.total;
+}
+
+int32_t memory_plan_context(const struct memory_plan_input *in) {
+    enum { SHORTEST = 1024, SHORT = 4096 };
+    int32_t hi = in->model.config.max_seq_len, lo = MIN(hi, SHORTEST), brief = MIN(hi, SHORT);
+    size_t bound = plan_bound(in);
+    if (!bound) return hi;
+    size_t least = least_total(in, lo), most = least < bound ? least + (bound - least) / 2 : bound;
+    if (least_total(in, brief) > most) {
+        hi = brief;
+        most = bound;
+    }
+    if (least_total(in, hi) <= most) return hi;
+    while (hi - lo > KV_PAGE_SIZE) { // hi does not fit
+        int32_t len = (lo + (hi - lo) / 2) / KV_PAGE_SIZE * KV_PAGE_SIZE;
+        *(len > lo && least_total(in, len) <= most ? &lo : &hi) = MAX(len, lo + 1);
+    }
+    return lo;
 }
 
 void adapter_sizes_add(struct adapter_sizes *all, const struct adapter_size *one) {

@@ -212,6 +212,7 @@ extern const struct search_method search_methods[]; /* ended by a row without a 
 struct evolve_env {
     struct pool *pool;
     enum numeric_class cls;
+    int32_t max_seqs; /* sequences of the engine at once; 0: 192. It changes no results. */
     const char *root; /* folder of runs: "runs" */
     /* Resolves the name of a model or data file; the result is malloc'ed. */
     char *(*find)(const char *path);

@@ -89,8 +89,10 @@ static int check_id_unused(struct evolve_run *r, struct error *err) {
 
 static struct engine_options engine_options_for(const struct evolve_env *env,
                                                 const struct model_config *c) {
-    return (struct engine_options){
-        .max_rows = 512, .max_seqs = 192, .max_len = MIN(384, c->max_seq_len), .pool = env->pool};
+    return (struct engine_options){.max_rows = 512,
+                                   .max_seqs = env->max_seqs ? env->max_seqs : 192,
+                                   .max_len = MIN(384, c->max_seq_len),
+                                   .pool = env->pool};
 }
 
 /* Tokens of the longest sample of the personas' data, at most. */
@@ -133,16 +135,19 @@ static int memory_least(const struct evolve_env *env, const struct evolve_recipe
     return rc;
 }
 
-/* Refuses a memory limit that is too small for the run, before its model is read. */
+/* Refuses too little memory for the run, before its model is read and its folder made. *least
+ * receives what the process needs; 0: no limit is set. */
 static int memory_limit_check(const struct evolve_env *env, const struct evolve_recipe *o,
-                              const char *path, size_t *least, struct error *err) {
+                              size_t *least, struct error *err) {
     struct model_size size;
     size_t engine, rest;
     *least = 0;
     if (!memory_limit_get()) return OK;
-    if (model_measure(path, env->cls, &size, err) != OK ||
-        memory_least(env, o, &size.config, &engine, &rest, err) != OK)
-        return err->code;
+    char *path = env->find(o->model);
+    int rc = model_measure(path, env->cls, &size, err);
+    free(path);
+    if (rc == OK) rc = memory_least(env, o, &size.config, &engine, &rest, err);
+    if (rc != OK) return rc;
     const struct memory_step step = {.what = "this run with its model",
                                      .least = model_loading_bytes(&size) + engine + rest};
     *least = memory_used(NULL) + step.least;
@@ -169,7 +174,7 @@ static int run_open(struct evolve_run *r, bool is_new, struct error *err) {
     char *db = path_join(r->env->root, "shoal.db"), *path = r->env->find(r->o->model);
     struct engine_options eo;
     size_t least;
-    int rc = memory_limit_check(r->env, r->o, path, &least, err);
+    int rc = memory_limit_check(r->env, r->o, &least, err);
     if (rc == OK) rc = dir_make_private(r->dir, err);
     if (rc == OK && !(r->store = store_open(db, err))) rc = err->code;
     if (rc == OK && is_new) rc = check_id_unused(r, err);
@@ -797,7 +802,9 @@ static json_t *execute(const struct evolve_env *env, const struct evolve_recipe 
     struct evolve_run r = {
         .env = env, .o = o, .id = id, .dir = path_join(env->root, id), .replay_generation = -1};
     r.result = json_pack("{s:s}", "run", id);
-    int rc = dir_make(env->root, err), lock = -1;
+    size_t least;
+    int rc = memory_limit_check(env, o, &least, err), lock = -1;
+    if (rc == OK) rc = dir_make(env->root, err);
     if (rc == OK) rc = dir_make_private(r.dir, err);
     if (rc == OK && (lock = dir_lock(r.dir, "run", err)) < 0) rc = lock;
     if (rc == OK) rc = read_forks(&r, err);
@@ -852,7 +859,7 @@ json_t *evolve_run_plan(const struct evolve_env *env, const struct evolve_recipe
     int rc = err->code;
     if (rc == OK) rc = population_check_unused(&o->evolve, err);
     if (rc == OK) rc = model_measure(path, env->cls, &size, err);
-    if (rc == OK) rc = memory_limit_check(env, o, path, &least, err);
+    if (rc == OK) rc = memory_limit_check(env, o, &least, err);
     if (rc == OK) rc = evolve_run_open_tasks(&r, &o->tasks, err);
     if (rc == OK) rc = evolve_run_open_tasks(&r, &o->retain, err);
     if (rc == OK)

@@ -167,6 +167,10 @@ int numeric_class_choose(bool exact, bool fast, enum numeric_class *out, struct 
 static int engine_open(struct shoal *s, const struct open_options *o, struct error *err) {
     struct engine_options *e = &s->engine_options;
     int32_t longest = s->model->config.max_seq_len;
+    if (o->max_len > longest)
+        return error_set(err, ERR_USAGE,
+                         "max-model-len '%lld' is more than the %d tokens of the model's context",
+                         (long long)o->max_len, longest);
     if (!s->model->tok) return error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", s->path);
     e->pool = s->pool;
     e->max_seqs = (int32_t)o->max_seqs;

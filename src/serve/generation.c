@@ -735,15 +735,29 @@ static void prompts_truncate(const struct server *s, struct generation_spec *spe
     }
 }
 
+static int prompt_too_long(const struct server *s, int32_t context, int32_t n, struct error *err) {
+    int32_t of_server = engine_max_len(s->engine), of_model = s->model->config.max_seq_len;
+    if (context < of_server)
+        return error_set(err, ERR_USAGE,
+                         "this request's context is %d tokens (the server's: %d), and the prompt "
+                         "alone has %d; shorten it",
+                         context, of_server, n);
+    if (of_server < of_model)
+        return error_set(err, ERR_USAGE,
+                         "this server's context is %d tokens (the model's: %d, with 'shoal serve "
+                         "--max-model-len'), and the prompt alone has %d; shorten it",
+                         of_server, of_model, n);
+    return error_set(err, ERR_USAGE,
+                     "this model's context is %d tokens, and the prompt alone has %d; shorten it",
+                     of_model, n);
+}
+
 static int prompts_check(const struct server *s, const struct generation_spec *spec,
                          struct error *err) {
     int32_t most = context_length(s, spec);
     for (int i = 0; i < spec->n_prompts; i++)
         if (spec->prompts[i].n + (spec->max_tokens > 0) > most)
-            return error_set(err, ERR_USAGE,
-                             "this model's context is %d tokens, and the prompt alone has %d; "
-                             "shorten it",
-                             most, spec->prompts[i].n);
+            return prompt_too_long(s, most, spec->prompts[i].n, err);
     return OK;
 }
 

@@ -16,6 +16,7 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/random.h>
+#include <sys/resource.h>
 #include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
@@ -681,7 +682,9 @@ static void server_release(struct server *s) {
  * thread, each as large as its largest request, heaps would be most of the server's memory. */
 static void malloc_configure(void) {
 #ifdef __GLIBC__
-    mallopt(M_ARENA_MAX, 2);
+    struct rlimit space;
+    bool limited = getrlimit(RLIMIT_AS, &space) == 0 && space.rlim_cur != RLIM_INFINITY;
+    mallopt(M_ARENA_MAX, limited ? 1 : 2); // a second heap reserves 128 MB of address space
     mallopt(M_MMAP_THRESHOLD, 128 << 10);
     mallopt(M_TRIM_THRESHOLD, 128 << 10);
 #endif

@@ -1,0 +1,129 @@
+#!/bin/sh
+# test_available_memory: commands without --max-memory, in an address space (ulimit -v) just below and just above what
+# they need: they are refused with a figure, by --dry-run as well and before a folder is made, and with that figure they
+# give the result of a run without a limit. Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is
+# the binary.
+set -u
+shoal=${SHOAL:-build/shoal}
+tmp=$(mktemp -d) || exit 1
+trap 'rm -rf "$tmp"' EXIT
+ok() { echo "ok $1"; }
+bad() { echo "not ok $1: $2"; }
+model=test/models/fry-1
+export SHOAL_CACHE="$tmp/cache"
+if ! (ulimit -v 200000 && "$shoal" --version) >/dev/null 2>&1; then
+    echo "skip available memory: the program does not start in 200 MB of address space"
+    exit 0
+fi
+
+# in_space KB ARGUMENTS…: runs shoal in this address space, with one thread and the input of $tmp/in.
+in_space() {
+    space=$1
+    shift
+    (ulimit -v "$space" && exec "$shoal" "$@" --threads 1 <"$tmp/in") >"$tmp/out" 2>"$tmp/err"
+}
+
+# The figures of a refusal in MB: "AVAILABLE NEEDED".
+figures() {
+    sed -n "s/.* '*\([0-9.]*\) MB'* of memory are available, but .* needs \([0-9.]*\) MB.*/\1 \2/p" "$tmp/err" | tail -n 1
+}
+
+# space_find: the largest address space, in steps of 8 MB, in which the dry run is refused; sets $few and $enough. The
+# figure is what must be available: a sixteenth of the rest of the space is left to other programs.
+space_find() {
+    few=300000
+    while in_space $few "$@" --dry-run; do
+        few=$((few - 8192))
+        [ $few -gt 120000 ] || return 1
+    done
+    set -- $(figures)
+    [ $# -eq 2 ] || return 1
+    enough=$(awk -v few="$few" -v a="$1" -v need="$2" 'BEGIN { print int(few + ((need - a) * 17 / 16 + 2) * 1024) }')
+}
+
+# limits NAME RESULT ARGUMENTS…: the command's output, or what RESULT prints, is the same in just enough memory.
+limits() {
+    what=$1 result=$2
+    shift 2
+    "$shoal" "$@" --threads 1 <"$tmp/in" >"$tmp/out" 2>"$tmp/err" || { bad "$what" "$(tail -c 300 "$tmp/err")"; return; }
+    expected=$($result)
+    rm -rf "$tmp"/made*
+    if ! space_find "$@"; then
+        bad "$what: --dry-run refuses too little memory, with figures" "at $few KB: $(tail -c 300 "$tmp/err")"
+        return
+    fi
+    refusal=$(tail -n 1 "$tmp/err")
+    if in_space "$few" "$@"; then bad "$what: what --dry-run refuses" "the run does not"
+    elif ! figures | grep -q .; then bad "$what: what --dry-run refuses" "$(tail -c 300 "$tmp/err")"
+    elif ls "$tmp"/made* >/dev/null 2>&1; then bad "$what: a refusal makes no folder" "it is made: $refusal"
+    else ok "$what: a run is refused as its dry run, before anything is written"; fi
+    if ! in_space "$enough" "$@"; then bad "$what with the figure of the refusal" "$refusal; then $(tail -c 300 "$tmp/err")"
+    elif [ "$($result)" != "$expected" ]; then bad "$what with the figure of the refusal" "another result"
+    else ok "$what with the figure of the refusal, same result"; fi
+    rm -rf "$tmp"/made*
+}
+output() { cat "$tmp/out"; }
+file() { cat "$tmp"/made*; }
+weights() { find "$tmp/made" -name '*.safetensors' | sort | xargs cat | cksum; }
+generations() { cat "$tmp/made/x/evolution.jsonl"; }
+
+printf 'sort: k b x\n' >"$tmp/in"
+limits run output run $model -p 'sort: k b x' --temperature 0 --max-tokens 400 --ids
+limits embed output embed $model 'sort: k b x'
+limits eval file eval $model --tasks sort --n 3 --log-samples "$tmp/made"
+limits debate output debate $model --agents base base --topic 'pick 4 or 9' --choices 4 9 --rounds 1 --max-tokens 8
+limits chat output chat $model --temperature 0 --json
+limits ask output ask $model --agents 2 --iterations 1 --max-tokens 4 --json
+printf '{"prompt":"sort: k b x"}\n{"prompt":"sort: d c a"}\n' >"$tmp/prompts.jsonl"
+limits synth file synth $model --prompts "$tmp/prompts.jsonl" --out "$tmp/made" --temperature 0 --max-tokens 8 --store "$tmp/calls.db"
+limits quantize file quantize $model "$tmp/made.gguf" --type q8_0 --tokens 256
+limits train weights train $model --data data/personas/critic.jsonl --max-steps 1 --bsz 4 --r 8 --out "$tmp/made" --runs "$tmp/r"
+cat >"$tmp/tiny.yaml" <<'END'
+shape: fry-1
+vocab: 420
+tokenizer_items: 100
+mix: [copy=1]
+steps: 1
+rows: 1024
+eval_every: 1
+eval_items: 4
+END
+limits pretrain weights pretrain "$tmp/tiny.yaml" --out "$tmp/made"
+cat >"$tmp/evolve.yaml" <<'END'
+model: test/models/fry-1
+personas:
+  - critic=data/personas/critic.jsonl
+  - explorer=data/personas/explorer.jsonl
+tasks: [pick]
+rounds: 1
+max_tokens: 12
+test_items: 4
+train: {r: 8, max_steps: 1, bsz: 8}
+evolve: {generations: 1, population: 2, elites: 1}
+fitness: {items: 4}
+END
+limits evolve generations evolve "$tmp/evolve.yaml" --runs "$tmp/made" --id x
+limits world weights world $model --out "$tmp/made" --runs "$tmp" --agents 4 --num-adapters 2 --steps 30 --generations 1 --eval-maps 1
+
+# A server, and a second one beside it: each plans with what is available when it starts.
+
+# start NAME KB: a server in this address space; its address is in $url, its process in $pids.
+pids=
+trap 'for pid in $pids; do kill "$pid" 2>/dev/null && wait "$pid" 2>/dev/null; done; rm -rf "$tmp"' EXIT
+start() {
+    (ulimit -v "$2" && exec "$shoal" serve $model --port 0 --json --threads 1 --state "$tmp/$1" >"$tmp/$1.out" 2>"$tmp/$1.err") &
+    pids="$pids $!"
+    for _ in $(seq 300); do
+        url=$(sed -n 's/.*"listening":"\([^"]*\)".*/\1/p' "$tmp/$1.out" 2>/dev/null)
+        [ -n "$url" ] && return 0
+        kill -0 $! 2>/dev/null || return 1
+        sleep 0.1
+    done
+    return 1
+}
+if space_find serve $model --port 0 --state "$tmp/made"; then
+    for name in first second; do
+        if start $name "$enough"; then ok "serve with the figure of the refusal, the $name server"
+        else bad "serve with the figure of the refusal, the $name server" "$(tail -c 300 "$tmp/$name.err")"; fi
+    done
+else bad "serve: --dry-run refuses too little memory, with figures" "at $few KB: $(tail -c 300 "$tmp/err")"; fi

@@ -83,7 +83,8 @@ struct shoal_callbacks {
 
 /* Opens a GGUF file or a Hugging Face directory. Options: threads (0: all processors), exact,
  * fast, kv-cache-dtype, lora-dtype, max-num-seqs (64 sequences at once), max-model-len (tokens per
- * sequence; 0: the model's length, at most 4096). */
+ * sequence; 0: the model's length, at most 4096; more than the model's is SHOAL_ERR_USAGE). The
+ * engine is fitted into the available memory. */
 SHOAL_API struct shoal *shoal_open(const char *model, const char *const *options,
                                    struct shoal_error *err);
 SHOAL_API void shoal_close(struct shoal *s);

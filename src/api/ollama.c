@@ -20,6 +20,7 @@
 
 #include <ctype.h>
 #include <math.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
@@ -84,6 +85,16 @@ static int keep_alive_apply(struct server *s, const json_t *body, bool *unload, 
     return OK;
 }
 
+/* Ollama, too, bounds num_ctx by the model's context with a message in its log. */
+static void num_ctx_note(const struct server *s, int64_t num_ctx) {
+    static atomic_flag noted = ATOMIC_FLAG_INIT;
+    if (!s->engine || num_ctx <= engine_max_len(s->engine) || atomic_flag_test_and_set(&noted))
+        return;
+    log_warn("a request has num_ctx %lld, and the context of '%s' is %d tokens: its contexts have "
+             "at most these; --max-model-len changes it",
+             (long long)num_ctx, s->name, engine_max_len(s->engine));
+}
+
 int ollama_options_read(const struct server *s, const json_t *body, const json_t *o,
                         struct generation_spec *spec, struct error *err) {
     static const struct llamacpp_sampling defaults = {
@@ -96,6 +107,7 @@ int ollama_options_read(const struct server *s, const json_t *body, const json_t
         return err->code;
     spec->n = 1;
     spec->context = (int32_t)ctx;
+    num_ctx_note(s, ctx);
     spec->max_tokens = predict > 0 ? (int32_t)predict : INT32_MAX; // limited by the context only
     if (predict == -2) spec->context_shift = false;                // until the context is full
     return stop_conditions_read(s, o, spec, err);

@@ -337,16 +337,20 @@ static double decode_seconds(struct bench *b, const struct variant *v) {
     return clock_now() - start;
 }
 
+static struct engine_options serve_options(const struct bench *b) {
+    return (struct engine_options){.max_rows = 256,
+                                   .max_seqs = MAX_BATCH,
+                                   .max_len = 2 * b->span,
+                                   .lora_elem = b->lora,
+                                   .kv_elem = b->kv,
+                                   .pool = b->pool};
+}
+
 /* Seconds that an engine takes for MAX_BATCH requests with different prompts, submitted at once;
  * without the time to create the engine. */
 static double requests_run(struct bench *b, struct adapter *const adapters[MAX_BATCH]) {
     struct error err;
-    struct engine_options eo = {.max_rows = 256,
-                                .max_seqs = MAX_BATCH,
-                                .max_len = 2 * b->span,
-                                .lora_elem = b->lora,
-                                .kv_elem = b->kv,
-                                .pool = b->pool};
+    const struct engine_options eo = serve_options(b);
     struct engine *e = engine_new(b->m, &eo, &err);
     struct engine_request r[MAX_BATCH] = {0};
     int32_t prompts[MAX_BATCH][SPAN_MAX];
@@ -430,6 +434,16 @@ static int32_t question_token(const struct bench *b, int i, int j) {
     return j == 0 ? i % vocab : j == 1 ? i / vocab : pseudo_token(b, i * 131 + j);
 }
 
+static struct engine_options population_options(const struct bench *b) {
+    return (struct engine_options){.max_rows = 512,
+                                   .max_seqs = CANDIDATES,
+                                   .max_len = b->span,
+                                   .max_out = 256,
+                                   .lora_elem = b->lora,
+                                   .kv_elem = b->kv,
+                                   .pool = b->pool};
+}
+
 /* Multiple choice by likelihood through an engine: QUESTIONS for each of CANDIDATES. Requests
  * alternate between candidates, so that a batch has as many adapters as possible. */
 static double population_seconds(struct bench *b, const struct variant *v) {
@@ -439,13 +453,7 @@ static double population_seconds(struct bench *b, const struct variant *v) {
     static struct token_seq choices[N][CHOICES];
     int32_t prompt = b->span / 2 - CHOICES * (CHOICE_TOKENS - 1);
     struct error err;
-    struct engine_options eo = {.max_rows = 512,
-                                .max_seqs = CANDIDATES,
-                                .max_len = b->span,
-                                .max_out = 256,
-                                .lora_elem = b->lora,
-                                .kv_elem = b->kv,
-                                .pool = b->pool};
+    const struct engine_options eo = population_options(b);
     struct engine *e = engine_new(b->m, &eo, &err);
     CHECK(e != NULL);
     for (int i = 0; i < N; i++) {
@@ -612,7 +620,10 @@ static int bench_memory(struct bench *b, const struct adapter_config *ac, struct
         b->adapters[i] = adapter_new(&b->m->config, ac, (uint64_t)i);
         adapters += (double)adapter_pack_only(b->adapters[i], b->lora)->bytes;
     }
-    struct engine *e = engine_new(b->m, &eo, err);
+    const struct memory_step step = {.what = "an engine for the agents",
+                                     .least = engine_bytes(&b->m->config, &eo)};
+    struct engine *e = NULL;
+    if (memory_check(b->m, &step, err) == OK) e = engine_new(b->m, &eo, err);
     if (!e) return err->code;
     for (int i = 0; i < MAX_BATCH; i++) {
         for (int j = 0; j < b->span / 4; j++) prompts[i][j] = pseudo_token(b, 1 + i * 131 + j);
@@ -681,9 +692,18 @@ static int train_options(const struct bench *b, struct train_options *out, struc
     return rc;
 }
 
+static int memory_check_trainer(const struct bench *b, const struct adapter_config *ac, int n,
+                                const struct train_options *o, struct error *err) {
+    const struct memory_step step = {
+        .what = "a trainer",
+        .least = trainer_least_bytes(&b->m->config, b->m->cls, ac, n, o, b->pool, b->o->tokens)};
+    return memory_check(b->m, &step, err);
+}
+
 static int trainers_new(struct bench *b, const struct adapter_config *ac, struct error *err) {
     struct train_options o;
     int n = (int)b->o->adapters, rc = train_options(b, &o, err);
+    if (rc == OK) rc = memory_check_trainer(b, n ? ac : NULL, n, &o, err);
     for (int i = 0; i < n; i++) b->adapters[i] = adapter_new(&b->m->config, ac, (uint64_t)i);
     if (rc == OK) {
         b->single_trainer = n ? trainer_new_lora(b->m, b->adapters, 1, &o, b->pool, err)
@@ -774,13 +794,29 @@ static int bench_es(struct bench *b, struct error *err) {
     return rc;
 }
 
+static struct forward_options speed_options(const struct bench *b, const struct model_config *c) {
+    int32_t len = (int32_t)MAX(b->o->tokens, b->span + DECODE_STEPS);
+    return (struct forward_options){.max_rows = (int32_t)MAX(b->o->tokens, NOISE_SEQS * b->span),
+                                    .n_slots = MAX_BATCH,
+                                    .slot_len = MIN(len, c->max_seq_len),
+                                    .kv_elem = b->kv,
+                                    .pool = b->pool};
+}
+
+/* An upper bound of the memory of bench_speed besides the model. */
+static size_t speed_bytes(const struct bench *b, const struct model_config *c,
+                          const struct adapter_config *ac) {
+    const struct engine_options serve = serve_options(b), population = population_options(b);
+    const struct forward_options fo = speed_options(b, c);
+    size_t adapter = adapter_param_count(c, ac) * (sizeof(float) + dtype_size(b->lora)),
+           logits = MAX_BATCH * (size_t)c->vocab_size * sizeof(float), engine = 0;
+    if (is_selected(b->o, "serve") || is_selected(b->o, "pool")) engine = engine_bytes(c, &serve);
+    if (is_selected(b->o, "population")) engine = MAX(engine, engine_bytes(c, &population));
+    return forward_bytes(c, &fo) + logits + engine + CANDIDATES * adapter;
+}
+
 static int bench_speed(struct bench *b, const struct adapter_config *ac, struct error *err) {
-    struct forward_options fo = {.max_rows = (int32_t)MAX(b->o->tokens, NOISE_SEQS * b->span),
-                                 .n_slots = MAX_BATCH,
-                                 .slot_len = (int32_t)MAX(b->o->tokens, b->span + DECODE_STEPS),
-                                 .kv_elem = b->kv,
-                                 .pool = b->pool};
-    fo.slot_len = MIN(fo.slot_len, b->m->config.max_seq_len);
+    const struct forward_options fo = speed_options(b, &b->m->config);
     b->f = forward_new(b->m, &fo);
     if (!b->f) return error_set(err, ERR_MEMORY, "no memory for '%s'", shape_name(b));
     b->logits = xcalloc((size_t)MAX_BATCH * (size_t)b->m->config.vocab_size, sizeof *b->logits);
@@ -1010,14 +1046,31 @@ static int tokenizer_replace(struct model *m, const char *path, struct error *er
     return OK;
 }
 
+/* Refuses too little memory before the weights are loaded or made. Sets b->span. */
+static int memory_check_begin(struct bench *b, const struct model_config *c, size_t weights,
+                              const struct adapter_config *ac, struct error *err) {
+    bool alone = b->o->world || is_selected(b->o, "life") || is_selected(b->o, "memory") ||
+                 is_selected(b->o, "train"); // these check their memory when the model is loaded
+    b->span = MIN(SPAN_MAX, c->max_seq_len / 2);
+    const struct memory_step step = {.what = "this measurement with its model",
+                                     .least = weights + (alone ? 0 : speed_bytes(b, c, ac))};
+    return memory_check(NULL, &step, err);
+}
+
 /* The model, or a random one of the given shape and weight type. */
-static struct model *bench_model(const struct cli_options *c, const struct options *o,
+static struct model *bench_model(struct bench *b, const struct adapter_config *ac,
                                  struct error *err) {
+    const struct options *o = b->o;
+    enum numeric_class cls = cli_numeric_class(b->c);
     struct model_config config;
     enum tensor_type type;
     if (*o->model) {
+        struct model_size size;
+        struct model *m = NULL;
         char *path = cli_find_file(o->model);
-        struct model *m = model_open(path, cli_numeric_class(c), err);
+        if (model_measure(path, cls, &size, err) == OK &&
+            memory_check_begin(b, &size.config, model_loading_bytes(&size), ac, err) == OK)
+            m = model_open(path, cls, err);
         free(path);
         return m;
     }
@@ -1027,7 +1080,9 @@ static struct model *bench_model(const struct cli_options *c, const struct optio
                   tensor_type_list());
         return NULL;
     }
-    return model_new_quantized(&config, 1, type, cli_numeric_class(c));
+    size_t weights = (size_t)model_param_count(&config) / 32 * tensor_row_bytes(type, 32);
+    if (memory_check_begin(b, &config, weights, ac, err) != OK) return NULL;
+    return model_new_quantized(&config, 1, type, cls);
 }
 
 static int history_open(struct bench *b, struct error *err) {
@@ -1041,10 +1096,9 @@ static int history_open(struct bench *b, struct error *err) {
     return OK;
 }
 
-/* Sets b->span. Refuses a context that is too short and an invalid adapter configuration. */
-static int bench_check(struct bench *b, const struct adapter_config *ac, struct error *err) {
+/* Refuses a context that is too short and an invalid adapter configuration. */
+static int bench_check(const struct bench *b, const struct adapter_config *ac, struct error *err) {
     int32_t len = b->m->config.max_seq_len;
-    b->span = MIN(SPAN_MAX, len / 2);
     if (b->span < DECODE_STEPS)
         return error_set(err, ERR_USAGE, "a context of %d tokens is too short (at least %d)",
                          (int)len, 2 * DECODE_STEPS);
@@ -1062,13 +1116,14 @@ static int run(const struct cli_options *c, const void *options, const struct st
     }
     if (dtype_parse(b.o->lora, &b.lora, err) != OK ||
         kv_cache_dtype_parse(b.o->kv, cli_numeric_class(c), &b.kv, err) != OK ||
-        adapter_targets_parse(b.o->targets, ac.target, err) != OK || history_open(&b, err) != OK)
+        adapter_targets_parse(b.o->targets, ac.target, err) != OK ||
+        memory_limit_parse(NULL, err) != OK || history_open(&b, err) != OK)
         return err->code;
     bool simulates = b.o->world || is_selected(b.o, "life");
     if (simulates || is_selected(b.o, "memory"))
         mallopt(M_MMAP_THRESHOLD, 1 << 16); // large freed blocks return to the system
     b.pool = pool_new((int)c->threads);
-    b.m = bench_model(c, b.o, err);
+    b.m = bench_model(&b, &ac, err);
     int rc = b.m ? adapter_layers_parse(b.o->layers, &b.m->config, &ac, err) : err->code;
     if (rc == OK) rc = bench_check(&b, &ac, err);
     if (rc == OK) rc = tokenizer_replace(b.m, b.o->tokenizer, err);

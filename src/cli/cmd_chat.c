@@ -553,8 +553,8 @@ const struct cli_command cmd_chat = {
         "  shoal chat model.gguf --system '簡潔に答えてください。' --conversation me\n"
         "  shoal chat model.gguf --adapter critic=0.7,explorer=0.3 --temperature 0.5\n"
         "  shoal chat model.gguf --team --agents 4 --knowledge notes.db --conversation me",
-    .main_options =
-        "system adapter max-tokens temperature seed team conversation knowledge board max-memory",
+    .main_options = "system adapter max-tokens temperature seed team conversation knowledge board "
+                    "max-model-len max-memory dry-run",
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 0,

@@ -295,7 +295,7 @@ const struct cli_command cmd_debate = {
     .job_args = (const struct job_args[]){{NULL, {JOB_ARG_INPUT_PATH}, false}, {0}},
     .job_store_option = "store",
     .main_options = "agents personas team topic tasks n protocol protocols rounds vote "
-                    "max-tokens temperature report seed dry-run",
+                    "max-tokens temperature report seed max-memory dry-run",
     .rows = team_rows,
     .more = (const struct option_table[]){{debate_request_rows, offsetof(struct options, request)},
                                           {output_rows, 0},

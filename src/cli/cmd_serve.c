@@ -363,8 +363,9 @@ const struct cli_command cmd_serve = {
         "SIGTERM or Ctrl-C stops the server: running replies have --drain-seconds to finish. If\n"
         "requests still run 5 seconds later, or after a second signal, it ends without them,\n"
         "with exit status 3.",
-    .main_options = "adapter adapter-dir model-dir team state api-key max-num-seqs max-tokens "
-                    "max-memory host port",
+    .main_options =
+        "adapter adapter-dir model-dir team state api-key max-num-seqs max-model-len max-tokens "
+        "max-memory host port",
     .rows = serve_option_rows,
     .more =
         (const struct option_table[]){

@@ -238,7 +238,7 @@ const struct cli_command cmd_synth = {
     .recipe_load = recipe_load,
     .main_options =
         "model prompts topics out adapter judge then-train samples max-tokens temperature seed "
-        "language require forbid json-schema min-agreement held-out dry-run",
+        "language require forbid json-schema min-agreement held-out max-memory dry-run",
     .rows = command_rows,
     .more =
         (const struct option_table[]){{synth_option_rows, offsetof(struct options, synth)}, {0}},

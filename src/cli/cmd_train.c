@@ -251,7 +251,7 @@ const struct cli_command cmd_train = {
     .job_args = (const struct job_args[]){{NULL, {JOB_ARG_INPUT_PATH}, false}, {0}},
     .job_store_option = "runs",
     .main_options = "data out method init-adapter dry-run eval-data r lora-alpha target "
-                    "epochs lr bsz seed reward",
+                    "epochs lr bsz seed reward max-memory",
     .rows = command_rows,
     .more = train_settings_tables,
     .size = sizeof(struct train_command),

@@ -815,7 +815,7 @@ const struct cli_command cmd_world = {
                                   {0}},
     .job_store_option = "runs",
     .main_options = "policy agents steps seed watch record replay out num-adapters "
-                    "generations learn rules",
+                    "generations learn rules max-memory",
     .rows = command_rows,
     .more =
         (const struct option_table[]){

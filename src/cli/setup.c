@@ -136,10 +136,13 @@ int setup_memory_bounds(const struct cli_options *c, const struct setup_options 
     struct memory_plan plan;
     struct error small;
     int rc = setup_init(&s, c, o, model, w, err);
+    size_t limit = s.limit;
+    s.limit = 1;
     if (rc == OK) rc = plan_input_init(&s, w, &in, err);
-    in.limit = 1;
     if (rc == OK) memory_plan_make(&in, &plan, &small); /* fails with the smallest plan */
     *min_bytes = rc == OK ? plan.total : 0;
+    s.limit = limit;
+    if (rc == OK) rc = plan_input_init(&s, w, &in, err);
     in.limit = 0;
     if (rc == OK) rc = memory_plan_make(&in, &plan, err);
     *max_bytes = rc == OK ? plan.total : 0;

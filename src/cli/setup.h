@@ -24,12 +24,10 @@ struct setup_options {
 #define SETUP_ROWS(type, field)                                                                    \
     SETUP_ROW("max-memory", OPT_STRING, type, field.max_memory, NULL, "SIZE",                      \
               "memory limit such as 100M or 2G, checked before anything is loaded", JOB_ARG_TEXT), \
-        SETUP_INT_ROW(                                                                             \
-            "max-num-seqs", type, field.max_seqs, 4096,                                            \
-            "maximum concurrent sequences (0: as many as the command can use, of a server 64)"),   \
-        SETUP_INT_ROW(                                                                             \
-            "max-model-len", type, field.max_len, 1e9,                                             \
-            "maximum tokens of a prompt and its reply (0: the model's, as far as memory allows)"), \
+        SETUP_INT_ROW("max-num-seqs", type, field.max_seqs, 4096,                                  \
+                      "maximum concurrent sequences (0: 64 of a server, else all)"),               \
+        SETUP_INT_ROW("max-model-len", type, field.max_len, 1e9,                                   \
+                      "maximum tokens of prompt and reply (0: as the model and memory allow)"),    \
         SETUP_ROW("dry-run", OPT_BOOL, type, field.dry_run, NULL, NULL,                            \
                   "print the memory plan and exit"),                                               \
         SETUP_ROW("kv-cache-dtype", OPT_STRING, type, field.kv, "auto", "ELEM",                    \

@@ -772,6 +772,10 @@ bool slot_reserve_pages(struct engine *e, int32_t slot, int32_t from, int32_t to
     return true;
 }
 
+void engine_trim(struct engine *e) {
+    kv_cache_trim(forward_kv_cache(e->f));
+}
+
 /* Runs the scheduled rows in one forward pass. */
 static void step_run(struct engine *e) {
     int32_t adapters = 0;

@@ -202,6 +202,9 @@ int engine_unfinished(const struct engine *e); /* the number of unfinished reque
  * (log_check_cancelled); then no request has results. */
 int engine_run(struct engine *e, struct engine_request *reqs, int n, struct progress *p,
                struct error *err);
+/* Returns the memory of KV cache pages that neither a request nor the prefix cache uses to the
+ * system. Call it between steps, when other programs need memory. It changes no results. */
+void engine_trim(struct engine *e);
 struct engine_stats {
     /* prefilled: rows of prompts, suffixes and choices that were run, without cached ones. */
     uint64_t steps, rows, weight_passes, prefilled, generated, finished;
@@ -307,10 +310,10 @@ struct memory_plan {
 /* Plans a pool that evicts adapters: it holds at least the largest one. While it loads another one,
  * which it does one at a time, that adapter is in memory in addition, until others are evicted. */
 void memory_plan_add_pool(struct memory_plan_input *in, const struct adapter_sizes *all);
-/* The longest sequence that the smallest engine can have in half of the memory that is left beside
- * it, at most the model's length: the other half is for more sequences. Up to 4096 tokens may use
- * all memory. At least 1024, or the model's length, whether that fits or not. max_options.max_len
- * need not be set. */
+/* The longest sequence that the smallest engine can have in half of the memory that a short
+ * sequence leaves, at most the model's length: the other half is for more sequences. Up to 4096
+ * tokens may use all memory. At least 1024, or the model's length, whether that fits or not.
+ * max_options.max_len need not be set. */
 int32_t memory_plan_context(const struct memory_plan_input *in);
 /* Whether the engine is smaller than it would be with unlimited memory. */
 bool memory_plan_is_reduced(const struct memory_plan_input *in, const struct memory_plan *p);
@@ -337,8 +340,8 @@ size_t model_loading_bytes(const struct model_size *size);
  * no other thread allocates, and before a model is loaded.
  */
 void memory_limit_set(size_t limit);
-/* Sets the limit to the size that an option has. NULL: to what the process uses now and what is
- * available (memory_usable); or to 0, if that is not known. */
+/* Sets the limit to the size that an option has. NULL: to the memory in use and the available
+ * memory (memory_usable), or to 0 if that is not known. */
 int memory_limit_parse(const char *size, struct error *err);
 size_t memory_limit_get(void);
 /* The limit if the user named it, else 0: for manifests, and to print plans and peaks. */

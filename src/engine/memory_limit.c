@@ -5,8 +5,8 @@
  * Allocated memory counts before it is written: the order in which parts of the program first write
  * theirs does not matter. Nothing here refuses an allocation.
  *
- * Without a named limit, the limit is what the process uses at the start and what is available
- * then. The peak is not compared with it, because freed memory is available again.
+ * Without a named limit, the limit is the memory in use at the start and the available memory. The
+ * peak is not compared with it, because freed memory is available again.
  */
 #define _GNU_SOURCE
 #include "engine/engine.h"

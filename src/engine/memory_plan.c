@@ -166,7 +166,8 @@ int32_t memory_plan_context(const struct memory_plan_input *in) {
     int32_t hi = in->model.config.max_seq_len, lo = MIN(hi, SHORTEST), brief = MIN(hi, SHORT);
     size_t bound = plan_bound(in);
     if (!bound) return hi;
-    size_t least = least_total(in, lo), most = least < bound ? least + (bound - least) / 2 : bound;
+    size_t least = least_total(in, lo), most = least + (bound - least) / 2;
+    if (least >= bound) return lo;
     if (least_total(in, brief) > most) {
         hi = brief;
         most = bound;

@@ -15,10 +15,13 @@
  * The engine knows the tokens of a page and decides which sequences share it; forward.c computes
  * the keys and values.
  */
+#define _GNU_SOURCE
 #include "model/model.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
+#include <unistd.h>
 
 struct kv_cache {
     struct kv_cache_options o;
@@ -126,6 +129,17 @@ static void page_unref(struct kv_cache *kv, int32_t page) {
 void kv_cache_truncate(struct kv_cache *kv, int32_t slot, int32_t n) {
     int32_t *table = page_table(kv, slot), n_pages = kv_cache_pages_for(n);
     while (kv->n_slot_pages[slot] > n_pages) page_unref(kv, table[--kv->n_slot_pages[slot]]);
+}
+
+void kv_cache_trim(struct kv_cache *kv) {
+    const uintptr_t step = (uintptr_t)sysconf(_SC_PAGESIZE);
+    for (int32_t page = kv->first_free_page, i = 0; i < kv->n_free; i++) {
+        uintptr_t data = (uintptr_t)page_data(kv, page), begin = (data + step - 1) / step * step,
+                  end = (data + kv->page_bytes) / step * step;
+        // anonymous memory reads as zeros after that; advice, which may fail
+        if (begin < end) madvise((void *)begin, end - begin, MADV_DONTNEED);
+        page = kv->next_free[page];
+    }
 }
 
 /* Replaces a shared page that is about to be written by a private copy. */

@@ -361,6 +361,9 @@ int32_t kv_cache_pages_for(int32_t positions);
 bool kv_cache_reserve(struct kv_cache *kv, int32_t slot, int32_t from, int32_t to);
 void kv_cache_truncate(struct kv_cache *kv, int32_t slot,
                        int32_t n); /* releases the pages beyond n positions */
+/* Returns the memory of the pages that no slot uses to the system; it is allocated again when the
+ * pages are written. */
+void kv_cache_trim(struct kv_cache *kv);
 /* Replaces slot `to` by the first n positions of slot `from`: the pages are shared, not copied. */
 void kv_cache_share_prefix(struct kv_cache *kv, int32_t from, int32_t to, int32_t n);
 /* kv_cache_save copies the keys and values of a slot's first n positions to `out` [n ·

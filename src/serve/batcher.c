@@ -61,6 +61,7 @@ struct batcher {
     double step_seconds;                /* duration of the last step */
     double step_goal;                   /* see batcher_set_step_seconds */
     int32_t prompt_rows;                /* the engine's limit; see prompt_rows_adapt */
+    double memory_checked_at;           /* clock_now of the last memory_return */
     struct batcher_request **in_engine; /* [n_in_engine] private to the thread */
     int n_in_engine, n_background;
 };
@@ -307,6 +308,17 @@ static void step(struct batcher *b) {
     b->rows = s.rows;
 }
 
+enum { MEMORY_CHECK_SECONDS = 1 };
+
+/* Returns unused memory of the KV cache, if less than a sixteenth of the machine's is available. */
+static void memory_return(struct batcher *b) {
+    double now = clock_now();
+    if (now < b->memory_checked_at + MEMORY_CHECK_SECONDS) return;
+    b->memory_checked_at = now;
+    struct memory_info m = memory_info("/");
+    if (m.available >= 0 && m.available < m.total / 16) engine_trim(b->e);
+}
+
 /* Waits for work. Returns false when the thread has to end. */
 static bool work_wait(struct batcher *b) {
     pthread_mutex_lock(&b->lock);
@@ -338,6 +350,7 @@ static void *batcher_thread(void *ctx) {
         if (b->n_in_engine) step(b);
         int ended = requests_notify(b);
         embed_task_run(b);
+        memory_return(b);
         if (ended) resubmit_wait(b, ended);
     }
     for (int i = 0; i < b->n_in_engine; i++) engine_cancel(b->e, &b->in_engine[i]->request);

@@ -41,7 +41,7 @@ space_find() {
     enough=$(awk -v few="$few" -v a="$1" -v need="$2" 'BEGIN { print int(few + ((need - a) * 17 / 16 + 2) * 1024) }')
 }
 
-# limits NAME RESULT ARGUMENTS…: the command's output, or what RESULT prints, is the same in just enough memory.
+# limits NAME RESULT ARGUMENTS…: RESULT prints the command's result, which is the same in just enough memory.
 limits() {
     what=$1 result=$2
     shift 2
@@ -105,7 +105,15 @@ END
 limits evolve generations evolve "$tmp/evolve.yaml" --runs "$tmp/made" --id x
 limits world weights world $model --out "$tmp/made" --runs "$tmp" --agents 4 --num-adapters 2 --steps 30 --generations 1 --eval-maps 1
 
-# A server, and a second one beside it: each plans with what is available when it starts.
+# bench has no dry run.
+bench() { in_space "$1" bench --what decode,serve --shape fry-1 --tokens 64 --reps 1 --json; }
+bench 170000
+set -- $(figures)
+if [ $# -eq 2 ] && bench "$(awk -v a="$1" -v n="$2" 'BEGIN { print int(170000 + ((n - a) * 17 / 16 + 2) * 1024) }')"
+then ok "bench with the figure of the refusal"
+else bad "bench with the figure of the refusal" "$(tail -c 300 "$tmp/err")"; fi
+
+# Two servers: each plans with the available memory when it starts.
 
 # start NAME KB: a server in this address space; its address is in $url, its process in $pids.
 pids=

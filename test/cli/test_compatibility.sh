@@ -72,7 +72,7 @@ uv run python scripts/evolve_loras.py --parents adapters/persona_a adapters/pers
 python scripts/export_merge_utils.py --adapter adapters/persona_a --out merged
 python scripts/export_merge_utils.py --base Qwen/Qwen3-4B-Instruct-2507 --adapter adapters/persona_a --out merged
 merge --base Qwen/Qwen3-4B-Instruct-2507 --adapter adapters/persona_a --out merged.gguf
-vllm serve Qwen/Qwen3-4B-Instruct-2507 --port 8000 --max-model-len 32768 --tensor-parallel-size 1 --enable-lora --max-loras 8 --max-lora-rank 64 --lora-modules persona_a:adapters/persona_a persona_b:adapters/persona_b persona_c:adapters/persona_c --dry-run
+vllm serve Qwen/Qwen3-4B-Instruct-2507 --port 8000 --max-model-len 512 --tensor-parallel-size 1 --enable-lora --max-loras 8 --max-lora-rank 64 --lora-modules persona_a:adapters/persona_a persona_b:adapters/persona_b persona_c:adapters/persona_c --dry-run
 vllm serve Qwen/Qwen3-4B-Instruct-2507 --tensor-parallel-size 2 --lora-modules persona_a=adapters/persona_a --dry-run
 END
 holds "several processors" "--tensor-parallel-size: one process computes" "$tmp/err"

@@ -305,6 +305,58 @@ static void test_adapters_measured(void **state) {
     folder_remove(dir);
 }
 
+/* Pages that no slot uses are not resident after kv_cache_trim, and can be used again. */
+static void test_unused_pages_are_returned(void **state) {
+    (void)state;
+    enum { POSITIONS = 512 };
+    struct model_config c;
+    assert_int_equal(model_preset_find("smollm-135m", &c, &err), OK);
+    struct kv_cache *kv =
+        kv_cache_new(&c, &(struct kv_cache_options){.n_slots = 2, .slot_len = POSITIONS});
+    size_t size = POSITIONS * kv_cache_position_bytes(kv), empty = process_memory("RssAnon");
+    uint8_t *in = xmalloc(size), *out = xmalloc(size);
+    for (size_t i = 0; i < size; i++) in[i] = (uint8_t)(i % 251);
+    assert_true(kv_cache_load(kv, 0, POSITIONS, in) && kv_cache_load(kv, 1, POSITIONS, in));
+    kv_cache_truncate(kv, 1, 0);
+    size_t full = process_memory("RssAnon");
+    kv_cache_trim(kv);
+    size_t trimmed = process_memory("RssAnon");
+    if (empty > 0) assert_true(full - trimmed > size * 9 / 10);
+    kv_cache_save(kv, 0, POSITIONS, out);
+    assert_memory_equal(in, out, size);
+    assert_true(kv_cache_load(kv, 1, POSITIONS, in));
+    kv_cache_save(kv, 1, POSITIONS, out);
+    assert_memory_equal(in, out, size);
+    free(in);
+    free(out);
+    kv_cache_free(kv);
+}
+
+/* The default context: all of the model's in much memory, less in half of little, never below
+ * 1024. */
+static void test_context(void **state) {
+    (void)state;
+    struct memory_plan_input in = {.max_options = {.max_rows = 64, .max_seqs = 4, .max_len = 1}};
+    struct memory_plan p;
+    assert_int_equal(model_preset_find("smollm-135m", &in.model.config, &err), OK);
+    in.model.config.max_seq_len = 40960;
+    assert_int_equal(memory_plan_context(&in), 40960);
+    in.available = (size_t)1 << 40;
+    assert_int_equal(memory_plan_context(&in), 40960);
+    in.available = (size_t)1 << 30;
+    int32_t len = memory_plan_context(&in);
+    assert_true(len > 4096 && len < 40960);
+    in.half = true;
+    in.max_options.max_len = len;
+    assert_int_equal(memory_plan_make(&in, &p, &err), OK);
+    assert_true(p.total <= in.available);
+    in.max_options.max_len = len + 2 * KV_PAGE_SIZE;
+    in.available = in.available / 2 + 1; // more than half of the rest
+    assert_true(memory_plan_context(&in) < len);
+    in.available = 1;
+    assert_int_equal(memory_plan_context(&in), 1024);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_without_limit),
@@ -317,6 +369,8 @@ int main(void) {
         cmocka_unit_test(test_measure_errors),
         cmocka_unit_test(test_adapters_measured),
         cmocka_unit_test(test_measure_of_damaged_files),
+        cmocka_unit_test(test_unused_pages_are_returned),
+        cmocka_unit_test(test_context),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -6,6 +6,7 @@
 # everywhere. GENERATIONS, WORK (build/forager), THREADS and SHOAL may be set.
 set -eu
 cd "$(dirname "$0")/.."
+export SHOAL_WORLD_KV_CACHE_DTYPE=f32 # as when worlds/forager was trained
 shoal="${SHOAL:-$PWD/build/shoal}" work="${WORK:-build/forager}"
 mkdir -p "$work"
 "$shoal" quantize --quiet models/fry "$work/fry-q8_0.gguf" --type q8_0 >/dev/null # half of the time of models/fry

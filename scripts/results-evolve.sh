@@ -9,6 +9,7 @@
 # SEEDS, FAMILIES, METHODS, N (test questions), WORK (build/results-evolve), THREADS and SHOAL may be set.
 set -eu
 cd "$(dirname "$0")/.."
+export SHOAL_EVOLVE_KV_CACHE_DTYPE=f32 # as in the recorded figures
 shoal="${SHOAL:-$PWD/build/shoal}" work="${WORK:-build/results-evolve}" n="${N:-5000}"
 seeds="${SEEDS:-1 2 3 4 5}" families="${FAMILIES:-arithmetic order pick route}"
 methods="${METHODS-hybrid founder soup ties dare cma pso ga gradient es}"

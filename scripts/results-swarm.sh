@@ -6,6 +6,7 @@
 # digits on every processor. N, WORK (build/results-swarm) and SHOAL may be set.
 set -eu
 cd "$(dirname "$0")/.."
+export SHOAL_TRAIN_KV_CACHE_DTYPE=f32 SHOAL_DEBATE_KV_CACHE_DTYPE=f32 # as in the recorded figures
 shoal="${SHOAL:-$PWD/build/shoal}" n="${N:-10000}" work="${WORK:-build/results-swarm}"
 families=arithmetic,pick,order,route,deduction
 mkdir -p "$work"

@@ -7,6 +7,7 @@
 # HELD and FINAL (number of maps), WORK (build/results-world), THREADS and SHOAL may be set.
 set -eu
 cd "$(dirname "$0")/.."
+export SHOAL_WORLD_KV_CACHE_DTYPE=f32 # as in the recorded figures
 shoal="${SHOAL:-$PWD/build/shoal}" work="${WORK:-build/results-world}" held="${HELD:-2}" final="${FINAL:-16}" generations="${GENERATIONS:-12}"
 seeds="${SEEDS:-1 2 3 4 5}" groups="${GROUPS_OF_RUNS:-both online evolution frozen untrained taught taught_online one_taught}"
 runs="$work/runs" base="$work/fry-q8_0.gguf"

@@ -36,7 +36,9 @@ DESCRIPTIONS = {
 
 
 def run(*command):
-    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
+    f32 = {f"SHOAL_{c}_KV_CACHE_DTYPE": "f32" for c in ("EVAL", "TRAIN")}  # as in the recorded figures
+    environment = dict(os.environ, **f32)
+    return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment).stdout
 
 
 def evaluate(shoal, model, tasks, n, *options):

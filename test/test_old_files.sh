@@ -23,6 +23,11 @@ stop() {
 trap 'stop; rm -rf "$tmp"' EXIT
 unset SHOAL_API_KEY SHOAL_ALERT_SLACK HF_TOKEN
 export SHOAL_CONFIG='' SHOAL_CACHE=cache LC_ALL=C
+# Keys and values were f32 in 0.1. Runs of 0.1 that are continued have f32 without an option.
+named=$(for c in ASK CHAT DEBATE EMBED EVAL EVOLVE PRETRAIN RUN SERVE SYNTH TRAIN; do echo SHOAL_${c}_KV_CACHE_DTYPE; done)
+kv_f32() { for v in $named; do export "$v=f32"; done; }
+kv_default() { for v in $named; do unset "$v"; done; }
+kv_f32
 
 ok() { echo "ok $1"; }
 bad() { echo "not ok $1: $2"; }
@@ -108,6 +113,8 @@ for k in $(expected calls); do
 done
 if [ -z "$left" ]; then ok "replay of recorded calls"; else bad "replay of recorded calls" "$left"; fi
 
+kv_default
+
 # ---- runs; trainings that were killed after a checkpoint
 gives runs.list runs_table new/out
 for m in dpo:16 rloo:10 es:12; do
@@ -131,10 +138,12 @@ else
     echo "skip a resumed training continues its log: bwrap cannot run"
 fi
 
+kv_f32
+
 # ---- recipes and options, by their names and by their aliases. Held-out samples from the training data are refused now, and
 # training options that a recipe does not name follow from its data: it names the defaults of 0.1 here.
 sed -i '/^eval_data: /d' recipes/train.yaml
-sed -i 's|^train: {|&bsz: 1, grad_accum: 16, |' recipes/synth.yaml
+sed -i 's|^train: {|&bsz: 1, grad_accum: 16, kv_cache_dtype: f32, |' recipes/synth.yaml
 for r in recipe.train:recipe recipe.aliases:aliases alias.train:flags; do gives "${r%:*}" hash_of "new/${r#*:}"; done
 gives recipe.dpo hash_of new/dpo
 gives recipe.es hash_of new/es
@@ -180,6 +189,8 @@ while read -r key words; do
     done
     if [ -z "$failed" ]; then ok "values of $key"; else bad "values of $key" "$failed"; fi
 done <values.txt
+
+kv_default
 
 # ---- settings: every line of the files and every variable sets an option to its value
 # Two options that are one option now cannot both be set. Each half of the settings lacks one of the two.
@@ -248,7 +259,10 @@ for l in gradient es; do
     gives life.$l minds_of "$run"
     if [ "$(find "$run/state.json" "$run/trace-1.jsonl" -newer new/before)" = "$run/state.json" ]; then ok "state of life.$l"; else bad "state of life.$l" "it began anew"; fi
 done
+kv_f32
+export SHOAL_WORLD_KV_CACHE_DTYPE=f32
 go life.lean && same life.lean "$(minds_of "$(echo new/runs/world-*)")"
+unset SHOAL_WORLD_KV_CACHE_DTYPE
 if [ "$(echo runs/world-* | wc -w)" = 2 ]; then ok "resumed lives continue in their folders"; else bad "resumed lives continue in their folders" "$(echo runs/world-*)"; fi
 gives world.replay last_hash new/out
 gives world.fork last_hash new/fork.jsonl

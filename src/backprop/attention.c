@@ -11,6 +11,10 @@
  * In the fast class on AMX, kernels.attention and kernels.attention_backward compute an item in
  * bf16.
  *
+ * kv_round rounds keys and values as the engine's KV cache does. The backward pass uses the rounded
+ * values, and takes the derivative of the rounding as 1 (straight-through estimator, Bengio et al.
+ * 2013): dk and dv are those of the values before rounding.
+ *
  * Invariant: a sample's results do not depend on rows of other samples. The results of the forward
  * pass have the engine's bits. The f32 backward pass computes its scores from keys that are
  * transposed once: they differ from the forward pass by rounding, and are computed twice as fast.
@@ -22,11 +26,57 @@
 
 #define BLOCK 64
 
+/* Rounds one row of one kv head to f16 or bf16, in place. */
+static void row_round(enum dtype type, float *x, int64_t n) {
+    enum { STEP = 64 };
+    uint16_t half[STEP];
+    for (int64_t i = 0; i < n; i += STEP) {
+        int64_t m = MIN(n - i, STEP);
+        dtype_from_f32(type, x + i, half, m);
+        for (int64_t j = 0; j < m; j++)
+            x[i + j] = type == DTYPE_F16 ? f16_to_f32(half[j]) : bf16_to_f32(half[j]);
+    }
+}
+
+/* Quantises row `row` of kv head `head` and replaces it by the product of integers and scale, which
+ * is exact in f32. */
+static void row_quantize(const struct trainer *t, float *x, const struct i8_rows *to, int64_t row,
+                         int64_t head) {
+    int64_t e = t->c.head_dim, at = (row * t->c.n_kv_heads + head) * e;
+    uint16_t *scale = to->scale + head * t->cap_rows + row;
+    *scale = kv_row_quantize(x + at, to->q + at, e);
+    for (int64_t i = 0; i < e; i++) x[at + i] = (float)to->q[at + i] * f16_to_f32(*scale);
+}
+
 struct attend_job {
     struct trainer *t;
     const struct activations *a;
     int l;
 };
+
+static void kv_round_rows(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct attend_job *job = ctx;
+    const struct trainer *t = job->t;
+    const struct activations *a = job->a;
+    int64_t heads = t->c.n_kv_heads, width = heads * t->c.head_dim;
+    (void)thread;
+    for (int64_t i = begin; i < end; i++) {
+        if (t->kv_elem != DTYPE_I8) {
+            row_round(t->kv_elem, a->k + i * width, width);
+            row_round(t->kv_elem, a->v + i * width, width);
+            continue;
+        }
+        for (int64_t h = 0; h < heads; h++) {
+            row_quantize(t, a->k, &a->k_i8, i, h);
+            row_quantize(t, a->v, &a->v_i8, i, h);
+        }
+    }
+}
+
+void kv_round(struct trainer *t, int l) {
+    struct attend_job job = {.t = t, .a = &t->acts[l], .l = l};
+    if (t->kv_elem != DTYPE_F32) pool_run(t->pool, kv_round_rows, &job, t->rows, 16);
+}
 
 /* One query head of one sample, of n rows: the offsets of its first row in the arrays of the shapes
  * of q and k, and the row strides of these arrays. */
@@ -118,27 +168,63 @@ static void scores_from_transposed(const struct trainer *t, float *y, int64_t ld
     t->k->gemm_nn_f32(y, ldy, x, ldx, 1, rows, m, ldm, t->c.head_dim, n);
 }
 
+/* The keys and values of a query head: row j begins at k + j · ldk. */
+struct head_rows {
+    enum dtype type; /* f32 or i8 */
+    const void *k, *v;
+    const uint16_t *k_scale, *v_scale; /* i8: of row 0 */
+};
+
+static struct head_rows head_rows_of(const struct trainer *t, const struct activations *a,
+                                     const struct head *h, const struct packed_seq *sp,
+                                     int64_t kv) {
+    if (t->kv_elem != DTYPE_I8)
+        return (struct head_rows){DTYPE_F32, a->k + h->offset_k, a->v + h->offset_k, NULL, NULL};
+    int64_t at = kv * t->cap_rows + sp->begin;
+    return (struct head_rows){DTYPE_I8, a->k_i8.q + h->offset_k, a->v_i8.q + h->offset_k,
+                              a->k_i8.scale + at, a->v_i8.scale + at};
+}
+
+/* Multiplies row i of p by the scales of the keys or values to which query i attends. */
+static void scores_multiply(const struct head *h, float *p, int64_t ldp, const uint16_t *scale,
+                            int64_t i0, int64_t i1) {
+    int64_t j0 = first_key(h, i0);
+    for (int64_t i = i0; i < i1; i++)
+        for (int64_t j = first_key(h, i); j <= i; j++)
+            p[(i - i0) * ldp + j - j0] *= f16_to_f32(scale[j]);
+}
+
+/* The rows [i0, i1) of one query head, f32 forward pass. The order of operations is that of
+ * model/forward.c. */
+static void block_attend(const struct trainer *t, const struct activations *a, const struct head *h,
+                         const struct head_rows *r, const struct scratch *s, int64_t i0,
+                         int64_t i1) {
+    int64_t e = t->c.head_dim, j0 = first_key(h, i0),
+            skip = j0 * h->ldk * (int64_t)dtype_size(r->type);
+    float *out = a->att + h->offset_q + i0 * h->ldq, by[BLOCK];
+    gemm_nt(r->type, s->p, s->ld, a->q + h->offset_q + i0 * h->ldq, h->ldq, i1 - i0,
+            (const char *)r->k + skip, h->ldk, e, 0, i1 - j0, false);
+    if (r->k_scale) scores_multiply(h, s->p, s->ld, r->k_scale, i0, i1);
+    softmax_block(t, h, s->p, s->ld, by, i0, i1);
+    if (r->v_scale) scores_multiply(h, s->p, s->ld, r->v_scale, i0, i1);
+    for (int64_t i = 0; i < i1 - i0; i++) memset(out + i * h->ldq, 0, (size_t)e * sizeof *out);
+    gemm_nn(r->type, out, h->ldq, s->p, s->ld, 1, i1 - i0, (const char *)r->v + skip, h->ldk,
+            i1 - j0, e);
+    for (int64_t i = 0; i < i1 - i0; i++) t->k->scale(out + i * h->ldq, by[i], e);
+}
+
 /* f32 forward pass; items are query heads of samples. */
 static void attend_items(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct attend_job *job = ctx;
     const struct trainer *t = job->t;
-    int64_t heads = t->c.n_heads, e = t->c.head_dim;
-    float by[BLOCK];
+    int64_t heads = t->c.n_heads, group = heads / t->c.n_kv_heads;
     for (int64_t item = begin; item < end; item++) {
-        struct head h = head_of(t, job->l, &t->seqs[item / heads], item % heads);
+        const struct packed_seq *sp = &t->seqs[item / heads];
+        struct head h = head_of(t, job->l, sp, item % heads);
         struct scratch s = scratch_view(t, thread, h.n);
-        const float *k = job->a->k + h.offset_k, *v = job->a->v + h.offset_k;
-        for (int64_t i0 = 0; i0 < h.n; i0 += BLOCK) {
-            int64_t i1 = MIN(i0 + BLOCK, h.n), j0 = first_key(&h, i0);
-            float *out = job->a->att + h.offset_q + i0 * h.ldq;
-            t->k->gemm_f32(s.p, s.ld, job->a->q + h.offset_q + i0 * h.ldq, h.ldq, i1 - i0,
-                           k + j0 * h.ldk, h.ldk, e, 0, i1 - j0, false);
-            softmax_block(t, &h, s.p, s.ld, by, i0, i1);
-            for (int64_t i = 0; i < i1 - i0; i++)
-                memset(out + i * h.ldq, 0, (size_t)e * sizeof *out);
-            t->k->gemm_nn_f32(out, h.ldq, s.p, s.ld, 1, i1 - i0, v + j0 * h.ldk, h.ldk, i1 - j0, e);
-            for (int64_t i = 0; i < i1 - i0; i++) t->k->scale(out + i * h.ldq, by[i], e);
-        }
+        struct head_rows r = head_rows_of(t, job->a, &h, sp, item % heads / group);
+        for (int64_t i0 = 0; i0 < h.n; i0 += BLOCK)
+            block_attend(t, job->a, &h, &r, &s, i0, MIN(i0 + BLOCK, h.n));
     }
 }
 
@@ -160,7 +246,8 @@ static void head_attend_tiles(const struct attend_job *job, const struct packed_
         s.first[i] = (int32_t)first_key(&h, i);
         s.end[i] = (int32_t)i + 1;
     }
-    struct attention_page rows = {.k = a->k + h.offset_k, .v = a->v + h.offset_k};
+    const struct head_rows r = head_rows_of(t, a, &h, sp, kv);
+    struct attention_page rows = {r.k, r.v, r.k_scale, r.v_scale};
     struct attention_job kernel = {
         .head_dim = t->c.head_dim,
         .n_heads = group,
@@ -172,8 +259,7 @@ static void head_attend_tiles(const struct attend_job *job, const struct packed_
         .first = s.first,
         .end = s.end,
         .scale = h.scale,
-        .keys =
-            {.dtype = DTYPE_F32, .page = h.n, .ld = h.ldk, .get_page = sample_page, .ctx = &rows},
+        .keys = {.dtype = r.type, .page = h.n, .ld = h.ldk, .get_page = sample_page, .ctx = &rows},
         .stats = a->att_stats + sp->begin * ld_stats + kv * group * 2,
         .ld_stats = ld_stats,
         .scratch = s.kernel,

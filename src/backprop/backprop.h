@@ -7,7 +7,8 @@
  * applies the optimizer. The state can be saved and loaded between updates, and a resumed run has
  * the bits of an uninterrupted one. Results do not depend on the number of threads. The gradient of
  * each adapter is the mean over its own target tokens, so three adapters that train together get
- * the bits of three separate trainings. The forward pass has the engine's bits. An activated
+ * the bits of three separate trainings. The forward pass has the bits of an engine with the same
+ * type of keys and values (kv_cache_dtype). An activated
  * adapter changes the rows from train_sample_activation on, and only they have a gradient; a sample
  * without its invocation is refused (ERR_MISMATCH). Only one thread at a time may use a trainer;
  * its pool runs the work.
@@ -43,8 +44,10 @@ struct train_options {
     struct strings layers; /* all; each string is a number "4", a range "4-7" or a list of these */
     bool use_rslora, use_dora, gradient_checkpointing;
     bool f32_backward; /* gradients in f32, not in int8 blocks or bf16 tiles */
-    char *optim;       /* adamw; see optim_parse */
-    double momentum;   /* 0.9, for sgd */
+    char *
+        kv_cache_dtype; /* auto; NULL: f32. Keys and values of the forward pass are rounded to it */
+    char *optim;        /* adamw; see optim_parse */
+    double momentum;    /* 0.9, for sgd */
 };
 extern const struct option_row train_option_rows[];
 enum optim {
@@ -56,6 +59,11 @@ enum optim {
 /* Return OK, or ERR_USAGE for an unknown name. "sgd" gives OPTIM_SGD. */
 int optim_parse(const char *name, enum optim *out, struct error *err);
 int lr_schedule_parse(const char *name, enum lr_schedule *out, struct error *err);
+/* Sets *out to the type of the option kv_cache_dtype, for the trainer and for the engines of its
+ * run. A run keeps the type that it began with: if the option is auto and the file `checkpoint`
+ * (NULL: none) exists, the type is that of the checkpoint; those of version 0.1 have f32. */
+int train_kv_dtype_parse(const struct train_options *o, enum numeric_class cls,
+                         const char *checkpoint, enum dtype *out, struct error *err);
 /* Sets `out` to the checked configuration of a new adapter: rank, alpha, dropout, targets, layers,
  * changes of embedding and head. The caller calls adapter_config_release, after an error too. */
 int train_adapter_config(const struct train_options *o, const struct model_config *shape,

@@ -55,6 +55,11 @@ static void layer_activations_alloc(struct trainer *t, int l, struct activations
     a->q = act_floats(t, m * q);
     a->k = act_floats(t, m * g);
     a->v = act_floats(t, m * g);
+    for (int i = 0; t->kv_elem == DTYPE_I8 && i < 2; i++) {
+        struct i8_rows *rows = i ? &a->v_i8 : &a->k_i8;
+        rows->q = act_alloc(t, (size_t)(m * g));
+        rows->scale = act_alloc(t, (size_t)(m * c->n_kv_heads) * sizeof *rows->scale);
+    }
     if (c->arch->qk_norm) {
         a->q_raw = act_floats(t, m * q);
         a->k_raw = act_floats(t, m * g);

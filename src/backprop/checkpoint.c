@@ -6,8 +6,8 @@
  *   SHA-256 of all bytes before it, as 64 hex characters
  *
  * The header has the fingerprint of the trainer (shape, base, options), the counts of updates, the
- * tensors' names and sizes, and the caller's `extra`. Numbers are little-endian, as on every
- * machine that Shoal runs on.
+ * tensors' names and sizes, the type of keys and values unless it is f32, and the caller's `extra`.
+ * Numbers are little-endian, as on every machine that Shoal runs on.
  *
  * Invariants: a checkpoint is saved only when no sample was accumulated since the last update, so
  * it contains no gradient. The whole file is checked before the trainer changes.
@@ -21,6 +21,7 @@
 #define VERSION 2u
 #define PREFIX 16
 #define TRAILER (HASH_LEN - 1)
+#define KV_KEY "kv_cache_dtype"
 
 static json_t *header_new(const struct trainer *t, const json_t *extra) {
     json_t *groups = json_array(), *tensors = json_array();
@@ -31,9 +32,12 @@ static json_t *header_new(const struct trainer *t, const json_t *extra) {
     for (int i = 0; i < t->n_tensors; i++)
         json_array_append_new(tensors,
                               json_pack("[s,I]", t->tensors[i].name, (json_int_t)t->tensors[i].n));
-    return json_pack("{s:s,s:I,s:o,s:o,s:o}", "fingerprint", t->fingerprint, "updates",
-                     (json_int_t)t->updates, "groups", groups, "tensors", tensors, "extra",
-                     extra ? json_deep_copy(extra) : json_null());
+    json_t *header = json_pack("{s:s,s:I,s:o,s:o,s:o}", "fingerprint", t->fingerprint, "updates",
+                               (json_int_t)t->updates, "groups", groups, "tensors", tensors,
+                               "extra", extra ? json_deep_copy(extra) : json_null());
+    if (t->kv_elem != DTYPE_F32)
+        json_object_set_new(header, KV_KEY, json_string(dtype_name(t->kv_elem)));
+    return header;
 }
 
 static int write_hashed(struct atomic_file *w, struct sha256 *h, const void *p, size_t n,
@@ -100,31 +104,40 @@ static void file_hash(const struct file_map *map, char hash[HASH_LEN]) {
     sha256_final(&h, hash);
 }
 
+/* Checks magic, version and lengths, and sets *header_bytes. */
+static int prefix_check(const struct file_map *map, const char *path, size_t *header_bytes,
+                        struct error *err) {
+    uint32_t numbers[2];
+    if (map->size < PREFIX + TRAILER || memcmp(map->data, MAGIC, 8))
+        return error_set(err, ERR_FORMAT, "'%s' is not a training checkpoint", path);
+    memcpy(numbers, map->data + 8, sizeof numbers);
+    if (numbers[0] != VERSION)
+        return error_set(err, ERR_FORMAT, "checkpoint '%s' has version %u; this program reads %u",
+                         path, numbers[0], VERSION);
+    *header_bytes = numbers[1];
+    return OK;
+}
+
+static int damaged(const char *path, struct error *err) {
+    return error_set(err, ERR_FORMAT,
+                     "checkpoint '%s' is damaged or cut short: its checksum does not fit", path);
+}
+
 /* Checks magic, version, checksum and lengths. Returns the parsed header (the caller decrefs it)
  * and sets *at to the offset of the tensors; NULL on an error. */
 static json_t *file_check(const struct file_map *map, const char *path, size_t *at,
                           struct error *err) {
-    uint32_t numbers[2];
+    size_t header;
     char hash[HASH_LEN];
-    if (map->size < PREFIX + TRAILER || memcmp(map->data, MAGIC, 8)) {
-        error_set(err, ERR_FORMAT, "'%s' is not a training checkpoint", path);
-        return NULL;
-    }
-    memcpy(numbers, map->data + 8, sizeof numbers);
-    if (numbers[0] != VERSION) {
-        error_set(err, ERR_FORMAT, "checkpoint '%s' has version %u; this program reads %u", path,
-                  numbers[0], VERSION);
-        return NULL;
-    }
+    if (prefix_check(map, path, &header, err) != OK) return NULL;
     file_hash(map, hash);
     if (memcmp(hash, map->data + map->size - TRAILER, TRAILER) ||
-        numbers[1] > map->size - PREFIX - TRAILER) {
-        error_set(err, ERR_FORMAT,
-                  "checkpoint '%s' is damaged or cut short: its checksum does not fit", path);
+        header > map->size - PREFIX - TRAILER) {
+        damaged(path, err);
         return NULL;
     }
-    *at = PREFIX + (size_t)numbers[1];
-    return json_parse((const char *)map->data + PREFIX, numbers[1], path, err);
+    *at = PREFIX + header;
+    return json_parse((const char *)map->data + PREFIX, header, path, err);
 }
 
 static bool tensors_match(const struct trainer *t, const json_t *tensors) {
@@ -193,6 +206,24 @@ int trainer_load(struct trainer *t, const char *path, json_t **extra, struct err
         state_read(t, map.data + at, header);
         if (extra) *extra = json_incref(json_object_get(header, "extra"));
     }
+    json_decref(header);
+    file_map_close(&map);
+    return rc;
+}
+
+int checkpoint_kv_dtype(const char *path, enum dtype *out, struct error *err) {
+    struct file_map map;
+    size_t bytes;
+    int rc = file_map_open(&map, path, err);
+    if (rc != OK) return rc;
+    rc = prefix_check(&map, path, &bytes, err);
+    if (rc == OK && bytes > map.size - PREFIX - TRAILER) rc = damaged(path, err);
+    json_t *header =
+        rc == OK ? json_parse((const char *)map.data + PREFIX, bytes, path, err) : NULL;
+    if (rc == OK && !header) rc = err->code;
+    const json_t *name = json_object_get(header, KV_KEY);
+    *out = DTYPE_F32;
+    if (name) rc = dtype_parse(json_string_value(name) ? json_string_value(name) : "", out, err);
     json_decref(header);
     file_map_close(&map);
     return rc;

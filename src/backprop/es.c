@@ -69,6 +69,7 @@ struct es {
 
     /* allocated again for a longer sample */
     struct forward *forward;
+    enum dtype kv_elem;
     int32_t slot_len, max_rows;
     size_t forward_size;      /* bytes, including the arrays below */
     struct batch_row *rows;   /* [max_rows] */
@@ -285,11 +286,12 @@ static int32_t slot_length(int64_t longest) {
 }
 
 static struct forward_options forward_options_for(int32_t max_rows, int32_t slot_len,
-                                                  struct pool *pool) {
+                                                  enum dtype kv_elem, struct pool *pool) {
     return (struct forward_options){.max_rows = max_rows,
                                     .n_slots = MAX_SEQS,
                                     .slot_len = slot_len,
                                     .n_pages = max_rows / KV_PAGE_SIZE + MAX_SEQS + 1,
+                                    .kv_elem = kv_elem,
                                     .max_parts = 2 * MAX_SEQS,
                                     .pool = pool};
 }
@@ -304,7 +306,7 @@ size_t es_bytes_bound(const struct model_config *c, const struct es_options *o,
                       const struct adapter_config *a, int64_t longest, int64_t tokens) {
     const int64_t head = head_chunk_rows(c, o);
     const int32_t slot = slot_length(longest), rows = MAX((int32_t)o->pass_rows, slot);
-    struct forward_options fo = forward_options_for(rows, slot, NULL);
+    struct forward_options fo = forward_options_for(rows, slot, DTYPE_F32, NULL);
     size_t *at = xcalloc((size_t)c->n_layers * N_PROJ, sizeof *at),
            pair = factors_layout(c, at) * sizeof(float),
            alignment = (size_t)c->n_layers * N_PROJ * 4 * 64,
@@ -325,15 +327,17 @@ static int32_t sample_rows(const struct train_sample *s) {
     return MAX(last, 0);
 }
 
-/* Allocates the forward pass again if its slots are too short for the longest sample. */
+/* Allocates the forward pass again if its slots are too short for the longest sample, or if it has
+ * another type of keys and values than the trainer. */
 static int forward_reserve(struct es *e, struct error *err) {
     int32_t longest = 1;
     for (int i = 0; i < e->n; i++) longest = MAX(longest, sample_rows(&e->samples[i]));
-    if (e->forward && longest <= e->slot_len) return OK;
+    if (e->forward && longest <= e->slot_len && e->kv_elem == e->t->kv_elem) return OK;
     forward_release(e);
     e->slot_len = slot_length(longest);
+    e->kv_elem = e->t->kv_elem;
     e->max_rows = MAX((int32_t)e->o->pass_rows, e->slot_len);
-    struct forward_options fo = forward_options_for(e->max_rows, e->slot_len, e->pool);
+    struct forward_options fo = forward_options_for(e->max_rows, e->slot_len, e->kv_elem, e->pool);
     size_t rows = (size_t)e->max_rows;
     e->forward_size = forward_bytes(&e->m->config, &fo) + rows * ROW_BYTES;
     e->forward = forward_new(e->m, &fo);

@@ -16,7 +16,7 @@
  *
  * The forward pass equals the one in serving: the same products over the same (quantised) matrices
  * and the same order of sums, so a row's logits have the bits that the engine computes with f32
- * adapters and an f32 KV cache.
+ * adapters and a KV cache of the same element type.
  *
  * Invariant of LoRA mode: no value that is computed for an adapter depends on rows of another
  * adapter, nor on the division of its samples over calls, chunks or threads. Each element of its
@@ -39,17 +39,25 @@ struct param_group {
     int first_tensor, n_tensors; /* range in trainer.tensors */
 };
 
+/* Keys or values as in an int8 KV cache, from which the forward pass computes: its products are
+ * sums over the integers, multiplied by the scales. */
+struct i8_rows {
+    int8_t *q;       /* [M][G] */
+    uint16_t *scale; /* [K][M] f16: of each kv head's rows */
+};
+
 /* Activations of one layer for the backward pass. With gradient checkpointing, the lower layers
  * (all but the upper trainer.n_stored_layers) share all arrays except x. The values in shared
  * arrays are computed again before the backward pass of each of these layers. */
 struct activations {
-    float *x;             /* [M][D] residual stream at the layer's input */
-    float *q_raw, *k_raw; /* [M][Q], [M][G] before the q and k norms; NULL without them */
-    float *q, *k, *v;     /* [M][Q], [M][G], [M][G]: after RoPE */
-    float *att;           /* [M][Q] attention's output, before o_proj */
-    float *att_stats;     /* [M][H][2] attention_job.stats; NULL unless attention_uses_tiles */
-    float *mid;           /* [M][D] residual stream after attention */
-    float *gate, *up;     /* [M][F], biases included; gate is NULL without gating */
+    float *x;                  /* [M][D] residual stream at the layer's input */
+    float *q_raw, *k_raw;      /* [M][Q], [M][G] before the q and k norms; NULL without them */
+    float *q, *k, *v;          /* [M][Q], [M][G], [M][G]: after RoPE; k and v rounded to kv_elem */
+    struct i8_rows k_i8, v_i8; /* kv_elem is i8: the integers of k and v; else NULL */
+    float *att;                /* [M][Q] attention's output, before o_proj */
+    float *att_stats;          /* [M][H][2] attention_job.stats; NULL unless attention_uses_tiles */
+    float *mid;                /* [M][D] residual stream after attention */
+    float *gate, *up;          /* [M][F], biases included; gate is NULL without gating */
     uint16_t *gate_tiles,
         *up_tiles;    /* with trainer.mlp_tiles, in place of gate and up: bf16 tiles */
     float *branch[2]; /* [M][D] outputs of attention and of the MLP before their norms; NULL if the
@@ -110,7 +118,8 @@ struct trainer {
     enum row_path row_path;
     enum grad_path grad_path; /* arithmetic of dX of the base model, and in full mode of dW */
     bool lora_tiles; /* LoRA mode: products with A and B run in bf16 tiles; dA and dB run in f32 */
-    bool mlp_tiles;  /* gate, up and activation are one product in tiles, and are stored in bf16 */
+    enum dtype kv_elem; /* keys and values are rounded to it */
+    bool mlp_tiles; /* gate, up and activation are one product in tiles, and are stored in bf16 */
     char fingerprint[HASH_LEN]; /* hash of options, configuration and a sample of the base */
     uint64_t seed;
     enum optim optim;
@@ -274,12 +283,17 @@ void vocab_head_backward(struct trainer *t, int64_t first, int64_t n);
 /* Adds the head's part of the gradients of tied rows to that of the embedding. */
 void vocab_grads_join(struct trainer *t);
 
-/* attention.c. attention_forward computes att from q, k and v of layer l, attention_backward
- * computes dq, dk and dv from datt. */
+/* attention.c. kv_round rounds k and v of layer l to t->kv_elem. attention_forward computes att
+ * from q, k and v, attention_backward computes dq, dk and dv from datt. */
+void kv_round(struct trainer *t, int l);
 bool attention_uses_tiles(const struct trainer *t); /* whether kernels.attention computes it */
 size_t attention_scratch(const struct trainer *t, int64_t longest); /* bytes for one thread */
 void attention_forward(struct trainer *t, int l);
 void attention_backward(struct trainer *t, int l);
+
+/* checkpoint.c: the type of keys and values of the run that saved the file. The file's checksum is
+ * not verified; trainer_load does that. */
+int checkpoint_kv_dtype(const char *path, enum dtype *out, struct error *err);
 
 /* layer_ops.c: row-wise operations, over the pool. */
 /* y = norm(x) of `rows` rows of `width`: a LayerNorm with gain g and bias b, or an RMS norm if b is

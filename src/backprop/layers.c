@@ -151,6 +151,7 @@ static void attention_block_forward(struct trainer *t, int l) {
     qk_norm_forward(t, l);
     rope_rotate(t, l, a->q, q, false);
     rope_rotate(t, l, a->k, g, false);
+    kv_round(t, l);
     attention_forward(t, l);
 }
 

@@ -4,7 +4,7 @@
  * Flags, recipe keys, defaults, ranges and help texts come from these rows. Aliases are the names
  * that PEFT, TRL and earlier programs (docs/COMPATIBILITY.md) use.
  */
-#include "backprop/backprop.h"
+#include "backprop/internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -65,6 +65,10 @@ const struct option_row train_option_rows[] = {
      "updates between checkpoints (0: only at the end)"},
     {"gradient-checkpointing", OPT_BOOL, AT(gradient_checkpointing), NULL, 0, 0, NULL,
      "recompute activations in the backward pass: less memory, more time"},
+    {"kv-cache-dtype", OPT_STRING, AT(kv_cache_dtype), "auto", 0, 0, "ELEM",
+     "number format of keys and values, in training as in the engine: f32, bf16, f16, i8 or auto "
+     "(f16; in the fast class bf16)",
+     JOB_ARG_TEXT},
     {"f32-backward", OPT_BOOL, AT(f32_backward), NULL, 0, 0, NULL,
      "gradients in f32 instead of int8 blocks (quantised base models) or bf16 tiles (AMX); slower"},
     ALIAS("lora-r", "r"),
@@ -108,6 +112,14 @@ int optim_parse(const char *name, enum optim *out, struct error *err) {
     int i = name_parse("optimizer", name, names, err);
     if (i >= 0) *out = (enum optim)i;
     return MIN(i, OK);
+}
+
+int train_kv_dtype_parse(const struct train_options *o, enum numeric_class cls,
+                         const char *checkpoint, enum dtype *out, struct error *err) {
+    const char *name = o->kv_cache_dtype ? o->kv_cache_dtype : "f32";
+    if (strcmp(name, "auto") == 0 && checkpoint && path_exists(checkpoint))
+        return checkpoint_kv_dtype(checkpoint, out, err);
+    return kv_cache_dtype_parse(name, cls, out, err);
 }
 
 int lr_schedule_parse(const char *name, enum lr_schedule *out, struct error *err) {

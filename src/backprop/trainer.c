@@ -237,6 +237,7 @@ static void fingerprint_compute(struct trainer *t) {
                    a->dora);
         token_ids_print(a, &b);
     }
+    if (t->kv_elem != DTYPE_F32) buf_printf(&b, "kv %s\n", dtype_name(t->kv_elem));
     sha256_init(&h);
     sha256_update(&h, b.data, b.len);
     if (!t->full) base_fingerprint(t, &h);
@@ -255,7 +256,10 @@ static struct trainer *trainer_alloc(const struct model *m, int n_groups,
                                      const struct train_options *o, struct pool *pool,
                                      struct error *err) {
     enum optim optim = OPTIM_ADAMW;
-    if (optim_parse(o->optim ? o->optim : "adamw", &optim, err) != OK) return NULL;
+    enum dtype kv_elem;
+    if (optim_parse(o->optim ? o->optim : "adamw", &optim, err) != OK ||
+        train_kv_dtype_parse(o, m->cls, NULL, &kv_elem, err) != OK)
+        return NULL;
     struct trainer *t = xcalloc(1, sizeof *t);
     t->model = m;
     t->c = m->config;
@@ -274,6 +278,7 @@ static struct trainer *trainer_alloc(const struct model *m, int n_groups,
     t->grad_path = o->f32_backward                              ? GRAD_F32
                    : m->cls == NUMERIC_FAST && t->k->gemm_tiles ? GRAD_TILES
                                                                 : GRAD_INT8;
+    t->kv_elem = kv_elem;
     t->lora_tiles = t->row_path != ROWS_EXACT && t->k->gemm_tiles;
     t->mlp_tiles = mlp_uses_tiles(t);
     t->derived_stale = true;

@@ -52,8 +52,8 @@ static const struct option_row rows[] = {
     {"lora-dtype", OPT_STRING, offsetof(struct options, lora), "i8", 0, 0, "ELEM",
      "number format of adapters: f32, bf16, f16 or i8"},
     {"kv-cache-dtype", OPT_STRING, offsetof(struct options, kv), "auto", 0, 0, "ELEM",
-     "number format of the KV cache: f32, bf16, f16, i8 or auto (bf16 in the fast class, f32 in "
-     "the exact class)"},
+     "number format of keys and values, also in training: f32, bf16, f16, i8 or auto (f16; in the "
+     "fast class bf16)"},
     {"what", OPT_STRING, offsetof(struct options, what), "peak,bandwidth,prefill,decode,serve", 0,
      0, "LIST",
      "measurements: peak, bandwidth, prefill, decode, serve, pool, noise, es, population, memory, "
@@ -681,6 +681,8 @@ static int train_options(const struct bench *b, struct train_options *out, struc
     struct strings flags = {0}, rest = {0};
     options_default(train_option_rows, out);
     out->lora_dropout = 0;
+    free(out->kv_cache_dtype);
+    out->kv_cache_dtype = xstrdup(b->o->kv);
     for (int i = 0; i < set->n; i++) {
         char *flag = xasprintf("--%s", set->v[i]);
         strings_add(&flags, flag);
@@ -911,7 +913,8 @@ static int bench_simulation_options(const struct options *o, struct simulation_o
     static const char *const earlier[] = {
         "--num-adapters=0", "--curriculum=0",     "--temperature=2", "--update-interval=10",
         "--batch-size=4",   "--buffer-size=1000", "--horizon=16"};
-    char *first[] = {xasprintf("--r=%" PRId64, o->rank), xasprintf("--target=%s", o->targets)};
+    char *first[] = {xasprintf("--r=%" PRId64, o->rank), xasprintf("--target=%s", o->targets),
+                     xasprintf("--kv-cache-dtype=%s", o->kv)};
     struct option_row *table = simulation_rows();
     options_default(table, out);
     for (size_t i = 0; i < ARRAY_LEN(earlier); i++) strings_add(&flags, earlier[i]);

@@ -10,7 +10,7 @@
 #include <unistd.h>
 
 struct options {
-    char *runs, *id, *recipe, *max_memory;
+    char *runs, *id, *recipe, *max_memory, *kv;
     int64_t seed, at;
     bool zero_adapters, dry_run;
     int64_t max_seqs;
@@ -42,6 +42,10 @@ static const struct option_row rows[] = {
      "seed of all random choices; -1: the recipe's"},
     {"zero-adapters", OPT_BOOL, offsetof(struct options, zero_adapters), NULL, 0, 0, NULL,
      "control: replace trained founders by zero adapters, so that all effects must be zero"},
+    {"kv-cache-dtype", OPT_STRING, offsetof(struct options, kv), NULL, 0, 0, "ELEM",
+     "number format of keys and values, of the engine and in training: f32, bf16, f16, i8 or auto; "
+     "default: the recipe's",
+     JOB_ARG_TEXT},
     {"dry-run", OPT_BOOL, offsetof(struct options, dry_run), NULL, 0, 0, NULL,
      "check the recipe and its files, print the plan, and exit"},
     {0},
@@ -144,7 +148,10 @@ static int run_recipe(const struct cli_options *c, const struct options *o, cons
     json_t *result = NULL;
     double joules = energy_now();
     int rc = evolve_recipe_load(&loaded, path, err);
+    enum dtype kv;
+    if (rc == OK && o->kv && kv_cache_dtype_parse(o->kv, env.cls, &kv, err) != OK) rc = err->code;
     if (rc == OK) {
+        if (o->kv) evolve_recipe_set_kv(&loaded, o->kv);
         if (o->seed >= 0) loaded.seed = o->seed;
         loaded.zero_adapters |= o->zero_adapters;
     }

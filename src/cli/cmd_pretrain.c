@@ -6,7 +6,7 @@
 #include <stdlib.h>
 
 struct options {
-    char *out, *max_memory;
+    char *out, *max_memory, *kv;
     int64_t stop_at;
     bool dry_run, tensorboard;
 };
@@ -17,6 +17,8 @@ static const struct option_row rows[] = {
      "stop after this update: write model and checkpoint; run again to continue"},
     {"max-memory", OPT_STRING, offsetof(struct options, max_memory), NULL, 0, 0, "SIZE",
      "memory limit of the process, such as 500M or 2G; default: the recipe's"},
+    {"kv-cache-dtype", OPT_STRING, offsetof(struct options, kv), NULL, 0, 0, "ELEM",
+     "number format of keys and values, in training and for accuracy lines; default: the recipe's"},
     {"tensorboard", OPT_BOOL, offsetof(struct options, tensorboard), NULL, 0, 0, NULL,
      "also write the figures of log.jsonl as event files for TensorBoard, in the output directory"},
     {"dry-run", OPT_BOOL, offsetof(struct options, dry_run), NULL, 0, 0, NULL,
@@ -52,6 +54,10 @@ static int run(const struct cli_options *c, const void *options, const struct st
     if (o->max_memory) {
         free(recipe.max_memory);
         recipe.max_memory = xstrdup(o->max_memory);
+    }
+    if (o->kv) {
+        free(recipe.kv_cache_dtype);
+        recipe.kv_cache_dtype = xstrdup(o->kv);
     }
     const char *dir = o->out ? o->out : dirname(copy);
     if (rc == OK)

@@ -5,7 +5,8 @@
  * probable token are printed together with size and bits, because a size alone does not show the
  * loss. Without --text the tokens are chats: questions and answers of the starter model's families
  * in English, Japanese and Chinese, of which only answers are scored. A text of the user's domain
- * gives more relevant numbers.
+ * gives more relevant numbers. With --kv-cache-dtype the same is measured of keys and values: the
+ * model is compared with itself, and nothing is written.
  */
 #define _GNU_SOURCE
 #include "cli/setup.h"
@@ -18,6 +19,7 @@
 
 struct options {
     char *type, *text, *max_memory;
+    struct strings kv; /* types of keys and values */
     int64_t tokens;
     bool dry_run;
 };
@@ -178,8 +180,9 @@ static void print_result(const struct cli_options *c, const struct model *const 
 }
 
 /* Compares both models on the same tokens; skipped if the model has no tokenizer. */
-static int quantized_compare(const struct options *o, const struct model *const m[2],
-                             struct pool *pool, struct model_divergence *d, struct error *err) {
+static int models_compare(const struct options *o, const struct model *const m[2],
+                          const enum dtype kv[2], struct pool *pool, struct model_divergence *d,
+                          struct error *err) {
     if (!m[0]->tok) {
         log_warn("'%s' has no tokenizer: the copy is not compared", m[0]->name);
         return OK;
@@ -199,7 +202,7 @@ static int quantized_compare(const struct options *o, const struct model *const 
     }
     if (rc == OK) {
         progress_start(&bar, "comparison", r->ids.n);
-        *d = model_divergence_measure(m, passages, r->n, pool, &bar);
+        *d = model_divergence_measure(m, kv, passages, r->n, pool, &bar);
         progress_finish(&bar, NULL);
     }
     token_ids_release(&r->ids);
@@ -209,9 +212,49 @@ static int quantized_compare(const struct options *o, const struct model *const 
     return rc;
 }
 
+static void print_kv(const struct cli_options *c, enum dtype kv, const struct model_divergence *d) {
+    if (c->json)
+        cli_print_json(json_pack("{s:s,s:I,s:f,s:f,s:f,s:f,s:f}", "kv_cache_dtype", dtype_name(kv),
+                                 "tokens", (json_int_t)d->n, "perplexity", d->perplexity[1],
+                                 "f32_perplexity", d->perplexity[0], "kl_mean", d->kl_mean,
+                                 "kl_p99", d->kl_p99, "same_top", d->same_top));
+    else
+        printf("%-5s perplexity %.4f (f32 %.4f), KL divergence mean %.2e, 99th percentile %.2e "
+               "nats, same top token %.2f %%\n",
+               dtype_name(kv), d->perplexity[1], d->perplexity[0], d->kl_mean, d->kl_p99,
+               100 * d->same_top);
+}
+
+/* Compares the model with each type of keys and values with itself and f32. */
+static int kv_compare(const struct cli_options *c, const struct options *o, const char *name,
+                      struct error *err) {
+    char *path = cli_find_file(name);
+    struct pool *pool = pool_new((int)c->threads);
+    struct model *m = model_open(path, cli_numeric_class(c), err);
+    int rc = m ? OK : err->code;
+    for (int i = 0; rc == OK && i < o->kv.n; i++) {
+        const struct model *const both[2] = {m, m};
+        enum dtype kv[2] = {DTYPE_F32};
+        struct model_divergence d = {0};
+        rc = kv_cache_dtype_parse(o->kv.v[i], m->cls, &kv[1], err);
+        if (rc == OK) rc = models_compare(o, both, kv, pool, &d, err);
+        if (rc == OK && d.n > 0) print_kv(c, kv[1], &d);
+    }
+    model_close(m);
+    pool_free(pool);
+    free(path);
+    return rc;
+}
+
 static int run(const struct cli_options *c, const void *options, const struct strings *args,
                struct error *err) {
+    static const enum dtype f32[2] = {DTYPE_F32, DTYPE_F32};
     const struct options *o = options;
+    if (o->kv.n > 0 && (o->type || args->n > 1))
+        return error_set(err, ERR_USAGE,
+                         "--kv-cache-dtype only measures: leave OUT and --type out");
+    if (o->kv.n > 0) return kv_compare(c, o, args->v[0], err);
+    if (args->n < 2) return error_set(err, ERR_USAGE, "OUT is missing: the file to write");
     const char *out = args->v[1];
     struct quant_scheme q;
     struct model_divergence d = {0};
@@ -235,7 +278,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
     if (rc == OK && !o->dry_run && !(copy = model_open(out, cli_numeric_class(c), err)))
         rc = err->code;
     const struct model *const both[2] = {original, copy};
-    if (rc == OK && !o->dry_run) rc = quantized_compare(o, both, pool, &d, err);
+    if (rc == OK && !o->dry_run) rc = models_compare(o, both, f32, pool, &d, err);
     if (rc == OK && !o->dry_run) print_result(c, both, out, &q, &d);
     if (rc == OK && !o->dry_run) setup_print_peak_memory(c, limit);
     model_close(copy);
@@ -254,6 +297,9 @@ static const struct option_row rows[] = {
      JOB_ARG_INPUT_PATH},
     {"tokens", OPT_INT, offsetof(struct options, tokens), "4096", 2, 1e6, "N",
      "maximum tokens of the text"},
+    {"kv-cache-dtype", OPT_LIST, offsetof(struct options, kv), NULL, 0, 0, "ELEM",
+     "write nothing, and compare keys and values in these number formats with f32: bf16 f16 i8",
+     JOB_ARG_TEXT},
     {"max-memory", OPT_STRING, offsetof(struct options, max_memory), NULL, 0, 0, "SIZE",
      "memory limit of the process, such as 500M or 2G, checked before anything is loaded",
      JOB_ARG_TEXT},
@@ -264,7 +310,7 @@ static const struct option_row rows[] = {
 
 const struct cli_command cmd_quantize = {
     .name = "quantize",
-    .args = "MODEL OUT",
+    .args = "MODEL [OUT]",
     .summary = "write a model with fewer bits per weight, and measure the loss",
     .about =
         "Writes a model with fewer bits per weight, and prints size, perplexity, KL divergence\n"
@@ -275,12 +321,13 @@ const struct cli_command cmd_quantize = {
         "for q6_k, else f16.\n"
         "\n"
         "  shoal quantize models/fry fry-nf4.gguf --type nf4\n"
-        "  shoal quantize model.gguf small.gguf --type q4_k_m --text notes.txt",
+        "  shoal quantize model.gguf small.gguf --type q4_k_m --text notes.txt\n"
+        "  shoal quantize models/fry --kv-cache-dtype bf16 f16 i8",
     .job_args =
         (const struct job_args[]){{NULL, {JOB_ARG_INPUT_PATH, JOB_ARG_OUTPUT_PATH}, false}, {0}},
     .rows = rows,
     .size = sizeof(struct options),
-    .min_args = 2,
+    .min_args = 1,
     .max_args = 2,
     .run = run,
 };

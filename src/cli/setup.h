@@ -31,8 +31,8 @@ struct setup_options {
         SETUP_ROW("dry-run", OPT_BOOL, type, field.dry_run, NULL, NULL,                            \
                   "print the memory plan and exit"),                                               \
         SETUP_ROW("kv-cache-dtype", OPT_STRING, type, field.kv, "auto", "ELEM",                    \
-                  "number format of the KV cache: f32, bf16, f16, i8 or auto (bf16 in the fast "   \
-                  "class, f32 in the exact class)",                                                \
+                  "number format of the KV cache: f32, bf16, f16, i8 or auto (f16; in the fast "   \
+                  "class bf16)",                                                                   \
                   JOB_ARG_TEXT),                                                                   \
         SETUP_ROW("lora-dtype", OPT_STRING, type, field.lora, "f32", "ELEM",                       \
                   "number format of adapters: f32, bf16, f16 or i8", JOB_ARG_TEXT)

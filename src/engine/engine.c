@@ -214,6 +214,14 @@ int32_t engine_max_len(const struct engine *e) {
     return e->o.max_len;
 }
 
+enum dtype engine_kv_elem(const struct engine *e) {
+    return e->o.kv_elem;
+}
+
+enum dtype engine_lora_elem(const struct engine *e) {
+    return e->o.lora_elem;
+}
+
 int32_t engine_max_seqs(const struct engine *e) {
     return e->o.max_seqs;
 }

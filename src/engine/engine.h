@@ -158,7 +158,7 @@ struct engine_options {
     int32_t max_cached; /* finished sequences kept in the prefix cache; 0: max_seqs */
     int32_t max_out; /* rows with logits per step; 0: max_seqs, at least 16; never above max_rows */
     int32_t n_pages; /* pages in the KV cache; 0: max_seqs whole sequences */
-    enum dtype kv_elem;   /* of the KV cache; 0: f32; commands use kv_cache_default_dtype */
+    enum dtype kv_elem;   /* of the KV cache; 0: f32; commands use kv_cache_dtype_parse */
     enum dtype lora_elem; /* element type of the adapters' packs; 0: f32 */
     struct pool *pool;
     /* Called once for each finished or cancelled request, with its results, within engine_step or
@@ -170,6 +170,8 @@ struct engine;
 struct engine *engine_new(const struct model *m, const struct engine_options *o, struct error *err);
 void engine_free(struct engine *e);
 int32_t engine_max_len(const struct engine *e);
+enum dtype engine_kv_elem(const struct engine *e);
+enum dtype engine_lora_elem(const struct engine *e);
 int32_t engine_max_seqs(const struct engine *e);
 int32_t engine_max_rows(const struct engine *e);
 /* Limits the rows of prompts, suffixes and choices in a step in which a request decodes (1 ..
@@ -377,7 +379,6 @@ void record_key(const struct engine_request *r, const char *model_hash, enum num
                 enum dtype kv, enum dtype lora, char out[HASH_LEN]);
 const char *finish_reason_name(enum finish_reason f); /* "stop" */
 const char *numeric_class_name(enum numeric_class cls);
-const char *dtype_name(enum dtype e);
 /* A number, or one of the strings "inf", "-inf" and "nan" for values that JSON numbers cannot
  * express. */
 json_t *json_from_float(float v);

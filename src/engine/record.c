@@ -19,11 +19,6 @@ const char *numeric_class_name(enum numeric_class cls) {
     return cls == NUMERIC_EXACT ? "exact" : "fast";
 }
 
-const char *dtype_name(enum dtype e) {
-    static const char *const names[N_DTYPE] = {"f32", "bf16", "f16", "i8"};
-    return names[e];
-}
-
 void record_key(const struct engine_request *r, const char *model_hash, enum numeric_class cls,
                 enum dtype kv, enum dtype lora, char out[HASH_LEN]) {
     engine_request_key(r, model_hash, cls, out);

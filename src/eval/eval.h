@@ -59,7 +59,8 @@ struct scored_sequence {
     const char *scored;
     int32_t n;
 };
-/* Divergence of model m[1] from model m[0], which have the same vocabulary. */
+/* Divergence of model m[1] from model m[0], which have the same vocabulary. They may be the same
+ * model with different types of keys and values. */
 struct model_divergence {
     int64_t n; /* number of predictions */
     double perplexity[2];
@@ -69,8 +70,9 @@ struct model_divergence {
 /* Bytes of model_divergence_measure for sequences of at most `longest` tokens, `tokens` in all. */
 size_t model_divergence_bytes(const struct model_config *c, int32_t longest, int64_t tokens,
                               struct pool *pool);
-/* Every sequence fits in the context of both models. */
+/* Every sequence fits in the context of both models. kv: the types of their keys and values. */
 struct model_divergence model_divergence_measure(const struct model *const m[2],
+                                                 const enum dtype kv[2],
                                                  const struct scored_sequence *seqs, int n,
                                                  struct pool *pool, struct progress *p);
 

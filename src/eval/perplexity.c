@@ -3,7 +3,8 @@
  *
  * Typical use: a model and its quantised copy. The perplexity of each model measures how well it
  * predicts a text. The Kullback-Leibler divergence per position measures the effect of
- * quantisation: for any text it is zero only if the two distributions are equal.
+ * quantisation: for any text it is zero only if the two distributions are equal. The same shows the
+ * effect of the type of keys and values in one model.
  *
  * Invariant: the results depend on models and tokens only. Positions are computed separately and
  * summed in order, so the number of threads does not change any bit.
@@ -131,6 +132,7 @@ size_t model_divergence_bytes(const struct model_config *c, int32_t longest, int
 }
 
 struct model_divergence model_divergence_measure(const struct model *const m[2],
+                                                 const enum dtype kv[2],
                                                  const struct scored_sequence *seqs, int n,
                                                  struct pool *pool, struct progress *p) {
     struct divergence_run c = {.vocab = m[0]->config.vocab_size};
@@ -143,6 +145,7 @@ struct model_divergence model_divergence_measure(const struct model *const m[2],
     CHECK(m[1]->config.vocab_size == c.vocab);
     for (int i = 0; i < 2; i++) {
         CHECK(o.slot_len <= m[i]->config.max_seq_len);
+        o.kv_elem = kv[i];
         c.f[i] = forward_new(m[i], &o);
         CHECK(c.f[i]); // one sequence always fits
         c.logits[i] = xmalloc(sizeof(float) * ROWS * (size_t)c.vocab);

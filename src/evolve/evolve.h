@@ -182,10 +182,11 @@ struct evolve_recipe {
     int64_t test_items, retain_items; /* held-out questions in all; and per task of `retain` */
     bool curve; /* the final table has all founders and about a dozen generations; otherwise the
                    best founder and the best candidate of the last generation */
-    char *save; /* adapters kept: all candidates, or best of each generation */
-    double temperature; /* temperature of self-consistency samples */
-    bool zero_adapters; /* control: replace every founder by a zero adapter; a correct run then
-                           finds no effect */
+    char *kv_cache_dtype; /* auto; keys and values of the engine and in training */
+    char *save;           /* adapters kept: all candidates, or best of each generation */
+    double temperature;   /* temperature of self-consistency samples */
+    bool zero_adapters;   /* control: replace every founder by a zero adapter; a correct run then
+                             finds no effect */
     struct train_options train;     /* section "train" */
     struct evolve_options evolve;   /* section "evolve" */
     struct fitness_options fitness; /* section "fitness" */
@@ -198,6 +199,8 @@ struct evolve_recipe {
 };
 extern const struct option_row evolve_recipe_rows[]; /* rows of the top level */
 int evolve_recipe_load(struct evolve_recipe *o, const char *path, struct error *err);
+/* Sets the type of keys and values of the whole run, by name. */
+void evolve_recipe_set_kv(struct evolve_recipe *o, const char *name);
 void evolve_recipe_release(struct evolve_recipe *o);
 
 /* A method that searches for a better adapter, starting from the founders. */
@@ -414,8 +417,9 @@ void lineage_ancestors(const struct lineage *l, int node, bool *in);
  * with the share that passes through it. */
 void lineage_propagate(const struct lineage *l, double *flow);
 
-/* Reads evolution.jsonl or lineage.jsonl as an array of its records, which lineage_add must accept; errors name the
- * line. An unfinished last line is left out. ERR_STATE if there is no generation yet. */
+/* Reads evolution.jsonl or lineage.jsonl as an array of its records, which lineage_add must accept;
+ * errors name the line. An unfinished last line is left out. ERR_STATE if there is no generation
+ * yet. */
 json_t *lineage_load(const char *path, struct error *err);
 /* Deletes candidates of the finished run in the folder `dir` by the rule, in the order of fitness,
  * except founders, the last generation, and the fittest candidate of each generation. *out: [{name,

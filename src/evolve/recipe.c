@@ -37,6 +37,9 @@ const struct option_row evolve_recipe_rows[] = {
         "held-out questions per task of retain"),
     ROW("save", OPT_STRING, save, "all", 0, 0, "NAME",
         "adapters saved as folders: all, or the best of each generation"),
+    ROW("kv-cache-dtype", OPT_STRING, kv_cache_dtype, "auto", 0, 0, "ELEM",
+        "number format of keys and values, of the engine and in training: f32, bf16, f16, i8 or "
+        "auto (f16; in the fast class bf16)"),
     ROW("temperature", OPT_FLOAT, temperature, "0.7", 0.01, 10, "T",
         "sampling temperature of self-consistency"),
     ROW("zero-adapters", OPT_BOOL, zero_adapters, NULL, 0, 0, NULL,
@@ -151,6 +154,31 @@ static int check_sections(const struct evolve_recipe *o, struct error *err) {
     return rc;
 }
 
+void evolve_recipe_set_kv(struct evolve_recipe *o, const char *name) {
+    char **const all[] = {&o->kv_cache_dtype, &o->train.kv_cache_dtype,
+                          &o->finetune.kv_cache_dtype};
+    char *copy = xstrdup(name); // `name` may be one of the values
+    for (size_t i = 0; i < ARRAY_LEN(all); i++) {
+        free(*all[i]);
+        *all[i] = xstrdup(copy);
+    }
+    free(copy);
+}
+
+/* Gives the sections of training the type of keys and values of the run. */
+static int share_kv(struct evolve_recipe *o, const char *path, struct error *err) {
+    enum dtype type;
+    if (strcmp(o->train.kv_cache_dtype, "auto") != 0 ||
+        strcmp(o->finetune.kv_cache_dtype, "auto") != 0)
+        return error_set(
+            err, ERR_USAGE,
+            "'%s': a run has one 'kv_cache_dtype'; set it at the top, not in a section", path);
+    evolve_recipe_set_kv(o, o->kv_cache_dtype);
+    return kv_cache_dtype_parse(o->kv_cache_dtype, NUMERIC_EXACT, &type, err) == OK
+               ? OK
+               : error_wrap(err, "'%s'", path);
+}
+
 static int check_options(const struct evolve_recipe *o, const char *path, struct error *err) {
     if (o->personas.n < 2)
         return error_set(err, ERR_USAGE, "'%s': at least two personas are needed", path);
@@ -225,6 +253,7 @@ int evolve_recipe_load(struct evolve_recipe *o, const char *path, struct error *
         rc = section_apply(s, o, &y, err);
     if (rc == OK) rc = options_from_yaml(evolve_recipe_rows, o, &y, NULL, err);
     yaml_release(&y);
+    if (rc == OK) rc = share_kv(o, path, err);
     if (rc == OK) rc = file_read(path, 1 << 20, &text, err);
     o->text = text.data;
     return rc == OK ? check_options(o, path, err) : rc;

@@ -87,11 +87,21 @@ static int check_id_unused(struct evolve_run *r, struct error *err) {
 
 /* memory */
 
+/* The type of keys and values of a run; the recipe's value is valid. */
+static enum dtype kv_dtype(const struct evolve_env *env, const struct evolve_recipe *o) {
+    struct error ignored;
+    enum dtype type;
+    CHECK(kv_cache_dtype_parse(o->kv_cache_dtype, env->cls, &type, &ignored) == OK);
+    return type;
+}
+
 static struct engine_options engine_options_for(const struct evolve_env *env,
+                                                const struct evolve_recipe *o,
                                                 const struct model_config *c) {
     return (struct engine_options){.max_rows = 512,
                                    .max_seqs = env->max_seqs ? env->max_seqs : 192,
                                    .max_len = MIN(384, c->max_seq_len),
+                                   .kv_elem = kv_dtype(env, o),
                                    .pool = env->pool};
 }
 
@@ -119,7 +129,7 @@ static int memory_least(const struct evolve_env *env, const struct evolve_recipe
                         const struct model_config *c, size_t *engine, size_t *rest,
                         struct error *err) {
     enum { WORK_BYTES = 24 << 20 }; /* items, transcripts and requests of a generation */
-    const struct engine_options eo = engine_options_for(env, c);
+    const struct engine_options eo = engine_options_for(env, o, c);
     struct adapter_config a;
     int n = o->personas.n;
     *engine = engine_least_bytes(c, &eo);
@@ -181,7 +191,7 @@ static int run_open(struct evolve_run *r, bool is_new, struct error *err) {
     if (rc == OK && !(r->model = model_open(path, r->env->cls, err))) rc = err->code;
     if (rc == OK && !r->model->tok)
         rc = error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", path);
-    if (rc == OK) eo = engine_options_for(r->env, &r->model->config);
+    if (rc == OK) eo = engine_options_for(r->env, r->o, &r->model->config);
     if (rc == OK) rc = engine_limit(r, &eo, err);
     if (rc == OK && !(r->engine = engine_new(r->model, &eo, err))) rc = err->code;
     CHECK(r->o->personas.n <= MAX_FOUNDERS);
@@ -584,11 +594,12 @@ static int make_manifest(struct evolve_run *r, json_t **out, struct error *err) 
     sha256_bytes(r->o->text, strlen(r->o->text), recipe);
     json_t *files = json_object();
     if (hash_data(r, files, err) != OK) return json_decref(files), err->code;
-    *out = json_pack("{s:s,s:s,s:s,s:s,s:s,s:o,s:I,s:s,s:s,s:i}", "run", r->id, "version",
+    *out = json_pack("{s:s,s:s,s:s,s:s,s:s,s:o,s:I,s:s,s:s,s:s,s:i}", "run", r->id, "version",
                      SHOAL_VERSION, "program", program, "base", base, "recipe", recipe, "data",
                      files, "seed", (json_int_t)r->o->seed, "class",
-                     r->env->cls == NUMERIC_EXACT ? "exact" : "fast", "level", kernels_get()->name,
-                     "threads", pool_size(r->env->pool));
+                     r->env->cls == NUMERIC_EXACT ? "exact" : "fast", "kv_cache_dtype",
+                     dtype_name(kv_dtype(r->env, r->o)), "level", kernels_get()->name, "threads",
+                     pool_size(r->env->pool));
     return OK;
 }
 
@@ -755,10 +766,10 @@ static char *make_id(const struct evolve_env *env, int64_t seed) {
  * settings that a resume needs in addition to the recipe. */
 static int register_run(struct evolve_run *r, struct error *err) {
     char *path = path_join(r->dir, "recipe.yaml");
-    json_t *settings =
-        json_pack("{s:I,s:b,s:s,s:s}", "seed", (json_int_t)r->o->seed, "zero_adapters",
-                  (int)r->o->zero_adapters, "class",
-                  r->env->cls == NUMERIC_EXACT ? "exact" : "fast", "level", kernels_get()->name);
+    json_t *settings = json_pack(
+        "{s:I,s:b,s:s,s:s,s:s}", "seed", (json_int_t)r->o->seed, "zero_adapters",
+        (int)r->o->zero_adapters, "class", r->env->cls == NUMERIC_EXACT ? "exact" : "fast", "level",
+        kernels_get()->name, "kv_cache_dtype", dtype_name(kv_dtype(r->env, r->o)));
     int rc = file_write(path, r->o->text, strlen(r->o->text), err);
     if (rc == OK) rc = store_run_add(r->store, r->id, "evolve", settings, err);
     json_decref(settings);
@@ -788,6 +799,7 @@ static int read_forks(struct evolve_run *r, struct error *err) {
         char *recipe = path_join(r->dir, json_get_string(s, "recipe"));
         struct evolve_segment *f = &r->forks[r->n_forks++];
         rc = evolve_recipe_load(&f->o, recipe, err);
+        if (rc == OK) evolve_recipe_set_kv(&f->o, r->o->kv_cache_dtype);
         f->until = (int)json_integer_value(json_object_get(s, "until"));
         f->o.seed = json_integer_value(json_object_get(s, "seed"));
         free(recipe);
@@ -880,9 +892,9 @@ json_t *evolve_run_plan(const struct evolve_env *env, const struct evolve_recipe
     return v;
 }
 
-/* Loads recipe, seed, zero_adapters and numeric class of a stored run. ERR_MISMATCH if the run has
- * the numeric class fast and was made at another processor level, so that this machine cannot
- * reproduce its bits. */
+/* Loads recipe, seed, zero_adapters, type of keys and values, and numeric class of a stored run. In
+ * version 0.1 the type was f32. ERR_MISMATCH if the run has the numeric class fast and was made at
+ * another processor level, so that this machine cannot reproduce its bits. */
 static int stored_options(const struct evolve_env *env, const char *id, struct evolve_recipe *o,
                           enum numeric_class *cls, struct error *err) {
     if (!id_is_valid(id)) return error_set(err, ERR_MISSING, "no run '%s'", id);
@@ -898,6 +910,10 @@ static int stored_options(const struct evolve_env *env, const char *id, struct e
         const char *level = json_string_value(json_object_get(settings, "level"));
         o->seed = json_integer_value(json_object_get(settings, "seed"));
         o->zero_adapters = json_is_true(json_object_get(settings, "zero_adapters"));
+        const char *kv = json_string_value(json_object_get(settings, "kv_cache_dtype"));
+        enum dtype known;
+        if (rc == OK && kv) rc = dtype_parse(kv, &known, err);
+        if (rc == OK) evolve_recipe_set_kv(o, kv ? kv : "f32");
         *cls =
             strcmp(json_get_string(settings, "class"), "fast") == 0 ? NUMERIC_FAST : NUMERIC_EXACT;
         if (rc == OK && *cls == NUMERIC_FAST && (!level || strcmp(level, kernels_get()->name) != 0))
@@ -1026,6 +1042,12 @@ static int fork_open(struct fork_state *s, const struct evolve_env *env,
                        "'%s' has another model or other personas than run '%s'; a fork shares its "
                        "founders",
                        f->recipe, f->parent);
+    if (rc == OK && f->recipe && strcmp(s->recipe.kv_cache_dtype, "auto") != 0 &&
+        strcmp(s->recipe.kv_cache_dtype, s->parent_recipe.kv_cache_dtype) != 0)
+        rc = error_set(err, ERR_MISMATCH,
+                       "'%s' has kv_cache_dtype %s and run '%s' has %s; a fork keeps it", f->recipe,
+                       s->recipe.kv_cache_dtype, f->parent, s->parent_recipe.kv_cache_dtype);
+    if (rc == OK) evolve_recipe_set_kv(&s->recipe, s->parent_recipe.kv_cache_dtype);
     s->recipe.seed = f->seed >= 0 ? f->seed : s->parent_recipe.seed;
     s->recipe.zero_adapters = s->parent_recipe.zero_adapters;
     s->id = f->id ? xstrdup(f->id) : make_id(env, s->recipe.seed);

@@ -549,10 +549,15 @@ size_t dtype_size(enum dtype e) {
     return e == DTYPE_F32 ? 4 : e == DTYPE_I8 ? 1 : 2;
 }
 
+static const char *const dtype_names[N_DTYPE] = {"f32", "bf16", "f16", "i8"};
+
+const char *dtype_name(enum dtype e) {
+    return dtype_names[e];
+}
+
 int dtype_parse(const char *name, enum dtype *out, struct error *err) {
-    static const char *const names[N_DTYPE] = {"f32", "bf16", "f16", "i8"};
     for (int e = 0; e < N_DTYPE; e++)
-        if (strcmp(name, names[e]) == 0) {
+        if (strcmp(name, dtype_names[e]) == 0) {
             *out = (enum dtype)e;
             return OK;
         }

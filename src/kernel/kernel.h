@@ -453,6 +453,7 @@ bool cpu_has_level(enum cpu_level level);
 size_t dtype_size(enum dtype e);
 int dtype_parse(const char *name, enum dtype *out,
                 struct error *err); /* "f32", "bf16", "f16", "i8" */
+const char *dtype_name(enum dtype e);
 /* Converts n values. i8: writes value / d, rounded half to even, and returns d = amax / 127 (0 if
  * that is below FLT_MIN). The other dtypes return 1. */
 float dtype_from_f32(enum dtype e, const float *src, void *dst, int64_t n);

@@ -43,7 +43,7 @@ int32_t kv_cache_pages_for(int32_t positions) {
 }
 
 enum dtype kv_cache_default_dtype(enum numeric_class cls) {
-    return cls == NUMERIC_FAST ? DTYPE_BF16 : DTYPE_F32;
+    return cls == NUMERIC_FAST ? DTYPE_BF16 : DTYPE_F16;
 }
 
 int kv_cache_dtype_parse(const char *name, enum numeric_class cls, enum dtype *out,
@@ -189,9 +189,7 @@ struct kv_cache_rows kv_cache_at(const struct kv_cache *kv, int32_t slot, int32_
     return (struct kv_cache_rows){.v = data, .d = (uint16_t *)(void *)(data + rows)};
 }
 
-/* Quantises x to q and returns the scale, which is rounded to f16 before it is used, so that each
- * int8 value is the nearest one under the stored scale. */
-static uint16_t row_quantize(const float *x, int8_t *q, int64_t n) {
+uint16_t kv_row_quantize(const float *x, int8_t *q, int64_t n) {
     uint16_t d = f32_to_f16(MIN(row_amax(x, n) / 127.0f, 65504.0f));
     i8_from_f32(x, f16_to_f32(d), q, n);
     return d;
@@ -202,7 +200,7 @@ void kv_cache_write(struct kv_cache *kv, int32_t slot, int32_t pos, int32_t laye
     struct kv_cache_rows r = kv_cache_at(kv, slot, pos / KV_PAGE_SIZE, layer, head, values);
     int64_t e = kv->head_dim, row = pos % KV_PAGE_SIZE;
     if (kv->o.elem == DTYPE_I8)
-        r.d[row] = row_quantize(x, (int8_t *)r.v + row * e, e);
+        r.d[row] = kv_row_quantize(x, (int8_t *)r.v + row * e, e);
     else
         dtype_from_f32(kv->o.elem, x, (char *)r.v + row * e * (int64_t)dtype_size(kv->o.elem), e);
 }

@@ -346,7 +346,9 @@ struct kv_cache_options {
     int32_t n_pages;           /* 0: enough for all slots */
     enum dtype elem;
 };
-/* The element type for "auto": bf16 in the fast class, f32 in the exact class. */
+/* The element type for "auto": f16; in the fast class bf16, because its attention multiplies bf16
+ * (tiles). Training rounds keys and values to this type too, so that what is trained is what runs.
+ */
 enum dtype kv_cache_default_dtype(enum numeric_class cls);
 /* Parses "auto" (kv_cache_default_dtype) or the name of a dtype. */
 int kv_cache_dtype_parse(const char *name, enum numeric_class cls, enum dtype *out,
@@ -378,6 +380,9 @@ struct kv_cache_rows {
     void *v;
     uint16_t *d;
 };
+/* Quantises one head's key or value to q [n] and returns the scale in f16. The scale is rounded
+ * before it is used, so that each int8 value is the nearest one under the stored scale. */
+uint16_t kv_row_quantize(const float *x, int8_t *q, int64_t n);
 /* Stores one head's key or value at a reserved position. */
 void kv_cache_write(struct kv_cache *kv, int32_t slot, int32_t pos, int32_t layer, int32_t head,
                     bool values, const float *x);

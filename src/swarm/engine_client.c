@@ -137,7 +137,9 @@ static int pending_prepare(struct call_batch *b, struct pending_llm_call *p, boo
     /* a greedy call does not depend on the seed, so the seed is not part of its key */
     p->req.sampling.seed = c->temperature > 0 ? c->seed : 0;
     if (!has_room(b, &p->req)) c->failed = NO_ROOM;
-    engine_request_key(&p->req, b->model, b->client->model->cls, p->key);
+    const struct engine *e = b->client->engine;
+    record_key(&p->req, b->model, b->client->model->cls, engine_kv_elem(e), engine_lora_elem(e),
+               p->key);
     return OK;
 }
 

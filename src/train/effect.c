@@ -120,11 +120,11 @@ static json_t *replies_json(const struct tokenizer *tok, const struct train_samp
 
 /* Sets out->replies to those of the first samples that have a prompt. */
 static int replies_measure(const struct model *m, const struct dataset *d, struct adapter *before,
-                           struct adapter *after, struct pool *pool, struct train_effect *out,
-                           struct error *err) {
+                           struct adapter *after, enum dtype kv, struct pool *pool,
+                           struct train_effect *out, struct error *err) {
     struct train_sample v[MAX_REPLIES];
     struct engine_request requests[2 * MAX_REPLIES] = {{0}};
-    struct engine_options eo = {.max_seqs = 2 * MAX_REPLIES, .pool = pool};
+    struct engine_options eo = {.max_seqs = 2 * MAX_REPLIES, .kv_elem = kv, .pool = pool};
     int n = 0;
     for (int i = 0; i < d->n && n < MAX_REPLIES; i++)
         if (prompt_length(&d->v[i]) > 0 &&
@@ -150,17 +150,17 @@ static double mean(const double *v, int n) {
 }
 
 int train_effect_measure(const struct model *m, const struct dataset *d, struct adapter *before,
-                         struct adapter *after, struct pool *pool, struct train_effect *out,
-                         struct error *err) {
+                         struct adapter *after, enum dtype kv, struct pool *pool,
+                         struct train_effect *out, struct error *err) {
     *out = (struct train_effect){.n = d->n};
     if (d->n == 0) return OK;
     double *nll = xcalloc((size_t)d->n, sizeof *nll);
-    int rc = gate_eval_nll(m, before, d, pool, nll, err);
+    int rc = gate_eval_nll(m, before, d, kv, pool, nll, err);
     out->before = mean(nll, d->n);
-    if (rc == OK) rc = gate_eval_nll(m, after, d, pool, nll, err);
+    if (rc == OK) rc = gate_eval_nll(m, after, d, kv, pool, nll, err);
     out->after = mean(nll, d->n);
     free(nll);
-    return rc == OK ? replies_measure(m, d, before, after, pool, out, err) : rc;
+    return rc == OK ? replies_measure(m, d, before, after, kv, pool, out, err) : rc;
 }
 
 json_t *train_effect_json(const struct train_effect *e) {

@@ -57,22 +57,23 @@ static void rows_run(struct gate_scores *c, const struct train_sample *s, int32_
     *targets += n_out;
 }
 
-static struct forward_options forward_options_for(int32_t longest, struct pool *pool) {
+static struct forward_options forward_options_for(int32_t longest, enum dtype kv,
+                                                  struct pool *pool) {
     return (struct forward_options){
-        .max_rows = ROWS, .n_slots = 1, .slot_len = MAX(longest, 1), .pool = pool};
+        .max_rows = ROWS, .n_slots = 1, .slot_len = MAX(longest, 1), .kv_elem = kv, .pool = pool};
 }
 
 size_t gate_eval_bytes(const struct model_config *c, int32_t longest, struct pool *pool) {
-    struct forward_options o = forward_options_for(longest, pool);
+    struct forward_options o = forward_options_for(longest, DTYPE_F32, pool);
     return forward_bytes(c, &o) + (size_t)ROWS * (size_t)c->vocab_size * sizeof(float);
 }
 
 int gate_eval_nll(const struct model *m, const struct adapter *a, const struct dataset *d,
-                  struct pool *pool, double *nll, struct error *err) {
+                  enum dtype kv, struct pool *pool, double *nll, struct error *err) {
     struct gate_scores c = {.a = a, .vocab = m->config.vocab_size};
     int32_t longest = 1;
     for (int i = 0; i < d->n; i++) longest = MAX(longest, d->v[i].n);
-    struct forward_options o = forward_options_for(longest, pool);
+    struct forward_options o = forward_options_for(longest, kv, pool);
     CHECK(o.slot_len <= m->config.max_seq_len && (!a || adapter_is_ready(a)));
     c.f = forward_new(m, &o);
     c.logits = try_calloc((size_t)ROWS * (size_t)c.vocab, sizeof *c.logits, err);

@@ -525,6 +525,7 @@ static struct engine_options engine_options_for(const struct rl_trainer *l) {
     return (struct engine_options){.max_seqs = (int32_t)MIN(completions_per_step(l), MAX_SEQS),
                                    .max_rows = 512,
                                    .max_len = l->longest,
+                                   .kv_elem = l->c.kv,
                                    .pool = l->c.pool};
 }
 

@@ -65,6 +65,9 @@ const struct option_row pretrain_option_rows[] = {
         "fraction of samples with a persona's system prompt"),
     ROW("dtype", OPT_STRING, dtype, "f32", 0, 0, "TYPE",
         "type of the written weights: f32, bf16 or f16"),
+    ROW("kv-cache-dtype", OPT_STRING, kv_cache_dtype, "auto", 0, 0, "ELEM",
+        "number format of keys and values, in training and for accuracy lines: f32, bf16, f16, i8 "
+        "or auto (f16; in the fast class bf16)"),
     ROW("seed", OPT_INT, seed, "1", 0, 9e15, "N", "seed of weights and samples"),
     ROW("eval-every", OPT_INT, eval_every, "500", 0, 1e9, "N",
         "updates between accuracy lines; 0: never"),
@@ -90,6 +93,7 @@ struct mix {
 struct pretrain {
     struct pretrain_options o;
     enum numeric_class cls;
+    enum dtype kv; /* type of keys and values: that of the checkpoint, if there is one */
     struct mix mix, final_mix;
     struct model *model;
     struct trainer *trainer;
@@ -414,7 +418,8 @@ static int accuracy_event_add(const struct pretrain *p, int64_t update, json_t *
 }
 
 static int log_accuracy(struct pretrain *p, int64_t update, struct error *err) {
-    struct engine_options eo = {.max_rows = 512, .max_seqs = 256, .pool = p->pool};
+    struct engine_options eo = {
+        .max_rows = 512, .max_seqs = 256, .kv_elem = p->kv, .pool = p->pool};
     for (int f = 0; f < family_count(); f++)
         if (trains_on(p, f)) eo.max_len = MAX(eo.max_len, family_max_tokens(f));
     eo.max_len = MIN(eo.max_len, p->model->config.max_seq_len);
@@ -568,6 +573,8 @@ static void trainer_options_init(const struct pretrain_options *o, struct train_
     to->weight_decay = o->weight_decay;
     to->max_grad_norm = o->max_grad_norm;
     to->seed = o->seed;
+    free(to->kv_cache_dtype);
+    to->kv_cache_dtype = o->kv_cache_dtype ? xstrdup(o->kv_cache_dtype) : NULL;
 }
 
 /* Most tokens of an update: the last sample may exceed the option. */
@@ -620,9 +627,17 @@ static int passes_limit(struct pretrain *p, struct error *err) {
     return OK;
 }
 
+static int kv_dtype_parse(const struct pretrain_options *o, enum numeric_class cls,
+                          const char *checkpoint, enum dtype *out, struct error *err) {
+    const struct train_options to = {.kv_cache_dtype = o->kv_cache_dtype};
+    return train_kv_dtype_parse(&to, cls, checkpoint, out, err);
+}
+
 static int pretrain_open(struct pretrain *p, struct error *err) {
     struct model_config c;
-    if (model_preset_find(p->o.shape, &c, err) != OK) return err->code;
+    if (model_preset_find(p->o.shape, &c, err) != OK ||
+        kv_dtype_parse(&p->o, p->cls, p->checkpoint, &p->kv, err) != OK)
+        return err->code;
     struct tokenizer *tok = train_tokenizer(p, err);
     if (!tok) return err->code;
     c.vocab_size = tokenizer_vocab_size(tok);
@@ -632,6 +647,8 @@ static int pretrain_open(struct pretrain *p, struct error *err) {
     if (chat_template_set(p, err) != OK) return err->code;
     struct train_options to;
     trainer_options_init(&p->o, &to);
+    free(to.kv_cache_dtype);
+    to.kv_cache_dtype = xstrdup(dtype_name(p->kv));
     p->trainer = trainer_new_full(p->model, &to, p->pool, err);
     options_release(train_option_rows, &to);
     if (!p->trainer || passes_limit(p, err) != OK) return err->code;
@@ -658,7 +675,9 @@ json_t *pretrain_plan(const struct pretrain_options *o, const char *dir, enum nu
     struct pretrain p = {.o = *o};
     struct model_config c;
     enum tensor_type dtype;
-    if (mixes_parse(&p, err) != OK || weight_type_parse(o->dtype, &dtype, err) != OK ||
+    enum dtype kv;
+    if (mixes_parse(&p, err) != OK || kv_dtype_parse(o, cls, NULL, &kv, err) != OK ||
+        weight_type_parse(o->dtype, &dtype, err) != OK ||
         model_preset_find(o->shape, &c, err) != OK)
         return NULL;
     c.vocab_size = (int32_t)o->vocab;
@@ -692,6 +711,7 @@ int pretrain_run(const struct pretrain_options *o, const char *dir, int64_t stop
     struct model_config c;
     int rc = mixes_parse(&p, err), lock = -1;
     if (rc == OK) rc = weight_type_parse(o->dtype, &dtype, err);
+    if (rc == OK) rc = kv_dtype_parse(o, cls, NULL, &p.kv, err);
     if (rc == OK) rc = model_preset_find(o->shape, &c, err);
     if (rc == OK) c.vocab_size = (int32_t)o->vocab;
     if (rc == OK) rc = memory_limit_open(o, &c, cls, pool, err);

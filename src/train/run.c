@@ -65,6 +65,7 @@ struct gated_job { /* a train_job, and the data of its quality gate */
 };
 struct recorded_run {
     const struct train_request *q;
+    enum dtype kv; /* type of keys and values, in training and in measurements */
     const struct train_output *o;
     const struct gate_options *gate;
     char *id, *dir;
@@ -184,13 +185,14 @@ static char *run_id_make(const char *out, const json_t *recipe) {
 
 /* All options that determine the training, including those of the method. Runs of version 0.1 keep
  * their names: options that follow from the data count with the former defaults, and the lists that
- * were added since count only if they are used. */
+ * were added since count only if they are used. Keys and values were f32. */
 static json_t *method_options_json(const struct train_request *q) {
     struct train_options named = *q->train;
     train_options_fix(&named);
     json_t *all = options_json(train_option_rows, &named), *method_options;
     if (named.modules_to_save.n == 0) json_object_del(all, "modules-to-save");
     if (named.trainable_token_indices.n == 0) json_object_del(all, "trainable-token-indices");
+    if (strcmp(named.kv_cache_dtype, "f32") == 0) json_object_del(all, "kv");
     if (q->method == METHOD_SFT) return all;
     method_options = q->method == METHOD_ES ? options_json(es_option_rows, q->es)
                                             : options_json(rl_option_rows, q->policy);
@@ -272,8 +274,8 @@ static int comparison_measure(const struct recorded_run *r, const struct gated_j
                               struct gate_comparison *out, struct error *err) {
     if (d->n == 0) return OK;
     double *nll = try_calloc(2 * (size_t)d->n, sizeof *nll, err);
-    int rc = nll ? gate_eval_nll(r->q->m, t->baseline, d, r->q->pool, nll, err) : err->code;
-    if (rc == OK) rc = gate_eval_nll(r->q->m, after, d, r->q->pool, nll + d->n, err);
+    int rc = nll ? gate_eval_nll(r->q->m, t->baseline, d, r->kv, r->q->pool, nll, err) : err->code;
+    if (rc == OK) rc = gate_eval_nll(r->q->m, after, d, r->kv, r->q->pool, nll + d->n, err);
     if (rc == OK) *out = gate_compare(nll, nll + d->n, d->n);
     free(nll);
     return rc;
@@ -299,7 +301,8 @@ static int family_measure(struct recorded_run *r, struct engine *e, struct gated
 
 static int families_measure(struct recorded_run *r, struct gated_job *t, struct adapter *after,
                             struct error *err) {
-    struct engine_options eo = {.max_rows = 512, .max_seqs = 256, .pool = r->q->pool};
+    struct engine_options eo = {
+        .max_rows = 512, .max_seqs = 256, .kv_elem = r->kv, .pool = r->q->pool};
     double p[MAX_FAMILIES], holm[MAX_FAMILIES];
     if (!r->gate->retain) return OK;
     for (int f = 0; f < family_count(); f++)
@@ -352,7 +355,7 @@ static int effect_measure(struct recorded_run *r, struct gated_job *t, struct er
     struct dataset held_out = t->eval.n > 0 ? train_samples_keep(&t->eval) : (struct dataset){0};
     struct train_effect *e = &t->result.effect;
     int rc = train_effect_measure(r->q->m, held_out.n ? &held_out : &job->samples, job->start,
-                                  job->result, r->q->pool, e, err);
+                                  job->result, r->kv, r->q->pool, e, err);
     dataset_release(&held_out);
     return rc;
 }
@@ -548,12 +551,22 @@ static int run_close(struct recorded_run *r, int rc, struct error *err) {
 }
 
 /* Trains and publishes; the caller holds the lock. Removes the checkpoint when every result is on
- * disk. */
-static int run_locked(const struct train_request *q, const struct train_output *o,
+ * disk. The options of the record have the type of keys and values by name, so that the record
+ * does not depend on the meaning of "auto". */
+static int run_locked(const struct train_request *request, const struct train_output *o,
                       struct error *err) {
+    struct train_options options = *request->train;
+    struct train_request named = *request, *q = &named;
     struct recorded_run r = {.q = q, .o = o, .gate = o->gate, .lock = -1};
     char *checkpoint = path_join(o->dir, "checkpoint.bin");
-    int rc = run_open(&r, err);
+    int rc = train_kv_dtype_parse(&options, q->m->cls, checkpoint, &r.kv, err);
+    if (rc != OK) {
+        free(checkpoint);
+        return rc;
+    }
+    options.kv_cache_dtype = (char *)(uintptr_t)dtype_name(r.kv);
+    named.train = &options;
+    rc = run_open(&r, err);
     if (rc == OK) {
         const struct train_callbacks callbacks = train_log_callbacks(r.log);
         rc = train_run(q, checkpoint, &callbacks, err);

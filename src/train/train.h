@@ -313,7 +313,7 @@ void policy_advantages(enum train_method method, const double *rewards, int64_t 
 /* Pretraining of a small base model from a recipe (pretrain.c). */
 
 struct pretrain_options { /* meanings and defaults: pretrain_option_rows */
-    char *shape, *chat_template, *dtype, *max_memory;
+    char *shape, *chat_template, *dtype, *kv_cache_dtype, *max_memory;
     int64_t vocab, tokenizer_items, steps, rows, warmup_steps, seed, eval_every, eval_items,
         save_every, final_mix_from;
     double lr, min_lr_ratio, beta2, weight_decay, max_grad_norm, chain_of_thought, think,
@@ -346,11 +346,11 @@ int pretrain_run(const struct pretrain_options *o, const char *dir, int64_t stop
  */
 
 /* Sets nll[i] to the mean over the targets of sample i under an adapter, which is bound to the
- * model (NULL: the base model). */
+ * model (NULL: the base model). kv: type of keys and values. */
 int gate_eval_nll(const struct model *m, const struct adapter *a, const struct dataset *d,
-                  struct pool *pool, double *nll, struct error *err);
+                  enum dtype kv, struct pool *pool, double *nll, struct error *err);
 
-/* Bytes that gate_eval_nll needs for samples of at most `longest` tokens. */
+/* Bytes that gate_eval_nll needs at most, for samples of at most `longest` tokens. */
 size_t gate_eval_bytes(const struct model_config *c, int32_t longest, struct pool *pool);
 
 struct gate_comparison {
@@ -434,10 +434,11 @@ struct train_effect {
 };
 /* Some samples of d, copied. */
 struct dataset train_samples_keep(const struct dataset *d);
-/* `before`: NULL for the base model. The caller releases out->replies. */
+/* `before`: NULL for the base model. kv: type of keys and values. The caller releases
+ * out->replies. */
 int train_effect_measure(const struct model *m, const struct dataset *d, struct adapter *before,
-                         struct adapter *after, struct pool *pool, struct train_effect *out,
-                         struct error *err);
+                         struct adapter *after, enum dtype kv, struct pool *pool,
+                         struct train_effect *out, struct error *err);
 /* {samples, before, after, replies}; null if it was not measured. */
 json_t *train_effect_json(const struct train_effect *e);
 

@@ -148,8 +148,11 @@ int train_loop_begin(struct train_loop *c, struct error *err) {
     if (!rc) rc = initial_adapters_make(c, err);
     if (!rc) rc = training_data_init(c, err);
     if (rc) return rc;
+    if ((rc = train_kv_dtype_parse(c->o, c->m->cls, c->checkpoint, &c->kv, err))) return rc;
     identity_add_common(c);
-    c->trainer = trainer_new_lora(c->m, c->initial_adapters, c->n, c->o, c->pool, err);
+    struct train_options o = *c->o;
+    o.kv_cache_dtype = (char *)(uintptr_t)dtype_name(c->kv);
+    c->trainer = trainer_new_lora(c->m, c->initial_adapters, c->n, &o, c->pool, err);
     return c->trainer ? OK : err->code;
 }
 
@@ -319,6 +322,8 @@ static int export_result(struct train_loop *c, int j, struct error *err) {
     json_t *lineage = json_pack("{s:s,s:s,s:s}", "operator", c->method, "data", c->data[j], "start",
                                 c->initial_adapters[j]->hash);
     adapter_lineage_set_model(lineage, c->m);
+    if (c->kv != DTYPE_F32)
+        json_object_set_new(lineage, "kv_cache_dtype", json_string(dtype_name(c->kv)));
     c->jobs[j].result = trainer_export_adapter(c->trainer, j, lineage);
     json_decref(lineage);
     adapter_add_training_data(c->jobs[j].result, c->initial_adapters[j]->training_data);

@@ -41,6 +41,7 @@ struct train_loop {
 
     struct adapter **initial_adapters; /* [n] adapters at the start of training, ready to run */
     struct trainer *trainer;
+    enum dtype kv; /* type of keys and values, of the trainer and of the run's engine */
     enum lr_schedule schedule;
     int64_t saved; /* the step that `checkpoint` holds; -1: none */
     /* times of clock_now: when the run was begun or resumed, and when the step began */
@@ -73,7 +74,7 @@ int32_t train_loop_max_length(const struct train_loop *c);
 /* Number of steps: the option max_steps or, if that is 0, enough for the option epochs, with `n`
  * samples per epoch and `per_step` samples per step. */
 int64_t train_loop_count_steps(const struct train_loop *c, int64_t n, int64_t per_step);
-/* Makes the trainer and the initial adapters: those of the jobs, or new ones. */
+/* Sets c->kv, and makes the trainer and the initial adapters: those of the jobs, or new ones. */
 int train_loop_begin(struct train_loop *c, struct error *err);
 /* Logs the findings of lint. Refuses a run whose held-out samples are in its training data: no
  * comparison on them could publish the result. */

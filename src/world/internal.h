@@ -28,7 +28,8 @@ struct simulation {
     struct environment *const *envs; /* [n_envs] */
     struct pool *pool;
     struct policy_runner *policy_runner;
-    struct learner *learner; /* NULL between generations, and without learning */
+    enum dtype train_kv_elem; /* of keys and values in training */
+    struct learner *learner;  /* NULL between generations, and without learning */
     int n_policies, n_agents, agents_per_env, generation, tick;
     int map_size; /* cells per side of the maps of training, see curriculum_advance; 0: full size */
     int64_t decisions;

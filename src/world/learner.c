@@ -727,6 +727,7 @@ static struct trainer *trainer_make(const struct learner_options *o,
     struct train_options to = o->train;
     struct adapter **adapters_f32 = xcalloc((size_t)group, sizeof(struct adapter *));
     to.gradient_checkpointing |= config->low_memory;
+    to.kv_cache_dtype = (char *)(uintptr_t)dtype_name(config->kv_elem);
     for (int i = 0; i < group; i++) adapters_f32[i] = adapter_to_f32(config->adapters[i]);
     struct trainer *t = trainer_new_lora(config->m, adapters_f32, group, &to, config->pool, err);
     for (int i = 0; i < group; i++) adapter_release(adapters_f32[i]);

@@ -91,11 +91,22 @@ static void envs_init(struct run *r) {
 /* Options of later versions. Where they are 0, a run has the name that it had in version 0.1. */
 static const char *const later_options[] = {"curriculum", "exploration-bonus"};
 
-/* The options that determine a run, under their stored names. */
-static json_t *run_options_json(const struct simulation_options *o) {
+/* Another one, by its stored name: see simulation_options. */
+#define KV_KEY "kv"
+
+/* The options that determine a run, under their stored names. The type of keys and values is the
+ * one that "auto" stands for; it is not stored if the results are those of version 0.1. */
+static json_t *run_options_json(const struct simulation_options *o, enum numeric_class cls) {
+    struct error ignored;
+    enum dtype kv;
     json_t *v = options_json(simulation_option_rows, o);
     json_object_update_new(v, options_json(learner_option_rows, &o->learn));
     json_object_del(v, "generations");
+    if (!o->kv_cache_dtype || kv_cache_dtype_parse(o->kv_cache_dtype, cls, &kv, &ignored) != OK ||
+        (kv == DTYPE_F32 && cls == NUMERIC_EXACT))
+        json_object_del(v, KV_KEY);
+    else
+        json_object_set_new(v, KV_KEY, json_string(dtype_name(kv)));
     json_object_set_new(v, "crossover", json_string(stored_value("operator", o->crossover)));
     for (size_t i = 0; i < ARRAY_LEN(later_options); i++)
         if (json_get_number(v, later_options[i]) == 0) json_object_del(v, later_options[i]);
@@ -112,7 +123,7 @@ static json_t *run_identity(const struct run *r, const struct initial_adapters *
                   "agents", r->q->agents, "steps", (json_int_t)r->o->steps, "seed",
                   (json_int_t)r->o->seed, external ? "environment" : "rules",
                   external ? external_envs_json(r->q->external) : world_rules_json(r->q->rules),
-                  "life", run_options_json(r->o), "adapters", adapters);
+                  "life", run_options_json(r->o, r->q->m->cls), "adapters", adapters);
     if (r->speaks) json_object_set_new(v, "words", json_string("chosen by the policies"));
     return v;
 }
@@ -176,6 +187,10 @@ static int recorded_options_read(struct run *r, const json_t *record, struct err
     recorded_options_add(simulation_option_rows, requested, &defaults, record, simulation);
     recorded_options_add(learner_option_rows, &requested->learn, &defaults.learn, record, learner);
     int rc = options_read(simulation_option_rows, o, simulation, err);
+    if (rc == OK && !json_object_get(simulation, KV_KEY)) {
+        free(o->kv_cache_dtype);
+        o->kv_cache_dtype = NULL;
+    }
     if (rc == OK) rc = options_read(learner_option_rows, &o->learn, learner, err);
     if (rc == OK) rc = simulation_options_check(o, err);
     if (rc == OK && r->q->external &&
@@ -193,7 +208,9 @@ static int recorded_options_read(struct run *r, const json_t *record, struct err
 /* Names the options that the run continues with and that the request has otherwise. */
 static void recorded_options_report(const struct run *r) {
     struct buf b = {0};
-    json_t *requested = run_options_json(&r->q->o->simulation), *used = run_options_json(r->o), *v;
+    const enum numeric_class cls = r->q->m->cls;
+    json_t *requested = run_options_json(&r->q->o->simulation, cls),
+           *used = run_options_json(r->o, cls), *v;
     const char *key;
     json_object_foreach (used, key, v) {
         if (json_equal(v, json_object_get(requested, key))) continue;
@@ -212,7 +229,7 @@ static void recorded_options_report(const struct run *r) {
 static const char earlier_defaults[] =
     "{\"minds\": 0, \"held-out\": 4, \"elites\": 4, \"temperature\": 2.0, \"every\": 10, "
     "\"batch\": 4, \"horizon\": 16, \"discount\": 0.9, \"share\": 0.0, \"entropy\": 0.05, "
-    "\"lr\": 0.001, \"warmup\": 20, \"curriculum\": null}";
+    "\"lr\": 0.001, \"warmup\": 20, \"curriculum\": null, \"kv\": null}";
 
 /* Whether version 0.1 gave a run this identity for the command of the request, whose options are
  * those of the run, or are at the defaults where the run has earlier defaults. */
@@ -222,8 +239,9 @@ static bool is_earlier_run(const struct run *r, const json_t *identity) {
     options_default(simulation_option_rows, &defaults);
     options_default(learner_option_rows, &defaults.learn);
     json_t *earlier = json_parse(earlier_defaults, strlen(earlier_defaults), "defaults", &ignored),
-           *now = run_options_json(&defaults), *requested = json_deep_copy(r->identity),
-           *options = json_object_get(requested, "life"), *v;
+           *now = run_options_json(&defaults, r->q->m->cls),
+           *requested = json_deep_copy(r->identity), *options = json_object_get(requested, "life"),
+           *v;
     const json_t *record = json_object_get(identity, "life");
     const char *key;
     CHECK(earlier);

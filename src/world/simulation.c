@@ -506,6 +506,7 @@ static int learner_start(struct simulation *s, struct error *err) {
                                     .seed = (uint64_t)s->o->seed,
                                     .steps = s->o->steps,
                                     .low_memory = s->o->low_memory,
+                                    .kv_elem = s->train_kv_elem,
                                     .pool = s->pool};
     s->learner = learner_new(&s->o->learn, &config, err);
     free(adapters);
@@ -676,6 +677,20 @@ static void memory_use_small_pages(void) {
     mallopt(M_MMAP_THRESHOLD, 1 << 16);
 }
 
+/* Sets the types of keys and values in decisions and in training. With low_memory, decisions have
+ * f16 instead of f32. */
+static int kv_dtypes_parse(const struct simulation_options *o, enum numeric_class cls,
+                           enum dtype *decisions, enum dtype *training, struct error *err) {
+    *training = DTYPE_F32;
+    *decisions = cls == NUMERIC_FAST && !o->low_memory ? DTYPE_BF16 : DTYPE_F32;
+    if (o->kv_cache_dtype) {
+        if (kv_cache_dtype_parse(o->kv_cache_dtype, cls, training, err) != OK) return err->code;
+        *decisions = *training;
+    }
+    if (o->low_memory && *decisions == DTYPE_F32) *decisions = DTYPE_F16;
+    return OK;
+}
+
 struct simulation *simulation_new(const struct model *m, const struct simulation_options *o,
                                   struct environment *const *envs, struct adapter *const *first,
                                   int n_first, struct pool *pool, struct error *err) {
@@ -691,11 +706,11 @@ struct simulation *simulation_new(const struct model *m, const struct simulation
                                                    .max_rows = MIN(512, MAX(64, n_agents * 16)),
                                                    .max_seqs = MIN(n_agents, 256),
                                                    .max_len = POLICY_MAX_LEN,
-                                                   .kv_elem = kv_cache_default_dtype(m->cls),
                                                    .cached_decisions =
                                                        o->low_memory ? 0 : DEFAULT_CACHED_DECISIONS,
                                                    .pool = pool};
-    if (dtype_parse(o->lora_dtype, &runner_options.lora_elem, err) != OK) {
+    if (dtype_parse(o->lora_dtype, &runner_options.lora_elem, err) != OK ||
+        kv_dtypes_parse(o, m->cls, &runner_options.kv_elem, &s->train_kv_elem, err) != OK) {
         free(s);
         return NULL;
     }
@@ -703,7 +718,7 @@ struct simulation *simulation_new(const struct model *m, const struct simulation
         memory_use_small_pages();
         runner_options.max_rows = POLICY_BATCH_ROWS;
         runner_options.max_seqs = runner_options.n_pages = POLICY_BATCH_SEQS;
-        runner_options.lora_elem = runner_options.kv_elem = DTYPE_F16;
+        runner_options.lora_elem = DTYPE_F16;
     }
     buffers_alloc(s);
     s->policy_runner = policy_runner_new(m, envs[0], &runner_options, err);
@@ -716,15 +731,19 @@ int simulation_least_bytes(const struct model_config *c, enum numeric_class cls,
                            const struct simulation_options *o, int agents, struct pool *pool,
                            size_t *out, struct error *err) {
     int n = o->n_adapters ? (int)MIN(o->n_adapters, agents) : agents;
-    const struct engine_options engine = {.max_len = POLICY_MAX_LEN, .pool = pool};
+    struct engine_options engine = {.max_len = POLICY_MAX_LEN, .pool = pool};
+    struct train_options to = o->learn.train;
     struct adapter_config a;
+    enum dtype training;
     bool learns = strcmp(o->learn.learn, "none") != 0;
-    int rc = train_adapter_config(&o->learn.train, c, &a, err);
+    if (kv_dtypes_parse(o, cls, &engine.kv_elem, &training, err) != OK) return err->code;
+    to.kv_cache_dtype = o->kv_cache_dtype;
+    int rc = train_adapter_config(&to, c, &a, err);
     if (rc == OK)
         *out = (size_t)pool_size(pool) * engine_least_bytes(c, &engine) + 2 * WORK_BYTES +
                2 * (size_t)n * adapter_param_count(c, &a) * 2 * sizeof(float); // with their packs
     if (rc == OK && learns)
-        *out += trainer_least_bytes(c, cls, &a, n, &o->learn.train, pool, POLICY_MAX_LEN);
+        *out += trainer_least_bytes(c, cls, &a, n, &to, pool, POLICY_MAX_LEN);
     adapter_config_release(&a);
     return rc;
 }
@@ -796,6 +815,11 @@ const struct option_row simulation_option_rows[] = {
         "number format of adapters in the forward pass: f32, bf16, f16 or i8 (with --low-memory: "
         "f16); training uses f32",
         JOB_ARG_TEXT),
+    ROW("kv-cache-dtype", OPT_STRING, kv_cache_dtype, "auto", 0, 0, "ELEM",
+        "number format of keys and values, for decisions and in training: f32, bf16, f16, i8 or "
+        "auto "
+        "(f16; in the fast class bf16); with --low-memory decisions have f16 instead of f32",
+        JOB_ARG_TEXT),
     ROW("low-memory", OPT_BOOL, low_memory, NULL, 0, 0, NULL,
         "store adapters as f16, and evaluate and train a few at a time"),
     {0},
@@ -815,6 +839,8 @@ int simulation_options_check(const struct simulation_options *o, struct error *e
                          "probability to train on");
     if (o->low_memory && strcmp(o->learn.learn, "es") == 0)
         return error_set(err, ERR_USAGE, "--learn es and --low-memory exclude each other");
+    enum dtype decisions, training;
+    if (kv_dtypes_parse(o, NUMERIC_EXACT, &decisions, &training, err) != OK) return err->code;
     if (!world_policy_find(o->teacher))
         return error_set(err, ERR_USAGE, "no policy '%s' for --teacher", o->teacher);
     if (!operator_find(o->crossover, err) || !operator_find(o->mutation, err)) return err->code;

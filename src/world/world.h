@@ -380,7 +380,7 @@ struct grid_env {
     const struct world_policy *teacher;
     int n_agents;
     bool is_silent; /* agents say no words even if the rules have a vocabulary */
-    int map_size; /* cells per side of the next map; 0: as in the rules */
+    int map_size;   /* cells per side of the next map; 0: as in the rules */
 };
 struct environment grid_env_as_environment(struct grid_env *p);
 struct episode_stats world_episode_stats(const struct world *w); /* the mean over its agents */
@@ -478,8 +478,9 @@ struct learner_config {
     struct adapter *const *adapters;
     const float *const *critics;
     uint64_t seed;
-    int64_t steps;   /* ticks of a generation, over which the learning rate falls; 0: constant */
-    bool low_memory; /* adapters are f16, before and after updates */
+    int64_t steps;      /* ticks of a generation, over which the learning rate falls; 0: constant */
+    bool low_memory;    /* adapters are f16, before and after updates */
+    enum dtype kv_elem; /* keys and values in training are rounded to it */
     struct pool *pool;
 };
 struct learner *learner_new(const struct learner_options *o, const struct learner_config *config,
@@ -533,6 +534,10 @@ struct simulation_options { /* filled from option rows; a value before ':' is th
     int64_t eval_maps;      /* 2: number of held-out maps */
     bool low_memory;        /* use little memory */
     char *lora_dtype;       /* f32: element type of the adapters for decisions */
+    /* auto: element type of keys and values, for decisions and in training. NULL, only for the runs
+     * of version 0.1: training has f32; decisions have f32, in the fast class bf16, with low_memory
+     * f16. */
+    char *kv_cache_dtype;
     struct learner_options learn;
 };
 extern const struct option_row simulation_option_rows[];

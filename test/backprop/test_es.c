@@ -23,6 +23,8 @@ static struct error err;
 static struct train_options options(void) {
     struct train_options o;
     options_default(train_option_rows, &o);
+    free(o.kv_cache_dtype);
+    o.kv_cache_dtype = NULL; // f32
     o.lora_dropout = 0;
     o.max_grad_norm = 0;
     return o;
@@ -431,6 +433,35 @@ static void test_exact(void **state) {
     model_close(m);
 }
 
+/* Keys and values have the trainer's type, also if an es serves trainers of two types in turn: at a
+ * tiny σ the mean fitness is the trainer's loss. */
+static void test_kv(void **state) {
+    (void)state;
+    static const char *const names[] = {"f16", "i8", "f32"};
+    struct setup u = setup_make(TENSOR_F32, 0);
+    struct es_options eo = es_options(2, 1e-9, "none");
+    struct es *e = es_new(u.m, &eo, NULL);
+    double loss[ARRAY_LEN(names)];
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        struct train_options o = options();
+        o.kv_cache_dtype = xstrdup(names[i]);
+        struct trainer *t = trainer_new_lora(u.m, u.a, 1, &o, NULL, &err);
+        struct train_sample s = u.s[0];
+        int64_t targets;
+        double nll;
+        assert_int_equal(trainer_eval_loss(t, &s, 1, &nll, &targets, &err), OK);
+        assert_int_equal(es_accumulate(e, t, 0, &s, 1, &err), OK);
+        loss[i] = -es_fitness_mean(e);
+        assert_float_equal(loss[i], nll / (double)targets, 1e-6);
+        trainer_free(t);
+        options_release(train_option_rows, &o);
+    }
+    assert_true(loss[0] != loss[1] && loss[1] != loss[2] && loss[2] != loss[0]);
+    es_free(e);
+    options_release(es_option_rows, &eo);
+    setup_release(&u);
+}
+
 /* The memory is a forward pass, one chunk of logits, the adapter and the maps of the pairs in a
  * pass, 2 / R of an adapter each; it does not grow with the population. */
 static void test_memory(void **state) {
@@ -486,11 +517,11 @@ static void test_refusals(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_member),   cmocka_unit_test(test_unbiased),
-        cmocka_unit_test(test_sigma),    cmocka_unit_test(test_bits),
-        cmocka_unit_test(test_resume),   cmocka_unit_test(test_learns),
-        cmocka_unit_test(test_exact),    cmocka_unit_test(test_memory),
-        cmocka_unit_test(test_refusals),
+        cmocka_unit_test(test_member), cmocka_unit_test(test_unbiased),
+        cmocka_unit_test(test_sigma),  cmocka_unit_test(test_bits),
+        cmocka_unit_test(test_resume), cmocka_unit_test(test_learns),
+        cmocka_unit_test(test_exact),  cmocka_unit_test(test_kv),
+        cmocka_unit_test(test_memory), cmocka_unit_test(test_refusals),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

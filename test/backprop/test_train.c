@@ -249,8 +249,15 @@ static void samples_free(struct train_sample *v, int n) {
 static struct train_options options(void) {
     struct train_options o;
     options_default(train_option_rows, &o);
+    free(o.kv_cache_dtype);
+    o.kv_cache_dtype = NULL; // f32, as in the reference
     o.lora_dropout = 0;
     return o;
+}
+
+static void set_kv(struct train_options *o, const char *name) {
+    free(o->kv_cache_dtype);
+    o->kv_cache_dtype = xstrdup(name);
 }
 
 /* Weights far larger than at initialisation, so that gradients exceed rounding errors. */
@@ -902,10 +909,10 @@ static const char *const all_shapes[] = {"tiny-llama", "tiny-qwen2", "tiny-qwen3
                                          "tiny-gpt-neo"};
 
 /* The engine's logits of sample s under the adapter, summed like in the trainer. */
-static double served_nll(const struct pair *p, const struct train_sample *s) {
+static double served_nll_kv(const struct pair *p, const struct train_sample *s, enum dtype kv) {
     const struct kernels *k = kernels_get();
     int64_t vocab = p->m->config.vocab_size;
-    struct forward_options fo = {.max_rows = s->n, .n_slots = 1, .slot_len = s->n};
+    struct forward_options fo = {.max_rows = s->n, .n_slots = 1, .slot_len = s->n, .kv_elem = kv};
     struct forward *f = forward_new(p->m, &fo);
     struct batch_row *rows = xcalloc((size_t)s->n, sizeof *rows);
     int32_t *out = xcalloc((size_t)s->n, sizeof *out);
@@ -929,9 +936,15 @@ static double served_nll(const struct pair *p, const struct train_sample *s) {
     return nll;
 }
 
-/* Training and serving have equal bits, for every architecture, over quantised bases. */
+static double served_nll(const struct pair *p, const struct train_sample *s) {
+    return served_nll_kv(p, s, DTYPE_F32);
+}
+
+/* Training and serving have equal bits, for every architecture, over quantised bases, with every
+ * type of keys and values, of which "auto" is the engine's default. */
 static void test_training_equals_serving(void **state) {
     (void)state;
+    static const char *const types_kv[] = {"auto", "i8", "f32", "bf16", "f16"};
     static const enum tensor_type types[] = {TENSOR_F32, TENSOR_BF16, TENSOR_Q8_0, TENSOR_Q4_0,
                                              TENSOR_NF4};
     struct pool *pool = pool_new(2);
@@ -940,6 +953,11 @@ static void test_training_equals_serving(void **state) {
         struct pair p =
             pair_of(all_shapes[i / 4 % ARRAY_LEN(all_shapes)], types[i / 4 / ARRAY_LEN(all_shapes)],
                     i / 2 % 2 ? NUMERIC_FAST : NUMERIC_EXACT, i % 2);
+        enum dtype kv;
+        // each architecture has all pairs of a weight type and a type of keys and values with one
+        // sum; the sum differs by architecture
+        set_kv(&o, types_kv[(i / 4 / ARRAY_LEN(all_shapes) + i / 4) % ARRAY_LEN(types_kv)]);
+        assert_int_equal(kv_cache_dtype_parse(o.kv_cache_dtype, p.m->cls, &kv, &err), OK);
         struct trainer *t = trainer_new_lora(p.m, &p.ad, 1, &o, pool, &err);
         assert_non_null(t);
         struct train_sample s[2] = {sample_make(1, 40, p.m->config.vocab_size, 0),
@@ -948,7 +966,7 @@ static void test_training_equals_serving(void **state) {
         int32_t targets[2];
         assert_int_equal(trainer_sample_nll(t, s, 2, nll, targets, &err), OK);
         for (int k = 0; k < 2; k++) {
-            assert_true(nll[k] == served_nll(&p, &s[k]));
+            assert_true(nll[k] == served_nll_kv(&p, &s[k], kv));
             assert_true(targets[k] == s[k].n - s[k].n / 2);
             train_sample_release(&s[k]);
         }
@@ -957,6 +975,81 @@ static void test_training_equals_serving(void **state) {
     }
     options_release(train_option_rows, &o);
     pool_free(pool);
+}
+
+/* Rounding keys and values changes the gradient by the size of the rounding; the derivative of the
+ * rounding counts as 1. */
+static void test_kv_gradient(void **state) {
+    (void)state;
+    static const struct {
+        const char *name;
+        double most; /* relative change of the gradient */
+    } cases[] = {{"f16", 5e-3}, {"bf16", 4e-2}, {"i8", 8e-2}};
+    for (size_t i = 0; i < ARRAY_LEN(cases) * 2; i++) {
+        struct pair p = pair_of(i % 2 ? "tiny-qwen3" : "tiny-llama", TENSOR_F32, NUMERIC_EXACT, 0);
+        struct train_sample s = sample_make(1, 40, p.m->config.vocab_size, 0);
+        struct train_options o = options();
+        struct trainer *t[2];
+        double moved = 0, size = 0;
+        for (int k = 0; k < 2; k++) {
+            set_kv(&o, k ? cases[i / 2].name : "f32");
+            t[k] = trainer_new_lora(p.m, &p.ad, 1, &o, NULL, &err);
+            assert_int_equal(trainer_accumulate(t[k], &s, 1, &err), OK);
+        }
+        for (int j = 0; j < trainer_n_tensors(t[0]); j++) {
+            const struct train_tensor *a = trainer_tensor(t[0], j), *b = trainer_tensor(t[1], j);
+            for (int64_t e = 0; e < a->n; e++) {
+                moved += pow((double)(a->g[e] - b->g[e]), 2);
+                size += pow((double)a->g[e], 2);
+            }
+        }
+        if (!(moved > 0 && sqrt(moved / size) < cases[i / 2].most))
+            fail_msg("%s: the gradient changed by %g", cases[i / 2].name, sqrt(moved / size));
+        trainer_free(t[0]);
+        trainer_free(t[1]);
+        train_sample_release(&s);
+        pair_release(&p);
+        options_release(train_option_rows, &o);
+    }
+}
+
+/* A run keeps its type of keys and values: "auto" is the type of the checkpoint, and another type
+ * is refused. */
+static void test_kv_checkpoint(void **state) {
+    (void)state;
+    static const char *const names[] = {"f32", "f16", "i8"};
+    struct pair p = pair_of("tiny-llama", TENSOR_F32, NUMERIC_EXACT, 0);
+    char *path = temporary("kv");
+    struct train_options o = options();
+    enum dtype kv;
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        set_kv(&o, names[i]);
+        struct trainer *t = trainer_new_lora(p.m, &p.ad, 1, &o, NULL, &err), *other;
+        assert_int_equal(trainer_save(t, path, NULL, &err), OK);
+        set_kv(&o, "auto");
+        assert_int_equal(train_kv_dtype_parse(&o, NUMERIC_EXACT, path, &kv, &err), OK);
+        assert_string_equal(dtype_name(kv), names[i]);
+        set_kv(&o, "bf16");
+        assert_int_equal(train_kv_dtype_parse(&o, NUMERIC_EXACT, path, &kv, &err), OK);
+        assert_int_equal(kv, DTYPE_BF16);
+        other = trainer_new_lora(p.m, &p.ad, 1, &o, NULL, &err);
+        assert_int_equal(trainer_load(t, path, NULL, &err), OK);
+        assert_int_equal(trainer_load(other, path, NULL, &err), ERR_MISMATCH);
+        trainer_free(t);
+        trainer_free(other);
+    }
+    assert_int_equal(unlink(path), 0);
+    set_kv(&o, "auto");
+    assert_int_equal(train_kv_dtype_parse(&o, NUMERIC_EXACT, path, &kv, &err), OK);
+    assert_int_equal(kv, DTYPE_F16);
+    assert_int_equal(file_write(path, "SHOALTRN", 8, &err), OK);
+    assert_int_equal(train_kv_dtype_parse(&o, NUMERIC_EXACT, path, &kv, &err), ERR_FORMAT);
+    set_kv(&o, "q9");
+    assert_null(trainer_new_lora(p.m, &p.ad, 1, &o, NULL, &err));
+    unlink(path);
+    free(path);
+    pair_release(&p);
+    options_release(train_option_rows, &o);
 }
 
 /* How an adapter changes embedding and head: lists for adapter_config_targets_parse,
@@ -1628,6 +1721,8 @@ int main(void) {
         cmocka_unit_test(test_clipping),
         cmocka_unit_test(test_refusals),
         cmocka_unit_test(test_training_equals_serving),
+        cmocka_unit_test(test_kv_gradient),
+        cmocka_unit_test(test_kv_checkpoint),
         cmocka_unit_test(test_vocab_gradients),
         cmocka_unit_test(test_vocab_equals_full),
         cmocka_unit_test(test_vocab_bits),

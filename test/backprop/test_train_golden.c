@@ -152,6 +152,8 @@ static void adapter_make(struct golden *g) {
 static void options_make(struct golden *g) {
     const json_t *o = field(g->root, "options");
     options_default(train_option_rows, &g->o);
+    free(g->o.kv_cache_dtype);
+    g->o.kv_cache_dtype = NULL; // f32, as in PyTorch
     g->o.lora_dropout = 0;
     g->o.beta1 = number(o, "beta1");
     g->o.beta2 = number(o, "beta2");

@@ -569,6 +569,8 @@ static double trainer_perplexity(const struct synth *s, const struct synth_sampl
     double nll;
     int32_t targets;
     options_default(train_option_rows, &o);
+    free(o.kv_cache_dtype);
+    o.kv_cache_dtype = NULL; // f32, as in the engine
     struct trainer *t = trainer_new_lora(model, &judge, 1, &o, NULL, &err);
     if (!t) fail_msg("%s", err.text);
     for (int i = 0; i < prompt->n; i++) token_ids_add(&all, prompt->v[i]);

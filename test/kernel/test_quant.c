@@ -500,13 +500,15 @@ static int text_tokens(const struct model *m, struct token_ids *ids,
     return 2;
 }
 
+static const enum dtype f32[2] = {DTYPE_F32, DTYPE_F32};
+
 static struct model_divergence divergence_of(const struct model *a, const struct model *b) {
     struct token_ids ids[2] = {0};
     struct scored_sequence text[2];
     const struct model *const both[2] = {a, b};
     struct pool *pool = pool_new(2);
     struct model_divergence d =
-        model_divergence_measure(both, text, text_tokens(a, ids, text), pool, NULL);
+        model_divergence_measure(both, f32, text, text_tokens(a, ids, text), pool, NULL);
     pool_free(pool);
     token_ids_release(&ids[0]);
     token_ids_release(&ids[1]);
@@ -592,7 +594,7 @@ static void test_divergence(void **state) {
         n++;
     }
     const struct scored_sequence text = {ids, scored, N};
-    struct model_divergence d = model_divergence_measure(both, &text, 1, NULL, NULL);
+    struct model_divergence d = model_divergence_measure(both, f32, &text, 1, NULL, NULL);
     assert_int_equal(d.n, n);
     assert_true(kl > 1e-4 && fabs(d.kl_mean - kl / n) < 1e-6 + 1e-5 * kl);
     for (int i = 0; i < 2; i++) assert_true(fabs(d.perplexity[i] / exp(nll[i] / n) - 1) < 1e-5);

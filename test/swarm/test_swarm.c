@@ -795,6 +795,29 @@ static void test_calls_are_cached(void **state) {
     setup_close(&s);
 }
 
+/* Results with another type of keys and values are other results; those with f32 have the keys of
+ * version 0.1, in which the type was not part of the key. */
+static void test_kv_changes_calls(void **state) {
+    (void)state;
+    struct engine_setup s;
+    setup_open(&s, true);
+    struct debate f32 = setup_debate(&s, 2);
+    assert_int_equal(s.speaker.n_computed, 24);
+    struct engine *own = s.engine;
+    struct engine_options o = {
+        .max_len = engine_max_len(own), .max_seqs = engine_max_seqs(own), .kv_elem = DTYPE_I8};
+    s.speaker.engine = engine_new(s.model, &o, &err);
+    assert_non_null(s.speaker.engine);
+    struct debate i8 = setup_debate(&s, 2);
+    assert_int_equal(s.speaker.n_computed, 48);
+    assert_memory_not_equal(f32.answers, i8.answers, 24 * sizeof *f32.answers);
+    engine_free(s.speaker.engine);
+    s.speaker.engine = own;
+    debate_release(&f32);
+    debate_release(&i8);
+    setup_close(&s);
+}
+
 /* Teams with a common agent share its first answers; an agent without others to read shares all its
  * answers. */
 static void test_teams_share_first_answers(void **state) {
@@ -949,6 +972,7 @@ int main(void) {
         cmocka_unit_test(test_calibration),
         cmocka_unit_test(test_agents_combine_partial_information),
         cmocka_unit_test(test_calls_are_cached),
+        cmocka_unit_test(test_kv_changes_calls),
         cmocka_unit_test(test_teams_share_first_answers),
         cmocka_unit_test(test_adapters_change_calls),
         cmocka_unit_test(test_sample_seeds),

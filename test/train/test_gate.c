@@ -141,10 +141,10 @@ static void test_token_losses(void **state) {
                            m->config.vocab_size, i % 2);
     double base[N], none[N], with[N], threaded[N];
     struct pool *pool = pool_new(3);
-    assert_ok(gate_eval_nll(m, NULL, &d, NULL, base, &err));
-    assert_ok(gate_eval_nll(m, zero, &d, NULL, none, &err));
-    assert_ok(gate_eval_nll(m, a, &d, NULL, with, &err));
-    assert_ok(gate_eval_nll(m, a, &d, pool, threaded, &err));
+    assert_ok(gate_eval_nll(m, NULL, &d, DTYPE_F32, NULL, base, &err));
+    assert_ok(gate_eval_nll(m, zero, &d, DTYPE_F32, NULL, none, &err));
+    assert_ok(gate_eval_nll(m, a, &d, DTYPE_F32, NULL, with, &err));
+    assert_ok(gate_eval_nll(m, a, &d, DTYPE_F32, pool, threaded, &err));
     assert_memory_equal(with, threaded, sizeof with);
     struct train_options o;
     options_default(train_option_rows, &o);

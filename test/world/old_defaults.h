@@ -4,6 +4,8 @@
 
 #include "world/world.h"
 
+#include <stdlib.h>
+
 static inline void learner_options_set_old_defaults(struct learner_options *o) {
     o->update_interval = 10;
     o->batch_size = 4;
@@ -17,6 +19,8 @@ static inline void learner_options_set_old_defaults(struct learner_options *o) {
 }
 
 static inline void simulation_options_set_old_defaults(struct simulation_options *o) {
+    free(o->kv_cache_dtype);
+    o->kv_cache_dtype = NULL; // as in version 0.1
     o->n_adapters = 0;
     o->elites = 4;
     o->temperature = 2;

@@ -44,10 +44,12 @@ struct train_options {
     struct strings layers; /* all; each string is a number "4", a range "4-7" or a list of these */
     bool use_rslora, use_dora, gradient_checkpointing;
     bool f32_backward; /* gradients in f32, not in int8 blocks or bf16 tiles */
-    char *
-        kv_cache_dtype; /* auto; NULL: f32. Keys and values of the forward pass are rounded to it */
-    char *optim;        /* adamw; see optim_parse */
-    double momentum;    /* 0.9, for sgd */
+    /* auto; NULL: f32. Keys and values of the forward pass are rounded to it */
+    char *kv_cache_dtype;
+    char *optim; /* adamw; see optim_parse */
+    /* auto; see activation_memory_parse and trainer_activation_memory */
+    char *activation_memory;
+    double momentum; /* 0.9, for sgd */
 };
 extern const struct option_row train_option_rows[];
 enum optim {
@@ -64,6 +66,8 @@ int lr_schedule_parse(const char *name, enum lr_schedule *out, struct error *err
  * (NULL: none) exists, the type is that of the checkpoint; those of version 0.1 have f32. */
 int train_kv_dtype_parse(const struct train_options *o, enum numeric_class cls,
                          const char *checkpoint, enum dtype *out, struct error *err);
+/* "auto" or NULL gives 0, "all" SIZE_MAX; else ERR_USAGE or the size. */
+int activation_memory_parse(const char *text, size_t *out, struct error *err);
 /* Sets `out` to the checked configuration of a new adapter: rank, alpha, dropout, targets, layers,
  * changes of embedding and head. The caller calls adapter_config_release, after an error too. */
 int train_adapter_config(const struct train_options *o, const struct model_config *shape,
@@ -108,6 +112,12 @@ struct trainer_passes {
  * call. False: `bytes` are too few, and *out has the smallest passes. */
 bool trainer_limit_passes(struct trainer *t, size_t bytes, int64_t rows, int64_t together,
                           int64_t longest, struct trainer_passes *out);
+/* The `bytes` of trainer_limit_passes that checked options name: "auto" is a third of the weights,
+ * at least 256 MB, so that large models need little more memory than their weights, and small ones
+ * keep all activations. With gradient_checkpointing, "auto" is one pass of PACK_MAX_TOKENS tokens
+ * of which only the inputs of layers are kept. */
+size_t trainer_activation_memory(const struct trainer *t, const struct train_options *o,
+                                 int64_t longest);
 /* An upper bound of the memory of a trainer with the smallest passes, for samples of at most
  * `longest` tokens, before model and trainer exist: of LoRA with n adapters of configuration `a`,
  * or with a = NULL of full training with calls of at most n tokens. */

@@ -245,28 +245,32 @@ static void capacity_raise(struct trainer *t, int64_t rows, int64_t longest) {
     t->cap_call_rows = MAX(t->cap_call_rows, rows_round_up(t->call_rows));
 }
 
-size_t trainer_bytes(const struct trainer *t, int64_t rows, int64_t longest) {
+/* The memory of a pass. With checkpointing, all layers share one set of activations. */
+static size_t pass_bytes(const struct trainer *t, bool checkpointing, int64_t rows,
+                         int64_t longest) {
     struct trainer s = *t; // a copy: batch_bytes only counts its arrays
-    size_t bytes = 0;
+    if (rows == 0) return 0;
     s.acts = xcalloc((size_t)t->c.n_layers + 1, sizeof *s.acts);
     s.att_scratch = xcalloc((size_t)pool_size(t->pool), sizeof *s.att_scratch);
+    s.checkpointing = checkpointing;
     capacity_raise(&s, rows, longest);
     s.n_stored_layers = 0;
     s.cap_columns = t->c.vocab_size;
-    if (rows > 0) bytes = batch_bytes(&s);
+    size_t bytes = batch_bytes(&s);
     free(s.acts);
     free(s.att_scratch);
+    return bytes;
+}
+
+size_t trainer_bytes(const struct trainer *t, int64_t rows, int64_t longest) {
+    size_t bytes = pass_bytes(t, t->checkpointing, rows, longest);
+    if (t->checkpointing && t->pass_bytes) {
+        rows = MIN(rows, MAX(CHUNK, longest));
+        bytes = MIN(t->pass_bytes, pass_bytes(t, false, rows, longest));
+    }
     for (int i = 0; i < t->n_tensors; i++)
         bytes += (size_t)t->tensors[i].n * (t->full ? 1 : 3) * sizeof(float) + t->moments[i].bytes;
     return bytes - t->vocab_floats * sizeof(float); // tables have no transpose
-}
-
-/* The memory of the passes that `p` describes. */
-static size_t passes_bytes(const struct trainer *t, const struct trainer_passes *p,
-                           int64_t together, int64_t longest) {
-    struct trainer s = *t;
-    s.checkpointing = p->checkpointing;
-    return trainer_bytes(&s, MAX(p->rows, together), longest) - trainer_bytes(t, 0, 0);
 }
 
 bool trainer_limit_passes(struct trainer *t, size_t bytes, int64_t rows, int64_t together,
@@ -275,7 +279,8 @@ bool trainer_limit_passes(struct trainer *t, size_t bytes, int64_t rows, int64_t
     enum { LEAST = 16, FEW = 256 };
     if (t->full) together = MAX(together, rows);
     *out = (struct trainer_passes){.rows = rows, .checkpointing = t->checkpointing};
-    while ((out->bytes = passes_bytes(t, out, together, longest)) > bytes) {
+    while ((out->bytes = pass_bytes(t, out->checkpointing, MAX(out->rows, together), longest)) >
+           bytes) {
         bool small = out->rows <= (out->checkpointing ? LEAST : FEW) || out->rows <= together;
         if (small && out->checkpointing) return false;
         out->rows = small ? MIN(rows, CHUNK) : out->rows / 2;
@@ -286,16 +291,44 @@ bool trainer_limit_passes(struct trainer *t, size_t bytes, int64_t rows, int64_t
     t->checkpointing = out->checkpointing;
     t->pass_rows = out->rows;
     t->pass_bytes = out->checkpointing ? bytes : 0;
-    if (out->checkpointing) {
-        const struct trainer_passes stored = {.rows = out->rows};
-        out->bytes = MIN(bytes, passes_bytes(t, &stored, together, longest));
-    }
+    if (out->checkpointing)
+        out->bytes = MIN(bytes, pass_bytes(t, false, MAX(out->rows, together), longest));
     return true;
+}
+
+static size_t weight_bytes(const struct model *m) {
+    size_t n = matrix_bytes(&m->embed);
+    if (!m->config.tied) n += matrix_bytes(&m->head);
+    for (int32_t l = 0; l < m->config.n_layers; l++)
+        for (int p = 0; p < N_PROJ; p++) n += matrix_bytes(&m->layers[l].proj[p]);
+    return n;
+}
+
+size_t trainer_activation_memory(const struct trainer *t, const struct train_options *o,
+                                 int64_t longest) {
+    enum { LEAST_BYTES = 256 << 20, SHARE = 3 };
+    struct error ignored; // the options are checked
+    size_t bytes;
+    CHECK(activation_memory_parse(o->activation_memory, &bytes, &ignored) == OK);
+    if (bytes) return bytes;
+    if (o->gradient_checkpointing) return pass_bytes(t, true, PACK_MAX_TOKENS, longest);
+    return MAX(LEAST_BYTES, weight_bytes(t->model) / SHARE);
 }
 
 void batch_free_activations(struct trainer *t) {
     arena_release(&t->batch_arena);
     t->cap_rows = t->cap_len = t->cap_call_rows = t->cap_columns = 0;
+}
+
+/* Memory that the system grants may be missing when it is written (overcommit), which ends the
+ * process. So a batch may not need more than what is available. */
+static int batch_memory_check(size_t bytes, struct error *err) {
+    int64_t available = memory_info("/").available;
+    if (available < 0 || bytes <= (size_t)available) return OK;
+    return error_set(err, ERR_MEMORY,
+                     "%zu MB are needed and %zu MB of memory are available; use "
+                     "--gradient-checkpointing, a smaller --bsz or --max-length",
+                     bytes >> 20, (size_t)available >> 20);
 }
 
 /* If the batch exceeds a capacity, raises it, reserves the whole memory at once (so a batch that is
@@ -307,7 +340,8 @@ static int batch_reserve(struct trainer *t, struct error *err) {
     capacity_raise(t, t->rows, t->longest);
     arena_release(&t->batch_arena);
     choose_checkpointed_layers(t);
-    if (arena_reserve(&t->batch_arena, batch_bytes(t), err) != OK) {
+    size_t bytes = batch_bytes(t);
+    if (batch_memory_check(bytes, err) || arena_reserve(&t->batch_arena, bytes, err)) {
         batch_free_activations(t);
         return error_wrap(err, "a batch of %lld tokens", (long long)t->rows);
     }

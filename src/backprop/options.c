@@ -64,7 +64,11 @@ const struct option_row train_option_rows[] = {
     {"save-steps", OPT_INT, AT(save_steps), "200", 0, 1e9, "N",
      "updates between checkpoints (0: only at the end)"},
     {"gradient-checkpointing", OPT_BOOL, AT(gradient_checkpointing), NULL, 0, 0, NULL,
-     "recompute activations in the backward pass: less memory, more time"},
+     "recompute activations in the backward pass, also if there is memory for them"},
+    {"activation-memory", OPT_STRING, AT(activation_memory), "auto", 0, 0, "SIZE",
+     "memory of a pass, such as 2G; activations that do not fit are computed again in the "
+     "backward pass; all: keep all; auto: a third of the weights, at least 256M",
+     JOB_ARG_TEXT},
     {"kv-cache-dtype", OPT_STRING, AT(kv_cache_dtype), "auto", 0, 0, "ELEM",
      "number format of keys and values, in training as in the engine: f32, bf16, f16, i8 or auto "
      "(f16; in the fast class bf16)",
@@ -127,6 +131,13 @@ int lr_schedule_parse(const char *name, enum lr_schedule *out, struct error *err
     int i = name_parse("lr scheduler", name, names, err);
     if (i >= 0) *out = (enum lr_schedule)i;
     return MIN(i, OK);
+}
+
+int activation_memory_parse(const char *text, size_t *out, struct error *err) {
+    bool all = text && strcmp(text, "all") == 0;
+    *out = all ? SIZE_MAX : 0;
+    if (all || !text || strcmp(text, "auto") == 0 || size_parse(text, out, err) == OK) return OK;
+    return error_wrap(err, "--activation-memory is auto, all or a size");
 }
 
 /* Returns the names of a list joined as "q_proj,k_proj", or a copy of `none` if the list is empty;

@@ -138,7 +138,6 @@ static void first_samples_print(const struct train_request *q, const struct trai
 
 static void memory_print(const struct train_memory *m) {
     struct buf text = {0};
-    if (!m->limit) return;
     train_memory_text(m, &text);
     printf("%s\n", text.data);
     buf_release(&text);

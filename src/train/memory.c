@@ -1,5 +1,6 @@
 /*
- * memory: the plan of a training under a memory limit (engine/memory_limit.c).
+ * memory: the plan of a training: the memory of its passes, which the options choose
+ * (trainer_activation_memory), and less under a memory limit (engine/memory_limit.c).
  *
  * It is made twice. train_memory_check estimates an upper bound from the headers of the model and
  * the sizes of the data files, so that a limit that is far too small is refused before the model is
@@ -50,42 +51,86 @@ static int64_t longest_measured(const struct train_loop *c, int64_t longest) {
     return longest;
 }
 
-static int limit_check(const struct train_loop *c, size_t least, int64_t longest,
+/* The least memory of the phases, besides m->other; sets m->pass to the smallest passes. */
+static size_t phases_least(struct train_loop *c, const struct train_memory_needs *n) {
+    const struct model_config *shape = &c->m->config;
+    size_t engine = n->engine ? engine_least_bytes(shape, n->engine) : 0;
+    c->memory.pass = (struct trainer_passes){0};
+    if (n->together > 0)
+        trainer_limit_passes(c->trainer, 0, PACK_MAX_TOKENS, n->together, n->longest,
+                             &c->memory.pass);
+    return MAX(c->memory.pass.bytes + engine,
+               measuring_bytes(shape, longest_measured(c, n->longest), c->pool));
+}
+
+/* The longest samples that fit into `room` bytes, found by halving them; 0: not even short ones. */
+static int64_t length_that_fits(struct train_loop *c, const struct train_memory_needs *n,
+                                size_t room, size_t *least) {
+    enum { SHORTEST = 64 };
+    struct train_memory_needs shorter = *n;
+    while ((shorter.longest /= 2) >= SHORTEST) {
+        shorter.together /= 2;
+        if ((*least = phases_least(c, &shorter)) <= room) return shorter.longest;
+    }
+    return 0;
+}
+
+/* Refuses a limit that is too small, with an option that would make the training fit. */
+static int limit_check(struct train_loop *c, const struct train_memory_needs *n, size_t least,
                        struct error *err) {
-    size_t saved = saved_by_8bit(c);
-    char *what = xasprintf("training on samples of up to %lld tokens", (long long)longest);
-    const struct memory_step need = {.what = what,
-                                     .least = least,
-                                     .remedy = saved ? "use --optim adamw_8bit" : NULL,
-                                     .saved = saved};
+    size_t room = memory_room(c->m), all = least + c->memory.other, shorter_least,
+           saved = MIN(saved_by_8bit(c), all);
+    if (all <= room) return OK;
+    char *what = xasprintf("training on samples of up to %lld tokens", (long long)n->longest),
+         *remedy = saved ? xstrdup("use --optim adamw_8bit") : NULL;
+    if (all - saved > room) {
+        size_t left = room - MIN(room, c->memory.other);
+        int64_t length = length_that_fits(c, n, left, &shorter_least);
+        if (length > 0) {
+            free(remedy);
+            remedy = xasprintf("use --max-length %lld", (long long)length);
+            saved = least - shorter_least;
+        }
+    }
+    const struct memory_step need = {.what = what, .least = all, .remedy = remedy, .saved = saved};
     int rc = memory_check(c->m, &need, err);
     free(what);
+    free(remedy);
     return rc;
+}
+
+/* Bytes of the engine that samples completions: enough for the batches that a processor computes
+ * fast, even if more memory is available. */
+static size_t engine_budget(const struct train_memory_needs *n, const struct model_config *shape,
+                            size_t room) {
+    enum { ENGINE_BYTES = 1 << 30 };
+    return MIN(room, MAX(ENGINE_BYTES, engine_least_bytes(shape, n->engine)));
 }
 
 int train_loop_plan_memory(struct train_loop *c, const struct train_memory_needs *n,
                            struct error *err) {
     const struct model_config *shape = &c->m->config;
     struct train_memory *m = &c->memory;
-    if (!memory_limit_get()) return OK;
     *m = (struct train_memory){.limit = memory_limit_get(), .other = n->other};
     for (int i = 0; i < c->n; i++) m->other += result_bytes(c->initial_adapters[i]->n_data);
-    size_t measuring = measuring_bytes(shape, longest_measured(c, n->longest), c->pool),
-           engine = n->engine ? engine_least_bytes(shape, n->engine) : 0;
-    if (n->together > 0)
-        trainer_limit_passes(c->trainer, 0, PACK_MAX_TOKENS, n->together, n->longest, &m->pass);
-    size_t least = m->other + MAX(m->pass.bytes + engine, measuring);
-    if (limit_check(c, least, n->longest, err) != OK) return err->code;
+    size_t least = phases_least(c, n);
+    if (limit_check(c, n, least, err) != OK) return err->code;
     m->used = memory_used(c->m);
-    size_t room = m->limit - m->used - m->other, passes = room - engine;
-    if (n->engine) passes = m->pass.bytes + (passes - m->pass.bytes) / 2;
+    size_t measuring = measuring_bytes(shape, longest_measured(c, n->longest), c->pool),
+           room = m->limit ? m->limit - m->used - m->other : SIZE_MAX, passes = room;
+    if (n->engine) {
+        passes -= engine_least_bytes(shape, n->engine);
+        passes = m->pass.bytes + (passes - m->pass.bytes) / 2;
+    }
     if (n->together > 0) {
+        size_t wanted = trainer_activation_memory(c->trainer, c->o, n->longest);
+        passes = MIN(passes, MAX(wanted, m->pass.bytes));
         CHECK(trainer_limit_passes(c->trainer, passes, PACK_MAX_TOKENS, n->together, n->longest,
                                    &m->pass));
         c->pass_tokens = m->pass.rows;
     }
     if (n->engine) {
-        engine_options_fit(shape, n->engine, room - m->pass.bytes);
+        engine_options_fit(shape, n->engine, engine_budget(n, shape, room - m->pass.bytes));
         m->engine = engine_bytes(shape, n->engine);
     }
     m->passes = m->pass.bytes + m->engine < measuring ? measuring - m->engine : m->pass.bytes;
@@ -196,9 +241,9 @@ int train_memory_check(const struct train_settings *s, const struct model_size *
 
 void train_memory_text(const struct train_memory *m, struct buf *out) {
     const double mb = 1 << 20;
-    buf_printf(out, "memory: %.1f MB of %.1f: %.1f in use, %.1f for ",
-               (double)(m->used + m->passes + m->engine + m->other) / mb, (double)m->limit / mb,
-               (double)m->used / mb, (double)m->passes / mb);
+    buf_printf(out, "memory: %.1f MB", (double)(m->used + m->passes + m->engine + m->other) / mb);
+    if (m->limit) buf_printf(out, " of %.1f", (double)m->limit / mb);
+    buf_printf(out, ": %.1f in use, %.1f for ", (double)m->used / mb, (double)m->passes / mb);
     if (m->pass.rows > 0)
         buf_printf(out, "passes of up to %lld tokens%s", (long long)m->pass.rows,
                    m->pass.checkpointing ? " with gradient checkpointing" : "");

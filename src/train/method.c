@@ -53,7 +53,7 @@ static json_t *plan_object(const struct train_request *q, const struct rl_plan *
         (json_int_t)p->longest, "bytes", (json_int_t)p->bytes, "pass_seconds", p->pass_seconds,
         "pass_tokens", (json_int_t)p->pass_tokens, "update_seconds", p->update_seconds, "seconds",
         p->seconds);
-    if (p->memory.limit) json_object_set_new(v, "memory", train_memory_json(&p->memory));
+    json_object_set_new(v, "memory", train_memory_json(&p->memory));
     if (q->method == METHOD_DPO)
         json_object_set_new(v, "reference_seconds", json_real(plan->reference_seconds));
     if (q->method <= METHOD_DPO) return v;

@@ -190,6 +190,7 @@ static json_t *method_options_json(const struct train_request *q) {
     struct train_options named = *q->train;
     train_options_fix(&named);
     json_t *all = options_json(train_option_rows, &named), *method_options;
+    json_object_del(all, "activation-memory"); // changes no result
     if (named.modules_to_save.n == 0) json_object_del(all, "modules-to-save");
     if (named.trainable_token_indices.n == 0) json_object_del(all, "trainable-token-indices");
     if (strcmp(named.kv_cache_dtype, "f32") == 0) json_object_del(all, "kv");

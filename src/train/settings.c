@@ -91,6 +91,7 @@ int train_settings_check(const struct train_settings *s, bool plan, struct error
     if (rc == OK) rc = lr_schedule_parse(s->train.lr_scheduler, &schedule, err);
     if (rc == OK) rc = train_method_parse(s->method, &method, err);
     if (rc == OK && s->max_memory) rc = size_parse(s->max_memory, &limit, err);
+    if (rc == OK) rc = activation_memory_parse(s->train.activation_memory, &limit, err);
     if (rc == OK && s->alora_invocation && (s->init_adapter || s->train.use_dora))
         rc = error_set(err, ERR_USAGE, "--alora-invocation is for a new LoRA adapter; leave %s out",
                        s->init_adapter ? "it or --init-adapter" : "--use-dora");

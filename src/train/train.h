@@ -80,10 +80,9 @@ int sft_run_with_callbacks(const struct model *m, struct train_job *jobs, int n,
                            struct pool *pool, const char *checkpoint,
                            const struct train_callbacks *callbacks, struct error *err);
 
-/* How a run under a memory limit (engine.h) uses its memory, in bytes. Results do not depend on
- * it. */
+/* How a run uses its memory, in bytes. Results do not depend on it. */
 struct train_memory {
-    size_t limit;  /* 0: no limit, and nothing is planned */
+    size_t limit;  /* of the process (engine.h); 0: none */
     size_t used;   /* model, data, trainer and program */
     size_t passes; /* activations; or, if it needs more, the measuring after the training */
     size_t engine; /* samples completions; 0: none */
@@ -110,7 +109,7 @@ struct training_plan {
     /* max_samples, max_rows: largest pass; longest: tokens of the longest sample */
     int64_t max_samples, max_rows, longest;
     size_t bytes;               /* bytes of memory, without the model */
-    struct train_memory memory; /* under a limit */
+    struct train_memory memory;
     /* measured: the first pass, forward and backward; with es all members on a few samples */
     double pass_seconds;
     int64_t pass_tokens;            /* number of tokens in the measured passes */

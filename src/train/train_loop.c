@@ -333,7 +333,6 @@ static int export_result(struct train_loop *c, int j, struct error *err) {
 
 static void memory_log(const struct train_loop *c) {
     struct buf text = {0};
-    if (!c->memory.limit) return;
     train_memory_text(&c->memory, &text);
     log_info("%s", text.data);
     buf_release(&text);

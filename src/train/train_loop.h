@@ -51,7 +51,7 @@ struct train_loop {
     double lr;                            /* learning rate of the last update */
     struct training_data **training_data; /* [n] hashes of each job's data; NULL: generated */
     /* Maximum number of tokens of a pass, unless a sample is longer: PACK_MAX_TOKENS, or less by
-     * the memory limit. It affects speed only, not the bits of a result. */
+     * the plan of the memory. It affects speed only, not the bits of a result. */
     int64_t pass_tokens;
     struct train_memory memory;
 };
@@ -92,8 +92,8 @@ struct train_memory_needs {
 };
 /* Bytes of n completions of at most `longest` tokens with their prompts, for `other`. */
 size_t train_completions_bytes(int64_t n, int64_t longest);
-/* Divides what the memory limit leaves: bounds the passes of c->trainer, sets c->pass_tokens and
- * c->memory. Does nothing without a limit. ERR_MEMORY: the limit is too small. */
+/* Bounds the passes of c->trainer and the engine by the options, and by what the memory limit
+ * leaves; sets c->pass_tokens and c->memory. ERR_MEMORY: the limit is too small. */
 int train_loop_plan_memory(struct train_loop *c, const struct train_memory_needs *needs,
                            struct error *err);
 /* Runs the optimizer with the learning rate of update `u`, and sets the losses of the jobs. */

@@ -70,15 +70,37 @@ train "train --method es" 0 --method es --data data/personas/critic.jsonl --max-
 train "train --method rloo" 60 --method rloo --data fry:pick --prefix answer: --max-steps 1 --bsz 2 --grad-accum 2 --r 8 \
     --max-new-tokens 8
 
-# Between the estimate from the headers and the plan with the data: the refusal names the remedy.
+# A pass keeps the activations that fit into --activation-memory and computes the others again: the same result.
+once() {
+    run "$1" train $model --data data/personas/critic.jsonl --max-steps 1 --bsz 32 --grad-accum 1 --r 8 --out "$tmp/a" \
+        --runs "$tmp/runs" --activation-memory "$2"
+}
+once all all && expected=$(adapter) most=$peak
+if once little 8M && [ "$(adapter)" = "$expected" ] && [ $((peak * 2)) -lt "$most" ] &&
+    grep -q '^memory: .* with gradient checkpointing' "$tmp/little.out"; then ok "activations in 8 MB, not $most, same result"
+else bad "--activation-memory" "peaks $most and $peak: $(tail -c 300 "$tmp/little.out")"; fi
+once wrong 8
+[ $? -eq 2 ] && ok "--activation-memory without a unit is a usage error" || bad "--activation-memory 8" "$(cat "$tmp/wrong.out")"
+
+# Between the estimate from the headers and the plan with the data: the refusal names an option that helps.
 awk 'BEGIN { printf "{\"text\":\""; for (i = 0; i < 900; i++) printf "a b c "; print "\"}" }' >"$tmp/long.jsonl"
-run refused train $model --data "$tmp/long.jsonl" --out "$tmp/a" --runs "$tmp/runs" --max-steps 1 --r 32 --max-memory 52M
-code=$?
-least=$(sed -n 's/.*--optim adamw_8bit, with which \([0-9]*\)M will do.*/\1/p' "$tmp/refused.out")
-if [ $code -ne 1 ] || [ -z "$least" ]; then bad "the refusal names 8-bit states" "$(cat "$tmp/refused.out")"
-elif run limited train $model --data "$tmp/long.jsonl" --out "$tmp/a" --runs "$tmp/runs" --max-steps 1 --r 32 \
-    --optim adamw_8bit --max-memory "${least}M" && [ "$peak" -le "$least" ]; then ok "8-bit states fit into $least MB"
-else bad "8-bit states fit into $least MB" "peak $peak: $(tail -c 300 "$tmp/limited.out")"; fi
+long() {
+    name=$1
+    shift
+    run "$name" train $model --data "$tmp/long.jsonl" --out "$tmp/a" --runs "$tmp/runs" --max-steps 1 --r 64 --max-memory "$@"
+}
+helps() {
+    what=$1 limit=$2
+    shift 2
+    long refused "${limit}M"
+    code=$?
+    least=$(sed -n "s/.*$*, with which \([0-9]*\)M will do.*/\1/p" "$tmp/refused.out")
+    if [ $code -ne 1 ] || [ -z "$least" ]; then bad "the refusal names $what" "$(cat "$tmp/refused.out")"
+    elif long limited "${least}M" "$@" && [ "$peak" -le "$least" ]; then ok "$what fit into $least MB"
+    else bad "$what fit into $least MB" "peak $peak: $(tail -c 300 "$tmp/limited.out")"; fi
+}
+helps "8-bit states" 86 --optim adamw_8bit
+helps "samples of 64 tokens" 74 --max-length 64
 
 # The plan without a run, as JSON; a recipe has the limit as an option.
 printf 'model: %s\ndata: data/personas/critic.jsonl\nmax_memory: 90M\ntrain:\n  max_steps: 2\n' "$model" >"$tmp/recipe.yaml"

@@ -164,6 +164,9 @@ struct update_stats {
  * gradients. ERR_STATE without a target since the last update; ERR_NUMERIC if a gradient's norm is
  * not finite. After an error the parameters are unchanged. `out` may be NULL. */
 int trainer_update(struct trainer *t, float lr, struct update_stats *out, struct error *err);
+/* `fn` is called after each layer of a pass, by the thread that uses the trainer, with the number of
+ * tokens since the last update that are computed; NULL: no call. */
+void trainer_on_progress(struct trainer *t, void (*fn)(void *ctx, int64_t tokens), void *ctx);
 /* Discards the gradients that were added since the last update. */
 void trainer_zero_grad(struct trainer *t);
 int64_t trainer_update_count(const struct trainer *t);

@@ -147,6 +147,8 @@ struct trainer {
     struct param_group *groups;
     int n_groups;
     int64_t updates, tokens_since_update, targets_since_update;
+    void (*on_progress)(void *ctx, int64_t tokens); /* may be NULL */
+    void *progress_ctx;
 
     /* One batch. Its arrays are in batch_arena, which grows to the largest batch so far, except the
      * arrays acts and att_scratch themselves, choices, choice_logp and choice_weight. */

@@ -563,6 +563,19 @@ static void embed_backward_items(void *ctx, int64_t begin, int64_t end, int thre
     }
 }
 
+void trainer_on_progress(struct trainer *t, void (*fn)(void *ctx, int64_t tokens), void *ctx) {
+    t->on_progress = fn;
+    t->progress_ctx = ctx;
+}
+
+/* A layer of a pass is computed. `parts` are layers of a forward pass; a layer of a backward pass
+ * counts as two. */
+static void progress_report(const struct trainer *t, int64_t parts) {
+    if (t->on_progress)
+        t->on_progress(t->progress_ctx,
+                       t->tokens_since_update + t->rows * parts / (3 * t->c.n_layers));
+}
+
 static int layers_forward(struct trainer *t, struct error *err) {
     lora_prepare(t);
     pool_run(t->pool, embed_items, t, t->rows, 64);
@@ -571,6 +584,7 @@ static int layers_forward(struct trainer *t, struct error *err) {
         if (!all_finite(t, t->acts[l + 1].x, t->rows * t->c.d_model))
             return error_set(err, ERR_NUMERIC,
                              "'model.layers.%d' gives a NaN or Inf; lower the learning rate", l);
+        progress_report(t, l + 1);
     }
     return OK;
 }
@@ -584,6 +598,7 @@ static int layers_backward(struct trainer *t, struct error *err) {
                 "the gradient of 'model.layers.%d' has a NaN or Inf; lower the learning "
                 "rate",
                 l);
+        progress_report(t, 3 * t->c.n_layers - 2 * l);
     }
     if (t->full) pool_run(t->pool, embed_backward_items, t, t->c.d_model, 16);
     if (t->embed_trained) vocab_embed_backward(t);

@@ -397,6 +397,7 @@ void progress_start(struct progress *p, const char *title, int64_t total) {
     double now = clock_now();
     *p = (struct progress){.title = title, .start = now, .last = now, .total = total};
     progress_report(p, false);
+    if (progress_is_shown() && stderr_is_terminal()) progress_draw(p, now, NULL, false);
 }
 
 void progress_resume(struct progress *p, int64_t done) {

@@ -40,7 +40,9 @@ static void reference_logprobs_index(struct preference_data *q) {
 static int reference_logprobs_compute(struct dpo_trainer *p, int job, struct error *err) {
     struct preference_data *q = &p->jobs[job];
     double *out = q->reference_logp;
+    struct progress bar;
     int rc = OK;
+    progress_start(&bar, "reference", q->data.n);
     for (int i = 0, n; !rc && i < q->data.n; i += n) {
         int64_t rows = 0;
         for (n = 0; i + n < q->data.n && !pack_is_full(rows, q->data.v[i + n].n, p->c.pass_tokens);
@@ -52,7 +54,9 @@ static int reference_logprobs_compute(struct dpo_trainer *p, int job, struct err
         const double *end =
             i + n < q->data.n ? q->reference[i + n] : q->reference_logp + q->data.targets;
         for (; !rc && out < end; out++) *out = -*out;
+        progress_update(&bar, i + n, NULL);
     }
+    progress_finish(&bar, NULL);
     return rc ? error_wrap(err, "the reference of '%s'", p->c.jobs[job].name) : OK;
 }
 
@@ -326,7 +330,9 @@ int dpo_plan(const struct train_loop *c, const struct rl_options *o, struct rl_p
         plan->samples = p.c.steps * 2 * p.per_update * c->n;
         passes_count(&p, plan);
         plan_add_data(&p, out);
+        train_loop_show_tokens(&p.c, "first pass");
         rc = times_measure(&p, out, err);
+        progress_finish(&p.c.bar, "tokens");
     }
     if (!rc) plan->bytes = trainer_bytes(p.c.trainer, plan->max_rows, plan->longest);
     for (int j = 0; !rc && j < c->n; j++)

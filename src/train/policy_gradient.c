@@ -139,18 +139,24 @@ static void rl_completion_release(struct rl_completion *p) {
     *p = (struct rl_completion){0};
 }
 
-static int requests_run(struct rl_trainer *l, struct error *err) {
+/* `what`: the work on the completions, for the detail of the bar. */
+static int requests_run(struct rl_trainer *l, const char *what, struct error *err) {
+    char detail[128];
     int rc = OK;
     for (int i = 0; !rc && i < l->n_completions; i++)
         rc = engine_submit(l->engine, &l->completions[i].request, err);
-    while (engine_step(l->engine) > 0) continue;
+    for (int left; (left = engine_step(l->engine)) > 0;) {
+        snprintf(detail, sizeof detail, "%s %d of %d%s%s", what, l->n_completions - left,
+                 l->n_completions, *l->c.detail ? ", " : "", l->c.detail);
+        train_loop_show(&l->c, l->c.bar.done, detail);
+    }
     return rc;
 }
 
 static int generate_completions(struct rl_trainer *l, int64_t step, struct error *err) {
     memset(l->sampled, 0, (size_t)l->c.n * sizeof *l->sampled);
     for (int i = 0; i < l->n_completions; i++) rl_completion_begin(l, step, i);
-    int rc = requests_run(l, err);
+    int rc = requests_run(l, "sampled", err);
     for (int i = 0; !rc && i < l->n_completions; i++) rl_completion_finish(l, &l->completions[i]);
     return rc;
 }
@@ -171,7 +177,7 @@ static int compute_logprobs(struct rl_trainer *l, bool under_current, struct err
             .prompt_logprobs = true,
             .logprob_temperature = (float)l->o->temperature};
     }
-    int rc = requests_run(l, err);
+    int rc = requests_run(l, "scored", err);
     for (int i = 0; !rc && i < l->n_completions; i++) {
         struct rl_completion *p = &l->completions[i];
         const float *logp = p->request.prompt_logprob + p->sample.n - p->n;
@@ -692,7 +698,9 @@ int policy_gradient_plan(const struct train_loop *c, enum train_method method,
     l.per_update = MIN(l.per_update, MAX(MAX_SEQS / (o->num_generations * c->n), 1));
     if (!rc) rc = rl_trainer_open(&l, err);
     if (!rc) rc = sync_policies(&l, err);
+    train_loop_show_tokens(&l.c, "first step");
     if (!rc) rc = measure_first_step(&l, out, err);
+    progress_finish(&l.c.bar, "tokens");
     if (!rc) {
         plan->memory = l.c.memory;
         plan->updates = l.c.steps;

@@ -10,6 +10,7 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
+#include <time.h>
 
 int epoch_shuffle_init(struct epoch_shuffle *o, int n, struct error *err) {
     *o = (struct epoch_shuffle){.n = n, .epoch = -1};
@@ -142,6 +143,29 @@ json_t *rl_identity(const struct train_loop *c) {
                      "bsz", (json_int_t)c->o->bsz, "grad_accum", (json_int_t)c->o->grad_accum);
 }
 
+void train_loop_show(struct train_loop *c, int64_t done, const char *detail) {
+    struct log_sink *sink = log_set_sink(NULL);
+    log_set_sink(sink);
+    if (c->bar.title && !sink) progress_update(&c->bar, done, detail);
+}
+
+/* The bar of a run has steps, and tokens of the step in progress as its detail; the bar of a plan
+ * has tokens. */
+static void pass_progress(void *ctx, int64_t tokens) {
+    struct train_loop *c = ctx;
+    char detail[128];
+    snprintf(detail, sizeof detail, "%lld tokens%s%s", (long long)tokens, *c->detail ? ", " : "",
+             c->detail);
+    if (c->bar.total == 0)
+        train_loop_show(c, tokens, "tokens");
+    else
+        train_loop_show(c, c->bar.done, detail);
+}
+
+void train_loop_show_tokens(struct train_loop *c, const char *title) {
+    progress_start(&c->bar, title, 0);
+}
+
 int train_loop_begin(struct train_loop *c, struct error *err) {
     c->initial_adapters = xcalloc((size_t)c->n, sizeof *c->initial_adapters);
     int rc = lr_schedule_parse(c->o->lr_scheduler, &c->schedule, err);
@@ -153,7 +177,9 @@ int train_loop_begin(struct train_loop *c, struct error *err) {
     struct train_options o = *c->o;
     o.kv_cache_dtype = (char *)(uintptr_t)dtype_name(c->kv);
     c->trainer = trainer_new_lora(c->m, c->initial_adapters, c->n, &o, c->pool, err);
-    return c->trainer ? OK : err->code;
+    if (!c->trainer) return err->code;
+    trainer_on_progress(c->trainer, pass_progress, c);
+    return OK;
 }
 
 /* Warns of evaluation samples whose questions differ from those of the data in some words. lint
@@ -282,10 +308,9 @@ static int train_loop_resume(struct train_loop *c, const struct train_loop_ops *
     return rc;
 }
 
-/* Runs one step, reports it and, if one is due, saves a checkpoint. Sets `detail` for the progress
- * bar. */
+/* Runs one step, reports it and, if one is due, saves a checkpoint. */
 static int step_run(struct train_loop *c, const struct train_loop_ops *s, int64_t step,
-                    char detail[64], struct error *err) {
+                    struct error *err) {
     int64_t done = step + 1;
     json_t *line = json_object();
     c->step_started = clock_now();
@@ -294,7 +319,7 @@ static int step_run(struct train_loop *c, const struct train_loop_ops *s, int64_
     if (rc) error_wrap(err, "%s %lld", c->unit, (long long)done);
     if (!rc) rc = train_loop_report_step(c, done, line, err);
     const json_t *reward = json_object_get(line, "reward");
-    snprintf(detail, 64, "%s %.4f", reward ? "reward" : "loss",
+    snprintf(c->detail, sizeof c->detail, "%s %.4f", reward ? "reward" : "loss",
              reward ? json_number_value(reward) : c->stats.loss);
     if (!rc && c->checkpoint && is_save_due(c, done)) rc = train_loop_save(c, s, done, err);
     json_decref(line);
@@ -338,9 +363,20 @@ static void memory_log(const struct train_loop *c) {
     buf_release(&text);
 }
 
+/* After the first step of a process: how long a step takes, and when the run will end. */
+static void time_log(const struct train_loop *c, int64_t steps_left) {
+    enum { SHORT_SECONDS = 10 };
+    double each = clock_now() - c->step_started, left = each * (double)steps_left;
+    time_t end = time(NULL) + (time_t)left;
+    struct tm local;
+    char text[32] = "";
+    if (left < SHORT_SECONDS || !localtime_r(&end, &local)) return;
+    strftime(text, sizeof text, left < 86400 / 2 ? "%H:%M" : "%Y-%m-%d %H:%M", &local);
+    log_info("%.1f s a %s; %lld more take about %.0f min, until %s", each, c->unit,
+             (long long)steps_left, ceil(left / 60), text);
+}
+
 int train_loop_run(struct train_loop *c, const struct train_loop_ops *s, struct error *err) {
-    struct progress bar;
-    char detail[64] = "";
     int rc = OK;
     if (c->checkpoint && path_exists(c->checkpoint))
         rc = train_loop_resume(c, s, err);
@@ -350,14 +386,16 @@ int train_loop_run(struct train_loop *c, const struct train_loop_ops *s, struct 
     if (rc) return error_add_resume_hint(c, err);
     memory_log(c);
     int64_t first = trainer_update_count(c->trainer) / c->per_step;
-    progress_start(&bar, "training", c->steps);
-    progress_resume(&bar, first);
+    progress_start(&c->bar, "training", c->steps);
+    progress_resume(&c->bar, first);
     for (int64_t i = first; !rc && i < c->steps; i++) {
-        rc = step_run(c, s, i, detail, err);
-        progress_update(&bar, i + 1, detail);
+        rc = step_run(c, s, i, err);
+        progress_update(&c->bar, i + 1, c->detail);
+        if (!rc && i == first) time_log(c, c->steps - i - 1);
         if (!rc) rc = log_check_cancelled(err);
     }
-    progress_finish(&bar, detail);
+    progress_finish(&c->bar, c->detail);
+    c->bar.title = NULL;
     if (rc) return error_add_resume_hint(c, err);
     trainer_free_activations(c->trainer);
     for (int j = 0; !rc && j < c->n; j++) rc = export_result(c, j, err);

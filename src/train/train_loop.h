@@ -54,6 +54,8 @@ struct train_loop {
      * the plan of the memory. It affects speed only, not the bits of a result. */
     int64_t pass_tokens;
     struct train_memory memory;
+    struct progress bar; /* without a title, none is drawn */
+    char detail[64];     /* of the bar: the loss or reward of the last step */
 };
 struct train_loop_ops {
     /* Runs step `step`, counted from 0: calls train_loop_optimizer_step for each update, and adds
@@ -98,6 +100,11 @@ int train_loop_plan_memory(struct train_loop *c, const struct train_memory_needs
                            struct error *err);
 /* Runs the optimizer with the learning rate of update `u`, and sets the losses of the jobs. */
 int train_loop_optimizer_step(struct train_loop *c, int64_t u, struct error *err);
+/* Draws the bar within a step. A log sink gets one report per step, and none of this. */
+void train_loop_show(struct train_loop *c, int64_t done, const char *detail);
+/* Draws a bar with this title until progress_finish, for the work of a plan before its run; its
+ * unit is a token. */
+void train_loop_show_tokens(struct train_loop *c, const char *title);
 void train_loop_release(struct train_loop *c);
 
 /* dpo.c and policy_gradient.c. `c` holds the arguments of rl_run. */

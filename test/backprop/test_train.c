@@ -1519,6 +1519,34 @@ static void test_checkpointing_passes(void **state) {
     pool_free(pool);
 }
 
+static void tokens_add(void *ctx, int64_t tokens) {
+    int64_t *seen = ctx; // [2] tokens, calls
+    assert_true(tokens >= seen[0]);
+    seen[0] = tokens;
+    seen[1]++;
+}
+
+/* Progress is reported after every layer of every pass, forward and backward. */
+static void test_progress(void **state) {
+    (void)state;
+    struct train_options o = options();
+    struct pair p = pair_make("tiny-llama", TENSOR_F32, false);
+    struct train_sample *s = samples_make(40, p.m->config.vocab_size, 1, 70);
+    struct trainer *t = trainer_new_lora(p.m, &p.ad, 1, &o, NULL, &err);
+    struct trainer_passes passes = {0};
+    int64_t seen[2] = {0}, rows = 0;
+    for (int i = 0; i < 40; i++) rows += s[i].n - 1;
+    trainer_limit_passes(t, SIZE_MAX, rows / 2, 70, 70, &passes);
+    trainer_on_progress(t, tokens_add, seen);
+    assert_int_equal(trainer_accumulate(t, s, 40, &err), OK);
+    assert_true(seen[0] >= rows - 70 && seen[0] <= rows + 40);
+    assert_true(seen[1] >= 4 * p.m->config.n_layers && seen[1] % (2 * p.m->config.n_layers) == 0);
+    trainer_free(t);
+    samples_free(s, 40);
+    pair_release(&p);
+    options_release(train_option_rows, &o);
+}
+
 /* Gradients of activations in int8 blocks have nearly the direction of those in f32. */
 static void test_int8_backward(void **state) {
     (void)state;
@@ -1733,6 +1761,7 @@ int main(void) {
         cmocka_unit_test(test_full_fast_class),
         cmocka_unit_test(test_checkpointing),
         cmocka_unit_test(test_checkpointing_passes),
+        cmocka_unit_test(test_progress),
         cmocka_unit_test(test_limited_passes),
         cmocka_unit_test(test_limited_passes_full),
         cmocka_unit_test(test_int8_backward),

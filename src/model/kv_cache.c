@@ -2,10 +2,14 @@
  * kv_cache: keys and values in pages that sequences share.
  *
  * A page holds KV_PAGE_SIZE positions of every layer and head, so that one table per sequence is
- * enough for all layers:
+ * enough for all layers. The keys (or values) of one head in successive pages are adjacent in
+ * memory:
  *
- *     page: [L][K heads][keys, values] of rows [KV_PAGE_SIZE][E] elements
- *                                         | scales [KV_PAGE_SIZE] f16 (int8 only)
+ *     [L][K heads][keys, values][n_pages] planes of rows [KV_PAGE_SIZE][E] elements
+ *                                                | scales [KV_PAGE_SIZE] f16 (int8 only)
+ *
+ * Pages are allocated in ascending order as long as the cache has room, so attention mostly reads
+ * one ascending stream of keys and one of values, which memory delivers at full speed.
  *
  * Invariants: (1) a page's reference count is the number of tables that contain it; (2) only pages
  * with reference count 1 are written (kv_cache_reserve copies a shared page first), so a sequence
@@ -26,12 +30,13 @@
 struct kv_cache {
     struct kv_cache_options o;
     int32_t n_layers, n_heads, head_dim, table_len, n_free, first_free_page;
-    size_t plane_bytes, page_bytes; /* one head's keys or values in a page; a page */
-    uint8_t *data;                  /* [n_pages][page_bytes] */
-    int32_t *ref_count;             /* [n_pages] number of tables that contain the page */
-    int32_t *next_free;             /* [n_pages] list of free pages */
-    int32_t *tables;                /* [n_slots][table_len] page numbers */
-    int32_t *n_slot_pages;          /* [n_slots] number of pages in the slot's table */
+    size_t plane_bytes;    /* one head's keys or values in a page */
+    size_t n_planes;       /* of a page */
+    uint8_t *data;         /* [n_planes][n_pages][plane_bytes] */
+    int32_t *ref_count;    /* [n_pages] number of tables that contain the page */
+    int32_t *next_free;    /* [n_pages] list of free pages */
+    int32_t *tables;       /* [n_slots][table_len] page numbers */
+    int32_t *n_slot_pages; /* [n_slots] number of pages in the slot's table */
 };
 
 static size_t align_64(size_t n) {
@@ -63,7 +68,7 @@ static struct kv_cache kv_cache_shape(const struct model_config *c,
     if (kv.o.n_pages == 0) kv.o.n_pages = o->n_slots * kv.table_len;
     size_t scales = o->elem == DTYPE_I8 ? KV_PAGE_SIZE * sizeof(uint16_t) : 0;
     kv.plane_bytes = align_64((size_t)(KV_PAGE_SIZE * c->head_dim) * dtype_size(o->elem) + scales);
-    kv.page_bytes = kv.plane_bytes * 2 * (size_t)c->n_kv_heads * (size_t)c->n_layers;
+    kv.n_planes = 2 * (size_t)c->n_kv_heads * (size_t)c->n_layers;
     return kv;
 }
 
@@ -72,16 +77,20 @@ static size_t tables_bytes(const struct kv_cache *kv) {
            sizeof(int32_t);
 }
 
+static size_t data_bytes(const struct kv_cache *kv) {
+    return kv->n_planes * (size_t)kv->o.n_pages * kv->plane_bytes + 64;
+}
+
 size_t kv_cache_bytes(const struct model_config *c, const struct kv_cache_options *o) {
     struct kv_cache kv = kv_cache_shape(c, o);
-    return sizeof kv + tables_bytes(&kv) + (size_t)kv.o.n_pages * kv.page_bytes + 64;
+    return sizeof kv + tables_bytes(&kv) + data_bytes(&kv);
 }
 
 struct kv_cache *kv_cache_new(const struct model_config *c, const struct kv_cache_options *o) {
     CHECK(o->n_slots > 0 && o->slot_len > 0 && o->n_pages >= 0);
     struct kv_cache *kv = xcalloc(1, sizeof *kv);
     *kv = kv_cache_shape(c, o);
-    kv->data = calloc((size_t)kv->o.n_pages * kv->page_bytes + 64, 1);
+    kv->data = calloc(data_bytes(kv), 1);
     kv->tables = calloc(tables_bytes(kv), 1);
     if (!kv->data || !kv->tables) {
         kv_cache_free(kv);
@@ -107,8 +116,9 @@ static int32_t *page_table(const struct kv_cache *kv, int32_t slot) {
     return kv->tables + (int64_t)slot * kv->table_len;
 }
 
-static uint8_t *page_data(const struct kv_cache *kv, int32_t page) {
-    return (uint8_t *)(((uintptr_t)kv->data + 63) & ~(uintptr_t)63) + (size_t)page * kv->page_bytes;
+static uint8_t *plane_data(const struct kv_cache *kv, size_t plane, int32_t page) {
+    return (uint8_t *)(((uintptr_t)kv->data + 63) & ~(uintptr_t)63) +
+           (plane * (size_t)kv->o.n_pages + (size_t)page) * kv->plane_bytes;
 }
 
 static int32_t page_alloc(struct kv_cache *kv) {
@@ -131,14 +141,22 @@ void kv_cache_truncate(struct kv_cache *kv, int32_t slot, int32_t n) {
     while (kv->n_slot_pages[slot] > n_pages) page_unref(kv, table[--kv->n_slot_pages[slot]]);
 }
 
-void kv_cache_trim(struct kv_cache *kv) {
+/* Returns the memory of pages [first, end) of one plane to the system. It reads as zeros
+ * afterwards.
+ */
+static void plane_discard(struct kv_cache *kv, size_t plane, int32_t first, int32_t end) {
     const uintptr_t step = (uintptr_t)sysconf(_SC_PAGESIZE);
-    for (int32_t page = kv->first_free_page, i = 0; i < kv->n_free; i++) {
-        uintptr_t data = (uintptr_t)page_data(kv, page), begin = (data + step - 1) / step * step,
-                  end = (data + kv->page_bytes) / step * step;
-        // anonymous memory reads as zeros after that; advice, which may fail
-        if (begin < end) madvise((void *)begin, end - begin, MADV_DONTNEED);
-        page = kv->next_free[page];
+    uintptr_t from = ((uintptr_t)plane_data(kv, plane, first) + step - 1) / step * step,
+              to = (uintptr_t)plane_data(kv, plane, end) / step * step;
+    if (from < to) madvise((void *)from, to - from, MADV_DONTNEED); // advice, which may fail
+}
+
+void kv_cache_trim(struct kv_cache *kv) {
+    for (int32_t first = 0, end; first < kv->o.n_pages; first = end + 1) {
+        while (first < kv->o.n_pages && kv->ref_count[first] > 0) first++;
+        for (end = first; end < kv->o.n_pages && kv->ref_count[end] == 0;) end++;
+        for (size_t plane = 0; first < end && plane < kv->n_planes; plane++)
+            plane_discard(kv, plane, first, end);
     }
 }
 
@@ -147,7 +165,8 @@ static bool page_copy_on_write(struct kv_cache *kv, int32_t *page) {
     if (kv->ref_count[*page] == 1) return true;
     if (kv->n_free == 0) return false;
     int32_t copy = page_alloc(kv);
-    memcpy(page_data(kv, copy), page_data(kv, *page), kv->page_bytes);
+    for (size_t i = 0; i < kv->n_planes; i++)
+        memcpy(plane_data(kv, i, copy), plane_data(kv, i, *page), kv->plane_bytes);
     page_unref(kv, *page);
     *page = copy;
     return true;
@@ -184,7 +203,7 @@ struct kv_cache_rows kv_cache_at(const struct kv_cache *kv, int32_t slot, int32_
                                  int32_t layer, int32_t head, bool values) {
     const int32_t *table = kv->tables + (int64_t)slot * kv->table_len;
     size_t plane = ((size_t)layer * (size_t)kv->n_heads + (size_t)head) * 2 + values;
-    uint8_t *data = page_data(kv, table[page]) + plane * kv->plane_bytes;
+    uint8_t *data = plane_data(kv, plane, table[page]);
     size_t rows = (size_t)(KV_PAGE_SIZE * kv->head_dim) * dtype_size(kv->o.elem);
     return (struct kv_cache_rows){.v = data, .d = (uint16_t *)(void *)(data + rows)};
 }

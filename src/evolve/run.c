@@ -1072,7 +1072,9 @@ json_t *evolve_run_fork(const struct evolve_env *env, const struct evolve_fork *
                         struct error *err) {
     struct fork_state s;
     json_t *result = NULL;
+    size_t least;
     int rc = fork_open(&s, env, fork, err);
+    if (rc == OK) rc = memory_limit_check(&s.env, &s.recipe, &least, err);
     if (rc == OK) rc = write_fork_json(&s.parent, s.dir, fork->generation, err);
     if (rc == OK)
         log_info("run %s continues %s from generation %d", s.id, fork->parent, fork->generation);

@@ -60,8 +60,8 @@ static const struct option_row adapter_rows[] = {
     ROW("yes", OPT_BOOL, yes, NULL, 0, 0, NULL,
         "prune: delete; without it the files are only listed"),
     ROW("type", OPT_STRING, type, NULL, 0, 0, "TYPE",
-        "merge: weight type: f32, f16, bf16, q8_0, q4_0; default: the model's if bf16 or f16, else "
-        "f32"),
+        "merge: weight type: f32, f16, bf16, q8_0, q4_0 … (see 'shoal quantize'); default: the "
+        "model's, or bf16 if that is quantised"),
     {"child", OPT_ALIAS, 0, "out"},
     {"targets", OPT_ALIAS, 0, "target"},
     {0},
@@ -486,8 +486,7 @@ static int merge_report(const struct cli_options *c, const char *out, enum tenso
 static int adapter_merge_files(const struct cli_options *c, const struct options *o,
                                struct model *m, const struct strings *args, struct pool *pool,
                                struct error *err) {
-    bool is_float = m->type == TENSOR_BF16 || m->type == TENSOR_F16;
-    enum tensor_type type = is_float ? m->type : TENSOR_F32;
+    enum tensor_type type = tensor_type_is_quantized(m->type) ? TENSOR_BF16 : m->type;
     if (args->n < 3)
         return error_set(err, ERR_USAGE, "merge requires MODEL and at least one ADAPTER");
     if (!o->out) return error_set(err, ERR_USAGE, "--out is missing");
@@ -499,8 +498,8 @@ static int adapter_merge_files(const struct cli_options *c, const struct options
         adapter_release(a);
         return err->code;
     }
+    struct quant_scheme q = quant_pure(type);
     if (o->dry_run) {
-        struct quant_scheme q = quant_pure(type);
         cli_print_dry_run(c, json_pack("{s:o,s:s,s:I,s:b}", "writes", json_from_path(o->out),
                                        "type", tensor_type_name(type), "bytes of weights",
                                        (json_int_t)quant_bytes(&q, &m->config), "replaces",
@@ -508,6 +507,8 @@ static int adapter_merge_files(const struct cli_options *c, const struct options
         adapter_release(a);
         return OK;
     }
+    log_info("'%s' will have %.1f MB of weights in %s; --type chooses another type", o->out,
+             1e-6 * (double)quant_bytes(&q, &m->config), tensor_type_name(type));
     struct model *merged = adapter_merge(m, a, err);
     int rc = !merged                               ? err->code
              : path_has_extension(o->out, ".gguf") ? model_write_gguf(merged, o->out, type, err)

@@ -21,7 +21,7 @@ struct options {
     char *type, *text, *max_memory;
     struct strings kv; /* types of keys and values */
     int64_t tokens;
-    bool dry_run;
+    bool compare, dry_run;
 };
 
 enum { TEXT_LIMIT = 64 << 20, WINDOW = 512, MAX_SEQS = 4096 };
@@ -104,27 +104,36 @@ static double bits_per_weight(const struct model *m, const struct quant_scheme *
     return 8.0 * (double)quant_bytes(q, &m->config) / (double)model_param_count(&m->config);
 }
 
+/* Bytes of a written GGUF file, or of the weights in a written directory. */
+static int64_t written_bytes(const char *out) {
+    struct stat st = {0};
+    char *weights = path_join(out, "model.safetensors");
+    if (stat(path_has_extension(out, ".gguf") ? out : weights, &st) != 0) st.st_size = 0;
+    free(weights);
+    return st.st_size;
+}
+
 static int64_t file_bytes(const struct model *m) {
     int64_t n = 0;
     for (int i = 0; i < m->n_maps; i++) n += (int64_t)m->maps[i].size;
     return n;
 }
 
-/* An upper bound of the memory: the original, a second tokenizer, its quantised file while it is
- * written again, and the copy, in which packed weights have at most twice their bytes in the file;
- * and the comparison. */
+/* An upper bound of the memory: the original, and its quantised file while it is written again. For
+ * the comparison also a second tokenizer and the copy, in which packed weights have at most twice
+ * their bytes in the file. */
 static size_t memory_least(const struct model_size *size, const struct quant_scheme *q,
-                           int64_t tokens, struct pool *pool) {
+                           const struct options *o, struct pool *pool) {
     enum { TEXT_BYTES = 4 << 20 };
     const struct model_config *c = &size->config;
     int32_t longest = WINDOW;
     for (int f = 0; f < fry_count(); f++) longest = MAX(longest, family_max_tokens(f));
     size_t copy = 2 * (size_t)quant_bytes(q, c),
            file = tensor_type_is_quantized(size->type) ? size->file : 0,
-           compare = model_divergence_bytes(c, MIN(longest, c->max_seq_len), tokens, pool);
+           compare = model_divergence_bytes(c, MIN(longest, c->max_seq_len), o->tokens, pool);
     const struct model_size second = {.tokenizer = size->tokenizer};
-    return model_loading_bytes(size) + model_loading_bytes(&second) + copy + file + compare +
-           TEXT_BYTES;
+    size_t writing = model_loading_bytes(size) + file + TEXT_BYTES;
+    return o->compare ? writing + model_loading_bytes(&second) + copy + compare : writing;
 }
 
 /* Refuses too little memory, and prints the plan. *limit receives the named limit, or 0. */
@@ -135,8 +144,9 @@ static int memory_limit_check(const struct cli_options *c, const struct options 
     if (memory_limit_parse(o->max_memory, err) != OK ||
         model_measure(path, cli_numeric_class(c), &size, err) != OK)
         return err->code;
-    const struct memory_step step = {.what = "the comparison of both models",
-                                     .least = memory_least(&size, q, o->tokens, pool)};
+    const struct memory_step step = {.what = o->compare ? "the comparison of both models"
+                                                        : "quantising this model",
+                                     .least = memory_least(&size, q, o, pool)};
     int rc = memory_check(NULL, &step, err);
     *limit = memory_limit_named();
     if (rc == OK && *limit)
@@ -157,21 +167,26 @@ static int plan(const struct cli_options *c, const struct model *m, const char *
     return OK;
 }
 
-static void print_result(const struct cli_options *c, const struct model *const m[2],
+/* `after`: bytes of the copy. Without a comparison d->n is 0. */
+static void print_result(const struct cli_options *c, const struct model *m, int64_t after,
                          const char *out, const struct quant_scheme *q,
                          const struct model_divergence *d) {
-    int64_t before = file_bytes(m[0]), after = file_bytes(m[1]);
+    int64_t before = file_bytes(m);
     if (c->json) {
-        cli_print_json(json_pack(
-            "{s:s,s:s,s:I,s:I,s:f,s:b,s:I,s:f,s:f,s:f,s:f,s:f}", "out", out, "type", q->name,
-            "bytes", (json_int_t)after, "original_bytes", (json_int_t)before, "bits_per_weight",
-            bits_per_weight(m[0], q), "requantised", (int)tensor_type_is_quantized(m[0]->type),
-            "tokens", (json_int_t)d->n, "perplexity", d->perplexity[1], "original_perplexity",
-            d->perplexity[0], "kl_mean", d->kl_mean, "kl_p99", d->kl_p99, "same_top", d->same_top));
+        json_t *v = json_pack("{s:s,s:s,s:I,s:I,s:f,s:b,s:I}", "out", out, "type", q->name, "bytes",
+                              (json_int_t)after, "original_bytes", (json_int_t)before,
+                              "bits_per_weight", bits_per_weight(m, q), "requantised",
+                              (int)tensor_type_is_quantized(m->type), "tokens", (json_int_t)d->n);
+        json_object_update_new(v, d->n ? json_pack("{s:f,s:f,s:f,s:f,s:f}", "perplexity",
+                                                   d->perplexity[1], "original_perplexity",
+                                                   d->perplexity[0], "kl_mean", d->kl_mean,
+                                                   "kl_p99", d->kl_p99, "same_top", d->same_top)
+                                       : json_object());
+        cli_print_json(v);
         return;
     }
     printf("%s: %s, %.1f MB (from %.1f MB), %.2f bits per weight\n", out, q->name,
-           1e-6 * (double)after, 1e-6 * (double)before, bits_per_weight(m[0], q));
+           1e-6 * (double)after, 1e-6 * (double)before, bits_per_weight(m, q));
     if (d->n == 0) return;
     printf("  perplexity      %.4f (original %.4f) on %lld tokens\n", d->perplexity[1],
            d->perplexity[0], (long long)d->n);
@@ -275,11 +290,12 @@ static int run(const struct cli_options *c, const void *options, const struct st
         rc = plan(c, original, out, &q, err);
     else if (rc == OK && (rc = model_set_source(original, err)) == OK)
         rc = copy_write(original, out, &q, pool, err);
-    if (rc == OK && !o->dry_run && !(copy = model_open(out, cli_numeric_class(c), err)))
-        rc = err->code;
+    bool compare = o->compare && !o->dry_run;
+    if (rc == OK && compare && !(copy = model_open(out, cli_numeric_class(c), err))) rc = err->code;
     const struct model *const both[2] = {original, copy};
-    if (rc == OK && !o->dry_run) rc = models_compare(o, both, f32, pool, &d, err);
-    if (rc == OK && !o->dry_run) print_result(c, both, out, &q, &d);
+    if (rc == OK && compare) rc = models_compare(o, both, f32, pool, &d, err);
+    if (rc == OK && !o->dry_run)
+        print_result(c, original, copy ? file_bytes(copy) : written_bytes(out), out, &q, &d);
     if (rc == OK && !o->dry_run) setup_print_peak_memory(c, limit);
     model_close(copy);
     model_close(original);
@@ -295,11 +311,14 @@ static const struct option_row rows[] = {
     {"text", OPT_STRING, offsetof(struct options, text), NULL, 0, 0, "FILE",
      "text for the comparison; default: chats in English, Japanese and Chinese",
      JOB_ARG_INPUT_PATH},
-    {"tokens", OPT_INT, offsetof(struct options, tokens), "4096", 2, 1e6, "N",
+    {"tokens", OPT_INT, offsetof(struct options, tokens), "1024", 2, 1e6, "N",
      "maximum tokens of the text"},
     {"kv-cache-dtype", OPT_LIST, offsetof(struct options, kv), NULL, 0, 0, "ELEM",
      "write nothing, and compare keys and values in these number formats with f32: bf16 f16 i8",
      JOB_ARG_TEXT},
+    {"compare", OPT_BOOL, offsetof(struct options, compare), "true", 0, 0, NULL,
+     "compare the copy with the original; --no-compare only writes it, in half the time and "
+     "memory"},
     {"max-memory", OPT_STRING, offsetof(struct options, max_memory), NULL, 0, 0, "SIZE",
      "memory limit of the process, such as 500M or 2G, checked before anything is loaded",
      JOB_ARG_TEXT},

@@ -93,6 +93,10 @@ for q in nf4 q4_k_m q5_1; do
 done
 "$shoal" quantize "$tmp/a.gguf" "$tmp/quant1.gguf" --type q5_1 --tokens 2 --threads 1 --quiet >/dev/null 2>&1
 same "quantize writes the same bytes with other threads" "$tmp/quant1.gguf" "$tmp/quant.gguf"
+"$shoal" quantize "$tmp/a.gguf" "$tmp/quant2.gguf" --type q5_1 --no-compare --json >"$tmp/out" 2>"$tmp/err"
+same "quantize --no-compare writes the same bytes" "$tmp/quant1.gguf" "$tmp/quant2.gguf"
+if grep -q "\"bytes\":$(wc -c <"$tmp/quant2.gguf")" "$tmp/out" && ! grep -q kl_mean "$tmp/out"; then ok "quantize --no-compare measures nothing"
+else bad "quantize --no-compare measures nothing" "$(cat "$tmp/out" "$tmp/err")"; fi
 says "requantising prints a warning" 0 "quantised already (q5_1)" "$shoal" quantize "$tmp/quant.gguf" "$tmp/twice.gguf" --type nf4 --tokens 2
 says "quantising a model onto its own file" 2 "is the model itself" "$shoal" quantize "$tmp/a.gguf" "$tmp/a.gguf" --type nf4
 says "an unknown weight type" 2 "no weight type 'q3_k'" "$shoal" quantize "$tmp/a.gguf" "$tmp/no.gguf" --type q3_k
@@ -536,6 +540,9 @@ END
     if "$shoal" adapter inspect "$tmp/t1" 2>/dev/null | grep -q "effect on the base: KL mean"; then ok "adapter inspect"; else bad "adapter inspect" "no effect shown"; fi
     "$shoal" adapter merge test/models/fry-1 "$tmp/t1" "$tmp/t2" --weights 0.5 0.5 --out "$tmp/merged.gguf" --type f32 --exact --json >"$tmp/out" 2>"$tmp/err"
     if grep -q '"merged_vs_adapter":{[^}]*"same_top":1' "$tmp/out"; then ok "adapter merge"; else bad "adapter merge" "$(cat "$tmp/out" "$tmp/err")"; fi
+    "$shoal" quantize test/models/fry-1 "$tmp/small.gguf" --type q8_0 --no-compare --quiet >/dev/null 2>"$tmp/err"
+    "$shoal" adapter merge "$tmp/small.gguf" "$tmp/t1" --out "$tmp/b.gguf" >"$tmp/out" 2>&1
+    if grep -q "MB of weights in bf16" "$tmp/out" && grep -q "merged, bf16" "$tmp/out"; then ok "a quantised base is merged to bf16"; else bad "a quantised base is merged to bf16" "$(cat "$tmp/out" "$tmp/err")"; fi
     "$shoal" run "$tmp/merged.gguf" --chat 'sort: k b x' --temp 0 -n 12 --ids --exact >"$tmp/ids_merged" 2>/dev/null
     same "the merged model generates the same ids" "$tmp/ids_peft" "$tmp/ids_merged"
     "$shoal" convert test/models/fry-1 -o "$tmp/fry.gguf" 2>/dev/null

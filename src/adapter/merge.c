@@ -1,11 +1,12 @@
 /*
  * merge: merges an adapter into its base, and concatenates plain adapters into one.
  *
- * Every entry of a merged matrix is computed in double and rounded to f32 once; the writer of the
- * model file converts it to the file's type. Matrices that the adapter does not change are shared
- * with the base, so a merged model needs memory only for the changed ones. Shared matrices may be
- * memory-mapped from the base's file, so that file must not be overwritten in place; model_write_hf
- * and model_write_gguf write a temporary file and rename it.
+ * Every entry of a merged matrix is computed in double and rounded to f32, then to the type of the
+ * merged model; a writer of a file of this type copies its rows, another one converts them.
+ * Matrices that the adapter does not change are shared with the base, so a merged model needs
+ * memory only for the changed ones. Shared matrices may be memory-mapped from the base's file, so
+ * that file must not be overwritten in place; model_write_hf and model_write_gguf write a temporary
+ * file and rename it.
  */
 #include "adapter/internal.h"
 
@@ -98,15 +99,17 @@ static const float *override_row(const struct vocab_override *table, int64_t id,
     return table->full ? table->full + id * d : NULL;
 }
 
-/* Replaces *w by a merged f32 matrix in the arena. `table` has the replaced rows of an embedding or
- * head, or is NULL. The LoRA of an embedding (A [R, V], B [D, R]) changes the transposed table, so
- * A and B are transposed and swapped. */
+/* Replaces *w by a merged matrix of the model's type in its arena. `table` has the replaced rows of
+ * an embedding or head, or is NULL. The LoRA of an embedding (A [R, V], B [D, R]) changes the
+ * transposed table, so A and B are transposed and swapped. */
 static int matrix_merge(struct matrix *w, const struct lora *lo, const struct vocab_override *table,
-                        bool embedding, struct arena *arena, struct error *err) {
+                        bool embedding, struct model *m, struct error *err) {
     int64_t n = w->n, k = w->k;
-    float *data = arena_try_alloc(arena, sizeof *data * (size_t)(n * k), err);
+    size_t row_bytes = tensor_row_bytes(m->type, k);
+    uint8_t *data = arena_try_alloc(&m->arena, row_bytes * (size_t)n, err);
     if (!data) return err->code;
-    float *base = xmalloc(sizeof *base * (size_t)k);
+    float *base = xmalloc(sizeof *base * (size_t)k),
+          *changed = xmalloc(sizeof *changed * (size_t)k);
     double *sum = xmalloc(sizeof *sum * (size_t)k);
     float *a = NULL, *b = NULL;
     struct lora transposed = *lo;
@@ -119,13 +122,15 @@ static int matrix_merge(struct matrix *w, const struct lora *lo, const struct vo
     for (int64_t i = 0; i < n; i++) {
         const float *row = table ? override_row(table, i, k) : NULL;
         if (!row) matrix_get_row(w, i, base);
-        row_merge(row ? row : base, &transposed, i, k, sum, data + i * k);
+        row_merge(row ? row : base, &transposed, i, k, sum, changed);
+        tensor_from_f32(m->type, changed, data + (size_t)i * row_bytes, k);
     }
     free(base);
+    free(changed);
     free(sum);
     free(a);
     free(b);
-    *w = (struct matrix){.type = TENSOR_F32, .n = n, .k = k, .data = data};
+    *w = (struct matrix){.type = m->type, .n = n, .k = k, .data = data};
     return OK;
 }
 
@@ -141,15 +146,14 @@ static int tables_merge(struct model *m, const struct vocab_overrides *overrides
                 !overrides->head.lora.r && overrides->embed.rows == overrides->head.rows;
     int rc = OK;
     if (table_is_changed(&overrides->embed))
-        rc = matrix_merge(&m->embed, &overrides->embed.lora, &overrides->embed, true, &m->arena,
-                          err);
+        rc = matrix_merge(&m->embed, &overrides->embed.lora, &overrides->embed, true, m, err);
     if (m->config.tied && same) {
         m->head = m->embed;
         return rc;
     }
     m->config.tied = false;
     if (rc == OK && table_is_changed(&overrides->head))
-        rc = matrix_merge(&m->head, &overrides->head.lora, &overrides->head, false, &m->arena, err);
+        rc = matrix_merge(&m->head, &overrides->head.lora, &overrides->head, false, m, err);
     return rc;
 }
 
@@ -161,7 +165,9 @@ int adapter_check_mergeable(const struct adapter *a, struct error *err) {
                      a->hash);
 }
 
-struct model *adapter_merge(const struct model *m, const struct adapter *a, struct error *err) {
+struct model *adapter_merge(const struct model *m, const struct adapter *a, enum tensor_type type,
+                            struct error *err) {
+    CHECK(type == TENSOR_F32 || type == TENSOR_F16 || type == TENSOR_BF16);
     CHECK(adapter_fits(a, &m->config) && adapter_is_ready(a) && a->data);
     if (adapter_check_mergeable(a, err)) return NULL;
     struct model *out = xmalloc(sizeof *out);
@@ -170,13 +176,13 @@ struct model *adapter_merge(const struct model *m, const struct adapter *a, stru
     *out = *m;
     out->arena = (struct arena){0};
     out->hash[0] = out->source_hash[0] = 0;
+    out->type = type;
     out->layers = memcpy(arena_alloc(&out->arena, size), m->layers, size);
     for (int32_t i = 0; rc == OK && i < m->config.n_layers * N_PROJ; i++)
         if (a->loras[i].r > 0)
             rc = matrix_merge(&out->layers[i / N_PROJ].proj[i % N_PROJ], &a->loras[i], NULL, false,
-                              &out->arena, err);
+                              out, err);
     if (rc == OK && a->vocab_overrides) rc = tables_merge(out, a->vocab_overrides, err);
-    out->type = TENSOR_F32;
     if (rc == OK) return out;
     adapter_merged_close(out);
     return NULL;

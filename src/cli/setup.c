@@ -56,6 +56,22 @@ static int context_choose(const struct setup *s, struct memory_plan_input *in, s
     return OK;
 }
 
+/* Adds the memory of a session. If the context is chosen here, it is halved until the session fits
+ * with it. */
+static void session_add(struct memory_plan_input *in, bool chosen) {
+    enum { SHORTEST = 1024 };
+    size_t work = in->caller_bytes;
+    int32_t *len = &in->max_options.max_len;
+    struct memory_plan plan;
+    struct error too_small;
+    for (;; *len = MAX(SHORTEST, *len / 2)) {
+        struct kv_cache_options one = {
+            .n_slots = 1, .slot_len = *len, .elem = in->max_options.kv_elem};
+        in->caller_bytes = work + SESSION_COPIES * kv_cache_bytes(&in->model.config, &one);
+        if (!chosen || *len <= SHORTEST || memory_plan_make(in, &plan, &too_small) == OK) return;
+    }
+}
+
 static int plan_input_init(const struct setup *s, const struct setup_needs *w,
                            struct memory_plan_input *in, struct error *err) {
     *in = (struct memory_plan_input){.max_options = s->engine,
@@ -76,9 +92,7 @@ static int plan_input_init(const struct setup *s, const struct setup_needs *w,
         in->pool_wanted = MAX(in->pool_wanted, s->limit / 16);
     }
     if (context_choose(s, in, err) != OK) return err->code;
-    struct kv_cache_options one = {
-        .n_slots = 1, .slot_len = in->max_options.max_len, .elem = in->max_options.kv_elem};
-    if (w->session) in->caller_bytes += SESSION_COPIES * kv_cache_bytes(&in->model.config, &one);
+    if (w->session) session_add(in, !w->engine.max_len && !s->o->max_len);
     return OK;
 }
 

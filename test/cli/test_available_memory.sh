@@ -113,6 +113,16 @@ if [ $# -eq 2 ] && bench "$(awk -v a="$1" -v n="$2" 'BEGIN { print int(170000 + 
 then ok "bench with the figure of the refusal"
 else bad "bench with the figure of the refusal" "$(tail -c 300 "$tmp/err")"; fi
 
+# The default context is what memory allows of the model's; a named one is kept, or refused if the model has less.
+"$shoal" chat models/fry --max-memory 60M --dry-run --threads 1 >"$tmp/out" 2>"$tmp/err"
+if grep -q 'context: [1-3][0-9]* of the model.s 4096 tokens; --max-model-len' "$tmp/err"; then ok "a context that memory limits is reported"
+else bad "a context that memory limits is reported" "$(cat "$tmp/out" "$tmp/err")"; fi
+if "$shoal" serve $model --max-num-seqs 3 --max-model-len 100 --dry-run --json 2>"$tmp/err" | grep -q '"max_seqs":3,"max_len":100'
+then ok "--max-num-seqs and --max-model-len"; else bad "--max-num-seqs and --max-model-len" "$(cat "$tmp/err")"; fi
+"$shoal" chat $model --max-model-len 513 --dry-run >"$tmp/out" 2>"$tmp/err"
+if [ $? -eq 2 ] && grep -q "'513' is more than the 512 tokens of the model's context" "$tmp/err"; then ok "a context beyond the model's"
+else bad "a context beyond the model's" "$(cat "$tmp/err")"; fi
+
 # Two servers: each plans with the available memory when it starts.
 
 # start NAME KB: a server in this address space; its address is in $url, its process in $pids.

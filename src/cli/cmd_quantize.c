@@ -269,7 +269,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
         return error_set(err, ERR_USAGE,
                          "--kv-cache-dtype only measures: leave OUT and --type out");
     if (o->kv.n > 0) return kv_compare(c, o, args->v[0], err);
-    if (args->n < 2) return error_set(err, ERR_USAGE, "OUT is missing: the file to write");
+    if (args->n < 2) return error_set(err, ERR_USAGE, "argument 'OUT' is missing");
     const char *out = args->v[1];
     struct quant_scheme q;
     struct model_divergence d = {0};

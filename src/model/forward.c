@@ -1074,16 +1074,29 @@ static void attention_scores(const struct forward *f, const struct attention_blo
     }
 }
 
-/* Multiplies scores by the scales of int8 keys or values, for positions [first, end). */
+/* x[i] *= by[i]; blocks of constant length are vectorised. */
+static void multiply(float *restrict x, const float *restrict by, int n) {
+    enum { BLOCK = 8 };
+    int i = 0;
+    for (; i + BLOCK <= n; i += BLOCK)
+        for (int l = 0; l < BLOCK; l++) x[i + l] *= by[i + l];
+    for (; i < n; i++) x[i] *= by[i];
+}
+
+/* Multiplies the scores of all queries by the scales of int8 keys or values. The scales of a page
+ * are converted once for all queries, as the product 1 · scales, which is exact. Scores of
+ * positions to which a query does not attend are multiplied as well; they are not used. */
 static void attention_scores_dequantize(const struct forward *f, const struct attention_block *v,
-                                        float *scores, int32_t first, int32_t end, bool values) {
+                                        float *scores, bool values) {
+    const int32_t end = query_end(v, v->n - 1);
     if (f->o.kv_elem != DTYPE_I8) return;
-    for (int32_t j = first; j < end; j++) {
-        const uint16_t *d =
-            kv_cache_at(f->kv, v->slot, j / KV_PAGE_SIZE, f->layer, v->head, values).d;
-        int32_t stop = MIN(end, (j / KV_PAGE_SIZE + 1) * KV_PAGE_SIZE);
-        for (; j < stop; j++) scores[j] *= f16_to_f32(d[j % KV_PAGE_SIZE]);
-        j--;
+    for (int32_t page = query_first(f, v, 0) / KV_PAGE_SIZE; page * KV_PAGE_SIZE < end; page++) {
+        const uint16_t *d = kv_cache_at(f->kv, v->slot, page, f->layer, v->head, values).d;
+        const int n = MIN(end - page * KV_PAGE_SIZE, KV_PAGE_SIZE);
+        float one = 1.0f, scale[KV_PAGE_SIZE] = {0};
+        gemm_nn(DTYPE_F16, scale, KV_PAGE_SIZE, &one, 1, 1, 1, d, KV_PAGE_SIZE, 1, KV_PAGE_SIZE);
+        for (int64_t i = 0; i < v->n; i++)
+            multiply(scores + i * f->o.slot_len + page * KV_PAGE_SIZE, scale, n);
     }
 }
 
@@ -1129,15 +1142,15 @@ static void attention_queries(const struct forward *f, const struct attention_bl
     int64_t e = c->head_dim;
     float inverse_sum[MAX_QUERIES], scale = score_scale(c);
     attention_scores(f, v, scores);
+    attention_scores_dequantize(f, v, scores, false);
     for (int64_t i = 0; i < v->n; i++) {
         int32_t first = query_first(f, v, i), end = query_end(v, i);
         float *s = scores + i * f->o.slot_len;
-        attention_scores_dequantize(f, v, s, first, end, false);
         f->kern->scale(s + first, scale, end - first);
         inverse_sum[i] = 1.0f / f->kern->softmax(s + first, end - first);
-        attention_scores_dequantize(f, v, s, first, end, true);
         memset(v->attn + i * v->ld, 0, (size_t)e * sizeof *v->attn);
     }
+    attention_scores_dequantize(f, v, scores, true);
     int32_t last = (query_end(v, v->n - 1) - 1) / KV_PAGE_SIZE;
     for (int32_t page = query_first(f, v, 0) / KV_PAGE_SIZE; page <= last; page++)
         attention_values(f, v, scores, page);

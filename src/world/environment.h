@@ -18,7 +18,7 @@ struct environment {
      * step's action is then action + n_actions · word. 0: agents cannot speak. */
     int n_words;
     const char *const *words; /* [n_words] */
-    int map_size;             /* cells per side of its maps; 0: it has one size only */
+    int map_size;               /* cells per side of its maps; 0: it has one size only */
     /* Sets the cells per side of the maps from the next reset on, at most map_size. Called only if
      * map_size is not 0. */
     void (*set_map_size)(void *ctx, int size);

@@ -98,6 +98,14 @@ same "quantize --no-compare writes the same bytes" "$tmp/quant1.gguf" "$tmp/quan
 if grep -q "\"bytes\":$(wc -c <"$tmp/quant2.gguf")" "$tmp/out" && ! grep -q kl_mean "$tmp/out"; then ok "quantize --no-compare measures nothing"
 else bad "quantize --no-compare measures nothing" "$(cat "$tmp/out" "$tmp/err")"; fi
 says "requantising prints a warning" 0 "quantised already (q5_1)" "$shoal" quantize "$tmp/quant.gguf" "$tmp/twice.gguf" --type nf4 --tokens 2
+"$shoal" quantize "$tmp/a.gguf" --kv-cache-dtype f32 i8 --tokens 300 --json --quiet >"$tmp/kv.json" 2>"$tmp/err"
+if [ "$(grep -c '"kv_cache_dtype":"f32".*"kl_mean":0.0,' "$tmp/kv.json")" = 1 ] && [ "$(grep -c '"kv_cache_dtype":"i8".*"kl_mean":[0-9.]*[1-9]' "$tmp/kv.json")" = 1 ]
+then ok "quantize measures types of keys and values"; else bad "quantize measures types of keys and values" "$(cat "$tmp/err" "$tmp/kv.json")"; fi
+says "quantize measures or writes" 2 "leave OUT and --type out" "$shoal" quantize "$tmp/a.gguf" "$tmp/no.gguf" --kv-cache-dtype i8
+for c in "evolve examples/demo.yaml" "pretrain models/fry/recipe.yaml" "world test/models/fry-1" "train test/models/fry-1 --data data/personas/critic.jsonl --out $tmp/no" \
+    "eval test/models/fry-1"; do
+    says "an unknown type of keys and values: ${c%% *}" 2 "no element 'q9'" "$shoal" $c --kv-cache-dtype q9 --dry-run
+done
 says "quantising a model onto its own file" 2 "is the model itself" "$shoal" quantize "$tmp/a.gguf" "$tmp/a.gguf" --type nf4
 says "an unknown weight type" 2 "no weight type 'q3_k'" "$shoal" quantize "$tmp/a.gguf" "$tmp/no.gguf" --type q3_k
 says "a block type in a Hugging Face directory" 2 "write a GGUF file" "$shoal" quantize "$tmp/a.gguf" "$tmp/no" --type nf4

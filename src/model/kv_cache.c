@@ -47,14 +47,10 @@ int32_t kv_cache_pages_for(int32_t positions) {
     return (positions + KV_PAGE_SIZE - 1) / KV_PAGE_SIZE;
 }
 
-enum dtype kv_cache_default_dtype(enum numeric_class cls) {
-    return cls == NUMERIC_FAST ? DTYPE_BF16 : DTYPE_F16;
-}
-
 int kv_cache_dtype_parse(const char *name, enum numeric_class cls, enum dtype *out,
                          struct error *err) {
     if (strcmp(name, "auto") != 0) return dtype_parse(name, out, err);
-    *out = kv_cache_default_dtype(cls);
+    *out = cls == NUMERIC_FAST ? DTYPE_BF16 : DTYPE_F16;
     return OK;
 }
 

@@ -42,6 +42,7 @@ fonts-noto-cjk google-noto-sans-cjk-fonts noto-fonts-cjk font-noto-cjk
 prometheus golang-github-prometheus prometheus prometheus
 mkdocs mkdocs mkdocs mkdocs
 mandoc mandoc mandoc mandoc
+zlib1g-dev zlib-devel zlib zlib-dev
 zsh zsh zsh zsh
 fish fish fish fish"
 node_packages="

@@ -71,6 +71,7 @@ static void session_open(struct session *x, const char *protocol, const struct d
                            &(struct engine_options){.max_seqs = 128,
                                                     .max_len = x->model->config.max_seq_len,
                                                     .n_pages = 1024,
+                                                    .kv_elem = DTYPE_F16,
                                                     .pool = x->pool},
                            &err);
     if (!x->engine || team_from_flags(&x->team, protocol, &list, &r->personas, &err) != OK ||

@@ -93,7 +93,7 @@ skip() {
     echo "skip page in a browser: $1"
     exit 0
 }
-[ "$(node -p 'process.versions.node.split(".")[0]' 2>/dev/null || echo 0)" -ge 18 ] || skip "it needs Node 18"
+[ "$(node -p 'process.versions.node.split(".")[0]' 2>/dev/null || echo 0)" -ge 20 ] || skip "playwright-core needs Node 20 (Debian 12 has 18)"
 chromium=${CHROMIUM:-$(command -v chromium || command -v chromium-browser || command -v google-chrome)}
 [ -n "$chromium" ] || skip "there is no chromium"
 if [ ! -d "$page_folder/node_modules/playwright-core" ]; then

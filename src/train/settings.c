@@ -82,6 +82,7 @@ int train_settings_check(const struct train_settings *s, bool plan, struct error
     enum lr_schedule schedule;
     enum optim optim;
     enum train_method method = METHOD_SFT;
+    enum dtype kv;
     size_t limit;
     if (s->data.n < 1 || s->data.n > MAX_JOBS)
         return error_set(err, ERR_USAGE, "'data' requires 1 to %d files", MAX_JOBS);
@@ -92,6 +93,7 @@ int train_settings_check(const struct train_settings *s, bool plan, struct error
     if (rc == OK) rc = train_method_parse(s->method, &method, err);
     if (rc == OK && s->max_memory) rc = size_parse(s->max_memory, &limit, err);
     if (rc == OK) rc = activation_memory_parse(s->train.activation_memory, &limit, err);
+    if (rc == OK) rc = train_kv_dtype_parse(&s->train, NUMERIC_EXACT, NULL, &kv, err);
     if (rc == OK && s->alora_invocation && (s->init_adapter || s->train.use_dora))
         rc = error_set(err, ERR_USAGE, "--alora-invocation is for a new LoRA adapter; leave %s out",
                        s->init_adapter ? "it or --init-adapter" : "--use-dora");

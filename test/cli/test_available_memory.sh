@@ -114,7 +114,7 @@ then ok "bench with the figure of the refusal"
 else bad "bench with the figure of the refusal" "$(tail -c 300 "$tmp/err")"; fi
 
 # The default context is what memory allows of the model's; a named one is kept, or refused if the model has less.
-"$shoal" chat models/fry --max-memory 60M --dry-run --threads 1 >"$tmp/out" 2>"$tmp/err"
+"$shoal" chat models/fry --max-memory 56M --dry-run --threads 1 >"$tmp/out" 2>"$tmp/err"
 if grep -q 'context: [1-3][0-9]* of the model.s 4096 tokens; --max-model-len' "$tmp/err"; then ok "a context that memory limits is reported"
 else bad "a context that memory limits is reported" "$(cat "$tmp/out" "$tmp/err")"; fi
 if "$shoal" serve $model --max-num-seqs 3 --max-model-len 100 --dry-run --json 2>"$tmp/err" | grep -q '"max_seqs":3,"max_len":100'

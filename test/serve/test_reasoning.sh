@@ -39,13 +39,13 @@ for i in thinker opened special; do
     cp -r test/models/fry-1 "$tmp/$i" && python3 "$tmp/make.py" "$tmp/$i" $i || { echo "not ok reasoning: no copy of the model"; exit 0; }
 done
 printf '%s\n' '{"messages": [{"role": "user", "content": "12 + 30 = ?"}, {"role": "assistant", "content": "<think>\n12 and 30\n</think>\n\nanswer: 42"}]}' >"$tmp/d.jsonl"
-"$shoal" train "$tmp/thinker" --runs "$tmp/runs" --data "$tmp/d.jsonl" --out "$tmp/adder" --r 16 --lr 4e-3 --epochs 400 --quiet >/dev/null 2>"$tmp/err" ||
+"$shoal" train "$tmp/thinker" --runs "$tmp/runs" --data "$tmp/d.jsonl" --out "$tmp/adder" --r 16 --lr 4e-3 --epochs 400 --kv-cache-dtype f32 --quiet >/dev/null 2>"$tmp/err" ||
     { echo "not ok reasoning: the adapter is trained: $(head -c 300 "$tmp/err")"; exit 0; }
 
 # up NAME PARSER: starts a server with the copy NAME; its address is in $url.
 up() {
     : >"$tmp/listening"
-    "$shoal" serve "$tmp/$1" --adapter "adder=$tmp/adder" --state "$tmp/state-$1-$2" --reasoning-parser "$2" --port 0 --json --drain-seconds 2 >"$tmp/listening" 2>"$tmp/err" &
+    "$shoal" serve "$tmp/$1" --adapter "adder=$tmp/adder" --state "$tmp/state-$1-$2" --reasoning-parser "$2" --kv-cache-dtype f32 --port 0 --json --drain-seconds 2 >"$tmp/listening" 2>"$tmp/err" &
     servers="$servers $!"
     for _ in $(seq 600); do
         url=$(sed -n 's/.*"listening":"\([^"]*\)".*/\1/p' "$tmp/listening")

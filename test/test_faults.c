@@ -405,7 +405,7 @@ static int save_gguf_adapter(struct error *err) {
 }
 
 static int merge_adapter(struct error *err) {
-    struct model *merged = adapter_merge(wide_model, mixed_adapter, TENSOR_F32, err);
+    struct model *merged = adapter_merge(wide_model, mixed_adapter, err);
     adapter_merged_close(merged);
     return merged ? OK : err->code;
 }

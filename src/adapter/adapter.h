@@ -416,12 +416,14 @@ bool adapters_have_dora(struct adapter *const *list, int n);
 /* OK for an adapter that applies to every token and does not change embedding and head, else
  * ERR_MISMATCH. */
 int adapter_require_layers_only(const struct adapter *a, const char *operation, struct error *err);
-/* A model with the adapter merged into the base. Changed matrices have `type`: f32, or f16 or bf16,
- * which take half the memory. The others are shared with `m`, which must outlive the result. The
- * caller closes it with adapter_merged_close. NULL: out of memory, or adapter_check_mergeable
- * fails. */
-struct model *adapter_merge(const struct model *m, const struct adapter *a, enum tensor_type type,
-                            struct error *err);
+/* A model with the adapter merged into the base. Changed matrices are f32; the others are shared
+ * with `m`, which must outlive the result. The caller closes it with adapter_merged_close. NULL:
+ * out of memory, or adapter_check_mergeable fails. */
+struct model *adapter_merge(const struct model *m, const struct adapter *a, struct error *err);
+/* The same for model_write_hf and model_write_gguf alone: each row is computed when it is written,
+ * so that the merge needs no memory for matrices. `a` must outlive the result. */
+struct model *adapter_merge_for_writing(const struct model *m, const struct adapter *a,
+                                        struct error *err);
 void adapter_merged_close(struct model *merged);
 /* ERR_MISMATCH for an activated adapter: no weights have its effect. */
 int adapter_check_mergeable(const struct adapter *a, struct error *err);

@@ -1,12 +1,11 @@
 /*
  * merge: merges an adapter into its base, and concatenates plain adapters into one.
  *
- * Every entry of a merged matrix is computed in double and rounded to f32, then to the type of the
- * merged model; a writer of a file of this type copies its rows, another one converts them.
- * Matrices that the adapter does not change are shared with the base, so a merged model needs
- * memory only for the changed ones. Shared matrices may be memory-mapped from the base's file, so
- * that file must not be overwritten in place; model_write_hf and model_write_gguf write a temporary
- * file and rename it.
+ * Every entry of a merged matrix is computed in double and rounded to f32, row by row: into a
+ * matrix, or when a file of the merged model is written. Matrices that the adapter does not change
+ * are shared with the base. Shared matrices may be memory-mapped from the base's file, so that file
+ * must not be overwritten in place; model_write_hf and model_write_gguf write a temporary file and
+ * rename it.
  */
 #include "adapter/internal.h"
 
@@ -99,62 +98,78 @@ static const float *override_row(const struct vocab_override *table, int64_t id,
     return table->full ? table->full + id * d : NULL;
 }
 
-/* Replaces *w by a merged matrix of the model's type in its arena. `table` has the replaced rows of
- * an embedding or head, or is NULL. The LoRA of an embedding (A [R, V], B [D, R]) changes the
- * transposed table, so A and B are transposed and swapped. */
-static int matrix_merge(struct matrix *w, const struct lora *lo, const struct vocab_override *table,
-                        bool embedding, struct model *m, struct error *err) {
-    int64_t n = w->n, k = w->k;
-    size_t row_bytes = tensor_row_bytes(m->type, k);
-    uint8_t *data = arena_try_alloc(&m->arena, row_bytes * (size_t)n, err);
-    if (!data) return err->code;
-    float *base = xmalloc(sizeof *base * (size_t)k),
-          *changed = xmalloc(sizeof *changed * (size_t)k);
-    double *sum = xmalloc(sizeof *sum * (size_t)k);
-    float *a = NULL, *b = NULL;
-    struct lora transposed = *lo;
-    if (embedding && lo->r > 0) {
-        transposed.b = b = xmalloc(sizeof *b * (size_t)(n * lo->r));
-        transposed.a = a = xmalloc(sizeof *a * (size_t)(k * lo->r));
-        transpose(b, lo->r, lo->a, n, lo->r, n, NULL);
-        transpose(a, k, lo->b, lo->r, k, lo->r, NULL);
-    }
-    for (int64_t i = 0; i < n; i++) {
-        const float *row = table ? override_row(table, i, k) : NULL;
-        if (!row) matrix_get_row(w, i, base);
-        row_merge(row ? row : base, &transposed, i, k, sum, changed);
-        tensor_from_f32(m->type, changed, data + (size_t)i * row_bytes, k);
-    }
-    free(base);
-    free(changed);
-    free(sum);
-    free(a);
-    free(b);
-    *w = (struct matrix){.type = m->type, .n = n, .k = k, .data = data};
-    return OK;
+/* The changes of a merged model. */
+struct merge {
+    const struct adapter *a;
+    struct lora embed; /* the embedding's LoRA (A [R, V], B [D, R]) for rows of the table: A and B
+                          are transposed and swapped. They are allocated. */
+};
+
+static void embed_lora_init(struct lora *to, const struct lora *lo, int64_t n, int64_t k) {
+    *to = *lo;
+    if (lo->r == 0) return;
+    float *a = xmalloc(sizeof *a * (size_t)(k * lo->r)),
+          *b = xmalloc(sizeof *b * (size_t)(n * lo->r));
+    transpose(b, lo->r, lo->a, n, lo->r, n, NULL);
+    transpose(a, k, lo->b, lo->r, k, lo->r, NULL);
+    to->a = a;
+    to->b = b;
 }
 
 static bool table_is_changed(const struct vocab_override *table) {
     return table->full || table->n > 0 || table->lora.r > 0;
 }
 
-/* Merges the changes of embedding and head. Embedding and head stay tied only if they have the same
- * replaced rows and no other change. */
-static int tables_merge(struct model *m, const struct vocab_overrides *overrides,
-                        struct error *err) {
-    bool same = !overrides->embed.full && !overrides->head.full && !overrides->embed.lora.r &&
-                !overrides->head.lora.r && overrides->embed.rows == overrides->head.rows;
-    int rc = OK;
-    if (table_is_changed(&overrides->embed))
-        rc = matrix_merge(&m->embed, &overrides->embed.lora, &overrides->embed, true, m, err);
-    if (m->config.tied && same) {
-        m->head = m->embed;
-        return rc;
+/* The LoRA of matrix w of the merged model (its r may be 0), and the replaced rows of an embedding
+ * or head, or NULL; returns false if the adapter does not change w. */
+static bool changes_of(const struct model *m, const struct matrix *w, struct lora *lo,
+                       const struct vocab_override **table) {
+    const struct merge *g = m->changes;
+    const struct vocab_overrides *o = g->a->vocab_overrides;
+    *table = NULL;
+    if (w == &m->embed || w == &m->head) {
+        if (!o || !table_is_changed(w == &m->embed ? &o->embed : &o->head)) return false;
+        *table = w == &m->embed ? &o->embed : &o->head;
+        *lo = w == &m->embed ? g->embed : o->head.lora;
+        return true;
     }
-    m->config.tied = false;
-    if (rc == OK && table_is_changed(&overrides->head))
-        rc = matrix_merge(&m->head, &overrides->head.lora, &overrides->head, false, m, err);
-    return rc;
+    for (int32_t l = 0; l < m->config.n_layers; l++)
+        if (w >= m->layers[l].proj && w < m->layers[l].proj + N_PROJ) {
+            *lo = g->a->loras[l * N_PROJ + (w - m->layers[l].proj)];
+            return lo->r > 0;
+        }
+    return false;
+}
+
+/* model.changed_row */
+static bool merged_row(const struct model *m, const struct matrix *w, int64_t i, float *out) {
+    struct lora lo;
+    const struct vocab_override *table;
+    if (!changes_of(m, w, &lo, &table)) return false;
+    const float *row = table ? override_row(table, i, w->k) : NULL;
+    double *sum = xmalloc(sizeof *sum * (size_t)w->k);
+    if (!row) matrix_get_row(w, i, out);
+    row_merge(row ? row : out, &lo, i, w->k, sum, out);
+    free(sum);
+    return true;
+}
+
+/* Replaces *w by its merged matrix in m's arena, if the adapter changes it. */
+static int matrix_merge(struct model *m, struct matrix *w, struct error *err) {
+    struct lora lo;
+    const struct vocab_override *table;
+    if (!changes_of(m, w, &lo, &table)) return OK;
+    float *data = arena_try_alloc(&m->arena, sizeof *data * (size_t)(w->n * w->k), err);
+    if (!data) return err->code;
+    for (int64_t i = 0; i < w->n; i++) merged_row(m, w, i, data + i * w->k);
+    *w = (struct matrix){.type = TENSOR_F32, .n = w->n, .k = w->k, .data = data};
+    return OK;
+}
+
+/* Embedding and head stay tied only if they have the same replaced rows and no other change. */
+static bool tables_stay_tied(const struct model *m, const struct vocab_overrides *o) {
+    return m->config.tied && !o->embed.full && !o->head.full && !o->embed.lora.r &&
+           !o->head.lora.r && o->embed.rows == o->head.rows;
 }
 
 int adapter_check_mergeable(const struct adapter *a, struct error *err) {
@@ -165,24 +180,38 @@ int adapter_check_mergeable(const struct adapter *a, struct error *err) {
                      a->hash);
 }
 
-struct model *adapter_merge(const struct model *m, const struct adapter *a, enum tensor_type type,
-                            struct error *err) {
-    CHECK(type == TENSOR_F32 || type == TENSOR_F16 || type == TENSOR_BF16);
+struct model *adapter_merge_for_writing(const struct model *m, const struct adapter *a,
+                                        struct error *err) {
     CHECK(adapter_fits(a, &m->config) && adapter_is_ready(a) && a->data);
     if (adapter_check_mergeable(a, err)) return NULL;
+    const struct vocab_overrides *o = a->vocab_overrides;
     struct model *out = xmalloc(sizeof *out);
     size_t size = sizeof *out->layers * (size_t)m->config.n_layers;
-    int rc = OK;
     *out = *m;
     out->arena = (struct arena){0};
     out->hash[0] = out->source_hash[0] = 0;
-    out->type = type;
     out->layers = memcpy(arena_alloc(&out->arena, size), m->layers, size);
+    struct merge *g = arena_alloc(&out->arena, sizeof *g);
+    g->a = a;
+    if (o) embed_lora_init(&g->embed, &o->embed.lora, m->embed.n, m->embed.k);
+    if (o) out->config.tied = tables_stay_tied(m, o);
+    out->changes = g;
+    out->changed_row = merged_row;
+    return out;
+}
+
+struct model *adapter_merge(const struct model *m, const struct adapter *a, struct error *err) {
+    struct model *out = adapter_merge_for_writing(m, a, err);
+    if (!out) return NULL;
+    int rc = matrix_merge(out, &out->embed, err);
     for (int32_t i = 0; rc == OK && i < m->config.n_layers * N_PROJ; i++)
-        if (a->loras[i].r > 0)
-            rc = matrix_merge(&out->layers[i / N_PROJ].proj[i % N_PROJ], &a->loras[i], NULL, false,
-                              out, err);
-    if (rc == OK && a->vocab_overrides) rc = tables_merge(out, a->vocab_overrides, err);
+        rc = matrix_merge(out, &out->layers[i / N_PROJ].proj[i % N_PROJ], err);
+    if (rc == OK && out->config.tied)
+        out->head = out->embed;
+    else if (rc == OK)
+        rc = matrix_merge(out, &out->head, err);
+    out->type = TENSOR_F32;
+    out->changed_row = NULL;
     if (rc == OK) return out;
     adapter_merged_close(out);
     return NULL;
@@ -190,6 +219,11 @@ struct model *adapter_merge(const struct model *m, const struct adapter *a, enum
 
 void adapter_merged_close(struct model *merged) {
     if (!merged) return;
+    const struct merge *g = merged->changes;
+    if (g->embed.r > 0) {
+        free((float *)(uintptr_t)g->embed.a);
+        free((float *)(uintptr_t)g->embed.b);
+    }
     arena_release(&merged->arena);
     free(merged);
 }

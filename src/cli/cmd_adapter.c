@@ -509,8 +509,7 @@ static int adapter_merge_files(const struct cli_options *c, const struct options
     }
     log_info("'%s' will have %.1f MB of weights in %s; --type chooses another type", o->out,
              1e-6 * (double)quant_bytes(&q, &m->config), tensor_type_name(type));
-    const bool narrow = type == TENSOR_F16 || type == TENSOR_BF16; // half the memory of f32
-    struct model *merged = adapter_merge(m, a, narrow ? type : TENSOR_F32, err);
+    struct model *merged = adapter_merge_for_writing(m, a, err);
     int rc = !merged                               ? err->code
              : path_has_extension(o->out, ".gguf") ? model_write_gguf(merged, o->out, type, err)
                                                    : model_write_hf(merged, o->out, type, err);

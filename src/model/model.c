@@ -467,6 +467,8 @@ void weight_row(const struct model *m, const struct weight_info *w, int64_t i,
         tensor_from_f32(type, scratch, out, w->k);
     } else if (!matrix) {
         tensor_from_f32(type, *weight_vector(mutable_model, w), out, w->k);
+    } else if (m->changed_row && m->changed_row(m, matrix, i, scratch)) {
+        tensor_from_f32(type, scratch, out, w->k);
     } else if (matrix->type != type || !matrix_encode_row(matrix, i, out)) {
         matrix_get_row(matrix, i, scratch);
         tensor_from_f32(type, scratch, out, w->k);

@@ -108,6 +108,10 @@ struct model {
     enum numeric_class cls;
     bool computed; /* see model_new_for_writing */
     uint64_t seed;
+    /* If not NULL, writers call it for each row i of a matrix w of this model: if it returns true,
+     * `out` [w->k] is the row to write, else it is that of w. Any thread. */
+    bool (*changed_row)(const struct model *m, const struct matrix *w, int64_t i, float *out);
+    const void *changes; /* for changed_row */
     struct tokenizer *tok; /* NULL when the files have none */
     char *chat_template;   /* Jinja text from the files, or NULL: ChatML */
     struct arena arena;    /* packed weights and everything small */

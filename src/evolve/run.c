@@ -124,7 +124,8 @@ static int64_t longest_sample(const struct evolve_env *env, const struct evolve_
     return MIN(longest, most);
 }
 
-/* The least memory of a run besides the model: of the smallest engine, and of everything else. */
+/* The least memory of a run besides the model: of the smallest engine, and of everything else,
+ * which is first the training of the founders and then two generations with their packs. */
 static int memory_least(const struct evolve_env *env, const struct evolve_recipe *o,
                         const struct model_config *c, size_t *engine, size_t *rest,
                         struct error *err) {
@@ -137,10 +138,10 @@ static int memory_least(const struct evolve_env *env, const struct evolve_recipe
                                 rest, err);
     if (rc != OK) return rc;
     rc = train_adapter_config(&o->train, c, &a, err);
-    if (rc == OK) /* two generations with their packs */
-        *rest += 2 * (size_t)(o->evolve.population + n) * adapter_param_count(c, &a) * 2 *
-                     sizeof(float) +
-                 WORK_BYTES;
+    if (rc == OK) {
+        size_t adapters = 2 * (size_t)(o->evolve.population + n);
+        *rest = MAX(*rest, adapters * adapter_param_count(c, &a) * 2 * sizeof(float)) + WORK_BYTES;
+    }
     adapter_config_release(&a);
     return rc;
 }

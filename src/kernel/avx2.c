@@ -1114,6 +1114,41 @@ static void quantize_row(const float *x, int64_t k, int8_t *q, float *d) {
     for (; b < blocks; b++) block_quantize(x, b, q, d);
 }
 
+/* The four sums of eight bytes each of a block, after adding 128 to each byte. */
+INLINE __m256i bytes_sum(const int8_t *q) {
+    return _mm256_sad_epu8(
+        _mm256_xor_si256(_mm256_loadu_si256((const __m256i *)q), _mm256_set1_epi8(-128)),
+        _mm256_setzero_si256());
+}
+
+/* Adds the 64-bit halves of each half of a and b: [a b | a b]. */
+INLINE __m256i pairs_add(__m256i a, __m256i b) {
+    return _mm256_add_epi64(_mm256_unpacklo_epi64(a, b), _mm256_unpackhi_epi64(a, b));
+}
+
+static void block_sums(int32_t *q_sum, float *sum, const int8_t *q, const float *d,
+                       int64_t blocks) {
+    const __m256i even = _mm256_setr_epi32(0, 2, 4, 6, 0, 2, 4, 6);
+    int64_t b = 0;
+    for (; b + 4 <= blocks; b += 4, q += 4 * QK) {
+        const __m256i ab = pairs_add(bytes_sum(q), bytes_sum(q + QK)),
+                      cd = pairs_add(bytes_sum(q + 2 * QK), bytes_sum(q + 3 * QK)),
+                      all = _mm256_add_epi64(_mm256_permute2x128_si256(ab, cd, 0x20),
+                                             _mm256_permute2x128_si256(ab, cd, 0x31));
+        const __m128i s =
+            _mm_sub_epi32(_mm256_castsi256_si128(_mm256_permutevar8x32_epi32(all, even)),
+                          _mm_set1_epi32(QK * 128));
+        _mm_storeu_si128((__m128i *)(q_sum + b), s);
+        _mm_storeu_ps(sum + b, _mm_mul_ps(_mm_loadu_ps(d + b), _mm_cvtepi32_ps(s)));
+    }
+    for (; b < blocks; b++, q += QK) {
+        int32_t s = 0;
+        for (int i = 0; i < QK; i++) s += q[i];
+        q_sum[b] = s;
+        sum[b] = d[b] * (float)s;
+    }
+}
+
 /* Packs four vectors of 32-bit integers as 16-bit integers, in order. */
 INLINE void words_store(int16_t *q, const __m256i a[4]) {
     UNROLL for (int i = 0; i < 4; i += 2) {
@@ -1355,6 +1390,7 @@ void kernels_fill_avx2(struct kernels *k) {
     k->record_read = record_read;
     k->gemm_bf16_fast = gemm_bf16_fast;
     k->quantize_row = quantize_row;
+    k->block_sums = block_sums;
     k->quantize_row16 = quantize_row16;
     k->multiply_to_int8 = multiply_to_int8;
     k->transpose = transpose_blocks;

@@ -221,7 +221,7 @@ static void head_pack(const struct matrix *m, uint8_t *record, int g, int lane,
         memcpy(record + (blocks ? 4 : 2) * PANEL + 2 * (g * PANEL + lane), &s->m, sizeof s->m);
     for (int i = 0; !blocks && i < record_groups(m->layout); i++)
         record[(4 + i) * PANEL + lane] = s->s[i];
-    for (int i = 0; !blocks && m->mins && i < record_groups(m->layout); i++)
+    for (int i = 0; !blocks && m->mins && i < (int)ARRAY_LEN(s->u); i++)
         record[(12 + i) * PANEL + lane] = s->u[i];
 }
 
@@ -485,7 +485,8 @@ static void quant_block_unpack(const struct matrix *m, int64_t i, int64_t g,
     s->d = half_at(record, lane);
     s->m = half_at(record + 2 * PANEL, lane);
     for (int j = 0; j < n; j++) s->s[j] = record[(4 + j) * PANEL + lane];
-    for (int j = 0; m->mins && j < n; j++) s->u[j] = record[(12 + j) * PANEL + lane];
+    for (int j = 0; m->mins && j < (int)ARRAY_LEN(s->u); j++)
+        s->u[j] = record[(12 + j) * PANEL + lane];
 }
 
 bool matrix_encode_row(const struct matrix *m, int64_t i, void *out) {
@@ -664,18 +665,6 @@ size_t gemm_input_scratch(int64_t max_rows, int64_t max_k) {
     return at[INPUT_PARTS] + 64;
 }
 
-/* Computes q_sum = Σ q of each block, by which products multiply the offsets of weights, and sum =
- * d · Σ q, by which they multiply the minima. */
-static void block_sums_compute(int32_t *q_sum, float *sum, const int8_t *q, const float *d,
-                               int64_t blocks) {
-    for (int64_t b = 0; b < blocks; b++, q += QK) {
-        int32_t s = 0;
-        for (int i = 0; i < QK; i++) s += q[i];
-        q_sum[b] = s;
-        sum[b] = d[b] * (float)s;
-    }
-}
-
 uint16_t *gemm_input_tile_row(const struct gemm_input *in, int64_t m) {
     return in->tiles + m / 16 * 16 * ((in->k + 31) / 32 * 32) + m % 16 * 32;
 }
@@ -734,7 +723,7 @@ static void quantize_rows_range(void *ctx, int64_t begin, int64_t end, int threa
         int8_t *q = in->q + m * in->k;
         float *d = in->d + m * blocks;
         kernels_get()->quantize_row(in->x + m * in->ldx, in->k, q, d);
-        block_sums_compute(in->q_sum + m * blocks, in->sum + m * blocks, q, d, blocks);
+        kernels_get()->block_sums(in->q_sum + m * blocks, in->sum + m * blocks, q, d, blocks);
         if (in->q_tiles) int8_row_to_tiles(in, m, q, d);
     }
 }

@@ -138,8 +138,8 @@ enum matrix_layout {
  *   int8    a group of 32 inputs (q6_k: 16) has [group / 4 quads][16 outputs][4]: byte j of quad p
  *           is weight 4p + j;
  *           q8_0, q5_0 (q - 16), q5_1 and q5_k (0..31 and minima), q6_k (q - 32);
- *   nibble  a group of 32 inputs has [4][16 outputs][4]: byte (p, n, j) has weight 4p + j in its low
- *           nibble and weight 16 + 4p + j in its high one;
+ *   nibble  a group of 32 inputs has [4][16 outputs][4]: byte (p, n, j) has weight 4p + j in its
+ *           low nibble and weight 16 + 4p + j in its high one;
  *           q4_0 (zero = 8), q4_1 and q4_k (zero = 0 and minima), nf4;
  *   bf16    data[panel][Kp/2 pairs][16 outputs][2] with Kp = K rounded up to 32, zero padded.
  * A panel of a quantised type is one ascending stream of records. A record has its scales (and
@@ -150,7 +150,8 @@ enum matrix_layout {
  *                         scale d s[g] and the minimum -(dmin u[g])
  *   Q6                16  f16 d [16], 32 bytes of padding, signed bytes s [16][16]: scale d s[g]
  *   NF4                8  bytes [4][16], each for two groups; row_scales
- * The minimum is added to every weight of the group: a product adds Σ_g min[n][g] · gemm_input.sum[g].
+ * The minimum is added to every weight of the group: a product adds
+ * Σ_g min[n][g] · gemm_input.sum[g].
  */
 struct matrix {
     enum tensor_type type;
@@ -332,8 +333,8 @@ struct kernels {
     void (*gemm_nn_i16_i8)(float *y, int64_t ldy, const int16_t *t, int64_t ldt, const float *s,
                            int64_t rows, const int8_t *v, int64_t ldv, int64_t pairs, int64_t n);
     /* Products of packed layouts. n0 is a multiple of 16; n1 too, unless it is N. */
-    /* gemm_q8: int8 panels; gemm_q4: nibble panels. gemm_mins adds the minima afterwards: y[m][n] +=
-     * the f32 dot of in->sum[m] and the minima of output n, by the rule of gemm_f32. n0 is a
+    /* gemm_q8: int8 panels; gemm_q4: nibble panels. gemm_mins adds the minima afterwards: y[m][n]
+     * += the f32 dot of in->sum[m] and the minima of output n, by the rule of gemm_f32. n0 is a
      * multiple of 16. */
     void (*gemm_q8)(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                     int64_t n0, int64_t n1, bool add);
@@ -380,6 +381,9 @@ struct kernels {
 
     void (*quantize_row)(const float *x, int64_t k, int8_t *q,
                          float *d); /* see struct gemm_input */
+    /* Of each int8 block b: q_sum[b] = Σ q, by which products multiply the offsets of weights, and
+     * sum[b] = d[b] · Σ q, by which they multiply the minima. */
+    void (*block_sums)(int32_t *q_sum, float *sum, const int8_t *q, const float *d, int64_t blocks);
     /* The same to 16 bits: d = amax / 32512, which is 256 · 127 (QUANTIZED16_MAX). */
     void (*quantize_row16)(const float *x, int64_t k, int16_t *q, float *d);
     /* q = x · by / 2^23 of 16-bit quantised values, in -127..127. It is rounded in two steps:

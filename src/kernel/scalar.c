@@ -248,6 +248,16 @@ static void quantize_row(const float *x, int64_t k, int8_t *q, float *d) {
     }
 }
 
+static void block_sums(int32_t *q_sum, float *sum, const int8_t *q, const float *d,
+                       int64_t blocks) {
+    for (int64_t b = 0; b < blocks; b++, q += QK) {
+        int32_t s = 0;
+        for (int i = 0; i < QK; i++) s += q[i];
+        q_sum[b] = s;
+        sum[b] = d[b] * (float)s;
+    }
+}
+
 static void quantize_row16(const float *x, int64_t k, int16_t *q, float *d) {
     const float limit = QUANTIZED16_MAX;
     for (int64_t b = 0; b < k / QK; b++, x += QK, q += QK) {
@@ -416,6 +426,7 @@ void kernels_fill_scalar(struct kernels *k) {
         .record_read = record_read,
         .gemm_bf16_fast = gemm_bf16_fast,
         .quantize_row = quantize_row,
+        .block_sums = block_sums,
         .quantize_row16 = quantize_row16,
         .multiply_to_int8 = multiply_to_int8,
         .transpose = transpose_tiles,

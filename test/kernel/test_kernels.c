@@ -252,6 +252,14 @@ static void check_quantize_rows(const struct kernels *k, int64_t n, int nasty) {
     k->quantize_row(x.v, kq, q + kq, d + kq / 32);
     assert_memory_equal(q, q + kq, (size_t)kq);
     same_all(d, d + kq / 32, kq / 32, "quantize_row", k, n);
+    int32_t *sums = malloc((size_t)(kq / 32) * 2 * sizeof *sums + 1);
+    float *scaled = malloc((size_t)(kq / 32) * 2 * sizeof *scaled + 1);
+    ref->block_sums(sums, scaled, q, d, kq / 32);
+    k->block_sums(sums + kq / 32, scaled + kq / 32, q, d, kq / 32);
+    if (kq > 0) assert_memory_equal(sums, sums + kq / 32, (size_t)(kq / 32) * sizeof *sums);
+    same_all(scaled, scaled + kq / 32, kq / 32, "block_sums", k, n);
+    free(sums);
+    free(scaled);
     int16_t *words = malloc((size_t)kq * 2 * sizeof *words + 1);
     ref->quantize_row16(x.v, kq, words, d);
     k->quantize_row16(x.v, kq, words + kq, d + kq / 32);

@@ -739,7 +739,8 @@ static struct trainer *trainer_make(const struct learner_options *o,
 static int passes_limit(struct learner *l, const struct model *m, struct error *err) {
     struct trainer_passes p;
     if (l->low_memory) l->pass_rows = LOW_MEMORY_ROWS;
-    if (!memory_limit_get()) return OK;
+    // with low_memory, available memory is no reason to keep more activations
+    if (!memory_limit_get() || (l->low_memory && !memory_limit_named())) return OK;
     int64_t rows = l->pass_rows ? l->pass_rows : PACK_MAX_TOKENS;
     size_t room = memory_room(m);
     room = room > WORK_BYTES ? room - WORK_BYTES : 0;

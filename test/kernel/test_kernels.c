@@ -652,6 +652,8 @@ static void product(const struct kernels *k, const struct matrix *w, struct gemm
         k->gemm_bf16_fast(y, ldy, &in, w, n0, n1, false);
     else if (w->type == TENSOR_BF16)
         k->gemm_bf16(y, ldy, in.x, in.ldx, rows, w->data, w->k, w->k, n0, n1, false);
+    else if (w->type == TENSOR_F16)
+        k->gemm_f16(y, ldy, in.x, in.ldx, rows, w->data, w->k, w->k, n0, n1, false);
     else
         k->gemm_f32(y, ldy, in.x, in.ldx, rows, w->data, w->k, w->k, n0, n1, false);
 }

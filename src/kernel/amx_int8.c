@@ -45,7 +45,7 @@ static void tile_config_int8(int rows, int group) {
 struct tile_run {
     const int8_t *x;    /* [blocks of 32][rows of the tile][32] */
     const float *dx;    /* [blocks of 32][rows of the tile] */
-    const int8_t *w;    /* [group / 4][16][4] of a block: tile_weights gives the address of each */
+    const int8_t *w;    /* the first block, [group / 4][16][4]; block_weights gives the others */
     int record_shift;   /* a record has 1 << record_shift blocks */
     int64_t record_gap; /* bytes between the last block of a record and the first one of the next */
     const float *dw;    /* [blocks][16] */
@@ -79,8 +79,7 @@ INLINE const int8_t *block_inputs(const struct tile_run *s, int64_t b, int rows,
     return s->x + b * group / QK * rows * QK + b * group % QK;
 }
 
-/* The weights of block b. Records of int8 panels have 2 blocks or, in super-blocks, 256 weights;
- * unpacked nibbles have no gaps. */
+/* The weights of block b. There is a gap after each record, except in unpacked nibbles. */
 INLINE const int8_t *block_weights(const struct tile_run *s, int64_t b, int group) {
     return s->w + b * group * PANEL + (b >> s->record_shift) * s->record_gap;
 }
@@ -274,9 +273,7 @@ static struct tile_run panel_blocks(struct scratch *s, const struct matrix *w, i
     const uint8_t *record = record_at(w, panel, k0 / group);
     struct tile_run run = {.w = (const int8_t *)record + w->head_bytes,
                            .record_gap = w->head_bytes,
-                           .record_shift = w->layout == LAYOUT_Q8     ? 1
-                                           : w->layout == LAYOUT_Q8_K ? 3
-                                                                      : 4,
+                           .record_shift = __builtin_ctz((unsigned)record_groups(w->layout)),
                            .dw = s->dw,
                            .count = k / group,
                            .first = k0 == 0};

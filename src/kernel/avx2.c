@@ -98,13 +98,9 @@ INLINE __m256 weights_tail(const void *w, int64_t i, int64_t n, enum dtype e) {
     return weights_load(h, 0, e);
 }
 
-INLINE int64_t bytes_of(int64_t n, enum dtype e) {
-    return n * (e == DTYPE_F32 ? 4 : e == DTYPE_I8 ? 1 : 2);
-}
-
 /* Row `row` of w, whose rows are ldw elements apart. */
 INLINE const void *weights_row(const void *w, int64_t row, int64_t ldw, enum dtype e) {
-    return (const char *)w + bytes_of(row * ldw, e);
+    return (const char *)w + row * ldw * elem_bytes(e);
 }
 
 /* One step of 16 values of K for R rows and C outputs: acc[r * C + c] has lanes 0..7, acc[R * C + r
@@ -140,7 +136,7 @@ INLINE void block_dots(__m256 *v, const float *x, int64_t ldx, const void *w, in
     const char *ahead = (const char *)w + STREAM_AHEAD;
     for (; i + 16 <= k; i += 16) {
         if (stream)
-            for (int64_t b = 0; b < bytes_of(16 * C, e); b += 64, ahead += 64)
+            for (int64_t b = 0; b < 16 * C * elem_bytes(e); b += 64, ahead += 64)
                 __builtin_prefetch(ahead);
         block_step(acc, x, ldx, rows, i, 16, R, C, e, false);
     }
@@ -206,7 +202,7 @@ INLINE void row_dots(float *y, const float *x, const void *w, int64_t ldw, int64
 INLINE void tile_dots(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t m0, int64_t m1,
                       const void *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, bool add,
                       enum dtype e) {
-    const bool stream = m0 == 0 && bytes_of(k, e) >= STREAM_ROW;
+    const bool stream = m0 == 0 && k * elem_bytes(e) >= STREAM_ROW;
     int64_t n = n0, even = m0 + (m1 - m0) / 2 * 2;
     for (; n + 3 <= n1; n += 3)
         for (int64_t m = m0; m < even; m += 2)
@@ -864,27 +860,16 @@ static void gemm_q4(float *y, int64_t ldy, const struct gemm_input *in, const st
         gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q4, NARROW);
 }
 
-static void record_read(float *scales, float *mins, const uint8_t *record, int g,
-                        enum matrix_layout l) {
-    for (int half = 0; half < 2; half++) {
-        _mm256_storeu_ps(scales + 8 * half, record_scales(record, g, half, l));
-        if (mins) _mm256_storeu_ps(mins + 8 * half, record_mins(record, g, half, l));
-    }
+static void mins_read(float *mins, const uint8_t *record, int g, enum matrix_layout l) {
+    for (int half = 0; half < 2; half++)
+        _mm256_storeu_ps(mins + 8 * half, record_mins(record, g, half, l));
 }
 
-enum { MIN_BLOCKS = 256 }; /* blocks of a panel whose minima are widened at a time: 16 KiB */
-
-/* Widens the minima of blocks [b0, b0 + n) of a panel; blocks up to the next multiple of 16 get
- * zeros. b0 is the first block of a record. */
-static void mins_widen(float (*mins)[PANEL], const struct matrix *w, int64_t panel, int64_t b0,
-                       int64_t n) {
-    const uint8_t *record = record_at(w, panel, b0);
-    int64_t b = 0;
-    for (; b < n; record += w->record_bytes)
-        for (int i = 0; i < record_groups(w->layout) && b < n; i++, b++)
-            for (int half = 0; half < 2; half++)
-                _mm256_storeu_ps(mins[b] + 8 * half, record_mins(record, i, half, w->layout));
-    for (; b % 16 != 0; b++) memset(mins[b], 0, sizeof mins[b]);
+static void record_read(float *scales, float *mins, const uint8_t *record, int g,
+                        enum matrix_layout l) {
+    for (int half = 0; half < 2; half++)
+        _mm256_storeu_ps(scales + 8 * half, record_scales(record, g, half, l));
+    if (mins) mins_read(mins, record, g, l);
 }
 
 /* lanes[l] += the products of the n activation sums and minima of blocks first + l, first + l + 16,
@@ -908,9 +893,9 @@ INLINE __m256 row_mins(const struct matrix *w, int64_t panel, const float *sum,
     const int64_t blocks = w->k / QK;
     __m256 lanes[16];
     UNROLL for (int l = 0; l < 16; l++) lanes[l] = _mm256_setzero_ps();
-    for (int64_t b = 0; b < blocks; b += MIN_BLOCKS) {
-        const int64_t n = MIN(blocks - b, MIN_BLOCKS);
-        if (!widened) mins_widen(mins, w, panel, b, n);
+    for (int64_t b = 0; b < blocks; b += MINS_BLOCKS) {
+        const int64_t n = MIN(blocks - b, MINS_BLOCKS);
+        if (!widened) mins_widen_with(mins_read, mins, w, panel, b, n);
         for (int first = 0; first < 16; first += 8)
             mins_dot(lanes + first, sum + b, (const float(*)[PANEL])mins, n, first, half);
     }
@@ -927,7 +912,7 @@ static void panel_mins(float *y, int64_t ldy, const struct gemm_input *in, const
         for (int half = 0; half < 2 && 8 * half < n; half++) {
             float *dst = y + m * ldy + 8 * half;
             const int64_t left = n - 8 * half;
-            __m256 v = row_mins(w, panel, in->sum + m * blocks, mins, half, blocks <= MIN_BLOCKS);
+            __m256 v = row_mins(w, panel, in->sum + m * blocks, mins, half, blocks <= MINS_BLOCKS);
             store_up_to_8(dst, _mm256_add_ps(load_up_to_8(dst, left), v), left);
         }
 }
@@ -937,10 +922,10 @@ static void gemm_mins(float *y, int64_t ldy, const struct gemm_input *in, const 
                       int64_t n0, int64_t n1) {
     enum { FEW_ROWS = 3 };
     const int64_t blocks = w->k / QK;
-    float mins[MIN_BLOCKS][PANEL], rows[PANEL * MIN_BLOCKS];
+    float mins[MINS_BLOCKS][PANEL], rows[PANEL * MINS_BLOCKS];
     for (int64_t n = n0; n < n1; n += PANEL) {
-        if (blocks <= MIN_BLOCKS) mins_widen(mins, w, n / PANEL, 0, blocks);
-        if (in->rows <= FEW_ROWS || blocks > MIN_BLOCKS) {
+        if (blocks <= MINS_BLOCKS) mins_widen_with(mins_read, mins, w, n / PANEL, 0, blocks);
+        if (in->rows <= FEW_ROWS || blocks > MINS_BLOCKS) {
             panel_mins(y + n, ldy, in, w, n / PANEL, mins, MIN(n1 - n, PANEL));
             continue;
         }
@@ -1142,10 +1127,8 @@ static void block_sums(int32_t *q_sum, float *sum, const int8_t *q, const float 
         _mm_storeu_ps(sum + b, _mm_mul_ps(_mm_loadu_ps(d + b), _mm_cvtepi32_ps(s)));
     }
     for (; b < blocks; b++, q += QK) {
-        int32_t s = 0;
-        for (int i = 0; i < QK; i++) s += q[i];
-        q_sum[b] = s;
-        sum[b] = d[b] * (float)s;
+        q_sum[b] = block_sum(q);
+        sum[b] = d[b] * (float)q_sum[b];
     }
 }
 

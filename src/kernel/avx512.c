@@ -22,11 +22,6 @@ enum {
     ROW_BLOCK = 48, /* rows that are multiplied with 8 rows of weights, which stay in L1 */
 };
 
-/* Bytes of the rows of `cols` weights that one step of 16 values of K reads. */
-INLINE int step_bytes(int cols, enum dtype e) {
-    return cols * 16 * (e == DTYPE_F32 ? 4 : e == DTYPE_I8 ? 1 : 2);
-}
-
 /* acc[r][c] += x[r] * w[c] for the 16 values from i on, lane by lane. */
 INLINE void tile_step(__m512 acc[TILE_ROWS][TILE_COLS], const float *x, int64_t ldx, const void *w,
                       int64_t ldw, int64_t i, __mmask16 mask, bool whole, int rows, int cols,
@@ -95,7 +90,7 @@ INLINE void tile_mul(float *y, int64_t ldy, const float *x, int64_t ldx, const v
     for (; i + 16 <= k; i += 16) {
         if (ahead)
 #pragma GCC unroll 8
-            for (int c = 0; c < step_bytes(cols, e); c += 64, ahead += 64)
+            for (int c = 0; c < 16 * cols * elem_bytes(e); c += 64, ahead += 64)
                 __builtin_prefetch(ahead);
         tile_step(acc, x, ldx, w, ldw, i, 0xFFFF, true, rows, cols, e);
     }
@@ -159,7 +154,7 @@ static const tile_fn tile_fns[N_DTYPE][TILE_ROWS][3] = {
 INLINE void rows_mul(float *y, int64_t ldy, const float *x, int64_t ldx, int64_t rows,
                      const void *w, int64_t ldw, int64_t k, int64_t n0, int64_t n1, enum dtype e,
                      bool add) {
-    const int64_t size = step_bytes(1, e) / 16;
+    const int64_t size = elem_bytes(e);
     const bool is_long = k * size >= STREAM_ROW, single = rows == 1 && is_long;
     for (int64_t begin = 0; begin < rows; begin += ROW_BLOCK) {
         const int64_t end = MIN(rows, begin + ROW_BLOCK);
@@ -511,18 +506,8 @@ static void avx512_gemm_q(float *y, int64_t ldy, const struct gemm_input *in,
     }
 }
 
-enum { MIN_BLOCKS = 256 }; /* blocks of a panel whose minima are widened at a time: 16 KiB */
-
-/* Widens the minima of blocks [b0, b0 + n) of a panel; blocks up to the next multiple of 16 get
- * zeros. b0 is the first block of a record. */
-static void mins_widen(float (*mins)[PANEL], const struct matrix *w, int64_t panel, int64_t b0,
-                       int64_t n) {
-    const uint8_t *record = record_at(w, panel, b0);
-    int64_t b = 0;
-    for (; b < n; record += w->record_bytes)
-        for (int i = 0; i < record_groups(w->layout) && b < n; i++, b++)
-            _mm512_storeu_ps(mins[b], record_mins(record, i, w->layout));
-    for (; b % 16 != 0; b++) _mm512_storeu_ps(mins[b], _mm512_setzero_ps());
+static void mins_read(float *mins, const uint8_t *record, int g, enum matrix_layout l) {
+    _mm512_storeu_ps(mins, record_mins(record, g, l));
 }
 
 /* One step of 16 blocks: lanes[l] += sum[l] · mins[l]. */
@@ -565,15 +550,16 @@ static __attribute__((noinline)) __m512 mins_dot(const float *sum, const float (
 static void avx512_gemm_mins(float *y, int64_t ldy, const struct gemm_input *in,
                              const struct matrix *w, int64_t n0, int64_t n1) {
     const int64_t blocks = w->k / QK;
-    float mins[MIN_BLOCKS][PANEL], kept[16][PANEL];
+    float mins[MINS_BLOCKS][PANEL], kept[16][PANEL];
     for (int64_t n = n0; n < n1; n += PANEL) {
         const __mmask16 mask = lanes_mask(n1 - n);
         for (int64_t m = 0; m < in->rows; m++) {
             float *dst = y + m * ldy + n;
-            for (int64_t b = 0; b < blocks; b += MIN_BLOCKS) {
-                const int64_t count = MIN(blocks - b, MIN_BLOCKS);
+            for (int64_t b = 0; b < blocks; b += MINS_BLOCKS) {
+                const int64_t count = MIN(blocks - b, MINS_BLOCKS);
                 const bool last = b + count == blocks;
-                if (m == 0 || blocks > MIN_BLOCKS) mins_widen(mins, w, n / PANEL, b, count);
+                if (m == 0 || blocks > MINS_BLOCKS)
+                    mins_widen_with(mins_read, mins, w, n / PANEL, b, count);
                 const __m512 dot = mins_dot(in->sum + m * blocks + b, (const float(*)[PANEL])mins,
                                             count, kept, b == 0, last);
                 if (last)

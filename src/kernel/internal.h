@@ -157,6 +157,44 @@ static inline float record_min(const uint8_t *record, int i, int output, enum ma
     return -(f16_to_f32(half_at(record + 2 * PANEL, output)) * (float)record[12 * PANEL + at]);
 }
 
+/* The scale (nf4: the scale byte) and the minimum of group g of output i. */
+static inline float group_scale(const struct matrix *w, int64_t i, int64_t g) {
+    return record_scale(record_at(w, i / PANEL, g), (int)(g % record_groups(w->layout)),
+                        (int)(i % PANEL), w->layout);
+}
+static inline float group_min(const struct matrix *w, int64_t i, int64_t g) {
+    return record_min(record_at(w, i / PANEL, g), (int)(g % record_groups(w->layout)),
+                      (int)(i % PANEL), w->layout);
+}
+
+enum { MINS_BLOCKS = 256 }; /* blocks of a panel whose minima are widened at a time: 16 KiB */
+
+/* Widens the minima of blocks [b0, b0 + n) of a panel; blocks up to the next multiple of 16 get
+ * zeros. b0 is the first block of a record. `read` is the function of a level for one group. */
+static inline void mins_widen_with(void (*read)(float *mins, const uint8_t *record, int g,
+                                                enum matrix_layout l),
+                                   float (*mins)[PANEL], const struct matrix *w, int64_t panel,
+                                   int64_t b0, int64_t n) {
+    const uint8_t *record = record_at(w, panel, b0);
+    int64_t b = 0;
+    for (; b < n; record += w->record_bytes)
+        for (int g = 0; g < record_groups(w->layout) && b < n; g++, b++)
+            read(mins[b], record, g, w->layout);
+    for (; b % 16 != 0; b++) memset(mins[b], 0, sizeof mins[b]);
+}
+
+/* The sum of the integers of one int8 block. */
+static inline int32_t block_sum(const int8_t *q) {
+    int32_t s = 0;
+    for (int i = 0; i < QK; i++) s += q[i];
+    return s;
+}
+
+/* dtype_size, as a constant where `e` is one. */
+static inline int elem_bytes(enum dtype e) {
+    return e == DTYPE_F32 ? 4 : e == DTYPE_I8 ? 1 : 2;
+}
+
 /* Copies k inputs of one row, values q [K] and scales d [K/32], to row r of a tile of `rows` rows:
  * x [K/32][rows][32] and dx [K/32][rows]. */
 static inline void int8_row_pack_tile(int8_t *x, float *dx, const int8_t *q, const float *d,

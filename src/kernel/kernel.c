@@ -403,18 +403,6 @@ static void block_unpack(const struct matrix *m, int64_t i, int64_t b, int8_t q[
     }
 }
 
-/* The scale (nf4: the scale byte) and the minimum of group g of output i. */
-static float scale_at(const struct matrix *m, int64_t i, int64_t g) {
-    return record_scale(record_at(m, i / PANEL, g), (int)(g % record_groups(m->layout)),
-                        (int)(i % PANEL), m->layout);
-}
-
-static float min_at(const struct matrix *m, int64_t i, int64_t g) {
-    return m->mins ? record_min(record_at(m, i / PANEL, g), (int)(g % record_groups(m->layout)),
-                                (int)(i % PANEL), m->layout)
-                   : 0.0f;
-}
-
 static void packed_row_decode(const struct matrix *m, int64_t i, int64_t k0, int64_t k1,
                               float *out) {
     float unit = m->layout == LAYOUT_NF4 ? m->row_scales[i] / NF4_UNIT : 1.0f;
@@ -422,8 +410,8 @@ static void packed_row_decode(const struct matrix *m, int64_t i, int64_t k0, int
     for (int64_t k = k0; k < k1; k += QK, out += QK) {
         int8_t q[QK];
         block_unpack(m, i, k / QK, q);
-        const float d[2] = {scale_at(m, i, k / group), scale_at(m, i, (k + QK / 2) / group)},
-                    min = min_at(m, i, k / QK);
+        const float d[2] = {group_scale(m, i, k / group), group_scale(m, i, (k + QK / 2) / group)},
+                    min = m->mins ? group_min(m, i, k / QK) : 0.0f;
         for (int j = 0; j < QK; j++) {
             int v = m->layout == LAYOUT_NF4 ? nf4_codes[q[j]] : q[j];
             out[j] = (float)v * d[j / (QK / 2)] * unit;
@@ -465,7 +453,7 @@ static void nf4_row_encode(const struct matrix *m, int64_t i, uint8_t *out) {
     int8_t q[QK];
     memcpy(out, &m->row_scales[i], sizeof(float));
     out += sizeof(float);
-    for (int64_t k = 0; k < m->k; k += NF4_BLOCK) *out++ = (uint8_t)scale_at(m, i, k / QK);
+    for (int64_t k = 0; k < m->k; k += NF4_BLOCK) *out++ = (uint8_t)group_scale(m, i, k / QK);
     for (int64_t b = 0; b < m->k / QK; b++) {
         block_unpack(m, i, b, q);
         for (int j = 0; j < QK / 2; j++) *out++ = (uint8_t)(q[j] | q[j + QK / 2] << 4);
@@ -477,8 +465,8 @@ static void quant_block_unpack(const struct matrix *m, int64_t i, int64_t g,
                                const struct tensor_type_traits *traits, struct quant_block *s) {
     const uint8_t *record = record_at(m, i / PANEL, g);
     const int lane = (int)(i % PANEL), n = record_groups(m->layout);
-    s->scale[0] = scale_at(m, i, g);
-    s->min[0] = min_at(m, i, g);
+    s->scale[0] = group_scale(m, i, g);
+    s->min[0] = m->mins ? group_min(m, i, g) : 0.0f;
     for (int b = 0; b < traits->block / QK; b++)
         block_unpack(m, i, g * traits->group / QK + b, s->q + b * QK);
     if (traits->block == QK) return;
@@ -547,7 +535,7 @@ static void gemm_input_layout(int64_t rows, int64_t k, size_t at[INPUT_PARTS + 1
 }
 
 size_t dtype_size(enum dtype e) {
-    return e == DTYPE_F32 ? 4 : e == DTYPE_I8 ? 1 : 2;
+    return (size_t)elem_bytes(e);
 }
 
 static const char *const dtype_names[N_DTYPE] = {"f32", "bf16", "f16", "i8"};

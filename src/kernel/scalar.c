@@ -175,7 +175,7 @@ static void codes_fill(const struct matrix *w, int8_t codes[16]) {
  * input. */
 static float dot_packed(const struct gemm_input *in, int64_t m, const struct matrix *w, int64_t n) {
     const enum matrix_layout l = w->layout;
-    const int group = layout_group(l), lane = (int)(n % PANEL), per_record = record_groups(l);
+    const int group = layout_group(l), lane = (int)(n % PANEL);
     const float *d = in->d + m * (w->k / QK);
     const int8_t *x = in->q + m * in->k;
     int8_t codes[16];
@@ -185,8 +185,7 @@ static float dot_packed(const struct gemm_input *in, int64_t m, const struct mat
         const uint8_t *block = group_at(w, n / PANEL, g);
         int32_t s = l < LAYOUT_Q4 ? block_q8(x + g * group, (const int8_t *)block, group, lane)
                                   : block_q4(x + g * group, block, codes, lane);
-        float scale = record_scale(record_at(w, n / PANEL, g), (int)(g % per_record), lane, l);
-        acc = fmaf((float)s, scale * d[g * group / QK], acc);
+        acc = fmaf((float)s, group_scale(w, n, g) * d[g * group / QK], acc);
     }
     return l == LAYOUT_NF4 ? acc * (w->row_scales[n] / NF4_UNIT) : acc;
 }
@@ -209,16 +208,12 @@ static void record_read(float *scales, float *mins, const uint8_t *record, int g
 static void gemm_mins(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
                       int64_t n0, int64_t n1) {
     const int64_t blocks = w->k / QK;
-    const int per_record = record_groups(w->layout);
     for (int64_t n = n0; n < n1; n++)
         for (int64_t m = 0; m < in->rows; m++) {
             float lane[LANES] = {0};
             for (int64_t b = 0; b < (blocks + LANES - 1) / LANES * LANES; b++) {
                 float sum = b < blocks ? in->sum[m * blocks + b] : 0.0f,
-                      min = b < blocks
-                                ? record_min(record_at(w, n / PANEL, b), (int)(b % per_record),
-                                             (int)(n % PANEL), w->layout)
-                                : 0.0f;
+                      min = b < blocks ? group_min(w, n, b) : 0.0f;
                 lane[b % LANES] = fmaf(sum, min, lane[b % LANES]);
             }
             y[m * ldy + n] += lanes_sum(lane);
@@ -251,10 +246,8 @@ static void quantize_row(const float *x, int64_t k, int8_t *q, float *d) {
 static void block_sums(int32_t *q_sum, float *sum, const int8_t *q, const float *d,
                        int64_t blocks) {
     for (int64_t b = 0; b < blocks; b++, q += QK) {
-        int32_t s = 0;
-        for (int i = 0; i < QK; i++) s += q[i];
-        q_sum[b] = s;
-        sum[b] = d[b] * (float)s;
+        q_sum[b] = block_sum(q);
+        sum[b] = d[b] * (float)q_sum[b];
     }
 }
 

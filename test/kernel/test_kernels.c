@@ -923,17 +923,12 @@ static void test_weight_grad(void **state) {
 
 /* The scale and the minimum by which weight i of output o is quantised. */
 static float scale_of(const struct matrix *w, int64_t o, int64_t i) {
-    int64_t g = i / layout_group(w->layout);
-    float scale = record_scale(record_at(w, o / 16, g), (int)(g % record_groups(w->layout)),
-                               (int)(o % 16), w->layout);
+    float scale = group_scale(w, o, i / layout_group(w->layout));
     return w->type == TENSOR_NF4 ? scale * (w->row_scales[o] / 32385) : scale;
 }
 
 static float min_of(const struct matrix *w, int64_t o, int64_t i) {
-    int64_t g = i / 32;
-    return w->mins ? record_min(record_at(w, o / 16, g), (int)(g % record_groups(w->layout)),
-                                (int)(o % 16), w->layout)
-                   : 0;
+    return w->mins ? group_min(w, o, i / 32) : 0;
 }
 
 /* The quantised integer of that weight, whose value is `value`, minus c. */

@@ -140,6 +140,7 @@ static void lm_head_alloc(struct trainer *t) {
     t->hn = act_floats(t, n * d);
     t->dhn = act_floats(t, n * d);
     t->logits = act_floats(t, n * t->cap_columns);
+    if (cross_entropy_uses_tiles(t)) t->head_scratch = act_alloc(t, cross_entropy_tiles_scratch(t));
     if (!t->vocab) return;
     t->head_low = act_floats(t, n * MAX(t->vocab_max_r, VOCAB_RANK_CHUNK));
     t->head_dlow = act_floats(t, n * MAX(t->vocab_max_r, VOCAB_RANK_CHUNK));
@@ -173,6 +174,7 @@ static void batch_alloc(struct trainer *t) {
     t->chunk = MIN(CHUNK, t->cap_rows);
     /* about 16 MB of logits over the vocabulary at a time */
     t->head_chunk = MAX(16, MIN(1024, ((int64_t)1 << 22) / t->c.vocab_size / 16 * 16));
+    if (cross_entropy_uses_tiles(t)) t->head_chunk = cross_entropy_tiles_rows(t->c.d_model);
     t->head_chunk = MIN(t->head_chunk, (t->cap_rows + 15) / 16 * 16);
     t->dora_out = NULL;
     activations_alloc(t);
@@ -255,7 +257,7 @@ static size_t pass_bytes(const struct trainer *t, bool checkpointing, int64_t ro
     s.checkpointing = checkpointing;
     capacity_raise(&s, rows, longest);
     s.n_stored_layers = 0;
-    s.cap_columns = t->c.vocab_size;
+    s.cap_columns = head_columns(t, NULL);
     size_t bytes = batch_bytes(&s);
     free(s.acts);
     free(s.att_scratch);

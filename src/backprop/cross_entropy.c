@@ -6,7 +6,8 @@
  * gradient of the *sum* of losses; the update divides it by the sum of the samples' counts. A loss
  * over choices (a policy that chooses between the actions t->choices, see backprop.h) needs only
  * the logits of the choices, so only the panels of the head that contain the choices are
- * multiplied. These logits have the same bits as in a product with the whole head.
+ * multiplied. These logits have the same bits as in a product with the whole head. LoRA training in
+ * the fast class uses cross_entropy_tiles.c instead, except for choices.
  *
  * Invariant: the size of a chunk depends only on the size of the vocabulary, so sums over rows keep
  * their order.
@@ -134,7 +135,7 @@ static void chunk_backward(struct trainer *t, int64_t first, int64_t n) {
     int64_t d = t->c.d_model;
     if (t->choices)
         choices_backward(t, n);
-    else
+    else if (!t->head_scratch) // else cross_entropy_tiles has computed dhn
         lm_head_backward(t, first, n);
     norm_backward(t, t->dhn, t->dhn, t->hx,
                   (struct norm_params){t->model->final_norm, t->model->final_norm_bias,
@@ -142,6 +143,11 @@ static void chunk_backward(struct trainer *t, int64_t first, int64_t n) {
                   n, d, false);
     for (int64_t i = 0; i < n; i++)
         memcpy(t->dx + t->target_row[first + i] * d, t->dhn + i * d, (size_t)d * sizeof(float));
+}
+
+int64_t head_columns(const struct trainer *t, const struct loss_fn *loss) {
+    if (loss && loss->choices) return (int64_t)loss->n_choices * CHOICE_PANEL;
+    return cross_entropy_uses_tiles(t) ? 0 : t->c.vocab_size;
 }
 
 int fused_cross_entropy(struct trainer *t, bool backward, struct error *err) {
@@ -156,10 +162,12 @@ int fused_cross_entropy(struct trainer *t, bool backward, struct error *err) {
             gemm_input_for(w, 1, t->hn, n, t->row_path, t->input_scratch, t->pool);
         if (t->choices)
             choice_logits_compute(t, &in);
+        else if (t->head_scratch)
+            cross_entropy_tiles(t, first, &in, backward);
         else if (vocab_base_head_needed(t, first, n))
             matrix_mul(t->logits, w->n, &in, w, false, t->pool);
         if (t->vocab) vocab_head_forward(t, first, n);
-        pool_run(t->pool, cross_entropy_rows, &job, n, 1);
+        if (t->choices || !t->head_scratch) pool_run(t->pool, cross_entropy_rows, &job, n, 1);
         for (int64_t i = first; i < first + n; i++)
             if (!isfinite(t->target_nll[i]))
                 return error_set(

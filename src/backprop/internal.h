@@ -4,7 +4,7 @@
  * trainer.c: parameters, groups and the order of a pass. batch.c: packs samples and allocates the
  * memory of a pass. layers.c: one layer forward and backward. lora.c: the adapters' part of a
  * layer's projections. vocab.c: the adapters' changes of embedding and head. attention.c: a layer's
- * attention. layer_ops.c: row-wise operations. cross_entropy.c: the loss. optimizer.c: the update.
+ * attention. layer_ops.c: row-wise operations. cross_entropy.c and cross_entropy_tiles.c: the loss. optimizer.c: the update.
  * checkpoint.c: the file. snapshot.c and es.c: see backprop.h.
  *
  * Letters as in model.h (D d_model, H n_heads, K n_kv_heads, E head_dim, F d_ff, V vocab_size, L
@@ -197,7 +197,9 @@ struct trainer {
     /* the head's chunk of N rows */
     int64_t head_chunk;          /* N */
     float *hx, *hn, *dhn;        /* [N][D]: residual stream, after the final norm, gradient */
-    float *logits;               /* [N][columns], overwritten with their gradient */
+    float *logits;               /* [N][columns], overwritten with their gradient; not allocated
+                                    with head_scratch, except for choices */
+    void *head_scratch;          /* of cross_entropy_tiles, or NULL */
     float *head_low, *head_dlow; /* with `vocab`: [N][max(vocab_max_r, VOCAB_RANK_CHUNK)] */
     float *head_rows_dy;         /* [N][vocab_max_ids] gradients of replaced rows' logits */
     float logit_scale;           /* scale of the current loss: 1 over its temperature */
@@ -215,6 +217,9 @@ static inline struct lora_params *trainer_lora(const struct trainer *t, int adap
 /* A loss over choices computes, for each choice, the logits of the panel of CHOICE_PANEL outputs of
  * the head that contains the choice. */
 #define CHOICE_PANEL 16
+
+/* The columns of t->logits that a pass needs. */
+int64_t head_columns(const struct trainer *t, const struct loss_fn *loss);
 
 /* batch.c. A public call runs its samples in one or more passes. */
 /* Packs the samples of a pass (those of one adapter together, in the order given) and allocates its
@@ -333,6 +338,15 @@ void weight_grad_add(struct trainer *t, float *dw, const float *dy, int64_t n, c
  * the head and the final norm; each target is weighted by t->target_weight, or by t->choice_weight.
  * ERR_NUMERIC if a loss is not finite. */
 int fused_cross_entropy(struct trainer *t, bool backward, struct error *err);
+/* cross_entropy_tiles.c: losses of targets first, first + 1, … and, in the backward pass, dhn. `in`
+ * has the chunk's rows of hn in tiles. It needs t->head_scratch, which exists if
+ * cross_entropy_uses_tiles. cross_entropy_tiles_rows is then head_chunk, unless a pass has fewer
+ * rows. */
+bool cross_entropy_uses_tiles(const struct trainer *t);
+int64_t cross_entropy_tiles_rows(int64_t d_model);
+size_t cross_entropy_tiles_scratch(const struct trainer *t);
+void cross_entropy_tiles(struct trainer *t, int64_t first, const struct gemm_input *in,
+                         bool backward);
 
 /* optimizer.c */
 #define MOMENT_BLOCK 256 /* values that share the scales of 8-bit moments */

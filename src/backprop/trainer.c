@@ -682,7 +682,7 @@ static int forward_backward(struct trainer *t, const struct loss_fn *loss, struc
 
 static int pass_accumulate(struct trainer *t, const struct train_sample *samples, int n,
                            const struct loss_fn *loss, struct error *err) {
-    t->columns = loss && loss->choices ? (int64_t)loss->n_choices * CHOICE_PANEL : t->c.vocab_size;
+    t->columns = head_columns(t, loss);
     int rc = batch_pack(t, samples, n, err);
     if (rc) return rc;
     t->dropout_active = t->dropout > 0;
@@ -727,7 +727,7 @@ static int32_t sample_target_count(const struct train_sample *s) {
 
 static int pass_nll(struct trainer *t, const struct train_sample *samples, int n, double *nll,
                     struct error *err) {
-    t->columns = t->c.vocab_size;
+    t->columns = head_columns(t, NULL);
     int rc = batch_pack(t, samples, n, err);
     if (rc) return rc;
     t->dropout_active = false;

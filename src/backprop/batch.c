@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-#define CHUNK 512 /* rows per chunk in a layer's row-wise parts; a multiple of 32 */
+#define CHUNK 512 /* most rows per chunk in a layer's row-wise parts; a multiple of 32 */
 
 /* Allocates in batch_arena, or with t->measuring only adds to t->act_bytes and returns NULL. */
 static void *act_alloc(struct trainer *t, size_t bytes) {
@@ -68,8 +68,9 @@ static void layer_activations_alloc(struct trainer *t, int l, struct activations
     if (attention_uses_tiles(t)) a->att_stats = act_floats(t, m * 2 * c->n_heads);
     a->mid = act_floats(t, m * c->d_model);
     if (t->mlp_tiles) {
-        a->gate_tiles = act_alloc(t, tiles_bytes(m, c->d_ff));
-        a->up_tiles = act_alloc(t, tiles_bytes(m, c->d_ff));
+        const int64_t chunks = m / (CHUNK - 31) + 1; // each begins a tile (chunk_at)
+        a->gate_tiles = act_alloc(t, tiles_bytes(m + 16 * chunks, c->d_ff));
+        a->up_tiles = act_alloc(t, tiles_bytes(m + 16 * chunks, c->d_ff));
     } else {
         if (!c->arch->ungated) a->gate = act_floats(t, m * c->d_ff);
         a->up = act_floats(t, m * c->d_ff);
@@ -116,7 +117,7 @@ static void gradients_alloc(struct trainer *t, int64_t wide) {
     t->datt = act_floats(t, m * q);
     t->rstd = act_floats(t, m * c->n_heads);
     t->mean = act_floats(t, m * c->n_heads);
-    t->xn = act_floats(t, n * d);
+    t->xn = act_floats(t, MAX(n, pool_size(t->pool)) * d);
     t->dxn = act_floats(t, n * d);
     t->act_buf = act_floats(t, n * c->d_ff);
     t->dact = act_floats(t, n * c->d_ff);

@@ -59,7 +59,7 @@ struct activations {
     float *mid;                /* [M][D] residual stream after attention */
     float *gate, *up;          /* [M][F], biases included; gate is NULL without gating */
     uint16_t *gate_tiles,
-        *up_tiles;    /* with trainer.mlp_tiles, in place of gate and up: bf16 tiles */
+        *up_tiles;    /* with trainer.mlp_tiles, in place of gate and up: row_range.tile_row */
     float *branch[2]; /* [M][D] outputs of attention and of the MLP before their norms; NULL if the
                          architecture has no such norms */
     float *h[N_PROJ]; /* [M][Rmax] scale · A drop(x); NULL if no adapter changes the projection */
@@ -117,7 +117,7 @@ struct trainer {
     /* path of all rows: ROWS_EXACT; in the fast class ROWS_KNOWN, or ROWS_TRAINING in full mode */
     enum row_path row_path;
     enum grad_path grad_path; /* arithmetic of dX of the base model, and in full mode of dW */
-    bool lora_tiles; /* LoRA mode: products with A and B run in bf16 tiles; dA and dB run in f32 */
+    bool lora_tiles; /* LoRA mode: products with A and B run in bf16 tiles */
     enum dtype kv_elem; /* keys and values are rounded to it */
     bool mlp_tiles; /* gate, up and activation are one product in tiles, and are stored in bf16 */
     char fingerprint[HASH_LEN]; /* hash of options, configuration and a sample of the base */
@@ -176,7 +176,8 @@ struct trainer {
     /* gradients of all rows, with the shapes of x, q, k, v and att */
     float *dx, *dq, *dk, *dv, *datt;
     /* buffers of a chunk */
-    float *xn, *dxn;                               /* [C][D] normed rows, and their gradient */
+    float *xn, *dxn;                               /* [C][D] normed rows, and their gradient; xn has
+                                                      at least a row for each thread */
     float *act_buf, *dact, *dgate, *dup;           /* [C][F]; act_buf: the inputs of down_proj */
     float *drop;                                   /* [C][max I] inputs after dropout */
     uint16_t *act_tiles, *dgate_tiles, *dup_tiles; /* mlp_tiles: [C][F] in tiles */
@@ -244,6 +245,7 @@ void layer_backward(struct trainer *t, int l);
  * (gemm_low_rank): such a part is called chained. Other parts are computed and added separately. */
 struct row_range {
     int64_t r0, rows;
+    int64_t tile_row; /* its first row in arrays of tiles of all rows: each chunk begins a tile */
 };
 /* If t->derived_stale, computes bt, and with DoRA mult and norm. */
 void lora_prepare(struct trainer *t);
@@ -272,9 +274,11 @@ const struct gemm_low_rank *lora_backward_down(struct trainer *t, int l, int p,
 /* Adds the parts that are not chained to dx. */
 void lora_backward_up(struct trainer *t, int l, int p, struct row_range range, float *dx,
                       const struct gemm_input *dy, bool chain);
-/* Adds the gradients of A and B. */
+/* Adds the gradients of A and B. lora_grads_in_tiles: in tiles, from the tiles of dy and of x, which
+ * it packs if x has none. */
+bool lora_grads_in_tiles(const struct trainer *t);
 void lora_backward_weights(struct trainer *t, int l, int p, struct row_range range,
-                           const struct gemm_input *dy, const float *x);
+                           const struct gemm_input *dy, const struct gemm_input *x);
 
 /* vocab.c: needs t->vocab, except vocab_base_head_needed. vocab_embed_row sets x [D] to the
  * embedding of row `row`, with its adapter's changes. */
@@ -307,6 +311,9 @@ int checkpoint_kv_dtype(const char *path, enum dtype *out, struct error *err);
  * NULL. */
 void norm_forward(struct trainer *t, float *y, const float *x, const float *g, const float *b,
                   int64_t rows, int64_t width);
+/* norm(x) in tiles only, in t->input_scratch. */
+struct gemm_input norm_tiles_forward(struct trainer *t, const float *x, const float *g,
+                                     const float *b, int64_t rows, int64_t width);
 /* Backward of y = norm(x): dx (+)= the gradient of x. Unless they are NULL, dg and db += the
  * gradients of g and b, sums over rows in order. dy is overwritten; dx may be equal to dy unless
  * `add`. */
@@ -327,8 +334,8 @@ void rows_copy(struct trainer *t, float *y, const float *x, int64_t rows, int64_
 void activation_forward(struct trainer *t, const float *gate, const float *up, int64_t rows);
 void activation_backward(struct trainer *t, const float *gate, const float *up, int64_t rows);
 /* mlp_tiles: activation_forward and activation_backward in one function, from g->gate_out and
- * g->up_out. */
-void gated_backward(struct trainer *t, const struct gemm_gated *g, int64_t rows);
+ * g->up_out to t->act_tiles, t->dgate_tiles and t->dup_tiles, and to f32 too if `f32`. */
+void gated_backward(struct trainer *t, const struct gemm_gated *g, int64_t rows, bool f32);
 /* Applies the rotary embedding to the heads of all rows of y; `inverse` negates the angles. */
 void rope_rotate(struct trainer *t, int l, float *y, int64_t width, bool inverse);
 /* Full mode: dw[n][k] += dyᵀ x, summed over the rows. */

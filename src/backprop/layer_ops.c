@@ -21,6 +21,7 @@ struct rows_job {
     float *y, *z;
     const float *x, *u;
     struct norm_params n;
+    struct gemm_input tiles;
     int64_t rows, width;
     bool add;
 };
@@ -37,6 +38,23 @@ void norm_forward(struct trainer *t, float *y, const float *x, const float *g, c
                   int64_t rows, int64_t width) {
     struct rows_job j = {.t = t, .y = y, .x = x, .n = {.g = g, .b = b}, .width = width};
     pool_run(t->pool, norm_items, &j, rows, 8);
+}
+
+static void norm_tiles_items(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct rows_job *j = ctx;
+    float *row = j->t->xn + thread * j->width;
+    for (int64_t i = begin; i < end; i++) {
+        norm_row(j->t->k, row, j->x + i * j->width, j->n.g, j->n.b, j->t->c.rms_norm_eps, j->width);
+        gemm_input_pack_row(&j->tiles, i, row);
+    }
+}
+
+struct gemm_input norm_tiles_forward(struct trainer *t, const float *x, const float *g,
+                                     const float *b, int64_t rows, int64_t width) {
+    struct rows_job j = {.t = t, .x = x, .n = {.g = g, .b = b}, .width = width};
+    j.tiles = gemm_input_tiles(rows, width, t->row_path, t->input_scratch);
+    pool_run(t->pool, norm_tiles_items, &j, rows, 8);
+    return j.tiles;
 }
 
 /* Sets t->mean[i] (0 for an RMS norm) and t->rstd[i]: normed row i is (x - mean) · rstd. */
@@ -176,6 +194,7 @@ struct gated_backward_job {
     const struct trainer *t;
     const struct gemm_gated *g;
     struct gemm_input dgate, dup;
+    bool f32;
 };
 
 static void gated_backward_items(void *ctx, int64_t begin, int64_t end, int thread) {
@@ -190,17 +209,18 @@ static void gated_backward_items(void *ctx, int64_t begin, int64_t end, int thre
         const struct gated_backward_row row = {.gate = j->g->gate_out + at,
                                                .up = j->g->up_out + at,
                                                .dact = t->dact + i * f,
-                                               .act = t->act_buf + i * f,
-                                               .dgate = t->dgate + i * f,
-                                               .dup = t->dup + i * f,
+                                               .act = j->f32 ? t->act_buf + i * f : NULL,
+                                               .dgate = j->f32 ? t->dgate + i * f : NULL,
+                                               .dup = j->f32 ? t->dup + i * f : NULL,
+                                               .act_tiles = t->act_tiles + at,
                                                .dgate_tiles = dgate_tiles,
                                                .dup_tiles = j->dup.tiles + at};
         t->k->gated_backward(&row, f);
     }
 }
 
-void gated_backward(struct trainer *t, const struct gemm_gated *g, int64_t rows) {
-    struct gated_backward_job j = {.t = t, .g = g};
+void gated_backward(struct trainer *t, const struct gemm_gated *g, int64_t rows, bool f32) {
+    struct gated_backward_job j = {.t = t, .g = g, .f32 = f32};
     j.dgate = (struct gemm_input){.rows = rows, .k = t->c.d_ff, .tiles = t->dgate_tiles};
     j.dup = (struct gemm_input){.rows = rows, .k = t->c.d_ff, .tiles = t->dup_tiles};
     gemm_input_pad_tiles(&j.dgate);

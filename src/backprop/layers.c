@@ -10,16 +10,56 @@
  * before its backward pass (Chen et al. 2016).
  *
  * Invariant: threads divide outputs, never a sum, and sums over rows continue from chunk to chunk.
- * So results depend neither on threads nor on chunks. In tiles, sums over rows add 32 rows at a
- * time from the first row of a pass on; the number of rows of a chunk is a multiple of 32.
+ * So results depend neither on threads nor on chunks. In tiles, sums over rows add groups of 32
+ * rows: from the first row of a pass on for gradients of weights, from the first row of each sample
+ * on for those of adapters. Chunks end between two groups.
  */
 #include "backprop/internal.h"
+
+/* The chunk that begins at row r0; it has no rows if r0 is t->rows. */
+static struct row_range chunk_at(const struct trainer *t, int64_t r0, int64_t tile_row) {
+    int64_t end = MIN(r0 + t->chunk, t->rows);
+    for (int i = 0; lora_grads_in_tiles(t) && end < t->rows && i < t->n_seqs; i++) {
+        const struct packed_seq *s = &t->seqs[i];
+        if (s->active < end && end < s->end) end -= (end - s->active) % 32;
+    }
+    return (struct row_range){r0, end - r0, tile_row};
+}
+
+static struct row_range chunk_first(const struct trainer *t) {
+    return chunk_at(t, 0, 0);
+}
+
+static struct row_range chunk_next(const struct trainer *t, struct row_range c) {
+    return chunk_at(t, c.r0 + c.rows, c.tile_row + (c.rows + 15) / 16 * 16);
+}
 
 /* Prepares the input rows x for the n projections p, p + 1, … of a layer. */
 static struct gemm_input input_prepare(struct trainer *t, int l, int p, int n, const float *x,
                                        int64_t rows) {
     return gemm_input_for(&t->model->layers[l].proj[p], n, x, rows, t->row_path, t->input_scratch,
                           t->pool);
+}
+
+/* Prepares norm(x) for these projections; in tiles only, if all of them read tiles. */
+static struct gemm_input normed_input_prepare(struct trainer *t, int l, int p, int n,
+                                              const float *x, const float *g, const float *b,
+                                              int64_t rows) {
+    const struct matrix *w = &t->model->layers[l].proj[p];
+    bool tiles = true;
+    for (int i = 0; i < n; i++) tiles = tiles && matrix_uses_tiles(&w[i], t->row_path);
+    if (tiles) return norm_tiles_forward(t, x, g, b, rows, w->k);
+    norm_forward(t, t->xn, x, g, b, rows, w->k);
+    return input_prepare(t, l, p, n, t->xn, rows);
+}
+
+/* The same for the backward pass, which reads the rows only to compute gradients of weights. */
+static struct gemm_input normed_input_again(struct trainer *t, const float *x, const float *g,
+                                            const float *b, int64_t rows) {
+    const int64_t d = t->c.d_model;
+    if (lora_grads_in_tiles(t)) return norm_tiles_forward(t, x, g, b, rows, d);
+    norm_forward(t, t->xn, x, g, b, rows, d);
+    return (struct gemm_input){.rows = rows, .k = d, .ldx = d, .x = t->xn};
 }
 
 /* y (+)= x Wᵀ plus the adapters' parts, for a range of rows; `in` is x. */
@@ -60,26 +100,23 @@ static void linear_backward_inputs(struct trainer *t, int l, int p, struct row_r
 
 /* Adds the gradients of the weights. It reads t->dh, so it must follow linear_backward_inputs. */
 static void linear_backward_weights(struct trainer *t, int l, int p, struct row_range range,
-                                    const struct gemm_input *dy, const float *x) {
+                                    const struct gemm_input *dy, const struct gemm_input *x) {
     const struct matrix *w = &t->model->layers[l].proj[p];
     lora_backward_weights(t, l, p, range, dy, x);
     if (!t->full) return;
-    weight_grad_add(t, t->layers[l].proj[p], dy->x, w->n, x, w->k, range.rows);
+    weight_grad_add(t, t->layers[l].proj[p], dy->x, w->n, x->x, w->k, range.rows);
     bias_backward(t, t->layers[l].bias[p], dy->x, range.rows, w->n);
 }
 
 /* The whole backward pass of a projection: dx (+)= …, and the gradients of weights and magnitudes.
  * `tiles` is dy in tiles; NULL if the caller did not compute it. */
 static void linear_backward(struct trainer *t, int l, int p, struct row_range range, float *dx,
-                            const float *dy, uint16_t *tiles, const float *x, bool add) {
+                            const float *dy, uint16_t *tiles, const struct gemm_input *x,
+                            bool add) {
     const float *dz = dora_backward(t, l, p, range, dy);
     struct gemm_input in = output_grad_prepare(t, l, p, dz, dz == dy ? tiles : NULL, range.rows);
     linear_backward_inputs(t, l, p, range, dx, &in, add);
     linear_backward_weights(t, l, p, range, &in, x);
-}
-
-static struct row_range row_range_at(const struct trainer *t, int64_t r0) {
-    return (struct row_range){r0, MIN(t->chunk, t->rows - r0)};
 }
 
 /* out = x + the output of a branch (attention or MLP). This output is a projection p of `in` plus
@@ -137,10 +174,10 @@ static void attention_block_forward(struct trainer *t, int l) {
     struct activations *a = &t->acts[l];
     int64_t d = t->c.d_model, q = (int64_t)t->c.n_heads * t->c.head_dim,
             g = (int64_t)t->c.n_kv_heads * t->c.head_dim;
-    for (int64_t r0 = 0; r0 < t->rows; r0 += t->chunk) {
-        struct row_range range = row_range_at(t, r0);
-        norm_forward(t, t->xn, a->x + r0 * d, w->attn_norm, w->attn_norm_bias, range.rows, d);
-        struct gemm_input in = input_prepare(t, l, PROJ_Q, 3, t->xn, range.rows);
+    for (struct row_range range = chunk_first(t); range.rows; range = chunk_next(t, range)) {
+        const int64_t r0 = range.r0;
+        struct gemm_input in = normed_input_prepare(t, l, PROJ_Q, 3, a->x + r0 * d, w->attn_norm,
+                                                    w->attn_norm_bias, range.rows);
         linear_forward(t, l, PROJ_Q, range, a->q + r0 * q, &in, false);
         linear_forward(t, l, PROJ_K, range, a->k + r0 * g, &in, false);
         linear_forward(t, l, PROJ_V, range, a->v + r0 * g, &in, false);
@@ -159,7 +196,7 @@ static void attention_block_forward(struct trainer *t, int l) {
 static struct gemm_gated gated_mlp_rows(const struct trainer *t, int l, struct row_range range) {
     const struct model_layer *w = &t->model->layers[l];
     const struct activations *a = &t->acts[l];
-    const int64_t at = range.r0 * ((t->c.d_ff + 31) / 32 * 32);
+    const int64_t at = range.tile_row * ((t->c.d_ff + 31) / 32 * 32);
     return (struct gemm_gated){.gate = &w->proj[PROJ_GATE],
                                .up = &w->proj[PROJ_UP],
                                .act = t->act_tiles,
@@ -232,16 +269,16 @@ static void mlp_forward(struct trainer *t, int l, bool whole) {
     const struct model_layer *w = &t->model->layers[l];
     struct activations *a = &t->acts[l];
     int64_t d = t->c.d_model, q = (int64_t)t->c.n_heads * t->c.head_dim;
-    for (int64_t r0 = 0; r0 < t->rows; r0 += t->chunk) {
-        struct row_range range = row_range_at(t, r0);
+    for (struct row_range range = chunk_first(t); range.rows; range = chunk_next(t, range)) {
+        const int64_t r0 = range.r0;
         float *mid = a->mid + r0 * d, *branch[2] = {NULL, NULL};
         for (int i = 0; i < 2 && a->branch[0]; i++) branch[i] = a->branch[i] + r0 * d;
         const bool down = whole || branch[1] || a->z[PROJ_DOWN];
         struct gemm_input in = input_prepare(t, l, PROJ_O, 1, a->att + r0 * q, range.rows);
         branch_forward(t, l, PROJ_O, range, mid, a->x + r0 * d, &in, branch[0], w->post_attn_norm);
-        norm_forward(t, t->xn, mid, w->ffn_norm, w->ffn_norm_bias, range.rows, d);
-        in = input_prepare(t, l, a->gate || t->mlp_tiles ? PROJ_GATE : PROJ_UP,
-                           a->gate || t->mlp_tiles ? 2 : 1, t->xn, range.rows);
+        const bool gated = a->gate || t->mlp_tiles;
+        in = normed_input_prepare(t, l, gated ? PROJ_GATE : PROJ_UP, gated ? 2 : 1, mid,
+                                  w->ffn_norm, w->ffn_norm_bias, range.rows);
         in = t->mlp_tiles ? gate_up_forward_tiles(t, l, range, &in)
                           : gate_up_forward(t, l, range, &in, down);
         if (down)
@@ -258,18 +295,21 @@ void layer_forward(struct trainer *t, int l) {
     mlp_forward(t, l, true);
 }
 
-/* Computes t->act_buf, and from t->dact the gradients of gates and ups. */
-static void mlp_activation_backward(struct trainer *t, int l, struct row_range range) {
+/* Computes from t->dact the gradients of gates and ups, and returns the inputs of down_proj. */
+static struct gemm_input mlp_activation_backward(struct trainer *t, int l, struct row_range range) {
     const struct activations *a = &t->acts[l];
     const int64_t at = range.r0 * t->c.d_ff;
+    struct gemm_input act = {.rows = range.rows, .k = t->c.d_ff, .ldx = t->c.d_ff, .x = t->act_buf};
     if (t->mlp_tiles) {
         const struct gemm_gated g = gated_mlp_rows(t, l, range);
-        gated_backward(t, &g, range.rows);
-        return;
+        gated_backward(t, &g, range.rows, t->full || a->z[PROJ_GATE] || a->z[PROJ_UP]);
+        act.tiles = t->act_tiles;
+        return act;
     }
     const float *gate = a->gate ? a->gate + at : NULL;
     activation_forward(t, gate, a->up + at, range.rows);
     activation_backward(t, gate, a->up + at, range.rows);
+    return act;
 }
 
 static void mlp_backward(struct trainer *t, int l) {
@@ -278,21 +318,21 @@ static void mlp_backward(struct trainer *t, int l) {
     const struct activations *a = &t->acts[l];
     int64_t d = t->c.d_model;
     struct norm_params n = {w->ffn_norm, w->ffn_norm_bias, g->ffn_norm, g->ffn_norm_bias};
-    for (int64_t r0 = 0; r0 < t->rows; r0 += t->chunk) {
-        struct row_range range = row_range_at(t, r0);
+    for (struct row_range range = chunk_first(t); range.rows; range = chunk_next(t, range)) {
+        const int64_t r0 = range.r0;
         const bool gated = !t->c.arch->ungated, tiles = t->mlp_tiles;
         const float *dy =
             branch_backward(t, range, a->branch[1], w->post_ffn_norm, g->post_ffn_norm);
         const float *dz = dora_backward(t, l, PROJ_DOWN, range, dy);
         struct gemm_input in = output_grad_prepare(t, l, PROJ_DOWN, dz, NULL, range.rows);
         linear_backward_inputs(t, l, PROJ_DOWN, range, t->dact, &in, false);
-        mlp_activation_backward(t, l, range);
-        linear_backward_weights(t, l, PROJ_DOWN, range, &in, t->act_buf);
-        norm_forward(t, t->xn, a->mid + r0 * d, n.g, n.b, range.rows, d);
+        const struct gemm_input act = mlp_activation_backward(t, l, range);
+        linear_backward_weights(t, l, PROJ_DOWN, range, &in, &act);
+        const struct gemm_input x = normed_input_again(t, a->mid + r0 * d, n.g, n.b, range.rows);
         if (gated)
             linear_backward(t, l, PROJ_GATE, range, t->dxn, t->dgate, tiles ? t->dgate_tiles : NULL,
-                            t->xn, false);
-        linear_backward(t, l, PROJ_UP, range, t->dxn, t->dup, tiles ? t->dup_tiles : NULL, t->xn,
+                            &x, false);
+        linear_backward(t, l, PROJ_UP, range, t->dxn, t->dup, tiles ? t->dup_tiles : NULL, &x,
                         gated);
         norm_backward(t, t->dx + r0 * d, t->dxn, a->mid + r0 * d, n, range.rows, d, true);
     }
@@ -310,12 +350,12 @@ static void qkv_backward(struct trainer *t, int l) {
     rope_rotate(t, l, t->dq, nq, true);
     rope_rotate(t, l, t->dk, nk, true);
     qk_norm_backward(t, l);
-    for (int64_t r0 = 0; r0 < t->rows; r0 += t->chunk) {
-        struct row_range range = row_range_at(t, r0);
-        norm_forward(t, t->xn, a->x + r0 * d, n.g, n.b, range.rows, d);
-        linear_backward(t, l, PROJ_Q, range, dxn, t->dq + r0 * nq, NULL, t->xn, false);
-        linear_backward(t, l, PROJ_K, range, dxn, t->dk + r0 * nk, NULL, t->xn, true);
-        linear_backward(t, l, PROJ_V, range, dxn, t->dv + r0 * nk, NULL, t->xn, true);
+    for (struct row_range range = chunk_first(t); range.rows; range = chunk_next(t, range)) {
+        const int64_t r0 = range.r0;
+        const struct gemm_input x = normed_input_again(t, a->x + r0 * d, n.g, n.b, range.rows);
+        linear_backward(t, l, PROJ_Q, range, dxn, t->dq + r0 * nq, NULL, &x, false);
+        linear_backward(t, l, PROJ_K, range, dxn, t->dk + r0 * nk, NULL, &x, true);
+        linear_backward(t, l, PROJ_V, range, dxn, t->dv + r0 * nk, NULL, &x, true);
         if (dxn) norm_backward(t, t->dx + r0 * d, dxn, a->x + r0 * d, n, range.rows, d, true);
     }
 }
@@ -332,11 +372,12 @@ void layer_backward(struct trainer *t, int l) {
         mlp_forward(t, l, false);
     }
     mlp_backward(t, l);
-    for (int64_t r0 = 0; r0 < t->rows; r0 += t->chunk) {
-        struct row_range range = row_range_at(t, r0);
+    for (struct row_range range = chunk_first(t); range.rows; range = chunk_next(t, range)) {
+        const struct gemm_input att = {
+            .rows = range.rows, .k = q, .ldx = q, .x = a->att + range.r0 * q};
         const float *dy =
             branch_backward(t, range, a->branch[0], w->post_attn_norm, g->post_attn_norm);
-        linear_backward(t, l, PROJ_O, range, t->datt + r0 * q, dy, NULL, a->att + r0 * q, false);
+        linear_backward(t, l, PROJ_O, range, t->datt + range.r0 * q, dy, NULL, &att, false);
     }
     attention_backward(t, l);
     qkv_backward(t, l);

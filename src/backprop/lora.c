@@ -12,7 +12,8 @@
  * its chains of sums (part_in_chain).
  *
  * Invariant: see internal.h. A sum over rows is one chain in the order of the rows; threads divide
- * rows or columns of the results, never a sum.
+ * rows or columns of the results, never a sum. In tiles, a step of the chain is a group of 32 rows
+ * of one sample, counted from the first row that the adapter changes.
  */
 #include "backprop/internal.h"
 
@@ -27,7 +28,9 @@ struct lora_job {
     const float *x, *dy;
     /* inputs of the first low-rank product: forward x, or NULL if x has no tiles; backward dY */
     const struct gemm_input *in;
+    const struct gemm_input *x_tiles; /* lora_grad_tiles_items */
     bool backward;
+    bool by_sample;  /* the runs of lora_rows_next end with their sample */
     bool chain;      /* the base product runs in tiles */
     uint16_t *tiles; /* h or dh of the parts that continue the chains of the base product */
 };
@@ -95,6 +98,7 @@ static bool lora_rows_next(const struct lora_job *j, struct lora_rows *r, int64_
         const struct packed_seq *s = &t->seqs[r->seq];
         at = MIN(at < s->active ? s->active : s->end, end);
         r->seq += at == s->end;
+        if (j->by_sample) break;
     }
     r->end = at;
     r->lp = r->adapter == NO_ADAPTER ? &none : trainer_lora(t, r->adapter, j->l, j->p);
@@ -461,6 +465,43 @@ static void lora_grad_items(void *ctx, int64_t begin, int64_t end, int thread) {
     }
 }
 
+/* The same in tiles: j->in is dz, j->x_tiles x after dropout, but without dropout_factor. Items are
+ * 32 columns of A, then 32 rows of B. */
+static void lora_grad_tiles_items(void *ctx, int64_t begin, int64_t end, int thread) {
+    (void)thread;
+    const struct lora_job *j = ctx;
+    const struct trainer *t = j->t;
+    const int64_t in = proj_in(&t->c, (enum proj)j->p), out = proj_out(&t->c, (enum proj)j->p),
+                  a_items = (in + 31) / 32, i0 = 32 * begin, i1 = MIN(32 * end, in),
+                  o0 = 32 * MAX(begin - a_items, 0), o1 = MIN(32 * (end - a_items), out);
+    struct lora_rows r = {0};
+    while (lora_rows_next(j, &r, j->range.r0, j->range.r0 + j->range.rows)) {
+        struct low_rank_grad_job g = {.ranks = r.lp->r,
+                                      .ldt = t->max_r,
+                                      .row = r.begin - j->range.r0,
+                                      .rows = r.end - r.begin};
+        if (!g.ranks) continue;
+        if (i0 < i1) {
+            g.g = r.lp->ga, g.ld = in;
+            g.t = t->dh + g.row * t->max_r;
+            g.factor = t->dropout_active ? dropout_factor(t) : 1.0f;
+            g.x = j->x_tiles;
+            t->k->gemm_tiles_low_rank_grad(&g, i0, i1);
+        }
+        if (o0 < o1) {
+            g.g = r.lp->gb, g.ld = g.ranks, g.transposed = true;
+            g.t = t->acts[j->l].h[j->p] + r.begin * t->max_r;
+            g.factor = 1.0f;
+            g.x = j->in;
+            t->k->gemm_tiles_low_rank_grad(&g, o0, o1);
+        }
+    }
+}
+
+bool lora_grads_in_tiles(const struct trainer *t) {
+    return t->lora_tiles && t->grad_path == GRAD_TILES;
+}
+
 static struct lora_job backward_job(struct trainer *t, int l, int p, struct row_range range,
                                     const struct gemm_input *dy, bool chain) {
     return (struct lora_job){.t = t,
@@ -491,11 +532,35 @@ void lora_backward_up(struct trainer *t, int l, int p, struct row_range range, f
     pool_run(t->pool, lora_backward_up_items, &j, range.rows, rows_per_item(t));
 }
 
+/* ga and gb in tiles; packs x if it has no tiles. */
+static void lora_grad_tiles(struct lora_job *j, const struct gemm_input *x) {
+    struct trainer *t = j->t;
+    const int64_t in = proj_in(&t->c, (enum proj)j->p), out = proj_out(&t->c, (enum proj)j->p);
+    struct lora_job dropout = *j;
+    struct gemm_input tiles = *x;
+    if (!x->tiles)
+        gemm_input_prepare(&tiles, x->x, x->ldx, x->rows, in, false, true, t->input_scratch,
+                           t->pool);
+    if (t->dropout_active) {
+        struct gemm_input whole = tiles;
+        dropout.in = &whole;
+        pool_run(t->pool, dropout_tiles_items, &dropout, x->rows, 16);
+        tiles.tiles = t->drop_tiles;
+    }
+    j->x_tiles = &tiles;
+    j->by_sample = true;
+    pool_run(t->pool, lora_grad_tiles_items, j, (in + 31) / 32 + (out + 31) / 32, 1);
+}
+
 void lora_backward_weights(struct trainer *t, int l, int p, struct row_range range,
-                           const struct gemm_input *dy, const float *x) {
+                           const struct gemm_input *dy, const struct gemm_input *x) {
     struct lora_job j = backward_job(t, l, p, range, dy, false);
-    j.x = x;
+    j.x = x->x;
     if (t->full || !t->acts[l].h[p]) return;
+    if (lora_grads_in_tiles(t)) {
+        lora_grad_tiles(&j, x);
+        return;
+    }
     if (t->dropout_active) pool_run(t->pool, dropout_items, &j, range.rows, 8);
     pool_run(t->pool, lora_grad_items, &j,
              proj_in(&t->c, (enum proj)p) + proj_out(&t->c, (enum proj)p), 16);

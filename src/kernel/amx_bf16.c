@@ -677,9 +677,14 @@ INLINE __m512 half_row_load(const uint16_t *from) {
         _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i *)(const void *)from)), 16));
 }
 
-/* Computes values [i, i + 16) of the row, stores them in f32, and sets *dgate and *dup to them. */
-INLINE void gated_backward_16(const struct gated_backward_row *r, int64_t i, int64_t n,
-                              __m512 *dgate, __m512 *dup) {
+/* act, dgate and dup of 16 values. */
+struct gated_16 {
+    __m512 act, dgate, dup;
+};
+
+/* Computes values [i, i + 16) of the row, and stores them in f32 if `f32`. */
+INLINE struct gated_16 gated_backward_16(const struct gated_backward_row *r, int64_t i, int64_t n,
+                                         bool f32) {
     const int64_t at = i / 32 * TILE + i % 32;
     const __mmask16 mask = elems_mask(n - i);
     const __m512 one = _mm512_set1_ps(1.0f), gate = half_row_load(r->gate + at),
@@ -688,21 +693,32 @@ INLINE void gated_backward_16(const struct gated_backward_row *r, int64_t i, int
                  sigma = _mm512_div_ps(one, _mm512_add_ps(one, lanes_exp(minus))),
                  y = _mm512_mul_ps(gate, sigma),
                  slope = _mm512_add_ps(sigma, _mm512_mul_ps(y, _mm512_sub_ps(one, sigma)));
-    *dgate = _mm512_mul_ps(slope, _mm512_mul_ps(dact, up));
-    *dup = _mm512_mul_ps(y, dact);
-    _mm512_mask_storeu_ps(r->act + i, mask, _mm512_mul_ps(y, up));
-    _mm512_mask_storeu_ps(r->dgate + i, mask, *dgate);
-    _mm512_mask_storeu_ps(r->dup + i, mask, *dup);
+    const struct gated_16 v = {.act = _mm512_mul_ps(y, up),
+                               .dgate = _mm512_mul_ps(slope, _mm512_mul_ps(dact, up)),
+                               .dup = _mm512_mul_ps(y, dact)};
+    if (f32) {
+        _mm512_mask_storeu_ps(r->act + i, mask, v.act);
+        _mm512_mask_storeu_ps(r->dgate + i, mask, v.dgate);
+        _mm512_mask_storeu_ps(r->dup + i, mask, v.dup);
+    }
+    return v;
+}
+
+INLINE void gated_backward_row(const struct gated_backward_row *r, int64_t n, bool f32) {
+    for (int64_t i = 0, at = 0; i < n; i += 32, at += TILE) {
+        const struct gated_16 low = gated_backward_16(r, i, n, f32),
+                              high = gated_backward_16(r, i + 16, n, f32);
+        _mm512_storeu_si512(r->act_tiles + at, bf16_join(low.act, high.act));
+        _mm512_storeu_si512(r->dgate_tiles + at, bf16_join(low.dgate, high.dgate));
+        _mm512_storeu_si512(r->dup_tiles + at, bf16_join(low.dup, high.dup));
+    }
 }
 
 static void amx_gated_backward(const struct gated_backward_row *r, int64_t n) {
-    for (int64_t i = 0, at = 0; i < n; i += 32, at += TILE) {
-        __m512 dgate[2], dup[2];
-        gated_backward_16(r, i, n, &dgate[0], &dup[0]);
-        gated_backward_16(r, i + 16, n, &dgate[1], &dup[1]);
-        _mm512_storeu_si512(r->dgate_tiles + at, bf16_join(dgate[0], dgate[1]));
-        _mm512_storeu_si512(r->dup_tiles + at, bf16_join(dup[0], dup[1]));
-    }
+    if (r->act)
+        gated_backward_row(r, n, true);
+    else
+        gated_backward_row(r, n, false);
 }
 
 void amx_fill_bf16(struct kernels *k) {

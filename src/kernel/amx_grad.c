@@ -7,6 +7,9 @@
  * sums are loaded from the f32 gradient and stored to it without rounding, so the bits of dW do not
  * change if a batch is divided into several calls at multiples of 32 rows.
  *
+ * The gradients of low-rank factors are sums of the same kind. Their operands are t [rows][ranks],
+ * transposed while it is packed, and x, which exists as tiles of an earlier product already.
+ *
  * Not here: dX = dY W (amx_bf16.c).
  *
  * Invariant: an element of dW is computed by adding the groups one after the other; the last group
@@ -193,7 +196,134 @@ static void amx_pack_pairs(const struct weight_grad_job *j, int64_t g) {
                        MIN(j->rows - row, GROUP_ROWS), j->k, false);
 }
 
+/* The gradient of a low-rank factor: tile registers 0 and 1 are the sums of 16 ranks by 32 columns,
+ * 4 the t of a group, transposed, 6 and 7 the x of a group as pairs of rows. */
+
+enum { RANK_TILES = 4 }; /* tiles of ranks that are multiplied with the same pairs */
+
+/* Packs up to 32 rows of t, 16 of its columns, as a row tile [16 ranks][32 rows]. */
+static void ranks_pack(uint16_t *to, const struct low_rank_grad_job *j, int64_t row, int64_t rank) {
+    const __mmask16 mask = elems_mask(j->ranks - rank);
+    const __m512 factor = _mm512_set1_ps(j->factor);
+    const float *t = j->t + row * j->ldt + rank;
+    const int64_t rows = MIN(j->rows - row, GROUP_ROWS);
+    __m512i r[16];
+    for (int i = 0; i < 16; i++, t += 2 * j->ldt)
+        r[i] = bf16_interleave(
+            _mm512_mul_ps(factor, _mm512_maskz_loadu_ps(2 * i < rows ? mask : 0, t)),
+            _mm512_mul_ps(factor, _mm512_maskz_loadu_ps(2 * i + 1 < rows ? mask : 0, t + j->ldt)));
+    transpose_16(r);
+    for (int i = 0; i < 16; i++) _mm512_store_si512(to + 32 * i, r[i]);
+}
+
+/* Pairs the rows of a group of x, columns [c, c + 32), as two column tiles. */
+static void tiles_pair(uint16_t *to, const struct low_rank_grad_job *j, int64_t row, int64_t c) {
+    static const uint16_t order[64] = {
+        0,  32, 1,  33, 2,  34, 3,  35, 4,  36, 5,  37, 6,  38, 7,  39, 8,  40, 9,  41, 10, 42,
+        11, 43, 12, 44, 13, 45, 14, 46, 15, 47, 16, 48, 17, 49, 18, 50, 19, 51, 20, 52, 21, 53,
+        22, 54, 23, 55, 24, 56, 25, 57, 26, 58, 27, 59, 28, 60, 29, 61, 30, 62, 31, 63};
+    const __m512i low = _mm512_loadu_si512(order), high = _mm512_loadu_si512(order + 32);
+    const int64_t first = j->row + row, rows = MIN(j->rows - row, GROUP_ROWS),
+                  tile = (j->x->k + 31) / 32 * TILE; // elements of 16 rows
+    const uint16_t *x = j->x->tiles + c / 32 * TILE;
+    const __m512i zero = _mm512_setzero_si512();
+    for (int64_t i = 0; i < GROUP_ROWS; i += 2, to += 32) {
+        const int64_t m = first + i, n = m + 1;
+        const __m512i even = i < rows ? _mm512_loadu_si512(x + m / 16 * tile + m % 16 * 32) : zero,
+                      odd =
+                          i + 1 < rows ? _mm512_loadu_si512(x + n / 16 * tile + n % 16 * 32) : zero;
+        _mm512_store_si512(to, _mm512_permutex2var_epi16(even, low, odd));
+        _mm512_store_si512(to + TILE, _mm512_permutex2var_epi16(even, high, odd));
+    }
+}
+
+/* 16 ranks by 16 columns of a gradient, in memory: up to 16 lines of up to 16 elements, which are
+ * ranks, or if transposed columns. */
+struct factor_block {
+    float *lines;
+    int64_t n, ld;
+    __mmask16 mask;
+    bool transposed;
+};
+
+static struct factor_block factor_block_at(const struct low_rank_grad_job *j, int64_t rank,
+                                           int64_t c, int64_t columns) {
+    const int64_t ranks = MIN(j->ranks - rank, 16);
+    if (j->transposed)
+        return (struct factor_block){j->g + c * j->ld + rank, columns, j->ld, elems_mask(ranks),
+                                     true};
+    return (struct factor_block){j->g + rank * j->ld + c, ranks, j->ld, elems_mask(columns), false};
+}
+
+/* Copies a block to sums [16 ranks][16 columns]; elements that do not exist become zeros. */
+static void factor_load(float *sums, const struct factor_block *b) {
+    __m512i r[16];
+    for (int64_t i = 0; i < 16; i++)
+        r[i] = _mm512_castps_si512(
+            _mm512_maskz_loadu_ps(i < b->n ? b->mask : 0, b->lines + i * b->ld));
+    if (b->transposed) transpose_16(r);
+    for (int i = 0; i < 16; i++) _mm512_store_si512(sums + 16 * i, r[i]);
+}
+
+/* Copies sums back to a block. */
+static void factor_store(const float *sums, const struct factor_block *b) {
+    __m512i r[16];
+    for (int i = 0; i < 16; i++) r[i] = _mm512_loadu_si512(sums + 16 * i);
+    if (b->transposed) transpose_16(r);
+    for (int64_t i = 0; i < b->n; i++)
+        _mm512_mask_storeu_ps(b->lines + i * b->ld, b->mask, _mm512_castsi512_ps(r[i]));
+}
+
+/* Adds the groups to 16 ranks from `rank` on by 32 columns from c on. */
+static void ranks_add(const struct low_rank_grad_job *j, int64_t rank, int64_t c, int64_t c1,
+                      const uint16_t *ranks, const uint16_t *pairs, int64_t groups) {
+    _Alignas(64) float sums[2][16 * 16];
+    const struct factor_block left = factor_block_at(j, rank, c, MIN(c1 - c, 16)),
+                              right = factor_block_at(j, rank, c + 16, MIN(c1 - c - 16, 16));
+    factor_load(sums[0], &left);
+    factor_load(sums[1], &right);
+    tile_memory_barrier(sums);
+    _tile_loadd(0, sums[0], 64);
+    _tile_loadd(1, sums[1], 64);
+    for (int64_t g = 0; g < groups; g++, ranks += TILE, pairs += 2 * TILE) {
+        _tile_loadd(4, ranks, 64);
+        _tile_loadd(6, pairs, 64);
+        _tile_loadd(7, pairs + TILE, 64);
+        _tile_dpbf16ps(0, 4, 6);
+        _tile_dpbf16ps(1, 4, 7);
+    }
+    _tile_stored(0, sums[0], 64);
+    _tile_stored(1, sums[1], 64);
+    tile_memory_barrier(sums);
+    factor_store(sums[0], &left);
+    factor_store(sums[1], &right);
+}
+
+static void amx_gemm_tiles_low_rank_grad(const struct low_rank_grad_job *j, int64_t c0,
+                                         int64_t c1) {
+    enum { SLAB = GROUPS * GROUP_ROWS };
+    _Alignas(64) uint16_t pairs[GROUPS * 2 * TILE], ranks[RANK_TILES][GROUPS * TILE];
+    tile_config_full();
+    for (int64_t row = 0; row < j->rows; row += SLAB) {
+        const int64_t groups = (MIN(j->rows - row, SLAB) + GROUP_ROWS - 1) / GROUP_ROWS;
+        for (int64_t rank = 0; rank < j->ranks; rank += 16 * RANK_TILES) {
+            const int64_t n = MIN((j->ranks - rank + 15) / 16, RANK_TILES);
+            for (int64_t i = 0; i < n * groups; i++)
+                ranks_pack(ranks[i / groups] + i % groups * TILE, j, row + i % groups * GROUP_ROWS,
+                           rank + i / groups * 16);
+            for (int64_t c = c0; c < c1; c += 32) {
+                for (int64_t g = 0; g < groups; g++)
+                    tiles_pair(pairs + 2 * g * TILE, j, row + g * GROUP_ROWS, c);
+                tile_memory_barrier(pairs);
+                for (int64_t i = 0; i < n; i++)
+                    ranks_add(j, rank + 16 * i, c, c1, ranks[i], pairs, groups);
+            }
+        }
+    }
+}
+
 void amx_fill_grad(struct kernels *k) {
+    k->gemm_tiles_low_rank_grad = amx_gemm_tiles_low_rank_grad;
     k->gemm_tiles_grad = amx_gemm_tiles_grad;
     k->tiles_pack_pairs = amx_pack_pairs;
 }

@@ -262,8 +262,8 @@ struct gemm_input {
 struct gated_backward_row {
     const uint16_t *gate, *up; /* rows of tiles: x gateᵀ and x upᵀ */
     const float *dact;
-    float *act, *dgate, *dup;          /* outputs */
-    uint16_t *dgate_tiles, *dup_tiles; /* outputs: dgate and dup as rows of tiles */
+    uint16_t *act_tiles, *dgate_tiles, *dup_tiles; /* outputs: rows of tiles */
+    float *act, *dgate, *dup;                      /* the same in f32; or all NULL */
 };
 
 /* The matrices and outputs of a gated MLP. act = silu(x gateᵀ) · (x upᵀ), in tiles of bf16 that can
@@ -281,6 +281,20 @@ struct weight_grad_job {
     const float *dy, *x; /* [rows][n], [rows][k] */
     int64_t rows, n, k;
     uint16_t *pairs; /* x packed: [K / 16 rounded up][groups][16 pairs of rows][16][2], bf16 */
+};
+
+/* The gradient of a low-rank factor in tiles: g[r][c] += Σ over rows of factor · t[row][r] ·
+ * x[row][c]. Each step of the tiles adds a group of 32 rows, in order; the last group may have
+ * fewer rows. */
+struct low_rank_grad_job {
+    float *g; /* [ranks][ld], or transposed [columns][ld] */
+    int64_t ld, ranks;
+    bool transposed;
+    const float *t; /* [rows][ldt] */
+    int64_t ldt;
+    float factor;
+    const struct gemm_input *x; /* its tiles are read, from row `row` on */
+    int64_t row, rows;
 };
 
 /* n columns of the input of a norm, and the statistics of its rows. */
@@ -374,9 +388,11 @@ struct kernels {
      * tiles_pack_pairs packs one group of 32 rows of job->x into job->pairs. */
     void (*gemm_tiles_grad)(const struct weight_grad_job *job, int64_t n0, int64_t n1);
     void (*tiles_pack_pairs)(const struct weight_grad_job *job, int64_t group);
+    /* Columns [c0, c1) of the gradient; c0 is a multiple of 32. factor · t is rounded to bf16; sums
+     * start from g and are f32. */
+    void (*gemm_tiles_low_rank_grad)(const struct low_rank_grad_job *job, int64_t c0, int64_t c1);
     /* Backward of one row of a gated MLP: recomputes act = y · up with y = gate · sigmoid(gate),
-     * and computes dgate and dup from dact with the bits of act_backward. It stores dgate and dup
-     * in f32 and as rows of tiles. */
+     * and computes dgate and dup from dact with the bits of act_backward. */
     void (*gated_backward)(const struct gated_backward_row *r, int64_t n);
 
     void (*quantize_row)(const float *x, int64_t k, int8_t *q,

@@ -227,6 +227,12 @@ EMULATED __m512i _mm512_permutexvar_epi16(__m512i index, __m512i a) {
     return r;
 }
 
+EMULATED __m512i _mm512_permutex2var_epi16(__m512i a, __m512i index, __m512i b) {
+    __m512i r;
+    for (int l = 0; l < 32; l++) r.h[l] = (index.h[l] & 32 ? b.h : a.h)[index.h[l] & 31];
+    return r;
+}
+
 EMULATED __m512 _mm512_permutexvar_ps(__m512i index, __m512 a) {
     __m512 r;
     EACH_LANE r.f[l] = a.f[index.u[l] & 15];

@@ -605,6 +605,13 @@ static void strict_grad(const struct weight_grad_job *job, int64_t n0, int64_t n
     assert_int_equal(emulated_n_stores, 0);
 }
 
+static void strict_low_rank_grad(const struct low_rank_grad_job *job, int64_t c0, int64_t c1) {
+    emulated_strict = true;
+    amx_gemm_tiles_low_rank_grad(job, c0, c1);
+    emulated_strict = false;
+    assert_int_equal(emulated_n_stores, 0);
+}
+
 /* Fills the tables of the levels, each starting from the table of the level below. */
 static int tables_fill(void **state) {
     (void)state;
@@ -615,6 +622,7 @@ static int tables_fill(void **state) {
     tiles = wide;
     emulated_fill_amx(&tiles);
     tiles.gemm_tiles_grad = strict_grad;
+    tiles.gemm_tiles_low_rank_grad = strict_low_rank_grad;
     tiles.attention = strict_attention;
     tiles.attention_backward = strict_attention_backward;
     return 0;

@@ -181,33 +181,37 @@ static void tile_gated_case(const struct kernels *k, struct rng *r, enum tensor_
 
 /* The backward pass of a gated row gives the bits of act_backward. */
 static void tile_gated_backward_case(const struct kernels *k, struct rng *r, int64_t n) {
-    float *v[9]; // gate, up, dact, ones; act, dgate, dup; two wanted
-    uint16_t *tiles[4];
+    float *v[9];        // gate, up, dact, ones; act, dgate, dup; two wanted
+    uint16_t *tiles[8]; // gate, up; act, dgate, dup; the same without f32
     const int64_t steps = (n + 31) / 32;
     for (int i = 0; i < 9; i++) v[i] = xcalloc((size_t)n + 1, sizeof(float));
-    for (int i = 0; i < 4; i++) tiles[i] = xcalloc((size_t)steps * 512, sizeof(uint16_t));
+    for (int i = 0; i < 8; i++) tiles[i] = xcalloc((size_t)steps * 512, sizeof(uint16_t));
     for (int64_t i = 0; i < n; i++) {
         for (int j = 0; j < 3; j++) v[j][i] = 3 * rng_normal(r);
         for (int j = 0; j < 2; j++) v[j][i] = tile_round(v[j][i]);
         v[3][i] = 1;
     }
     for (int j = 0; j < 2; j++) k->tiles_pack_row(v[j], n, tiles[j]);
-    const struct gated_backward_row row = {tiles[0], tiles[1], v[2],     v[4],
-                                           v[5],     v[6],     tiles[2], tiles[3]};
+    const struct gated_backward_row row = {tiles[0], tiles[1], v[2], tiles[2], tiles[3],
+                                           tiles[4], v[4],     v[5], v[6]},
+                                    only_tiles = {tiles[0], tiles[1], v[2], tiles[5], tiles[6],
+                                                  tiles[7], NULL,     NULL, NULL};
     for (int j = 4; j < 7; j++) v[j][n] = TILE_GUARD;
     k->gated_backward(&row, n);
+    k->gated_backward(&only_tiles, n);
+    for (int j = 2; j < 5; j++) assert_memory_equal(tiles[j], tiles[j + 3], (size_t)steps * 1024);
     k->act_backward(v[7], v[8], v[3], v[0], v[1], n, false); // v[8] = y
     for (int64_t i = 0; i < n; i++) assert_true(v[4][i] == v[8][i] * v[1][i]);
     k->act_backward(v[7], v[8], v[2], v[0], v[1], n, false);
     for (int64_t i = 0; i < n; i++) {
         const int64_t at = i / 32 * 512 + i % 32;
         assert_true(v[5][i] == v[7][i] && v[6][i] == v[8][i]);
-        assert_true(bf16_to_f32(tiles[2][at]) == tile_round(v[5][i]));
-        assert_true(bf16_to_f32(tiles[3][at]) == tile_round(v[6][i]));
+        for (int j = 2; j < 5; j++)
+            assert_true(bf16_to_f32(tiles[j][at]) == tile_round(v[j + 2][i]));
     }
     for (int j = 4; j < 7; j++) assert_true(v[j][n] == TILE_GUARD);
     for (int i = 0; i < 9; i++) free(v[i]);
-    for (int i = 0; i < 4; i++) free(tiles[i]);
+    for (int i = 0; i < 8; i++) free(tiles[i]);
 }
 
 enum { LOW_RANK_PARTS = 3 };
@@ -441,6 +445,54 @@ static void tile_weight_grad_cases(const struct kernels *k) {
     tile_weight_grad_case(k, &r, 530, 0, 48, 70);
 }
 
+/* The gradient of a low-rank factor: rows [row, row + rows) of the tiles of x, columns from c0 on,
+ * all arrays of exactly their size. */
+static void tile_low_rank_grad_case(const struct kernels *k, struct rng *r, int64_t row,
+                                    int64_t rows, int64_t ranks, int64_t c0, int64_t columns,
+                                    bool transposed) {
+    const int64_t all = row + rows, tile_rows = (all + 15) / 16 * 16,
+                  width = (columns + 31) / 32 * 32, ld = (transposed ? ranks : columns) + 3,
+                  lines = transposed ? columns : ranks, n = (lines - 1) * ld + ld - 3;
+    float *x, *in = tile_values(r, all * columns, &x), *t, *raw = tile_values(r, rows * ranks, &t),
+              *g = xmalloc((size_t)n * sizeof *g);
+    struct gemm_input tiles = {.rows = all, .k = columns, .ldx = columns, .x = in};
+    tiles.tiles = aligned_alloc(64, (size_t)(tile_rows * width) * sizeof(uint16_t));
+    for (int64_t m = 0; m < all; m++)
+        k->tiles_pack_row(in + m * columns, columns, gemm_input_tile_row(&tiles, m));
+    for (int64_t i = 0; i < rows * ranks; i++) t[i] = tile_round(0.5f * raw[i]);
+    for (int64_t i = 0; i < n; i++) g[i] = (float)(i % 17) - 8;
+    const struct low_rank_grad_job job = {g,     ld,   ranks,  transposed, raw,
+                                          ranks, 0.5f, &tiles, row,        rows};
+    k->gemm_tiles_low_rank_grad(&job, c0, columns);
+    for (int64_t i = 0; i < n; i++) {
+        const int64_t rank = transposed ? i % ld : i / ld, c = transposed ? i / ld : i % ld;
+        const bool computed = rank < ranks && c >= c0 && c < columns;
+        float want = (float)(i % 17) - 8;
+        for (int64_t m = 0; computed && m < rows; m += 32)
+            want = tile_group(want, t + m * ranks + rank, ranks, x + (row + m) * columns + c,
+                              columns, MIN(rows - m, 32));
+        if (!tile_same(g[i], want))
+            fail_msg(
+                "low-rank gradient of %lld ranks, %lld columns, rows %lld + %lld: [%lld][%lld] "
+                "is %a, not %a",
+                (long long)ranks, (long long)columns, (long long)row, (long long)rows,
+                (long long)rank, (long long)c, (double)g[i], (double)want);
+    }
+    free(x), free(in), free(t), free(raw), free(g), free(tiles.tiles);
+}
+
+/* Rows that begin inside a tile; ranks and columns that do not fill one; more groups of rows and
+ * more ranks than are packed at once. */
+static void tile_low_rank_grad_cases(const struct kernels *k) {
+    static const int64_t rows[] = {1, 31, 32, 33, 70, 97}, ranks[] = {1, 8, 16, 17, 33, 70};
+    struct rng r = rng_make(23, RNG_TEST, 0, 0);
+    for (int64_t i = 0; i < 24; i++)
+        tile_low_rank_grad_case(k, &r, 7 * i % 40, rows[i % 6], ranks[i * 5 % 6],
+                                i % 3 == 2 ? 32 : 0, 33 + 11 * i % 64, i / 2 % 2);
+    tile_low_rank_grad_case(k, &r, 3, 1100, 8, 0, 40, false);
+    tile_low_rank_grad_case(k, &r, 0, 530, 70, 0, 20, true);
+}
+
 /* Every type; row counts around whole tiles and blocks; outputs that do not fill a tile; inputs and
  * outputs longer than a slice; more rows than a chunk. */
 static void tile_cases_run(const struct kernels *k, bool all) {
@@ -462,6 +514,7 @@ static void tile_cases_run(const struct kernels *k, bool all) {
             tile_view_case(k, &r, i < 4 ? (enum dtype)i : DTYPE_I8, i == 4, 17 * j - 14,
                            i == 4 ? 10 * j : 11 * j, 40 * j - 7);
     tile_weight_grad_cases(k);
+    tile_low_rank_grad_cases(k);
     tile_gated_case(k, &r, TENSOR_Q4_0, 33, 48, 64);
     tile_gated_case(k, &r, TENSOR_BF16, 5, 70, 100);
     tile_gated_case(k, &r, TENSOR_Q8_0, 48, 33, 2080);

@@ -128,7 +128,7 @@ static void block_gradients(const struct head_job *j, const struct head_block *b
     const struct trainer *t = j->t;
     for (int64_t i = 0; i < b->rows; i++) {
         float *row = b->logits + i * COLUMNS;
-        const struct segment_statistics *s = j->s.statistics + b->row + i; // of all segments
+        const struct segment_statistics *s = j->s.statistics + b->row + i; // sums over all segments
         const int64_t at = j->first + b->row + i, target = t->target_token[at] - b->n0;
         const float weight = t->target_weight[at] * t->logit_scale;
         const double max = t->k->max(row, b->n);

@@ -200,7 +200,7 @@ struct trainer {
     float *hx, *hn, *dhn;        /* [N][D]: residual stream, after the final norm, gradient */
     float *logits;               /* [N][columns], overwritten with their gradient; not allocated
                                     with head_scratch, except for choices */
-    void *head_scratch;          /* of cross_entropy_tiles, or NULL */
+    void *head_scratch;          /* cross_entropy_tiles reads and writes it; or NULL */
     float *head_low, *head_dlow; /* with `vocab`: [N][max(vocab_max_r, VOCAB_RANK_CHUNK)] */
     float *head_rows_dy;         /* [N][vocab_max_ids] gradients of replaced rows' logits */
     float logit_scale;           /* scale of the current loss: 1 over its temperature */
@@ -274,8 +274,8 @@ const struct gemm_low_rank *lora_backward_down(struct trainer *t, int l, int p,
 /* Adds the parts that are not chained to dx. */
 void lora_backward_up(struct trainer *t, int l, int p, struct row_range range, float *dx,
                       const struct gemm_input *dy, bool chain);
-/* Adds the gradients of A and B. lora_grads_in_tiles: in tiles, from the tiles of dy and of x, which
- * it packs if x has none. */
+/* Adds the gradients of A and B. With lora_grads_in_tiles it reads the tiles of dy and x, and packs
+ * x if that only has f32 rows. */
 bool lora_grads_in_tiles(const struct trainer *t);
 void lora_backward_weights(struct trainer *t, int l, int p, struct row_range range,
                            const struct gemm_input *dy, const struct gemm_input *x);

@@ -416,14 +416,31 @@ INLINE void low_rank_mul(const struct low_rank_panels *low, const uint16_t *cons
     }
 }
 
-/* Multiplies 32 rows (`tall`; else 16) by two panels, into tile registers 0 … 3, and stores the
- * sums of `previous`. */
+/* Rows of outputs that a block will write. Cache misses would delay the stores, and prefetches of
+ * all rows at once would delay the tile loads, so each tile step prefetches some of them. */
+struct output_rows {
+    const float *y; /* the next row */
+    int64_t ldy, rows;
+};
+
+/* Prefetches two rows; the second may be a row too far. */
+INLINE void outputs_prefetch(struct output_rows *o) {
+    if (o->rows <= 0) return;
+    for (int i = 0; i < 2; i++, o->rows--, o->y += o->ldy) {
+        __builtin_prefetch(o->y, 1, 3);
+        __builtin_prefetch(o->y + PANEL, 1, 3);
+    }
+}
+
+/* Multiplies 32 rows (`tall`; else 16) by two panels, into tile registers 0 … 3, stores the sums of
+ * `previous`, and prefetches the outputs of this block. */
 INLINE void block_mul(const struct tile_product *p, const uint16_t *a, const uint16_t *const b[2],
                       int64_t steps, const float *from, const struct tile_block *previous,
-                      bool tall) {
+                      struct output_rows outputs, bool tall) {
     const uint16_t *lower = a + p->steps * TILE;
     const int64_t rows = previous->rows, each = steps > 2 ? (rows + steps - 3) / (steps - 2) : rows;
     int64_t done = 0;
+    while (outputs.rows > 2 * steps - 2) outputs_prefetch(&outputs); // too few steps
     _tile_loadd(6, b[0], 64);
     _tile_loadd(7, b[1], 64);
     _tile_loadd(4, a, 64);
@@ -444,6 +461,7 @@ INLINE void block_mul(const struct tile_product *p, const uint16_t *a, const uin
         _tile_loadd(4, a + s * TILE, 64);
         if (tall) _tile_loadd(5, lower + s * TILE, 64);
         _tile_dpbf16ps(0, 4, 6);
+        outputs_prefetch(&outputs);
         _tile_dpbf16ps(1, 4, 7);
         if (s > 1 && done < rows) {
             block_rows_store(p, previous, done, done + each);
@@ -455,14 +473,6 @@ INLINE void block_mul(const struct tile_product *p, const uint16_t *a, const uin
         }
     }
     if (done < rows) block_rows_store(p, previous, done, rows);
-}
-
-/* Prefetches a block's outputs: cache misses would delay its stores. */
-INLINE void outputs_prefetch(const float *y, int64_t ldy, int64_t rows) {
-    for (int64_t r = 0; r < rows; r++, y += ldy) {
-        __builtin_prefetch(y, 1, 3);
-        __builtin_prefetch(y + PANEL, 1, 3);
-    }
 }
 
 /* The state of a product between its blocks. */
@@ -542,13 +552,15 @@ static void columns_mul(struct product_run *t, int64_t c, int64_t s0, int64_t s1
         float *partial = t->partial + i * SUMS;
         const float *from = s0 > 0 ? partial : NULL;
         const bool tall = r->rows > 16;
-        if (p->y && s1 == p->steps)
-            outputs_prefetch(p->y + (r->tile + r->skip) * p->ldy + c * PANEL, p->ldy,
-                             r->rows - r->skip);
+        struct output_rows outputs = {.ldy = p->ldy};
+        if (p->y && s1 == p->steps) {
+            outputs.y = p->y + (r->tile + r->skip) * p->ldy + c * PANEL;
+            outputs.rows = r->rows - r->skip;
+        }
         if (tall)
-            block_mul(p, a, b, s1 - s0, from, &t->previous, true);
+            block_mul(p, a, b, s1 - s0, from, &t->previous, outputs, true);
         else
-            block_mul(p, a, b, s1 - s0, from, &t->previous, false);
+            block_mul(p, a, b, s1 - s0, from, &t->previous, outputs, false);
         t->previous = (struct tile_block){.sums = partial};
         if (s1 < p->steps) continue;
         if (r->low_rank) block_add_low_rank(t, r, c, tall);

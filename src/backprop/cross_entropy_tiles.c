@@ -3,11 +3,12 @@
  * without logits in memory (Wijmans et al. 2025, "Cut Your Losses in Large-Vocabulary Language
  * Models").
  *
- * The vocabulary is divided into SEGMENTS. A thread multiplies ROWS rows by COLUMNS outputs of the
- * head at a time, in scratch that fits into its L2 cache. A first walk over each segment computes
- * the maximum and the sum of exponentials of each row. A second walk computes the same logits
- * again, replaces them by their gradients, in tiles, and multiplies these by the same outputs of
- * the head. Computing logits twice takes less time than storing and reading them.
+ * The vocabulary is divided into SEGMENTS. A thread multiplies ROWS rows by the outputs of a
+ * segment and adds the exponentials of each row's logits, which never leave the cache. Their
+ * exponents are differences from the largest of the first logits of the segment; if a sum
+ * overflows, from the largest of all. A second walk computes the same logits again, COLUMNS at a
+ * time, as gradients in tiles, and multiplies these by the same outputs of the head. Computing
+ * logits twice takes less time than storing and reading them.
  *
  * Not here: choices, changes of the head by adapters, training of all weights (cross_entropy.c).
  *
@@ -22,18 +23,18 @@
 
 enum { ROWS = 256, COLUMNS = 512, SEGMENTS = 4 };
 
-/* A row's logits in one segment: their maximum, the sum of exp(logit - max), and the logit of the
- * target if it is in the segment. */
-struct segment_statistics {
-    double max, sum, target_logit;
+/* A row's logits in one segment: Σ exp(logit - shift). */
+struct segment_sum {
+    double shift, sum;
 };
 
-/* Arrays of a chunk, and of each thread. */
+/* Arrays of a chunk of N rows, and of each thread. */
 struct head_scratch {
-    struct segment_statistics *statistics; /* [SEGMENTS][N] */
-    float *dhn;                            /* [SEGMENTS][N][D]: parts of dhn */
-    float *logits;                         /* [threads][ROWS][COLUMNS] */
-    uint16_t *grads;                       /* [threads][ROWS][COLUMNS], in tiles */
+    float *dhn;              /* [SEGMENTS][N][D]: parts of dhn */
+    struct segment_sum *sum; /* [SEGMENTS][N] */
+    float *target_logit;     /* [N] */
+    float *shift, *weight; /* [N]: log Σ exp(logit), and the weight of each target; for gradients */
+    float *logits;         /* [threads][ROWS][COLUMNS]; later, as tiles, their gradients */
 };
 
 struct head_job {
@@ -43,12 +44,12 @@ struct head_job {
     struct head_scratch s;
 };
 
-/* Rows [row, row + rows) of a job and outputs [n0, n0 + n) of the head. */
+/* Rows [row, row + rows) of a job, and a segment of the vocabulary. */
 struct head_block {
     int segment;
-    int64_t row, rows, n0, n;
-    float *logits;
-    struct gemm_input grads;
+    int64_t row, rows;
+    struct gemm_input in;
+    float *logits; /* the thread's part of head_scratch.logits */
 };
 
 bool cross_entropy_uses_tiles(const struct trainer *t) {
@@ -65,22 +66,29 @@ int64_t cross_entropy_tiles_rows(int64_t d_model) {
     return MAX(ROWS, MIN(4 * ROWS, ((int64_t)1 << 20) / d_model / ROWS * ROWS)); // dhn: 16 MB
 }
 
-size_t cross_entropy_tiles_scratch(const struct trainer *t) {
-    const int64_t n = t->head_chunk, threads = pool_size(t->pool);
-    return (size_t)(SEGMENTS * n) * sizeof(struct segment_statistics) +
-           (size_t)(SEGMENTS * n * t->c.d_model) * sizeof(float) +
-           (size_t)(threads * block_rows(t) * COLUMNS) * (sizeof(float) + sizeof(uint16_t));
+/* Floats of each array of head_scratch, in its order; all are multiples of 16. */
+static void scratch_sizes(const struct trainer *t, int64_t floats[6]) {
+    const int64_t n = (t->head_chunk + 15) / 16 * 16;
+    floats[0] = SEGMENTS * n * t->c.d_model;
+    floats[1] = SEGMENTS * n * (int64_t)(sizeof(struct segment_sum) / sizeof(float));
+    floats[2] = floats[3] = floats[4] = n;
+    floats[5] = pool_size(t->pool) * block_rows(t) * COLUMNS;
 }
 
-/* The arrays in t->head_scratch. Logits are first and tiles second: both are multiples of 64 bytes,
- * so tiles are aligned. */
+size_t cross_entropy_tiles_scratch(const struct trainer *t) {
+    int64_t floats[6], n = 0;
+    scratch_sizes(t, floats);
+    for (int i = 0; i < 6; i++) n += floats[i];
+    return (size_t)n * sizeof(float);
+}
+
 static struct head_scratch head_scratch_of(const struct trainer *t) {
-    const int64_t n = t->head_chunk, block = pool_size(t->pool) * block_rows(t) * COLUMNS;
-    struct head_scratch s = {.logits = t->head_scratch};
-    s.grads = (uint16_t *)(void *)(s.logits + block);
-    s.statistics = (struct segment_statistics *)(void *)(s.grads + block);
-    s.dhn = (float *)(void *)(s.statistics + SEGMENTS * n);
-    return s;
+    int64_t floats[6];
+    float *at[6] = {t->head_scratch};
+    scratch_sizes(t, floats);
+    for (int i = 1; i < 6; i++) at[i] = at[i - 1] + floats[i - 1];
+    return (struct head_scratch){at[0], (struct segment_sum *)(void *)at[1], at[2], at[3], at[4],
+                                 at[5]};
 }
 
 /* The first output of a segment, a multiple of COLUMNS, or V after the last. */
@@ -89,108 +97,140 @@ static int64_t segment_begin(const struct matrix *w, int segment) {
     return MIN(w->n, (blocks * segment + SEGMENTS - 1) / SEGMENTS * COLUMNS);
 }
 
-/* Computes the logits of a block, times logit_scale. */
-static void logits_compute(const struct head_job *j, const struct head_block *b) {
-    const struct trainer *t = j->t;
-    const struct gemm_input in = gemm_input_rows(&j->in, b->row, b->row + b->rows);
+/* logits [rows][COLUMNS] = those of outputs [n0, n1) for rows of the input, times logit_scale. */
+static void logits_compute(const struct trainer *t, const struct gemm_input *in, int64_t n0,
+                           int64_t n1, float *logits) {
     // Output n0 belongs into column 0 of a row, so the matrix begins n0 columns earlier.
-    uintptr_t shifted = (uintptr_t)b->logits - (size_t)b->n0 * sizeof *b->logits;
-    matrix_mul_range((float *)shifted, COLUMNS, &in, &t->model->head, b->n0, b->n0 + b->n, false);
-    for (int64_t i = 0; t->logit_scale != 1 && i < b->rows; i++)
-        t->k->scale(b->logits + i * COLUMNS, t->logit_scale, b->n);
+    uintptr_t shifted = (uintptr_t)logits - (size_t)n0 * sizeof *logits;
+    matrix_mul_range((float *)shifted, COLUMNS, in, &t->model->head, n0, n1, false);
+    for (int64_t i = 0; t->logit_scale != 1 && i < in->rows; i++)
+        t->k->scale(logits + i * COLUMNS, t->logit_scale, n1 - n0);
 }
 
-/* Adds a maximum and a sum of exponentials to those of a row. */
-static void statistics_add(struct segment_statistics *s, double max, double sum) {
-    if (max > s->max) {
-        s->sum = s->sum * math_exp(s->max - max) + sum;
-        s->max = max;
-    } else if (max > -INFINITY || isnan(sum)) {
-        s->sum += sum * math_exp(max - s->max);
+/* shift[i] = the largest of the logits of outputs [n0, n1) in row i of the block. */
+static void shifts_compute(const struct head_job *j, const struct head_block *b, int64_t n0,
+                           int64_t n1, float shift[ROWS]) {
+    for (int64_t i = 0; i < ROWS; i++) shift[i] = i < b->rows ? -INFINITY : 0;
+    for (int64_t n = n0; n < n1; n += COLUMNS) {
+        const int64_t end = MIN(n + COLUMNS, n1);
+        logits_compute(j->t, &b->in, n, end, b->logits);
+        for (int64_t i = 0; i < b->rows; i++)
+            shift[i] = fmaxf(shift[i], j->t->k->max(b->logits + i * COLUMNS, end - n));
     }
 }
 
-/* Adds the logits of a block to the statistics of the rows. It overwrites the logits. */
-static void block_statistics(const struct head_job *j, const struct head_block *b) {
+/* Adds the exponentials of the segment's logits to the job's segment_sum. Returns whether all sums
+ * are finite numbers. */
+static bool exponentials_add(const struct head_job *j, const struct head_block *b, int64_t n0,
+                             int64_t n1, const float shift[ROWS]) {
     const struct trainer *t = j->t;
+    float sums[ROWS][16] = {{0}};
+    const struct gemm_softmax job = {.scale = t->logit_scale, .shift = shift, .sums = sums};
+    bool finite = true;
+    t->k->gemm_tiles_softmax(&job, &b->in, &t->model->head, n0, n1);
     for (int64_t i = 0; i < b->rows; i++) {
-        float *row = b->logits + i * COLUMNS;
-        struct segment_statistics *s = j->s.statistics + b->segment * t->head_chunk + b->row + i;
-        const int64_t target = t->target_token[j->first + b->row + i] - b->n0;
-        if (target >= 0 && target < b->n) s->target_logit = row[target];
-        const double max = t->k->max(row, b->n), sum = t->k->softmax(row, b->n);
-        statistics_add(s, max, sum);
+        struct segment_sum *s = j->s.sum + b->segment * t->head_chunk + b->row + i;
+        *s = (struct segment_sum){.shift = shift[i]};
+        for (int l = 0; l < 16; l++) s->sum += sums[i][l];
+        finite = finite && isfinite(s->sum);
     }
+    return finite;
 }
 
-/* Replaces the logits by their gradients, as in cross_entropy_rows, and writes these to tiles. */
-static void block_gradients(const struct head_job *j, const struct head_block *b) {
-    const struct trainer *t = j->t;
-    for (int64_t i = 0; i < b->rows; i++) {
-        float *row = b->logits + i * COLUMNS;
-        const struct segment_statistics *s = j->s.statistics + b->row + i; // sums over all segments
-        const int64_t at = j->first + b->row + i, target = t->target_token[at] - b->n0;
-        const float weight = t->target_weight[at] * t->logit_scale;
-        const double max = t->k->max(row, b->n);
-        t->k->softmax(row, b->n);
-        t->k->scale(row, (float)(weight * math_exp(max - s->max) / s->sum), b->n);
-        if (target >= 0 && target < b->n) row[target] -= weight;
-        gemm_input_pack_row(&b->grads, i, row);
-    }
-    gemm_input_pad_tiles(&b->grads);
+static void block_sums(const struct head_job *j, const struct head_block *b) {
+    const struct matrix *w = &j->t->model->head;
+    const int64_t n0 = segment_begin(w, b->segment), n1 = segment_begin(w, b->segment + 1);
+    float shift[ROWS];
+    if (n0 == n1) return;
+    shifts_compute(j, b, n0, MIN(n0 + COLUMNS, n1), shift);
+    if (exponentials_add(j, b, n0, n1, shift)) return;
+    shifts_compute(j, b, n0, n1, shift);
+    exponentials_add(j, b, n0, n1, shift);
 }
 
-/* Calls `block` for all blocks of items [begin, end), after it has computed their logits. An item
- * is a segment and a block of rows. */
-static void blocks_each(const struct head_job *j, int64_t begin, int64_t end, int thread,
-                        void (*block)(const struct head_job *j, const struct head_block *b)) {
-    const struct trainer *t = j->t;
-    const struct matrix *w = &t->model->head;
-    const int64_t rows = block_rows(t), row_blocks = (j->in.rows + rows - 1) / rows,
-                  at = thread * rows * COLUMNS;
-    for (int64_t i = begin; i < end; i++) {
-        struct head_block b = {.segment = (int)(i / row_blocks), .row = i % row_blocks * rows};
-        b.rows = MIN(rows, j->in.rows - b.row);
-        b.logits = j->s.logits + at;
-        const int64_t n1 = segment_begin(w, b.segment + 1);
-        for (b.n0 = segment_begin(w, b.segment); b.n0 < n1; b.n0 += COLUMNS) {
-            b.n = MIN(COLUMNS, n1 - b.n0);
-            b.grads = (struct gemm_input){.rows = b.rows, .k = b.n, .tiles = j->s.grads + at};
-            logits_compute(j, &b);
-            block(j, &b);
-        }
-    }
-}
-
-static void statistics_items(void *ctx, int64_t begin, int64_t end, int thread) {
-    blocks_each(ctx, begin, end, thread, block_statistics);
-}
-
+/* The part of dhn from the outputs of one segment. */
 static void block_backward(const struct head_job *j, const struct head_block *b) {
     const struct trainer *t = j->t;
     const struct matrix *w = &t->model->head;
+    const int64_t begin = segment_begin(w, b->segment), n1 = segment_begin(w, b->segment + 1);
     float *dhn = j->s.dhn + (b->segment * t->head_chunk + b->row) * w->k;
-    block_gradients(j, b);
-    t->k->gemm_tiles_backward(dhn, w->k, &b->grads, w, b->n0, 0, w->k,
-                              b->n0 > segment_begin(w, b->segment));
+    for (int64_t n = begin; n < n1; n += COLUMNS) {
+        const int64_t end = MIN(n + COLUMNS, n1);
+        const struct gemm_input grads = {
+            .rows = b->rows, .k = end - n, .tiles = (uint16_t *)(void *)b->logits};
+        const struct gemm_softmax job = {.scale = t->logit_scale,
+                                         .shift = j->s.shift + b->row,
+                                         .weight = j->s.weight + b->row,
+                                         .grads = grads.tiles};
+        t->k->gemm_tiles_softmax(&job, &b->in, w, n, end);
+        for (int64_t i = 0; i < b->rows; i++) {
+            const int64_t row = b->row + i, target = t->target_token[j->first + row] - n;
+            if (target < 0 || target >= end - n) continue;
+            const float weight = j->s.weight[row],
+                        p = (float)math_exp((double)(j->s.target_logit[row] - j->s.shift[row]));
+            gemm_input_tile_row(&grads, i)[target / 32 * 512 + target % 32] =
+                f32_to_bf16(weight * p - weight);
+        }
+        t->k->gemm_tiles_backward(dhn, w->k, &grads, w, n, 0, w->k, n > begin);
+    }
+}
+
+/* Calls `block` for items [begin, end). An item is a segment and a block of rows. */
+static void blocks_each(const struct head_job *j, int64_t begin, int64_t end, int thread,
+                        void (*block)(const struct head_job *j, const struct head_block *b)) {
+    const int64_t rows = block_rows(j->t), row_blocks = (j->in.rows + rows - 1) / rows;
+    for (int64_t i = begin; i < end; i++) {
+        struct head_block b = {.segment = (int)(i / row_blocks),
+                               .row = i % row_blocks * rows,
+                               .logits = j->s.logits + thread * rows * COLUMNS};
+        b.rows = MIN(rows, j->in.rows - b.row);
+        b.in = gemm_input_rows(&j->in, b.row, b.row + b.rows);
+        block(j, &b);
+    }
+}
+
+static void sum_items(void *ctx, int64_t begin, int64_t end, int thread) {
+    blocks_each(ctx, begin, end, thread, block_sums);
 }
 
 static void backward_items(void *ctx, int64_t begin, int64_t end, int thread) {
     blocks_each(ctx, begin, end, thread, block_backward);
 }
 
-/* Combines the statistics of all segments in those of segment 0, and computes target_nll. */
+/* The logits of the rows' targets, each from the 16 outputs of its panel. Items are rows. */
+static void target_items(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct head_job *j = ctx;
+    const struct trainer *t = j->t;
+    (void)thread;
+    for (int64_t i = begin; i < end; i++) {
+        const int32_t target = t->target_token[j->first + i];
+        const int64_t n0 = target / CHOICE_PANEL * CHOICE_PANEL;
+        const struct gemm_input in = gemm_input_tile_rows(&j->in, i, i + 1);
+        float logits[16 * COLUMNS];
+        logits_compute(t, &in, n0, MIN(n0 + CHOICE_PANEL, t->model->head.n), logits);
+        j->s.target_logit[i] = logits[in.skip * COLUMNS + target - n0];
+    }
+}
+
+/* Computes target_nll, and the arrays shift and weight. */
 static void nll_compute(const struct head_job *j) {
     const struct trainer *t = j->t;
-    for (int64_t i = 0; i < j->in.rows; i++) {
-        struct segment_statistics *s = j->s.statistics + i;
-        const struct segment_statistics *part = s;
-        for (int k = 1; k < SEGMENTS; k++) {
-            part += t->head_chunk;
-            statistics_add(s, part->max, part->sum);
-            s->target_logit += part->target_logit; // 0 in all segments but one
+    for (int64_t i = 0; i < (j->in.rows + 15) / 16 * 16; i++) {
+        struct segment_sum s = {-INFINITY, 0};
+        j->s.shift[i] = j->s.weight[i] = 0;
+        if (i >= j->in.rows) continue;
+        for (int k = 0; k < SEGMENTS; k++) {
+            const struct segment_sum *part = j->s.sum + k * t->head_chunk + i;
+            if (segment_begin(&t->model->head, k) == segment_begin(&t->model->head, k + 1))
+                continue;
+            const double shift = fmax(s.shift, part->shift);
+            s.sum = s.sum * math_exp(s.shift - shift) + part->sum * math_exp(part->shift - shift);
+            s.shift = shift;
         }
-        t->target_nll[j->first + i] = math_log(s->sum) + s->max - s->target_logit;
+        const double log_sum = math_log(s.sum) + s.shift;
+        t->target_nll[j->first + i] = log_sum - (double)j->s.target_logit[i];
+        j->s.shift[i] = (float)log_sum;
+        j->s.weight[i] = t->target_weight[j->first + i] * t->logit_scale;
     }
 }
 
@@ -209,9 +249,8 @@ void cross_entropy_tiles(struct trainer *t, int64_t first, const struct gemm_inp
                          bool backward) {
     struct head_job j = {.t = t, .in = *in, .first = first, .s = head_scratch_of(t)};
     const int64_t rows = block_rows(t), items = (in->rows + rows - 1) / rows * SEGMENTS;
-    for (int64_t i = 0; i < SEGMENTS * t->head_chunk; i++)
-        j.s.statistics[i] = (struct segment_statistics){.max = -INFINITY};
-    pool_run(t->pool, statistics_items, &j, items, 1);
+    pool_run(t->pool, sum_items, &j, items, 1);
+    pool_run(t->pool, target_items, &j, in->rows, 8);
     nll_compute(&j);
     if (!backward) return;
     pool_run(t->pool, backward_items, &j, items, 1);

@@ -35,11 +35,12 @@ struct tile_product {
     int64_t rows, steps, n;
     int64_t skip; /* number of rows at the start whose outputs are not stored */
     bool add;
-    const struct gemm_gated *gated; /* the outputs, instead of y; or NULL */
+    const struct gemm_gated *gated;     /* the outputs, instead of y; or NULL */
+    const struct gemm_softmax *softmax; /* the outputs, instead of y; or NULL */
     const struct matrix *w;
     const struct gemm_low_rank *low_rank; /* or NULL */
     int64_t low_rank_row;
-    int64_t first_output; /* backward: the first output of step 0 */
+    int64_t first_output; /* backward: the first output of step 0; softmax: n0 */
     /* Sets b[0] and b[1] to the B tiles of column tiles c and c + 1, steps [s0, s1); `scratch` has
      * room for them. Sets only b[0] if column tile c + 1 does not exist. If gated, b[0] is column
      * tile c of gate and b[1] that of up. */
@@ -58,7 +59,8 @@ struct row_block {
 struct tile_block {
     float *sums; /* [SUMS] */
     float *y;
-    int64_t out_offset;    /* gated: the block's first element in the outputs */
+    int64_t out_offset;    /* gated, softmax: the block's first element in the outputs */
+    int64_t tile;          /* softmax: its first row */
     int64_t skip, rows;    /* rows [skip, rows) are written to y; rows 0: only `sums` is written */
     __mmask16 left, right; /* outputs that exist in the left and the right column tile */
 };
@@ -365,11 +367,42 @@ INLINE void gated_rows_store(const struct tile_product *p, const struct tile_blo
     }
 }
 
+/* Rows [r0, r1) of a block of logits. */
+INLINE void softmax_rows_store(const struct tile_product *p, const struct tile_block *b, int64_t r0,
+                               int64_t r1) {
+    const struct gemm_softmax *s = p->softmax;
+    const int64_t tile = (p->n - p->first_output + 31) / 32 * TILE;
+    const __m512 scale = _mm512_set1_ps(s->scale);
+    for (int64_t r = r0; r < MIN(r1, b->rows); r++) {
+        const float *sums = b->sums + r / 16 * 512 + r % 16 * 16;
+        const __m512 shift = _mm512_set1_ps(s->shift[b->tile + r]);
+        const __m512 left = lanes_exp(
+                         _mm512_sub_ps(_mm512_mul_ps(_mm512_load_ps(sums), scale), shift)),
+                     right = lanes_exp(
+                         _mm512_sub_ps(_mm512_mul_ps(_mm512_load_ps(sums + 256), scale), shift));
+        if (s->sums) {
+            __m512 sum = _mm512_loadu_ps(s->sums[b->tile + r]);
+            sum = _mm512_mask_add_ps(sum, b->left, sum, left);
+            _mm512_storeu_ps(s->sums[b->tile + r], _mm512_mask_add_ps(sum, b->right, sum, right));
+        }
+        if (s->grads) {
+            const __m512 weight = _mm512_set1_ps(s->weight[b->tile + r]);
+            _mm512_storeu_si512(s->grads + b->out_offset + r / 16 * tile + r % 16 * 32,
+                                bf16_join(_mm512_maskz_mul_ps(b->left, left, weight),
+                                          _mm512_maskz_mul_ps(b->right, right, weight)));
+        }
+    }
+}
+
 /* Stores rows [r0, r1) of a block's sums to y. */
 INLINE void block_rows_store(const struct tile_product *p, const struct tile_block *b, int64_t r0,
                              int64_t r1) {
     if (p->gated) {
         gated_rows_store(p, b, r0, r1);
+        return;
+    }
+    if (p->softmax) {
+        softmax_rows_store(p, b, r0, r1);
         return;
     }
     for (int64_t r = MAX(r0, b->skip); r < MIN(r1, b->rows); r++) {
@@ -570,9 +603,12 @@ static void columns_mul(struct product_run *t, int64_t c, int64_t s0, int64_t s1
                                           .rows = r->rows,
                                           .left = elems_mask(p->n - c * PANEL),
                                           .right = elems_mask(p->n - (c + 1) * PANEL)};
-        if (p->gated) {
-            const int64_t tiles = (p->n + 31) / 32;
-            t->previous.out_offset = (r->tile / 16 * tiles + c / 2) * TILE + c % 2 * PANEL;
+        if (p->gated || p->softmax) {
+            const int64_t first = p->softmax ? p->first_output : 0,
+                          tiles = (p->n - first + 31) / 32, column = c - first / PANEL;
+            t->previous.tile = r->tile;
+            t->previous.out_offset =
+                (r->tile / 16 * tiles + column / 2) * TILE + column % 2 * PANEL;
             if (r->tile + r->rows == p->rows) t->previous.rows = tall ? 32 : 16; // zero padding
         }
         prefetch_step(p->prefetch);
@@ -621,6 +657,20 @@ static void amx_gemm_tiles(float *y, int64_t ldy, const struct gemm_input *in,
                                    .w = w,
                                    .low_rank = in->low_rank,
                                    .low_rank_row = in->low_rank_row,
+                                   .panels = forward_panels,
+                                   .prefetch = in->prefetch};
+    tile_product_run(&p, n0 / PANEL, (n1 + PANEL - 1) / PANEL);
+}
+
+static void amx_gemm_tiles_softmax(const struct gemm_softmax *s, const struct gemm_input *in,
+                                   const struct matrix *w, int64_t n0, int64_t n1) {
+    const struct tile_product p = {.softmax = s,
+                                   .a = in->tiles,
+                                   .rows = in->rows,
+                                   .steps = (in->k + 31) / 32,
+                                   .n = n1,
+                                   .w = w,
+                                   .first_output = n0,
                                    .panels = forward_panels,
                                    .prefetch = in->prefetch};
     tile_product_run(&p, n0 / PANEL, (n1 + PANEL - 1) / PANEL);
@@ -738,5 +788,6 @@ void amx_fill_bf16(struct kernels *k) {
     k->tiles_pack_row = amx_pack_row;
     k->gemm_tiles = amx_gemm_tiles;
     k->gemm_tiles_silu = amx_gemm_tiles_silu;
+    k->gemm_tiles_softmax = amx_gemm_tiles_softmax;
     k->gemm_tiles_backward = amx_gemm_tiles_backward;
 }

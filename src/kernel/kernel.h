@@ -274,6 +274,17 @@ struct gemm_gated {
     uint16_t *act, *gate_out, *up_out; /* [rows / 16 rounded up][N / 32 rounded up][16][32] */
 };
 
+/* A product in tiles whose outputs are the logits v = scale · x wᵀ of a softmax. They are not
+ * stored; it computes e = exp(v - shift[row]). Arrays of rows have a multiple of 16 rows. */
+struct gemm_softmax {
+    float scale;
+    const float *shift;
+    float (*sums)[16]; /* [rows]: += e of columns 0, 16, 32 … in lane 0, 1, 17 … in lane 1, …; or
+                          NULL */
+    const float *weight; /* [rows]; 0 in rows that do not exist */
+    uint16_t *grads;     /* bf16(weight · e), in tiles of 32 columns from n0 on; or NULL */
+};
+
 /* The gradient of a weight matrix in tiles: dW[n][k] += Σ over rows of dY[row][n] X[row][k]. Each
  * step of the tiles adds a group of 32 rows, in order; the last group may have fewer rows. */
 struct weight_grad_job {
@@ -379,6 +390,9 @@ struct kernels {
      * silu_mul and tiles_pack_row. n0 is a multiple of 32; n1 too, unless it is N. */
     void (*gemm_tiles_silu)(const struct gemm_gated *g, const struct gemm_input *in, int64_t n0,
                             int64_t n1);
+    /* Outputs [n0, n1); n0 is a multiple of 32. The logits have the bits of gemm_tiles. */
+    void (*gemm_tiles_softmax)(const struct gemm_softmax *s, const struct gemm_input *in,
+                               const struct matrix *w, int64_t n0, int64_t n1);
     void (*gemm_tiles_backward)(float *dx, int64_t lddx, const struct gemm_input *dy,
                                 const struct matrix *w, int64_t o0, int64_t k0, int64_t k1,
                                 bool add);

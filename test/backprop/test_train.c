@@ -940,6 +940,15 @@ static double served_nll(const struct pair *p, const struct train_sample *s) {
     return served_nll_kv(p, s, DTYPE_F32);
 }
 
+/* Logits have equal bits in training and serving. So have losses, except in tiles, where the
+ * trainer adds exponentials in another order (cross_entropy_tiles.c). */
+static void assert_same_nll(const struct model *m, double trained, double served) {
+    if (m->cls == NUMERIC_FAST && kernels_get()->gemm_tiles)
+        assert_true(fabs(trained - served) <= 1e-6 * served);
+    else
+        assert_true(trained == served);
+}
+
 /* Training and serving have equal bits, for every architecture, over quantised bases, with every
  * type of keys and values, of which "auto" is the engine's default. */
 static void test_training_equals_serving(void **state) {
@@ -966,7 +975,7 @@ static void test_training_equals_serving(void **state) {
         int32_t targets[2];
         assert_int_equal(trainer_sample_nll(t, s, 2, nll, targets, &err), OK);
         for (int k = 0; k < 2; k++) {
-            assert_true(nll[k] == served_nll_kv(&p, &s[k], kv));
+            assert_same_nll(p.m, nll[k], served_nll_kv(&p, &s[k], kv));
             assert_true(targets[k] == s[k].n - s[k].n / 2);
             train_sample_release(&s[k]);
         }
@@ -1270,7 +1279,7 @@ static void test_vocab_served(void **state) {
         p.ad = trainer_export_adapter(t, 0, NULL);
         assert_int_equal(adapter_bind(p.ad, p.m, &err), OK);
         assert_int_equal(trainer_sample_nll(t, &s, 1, &nll, &targets, &err), OK);
-        assert_true(nll == served_nll(&p, &s));
+        assert_same_nll(p.m, nll, served_nll(&p, &s));
         assert_true(fabs(nll - base) > 1e-3);
         adapter_release(fresh);
         train_sample_release(&s);
@@ -1305,7 +1314,7 @@ static void test_activated(void **state) {
         double nll[2];
         int32_t targets[2];
         assert_int_equal(trainer_sample_nll(t, s, 2, nll, targets, &err), OK);
-        for (int k = 0; k < 2; k++) assert_true(nll[k] == served_nll(&p, &s[k]));
+        for (int k = 0; k < 2; k++) assert_same_nll(p.m, nll[k], served_nll(&p, &s[k]));
         struct adapter *trained = trainer_export_adapter(t, 0, NULL);
         assert_string_equal(trained->hash, p.ad->hash);
         adapter_release(trained);
@@ -1348,10 +1357,10 @@ static void test_golden_hashes(void **state) {
                  "9e0a5422e94238ec7fa96a4dd0914fd0e1121611105d392756030f412a896955"},
                 {TENSOR_BF16, NUMERIC_FAST, false,
                  "00506feebd5ab5851318493a3399d0b6f0637f12dfaf1664ccd8b3148292b16a",
-                 "57975b216b4f411f6ce3a9bce79f76dfacc2f0d873ec5c71b562a583a6312a3e"},
+                 "d6edcdff13b351283ee8f695163718de75b329812c2e98c7013ea4df95e6df23"},
                 {TENSOR_Q4_0, NUMERIC_FAST, false,
                  "9e0a5422e94238ec7fa96a4dd0914fd0e1121611105d392756030f412a896955",
-                 "f57be96e1c530b7626be76e3dd19d2d54105832b76cf4cfbb40af84c934607b6"}};
+                 "477041dd5a3ce1f0791f82efd0c69982eed7a68153fd2f3a58e8fd1be0bc0996"}};
     char hash[HASH_LEN];
     struct pool *pool = pool_new(2);
     struct train_options o = options();

@@ -251,6 +251,10 @@ EMULATE_PS(_mm512_add_ps, a.f[l] + b.f[l])
 EMULATE_PS(_mm512_sub_ps, a.f[l] - b.f[l])
 EMULATE_PS(_mm512_mul_ps, a.f[l] * b.f[l])
 EMULATE_PS(_mm512_div_ps, a.f[l] / b.f[l])
+EMULATED __m512 _mm512_maskz_mul_ps(__mmask16 k, __m512 a, __m512 b) {
+    EACH_LANE a.f[l] = k >> l & 1 ? a.f[l] * b.f[l] : 0;
+    return a;
+}
 EMULATE_PS(_mm512_min_ps, a.f[l] < b.f[l] ? a.f[l] : b.f[l])
 EMULATE_PS(_mm512_max_ps, a.f[l] > b.f[l] ? a.f[l] : b.f[l])
 

@@ -445,6 +445,42 @@ static void tile_weight_grad_cases(const struct kernels *k) {
     tile_weight_grad_case(k, &r, 530, 0, 48, 70);
 }
 
+/* Sums of exponentials and gradients of logits, from those that gemm_tiles gives. */
+static void tile_softmax_case(const struct kernels *k, struct rng *r, enum tensor_type type,
+                              int64_t rows, int64_t n0, int64_t n, int64_t width) {
+    const int64_t all = (rows + 15) / 16 * 16, tiles = (n - n0 + 31) / 32, size = all * tiles * 32;
+    struct tile_case c;
+    tile_case_make(&c, r, type, rows, n, width);
+    struct gemm_input in = tile_inputs(k, r, rows, width);
+    float *y = xcalloc((size_t)(rows * n), sizeof *y), *shift = xcalloc((size_t)all, sizeof *shift),
+          *weight = xcalloc((size_t)all, sizeof *weight), *e = xcalloc((size_t)n, sizeof *e);
+    float(*sums)[16] = xcalloc((size_t)all, sizeof *sums), want[16];
+    uint16_t *grads = aligned_alloc(64, (size_t)size * sizeof *grads);
+    for (int64_t m = 0; m < rows; m++) {
+        shift[m] = rng_normal(r);
+        weight[m] = 0.25f + rng_normal(r);
+        for (int l = 0; l < 16; l++) sums[m][l] = (float)l;
+    }
+    const struct gemm_softmax job = {0.5f, shift, sums, weight, grads};
+    k->gemm_tiles(y, n, &in, &c.w, 0, n, false);
+    k->gemm_tiles_softmax(&job, &in, &c.w, n0, n);
+    for (int64_t m = 0; m < all; m++) {
+        for (int64_t i = n0; m < rows && i < n; i++) e[i] = y[m * n + i] * 0.5f - shift[m];
+        k->exp(e, e, n);
+        for (int l = 0; l < 16; l++) want[l] = (float)l;
+        for (int64_t i = n0; i < n0 + tiles * 32; i++) {
+            const float g = m < rows && i < n ? tile_round(weight[m] * e[i]) : 0.0f;
+            const int64_t at = (m / 16 * tiles + (i - n0) / 32) * 512 + m % 16 * 32 + (i - n0) % 32;
+            if (i < n) want[(i - n0) % 16] += e[i];
+            assert_true(tile_same(bf16_to_f32(grads[at]), g));
+        }
+        for (int l = 0; m < rows && l < 16; l++) assert_true(tile_same(sums[m][l], want[l]));
+    }
+    free(y), free(shift), free(weight), free(e), free(sums), free(grads);
+    tile_inputs_free(&in);
+    tile_case_free(&c);
+}
+
 /* The gradient of a low-rank factor: rows [row, row + rows) of the tiles of x, columns from c0 on,
  * all arrays of exactly their size. */
 static void tile_low_rank_grad_case(const struct kernels *k, struct rng *r, int64_t row,
@@ -515,6 +551,10 @@ static void tile_cases_run(const struct kernels *k, bool all) {
                            i == 4 ? 10 * j : 11 * j, 40 * j - 7);
     tile_weight_grad_cases(k);
     tile_low_rank_grad_cases(k);
+    tile_softmax_case(k, &r, TENSOR_BF16, 33, 32, 112, 70);
+    tile_softmax_case(k, &r, TENSOR_Q8_0, 16, 0, 75, 64);
+    tile_softmax_case(k, &r, TENSOR_Q4_0, 5, 64, 80, 2080);
+    tile_softmax_case(k, &r, TENSOR_F32, 70, 0, 64, 20);
     tile_gated_case(k, &r, TENSOR_Q4_0, 33, 48, 64);
     tile_gated_case(k, &r, TENSOR_BF16, 5, 70, 100);
     tile_gated_case(k, &r, TENSOR_Q8_0, 48, 33, 2080);

@@ -348,14 +348,10 @@ static int64_t int8_tile_rows(int64_t rows) {
     return ((rows + tiles - 1) / tiles + 1) / 2 * 2;
 }
 
-typedef void (*packed_fn)(float *y, int64_t ldy, const struct gemm_input *in,
-                          const struct matrix *w, int64_t n0, int64_t n1, bool add);
-
-/* `few_rows` computes products of fewer than MIN_TILE_ROWS rows. */
-static void int8_mul(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
-                     int64_t n0, int64_t n1, bool add, packed_fn few_rows) {
+static void amx_gemm_q(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
+                       int64_t n0, int64_t n1, bool add) {
     if (in->rows < MIN_TILE_ROWS) {
-        few_rows(y, ldy, in, w, n0, n1, add);
+        avx512_gemm_q_two_streams(y, ldy, in, w, n0, n1, add);
         return;
     }
     const int64_t tile = int8_tile_rows(in->rows),
@@ -370,23 +366,8 @@ static void int8_mul(float *y, int64_t ldy, const struct gemm_input *in, const s
         row_tiles_mul(&p, &s, m, MIN(in->rows - m, super_rows));
 }
 
-/* The AVX-512 functions; set once, by amx_fill_int8. */
-static packed_fn few_rows_q8, few_rows_q4;
-
-static void amx_gemm_q8(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
-                        int64_t n0, int64_t n1, bool add) {
-    int8_mul(y, ldy, in, w, n0, n1, add, few_rows_q8);
-}
-
-static void amx_gemm_q4(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
-                        int64_t n0, int64_t n1, bool add) {
-    int8_mul(y, ldy, in, w, n0, n1, add, few_rows_q4);
-}
-
 void amx_fill_int8(struct kernels *k) {
-    few_rows_q8 = k->gemm_q8;
-    few_rows_q4 = k->gemm_q4;
     k->int8_tile_rows = int8_tile_rows;
-    k->gemm_q8 = amx_gemm_q8;
-    k->gemm_q4 = amx_gemm_q4;
+    k->gemm_q8 = amx_gemm_q;
+    k->gemm_q4 = amx_gemm_q;
 }

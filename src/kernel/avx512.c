@@ -217,6 +217,7 @@ struct q_product {
     const struct matrix *w;
     int64_t blocks; /* K / layout_group */
     bool add;
+    bool one_stream; /* few rows are multiplied with one panel at a time */
 };
 
 /* The offset that makes the weights unsigned. */
@@ -464,15 +465,14 @@ static void part_store(const struct q_product *p, float part[Q_ROWS][Q_PANELS][1
     }
 }
 
-/* Rows m0 … m0 + rows (at most Q_ROW_BLOCK) times all panels. For few rows, which wait for memory,
- * one panel at a time: one stream of weights. */
+/* Rows m0 … m0 + rows (at most Q_ROW_BLOCK) times all panels. */
 static void q_rows_mul(const struct q_product *p, int64_t m0, int64_t rows, int64_t n0,
                        int64_t n1) {
     int32_t correction[Q_ROW_BLOCK][Q_BLOCKS];
     const int64_t end = (n1 + 15) / 16;
     int64_t filled = -1; /* the first block that `correction` describes */
     for (int64_t panel = n0 / 16, panels; panel < end; panel += panels) {
-        panels = rows > Q_FEW_ROWS && end - panel >= 2 ? 2 : 1;
+        panels = end - panel < 2 || (p->one_stream && rows <= Q_FEW_ROWS) ? 1 : 2;
         float part[Q_ROW_BLOCK][Q_PANELS][16];
         for (int64_t m = 0; m < rows; m++)
             for (int j = 0; j < panels; j++)
@@ -492,18 +492,23 @@ static void q_rows_mul(const struct q_product *p, int64_t m0, int64_t rows, int6
     }
 }
 
+static void q_mul(const struct q_product *p, int64_t n0, int64_t n1) {
+    prefetch_begin(p->in->prefetch, ((n1 - n0 + 31) / 32) * ((p->in->rows + Q_ROWS - 1) / Q_ROWS));
+    for (int64_t m = 0; m < p->in->rows; m += Q_ROW_BLOCK)
+        q_rows_mul(p, m, MIN(p->in->rows - m, Q_ROW_BLOCK), n0, n1);
+}
+
+/* Few rows wait for memory. A Zen 4 core is fastest with one stream of weights. */
 static void avx512_gemm_q(float *y, int64_t ldy, const struct gemm_input *in,
                           const struct matrix *w, int64_t n0, int64_t n1, bool add) {
-    const struct q_product p = {.y = y,
-                                .ldy = ldy,
-                                .in = in,
-                                .w = w,
-                                .blocks = in->k / layout_group(w->layout),
-                                .add = add};
-    prefetch_begin(in->prefetch, ((n1 - n0 + 31) / 32) * ((in->rows + Q_ROWS - 1) / Q_ROWS));
-    for (int64_t m = 0; m < in->rows; m += Q_ROW_BLOCK) {
-        q_rows_mul(&p, m, MIN(in->rows - m, Q_ROW_BLOCK), n0, n1);
-    }
+    const struct q_product p = {y, ldy, in, w, in->k / layout_group(w->layout), add, true};
+    q_mul(&p, n0, n1);
+}
+
+void avx512_gemm_q_two_streams(float *y, int64_t ldy, const struct gemm_input *in,
+                               const struct matrix *w, int64_t n0, int64_t n1, bool add) {
+    const struct q_product p = {y, ldy, in, w, in->k / layout_group(w->layout), add, false};
+    q_mul(&p, n0, n1);
 }
 
 static void mins_read(float *mins, const uint8_t *record, int g, enum matrix_layout l) {

@@ -11,6 +11,11 @@
 
 #define INLINE static inline __attribute__((always_inline))
 
+/* gemm_q8 and gemm_q4 of the AMX level for few rows, which wait for memory: two panels side by side.
+ * Cores with AMX read two streams of weights faster than one. */
+void avx512_gemm_q_two_streams(float *y, int64_t ldy, const struct gemm_input *in,
+                               const struct matrix *w, int64_t n0, int64_t n1, bool add);
+
 /* Mask of the first `left` of 16 lanes. */
 INLINE __mmask16 lanes_mask(int64_t left) {
     return left >= 16 ? 0xFFFF : (__mmask16)((1u << left) - 1);

@@ -23,6 +23,7 @@
 /* The library has functions with the same names, compiled for the real instructions. */
 #define kernels_fill_avx512 emulated_fill_avx512
 #define kernels_fill_amx emulated_fill_amx
+#define avx512_gemm_q_two_streams emulated_gemm_q_two_streams
 #define amx_request emulated_amx_request
 #define amx_configured emulated_amx_configured
 #define amx_fill_int8 emulated_amx_fill_int8

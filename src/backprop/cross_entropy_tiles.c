@@ -119,22 +119,22 @@ static void shifts_compute(const struct head_job *j, const struct head_block *b,
     }
 }
 
-/* Adds the exponentials of the segment's logits to the job's segment_sum. Returns whether all sums
- * are finite numbers. */
+/* Computes the job's segment_sum of the block. Returns false if an exponential may have overflowed:
+ * it is then the largest number, about 3e38. */
 static bool exponentials_add(const struct head_job *j, const struct head_block *b, int64_t n0,
                              int64_t n1, const float shift[ROWS]) {
     const struct trainer *t = j->t;
     float sums[ROWS][16] = {{0}};
     const struct gemm_softmax job = {.scale = t->logit_scale, .shift = shift, .sums = sums};
-    bool finite = true;
+    bool exact = true;
     t->k->gemm_tiles_softmax(&job, &b->in, &t->model->head, n0, n1);
     for (int64_t i = 0; i < b->rows; i++) {
         struct segment_sum *s = j->s.sum + b->segment * t->head_chunk + b->row + i;
         *s = (struct segment_sum){.shift = shift[i]};
         for (int l = 0; l < 16; l++) s->sum += sums[i][l];
-        finite = finite && isfinite(s->sum);
+        exact = exact && s->sum < 1e37;
     }
-    return finite;
+    return exact;
 }
 
 static void block_sums(const struct head_job *j, const struct head_block *b) {

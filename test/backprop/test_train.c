@@ -1477,6 +1477,36 @@ static void test_long_passes(void **state) {
     options_release(train_option_rows, &o);
 }
 
+/* Logits of hundreds, of which the largest is in any part of the vocabulary: exponentials of
+ * differences from the first ones overflow. */
+static void test_large_logits(void **state) {
+    (void)state;
+    struct model_config c = shape("tiny-qwen3", false);
+    c.vocab_size = 5000;
+    struct train_options o = options();
+    struct train_sample s = sample_make(1, 60, c.vocab_size, 0);
+    struct pair p = {.m = model_new_quantized(&c, 1, TENSOR_BF16, NUMERIC_FAST)};
+    const struct adapter_config a = {.r = 2, .alpha = 4, .target = {true}};
+    float *gain = (float *)(uintptr_t)p.m->final_norm;
+    int32_t targets;
+    double nll;
+    for (int32_t i = 0; i < c.d_model; i++) gain[i] *= 1000;
+    p.ad = adapter_new_for_model(p.m, &a, 1, &err);
+    assert_non_null(p.ad);
+    set_kv(&o, "f32");
+    struct trainer *t = trainer_new_lora(p.m, &p.ad, 1, &o, NULL, &err);
+    assert_non_null(t);
+    assert_int_equal(trainer_sample_nll(t, &s, 1, &nll, &targets, &err), OK);
+    print_message("mean loss of large logits: %g\n", nll / targets);
+    assert_true(nll / targets > 100);
+    assert_same_nll(p.m, nll, served_nll(&p, &s));
+    assert_int_equal(trainer_accumulate(t, &s, 1, &err), OK);
+    trainer_free(t);
+    train_sample_release(&s);
+    pair_release(&p);
+    options_release(train_option_rows, &o);
+}
+
 /* The same of all weights: the gradients of both classes are near, and the bits after training do
  * not depend on threads. They are equal on every processor without AMX, and on every one with it.
  */
@@ -1819,6 +1849,7 @@ int main(void) {
         cmocka_unit_test(test_golden_hashes),
         cmocka_unit_test(test_fast_class),
         cmocka_unit_test(test_long_passes),
+        cmocka_unit_test(test_large_logits),
         cmocka_unit_test(test_full_fast_class),
         cmocka_unit_test(test_checkpointing),
         cmocka_unit_test(test_checkpointing_passes),

@@ -3,9 +3,9 @@
  * without logits in memory (Wijmans et al. 2025, "Cut Your Losses in Large-Vocabulary Language
  * Models").
  *
- * The vocabulary is divided into SEGMENTS. A thread multiplies ROWS rows by the outputs of a
- * segment and adds the exponentials of each row's logits, which never leave the cache. Their
- * exponents are differences from the largest of the first logits of the segment; if a sum
+ * The vocabulary is divided into up to SEGMENTS segments. A thread multiplies ROWS rows by the
+ * outputs of a segment and adds the exponentials of each row's logits, which never leave the cache.
+ * Their exponents are differences from the largest of the first logits of the segment; if a sum
  * overflows, from the largest of all. A second walk computes the same logits again, COLUMNS at a
  * time, as gradients in tiles, and multiplies these by the same outputs of the head. Computing
  * logits twice takes less time than storing and reading them.
@@ -17,7 +17,6 @@
  * threads.
  */
 #include <math.h>
-#include <string.h>
 
 #include "backprop/internal.h"
 
@@ -30,8 +29,8 @@ struct segment_sum {
 
 /* Arrays of a chunk of N rows, and of each thread. */
 struct head_scratch {
-    float *dhn;              /* [SEGMENTS][N][D]: parts of dhn */
-    struct segment_sum *sum; /* [SEGMENTS][N] */
+    float *dhn;              /* [segments - 1][N][D]: parts of dhn from segments 1, 2, … */
+    struct segment_sum *sum; /* [segments][N] */
     float *target_logit;     /* [N] */
     float *shift, *weight; /* [N]: log Σ exp(logit), and the weight of each target; for gradients */
     float *logits;         /* [threads][ROWS][COLUMNS]; later, as tiles, their gradients */
@@ -63,14 +62,28 @@ static int64_t block_rows(const struct trainer *t) {
 }
 
 int64_t cross_entropy_tiles_rows(int64_t d_model) {
-    return MAX(ROWS, MIN(4 * ROWS, ((int64_t)1 << 20) / d_model / ROWS * ROWS)); // dhn: 16 MB
+    return MAX(ROWS, MIN(4 * ROWS, ((int64_t)1 << 20) / d_model / ROWS * ROWS)); // dhn: 12 MB
+}
+
+/* The vocabulary in blocks of COLUMNS, and the number of segments: one has at least a block. */
+static int64_t vocab_blocks(const struct matrix *w) {
+    return (w->n + COLUMNS - 1) / COLUMNS;
+}
+
+static int segment_count(const struct matrix *w) {
+    return (int)MIN(SEGMENTS, vocab_blocks(w));
+}
+
+/* The first output of a segment, a multiple of COLUMNS, or V after the last. */
+static int64_t segment_begin(const struct matrix *w, int segment) {
+    return MIN(w->n, vocab_blocks(w) * segment / segment_count(w) * COLUMNS);
 }
 
 /* Floats of each array of head_scratch, in its order; all are multiples of 16. */
 static void scratch_sizes(const struct trainer *t, int64_t floats[6]) {
-    const int64_t n = (t->head_chunk + 15) / 16 * 16;
-    floats[0] = SEGMENTS * n * t->c.d_model;
-    floats[1] = SEGMENTS * n * (int64_t)(sizeof(struct segment_sum) / sizeof(float));
+    const int64_t n = (t->head_chunk + 15) / 16 * 16, segments = segment_count(&t->model->head);
+    floats[0] = (segments - 1) * n * t->c.d_model;
+    floats[1] = segments * n * (int64_t)(sizeof(struct segment_sum) / sizeof(float));
     floats[2] = floats[3] = floats[4] = n;
     floats[5] = pool_size(t->pool) * block_rows(t) * COLUMNS;
 }
@@ -89,12 +102,6 @@ static struct head_scratch head_scratch_of(const struct trainer *t) {
     for (int i = 1; i < 6; i++) at[i] = at[i - 1] + floats[i - 1];
     return (struct head_scratch){at[0], (struct segment_sum *)(void *)at[1], at[2], at[3], at[4],
                                  at[5]};
-}
-
-/* The first output of a segment, a multiple of COLUMNS, or V after the last. */
-static int64_t segment_begin(const struct matrix *w, int segment) {
-    const int64_t blocks = (w->n + COLUMNS - 1) / COLUMNS;
-    return MIN(w->n, (blocks * segment + SEGMENTS - 1) / SEGMENTS * COLUMNS);
 }
 
 /* logits [rows][COLUMNS] = those of outputs [n0, n1) for rows of the input, times logit_scale. */
@@ -141,7 +148,6 @@ static void block_sums(const struct head_job *j, const struct head_block *b) {
     const struct matrix *w = &j->t->model->head;
     const int64_t n0 = segment_begin(w, b->segment), n1 = segment_begin(w, b->segment + 1);
     float shift[ROWS];
-    if (n0 == n1) return;
     shifts_compute(j, b, n0, MIN(n0 + COLUMNS, n1), shift);
     if (exponentials_add(j, b, n0, n1, shift)) return;
     shifts_compute(j, b, n0, n1, shift);
@@ -153,7 +159,8 @@ static void block_backward(const struct head_job *j, const struct head_block *b)
     const struct trainer *t = j->t;
     const struct matrix *w = &t->model->head;
     const int64_t begin = segment_begin(w, b->segment), n1 = segment_begin(w, b->segment + 1);
-    float *dhn = j->s.dhn + (b->segment * t->head_chunk + b->row) * w->k;
+    float *dhn = b->segment ? j->s.dhn + (b->segment - 1) * t->head_chunk * w->k : t->dhn;
+    dhn += b->row * w->k;
     for (int64_t n = begin; n < n1; n += COLUMNS) {
         const int64_t end = MIN(n + COLUMNS, n1);
         const struct gemm_input grads = {
@@ -219,10 +226,8 @@ static void nll_compute(const struct head_job *j) {
         struct segment_sum s = {-INFINITY, 0};
         j->s.shift[i] = j->s.weight[i] = 0;
         if (i >= j->in.rows) continue;
-        for (int k = 0; k < SEGMENTS; k++) {
+        for (int k = 0; k < segment_count(&t->model->head); k++) {
             const struct segment_sum *part = j->s.sum + k * t->head_chunk + i;
-            if (segment_begin(&t->model->head, k) == segment_begin(&t->model->head, k + 1))
-                continue;
             const double shift = fmax(s.shift, part->shift);
             s.sum = s.sum * math_exp(s.shift - shift) + part->sum * math_exp(part->shift - shift);
             s.shift = shift;
@@ -234,21 +239,21 @@ static void nll_compute(const struct head_job *j) {
     }
 }
 
-/* dhn = the sum of its parts. Items are rows. */
+/* Adds the parts of dhn. Items are rows. */
 static void dhn_items(void *ctx, int64_t begin, int64_t end, int thread) {
     const struct head_job *j = ctx;
     struct trainer *t = j->t;
     const int64_t d = t->c.d_model, at = begin * d, n = (end - begin) * d;
     (void)thread;
-    memcpy(t->dhn + at, j->s.dhn + at, (size_t)n * sizeof *t->dhn);
-    for (int k = 1; k < SEGMENTS && segment_begin(&t->model->head, k) < t->model->head.n; k++)
-        t->k->axpy(t->dhn + at, 1.0f, j->s.dhn + k * t->head_chunk * d + at, n);
+    for (int k = 1; k < segment_count(&t->model->head); k++)
+        t->k->axpy(t->dhn + at, 1.0f, j->s.dhn + (k - 1) * t->head_chunk * d + at, n);
 }
 
 void cross_entropy_tiles(struct trainer *t, int64_t first, const struct gemm_input *in,
                          bool backward) {
     struct head_job j = {.t = t, .in = *in, .first = first, .s = head_scratch_of(t)};
-    const int64_t rows = block_rows(t), items = (in->rows + rows - 1) / rows * SEGMENTS;
+    const int64_t rows = block_rows(t),
+                  items = (in->rows + rows - 1) / rows * segment_count(&t->model->head);
     pool_run(t->pool, sum_items, &j, items, 1);
     pool_run(t->pool, target_items, &j, in->rows, 8);
     nll_compute(&j);

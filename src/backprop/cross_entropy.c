@@ -43,15 +43,20 @@ static float *choice_logit(const struct trainer *t, float *row, int32_t i) {
     return row + i * CHOICE_PANEL + t->choices[i] % CHOICE_PANEL;
 }
 
-/* Computes the logits of each choice's panel. matrix_mul_range would write outputs [n0, n1) of the
- * head to columns [n0, n1), but the panel of choice i begins at column i · CHOICE_PANEL; so the
- * matrix that it gets begins n0 columns before that. */
+void head_logits(const struct trainer *t, const struct gemm_input *in, int64_t n0, int64_t n1,
+                 float *logits, int64_t ld) {
+    // matrix_mul_range writes output n0 to column n0, so the matrix that it gets begins n0 columns
+    // earlier.
+    uintptr_t shifted = (uintptr_t)logits - (size_t)n0 * sizeof *logits;
+    matrix_mul_range((float *)shifted, ld, in, &t->model->head, n0, n1, false);
+}
+
+/* Computes the logits of each choice's panel, which begins at column i · CHOICE_PANEL. */
 static void choice_logits_compute(struct trainer *t, const struct gemm_input *in) {
-    const struct matrix *w = &t->model->head;
     for (int32_t i = 0; i < t->n_choices; i++) {
-        int64_t n0 = t->choices[i] / CHOICE_PANEL * CHOICE_PANEL, n1 = MIN(n0 + CHOICE_PANEL, w->n);
-        uintptr_t shifted = (uintptr_t)(t->logits + i * CHOICE_PANEL) - (size_t)n0 * sizeof(float);
-        matrix_mul_range((float *)shifted, t->columns, in, w, n0, n1, false);
+        int64_t n0 = t->choices[i] / CHOICE_PANEL * CHOICE_PANEL;
+        head_logits(t, in, n0, MIN(n0 + CHOICE_PANEL, t->model->head.n),
+                    t->logits + i * CHOICE_PANEL, t->columns);
     }
 }
 
@@ -130,12 +135,30 @@ static void lm_head_backward(struct trainer *t, int64_t first, int64_t n) {
     if (t->full) weight_grad_add(t, t->g_head, t->logits, w->n, t->hn, d, n);
 }
 
+/* Computes target_nll of targets [first, first + n) and, for the backward pass, the gradients of
+ * the logits; cross_entropy_tiles computes dhn instead. */
+static void chunk_cross_entropy(struct trainer *t, int64_t first, int64_t n, bool backward) {
+    const struct matrix *w = &t->model->head;
+    struct loss_job job = {.t = t, .first = first};
+    struct gemm_input in = gemm_input_for(w, 1, t->hn, n, t->row_path, t->input_scratch, t->pool);
+    if (!t->choices && cross_entropy_uses_tiles(t)) {
+        cross_entropy_tiles(t, first, &in, backward);
+        return;
+    }
+    if (t->choices)
+        choice_logits_compute(t, &in);
+    else if (vocab_base_head_needed(t, first, n))
+        matrix_mul(t->logits, w->n, &in, w, false, t->pool);
+    if (t->vocab) vocab_head_forward(t, first, n);
+    pool_run(t->pool, cross_entropy_rows, &job, n, 1);
+}
+
 /* Sets t->dx in the rows that predict targets [first, first + n). */
 static void chunk_backward(struct trainer *t, int64_t first, int64_t n) {
     int64_t d = t->c.d_model;
     if (t->choices)
         choices_backward(t, n);
-    else if (!t->head_scratch) // else cross_entropy_tiles has computed dhn
+    else if (!cross_entropy_uses_tiles(t))
         lm_head_backward(t, first, n);
     norm_backward(t, t->dhn, t->dhn, t->hx,
                   (struct norm_params){t->model->final_norm, t->model->final_norm_bias,
@@ -151,23 +174,13 @@ int64_t head_columns(const struct trainer *t, const struct loss_fn *loss) {
 }
 
 int fused_cross_entropy(struct trainer *t, bool backward, struct error *err) {
-    const struct matrix *w = &t->model->head;
     int64_t d = t->c.d_model;
     if (backward) memset(t->dx, 0, (size_t)(t->rows * d) * sizeof(float));
     for (int64_t first = 0; first < t->targets; first += t->head_chunk) {
         int64_t n = MIN(t->head_chunk, t->targets - first);
         struct loss_job job = {.t = t, .first = first};
         pool_run(t->pool, head_input_rows, &job, n, 8);
-        struct gemm_input in =
-            gemm_input_for(w, 1, t->hn, n, t->row_path, t->input_scratch, t->pool);
-        if (t->choices)
-            choice_logits_compute(t, &in);
-        else if (t->head_scratch)
-            cross_entropy_tiles(t, first, &in, backward);
-        else if (vocab_base_head_needed(t, first, n))
-            matrix_mul(t->logits, w->n, &in, w, false, t->pool);
-        if (t->vocab) vocab_head_forward(t, first, n);
-        if (t->choices || !t->head_scratch) pool_run(t->pool, cross_entropy_rows, &job, n, 1);
+        chunk_cross_entropy(t, first, n, backward);
         for (int64_t i = first; i < first + n; i++)
             if (!isfinite(t->target_nll[i]))
                 return error_set(

@@ -79,9 +79,9 @@ static int64_t segment_begin(const struct matrix *w, int segment) {
     return MIN(w->n, vocab_blocks(w) * segment / segment_count(w) * COLUMNS);
 }
 
-/* Floats of each array of head_scratch, in its order; all are multiples of 16. */
+/* Floats of each array of head_scratch, in its order; multiples of 16, as head_chunk is one. */
 static void scratch_sizes(const struct trainer *t, int64_t floats[6]) {
-    const int64_t n = (t->head_chunk + 15) / 16 * 16, segments = segment_count(&t->model->head);
+    const int64_t n = t->head_chunk, segments = segment_count(&t->model->head);
     floats[0] = (segments - 1) * n * t->c.d_model;
     floats[1] = segments * n * (int64_t)(sizeof(struct segment_sum) / sizeof(float));
     floats[2] = floats[3] = floats[4] = n;
@@ -107,9 +107,7 @@ static struct head_scratch head_scratch_of(const struct trainer *t) {
 /* logits [rows][COLUMNS] = those of outputs [n0, n1) for rows of the input, times logit_scale. */
 static void logits_compute(const struct trainer *t, const struct gemm_input *in, int64_t n0,
                            int64_t n1, float *logits) {
-    // Output n0 belongs into column 0 of a row, so the matrix begins n0 columns earlier.
-    uintptr_t shifted = (uintptr_t)logits - (size_t)n0 * sizeof *logits;
-    matrix_mul_range((float *)shifted, COLUMNS, in, &t->model->head, n0, n1, false);
+    head_logits(t, in, n0, n1, logits, COLUMNS);
     for (int64_t i = 0; t->logit_scale != 1 && i < in->rows; i++)
         t->k->scale(logits + i * COLUMNS, t->logit_scale, n1 - n0);
 }

@@ -4,8 +4,8 @@
  * trainer.c: parameters, groups and the order of a pass. batch.c: packs samples and allocates the
  * memory of a pass. layers.c: one layer forward and backward. lora.c: the adapters' part of a
  * layer's projections. vocab.c: the adapters' changes of embedding and head. attention.c: a layer's
- * attention. layer_ops.c: row-wise operations. cross_entropy.c and cross_entropy_tiles.c: the loss. optimizer.c: the update.
- * checkpoint.c: the file. snapshot.c and es.c: see backprop.h.
+ * attention. layer_ops.c: row-wise operations. cross_entropy.c and cross_entropy_tiles.c: the loss.
+ * optimizer.c: the update. checkpoint.c: the file. snapshot.c and es.c: see backprop.h.
  *
  * Letters as in model.h (D d_model, H n_heads, K n_kv_heads, E head_dim, F d_ff, V vocab_size, L
  * n_layers). M rows of the packed batch, C rows of a chunk of it, Q = H·E, G = K·E, I and O the
@@ -117,8 +117,8 @@ struct trainer {
     /* path of all rows: ROWS_EXACT; in the fast class ROWS_KNOWN, or ROWS_TRAINING in full mode */
     enum row_path row_path;
     enum grad_path grad_path; /* arithmetic of dX of the base model, and in full mode of dW */
-    bool lora_tiles; /* LoRA mode: products with A and B run in bf16 tiles */
-    enum dtype kv_elem; /* keys and values are rounded to it */
+    bool lora_tiles;          /* LoRA mode: products with A and B run in bf16 tiles */
+    enum dtype kv_elem;       /* keys and values are rounded to it */
     bool mlp_tiles; /* gate, up and activation are one product in tiles, and are stored in bf16 */
     char fingerprint[HASH_LEN]; /* hash of options, configuration and a sample of the base */
     uint64_t seed;
@@ -200,7 +200,7 @@ struct trainer {
     float *hx, *hn, *dhn;        /* [N][D]: residual stream, after the final norm, gradient */
     float *logits;               /* [N][columns], overwritten with their gradient; not allocated
                                     with head_scratch, except for choices */
-    void *head_scratch;          /* cross_entropy_tiles reads and writes it; or NULL */
+    void *head_scratch;          /* cross_entropy_tiles_scratch bytes, if that computes the loss */
     float *head_low, *head_dlow; /* with `vocab`: [N][max(vocab_max_r, VOCAB_RANK_CHUNK)] */
     float *head_rows_dy;         /* [N][vocab_max_ids] gradients of replaced rows' logits */
     float logit_scale;           /* scale of the current loss: 1 over its temperature */
@@ -345,6 +345,9 @@ void weight_grad_add(struct trainer *t, float *dw, const float *dy, int64_t n, c
  * the head and the final norm; each target is weighted by t->target_weight, or by t->choice_weight.
  * ERR_NUMERIC if a loss is not finite. */
 int fused_cross_entropy(struct trainer *t, bool backward, struct error *err);
+/* logits [rows][ld] = outputs [n0, n1) of the head; n0 is a multiple of 16. */
+void head_logits(const struct trainer *t, const struct gemm_input *in, int64_t n0, int64_t n1,
+                 float *logits, int64_t ld);
 /* cross_entropy_tiles.c: losses of targets first, first + 1, … and, in the backward pass, dhn. `in`
  * has the chunk's rows of hn in tiles. It needs t->head_scratch, which exists if
  * cross_entropy_uses_tiles. cross_entropy_tiles_rows is then head_chunk, unless a pass has fewer

@@ -19,8 +19,9 @@
 /* The chunk that begins at row r0; it has no rows if r0 is t->rows. */
 static struct row_range chunk_at(const struct trainer *t, int64_t r0, int64_t tile_row) {
     int64_t end = MIN(r0 + t->chunk, t->rows);
-    for (int i = 0; lora_grads_in_tiles(t) && end < t->rows && i < t->n_seqs; i++) {
-        const struct packed_seq *s = &t->seqs[i];
+    if (lora_grads_in_tiles(t) && end < t->rows) {
+        const struct packed_seq *s = t->seqs;
+        while (s->end < end) s++;
         if (s->active < end && end < s->end) end -= (end - s->active) % 32;
     }
     return (struct row_range){r0, end - r0, tile_row};

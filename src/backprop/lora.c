@@ -542,8 +542,7 @@ static void lora_grad_tiles(struct lora_job *j, const struct gemm_input *x) {
         gemm_input_prepare(&tiles, x->x, x->ldx, x->rows, in, false, true, t->input_scratch,
                            t->pool);
     if (t->dropout_active) {
-        struct gemm_input whole = tiles;
-        dropout.in = &whole;
+        dropout.in = &tiles;
         pool_run(t->pool, dropout_tiles_items, &dropout, x->rows, 16);
         tiles.tiles = t->drop_tiles;
     }

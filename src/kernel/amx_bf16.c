@@ -766,7 +766,7 @@ INLINE struct gated_16 gated_backward_16(const struct gated_backward_row *r, int
     return v;
 }
 
-INLINE void gated_backward_row(const struct gated_backward_row *r, int64_t n, bool f32) {
+INLINE void gated_row_run(const struct gated_backward_row *r, int64_t n, bool f32) {
     for (int64_t i = 0, at = 0; i < n; i += 32, at += TILE) {
         const struct gated_16 low = gated_backward_16(r, i, n, f32),
                               high = gated_backward_16(r, i + 16, n, f32);
@@ -778,9 +778,9 @@ INLINE void gated_backward_row(const struct gated_backward_row *r, int64_t n, bo
 
 static void amx_gated_backward(const struct gated_backward_row *r, int64_t n) {
     if (r->act)
-        gated_backward_row(r, n, true);
+        gated_row_run(r, n, true);
     else
-        gated_backward_row(r, n, false);
+        gated_row_run(r, n, false);
 }
 
 void amx_fill_bf16(struct kernels *k) {

@@ -89,19 +89,18 @@ long() {
     shift
     run "$name" train $model --data "$tmp/long.jsonl" --out "$tmp/a" --runs "$tmp/runs" --max-steps 1 --r 64 --max-memory "$@"
 }
-# helps WHAT LIMIT OPTION: a limit of LIMIT MB is refused with an option like OPTION, a basic regular expression.
 helps() {
-    what=$1 limit=$2 option=$3
+    what=$1 limit=$2
+    shift 2
     long refused "${limit}M"
     code=$?
-    named=$(sed -n "s/.*, or use \($option\), with which [0-9]*M will do.*/\1/p" "$tmp/refused.out")
-    least=$(sed -n "s/.*with which \([0-9]*\)M will do.*/\1/p" "$tmp/refused.out")
-    if [ $code -ne 1 ] || [ -z "$named" ]; then bad "the refusal names $what" "$(cat "$tmp/refused.out")"
-    elif long limited "${least}M" $named && [ "$peak" -le "$least" ]; then ok "$named fits into $least MB"
-    else bad "$named fits into $least MB" "peak $peak: $(tail -c 300 "$tmp/limited.out")"; fi
+    least=$(sed -n "s/.*$*, with which \([0-9]*\)M will do.*/\1/p" "$tmp/refused.out")
+    if [ $code -ne 1 ] || [ -z "$least" ]; then bad "the refusal names $what" "$(cat "$tmp/refused.out")"
+    elif long limited "${least}M" "$@" && [ "$peak" -le "$least" ]; then ok "$what fit into $least MB"
+    else bad "$what fit into $least MB" "peak $peak: $(tail -c 300 "$tmp/limited.out")"; fi
 }
-helps "8-bit states" 86 "--optim adamw_8bit"
-helps "shorter samples" 78 "--max-length [0-9]*"
+helps "8-bit states" 86 --optim adamw_8bit
+helps "samples of 64 tokens" 78 --max-length 64
 
 # The plan without a run, as JSON; a recipe has the limit as an option.
 printf 'model: %s\ndata: data/personas/critic.jsonl\nmax_memory: 90M\ntrain:\n  max_steps: 2\n' "$model" >"$tmp/recipe.yaml"

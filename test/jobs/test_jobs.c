@@ -1057,13 +1057,19 @@ static void test_option_names(void **state) {
     free(table);
 }
 
-static int submit_with_output(const char *name, const char *owner, bool any, char id[JOB_ID_LEN]) {
-    struct job_caller caller = {.owner = owner, .may_replace_any = any};
-    char *text = xasprintf(
-        "{\"kind\":\"world\",\"args\":[\"lines\",\"1\"],\"options\":{\"out\":\"%s\"}}", name);
-    int rc = submit_by(text, &caller, id);
+static int submit_act_with_output(const char *act, const char *arg, const char *name,
+                                  struct job_caller *caller, char id[JOB_ID_LEN]) {
+    char *text =
+        xasprintf("{\"kind\":\"world\",\"args\":[\"%s\",\"%s\"],\"options\":{\"out\":\"%s\"}}", act,
+                  arg, name);
+    int rc = submit_by(text, caller, id);
     free(text);
     return rc;
+}
+
+static int submit_with_output(const char *name, const char *owner, bool any, char id[JOB_ID_LEN]) {
+    struct job_caller caller = {.owner = owner, .may_replace_any = any};
+    return submit_act_with_output("lines", "1", name, &caller, id);
 }
 
 /* Only jobs of the same key may replace a job's output, also after the job is deleted and after a
@@ -1074,10 +1080,12 @@ static void test_output_owners(void **state) {
     char *out = xstrdup(path_in_dir("out"));
     struct jobs_options o = {.rules.results_dir = out};
     reopen(o);
-    assert_int_equal(submit_with_output("a", "key-1", false, id.text), OK);
+    struct job_caller first = {.owner = "key-1"};
+    assert_int_equal(submit_act_with_output("wait", path_in_dir("go"), "a", &first, id.text), OK);
     assert_int_equal(submit_with_output("a", "key-2", false, id.text),
                      ERR_STATE); /* its output may still be written */
     assert_int_equal(submit_with_output("a", "key-1", false, id.text), OK);
+    touch("go");
     await_state(id, "done");
     assert_int_equal(submit_with_output("a", "key-2", false, id.text), OK); /* it was not written */
     await_state(id, "done");
@@ -1098,6 +1106,7 @@ static void test_output_owners(void **state) {
     assert_int_equal(submit_with_output("c", "key-1", false, id.text), ERR_STATE);
     jobs_close(j);
     j = NULL;
+    unlink(path_in_dir("go"));
     unlink(path_in_dir("out/a"));
     unlink(path_in_dir("out/b"));
     unlink(path_in_dir("out/c"));

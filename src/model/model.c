@@ -276,7 +276,7 @@ struct loading {
 #define LOADING_POOL_BYTES ((size_t)32 << 20) /* from this size on, threads are worth starting */
 
 static struct loading loading_start(const char *name, const struct tensor_info *t, int n) {
-    struct loading l = {.title = xasprintf("loading %s", name), .start = clock_now()};
+    struct loading l = {.title = xasprintf("loading %s, MB", name), .start = clock_now()};
     for (int i = 0; i < n; i++) l.total += t[i].size;
     if (l.total >= LOADING_POOL_BYTES) l.pool = pool_new(0);
     return l;
@@ -287,11 +287,11 @@ static void loading_advance(struct loading *l, size_t bytes) {
     if (!l->shown && clock_now() - l->start < 1) return;
     if (!l->shown) progress_start(&l->progress, l->title, (int64_t)(l->total >> 20));
     l->shown = true;
-    progress_update(&l->progress, (int64_t)(l->done >> 20), "MB");
+    progress_update(&l->progress, (int64_t)(l->done >> 20), NULL);
 }
 
 static void loading_end(struct loading *l) {
-    if (l->shown) progress_finish(&l->progress, "MB");
+    if (l->shown) progress_finish(&l->progress, NULL);
     pool_free(l->pool);
     free(l->title);
 }

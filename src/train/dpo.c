@@ -330,7 +330,7 @@ int dpo_plan(const struct train_loop *c, const struct rl_options *o, struct rl_p
         plan->samples = p.c.steps * 2 * p.per_update * c->n;
         passes_count(&p, plan);
         plan_add_data(&p, out);
-        train_loop_show_tokens(&p.c, "first pass");
+        train_loop_show_tokens(&p.c, "first pass, tokens");
         rc = times_measure(&p, out, err);
         progress_finish(&p.c.bar, "tokens");
     }

@@ -698,7 +698,7 @@ int policy_gradient_plan(const struct train_loop *c, enum train_method method,
     l.per_update = MIN(l.per_update, MAX(MAX_SEQS / (o->num_generations * c->n), 1));
     if (!rc) rc = rl_trainer_open(&l, err);
     if (!rc) rc = sync_policies(&l, err);
-    train_loop_show_tokens(&l.c, "first step");
+    train_loop_show_tokens(&l.c, "first step, tokens");
     if (!rc) rc = measure_first_step(&l, out, err);
     progress_finish(&l.c.bar, "tokens");
     if (!rc) {

@@ -342,7 +342,7 @@ int sft_plan_make(const struct model *m, struct train_job *jobs, int n,
         for (int64_t i = 0; i < r.options.bsz; i++)
             for (int j = 0; j < n; j++)
                 training_plan_add_example(out, sample_at(&r.job_data[j], o->seed, i), j);
-        train_loop_show_tokens(&r.c, "first pass");
+        train_loop_show_tokens(&r.c, "first pass, tokens");
         rc = plan_measure(&r, out, err);
         progress_finish(&r.c.bar, "tokens");
     }

@@ -157,7 +157,7 @@ static void pass_progress(void *ctx, int64_t tokens) {
     snprintf(detail, sizeof detail, "%lld tokens%s%s", (long long)tokens, *c->detail ? ", " : "",
              c->detail);
     if (c->bar.total == 0)
-        train_loop_show(c, tokens, "tokens");
+        train_loop_show(c, tokens, NULL);
     else
         train_loop_show(c, c->bar.done, detail);
 }

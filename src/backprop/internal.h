@@ -249,7 +249,7 @@ struct row_range {
 };
 /* If t->derived_stale, computes bt, and with DoRA mult and norm. */
 void lora_prepare(struct trainer *t);
-void lora_dropout_mask(struct trainer *t, int l, int p); /* draws the dropout mask of all rows */
+void lora_dropout_masks(struct trainer *t, int l); /* draws the masks of all rows */
 /* h = scale · A drop(x) of the projections p … p + n - 1, which read the same inputs; n is at most
  * 2. Returns the chained parts, which the caller passes to the base product, or NULL. */
 const struct gemm_low_rank *lora_down(struct trainer *t, int l, int p, int n,

@@ -291,7 +291,7 @@ static void mlp_forward(struct trainer *t, int l, bool whole) {
 }
 
 void layer_forward(struct trainer *t, int l) {
-    for (int p = 0; p < N_PROJ; p++) lora_dropout_mask(t, l, p);
+    lora_dropout_masks(t, l);
     attention_block_forward(t, l);
     mlp_forward(t, l, true);
 }
@@ -368,7 +368,7 @@ void layer_backward(struct trainer *t, int l) {
     int64_t q = (int64_t)t->c.n_heads * t->c.head_dim;
     // The last layer with shared activations needs no second forward pass: they are still its own.
     if (t->checkpointing && l + 1 < t->c.n_layers - t->n_stored_layers) {
-        for (int p = 0; p < N_PROJ; p++) lora_dropout_mask(t, l, p);
+        lora_dropout_masks(t, l);
         attention_block_forward(t, l);
         mlp_forward(t, l, false);
     }

@@ -111,62 +111,43 @@ static uint32_t dropout_threshold(const struct trainer *t) {
     return MIN((uint32_t)(t->dropout * 65536.0f + 0.5f), 65535u);
 }
 
-/* Sets the mask bits of one row, 1 where a value is kept; `bits` must be zeroed. One random number
- * gives two bits. */
-static void dropout_mask_row(struct rng *r, uint8_t *bits, int64_t width, uint32_t threshold) {
-    enum { MANY = 64 };
-    uint32_t draws[MANY];
+/* Sets the mask bits of one row, 1 where a value is kept. One random number gives two bits. */
+static void dropout_mask_row(const struct trainer *t, struct rng *r, uint8_t *bits, int64_t width) {
+    enum { MANY = 256 };
+    uint32_t random[MANY];
     for (int64_t c = 0; c < width; c += 2 * MANY) {
-        int64_t n = MIN((width - c + 1) / 2, MANY);
-        rng_fill(r, draws, (size_t)n);
-        for (int64_t i = 0; i < n; i++) {
-            uint32_t low = (draws[i] & 0xffff) >= threshold, high = (draws[i] >> 16) >= threshold;
-            if (c + 2 * i + 1 == width) high = 0;
-            bits[(c + 2 * i) / 8] |= (uint8_t)((low | high << 1) << 2 * i % 8);
-        }
+        int64_t n = MIN(width - c, 2 * MANY);
+        rng_fill(r, random, (size_t)((n + 1) / 2));
+        t->k->mask_random(bits + c / 8, random, n, dropout_threshold(t));
     }
 }
 
-/* One random stream per sample, layer and projection. Items are samples. */
+/* The masks of all projections. One random stream per sample, layer and projection. Items are rows
+ * of the batch. */
 static void dropout_mask_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct lora_job *j = ctx;
     const struct trainer *t = j->t;
-    int64_t width = proj_in(&t->c, (enum proj)j->p), stride = (width + 7) / 8;
-    uint32_t threshold = dropout_threshold(t);
-    for (int64_t s = begin; s < end; s++) {
+    for (int64_t s = 0; s < t->n_seqs; s++) {
         const struct packed_seq *sp = &t->seqs[s];
-        uint32_t id = (uint32_t)(sp->ordinal * t->c.n_layers * N_PROJ + j->l * N_PROJ + j->p);
-        struct rng r = rng_make(t->seed, RNG_DROPOUT, id, (uint32_t)t->groups[sp->adapter].updates);
-        uint8_t *bits = t->acts[j->l].dropout_mask[j->p] + sp->begin * stride;
-        memset(bits, 0, (size_t)((sp->end - sp->begin) * stride));
-        for (int64_t i = sp->begin; i < sp->end; i++, bits += stride)
-            dropout_mask_row(&r, bits, width, threshold);
+        const int64_t first = MAX(begin, sp->begin), last = MIN(end, sp->end);
+        for (int p = 0; p < N_PROJ && first < last; p++) {
+            if (!t->acts[j->l].h[p]) continue;
+            int64_t width = proj_in(&t->c, (enum proj)p), stride = (width + 7) / 8;
+            uint32_t id = (uint32_t)(sp->ordinal * t->c.n_layers * N_PROJ + j->l * N_PROJ + p);
+            struct rng r =
+                rng_make(t->seed, RNG_DROPOUT, id, (uint32_t)t->groups[sp->adapter].updates);
+            rng_skip(&r, (uint64_t)((first - sp->begin) * ((width + 1) / 2)));
+            uint8_t *bits = t->acts[j->l].dropout_mask[p] + first * stride;
+            for (int64_t i = first; i < last; i++, bits += stride)
+                dropout_mask_row(t, &r, bits, width);
+        }
     }
 }
 
-void lora_dropout_mask(struct trainer *t, int l, int p) {
-    struct lora_job j = {.t = t, .l = l, .p = p};
-    if (t->dropout_active && t->acts[l].h[p])
-        pool_run(t->pool, dropout_mask_items, &j, t->n_seqs, 1);
-}
-
-/* y (+)= x · factor where the mask bit is 1, else 0. It processes four columns at a time: four bits
- * of the mask select a row of `factors`. */
-static void dropout_row(float *restrict y, const float *restrict x, const uint8_t *bits,
-                        const float (*factors)[4], int64_t width, bool add) {
-    int64_t c = 0;
-    for (; c + 4 <= width; c += 4) {
-        const float *f = factors[bits[c / 8] >> (c % 8) & 15];
-        if (add)
-            for (int i = 0; i < 4; i++) y[c + i] += x[c + i] * f[i];
-        else
-            for (int i = 0; i < 4; i++) y[c + i] = x[c + i] * f[i];
-    }
-    for (; c < width; c++) {
-        float v = x[c] * factors[bits[c / 8] >> (c % 8) & 1][0];
-        y[c] = add ? y[c] + v : v;
-    }
+void lora_dropout_masks(struct trainer *t, int l) {
+    struct lora_job j = {.t = t, .l = l};
+    if (t->dropout_active) pool_run(t->pool, dropout_mask_items, &j, t->rows, 32);
 }
 
 static float dropout_factor(const struct trainer *t) {
@@ -179,11 +160,9 @@ static void dropout_rows(const struct lora_job *j, float *y, const float *x, int
     const struct trainer *t = j->t;
     int64_t width = proj_in(&t->c, (enum proj)j->p), stride = (width + 7) / 8;
     const uint8_t *dropout_mask = t->acts[j->l].dropout_mask[j->p] + j->range.r0 * stride;
-    float factor = dropout_factor(t), factors[16][4];
-    for (int bits = 0; bits < 16; bits++)
-        for (int i = 0; i < 4; i++) factors[bits][i] = bits >> i & 1 ? factor : 0.0f;
     for (int64_t i = begin; i < end; i++)
-        dropout_row(y + i * width, x + i * width, dropout_mask + i * stride, factors, width, add);
+        t->k->mask_multiply(y + i * width, x + i * width, dropout_mask + i * stride,
+                            dropout_factor(t), width, add);
 }
 
 /* Applies dropout to inputs in tiles, without dropout_factor, which is applied to h instead. Items
@@ -191,24 +170,13 @@ static void dropout_rows(const struct lora_job *j, float *y, const float *x, int
 static void dropout_tiles_items(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     const struct lora_job *j = ctx;
-    const int64_t width = j->in->k, stride = (width + 7) / 8;
-    const uint8_t *dropout_mask = j->t->acts[j->l].dropout_mask[j->p] + j->range.r0 * stride;
-    uint64_t masks[16]; // masks[bits]: all ones for those of four bf16 values that are kept
-    for (int bits = 0; bits < 16; bits++) {
-        masks[bits] = 0;
-        for (int i = 0; i < 4; i++)
-            if (bits >> i & 1) masks[bits] |= (uint64_t)0xffff << 16 * i;
-    }
+    const struct trainer *t = j->t;
+    const int64_t stride = (j->in->k + 7) / 8;
+    const uint8_t *dropout_mask = t->acts[j->l].dropout_mask[j->p] + j->range.r0 * stride;
     for (int64_t i = begin; i < end; i++) {
         const uint16_t *row = gemm_input_tile_row(j->in, i);
-        uint16_t *to = j->t->drop_tiles + (row - j->in->tiles);
-        for (int64_t c = 0; c < (width + 31) / 32 * 32; c += 4) {
-            const int64_t at = c / 32 * 512 + c % 32;
-            uint64_t four;
-            memcpy(&four, row + at, sizeof four);
-            four &= c < width ? masks[dropout_mask[i * stride + c / 8] >> c % 8 & 15] : 0;
-            memcpy(to + at, &four, sizeof four);
-        }
+        t->k->tiles_mask_row(t->drop_tiles + (row - j->in->tiles), row, dropout_mask + i * stride,
+                             j->in->k);
     }
 }
 

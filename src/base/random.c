@@ -16,18 +16,27 @@
 
 #include <math.h>
 #include <string.h>
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
+
+#define MULTIPLIER_0 0xD2511F53u
+#define MULTIPLIER_1 0xCD9E8D57u
+#define KEY_STEP_0 0x9E3779B9u
+#define KEY_STEP_1 0xBB67AE85u
+enum { XOR_3 = 0x96 }; /* the truth table of a ^ b ^ c */
 
 static void philox(const uint32_t key[2], const uint32_t ctr[4], uint32_t out[4]) {
     uint32_t k0 = key[0], k1 = key[1];
     uint32_t a = ctr[0], b = ctr[1], c = ctr[2], d = ctr[3];
     for (int round = 0; round < 10; round++) {
-        uint64_t p0 = (uint64_t)0xD2511F53u * a, p1 = (uint64_t)0xCD9E8D57u * c;
+        uint64_t p0 = (uint64_t)MULTIPLIER_0 * a, p1 = (uint64_t)MULTIPLIER_1 * c;
         a = (uint32_t)(p1 >> 32) ^ b ^ k0;
         c = (uint32_t)(p0 >> 32) ^ d ^ k1;
         b = (uint32_t)p1;
         d = (uint32_t)p0;
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
+        k0 += KEY_STEP_0;
+        k1 += KEY_STEP_1;
     }
     out[0] = a, out[1] = b, out[2] = c, out[3] = d;
 }
@@ -62,20 +71,20 @@ void rng_skip(struct rng *r, uint64_t n) {
 
 /* Computes four blocks at once, which is faster than one after another: a single block has to wait
  * for its own multiplications. */
-static void philox_four(const uint32_t key[2], const uint32_t ctr[4], uint32_t out[16]) {
+static void philox_four(const uint32_t key[2], const uint32_t ctr[4], uint32_t *out) {
     uint32_t k0 = key[0], k1 = key[1], a[4], b[4], c[4], d[4];
     for (uint32_t i = 0; i < 4; i++) a[i] = ctr[0] + i, b[i] = ctr[1], c[i] = ctr[2], d[i] = ctr[3];
     for (int round = 0; round < 10; round++) {
 #pragma GCC unroll 4
         for (int i = 0; i < 4; i++) {
-            uint64_t p0 = (uint64_t)0xD2511F53u * a[i], p1 = (uint64_t)0xCD9E8D57u * c[i];
+            uint64_t p0 = (uint64_t)MULTIPLIER_0 * a[i], p1 = (uint64_t)MULTIPLIER_1 * c[i];
             a[i] = (uint32_t)(p1 >> 32) ^ b[i] ^ k0;
             c[i] = (uint32_t)(p0 >> 32) ^ d[i] ^ k1;
             b[i] = (uint32_t)p1;
             d[i] = (uint32_t)p0;
         }
-        k0 += 0x9E3779B9u;
-        k1 += 0xBB67AE85u;
+        k0 += KEY_STEP_0;
+        k1 += KEY_STEP_1;
     }
     for (int i = 0; i < 4; i++) {
         const uint32_t block[4] = {a[i], b[i], c[i], d[i]};
@@ -83,13 +92,119 @@ static void philox_four(const uint32_t key[2], const uint32_t ctr[4], uint32_t o
     }
 }
 
+#if defined(__x86_64__)
+/* Sixteen blocks: four vectors of four counters, each in the low half of 64 bits. The high halves
+ * have other bits, which the products ignore. */
+__attribute__((target("avx2"))) static void philox_avx2(const uint32_t key[2],
+                                                        const uint32_t ctr[4], uint32_t *out) {
+    const __m256i m0 = _mm256_set1_epi64x(MULTIPLIER_0), m1 = _mm256_set1_epi64x(MULTIPLIER_1);
+    uint32_t k0 = key[0], k1 = key[1];
+    __m256i a[4], b[4], c[4], d[4];
+    for (int i = 0; i < 4; i++) {
+        a[i] = _mm256_add_epi64(_mm256_set1_epi64x((long long)ctr[0] + 4 * i),
+                                _mm256_setr_epi64x(0, 1, 2, 3));
+        b[i] = _mm256_set1_epi64x(ctr[1]);
+        c[i] = _mm256_set1_epi64x(ctr[2]);
+        d[i] = _mm256_set1_epi64x(ctr[3]);
+    }
+    for (int round = 0; round < 10; round++) {
+        const __m256i x0 = _mm256_set1_epi64x(k0), x1 = _mm256_set1_epi64x(k1);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            const __m256i p0 = _mm256_mul_epu32(a[i], m0), p1 = _mm256_mul_epu32(c[i], m1);
+            a[i] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p1, 32), b[i]), x0);
+            c[i] = _mm256_xor_si256(_mm256_xor_si256(_mm256_srli_epi64(p0, 32), d[i]), x1);
+            b[i] = p1;
+            d[i] = p0;
+        }
+        k0 += KEY_STEP_0;
+        k1 += KEY_STEP_1;
+    }
+    for (int i = 0; i < 4; i++, out += 16) {
+        const __m256i ab = _mm256_blend_epi32(a[i], _mm256_slli_epi64(b[i], 32), 0xAA),
+                      cd = _mm256_blend_epi32(c[i], _mm256_slli_epi64(d[i], 32), 0xAA),
+                      even = _mm256_unpacklo_epi64(ab, cd), odd = _mm256_unpackhi_epi64(ab, cd);
+        _mm256_storeu_si256((__m256i *)(void *)out, _mm256_permute2x128_si256(even, odd, 0x20));
+        _mm256_storeu_si256((__m256i *)(void *)(out + 8),
+                            _mm256_permute2x128_si256(even, odd, 0x31));
+    }
+}
+
+/* The same with 32 blocks. */
+__attribute__((target("avx512f"))) static void philox_avx512(const uint32_t key[2],
+                                                             const uint32_t ctr[4], uint32_t *out) {
+    const __m512i m0 = _mm512_set1_epi64(MULTIPLIER_0), m1 = _mm512_set1_epi64(MULTIPLIER_1);
+    uint32_t k0 = key[0], k1 = key[1];
+    __m512i a[4], b[4], c[4], d[4];
+    for (int i = 0; i < 4; i++) {
+        a[i] = _mm512_add_epi64(_mm512_set1_epi64((long long)ctr[0] + 8 * i),
+                                _mm512_setr_epi64(0, 1, 2, 3, 4, 5, 6, 7));
+        b[i] = _mm512_set1_epi64(ctr[1]);
+        c[i] = _mm512_set1_epi64(ctr[2]);
+        d[i] = _mm512_set1_epi64(ctr[3]);
+    }
+    for (int round = 0; round < 10; round++) {
+        const __m512i x0 = _mm512_set1_epi64(k0), x1 = _mm512_set1_epi64(k1);
+#pragma GCC unroll 4
+        for (int i = 0; i < 4; i++) {
+            const __m512i p0 = _mm512_mul_epu32(a[i], m0), p1 = _mm512_mul_epu32(c[i], m1);
+            a[i] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p1, 32), b[i], x0, XOR_3);
+            c[i] = _mm512_ternarylogic_epi64(_mm512_srli_epi64(p0, 32), d[i], x1, XOR_3);
+            b[i] = p1;
+            d[i] = p0;
+        }
+        k0 += KEY_STEP_0;
+        k1 += KEY_STEP_1;
+    }
+    const __m512i first = _mm512_setr_epi64(0, 8, 1, 9, 2, 10, 3, 11),
+                  second = _mm512_setr_epi64(4, 12, 5, 13, 6, 14, 7, 15);
+    for (int i = 0; i < 4; i++, out += 32) {
+        const __m512i ab = _mm512_mask_shuffle_epi32(a[i], 0xAAAA, b[i], _MM_PERM_CCAA),
+                      cd = _mm512_mask_shuffle_epi32(c[i], 0xAAAA, d[i], _MM_PERM_CCAA);
+        _mm512_storeu_si512(out, _mm512_permutex2var_epi64(ab, first, cd));
+        _mm512_storeu_si512(out + 16, _mm512_permutex2var_epi64(ab, second, cd));
+    }
+}
+
+static bool has_avx2(void) {
+    return __builtin_cpu_supports("avx2");
+}
+
+static bool has_avx512(void) {
+    return __builtin_cpu_supports("avx512f");
+}
+#else
+static bool has_avx2(void) {
+    return false;
+}
+
+static bool has_avx512(void) {
+    return false;
+}
+#define philox_avx2 philox_four
+#define philox_avx512 philox_four
+#endif
+
+/* Computes groups of `blocks` blocks while at least that many are needed and the counter's lowest
+ * word does not overflow. Returns the values computed. */
+static size_t blocks_fill(struct rng *r, uint32_t *out, size_t n, uint32_t blocks,
+                          void (*compute)(const uint32_t *key, const uint32_t *ctr,
+                                          uint32_t *out)) {
+    size_t i = 0;
+    for (; i + 4 * (size_t)blocks <= n && r->ctr[0] < UINT32_MAX - blocks;
+         i += 4 * (size_t)blocks) {
+        compute(r->key, r->ctr, out + i);
+        r->ctr[0] += blocks;
+    }
+    return i;
+}
+
 void rng_fill(struct rng *r, uint32_t *out, size_t n) {
     size_t i = 0;
     while (i < n && r->have) out[i++] = rng_u32(r);
-    for (; i + 16 <= n && r->ctr[0] < UINT32_MAX - 4; i += 16) {
-        philox_four(r->key, r->ctr, out + i);
-        r->ctr[0] += 4;
-    }
+    if (has_avx512()) i += blocks_fill(r, out + i, n - i, 32, philox_avx512);
+    if (has_avx2()) i += blocks_fill(r, out + i, n - i, 16, philox_avx2);
+    i += blocks_fill(r, out + i, n - i, 4, philox_four);
     while (i < n) out[i++] = rng_u32(r);
 }
 

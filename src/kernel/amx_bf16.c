@@ -733,6 +733,14 @@ static void amx_pack_row(const float *x, int64_t k, uint16_t *out) {
         _mm512_storeu_si512(out, bf16_load(x, i, k - i, DTYPE_F32));
 }
 
+static void amx_mask_row(uint16_t *out, const uint16_t *row, const uint8_t *mask, int64_t k) {
+    for (int64_t i = 0; i < k; i += 32, out += TILE, row += TILE) {
+        uint32_t bits = 0;
+        memcpy(&bits, mask + i / 8, (size_t)MIN((k - i + 7) / 8, 4));
+        _mm512_storeu_si512(out, _mm512_maskz_loadu_epi16(bits, row));
+    }
+}
+
 /* 16 values in bf16. */
 INLINE __m512 half_row_load(const uint16_t *from) {
     return _mm512_castsi512_ps(_mm512_slli_epi32(
@@ -786,6 +794,7 @@ static void amx_gated_backward(const struct gated_backward_row *r, int64_t n) {
 void amx_fill_bf16(struct kernels *k) {
     k->gated_backward = amx_gated_backward;
     k->tiles_pack_row = amx_pack_row;
+    k->tiles_mask_row = amx_mask_row;
     k->gemm_tiles = amx_gemm_tiles;
     k->gemm_tiles_silu = amx_gemm_tiles_silu;
     k->gemm_tiles_softmax = amx_gemm_tiles_softmax;

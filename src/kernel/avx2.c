@@ -1240,6 +1240,40 @@ static void scale_row(float *y, float a, int64_t n) {
         store_up_to_8(y + i, _mm256_mul_ps(load_up_to_8(y + i, n - i), av), n - i);
 }
 
+/* 32 bits at a time; their numbers are compared in 16-bit lanes, which are in order. */
+static void mask_random_row(uint8_t *mask, const uint32_t *random, int64_t n, uint32_t threshold) {
+    const __m256i least = _mm256_set1_epi16((short)threshold);
+    int64_t i = 0;
+    for (; i + 32 <= n; i += 32) {
+        const __m256i *v = (const __m256i *)(const void *)(random + i / 2);
+        const __m256i a = _mm256_loadu_si256(v), b = _mm256_loadu_si256(v + 1),
+                      kept_a = _mm256_cmpeq_epi16(_mm256_max_epu16(a, least), a),
+                      kept_b = _mm256_cmpeq_epi16(_mm256_max_epu16(b, least), b),
+                      bytes = _mm256_permute4x64_epi64(_mm256_packs_epi16(kept_a, kept_b), 0xD8);
+        const int bits = _mm256_movemask_epi8(bytes);
+        memcpy(mask + i / 8, &bits, sizeof bits);
+    }
+    memset(mask + i / 8, 0, (size_t)((n - i + 7) / 8));
+    for (; i < n; i++) {
+        uint32_t half = random[i / 2] >> 16 * (i % 2) & 0xffff;
+        mask[i / 8] |= (uint8_t)((half >= threshold) << i % 8);
+    }
+}
+
+static void mask_multiply_row(float *y, const float *x, const uint8_t *mask, float factor,
+                              int64_t n, bool add) {
+    const __m256i bit = _mm256_setr_epi32(1, 2, 4, 8, 16, 32, 64, 128);
+    const __m256 factors = _mm256_set1_ps(factor);
+    for (int64_t i = 0; i < n; i += 8) {
+        const __m256i bits = _mm256_and_si256(_mm256_set1_epi32(mask[i / 8]), bit),
+                      kept = _mm256_cmpeq_epi32(bits, bit);
+        __m256 v = _mm256_mul_ps(load_up_to_8(x + i, n - i),
+                                 _mm256_and_ps(_mm256_castsi256_ps(kept), factors));
+        if (add) v = _mm256_add_ps(load_up_to_8(y + i, n - i), v);
+        store_up_to_8(y + i, v, n - i);
+    }
+}
+
 static void rmsnorm_row(float *y, const float *x, const float *g, float eps, int64_t n) {
     __m256 r = _mm256_set1_ps(1.0f / sqrtf(dot_row(x, x, n) / (float)n + eps));
     for (int64_t i = 0; i < n; i += 8) {
@@ -1382,6 +1416,8 @@ void kernels_fill_avx2(struct kernels *k) {
     k->max = max_row;
     k->axpy = axpy_row;
     k->scale = scale_row;
+    k->mask_random = mask_random_row;
+    k->mask_multiply = mask_multiply_row;
     k->rmsnorm = rmsnorm_row;
     k->rope = rope_row;
     k->silu_mul = silu_mul_row;

@@ -786,6 +786,33 @@ static void avx512_axpy(float *y, float a, const float *x, int64_t n) {
     }
 }
 
+/* 32 bits at a time; their numbers are compared in 16-bit lanes, which are in order. */
+static void avx512_mask_random(uint8_t *mask, const uint32_t *random, int64_t n,
+                               uint32_t threshold) {
+    const __m512i least = _mm512_set1_epi16((short)threshold);
+    for (int64_t i = 0; i < n; i += 32) {
+        const __mmask16 numbers = lanes_mask((n - i + 1) / 2);
+        const __m512i v = _mm512_maskz_loadu_epi32(numbers, random + i / 2);
+        uint32_t bits = _mm512_cmpge_epu16_mask(v, least);
+        if (n - i < 32) bits &= ((uint32_t)1 << (n - i)) - 1;
+        memcpy(mask + i / 8, &bits, (size_t)MIN((n - i + 7) / 8, 4));
+    }
+}
+
+static void avx512_mask_multiply(float *y, const float *x, const uint8_t *mask, float factor,
+                                 int64_t n, bool add) {
+    const __m512 factors = _mm512_set1_ps(factor);
+    for (int64_t i = 0; i < n; i += 16) {
+        const __mmask16 here = lanes_mask(n - i);
+        __mmask16 bits = 0;
+        memcpy(&bits, mask + i / 8, n - i > 8 ? 2 : 1);
+        __m512 v =
+            _mm512_mul_ps(_mm512_maskz_loadu_ps(here, x + i), _mm512_maskz_mov_ps(bits, factors));
+        if (add) v = _mm512_add_ps(_mm512_maskz_loadu_ps(here, y + i), v);
+        _mm512_mask_storeu_ps(y + i, here, v);
+    }
+}
+
 static void avx512_scale(float *y, float a, int64_t n) {
     const __m512 as = _mm512_set1_ps(a);
     for (int64_t i = 0; i < n; i += 16) {
@@ -1171,6 +1198,8 @@ void kernels_fill_avx512(struct kernels *k) {
     k->max = avx512_max;
     k->axpy = avx512_axpy;
     k->scale = avx512_scale;
+    k->mask_random = avx512_mask_random;
+    k->mask_multiply = avx512_mask_multiply;
     k->rmsnorm = avx512_rmsnorm;
     k->rope = avx512_rope;
     k->silu_mul = avx512_silu_mul;

@@ -397,6 +397,8 @@ struct kernels {
                                 const struct matrix *w, int64_t o0, int64_t k0, int64_t k1,
                                 bool add);
     void (*tiles_pack_row)(const float *x, int64_t k, uint16_t *out);
+    /* Copies a row of tiles of k values; those whose bit of `mask` is 0 become 0. */
+    void (*tiles_mask_row)(uint16_t *out, const uint16_t *row, const uint8_t *mask, int64_t k);
     /* gemm_tiles_grad computes outputs [n0, n1) of the gradient from job->pairs and job->dy; n0 is
      * a multiple of 32. dY and X are rounded to bf16; sums start from dW and are f32.
      * tiles_pack_pairs packs one group of 32 rows of job->x into job->pairs. */
@@ -425,6 +427,13 @@ struct kernels {
     float (*max)(const float *a, int64_t n);                 /* NaN is ignored; -inf when n == 0 */
     void (*axpy)(float *y, float a, const float *x, int64_t n); /* y = fma(a, x, y) */
     void (*scale)(float *y, float a, int64_t n);
+    /* Dropout. mask_random sets n bits of `mask`, two from each of (n + 1) / 2 random numbers, that
+     * of the low half first: 1 if the half is at least `threshold`, below 65536. Further bits of
+     * the last byte become 0. mask_multiply: y = x · factor where a bit is 1 and x · 0 elsewhere,
+     * or with `add` y + that product. */
+    void (*mask_random)(uint8_t *mask, const uint32_t *random, int64_t n, uint32_t threshold);
+    void (*mask_multiply)(float *y, const float *x, const uint8_t *mask, float factor, int64_t n,
+                          bool add);
     void (*rmsnorm)(float *y, const float *x, const float *g, float eps,
                     int64_t n); /* y = x * (1/sqrt(dot(x,x)/n+eps)) * g */
     void (*rope)(float *x, const float *cos, const float *sin,

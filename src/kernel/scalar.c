@@ -297,6 +297,22 @@ static void scale_row(float *y, float a, int64_t n) {
     for (int64_t i = 0; i < n; i++) y[i] *= a;
 }
 
+static void mask_random_row(uint8_t *mask, const uint32_t *random, int64_t n, uint32_t threshold) {
+    memset(mask, 0, (size_t)((n + 7) / 8));
+    for (int64_t i = 0; i < n; i++) {
+        uint32_t half = random[i / 2] >> 16 * (i % 2) & 0xffff;
+        mask[i / 8] |= (uint8_t)((half >= threshold) << i % 8);
+    }
+}
+
+static void mask_multiply_row(float *y, const float *x, const uint8_t *mask, float factor,
+                              int64_t n, bool add) {
+    for (int64_t i = 0; i < n; i++) {
+        float v = x[i] * (mask[i / 8] >> i % 8 & 1 ? factor : 0.0f);
+        y[i] = add ? y[i] + v : v;
+    }
+}
+
 static void rmsnorm_row(float *y, const float *x, const float *g, float eps, int64_t n) {
     float r = 1.0f / sqrtf(dot_row(x, x, n) / (float)n + eps);
     for (int64_t i = 0; i < n; i++) y[i] = x[i] * r * g[i];
@@ -428,6 +444,8 @@ void kernels_fill_scalar(struct kernels *k) {
         .max = max_row,
         .axpy = axpy_row,
         .scale = scale_row,
+        .mask_random = mask_random_row,
+        .mask_multiply = mask_multiply_row,
         .rmsnorm = rmsnorm_row,
         .rope = rope_row,
         .silu_mul = silu_mul_row,

@@ -817,11 +817,11 @@ static void test_philox(void **state) {
 /* rng_fill equals n calls of rng_u32, from any position in a block and across the counter's end. */
 static void test_rng_fill(void **state) {
     (void)state;
-    uint32_t v[100];
-    for (uint32_t first = 0; first < 6; first++)
-        for (size_t n = 0; n < 100; n += 1 + n / 3) {
+    uint32_t v[1000];
+    for (uint32_t first = 0; first < 9; first++)
+        for (size_t n = 0; n < ARRAY_LEN(v); n += 1 + n / 3) {
             struct rng a = rng_make(9, RNG_TEST, 3, first), b;
-            if (first % 2) a.ctr[0] = UINT32_MAX - 7;
+            if (first % 2) a.ctr[0] = UINT32_MAX - 7 * first;
             for (uint32_t i = 0; i < first; i++) rng_u32(&a);
             b = a;
             rng_fill(&a, v, n);

@@ -20,6 +20,7 @@
 
 typedef uint8_t __mmask8;
 typedef uint16_t __mmask16;
+typedef uint32_t __mmask32;
 
 typedef struct {
     uint8_t b[16];
@@ -493,6 +494,36 @@ EMULATED __m256i _mm512_cvtepi16_epi8(__m512i a) {
 
 EMULATED void _mm256_storeu_si256(__m256i *p, __m256i a) {
     memcpy(p, &a, sizeof a);
+}
+
+EMULATED __m512i _mm512_maskz_loadu_epi16(__mmask32 k, const void *p) {
+    __m512i r = _mm512_setzero_si512();
+    for (int l = 0; l < 32; l++)
+        if (k >> l & 1) memcpy(&r.h[l], (const uint16_t *)p + l, sizeof(uint16_t));
+    return r;
+}
+
+EMULATED __m512i _mm512_maskz_loadu_epi32(__mmask16 k, const void *p) {
+    __m512i r = _mm512_setzero_si512();
+    EACH_LANE if (k >> l & 1) memcpy(&r.i[l], (const int32_t *)p + l, sizeof(int32_t));
+    return r;
+}
+
+EMULATED __m512i _mm512_set1_epi16(short a) {
+    __m512i r;
+    for (int l = 0; l < 32; l++) r.h[l] = (uint16_t)a;
+    return r;
+}
+
+EMULATED __m512 _mm512_maskz_mov_ps(__mmask16 k, __m512 a) {
+    EACH_LANE if (!(k >> l & 1)) a.f[l] = 0.0f;
+    return a;
+}
+
+EMULATED __mmask32 _mm512_cmpge_epu16_mask(__m512i a, __m512i b) {
+    uint32_t k = 0;
+    for (int l = 0; l < 32; l++) k |= (uint32_t)(a.h[l] >= b.h[l]) << l;
+    return k;
 }
 
 #include "amx.h"

@@ -429,6 +429,8 @@ static void vectors_case(const float *a, const float *b, const float *c, int64_t
     float sums[2] = {0, 0};
     BOTH("axpy", t->axpy(y, -1.7f, b, n));
     BOTH("scale", t->scale(y, 0.3f, n));
+    BOTH("mask_multiply", t->mask_multiply(y, b, (const uint8_t *)c, 1.7f, n, false));
+    BOTH("mask_multiply, added", t->mask_multiply(y, b, (const uint8_t *)c, 1.7f, n, true));
     BOTH("rmsnorm", t->rmsnorm(y, b, c, 1e-5f, n));
     BOTH("rmsnorm in place", t->rmsnorm(y, y, c, 1e-5f, n));
     BOTH("rope", t->rope(y, b, c, n / 2));
@@ -446,6 +448,24 @@ static void vectors_case(const float *a, const float *b, const float *c, int64_t
     BOTH("exp in place", t->exp(y, y, n));
     BOTH("softmax", sums[t == scalar] = t->softmax(y, n));
     assert_true(same(sums[0], sums[1]));
+}
+
+/* Sets n bits of both masks; the byte after them is a guard. */
+static void mask_random_case(struct rng *r, int64_t n, uint32_t threshold) {
+    uint8_t got[80], want[80];
+    uint32_t random[300];
+    memset(got, 0xA5, sizeof got), memset(want, 0xA5, sizeof want);
+    for (int64_t i = 0; i < (n + 1) / 2; i++) random[i] = rng_u32(r);
+    random[0] = threshold << 16 | (threshold - (threshold > 0));
+    wide.mask_random(got, random, n, threshold);
+    scalar->mask_random(want, random, n, threshold);
+    assert_memory_equal(got, want, sizeof got);
+}
+
+static void test_masks(void **state) {
+    (void)state;
+    struct rng r = rng_make(6, RNG_TEST, 0, 0);
+    for (int64_t n = 0; n < 600; n++) mask_random_case(&r, n, n % 7 ? rng_u32(&r) >> 16 : 0);
 }
 
 static void test_vectors(void **state) {
@@ -631,13 +651,21 @@ static int tables_fill(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_rows),           cmocka_unit_test(test_packed),
-        cmocka_unit_test(test_packed_rows),    cmocka_unit_test(test_adapters),
-        cmocka_unit_test(test_bf16_fast),      cmocka_unit_test(test_tile_config_kept),
-        cmocka_unit_test(test_vectors),        cmocka_unit_test(test_max),
-        cmocka_unit_test(test_exp_everywhere), cmocka_unit_test(test_gemm_nn),
-        cmocka_unit_test(test_adamw),          cmocka_unit_test(test_tiles),
-        cmocka_unit_test(test_attention),      cmocka_unit_test(test_attention_backward),
+        cmocka_unit_test(test_rows),
+        cmocka_unit_test(test_packed),
+        cmocka_unit_test(test_packed_rows),
+        cmocka_unit_test(test_adapters),
+        cmocka_unit_test(test_bf16_fast),
+        cmocka_unit_test(test_tile_config_kept),
+        cmocka_unit_test(test_vectors),
+        cmocka_unit_test(test_masks),
+        cmocka_unit_test(test_max),
+        cmocka_unit_test(test_exp_everywhere),
+        cmocka_unit_test(test_gemm_nn),
+        cmocka_unit_test(test_adamw),
+        cmocka_unit_test(test_tiles),
+        cmocka_unit_test(test_attention),
+        cmocka_unit_test(test_attention_backward),
     };
     return cmocka_run_group_tests_name("emulated", tests, tables_fill, NULL);
 }

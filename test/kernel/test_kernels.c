@@ -137,7 +137,7 @@ static void check_reductions(const struct kernels *k, int64_t n, int nasty) {
 }
 
 static void check_updates(const struct kernels *k, int64_t n, int nasty) {
-    struct floats x = filled(n, nasty), y = filled(n, nasty), z = copied(y);
+    struct floats x = filled(n, nasty), y = filled(n, nasty), z = copied(y), w = filled(n, 0);
     float a = rng_normal(&rng);
     ref->axpy(y.v, a, x.v, n);
     k->axpy(z.v, a, x.v, n);
@@ -145,12 +145,31 @@ static void check_updates(const struct kernels *k, int64_t n, int nasty) {
     ref->scale(y.v, a, n);
     k->scale(z.v, a, n);
     same_all(y.v, z.v, n, "scale", k, n);
+    ref->mask_multiply(y.v, x.v, (const uint8_t *)w.v, a, n, nasty);
+    k->mask_multiply(z.v, x.v, (const uint8_t *)w.v, a, n, nasty);
+    same_all(y.v, z.v, n, "mask_multiply", k, n);
     ref->rmsnorm(y.v, x.v, y.v, 1e-5f, n);
     k->rmsnorm(z.v, x.v, z.v, 1e-5f, n);
     same_all(y.v, z.v, n, "rmsnorm", k, n);
     floats_free(x);
     floats_free(y);
     floats_free(z);
+    floats_free(w);
+}
+
+/* n bits; the bytes after them are guards. */
+static void check_masks(const struct kernels *k, int64_t n, int nasty) {
+    const uint32_t threshold = nasty ? rng_u32(&rng) >> 16 : 0;
+    const size_t bytes = (size_t)n / 8 + 9;
+    uint32_t *random = xcalloc((size_t)n / 2 + 1, sizeof *random);
+    uint8_t *a = xcalloc(bytes, 1), *b = xcalloc(bytes, 1);
+    for (int64_t i = 0; i <= n / 2; i++) random[i] = rng_u32(&rng);
+    random[0] = threshold << 16 | (threshold - (threshold > 0));
+    ref->mask_random(a, random, n, threshold);
+    k->mask_random(b, random, n, threshold);
+    if (memcmp(a, b, bytes) != 0)
+        fail_msg("mask_random at level %s, %lld bits", k->name, (long long)n);
+    free(random), free(a), free(b);
 }
 
 static void check_rope(const struct kernels *k, int64_t n, int nasty) {
@@ -283,6 +302,7 @@ static void test_reductions(void **state) {
 static void test_updates(void **state) {
     (void)state;
     each_size(check_updates);
+    each_size(check_masks);
 }
 static void test_rope(void **state) {
     (void)state;

@@ -446,6 +446,25 @@ static void tile_weight_grad_cases(const struct kernels *k) {
 }
 
 /* Sums of exponentials and gradients of logits, from those that gemm_tiles gives. */
+/* Values of a row in tiles whose bit of the mask is 0 become 0; the last tile stays zero padded. */
+static void tile_mask_case(const struct kernels *k, struct rng *r, int64_t width) {
+    const int64_t steps = (width + 31) / 32, bytes = (width + 7) / 8;
+    struct gemm_input in = tile_inputs(k, r, 5, width);
+    uint8_t *mask = xmalloc((size_t)bytes);
+    uint16_t *out = xcalloc((size_t)steps * 512, sizeof *out);
+    const uint16_t *row = gemm_input_tile_row(&in, 3);
+    for (int64_t i = 0; i < bytes; i++) mask[i] = (uint8_t)rng_u32(r);
+    if (width % 8) mask[bytes - 1] &= (uint8_t)((1 << width % 8) - 1);
+    k->tiles_mask_row(out, row, mask, width);
+    for (int64_t i = 0; i < 32 * steps; i++) {
+        const int64_t at = i / 32 * 512 + i % 32;
+        const bool kept = i < width && (mask[i / 8] >> i % 8 & 1);
+        assert_int_equal(out[at], kept ? row[at] : 0);
+    }
+    free(mask), free(out);
+    tile_inputs_free(&in);
+}
+
 static void tile_softmax_case(const struct kernels *k, struct rng *r, enum tensor_type type,
                               int64_t rows, int64_t n0, int64_t n, int64_t width) {
     const int64_t all = (rows + 15) / 16 * 16, tiles = (n - n0 + 31) / 32, size = all * tiles * 32;
@@ -551,6 +570,7 @@ static void tile_cases_run(const struct kernels *k, bool all) {
                            i == 4 ? 10 * j : 11 * j, 40 * j - 7);
     tile_weight_grad_cases(k);
     tile_low_rank_grad_cases(k);
+    for (int64_t width = 1; width < 140; width += 6) tile_mask_case(k, &r, width);
     tile_softmax_case(k, &r, TENSOR_BF16, 33, 32, 112, 70);
     tile_softmax_case(k, &r, TENSOR_Q8_0, 16, 0, 75, 64);
     tile_softmax_case(k, &r, TENSOR_Q4_0, 5, 64, 80, 2080);

@@ -101,7 +101,7 @@ static const struct foreign_word world_words[] = {
     {"NUM_RULE_AGENTS", NULL, NULL, VALUE_NONE, rule_agents},
     {"RENDER_INTERVAL", NULL, NULL, VALUE_NONE, live_view},
     {"SHOW_GRID", NULL, NULL, VALUE_NONE, live_view},
-    {"CONTEXT_SIZE", NULL, NULL, VALUE_NONE, "a prompt has up to 128 tokens"},
+    {"CONTEXT_SIZE", NULL, NULL, VALUE_NONE, "a prompt has at most as many tokens as the model's context"},
     {"OPENAI_API_KEY", NULL, NULL, VALUE_NONE, "models run in Shoal itself, without a key"},
     {"DOWNLOAD_MODEL", NULL, NULL, VALUE_NONE,
      "a document of that program; 'shoal pull' downloads models"},

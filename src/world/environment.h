@@ -13,7 +13,7 @@ struct episode_stats;
 struct environment {
     void *ctx;
     int n_agents, n_actions;
-    const char *const *actions; /* [n_actions] words; a model chooses among their first tokens */
+    const char *const *actions; /* [n_actions] words; a model chooses among their tokens */
     /* The names of the words that an agent can say in addition to its action; word 0 is silence. A
      * step's action is then action + n_actions · word. 0: agents cannot speak. */
     int n_words;

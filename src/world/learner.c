@@ -18,9 +18,12 @@
  *     clone      L = -log π(action of the teacher)
  *     es         no loss of actions: learner_es.c
  *
- * π is the softmax over the actions alone. A policy is rolled back to its last healthy snapshot if
- * one of its numbers is not finite, or if it has collapsed and its reward has decreased; the other
- * policies continue.
+ * π is the softmax over the actions alone. If every action is one token, a sample is a prompt and
+ * its action, and the trainer computes the logits of the actions only. Otherwise an experience has
+ * a sample for each action that could have been chosen, and the softmax of their summed
+ * log-probabilities is computed here, like the policy runner's. A policy is rolled back to its last
+ * healthy snapshot if one of its numbers is not finite, or if it has collapsed and its reward has
+ * decreased; the other policies continue.
  *
  * With --update-group-size the trainer has slots for one group of policies, which are loaded for an
  * update, so gradients and activations exist for one group only. The updates of the groups are
@@ -80,8 +83,11 @@ struct learner_policy {
 };
 struct learner {
     const struct learner_options *o;
+    const struct model *m;
     double temperature;
-    const int32_t *choices; /* [n_actions + n_words]: an action, or a word to say */
+    const struct token_seq *choices; /* [n_actions + n_words]: an action, or a word to say */
+    const int32_t *choice_tokens;    /* their last tokens; NULL: some differ in several tokens */
+    int32_t n_common[2];             /* tokens with which all actions begin, and all words */
     int n_actions, n_words, n_policies, n_agents;
     bool clone, low_memory;
     int64_t pass_rows;    /* tokens of samples per pass, unless one sample has more; 0: all */
@@ -103,10 +109,14 @@ struct learner {
     struct replay_buffer *words;   /* [n_agents] the words of these decisions; NULL: no words */
     double *discount_powers;       /* [horizon + 1] powers of γ λ */
 
-    /* an update */
-    struct train_sample *samples;               /* [group · batch_size] */
+    int64_t longest_sample; /* tokens, for which the passes are planned */
+
+    /* an update: experiences and their samples, in the same order */
     const struct transition **batch_experience; /* [group · batch_size] */
     double *advantage;                          /* [group · batch_size] */
+    struct train_sample *samples;               /* [group · batch_size · samples_max] */
+    int *experience;                            /* same shape: the experience of each sample */
+    int samples_max;                            /* maximal number of samples of an experience */
 };
 
 /* replay buffer */
@@ -327,40 +337,6 @@ static const struct transition *replay_sample(const struct learner *l,
     return replay_buffer_at(&m->replay, n - 1 - (int)rng_below(r, (uint32_t)n_candidates));
 }
 
-/* Fills sample i of a batch for a policy. The policy's own transitions have trained its critic when
- * their returns were completed; transitions of another policy train its critic here. */
-static void sample_fill(struct learner *l, int i, int policy, struct rng *r) {
-    struct learner_policy *m = &l->policies[policy], *owner = replay_owner(l, policy, r);
-    const struct transition *e = replay_sample(l, owner, r);
-    const int32_t *tokens = replay_buffer_tokens(&owner->replay, e);
-    struct train_sample *s = &l->samples[i];
-    if (owner != m) critic_update(l, m, tokens, e->n, e->ret);
-    s->tokens = xrealloc(s->tokens, (size_t)(e->n + 1) * sizeof *s->tokens);
-    s->mask = xrealloc(s->mask, (size_t)e->n + 1);
-    memcpy(s->tokens, tokens, (size_t)e->n * sizeof *tokens);
-    memset(s->mask, 0, (size_t)e->n);
-    s->tokens[e->n] = l->choices[l->clone ? e->teacher : e->action];
-    s->mask[e->n] = 1;
-    s->n = e->n + 1;
-    s->adapter = policy - l->first;
-    double rms_critic_error = sqrt(m->mean_squared_critic_error);
-    l->batch_experience[i] = e;
-    l->advantage[i] =
-        rms_critic_error > 0 ? (e->ret - critic_value(m, tokens, e->n)) / rms_critic_error : 0;
-}
-
-static int minibatch_sample(struct learner *l, int generation, int tick) {
-    int n = 0, batch = (int)l->o->batch_size;
-    for (int i = l->first; i < MIN(l->first + l->group, l->n_policies); i++) {
-        struct rng r =
-            rng_make(l->seed, RNG_DATA, (uint32_t)(generation * 65536 + i), (uint32_t)tick);
-        for (int k = 0; l->policies[i].replay.n >= 2 * batch && k < batch; k++)
-            sample_fill(l, n++, i, &r);
-    }
-    for (int k = 0; k < n; k += batch) l->policies[l->first + l->samples[k].adapter].n_new = 0;
-    return n;
-}
-
 /* The choices of a decision: the actions, or the words after them. */
 struct choice_range {
     int begin, end;
@@ -369,6 +345,63 @@ static struct choice_range choices_of(const struct learner *l, const struct tran
     return e->action < l->n_actions
                ? (struct choice_range){0, l->n_actions}
                : (struct choice_range){l->n_actions, l->n_actions + l->n_words};
+}
+
+/* Sets a sample to a prompt and a choice. The tokens with which all choices begin are no targets:
+ * they are given, as in a decision. */
+static void sample_set(const struct learner *l, struct train_sample *s, const int32_t *tokens,
+                       int32_t n, int choice, int32_t n_common) {
+    struct token_seq c = l->choices[choice];
+    s->n = n + c.n;
+    s->tokens = xrealloc(s->tokens, (size_t)s->n * sizeof *s->tokens);
+    s->mask = xrealloc(s->mask, (size_t)s->n);
+    memcpy(s->tokens, tokens, (size_t)n * sizeof *tokens);
+    memcpy(s->tokens + n, c.v, (size_t)c.n * sizeof *c.v);
+    memset(s->mask, 0, (size_t)s->n);
+    memset(s->mask + n + n_common, 1, (size_t)(c.n - n_common));
+}
+
+/* Samples experience i of a batch for a policy; its samples begin at index `at`. Returns their
+ * number. The policy's own transitions have trained its critic when their returns were completed;
+ * transitions of another policy train its critic here. */
+static int experience_sample(struct learner *l, int i, int at, int policy, struct rng *r) {
+    struct learner_policy *m = &l->policies[policy], *owner = replay_owner(l, policy, r);
+    const struct transition *e = replay_sample(l, owner, r);
+    const int32_t *tokens = replay_buffer_tokens(&owner->replay, e);
+    struct choice_range range = choices_of(l, e);
+    int chosen = l->clone ? e->teacher : e->action;
+    if (l->choice_tokens) range = (struct choice_range){chosen, chosen + 1};
+    if (owner != m) critic_update(l, m, tokens, e->n, e->ret);
+    for (int k = range.begin; k < range.end; k++, at++) {
+        sample_set(l, &l->samples[at], tokens, e->n, k, l->n_common[k >= l->n_actions]);
+        l->samples[at].adapter = policy - l->first;
+        l->experience[at] = i;
+    }
+    double rms_critic_error = sqrt(m->mean_squared_critic_error);
+    l->batch_experience[i] = e;
+    l->advantage[i] =
+        rms_critic_error > 0 ? (e->ret - critic_value(m, tokens, e->n)) / rms_critic_error : 0;
+    return range.end - range.begin;
+}
+
+/* Whether sample k begins the samples of a policy. */
+static bool begins_policy(const struct learner *l, int k) {
+    return k == 0 || l->samples[k].adapter != l->samples[k - 1].adapter;
+}
+
+/* Samples a batch for every policy of the group that has enough experience; returns the number of
+ * training samples. */
+static int minibatch_sample(struct learner *l, int generation, int tick) {
+    int n = 0, n_experiences = 0, batch = (int)l->o->batch_size;
+    for (int i = l->first; i < MIN(l->first + l->group, l->n_policies); i++) {
+        struct rng r =
+            rng_make(l->seed, RNG_DATA, (uint32_t)(generation * 65536 + i), (uint32_t)tick);
+        for (int k = 0; l->policies[i].replay.n >= 2 * batch && k < batch; k++)
+            n += experience_sample(l, n_experiences++, n, i, &r);
+    }
+    for (int k = 0; k < n; k++)
+        if (begins_policy(l, k)) l->policies[l->first + l->samples[k].adapter].n_new = 0;
+    return n;
 }
 
 /* log Σ exp of the log-probabilities in the range, which are normalised over all choices. */
@@ -403,20 +436,55 @@ static void ppo_loss(const struct learner *l, const struct transition *e, double
         s->weight[i] -= (float)(math_exp(s->logp[i] - norm) * sum);
 }
 
+/* The loss of an experience as a function of the log-probabilities of all choices. */
+static void experience_loss(const struct learner *l, int i, struct loss_sample *s) {
+    const struct transition *e = l->batch_experience[i];
+    s->count = 1;
+    if (!l->clone) {
+        ppo_loss(l, e, l->advantage[i], s);
+        return;
+    }
+    for (int k = 0; k < l->n_actions; k++) s->weight[k] = k == e->teacher ? -1 : 0;
+    s->loss = -s->logp[e->teacher];
+}
+
+/* The loss of an experience whose choices are samples of their own, v[0] … v[n - 1]. With S_k, the
+ * sum of the log-probabilities of a sample's targets, log π_k = S_k / T - log Σ exp(S_j / T), and
+ * ∂L/∂S_k = (w_k - π_k Σ w) / T, where w = ∂L/∂log π. */
+static void sequences_loss(const struct learner *l, int i, struct loss_sample *v, int n) {
+    double logp[ENV_MAX_ACTIONS], sum = 0;
+    float w[ENV_MAX_ACTIONS];
+    struct loss_sample all = {.logp = logp, .weight = w};
+    struct choice_range r = choices_of(l, l->batch_experience[i]);
+    CHECK(n == r.end - r.begin);
+    for (int k = 0; k < n; k++) {
+        logp[r.begin + k] = 0;
+        for (int32_t j = 0; j < v[k].n; j++) logp[r.begin + k] += v[k].logp[j] / l->temperature;
+    }
+    double norm = log_sum_of(&all, r);
+    for (int k = r.begin; k < r.end; k++) logp[k] -= norm;
+    experience_loss(l, i, &all);
+    for (int k = r.begin; k < r.end; k++) sum += (double)w[k];
+    for (int k = 0; k < n; k++) {
+        double dl = ((double)w[r.begin + k] - math_exp(logp[r.begin + k]) * sum) / l->temperature;
+        for (int32_t j = 0; j < v[k].n; j++) v[k].weight[j] = (float)dl;
+        v[k].loss = v[k].count = 0;
+    }
+    v[0].loss = all.loss;
+    v[0].count = all.count;
+}
+
 static int minibatch_loss(void *ctx, struct loss_sample *scored, int n, struct error *err) {
     struct learner *l = ctx;
     (void)err;
-    for (int i = 0; i < n; i++) {
-        struct loss_sample *s = &scored[i];
-        int64_t index = s->sample - l->samples;
-        const struct transition *e = l->batch_experience[index];
-        s->count = 1;
-        if (!l->clone) {
-            ppo_loss(l, e, l->advantage[index], s);
-            continue;
-        }
-        for (int k = 0; k < l->n_actions; k++) s->weight[k] = k == e->teacher ? -1 : 0;
-        s->loss = -s->logp[e->teacher];
+    for (int i = 0, end; i < n; i = end) {
+        int experience = l->experience[scored[i].sample - l->samples];
+        for (end = i + 1; end < n && l->experience[scored[end].sample - l->samples] == experience;)
+            end++;
+        if (l->choice_tokens)
+            experience_loss(l, experience, &scored[i]);
+        else
+            sequences_loss(l, experience, scored + i, end - i);
     }
     return OK;
 }
@@ -462,21 +530,26 @@ static void group_load(struct learner *l) {
     }
 }
 
-/* The number of samples in one forward and backward pass; it does not affect the gradients. */
+/* The number of samples in one forward and backward pass, all samples of at least one experience;
+ * it does not affect the gradients. */
 static int pass_samples(const struct learner *l, int from, int n) {
     int taken = 0;
     int64_t rows = 0;
     if (!l->pass_rows) return n;
-    while (taken < n && (rows += l->samples[from + taken].n) <= l->pass_rows) taken++;
-    return MAX(taken, 1);
+    for (int k = 0; k < n; k++) {
+        rows += l->samples[from + k].n;
+        if (rows > l->pass_rows && taken > 0) break;
+        if (k + 1 == n || l->experience[from + k + 1] != l->experience[from + k]) taken = k + 1;
+    }
+    return taken;
 }
 
 static int gradients_accumulate(struct learner *l, int from, int n, struct error *err) {
     int rc = OK;
     struct loss_fn loss = {.fn = minibatch_loss,
                            .ctx = l,
-                           .temperature = (float)l->temperature,
-                           .choices = l->choices,
+                           .temperature = l->choice_tokens ? (float)l->temperature : 1,
+                           .choices = l->choice_tokens,
                            .n_choices = l->n_actions + l->n_words};
     for (int taken; rc == OK && n > 0; from += taken, n -= taken) {
         taken = pass_samples(l, from, n);
@@ -498,23 +571,23 @@ static void sample_move(struct learner *l, int to, int from) {
     struct train_sample s = l->samples[to]; // swapped, so that its buffers are reused
     l->samples[to] = l->samples[from];
     l->samples[from] = s;
-    l->batch_experience[to] = l->batch_experience[from];
-    l->advantage[to] = l->advantage[from];
+    l->experience[to] = l->experience[from];
 }
 
 /* Called after a pass over all samples met a non-finite number: finds the policies that cause it,
  * one by one, and removes their samples, which are contiguous per policy. Returns the number of
  * remaining samples. */
 static int nonfinite_samples_remove(struct learner *l, int n, struct error *err) {
-    int batch = (int)l->o->batch_size, n_kept = 0;
-    for (int begin = 0; begin < n; begin += batch) {
+    int n_kept = 0;
+    for (int begin = 0, end; begin < n; begin = end) {
         struct error policy_err;
+        for (end = begin + 1; end < n && !begins_policy(l, end);) end++;
         trainer_zero_grad(l->trainer);
-        int rc = gradients_accumulate(l, begin, batch, &policy_err);
+        int rc = gradients_accumulate(l, begin, end - begin, &policy_err);
         if (rc != OK && rc != ERR_NUMERIC) return error_set(err, rc, "%s", policy_err.text);
         bool broken = rc != OK || !gradients_finite(l);
         if (broken) l->policies[l->first + l->samples[begin].adapter].nonfinite = true;
-        for (int k = 0; !broken && k < batch; k++) sample_move(l, n_kept++, begin + k);
+        for (int k = begin; !broken && k < end; k++) sample_move(l, n_kept++, k);
     }
     trainer_zero_grad(l->trainer);
     return n_kept;
@@ -550,8 +623,8 @@ static void refresh_items(void *ctx, int64_t begin, int64_t end, int thread) {
 static void policies_pull_weights(struct learner *l, int n, int generation, int tick) {
     struct policy_refresh r = {l, xcalloc((size_t)l->group, sizeof(int)), generation, tick};
     int n_updated = 0;
-    for (int i = 0; i < n; i += (int)l->o->batch_size)
-        r.policies[n_updated++] = l->first + l->samples[i].adapter;
+    for (int i = 0; i < n; i++)
+        if (begins_policy(l, i)) r.policies[n_updated++] = l->first + l->samples[i].adapter;
     pool_run(l->low_memory ? NULL : l->pool, refresh_items, &r, n_updated, 1);
     free(r.policies);
 }
@@ -561,9 +634,47 @@ static int minibatch_step(struct learner *l, int n, int tick, struct error *err)
     return rc == OK ? trainer_update(l->trainer, learning_rate_at(l, tick), NULL, err) : rc;
 }
 
+/* Sets pass_rows: a pass fits into the memory limit. */
+static int passes_limit(struct learner *l, struct error *err) {
+    const struct model *m = l->m;
+    struct trainer_passes p;
+    if (l->low_memory)
+        l->pass_rows = LOW_MEMORY_ROWS;
+    else if (!l->choice_tokens) // an experience has many samples
+        l->pass_rows = PACK_MAX_TOKENS;
+    // with low_memory, available memory is no reason to keep more activations
+    if (!memory_limit_get() || (l->low_memory && !memory_limit_named())) return OK;
+    int64_t rows = l->pass_rows ? l->pass_rows : PACK_MAX_TOKENS;
+    size_t room = memory_room(m);
+    room = room > WORK_BYTES ? room - WORK_BYTES : 0;
+    if (!trainer_limit_passes(l->trainer, room, rows, l->samples_max * l->longest_sample,
+                              l->longest_sample, &p)) {
+        const struct memory_step need = {.what = "a pass of the learning policies",
+                                         .least = p.bytes + WORK_BYTES};
+        return memory_check(m, &need, err);
+    }
+    l->pass_rows = p.rows;
+    if (!memory_limit_named() && p.rows >= rows) return OK;
+    log_info("memory: %.1f MB of %.1f in use; passes of %lld tokens",
+             (double)memory_used(m) / (1 << 20), (double)memory_limit_get() / (1 << 20),
+             (long long)p.rows);
+    return OK;
+}
+
+/* Plans the passes again if a sample is longer than all earlier ones. */
+static int passes_fit(struct learner *l, int n, struct error *err) {
+    int64_t longest = l->longest_sample;
+    for (int i = 0; i < n; i++) longest = MAX(longest, l->samples[i].n);
+    if (longest == l->longest_sample) return OK;
+    l->longest_sample = longest;
+    trainer_free_activations(l->trainer);
+    return passes_limit(l, err);
+}
+
 static int group_update(struct learner *l, int generation, int tick, struct error *err) {
     int n = minibatch_sample(l, generation, tick);
     if (n == 0) return OK;
+    if (passes_fit(l, n, err) != OK) return err->code;
     group_load(l);
     int rc = minibatch_step(l, n, tick, err);
     if (rc == ERR_NUMERIC) { // update without the policies with non-finite numbers, which are
@@ -704,9 +815,11 @@ static struct learner_policy policy_make(const struct learner_options *o,
 
 static void buffers_alloc(struct learner *l) {
     const struct learner_options *o = l->o;
-    size_t n = (size_t)l->group * (size_t)o->batch_size;
+    l->samples_max = l->choice_tokens ? 1 : MAX(l->n_actions, l->n_words);
+    size_t n = (size_t)l->group * (size_t)o->batch_size, n_samples = n * (size_t)l->samples_max;
     l->es_updated = xcalloc((size_t)l->n_policies, sizeof *l->es_updated);
-    l->samples = xcalloc(n, sizeof *l->samples);
+    l->samples = xcalloc(n_samples, sizeof *l->samples);
+    l->experience = xcalloc(n_samples, sizeof *l->experience);
     l->batch_experience = xcalloc(n, sizeof *l->batch_experience);
     l->advantage = xcalloc(n, sizeof *l->advantage);
     l->discount_powers = xcalloc((size_t)o->horizon + 1, sizeof *l->discount_powers);
@@ -735,28 +848,6 @@ static struct trainer *trainer_make(const struct learner_options *o,
     return t;
 }
 
-/* Sets pass_rows: a pass fits into the memory limit. */
-static int passes_limit(struct learner *l, const struct model *m, struct error *err) {
-    struct trainer_passes p;
-    if (l->low_memory) l->pass_rows = LOW_MEMORY_ROWS;
-    // with low_memory, available memory is no reason to keep more activations
-    if (!memory_limit_get() || (l->low_memory && !memory_limit_named())) return OK;
-    int64_t rows = l->pass_rows ? l->pass_rows : PACK_MAX_TOKENS;
-    size_t room = memory_room(m);
-    room = room > WORK_BYTES ? room - WORK_BYTES : 0;
-    if (!trainer_limit_passes(l->trainer, room, rows, POLICY_MAX_LEN, POLICY_MAX_LEN, &p)) {
-        const struct memory_step need = {.what = "a pass of the learning policies",
-                                         .least = p.bytes + WORK_BYTES};
-        return memory_check(m, &need, err);
-    }
-    l->pass_rows = p.rows;
-    if (!memory_limit_named() && p.rows >= rows) return OK;
-    log_info("memory: %.1f MB of %.1f in use; passes of %lld tokens",
-             (double)memory_used(m) / (1 << 20), (double)memory_limit_get() / (1 << 20),
-             (long long)p.rows);
-    return OK;
-}
-
 static int snapshots_init(struct learner *l, struct error *err) {
     int rc = OK;
     if (l->low_memory || l->group < l->n_policies) {
@@ -782,8 +873,10 @@ struct learner *learner_new(const struct learner_options *o, const struct learne
     if (!t) return NULL;
     struct learner *l = xcalloc(1, sizeof *l);
     *l = (struct learner){.o = o,
+                          .m = config->m,
                           .temperature = config->temperature,
-                          .choices = policy_runner_action_tokens(config->policy_runner),
+                          .choices = policy_runner_choices(config->policy_runner),
+                          .choice_tokens = policy_runner_choice_tokens(config->policy_runner),
                           .n_actions = config->n_actions,
                           .n_words = strcmp(o->learn, "clone") == 0 ? 0 : config->n_words,
                           .n_policies = config->n_policies,
@@ -795,12 +888,15 @@ struct learner *learner_new(const struct learner_options *o, const struct learne
                           .seed = config->seed,
                           .steps = config->steps,
                           .group = group,
+                          .longest_sample = POLICY_MAX_LEN,
                           .trainer = t};
+    for (int words = 0; words < 2; words++)
+        l->n_common[words] = policy_runner_common_tokens(config->policy_runner, words);
     if (es) l->es = learner_es_new(o, config, t);
     buffers_alloc(l);
     l->policies = xcalloc((size_t)l->n_policies, sizeof *l->policies);
     for (int i = 0; i < l->n_policies; i++) l->policies[i] = policy_make(o, config, i);
-    if (passes_limit(l, config->m, err) == OK && snapshots_init(l, err) == OK) return l;
+    if (passes_limit(l, err) == OK && snapshots_init(l, err) == OK) return l;
     learner_free(l);
     return NULL;
 }
@@ -825,13 +921,15 @@ void learner_free(struct learner *l) {
     for (int i = 0; i < l->n_agents; i++) replay_buffer_release(&l->pending[i]);
     for (int i = 0; l->words && i < l->n_agents; i++) replay_buffer_release(&l->words[i]);
     free(l->words);
-    for (int64_t i = 0; i < l->group * l->o->batch_size; i++) train_sample_release(&l->samples[i]);
+    for (int64_t i = 0; i < l->group * l->o->batch_size * l->samples_max; i++)
+        train_sample_release(&l->samples[i]);
     learner_es_free(l->es);
     free(l->es_updated);
     trainer_snapshot_free(l->snapshot);
     if (l->snapshot_file) fclose(l->snapshot_file);
     trainer_free(l->trainer);
     free(l->samples);
+    free(l->experience);
     free(l->batch_experience);
     free(l->advantage);
     free(l->discount_powers);

@@ -1,9 +1,11 @@
 /*
  * policy_runner: decides for a batch of agents.
  *
- * The engine prefills each prompt, and the policy is the softmax of the next token's logits over
- * the action tokens: nothing is generated or parsed. Only with the option `text` does the engine
- * generate text, which is parsed; a text that names no action becomes a random action.
+ * The engine prefills each prompt, and the policy is the softmax over the actions of their
+ * log-probabilities, divided by the temperature: nothing is generated or parsed. An action's
+ * log-probability is the sum over its tokens, up to the first token that distinguishes it from the
+ * other actions. Only with the option `text` does the engine generate text, which is parsed; a text
+ * that names no action becomes a random action.
  *
  * Decisions are sorted by adapter and prompt before they become requests, so equal decisions share
  * a request, requests with a common prefix run together and use the prefix cache, and the rows of
@@ -42,42 +44,86 @@ struct policy_runner {
     struct engine_options engine_options;
     struct engine **engines; /* [n_engines]; NULL while they are freed (policy_runner_sleep) */
     int n_engines;
-    int32_t action_tokens[ENV_MAX_ACTIONS];
-    struct token_seq action_seqs[ENV_MAX_ACTIONS];
-    struct decision_cache *cache;    /* NULL: none */
-    struct engine_request *requests; /* [cap] */
-    struct policy_decision **sorted; /* [cap] the decisions of a batch, sorted */
-    struct decision_source *sources; /* [cap] one for each decision of the batch */
+    /* The choices: the actions, then the words to say. All choices of a kind begin with the same
+     * n_common tokens, which the requests have in their prompts; `scored` are the other ones. */
+    struct token_ids choice_tokens; /* all choices, concatenated */
+    struct token_seq choices[ENV_MAX_ACTIONS], scored[ENV_MAX_ACTIONS];
+    int32_t n_common[2];  /* its value for actions and for words */
+    bool is_one_token[2]; /* every `scored` of this kind is one token */
+    int32_t longest_scored;
+    int32_t first_scored[ENV_MAX_ACTIONS]; /* the first token of each `scored` */
+    struct decision_cache *cache;          /* NULL: none */
+    struct engine_request *requests;       /* [cap] */
+    struct policy_decision **sorted;       /* [cap] the decisions of a batch, sorted */
+    struct decision_source *sources;       /* [cap] one for each decision of the batch */
     int cap;
     struct token_ids tokens; /* token ids of all prompts, concatenated */
 };
 
-/* Sets the tokens of n choices from index `first` of action_tokens on. They must differ. */
-static int choice_tokens_init(struct policy_runner *a, const char *const *names, int first, int n,
-                              struct error *err) {
-    for (int i = first; i < first + n; i++) {
-        struct token_ids ids = {0};
-        struct buf word = {0};
-        buf_printf(&word, " %s", names[i - first]);
-        tokenizer_encode(a->m->tok, word.data, word.len, 0, &ids);
-        a->action_tokens[i] = ids.n ? ids.v[0] : -1;
-        a->action_seqs[i] = (struct token_seq){&a->action_tokens[i], 1};
-        token_ids_release(&ids);
-        buf_release(&word);
-        for (int j = first; j <= i; j++)
-            if (a->action_tokens[i] < 0 || (j < i && a->action_tokens[j] == a->action_tokens[i]))
+/* The number of tokens with which both choices begin. */
+static int32_t common_prefix(const struct token_seq *a, const struct token_seq *b) {
+    int32_t n = 0;
+    while (n < a->n && n < b->n && a->v[n] == b->v[n]) n++;
+    return n;
+}
+
+/* Encodes n choices, each as the continuation of a prompt, and appends them to choice_tokens. The
+ * line break after a name distinguishes it from longer names that begin with it. */
+static void choices_encode(struct policy_runner *a, const char *const *names, int first, int n,
+                           int32_t *begin) {
+    struct token_ids prompt = {0};
+    for (int i = 0; i < n; i++) {
+        char *word = xasprintf(" %s", names[i]);
+        begin[first + i] = a->choice_tokens.n;
+        eval_encode_pair(a->m->tok, ":", word, &prompt, &a->choice_tokens);
+        eval_encode_pair(a->m->tok, ":", "\n", &prompt, &a->choice_tokens);
+        begin[first + i + 1] = a->choice_tokens.n;
+        free(word);
+    }
+    token_ids_release(&prompt);
+}
+
+/* Cuts n choices after the first token that distinguishes each one from the others, and divides
+ * them into their common prefix and the rest. */
+static int choices_split(struct policy_runner *a, const char *const *names, int first, int n,
+                         struct error *err) {
+    bool words = first > 0;
+    struct token_seq *v = a->choices + first;
+    int32_t length[ENV_MAX_ACTIONS], common = n > 1 ? INT32_MAX : 0;
+    for (int i = 0; i < n; i++) {
+        length[i] = 1;
+        for (int j = 0; j < n; j++) {
+            int32_t shared = j == i ? 0 : common_prefix(&v[i], &v[j]);
+            if (shared == v[i].n)
                 return error_set(err, ERR_MISMATCH,
-                                 "the tokenizer of '%s' begins '%s' and '%s' with one token: it "
-                                 "cannot distinguish the actions",
-                                 a->m->name, names[j - first], names[i - first]);
+                                 "the tokenizer of '%s' cannot distinguish the actions '%s' and "
+                                 "'%s': rename one of them",
+                                 a->m->name, names[i], names[j]);
+            length[i] = MAX(length[i], shared + 1);
+            if (j != i) common = MIN(common, shared);
+        }
+    }
+    a->n_common[words] = common;
+    a->is_one_token[words] = true;
+    for (int i = 0; i < n; i++) {
+        v[i].n = length[i];
+        a->scored[first + i] = (struct token_seq){v[i].v + common, length[i] - common};
+        a->first_scored[first + i] = v[i].v[common];
+        a->is_one_token[words] &= length[i] - common == 1;
+        a->longest_scored = MAX(a->longest_scored, length[i] - common);
     }
     return OK;
 }
 
-static int action_tokens_init(struct policy_runner *a, struct error *err) {
+static int choices_init(struct policy_runner *a, struct error *err) {
     const struct environment *e = a->e;
-    int rc = choice_tokens_init(a, e->actions, 0, e->n_actions, err);
-    return rc == OK ? choice_tokens_init(a, e->words, e->n_actions, e->n_words, err) : rc;
+    int32_t begin[ENV_MAX_ACTIONS + 1] = {0};
+    choices_encode(a, e->actions, 0, e->n_actions, begin);
+    choices_encode(a, e->words, e->n_actions, e->n_words, begin);
+    for (int i = 0; i < e->n_actions + e->n_words; i++)
+        a->choices[i] = (struct token_seq){a->choice_tokens.v + begin[i], begin[i + 1] - begin[i]};
+    int rc = choices_split(a, e->actions, 0, e->n_actions, err);
+    return rc == OK ? choices_split(a, e->words, e->n_actions, e->n_words, err) : rc;
 }
 
 static int choice_count(const struct policy_runner *a, const struct policy_decision *d) {
@@ -161,7 +207,7 @@ struct policy_runner *policy_runner_new(const struct model *m, const struct envi
     a->engine_options.max_len = MIN(a->engine_options.max_len, m->config.max_seq_len);
     engines_plan(a);
     int rc = m->tok ? OK : error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", m->name);
-    if (rc == OK && !o->text) rc = action_tokens_init(a, err);
+    if (rc == OK && !o->text) rc = choices_init(a, err);
     if (rc == OK) rc = engines_limit(a, err);
     if (rc == OK) rc = wake_up(a, err);
     if (o->cached_decisions > 0 && !o->text)
@@ -176,6 +222,7 @@ void policy_runner_free(struct policy_runner *a) {
     policy_runner_sleep(a);
     free(a->engines);
     token_ids_release(&a->tokens);
+    token_ids_release(&a->choice_tokens);
     decision_cache_free(a->cache);
     free(a->requests);
     free(a->sorted);
@@ -183,8 +230,17 @@ void policy_runner_free(struct policy_runner *a) {
     free(a);
 }
 
-const int32_t *policy_runner_action_tokens(const struct policy_runner *a) {
-    return a->action_tokens;
+const struct token_seq *policy_runner_choices(const struct policy_runner *a) {
+    return a->choices;
+}
+
+int32_t policy_runner_common_tokens(const struct policy_runner *a, bool words) {
+    return a->n_common[words];
+}
+
+const int32_t *policy_runner_choice_tokens(const struct policy_runner *a) {
+    return a->is_one_token[0] && (a->e->n_words == 0 || a->is_one_token[1]) ? a->first_scored
+                                                                            : NULL;
 }
 
 void policy_runner_tokenize(struct policy_runner *a, struct policy_decision *decisions, int n,
@@ -194,20 +250,29 @@ void policy_runner_tokenize(struct policy_runner *a, struct policy_decision *dec
     for (int i = 0; i < n; i++) {
         tokenizer_encode(a->m->tok, text->data + decisions[i].text_offset, decisions[i].text_len,
                          TOKENIZER_ADD_BOS, &a->tokens);
+        decisions[i].n = a->tokens.n - token_begin[i];
+        // the request's prompt also has the tokens with which all choices begin
+        const struct token_seq *choice = &a->choices[decisions[i].says_word ? a->e->n_actions : 0];
+        for (int k = 0; k < a->n_common[decisions[i].says_word]; k++)
+            token_ids_add(&a->tokens, choice->v[k]);
         token_begin[i + 1] = a->tokens.n;
     }
     // not in the loop above, because adding tokens may reallocate the list
-    for (int i = 0; i < n; i++) {
-        decisions[i].tokens = a->tokens.v + token_begin[i];
-        decisions[i].n = token_begin[i + 1] - token_begin[i];
-    }
+    for (int i = 0; i < n; i++) decisions[i].tokens = a->tokens.v + token_begin[i];
     free(token_begin);
+}
+
+/* The tokens of a decision's request: its prompt and the tokens with which all choices begin. */
+static struct token_seq request_prompt(const struct policy_runner *a,
+                                       const struct policy_decision *d) {
+    return (struct token_seq){d->tokens, d->n + a->n_common[d->says_word]};
 }
 
 static void request_init(struct policy_runner *a, struct engine_request *r,
                          struct policy_decision *d) {
-    *r = (struct engine_request){.prompt = d->tokens,
-                                 .n_prompt = d->n,
+    struct token_seq prompt = request_prompt(a, d);
+    *r = (struct engine_request){.prompt = prompt.v,
+                                 .n_prompt = prompt.n,
                                  .adapter = d->n_mix ? NULL : d->adapter,
                                  .mix = d->n_mix ? d->mix : NULL,
                                  .n_mix = d->n_mix};
@@ -217,32 +282,36 @@ static void request_init(struct policy_runner *a, struct engine_request *r,
         r->max_tokens = MAX_TEXT_TOKENS;
         return;
     }
-    r->choices = a->action_seqs + (d->says_word ? a->e->n_actions : 0);
+    r->choices = a->scored + (d->says_word ? a->e->n_actions : 0);
     r->n_choices = choice_count(a, d);
+    if (!a->is_one_token[d->says_word]) return;
     // not in the exact class, so that recorded traces can be reproduced
     r->choices_only = a->m->cls == NUMERIC_FAST;
     r->logprob_temperature = (float)a->o.temperature;
 }
 
 /* Samples an action. The engine's log-probabilities are normalised over the vocabulary or the
- * choices; this function normalises them over the actions. */
+ * choices; this function normalises them over the actions. The temperature of a sum over several
+ * tokens divides the sum: to the engine its logits have temperature 1. */
 static void action_sample(const struct policy_runner *a, const float *logprob,
                           struct policy_decision *d) {
     int n = choice_count(a, d);
+    double divisor = a->is_one_token[d->says_word] ? 1 : a->o.temperature;
     double max = -INFINITY, sum = 0, remaining = (double)rng_uniform(&d->rng);
-    for (int i = 0; i < n; i++) max = fmax(max, (double)logprob[i]);
-    for (int i = 0; i < n; i++) sum += math_exp((double)logprob[i] - max);
+    for (int i = 0; i < n; i++) d->logp[i] = (double)logprob[i] / divisor;
+    for (int i = 0; i < n; i++) max = fmax(max, d->logp[i]);
+    for (int i = 0; i < n; i++) sum += math_exp(d->logp[i] - max);
     double norm = max + math_log(sum);
     d->action = -1;
     for (int i = 0; i < n; i++) {
-        d->logp[i] = (double)logprob[i] - norm;
+        d->logp[i] -= norm;
         double p = math_exp(d->logp[i]);
         if (d->action < 0 && remaining < p) d->action = i;
         remaining -= p;
     }
     // rounding errors may leave a rest: take the most probable action
     for (int i = 0; d->action < 0 && i < n; i++)
-        if ((double)logprob[i] >= max) d->action = i;
+        if ((double)logprob[i] / divisor >= max) d->action = i;
     if (d->action < 0) d->action = 0; // all log-probabilities are NaN
 }
 
@@ -282,10 +351,6 @@ static bool decisions_equal(const struct policy_decision *a, const struct policy
            tokens_compare(a, b) == 0;
 }
 
-static struct token_seq decision_prompt(const struct policy_decision *d) {
-    return (struct token_seq){d->tokens, d->n};
-}
-
 /* Builds the requests of a batch and sets the source of each decision; returns the number of
  * requests. */
 static int requests_build(struct policy_runner *a, struct policy_decision *decisions, int n) {
@@ -301,7 +366,7 @@ static int requests_build(struct policy_runner *a, struct policy_decision *decis
         }
         *s = (struct decision_source){0};
         if (a->cache && d->n_mix == 0)
-            s->cached = decision_cache_find(a->cache, d->adapter, decision_prompt(d));
+            s->cached = decision_cache_find(a->cache, d->adapter, request_prompt(a, d));
         if (s->cached) continue;
         s->request = n_requests++;
         request_init(a, &a->requests[s->request], d);
@@ -356,11 +421,27 @@ static int requests_run(struct policy_runner *a, int n, struct error *err) {
     return rc;
 }
 
+/* If a request of the batch is longer than the engines allow, creates engines with twice the length
+ * or more, but the same KV cache unless one request needs more. */
+static int engines_lengthen(struct policy_runner *a, const struct policy_decision *decisions, int n,
+                            struct error *err) {
+    struct engine_options *o = &a->engine_options;
+    int32_t longest = 0, limit = a->m->config.max_seq_len;
+    for (int i = 0; i < n; i++) longest = MAX(longest, request_prompt(a, &decisions[i]).n);
+    longest += a->o.text ? MAX_TEXT_TOKENS : a->longest_scored;
+    if (longest <= o->max_len || o->max_len == limit) return OK; // or the engine refuses it
+    policy_runner_sleep(a);
+    if (!o->n_pages) o->n_pages = o->max_seqs * kv_cache_pages_for(o->max_len);
+    o->max_len = MIN(limit, MAX(2 * o->max_len, longest));
+    o->n_pages = MAX(o->n_pages, kv_cache_pages_for(o->max_len));
+    return engines_limit(a, err);
+}
+
 int policy_runner_act(struct policy_runner *a, struct policy_decision *decisions, int n,
                       const struct buf *text, struct error *err) {
-    if (wake_up(a, err) != OK) return err->code;
-    batch_reserve(a, n);
     policy_runner_tokenize(a, decisions, n, text);
+    if (engines_lengthen(a, decisions, n, err) != OK || wake_up(a, err) != OK) return err->code;
+    batch_reserve(a, n);
     int n_requests = requests_build(a, decisions, n);
     int rc = requests_run(a, n_requests, err);
     for (int i = 0; rc == OK && i < n; i++) decision_complete(a, &a->sources[i], &decisions[i]);

@@ -388,10 +388,12 @@ struct episode_stats world_episode_stats(const struct world *w); /* the mean ove
 /* decisions */
 
 struct policy_runner_options {
-    double temperature; /* divides the actions' logits before the softmax */
+    double temperature; /* divides the actions' log-probabilities before the softmax */
     bool text; /* generate up to ten tokens and parse them, instead of scoring the actions */
-    enum dtype lora_elem;                /* element type of packed adapters */
-    int32_t max_rows, max_seqs, max_len; /* engine sizes; 0: defaults for twenty agents */
+    enum dtype lora_elem; /* element type of packed adapters */
+    /* Engine sizes; 0: defaults for twenty agents. max_len grows with the prompts, up to the
+     * model's length. */
+    int32_t max_rows, max_seqs, max_len;
     int32_t n_pages;          /* pages of the KV cache; 0: enough for max_seqs long prompts */
     enum dtype kv_elem;       /* element type of the KV cache */
     int32_t cached_decisions; /* capacity of the decision cache, which changes no result; 0: none */
@@ -405,16 +407,17 @@ struct policy_decision {
     int n_mix;
     bool says_word; /* the choice is a word of the environment, not an action */
     /* results */
-    const int32_t *tokens; /* [n] token ids of the prompt; valid until the next call */
+    /* [n] token ids of the prompt, valid until the next call. The tokens with which all choices
+     * begin follow them. */
+    const int32_t *tokens;
     int32_t n;
     /* [n_actions], or [n_words] if says_word; normalised over these choices; 0 with `text` */
     double logp[ENV_MAX_ACTIONS];
     int action; /* or word */
 };
 struct policy_runner;
-/* ERR_MISMATCH: the model has no tokenizer, or two action words begin with the same token (allowed
- * with the option `text`), so that a token does not identify an action. Model, environment and pool
- * are borrowed. */
+/* ERR_MISMATCH: the model has no tokenizer, or it gives two actions or words the same tokens
+ * (allowed with the option `text`). Model, environment and pool are borrowed. */
 struct policy_runner *policy_runner_new(const struct model *m, const struct environment *e,
                                         const struct policy_runner_options *o, struct error *err);
 void policy_runner_free(struct policy_runner *a);
@@ -429,8 +432,15 @@ void policy_runner_tokenize(struct policy_runner *a, struct policy_decision *dec
 enum dtype policy_runner_lora_elem(const struct policy_runner *a);
 /* Frees the engines; the next decision creates them again. */
 void policy_runner_sleep(struct policy_runner *a);
-/* [n_actions + n_words] the first token of each action's word, then of each word to say. */
-const int32_t *policy_runner_action_tokens(const struct policy_runner *a);
+/* [n_actions + n_words] the tokens that follow a prompt for each action, then for each word to say:
+ * those of a space, its name and a line break, up to the first one that distinguishes it from the
+ * other actions, or words. */
+const struct token_seq *policy_runner_choices(const struct policy_runner *a);
+/* The number of tokens with which all actions, or all words, begin. */
+int32_t policy_runner_common_tokens(const struct policy_runner *a, bool words);
+/* [n_actions + n_words] the last token of each choice, if only this one is not common; NULL: some
+ * choices differ in several tokens. */
+const int32_t *policy_runner_choice_tokens(const struct policy_runner *a);
 
 /* learning */
 

@@ -1037,7 +1037,15 @@ if [ -e test/models/fry-1/config.json ]; then
     says "a rate out of range" 2 "--lr" "$shoal" world test/models/fry-1 --lr -1
     says "a missing adapter" 1 "none" "$shoal" world test/models/fry-1 --adapter "$tmp/none" --runs "$tmp/lruns"
     "$shoal" model new --shape tiny-llama --seed 3 "$tmp/bytes.gguf" 2>/dev/null
-    says "actions that share their first token" 1 "begins 'north' and 'south' with one token" "$shoal" world "$tmp/bytes.gguf" --runs "$tmp/lruns" --generations 1
+    # a token per byte: all actions begin with the token of a space
+    bytes="$shoal world $tmp/bytes.gguf --agents 4 --steps 12 --eval-maps 1 --update-interval 2 --batch-size 2 --quiet"
+    $bytes --generations 2 --out "$tmp/bytes" --json >"$tmp/out" 2>"$tmp/err"
+    holds "actions that share their first token" '"generation":2,"decisions":96' "$tmp/out"
+    $bytes --generations 1 --out "$tmp/bytes2" >/dev/null 2>"$tmp/err"
+    $bytes --generations 2 --out "$tmp/bytes2" >/dev/null 2>"$tmp/err"
+    same "a resumed run with them" "$tmp/bytes/curve.jsonl" "$tmp/bytes2/curve.jsonl"
+    "$shoal" world --replay "$tmp/bytes/trace-2.jsonl" --at 12 --json >"$tmp/out" 2>"$tmp/err"
+    holds "its trace is replayed" '"tick":12' "$tmp/out"
 else
     echo "skip simulations: test/models/fry-1 is not there"
 fi

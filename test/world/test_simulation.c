@@ -5,7 +5,8 @@
  * after any interruption.
  *
  * The model is tiny and initialised from a seed, with fry's tokenizer, in which the six actions
- * begin with six different tokens.
+ * begin with six different tokens. Tests of decisions and gradients repeat with other tokenizers,
+ * in which an action is several tokens.
  */
 /* levels: once */
 #define _GNU_SOURCE
@@ -81,14 +82,15 @@ static int toy_parse(void *ctx, const char *text) {
     return t->parsed_action;
 }
 
-static int n_words; /* words in environments that tests create from now on; 0: no channel */
+static const char *const *action_names = words; /* of environments that tests create from now on */
+static int n_words;                             /* their words; 0: no channel */
 
 static void toy_init(struct toy *t, int agents) {
     *t = (struct toy){.parsed_action = -1};
     t->e = (struct environment){.ctx = t,
                                 .n_agents = agents,
                                 .n_actions = ACTIONS,
-                                .actions = words,
+                                .actions = action_names,
                                 .n_words = n_words,
                                 .words = world_word_letters,
                                 .reset = toy_reset,
@@ -117,6 +119,70 @@ static int suite_teardown(void **state) {
     for (int i = 0; i < POLICIES; i++) adapter_release(fixture_adapters[i]);
     model_close(model);
     return folder_remove(folder);
+}
+
+/* tokenizers */
+
+/* A token per byte; BPE with tokens for some actions, the others begin with the token of a space;
+ * SentencePiece, which adds a space before a text, with tokens for all actions; the same without
+ * tokens of bytes. */
+enum tokenizer_name { FRY, BYTES, BPE, SPM, SPM_WITHOUT_BYTES, N_TOKENIZERS };
+
+static struct tokenizer *bpe_tokenizer(void) {
+    struct error err;
+    static const char text[] = " pick south pick south pick south";
+    return tokenizer_train_bpe(text, strlen(text), 256 + 9, "gpt-2", NULL, 0, 0, &err);
+}
+
+static struct tokenizer *spm_tokenizer(bool bytes) {
+    enum { N = 400 };
+    static const char *const first[] = {"<unk>", "<s>", "</s>", "▁", "x", "o", "f", "u", ":"};
+    static const uint8_t types[] = {PIECE_UNKNOWN, PIECE_CONTROL, PIECE_CONTROL};
+    char *pieces[N];
+    struct error err;
+    struct tokenizer_spec spec = {.kind = TOKENIZER_SPM,
+                                  .pieces = (const char **)pieces,
+                                  .lens = (int32_t[N]){0},
+                                  .scores = (float[N]){0},
+                                  .types = (uint8_t[N]){0},
+                                  .unk = 0,
+                                  .bos = 1,
+                                  .eos = 2,
+                                  .add_bos = true,
+                                  .add_space_prefix = true};
+    int n = 0;
+    for (size_t i = 0; i < ARRAY_LEN(first); i++) pieces[n++] = xstrdup(first[i]);
+    for (int i = 0; i < ACTIONS; i++) // "▁n", "▁no", …: the merges of a word
+        for (int k = 1; k <= (int)strlen(words[i]); k++)
+            pieces[n++] = xasprintf("▁%.*s", k, words[i]);
+    int n_normal = n;
+    for (int i = 0; bytes && i < 256; i++) pieces[n++] = xasprintf("<0x%02X>", i);
+    for (int i = 0; i < n; i++) {
+        ((int32_t *)(uintptr_t)spec.lens)[i] = (int32_t)strlen(pieces[i]);
+        ((float *)(uintptr_t)spec.scores)[i] = (float)-i;
+        ((uint8_t *)(uintptr_t)spec.types)[i] = i < (int)ARRAY_LEN(types) ? types[i]
+                                                : i < n_normal            ? PIECE_NORMAL
+                                                                          : PIECE_BYTE;
+    }
+    spec.n = n;
+    struct tokenizer *t = tokenizer_new(&spec, &err);
+    if (!t) fail_msg("%s", err.text);
+    while (n > 0) free(pieces[--n]);
+    return t;
+}
+
+/* Gives the model another tokenizer; FRY restores its own. */
+static void tokenizer_use(enum tokenizer_name name) {
+    static struct tokenizer *fry;
+    if (!fry)
+        fry = model->tok;
+    else if (model->tok != fry)
+        tokenizer_free(model->tok);
+    model->tok = name == FRY     ? fry
+                 : name == BYTES ? tokenizer_new_bytes(model->config.vocab_size)
+                 : name == BPE   ? bpe_tokenizer()
+                                 : spm_tokenizer(name == SPM);
+    assert_non_null(model->tok);
 }
 
 /* decisions */
@@ -157,35 +223,59 @@ static void decide_one(struct policy_runner *a, const char *prompt, struct adapt
     buf_release(&text);
 }
 
-static int32_t first_token(const char *word) {
+/* The tokens that a choice and a line break add to a prompt. */
+static struct token_ids continuation_of(const struct token_ids *prompt, const char *prompt_text,
+                                        const char *choice) {
     struct token_ids ids = {0};
-    char *spaced = xasprintf(" %s", word);
-    tokenizer_encode(model->tok, spaced, strlen(spaced), 0, &ids);
-    int32_t id = ids.v[0];
-    token_ids_release(&ids);
-    free(spaced);
-    return id;
+    char *text = xasprintf("%s %s\n", prompt_text, choice);
+    tokenizer_encode(model->tok, text, strlen(text), TOKENIZER_ADD_BOS, &ids);
+    assert_memory_equal(ids.v, prompt->v, (size_t)prompt->n * sizeof(int32_t));
+    ids.n -= prompt->n;
+    memmove(ids.v, ids.v + prompt->n, (size_t)ids.n * sizeof(int32_t));
+    free(text);
+    return ids;
 }
 
-/* The trainer's loss of each choice's token after a prompt, in nats over the vocabulary. */
-static void choice_costs(struct trainer *t, const char *prompt, const char *const *choices,
-                         double *out) {
+/* The length of the shortest beginning of choice i that is not the beginning of another one. */
+static int32_t distinct_tokens(const struct token_ids *choices, int i) {
+    for (int32_t n = 1; n <= choices[i].n; n++) {
+        bool is_shared = false;
+        for (int j = 0; j < ACTIONS; j++)
+            is_shared |= j != i && choices[j].n >= n &&
+                         memcmp(choices[j].v, choices[i].v, (size_t)n * sizeof(int32_t)) == 0;
+        if (!is_shared) return n;
+    }
+    fail_msg("choice %d is the beginning of another one", i);
+    return 0;
+}
+
+/* The trainer's loss of each choice after a prompt, in nats over the vocabulary, summed over its
+ * tokens up to the first one that distinguishes it. Returns the largest number of these tokens. */
+static int choice_costs(struct trainer *t, const char *prompt, const char *const *choices,
+                        double *out) {
     struct error err;
-    struct token_ids ids = {0};
+    struct token_ids ids = {0}, rest[ACTIONS];
     struct train_sample v[ACTIONS];
-    int32_t counts[ACTIONS];
+    int32_t counts[ACTIONS], longest = 0;
     tokenizer_encode(model->tok, prompt, strlen(prompt), TOKENIZER_ADD_BOS, &ids);
+    for (int i = 0; i < ACTIONS; i++) rest[i] = continuation_of(&ids, prompt, choices[i]);
     for (int i = 0; i < ACTIONS; i++) {
-        v[i] = (struct train_sample){.tokens = xcalloc((size_t)ids.n + 1, sizeof(int32_t)),
-                                     .mask = xcalloc((size_t)ids.n + 1, 1),
-                                     .n = ids.n + 1};
+        int32_t n = distinct_tokens(rest, i);
+        longest = MAX(longest, n);
+        v[i] = (struct train_sample){.tokens = xcalloc((size_t)(ids.n + n), sizeof(int32_t)),
+                                     .mask = xcalloc((size_t)(ids.n + n), 1),
+                                     .n = ids.n + n};
         memcpy(v[i].tokens, ids.v, (size_t)ids.n * sizeof(int32_t));
-        v[i].tokens[ids.n] = first_token(choices[i]);
-        v[i].mask[ids.n] = 1;
+        memcpy(v[i].tokens + ids.n, rest[i].v, (size_t)n * sizeof(int32_t));
+        memset(v[i].mask + ids.n, 1, (size_t)n);
     }
     if (trainer_sample_nll(t, v, ACTIONS, out, counts, &err) != OK) fail_msg("%s", err.text);
-    for (int i = 0; i < ACTIONS; i++) train_sample_release(&v[i]);
+    for (int i = 0; i < ACTIONS; i++) {
+        train_sample_release(&v[i]);
+        token_ids_release(&rest[i]);
+    }
     token_ids_release(&ids);
+    return longest;
 }
 
 static void assert_softmax(const double *costs, double temperature, const double *logp) {
@@ -204,14 +294,18 @@ static struct train_options score_options(void) {
     return o;
 }
 
-static void test_policy_equals_the_model(void **state) {
-    (void)state;
+/* Decisions under the tokenizer of the model equal the softmax of the trainer's losses. Returns the
+ * largest number of tokens of an action. */
+static int policy_compare(const char *const *names) {
     static const double temperatures[] = {0.3, 1, 2.5};
     struct error err;
     struct toy toy;
+    int longest = 0;
+    action_names = names;
     n_words = ACTIONS;
     toy_init(&toy, 1);
     n_words = 0;
+    action_names = words;
     struct adapter *zero = adapter_scale(fixture_adapters[0], 0);
     for (int k = 0; k < 2; k++) {
         struct train_options o = score_options();
@@ -224,7 +318,7 @@ static void test_policy_equals_the_model(void **state) {
                 struct policy_decision decision;
                 double costs[ACTIONS];
                 decide_one(a, prompts[p], k ? fixture_adapters[1] : NULL, &decision);
-                choice_costs(t, prompts[p], words, costs);
+                longest = MAX(longest, choice_costs(t, prompts[p], names, costs));
                 assert_softmax(costs, temperatures[i], decision.logp);
                 struct buf text = {0};
                 decision = decision_init(&text, prompts[p], k ? fixture_adapters[1] : NULL, 1);
@@ -239,6 +333,49 @@ static void test_policy_equals_the_model(void **state) {
         trainer_free(t);
     }
     adapter_release(zero);
+    return longest;
+}
+
+static const char *const japanese[ACTIONS] = {"北", "南", "東", "西", "拾う", "置く"};
+static const char *const nested[ACTIONS] = {"up", "up_left", "u", "down", "down_left", "up_le"};
+
+static void test_policy_equals_the_model(void **state) {
+    (void)state;
+    static const struct {
+        enum tokenizer_name tokenizer;
+        int tokens[3]; /* the largest number of tokens of an action: words, japanese, nested */
+    } cases[] = {{FRY, {1, 2, 5}}, {BYTES, {2, 3, 7}}, {BPE, {2, 3, 7}}, {SPM, {1, 3, 7}}};
+    const char *const *names[] = {words, japanese, nested};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        tokenizer_use(cases[i].tokenizer);
+        for (size_t k = 0; k < ARRAY_LEN(names); k++) {
+            int n = policy_compare(names[k]);
+            if (n != cases[i].tokens[k])
+                fail_msg("tokenizer %zu, names %zu: %d tokens, not %d", i, k, n,
+                         cases[i].tokens[k]);
+        }
+    }
+    tokenizer_use(FRY);
+}
+
+/* Without tokens of bytes, a character without a token is the unknown token. */
+static void test_actions_with_the_same_tokens(void **state) {
+    (void)state;
+    struct error err;
+    struct toy toy;
+    struct policy_runner_options o = {.temperature = 1};
+    action_names = japanese;
+    toy_init(&toy, 1);
+    action_names = words;
+    tokenizer_use(SPM_WITHOUT_BYTES);
+    assert_null(policy_runner_new(model, &toy.e, &o, &err));
+    assert_int_equal(err.code, ERR_MISMATCH);
+    assert_non_null(strstr(err.text, "cannot distinguish the actions '北' and '南'"));
+    o.text = true; // text mode needs no distinct tokens
+    struct policy_runner *a = policy_runner_new(model, &toy.e, &o, &err);
+    assert_non_null(a);
+    policy_runner_free(a);
+    tokenizer_use(FRY);
 }
 
 static void test_sampling_follows_the_generator(void **state) {
@@ -356,7 +493,7 @@ static void test_engines_of_threads_have_equal_bits(void **state) {
     struct error err;
     struct buf text = {0}, dots = {0};
     toy_init(&toy, 1);
-    for (int i = 0; i < 100; i++) buf_puts(&dots, "x ");
+    for (int i = 0; i < model->config.max_seq_len; i++) buf_puts(&dots, "x ");
     struct policy_runner *plain = runner_new(&toy, 1, false);
     for (int threads = 2; threads <= 9; threads += 7) { // an engine each, and one for all nine
         struct policy_runner_options o = {.temperature = 1, .max_len = 100};
@@ -414,21 +551,44 @@ static void test_fast_class_policy(void **state) {
     policy_runner_free(exact);
 }
 
-static void test_action_words_with_a_common_prefix(void **state) {
+/* Prompts that are longer than the engines allow change the engines, not the decisions; longer ones
+ * than the model allows are an error, after which the runner still works. */
+static void test_long_prompts(void **state) {
     (void)state;
+    enum { N = (int)ARRAY_LEN(prompts) };
     struct error err;
     struct toy toy;
-    struct policy_runner_options o = {.temperature = 1};
+    struct buf text = {0}, dots = {0};
     toy_init(&toy, 1);
-    struct model *bytes = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
-    assert_null(policy_runner_new(bytes, &toy.e, &o, &err));
-    assert_int_equal(err.code, ERR_MISMATCH);
-    assert_non_null(strstr(err.text, "begins 'north' and 'south' with one token"));
-    o.text = true; // text mode needs no distinct first tokens
-    struct policy_runner *a = policy_runner_new(bytes, &toy.e, &o, &err);
-    assert_non_null(a);
-    policy_runner_free(a);
-    model_close(bytes);
+    for (int i = 0; i < model->config.max_seq_len; i++) buf_puts(&dots, "x ");
+    for (int k = 0; k < 4; k++) {
+        struct policy_decision decisions[N], want[N];
+        struct policy_runner_options o = {
+            .temperature = 1, .max_len = 4, .max_seqs = k & 1 ? 40 : 2, .pool = pool_new(2)};
+        if (k & 2) o.n_pages = 1;
+        tokenizer_use(k & 1 ? BYTES : FRY);
+        struct policy_runner *plain = runner_new(&toy, 1, false),
+                             *a = policy_runner_new(model, &toy.e, &o, &err);
+        assert_non_null(a);
+        for (int round = 0; round < 2; round++) {
+            text.len = 0;
+            for (int i = 0; i < N; i++)
+                want[i] = decisions[i] = decision_init(&text, prompts[i], fixture_adapters[0], 1);
+            decide(plain, want, N, &text);
+            decide(a, decisions, N, &text);
+            for (int i = 0; i < N; i++)
+                assert_memory_equal(decisions[i].logp, want[i].logp, ACTIONS * sizeof(double));
+            decisions[0] = decision_init(&text, dots.data, NULL, 1);
+            assert_int_equal(policy_runner_act(a, decisions, N, &text, &err), ERR_USAGE);
+            assert_non_null(strstr(err.text, "more than the 128 of the context"));
+        }
+        policy_runner_free(plain);
+        policy_runner_free(a);
+        pool_free(o.pool);
+    }
+    tokenizer_use(FRY);
+    buf_release(&text);
+    buf_release(&dots);
 }
 
 static void test_text_answers_are_parsed(void **state) {
@@ -864,7 +1024,7 @@ static double slope(const struct learner_test *s, const struct loss_case *k,
                     const double *direction) {
     double sum = 0, loss[2];
     for (size_t i = 0; i < fixture_adapters[0]->n_data; i++) sum += direction[i] * direction[i];
-    double step = 0.01 / sqrt(sum);
+    double step = 0.003 / sqrt(sum);
     for (int side = 0; side < 2; side++) {
         struct adapter *a = adapter_moved(fixture_adapters[0], direction, side ? step : -step);
         loss[side] = loss_case_value(s, k, a);
@@ -903,8 +1063,7 @@ static void loss_case_learn(struct learner_test *s, struct loss_case *k, double 
         gradient[i] = ((double)fixture_adapters[0]->data[i] - (double)after->data[i]) / LR;
 }
 
-static void test_gradient_equals_the_loss_gradient(void **state) {
-    (void)state;
+static void gradient_compare(enum tokenizer_name tokenizer) {
     static const struct loss_case tasks[] = {
         {.temperature = 1, .ratio = 1, .advantage = 2, .clip = 0.2, .action = 1},
         {.temperature = 1, .ratio = 1.15, .advantage = 1, .clip = 0.2, .action = 2, .entropy = 0.1},
@@ -916,6 +1075,7 @@ static void test_gradient_equals_the_loss_gradient(void **state) {
     };
     size_t n = fixture_adapters[0]->n_data;
     double *g = xcalloc(n, sizeof *g), *d = xcalloc(n, sizeof *d);
+    tokenizer_use(tokenizer);
     for (size_t i = 0; i < ARRAY_LEN(tasks); i++) {
         struct loss_case k = tasks[i];
         struct learner_test s;
@@ -934,8 +1094,14 @@ static void test_gradient_equals_the_loss_gradient(void **state) {
                      gd);
         learner_test_close(&s);
     }
+    tokenizer_use(FRY);
     free(g);
     free(d);
+}
+
+static void test_gradient_equals_the_loss_gradient(void **state) {
+    (void)state;
+    for (int k = FRY; k <= SPM; k++) gradient_compare((enum tokenizer_name)k);
 }
 
 /* The loss of the word in word_learn. */
@@ -984,12 +1150,12 @@ static double word_learn(struct learner_test *s, double *gradient) {
 
 /* A batch has four decisions, of which m = 1 to 4 are words: the gradient is m / 4 of that of the
  * word's loss, along the gradient and in another direction. */
-static void test_gradient_of_words(void **state) {
-    (void)state;
+static void word_gradient_compare(enum tokenizer_name tokenizer) {
     struct learner_test s;
     size_t n = fixture_adapters[0]->n_data;
     double *g = xcalloc(n, sizeof *g), *d = xcalloc(n, sizeof *d), gg = 0, gd = 0, slopes[2];
     n_words = 4;
+    tokenizer_use(tokenizer);
     double old = word_learn(&s, g);
     struct rng rng = rng_make(1, RNG_TEST, 4, 0);
     for (size_t i = 0; i < n; i++) gg += g[i] * g[i];
@@ -1015,8 +1181,14 @@ static void test_gradient_of_words(void **state) {
         fail_msg("slopes %g and %g of the gradient %g and %g", slopes[0], slopes[1], gg, gd);
     learner_test_close(&s);
     n_words = 0;
+    tokenizer_use(FRY);
     free(g);
     free(d);
+}
+
+static void test_gradient_of_words(void **state) {
+    (void)state;
+    for (int k = FRY; k <= SPM; k++) word_gradient_compare((enum tokenizer_name)k);
 }
 
 static void test_clipped_side_has_no_gradient(void **state) {
@@ -1064,11 +1236,11 @@ static void assert_neighbours_equal(const struct learner_test *a, const struct l
 }
 
 /* A policy with non-finite weights does not change what the other policies learn. */
-static void test_only_nonfinite_policies_are_rolled_back(void **state) {
-    (void)state;
+static void nonfinite_policies_compare(enum tokenizer_name tokenizer) {
     struct learner_test sound, broken;
     double *along = xcalloc(fixture_adapters[1]->n_data, sizeof *along);
     for (size_t i = 0; i < fixture_adapters[1]->n_data; i++) along[i] = 1e30;
+    tokenizer_use(tokenizer);
     struct adapter *huge = adapter_moved(fixture_adapters[1], along, 1);
     policies_train(&sound, fixture_adapters[1], -1.5);
     policies_train(&broken, huge, -1.5);
@@ -1088,6 +1260,13 @@ static void test_only_nonfinite_policies_are_rolled_back(void **state) {
     }
     assert_true(rolled_back > 0 && rolled_back < 16);
     learner_test_close(&sound);
+    tokenizer_use(FRY);
+}
+
+static void test_only_nonfinite_policies_are_rolled_back(void **state) {
+    (void)state;
+    nonfinite_policies_compare(FRY);
+    nonfinite_policies_compare(BPE);
 }
 
 /* A tick of one policy with one agent, with finite log-probabilities or not. */
@@ -1263,11 +1442,13 @@ static void policies_log(const struct simulation *l, bool health, struct buf *lo
 }
 
 enum { ALL_TICKS = 1 << 20 };
+static bool low_memory; /* the option of simulations that simulation_log creates */
 static char *simulation_log(const char *learn, double lr, int threads, bool health) {
     struct simulation_test w;
     struct buf log_text = {0};
     struct simulation_options o = simulation_options_init(learn);
     o.learn.train.lr = lr;
+    o.low_memory = low_memory;
     simulation_test_open(&w, o, false, threads);
     for (int g = 0; g < 2; g++) {
         generation_run(&w, ALL_TICKS, &log_text);
@@ -1352,6 +1533,30 @@ static void test_threads_change_nothing(void **state) {
                    simulation_log("gradient", 0.01, 2, true), true);
     assert_strings(simulation_log("clone", 0.01, 1, true), simulation_log("clone", 0.01, 2, true),
                    true);
+}
+
+/* Policies whose actions are several tokens act, say words and learn, with any number of threads
+ * and in small memory. */
+static void test_tokenizers_in_a_world(void **state) {
+    (void)state;
+    n_words = 4;
+    for (int k = BYTES; k <= BPE; k++) {
+        tokenizer_use((enum tokenizer_name)k);
+        for (int small = 0; small < 2; small++) {
+            low_memory = small;
+            assert_strings(simulation_log("gradient", 0.01, 1, true),
+                           simulation_log("gradient", 0.01, 2, true), true);
+            assert_strings(simulation_log("gradient", 0.01, 1, false),
+                           simulation_log("gradient", 0, 1, false), false);
+            assert_strings(simulation_log("clone", 0.01, 1, true),
+                           simulation_log("gradient", 0.01, 1, true), false);
+        }
+        low_memory = false;
+        assert_strings(simulation_log("none", 0, 1, false), simulation_log("gradient", 0, 1, false),
+                       true);
+    }
+    n_words = 0;
+    tokenizer_use(FRY);
 }
 
 static char *path_in_folder(const char *name) {
@@ -2079,7 +2284,8 @@ int main(void) {
         cmocka_unit_test(test_cached_decisions_have_equal_bits),
         cmocka_unit_test(test_engines_of_threads_have_equal_bits),
         cmocka_unit_test(test_fast_class_policy),
-        cmocka_unit_test(test_action_words_with_a_common_prefix),
+        cmocka_unit_test(test_actions_with_the_same_tokens),
+        cmocka_unit_test(test_long_prompts),
         cmocka_unit_test(test_text_answers_are_parsed),
         cmocka_unit_test(test_returns),
         cmocka_unit_test(test_exploration_bonus),
@@ -2098,6 +2304,7 @@ int main(void) {
         cmocka_unit_test(test_words_in_a_world),
         cmocka_unit_test(test_language),
         cmocka_unit_test(test_threads_change_nothing),
+        cmocka_unit_test(test_tokenizers_in_a_world),
         cmocka_unit_test(test_interruptions_change_nothing),
         cmocka_unit_test(test_defaults_learn),
         cmocka_unit_test(test_curriculum),

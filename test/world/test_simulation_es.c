@@ -232,10 +232,10 @@ static double *true_gradient(void) {
                              .mask = xcalloc((size_t)ids.n + 1, 1),
                              .n = ids.n + 1};
     memcpy(v.tokens, ids.v, (size_t)ids.n * sizeof(int32_t));
-    v.tokens[ids.n] = policy_runner_action_tokens(s.runner)[0];
+    v.tokens[ids.n] = policy_runner_choice_tokens(s.runner)[0];
     v.mask[ids.n] = 1;
     struct loss_fn loss = {
-        .fn = bandit_loss, .choices = policy_runner_action_tokens(s.runner), .n_choices = ACTIONS};
+        .fn = bandit_loss, .choices = policy_runner_choice_tokens(s.runner), .n_choices = ACTIONS};
     assert_int_equal(trainer_accumulate_loss(t, &v, 1, &loss, &err), OK);
     assert_int_equal(trainer_update(t, (float)lr, NULL, &err), OK);
     struct adapter *a = trainer_export_adapter(t, 0, NULL);

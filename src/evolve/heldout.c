@@ -54,16 +54,33 @@ static json_t *transcripts(const struct evolve_run *r, const struct debate *d,
     return list;
 }
 
+static struct debate_options founders_debate_options(const struct evolve_run *r) {
+    return (struct debate_options){.rounds = (int)r->o->rounds,
+                                   .chain_of_thought = r->o->chain_of_thought,
+                                   .vote = vote_find(r->o->vote),
+                                   .max_tokens = (int32_t)r->o->max_tokens,
+                                   .seed = (uint64_t)r->o->seed};
+}
+
+/* The calls of the founders' debate and of those without one founder; and of self-consistency with
+ * as many samples as the debate has turns. */
+static int64_t founders_debate_calls(const struct evolve_run *r) {
+    const struct debate_options o = founders_debate_options(r);
+    struct agent team[MAX_FOUNDERS];
+    int n = r->n_founders;
+    if (o.rounds == 0) return 0;
+    for (int i = 0; i < n; i++) team[i] = (struct agent){.name = r->names[i]};
+    return debate_max_calls(team, n, r->test, r->n_test, &o) +
+           n * (n > 1 ? debate_max_calls(team, n - 1, r->test, r->n_test, &o) : 0) +
+           (int64_t)n * o.rounds * r->n_test;
+}
+
 /* The debate of all founders, its first-round vote, and each founder's leave-one-out
  * contribution. */
 static int measure_debate(struct evolve_run *r, struct progress *bar, struct error *err) {
     struct agent team[MAX_FOUNDERS];
     struct stats_interval contribution[MAX_FOUNDERS];
-    struct debate_options o = {.rounds = (int)r->o->rounds,
-                               .chain_of_thought = r->o->chain_of_thought,
-                               .vote = vote_find(r->o->vote),
-                               .max_tokens = (int32_t)r->o->max_tokens,
-                               .seed = (uint64_t)r->o->seed};
+    const struct debate_options o = founders_debate_options(r);
     struct debate d;
     for (int i = 0; i < r->n_founders; i++)
         team[i] = (struct agent){.name = r->names[i], .adapter = r->founders[i]};
@@ -301,20 +318,21 @@ static int measure_all(struct evolve_run *r, struct progress *bar, struct error 
 
 int evolve_run_evaluate_heldout(struct evolve_run *r, struct error *err) {
     struct progress bar;
-    int64_t n_founders = r->n_founders, n_rows = 0, rounds = r->o->rounds;
+    int64_t n_rows = 0, retained = 0;
     for (int g = 0; g < r->n_best; g++) n_rows += is_shown(r, g);
-    for (int i = 0; i < n_founders; i++) n_rows += is_founder_measured(r, i);
+    for (int i = 0; i < r->n_founders; i++) n_rows += is_founder_measured(r, i);
     r->max_rows = (int)n_rows + 4; /* base, debate, first-round vote, self-consistency */
     r->rows = xcalloc((size_t)r->max_rows, sizeof *r->rows);
     r->n_test = evolve_run_count_items(r, &r->o->tasks, SPLIT_TEST, r->o->test_items);
     r->test =
         evolve_run_task_items(r, &r->o->tasks, SPLIT_TEST, (uint64_t)r->o->seed, 0, r->n_test);
+    for (int i = 0; i < r->o->retain.n; i++) {
+        struct strings family = {&r->o->retain.v[i], 1};
+        retained += evolve_run_count_items(r, &family, SPLIT_TEST, r->o->retain_items);
+    }
     int rc = check_disjoint(r, err);
-    progress_start(
-        &bar, "held-out test",
-        (1 + n_rows + (n_founders + n_founders * (n_founders - 1) + n_founders) * rounds) *
-                r->n_test +
-            2 * r->o->retain.n * r->o->retain_items);
+    progress_start(&bar, "held-out test",
+                   (1 + n_rows) * r->n_test + founders_debate_calls(r) + 2 * retained);
     if (rc == OK) rc = measure_all(r, &bar, err);
     progress_finish(&bar, NULL);
     if (rc != OK) return rc;

@@ -244,8 +244,9 @@ static int debate_game_play(void *ctx, uint32_t mask, uint8_t *right, struct err
     for (int a = 0; a < g->n_agents; a++)
         if (mask >> a & 1) team[n++] = g->team[a];
     if (g->progress) // contribution_sampled does not know the number of coalitions in advance
-        g->progress->total = MAX(g->progress->total,
-                                 g->progress->done + (int64_t)n * g->n_items * g->options->rounds);
+        g->progress->total =
+            MAX(g->progress->total,
+                g->progress->done + debate_max_calls(team, n, g->items, g->n_items, g->options));
     int rc =
         debate_run(g->llm_client, team, n, g->items, g->n_items, g->options, &d, g->progress, err);
     if (rc == OK) memcpy(right, d.decision_correct, (size_t)g->n_items);

@@ -85,6 +85,36 @@ static void item_measure(struct debate *d, const struct task_item *items, const 
             debate_answer_is_correct(d, items, i, vote_after_round(d, v, r, i, o->n_candidates));
 }
 
+/* Replies at once; no two replies agree. ctx counts the calls. */
+static int disagreeing_ask(void *ctx, struct llm_call *calls, int n, struct error *err) {
+    int64_t *count = ctx;
+    (void)err;
+    for (int i = 0; i < n; i++, ++*count) {
+        struct llm_call *c = &calls[i];
+        int choices = c->reply == REPLY_JUDGE ? c->n_candidates : c->item->n_choices;
+        c->text = xasprintf("answer: %lld", (long long)*count);
+        c->answer.choice = choices > 0 ? (int32_t)(*count % choices) : -1;
+        if (c->reply == REPLY_JUDGE && choices == 0) c->failed = "there is nothing to judge";
+        c->n_generated = 1;
+    }
+    return OK;
+}
+
+int64_t debate_max_calls(const struct agent *team, int n_agents, const struct task_item *items,
+                         int n_items, const struct debate_options *o) {
+    int64_t count = 0;
+    struct debate_options one = *o;
+    struct debate d;
+    struct error ignored;
+    const struct llm_client client = {&count, disagreeing_ask};
+    one.on_step = NULL;
+    if (n_items > 0) {
+        debate_run(&client, team, n_agents, items, 1, &one, &d, NULL, &ignored);
+        debate_release(&d);
+    }
+    return count * n_items;
+}
+
 int debate_run(const struct llm_client *client, const struct agent *team, int n_agents,
                const struct task_item *items, int n_items, const struct debate_options *o,
                struct debate *out, struct progress *p, struct error *err) {
@@ -113,11 +143,10 @@ int debate_run(const struct llm_client *client, const struct agent *team, int n_
                                         .on_step = o->on_step,
                                         .on_step_ctx = o->on_step_ctx};
     struct progress before = p ? *p : (struct progress){0};
+    int64_t most = p ? debate_max_calls(team, n_agents, items, n_items, o) : 0;
     int rc = workflow_run(w, client, team, n_agents, items, n_items, &wo, out->transcripts, p, err);
-    /* The total has one call per agent, item and round. A debate that ends early makes fewer calls;
-     * a workflow with more than one node in a round makes more. */
-    if (p && before.total > 0)
-        p->total = before.total + p->done - before.done - (int64_t)cells * o->rounds;
+    /* the total has debate_max_calls; a debate that ends early makes fewer calls */
+    if (p && before.total > 0) p->total = before.total + p->done - before.done - most;
     for (int i = 0; rc == OK && i < n_items; i++) item_measure(out, items, o->vote, i);
     workflow_free(default_workflow);
     return rc;

@@ -113,9 +113,44 @@ static int samples_for_tokens(int64_t tokens, int64_t tokens_per_sample, int max
         1, MIN((int64_t)max_samples, (tokens + tokens_per_sample / 2) / MAX(tokens_per_sample, 1)));
 }
 
-/* Sets the total of the progress when a part of the report begins that makes n calls. */
-static void progress_expect(struct progress *p, int64_t n) {
-    if (p) p->total = p->done + n;
+/* Corrects the total of the progress when a part of the report begins that makes n calls. */
+static void progress_correct(struct progress *p, int64_t expected, int64_t n) {
+    if (p && p->total > 0) p->total += n - expected;
+}
+
+static bool samples_are_taken(const struct report_builder *m) {
+    bool has_reasoning = m->o->chain_of_thought || (m->n_items > 0 && !m->items[0].n_choices);
+    return m->report_options->samples > 0 && has_reasoning;
+}
+
+/* The calls of self-consistency if its samples are as long as the turns of the debate. */
+static int64_t expected_sample_calls(const struct report_builder *m, int64_t debate_calls) {
+    int64_t k = debate_calls / MAX(m->n_items, 1);
+    return samples_are_taken(m) ? m->n_items * MIN(k, (int64_t)m->report_options->samples) : 0;
+}
+
+/* The calls of the debates of all coalitions, if the values are exact. */
+static int64_t coalition_calls(const struct report_builder *m) {
+    struct agent team[TEAM_MAX];
+    int64_t calls = 0;
+    if (m->report_options->credit_none || !m->report_options->credit_debate ||
+        m->n_agents > GAME_MAX_EXACT_AGENTS)
+        return 0;
+    for (uint32_t mask = 1; mask < 1u << m->n_agents; mask++) {
+        int n = 0;
+        for (int a = 0; a < m->n_agents; a++)
+            if (mask >> a & 1) team[n++] = m->team[a];
+        calls += debate_max_calls(team, n, m->items, m->n_items, m->o);
+    }
+    return calls;
+}
+
+/* The calls that the report will probably make. */
+static int64_t expected_calls(const struct report_builder *m) {
+    int64_t debate_calls = debate_max_calls(m->team, m->n_agents, m->items, m->n_items, m->o);
+    bool splits = m->n_items > 0 && m->items[0].n_views;
+    return debate_calls + (splits ? m->n_items : 0) + expected_sample_calls(m, debate_calls) +
+           coalition_calls(m);
 }
 
 /* Baseline for split evidence: the best single agent answers the question with all evidence. */
@@ -129,7 +164,6 @@ static int baseline_full_evidence(struct report_builder *m, struct progress *p, 
         full_items[i] = m->items[i]; // texts are borrowed
         full_items[i].n_views = 0;
     }
-    progress_expect(p, m->n_items);
     int rc = debate_run(m->llm_client, best, 1, full_items, m->n_items, &o, &d, p, err);
     if (rc == OK) {
         char name[96];
@@ -158,7 +192,10 @@ static int baseline_self_consistency(struct report_builder *m, struct progress *
     struct self_consistency s;
     struct round_cost c = {0};
     int k = MAX(n_equal_cost[0], n_equal_cost[1]);
-    progress_expect(p, (int64_t)m->n_items * k);
+    progress_correct(p,
+                     expected_sample_calls(
+                         m, debate_max_calls(m->team, m->n_agents, m->items, m->n_items, m->o)),
+                     (int64_t)m->n_items * k);
     int rc = self_consistency_sample(m->llm_client, &m->team[best], m->items, m->n_items, k,
                                      m->report_options->temperature, m->report_options->max_tokens,
                                      m->o->seed, m->o->grader, &s, p, err);
@@ -272,9 +309,6 @@ static int contributions_measure(struct report_builder *m, struct progress *p, j
     int rc = OK;
     if (exact) {
         uint8_t *right = xmalloc(((size_t)1 << m->n_agents) * (size_t)MAX(m->n_items, 1));
-        int64_t coalition_members = (int64_t)m->n_agents << (m->n_agents - 1);
-        if (m->report_options->credit_debate)
-            progress_expect(p, coalition_members * m->n_items * m->o->rounds);
         rc = coalition_game_play_all(&game, right, err);
         if (rc == OK) {
             contribution_exact(right, m->n_agents, m->n_items, values);
@@ -384,9 +418,7 @@ static int report_fill(struct report_builder *m, json_t *r, struct progress *p, 
     int rc = OK;
     result_rows_add(m);
     if (m->n_items > 0 && m->items[0].n_views) rc = baseline_full_evidence(m, p, err);
-    bool has_reasoning = m->o->chain_of_thought || (m->n_items > 0 && !m->items[0].n_choices);
-    if (rc == OK && m->report_options->samples && has_reasoning)
-        rc = baseline_self_consistency(m, p, curve, err);
+    if (rc == OK && samples_are_taken(m)) rc = baseline_self_consistency(m, p, curve, err);
     if (rc == OK && !m->report_options->credit_none) rc = contributions_measure(m, p, &credit, err);
     rows_mark_pareto(m->rows);
     for (int i = 0; i < d->n_items && i < m->report_options->n_transcripts; i++)
@@ -423,6 +455,7 @@ json_t *debate_report_run(const struct llm_client *client, const struct agent *t
                           n_items, "protocol", o->workflow ? workflow_name(o->workflow) : "brief",
                           "rounds", o->rounds, "vote", o->vote->name, "detectable",
                           stats_min_detectable_effect(n_items, 0.2), "rows", m.rows);
+    if (p) progress_start(p, report_options->name, expected_calls(&m));
     int rc = debate_run(client, team, n_agents, items, n_items, o, &m.d, p, err);
     if (rc == OK) rc = report_fill(&m, r, p, err);
     debate_release(&m.d);

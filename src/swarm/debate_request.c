@@ -138,7 +138,6 @@ json_t *debate_request_run_task(const struct debate_request *r, const struct llm
                                                 .n_transcripts = MAX_TRANSCRIPTS};
     json_t *contaminated = team_contamination(t, task);
     struct task_item *items = eval_task_items(task);
-    progress_start(&bar, task->name, task->n_questions * t->n * t->options.rounds);
     json_t *report =
         debate_report_run(client, t->v, t->n, items, (int)task->n_questions, &o, &needs, &bar, err);
     progress_finish(&bar, NULL);

@@ -150,6 +150,10 @@ int debate_run(const struct llm_client *client, const struct agent *team, int n_
                const struct task_item *items, int n_items, const struct debate_options *o,
                struct debate *out, struct progress *p, struct error *err);
 void debate_release(struct debate *d);
+/* The calls of a debate that no agreement ends. The total of debate_run's progress has them; when a
+ * debate ends early, debate_run takes the rest off the total. */
+int64_t debate_max_calls(const struct agent *team, int n_agents, const struct task_item *items,
+                         int n_items, const struct debate_options *o);
 /* Whether `choice`, from an answer in d->answers, is correct for the item; -1 is not. */
 bool debate_answer_is_correct(const struct debate *d, const struct task_item *items, int item,
                               int choice);
@@ -695,7 +699,8 @@ struct debate_report_options {
     bool credit_debate, credit_none;
     int n_transcripts; /* maximum number of transcripts in the report */
 };
-/* Runs the debate and its baselines; NULL on failure. */
+/* Runs the debate and its baselines; NULL on failure. Starts the progress `p` (may be NULL) with the
+ * calls of all parts; the caller finishes it. */
 json_t *debate_report_run(const struct llm_client *client, const struct agent *team, int n_agents,
                           const struct task_item *items, int n_items,
                           const struct debate_options *o, const struct debate_report_options *w,

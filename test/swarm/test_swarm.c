@@ -948,8 +948,96 @@ static void test_free_text_returns_tokens(void **state) {
     setup_close(&s);
 }
 
+/* Replies of equal length, whose choices differ from call to call unless `agree`. */
+struct replies {
+    bool agree;
+    int n;
+};
+
+static int replies_ask(void *ctx, struct llm_call *calls, int n, struct error *e) {
+    struct replies *s = ctx;
+    (void)e;
+    for (int i = 0; i < n; i++, s->n++) {
+        struct llm_call *c = &calls[i];
+        c->text = xasprintf("answer: %s", c->item->choices[s->agree ? 0 : s->n % 4]);
+        c->answer.choice = s->agree || c->reply == REPLY_JUDGE ? 0 : s->n % 4;
+        c->answer.prob[c->answer.choice] = 1;
+        c->n_prefilled = 10;
+        c->n_generated = 3;
+    }
+    return OK;
+}
+
+struct progress_seen {
+    int64_t first_total, done, total;
+    bool exceeded;
+};
+
+static bool progress_watch(void *ctx, const struct progress *p, const char *detail) {
+    struct progress_seen *s = ctx;
+    (void)detail;
+    if (s->first_total == 0) s->first_total = p->total;
+    s->exceeded |= p->done > p->total;
+    s->done = p->done;
+    s->total = p->total;
+    return false;
+}
+
+/* The progress of the report of a debate with the replies. */
+static struct progress_seen report_watch(const char *protocol, struct replies *replies,
+                                         bool credit_debate) {
+    struct progress_seen seen = {0};
+    struct log_sink sink = {.progress = progress_watch, .ctx = &seen},
+                    *before = log_set_sink(&sink);
+    struct workflow *w = workflow_open(protocol, &err);
+    struct debate_options o = options_make(3, 1);
+    const struct llm_client client = {replies, replies_ask};
+    const struct debate_report_options needs = {.name = "watched",
+                                                .samples = 64,
+                                                .temperature = 1,
+                                                .max_tokens = 3,
+                                                .credit_debate = credit_debate,
+                                                .credit_none = !credit_debate};
+    struct progress bar;
+    o.workflow = w;
+    o.chain_of_thought = true;
+    items_init();
+    json_t *r = debate_report_run(&client, team, 4, plain_items, ITEMS, &o, &needs, &bar, &err);
+    if (!r) fail_msg("%s: %s", protocol, err.text);
+    progress_finish(&bar, NULL);
+    log_set_sink(before);
+    json_decref(r);
+    workflow_free(w);
+    return seen;
+}
+
+/* The progress of a debate has its calls and those of its baselines as the total from the start. A
+ * debate that ends early reduces it; no part exceeds it. */
+static void test_progress_totals(void **state) {
+    (void)state;
+    for (int credit = 0; credit < 2; credit++) {
+        struct replies differ = {0};
+        struct progress_seen seen = report_watch("brief", &differ, credit);
+        /* each of the 15 coalitions of 4 agents debates for 3 rounds; one agent ends at once */
+        int64_t coalitions = credit ? ITEMS * (4 + (4 * 8 - 4) * 3) : 0;
+        assert_int_equal(seen.first_total, ITEMS * 4 * 3 * 2 + coalitions);
+        assert_int_equal(seen.done, seen.first_total);
+    }
+    const char *name;
+    for (int i = 0; (name = workflow_builtin(i, NULL)); i++) {
+        for (int agree = 0; agree < 2; agree++) {
+            struct replies replies = {.agree = agree};
+            struct progress_seen seen = report_watch(name, &replies, false);
+            if (seen.exceeded || seen.done != seen.total || seen.done != replies.n)
+                fail_msg("%s: %d calls, %d of %d done", name, replies.n, (int)seen.done,
+                         (int)seen.total);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
+        cmocka_unit_test(test_progress_totals),
         cmocka_unit_test(test_votes_differ),
         cmocka_unit_test(test_logprob_is_a_veto),
         cmocka_unit_test(test_borda_counts_ranks),

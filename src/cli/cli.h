@@ -81,7 +81,13 @@ int cli_compat_check(const char *compat, struct error *err);
 void cli_energy_log(double joules);
 /* Prints one JSON object as a line on stdout and releases it. */
 void cli_print_json(json_t *v);
-/* Prints the plan of a command: JSON under "dry_run", or one line per key. */
+/* "3.2 s", "4.1 min", "2.5 h" */
+const char *cli_duration(double seconds, char out[32]);
+/* The lines of a plan that has the estimated "work", "seconds" and "max_seconds": work_json and
+ * work_seconds. */
+void cli_work_text(const json_t *plan, struct buf *out);
+/* Prints the plan of a command: JSON under "dry_run", or one line per key, and the lines of
+ * cli_work_text if it has "work". */
 void cli_print_dry_run(const struct cli_options *c, json_t *plan);
 
 #endif

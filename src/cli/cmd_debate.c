@@ -43,7 +43,7 @@ static const struct option_row output_rows[] = {
         "write an HTML page with transcripts and results", JOB_ARG_OUTPUT_PATH),
     ROW("cache", OPT_BOOL, use_cache, "true", NULL,
         "reuse calls that are in --store, and store new ones"),
-    SETUP_ROWS(struct options, setup),
+    SETUP_WORK_ROWS(struct options, setup),
     SETUP_RECORD_ROWS(struct options, setup),
     {0},
 };
@@ -188,9 +188,42 @@ static int session_open(struct debate_session *s, struct error *err) {
     if (rc == OK) rc = setup_engine(s->st, err);
     if (rc) return rc;
     s->engine_client = (struct engine_client){.engine = s->st->e, .model = s->st->m};
-    if (s->o->use_cache && !(s->engine_client.store = setup_store(s->st, err))) return err->code;
     s->llm_client = engine_client_as_llm(&s->engine_client);
-    return OK;
+    if (!s->o->use_cache) return OK;
+    s->engine_client.store =
+        s->o->setup.dry_run ? store_open(":memory:", err) : setup_store(s->st, err);
+    return s->engine_client.store ? OK : err->code;
+}
+
+/* Counts the calls of the whole run, whose replies are made up, measures them, and prints the
+ * estimate. With --cache, equal calls count once. */
+static int work_print(struct debate_session *s, const struct debate_questions *q,
+                      struct error *err) {
+    struct engine_client *client = &s->engine_client;
+    int rc = session_open(s, err);
+    if (rc != OK) return rc;
+    struct work_counter *counter = work_counter_new(s->st->e, s->st->m);
+    client->run = work_counter_run;
+    client->run_ctx = counter;
+    bool muted = log_muted;
+    log_muted = true; // a rehearsal shows no progress
+    for (int i = 0; rc == OK && s->o->request.rounds != 0 && i < q->n_tasks; i++) {
+        json_t *report =
+            debate_request_run_task(&s->o->request, &s->llm_client, s->team, &q->tasks[i], err);
+        rc = report ? OK : err->code;
+        json_decref(report);
+    }
+    if (rc == OK && q->topic && s->o->request.rounds != 0) {
+        struct debate d;
+        rc = debate_run(&s->llm_client, s->team->v, s->team->n, q->topic, 1, &s->team->options, &d,
+                        NULL, err);
+        debate_release(&d);
+    }
+    log_muted = muted;
+    if (rc == OK) rc = setup_print_work(s->st, counter, err);
+    work_counter_free(counter);
+    store_close(client->store);
+    return rc;
 }
 
 static int debate(struct debate_session *s, const struct debate_questions *q, struct error *err) {
@@ -234,14 +267,17 @@ static int model_run(const struct cli_options *c, const struct options *o, const
                    .max_seqs = 128,
                    .max_len = team_max_tokens(q->tasks, q->n_tasks, INT32_MAX)},
         .adapters = &t->adapters,
-        .work = CALLS_WORK + (size_t)q->n * ITEM_WORK};
+        .work = CALLS_WORK + (size_t)q->n * ITEM_WORK,
+        .estimates = true};
     struct setup st;
     if (q->topic) needs.engine.max_len = 0;
     int rc = setup_open(&st, c, &o->setup, model, &needs, err);
     if (rc == OK && st.m) {
         struct debate_session s = {.c = c, .o = o, .st = &st, .team = t};
-        rc = st.m->tok ? debate(&s, q, err)
-                       : error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", st.path);
+        if (!st.m->tok)
+            rc = error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", st.path);
+        else
+            rc = o->setup.dry_run ? work_print(&s, q, err) : debate(&s, q, err);
     }
     return setup_close(&st, rc, err);
 }

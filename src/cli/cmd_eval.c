@@ -37,7 +37,7 @@ static const struct option_row candidate_rows[] = {
         JOB_ARG_OUTPUT_PATH),
     ROW("frozen", OPT_STRING, frozen, "FILE",
         "report whether the evaluation kept the plan in this file of --freeze", JOB_ARG_INPUT_PATH),
-    SETUP_ROWS(struct options, setup),
+    SETUP_WORK_ROWS(struct options, setup),
     SETUP_RECORD_ROWS(struct options, setup),
     {"adapters", OPT_ALIAS, 0, "adapter"},
     {0},
@@ -500,9 +500,38 @@ static int plan_open(struct eval_command *r, struct error *err) {
     return OK;
 }
 
+/* Counts the requests of all candidates. A team's replies are made up. */
+static int work_count(struct eval_command *r, struct work_counter *counter, struct error *err) {
+    int rc = OK;
+    r->engine_client.run = work_counter_run;
+    r->engine_client.run_ctx = counter;
+    for (int i = 0; rc == OK && i < r->n_tasks * r->n_candidates; i++) {
+        const struct eval_task *b = &r->tasks[i / r->n_candidates];
+        int k = i % r->n_candidates;
+        if (k < r->single_names.n) {
+            rc = eval_solver_count(&r->solvers[k], b, counter, err);
+            continue;
+        }
+        struct eval_result *unused = xcalloc((size_t)b->n_questions + 1, sizeof *unused);
+        struct eval_cost cost = {0};
+        rc = r->candidates[k].answer(r->candidates[k].ctx, b, unused, &cost, NULL, 0, err);
+        free(unused);
+    }
+    return rc;
+}
+
+static int work_print(struct eval_command *r, struct error *err) {
+    struct work_counter *counter = work_counter_new(r->s.e, r->s.m);
+    int rc = work_count(r, counter, err);
+    if (rc == OK) rc = setup_print_work(&r->s, counter, err);
+    work_counter_free(counter);
+    return rc;
+}
+
 static int eval_all(struct eval_command *r, struct error *err) {
     if (!r->s.m->tok) return error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", r->s.path);
     if (candidates_open(r, err) != OK) return err->code;
+    if (r->o->setup.dry_run) return work_print(r, err);
     forms_print(r);
     power_print(r);
     contamination_check(r);
@@ -549,7 +578,8 @@ static int run(const struct cli_options *c, const void *options, const struct st
     if (rc == OK) {
         struct setup_needs w = {.engine = engine_options_init(&r),
                                 .adapters = &r.adapter_paths,
-                                .work = QUESTIONS_WORK};
+                                .work = QUESTIONS_WORK,
+                                .estimates = true};
         for (int i = 0; o->teams.n && i < r.n_tasks; i++)
             w.work += (size_t)r.tasks[i].n_questions * ITEM_WORK;
         rc = setup_open(&r.s, c, &o->setup, args->v[0], &w, err);

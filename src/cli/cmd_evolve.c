@@ -47,13 +47,13 @@ static const struct option_row rows[] = {
      "default: the recipe's",
      JOB_ARG_TEXT},
     {"dry-run", OPT_BOOL, offsetof(struct options, dry_run), NULL, 0, 0, NULL,
-     "check the recipe and its files, print the plan, and exit"},
+     "check the recipe and its files, print the plan and the estimated time, and exit"},
     {0},
 };
 #define PLAN_ROW                                                                                   \
     {                                                                                              \
         "dry-run", OPT_BOOL, offsetof(struct options, dry_run), NULL, 0, 0, NULL,                  \
-            "check the run and its files, print the plan, and exit"                                \
+            "check the run and its files, print the plan and the estimated time, and exit"         \
     }
 static const struct option_row resume_rows[] = {RUNS_ROW, MEMORY_ROW, SEQS_ROW, PLAN_ROW, {0}};
 static const struct option_row fork_rows[] = {

@@ -112,7 +112,8 @@ static int plan_apply(struct setup *s, const struct setup_needs *w, struct error
     if (plan_input_init(s, w, &in, err) != OK) return err->code;
     int rc = plan_make(&in, &s->plan, err);
     s->engine = s->plan.engine;
-    if (s->limit || s->o->dry_run)
+    bool later = rc == OK && s->o->dry_run && s->c->json && w->estimates; // by setup_print_work
+    if (!later && (s->limit || s->o->dry_run))
         plan_print(s);
     else if (rc == OK && memory_plan_is_reduced(&in, &s->plan))
         log_info("memory: of %.0f MB, %.0f for a KV cache of %d pages (%d would let no request "
@@ -167,7 +168,7 @@ int setup_open(struct setup *s, const struct cli_options *c, const struct setup_
                const char *model, const struct setup_needs *w, struct error *err) {
     int rc = setup_init(s, c, o, model, w, err);
     if (rc == OK) rc = plan_apply(s, w, err);
-    if (rc != OK || o->dry_run) return rc;
+    if (rc != OK || (o->dry_run && !w->estimates)) return rc;
     s->m = model_open(s->path, cli_numeric_class(c), err);
     return s->m ? OK : err->code;
 }
@@ -216,9 +217,31 @@ static int recorder_open(struct setup *s, struct error *err) {
 }
 
 int setup_engine(struct setup *s, struct error *err) {
-    if (s->o->record && recorder_open(s, err) != OK) return err->code;
+    bool records = s->o->record && !s->o->dry_run;
+    if (records && recorder_open(s, err) != OK) return err->code;
     s->e = engine_new(s->m, &s->engine, err);
     return s->e ? OK : err->code;
+}
+
+int setup_print_work(struct setup *s, struct work_counter *c, struct error *err) {
+    struct work_speed speed;
+    struct buf text = {0};
+    const struct work_counts counts = work_counter_counts(c);
+    if (work_counter_measure(c, &speed, err) != OK) return err->code;
+    json_t *plan = memory_plan_json(&s->plan);
+    json_object_set_new(plan, "work", work_json(&counts, &speed));
+    json_object_set_new(plan, "seconds", json_real(work_seconds(&counts, &speed, false)));
+    json_object_set_new(plan, "max_seconds", json_real(work_seconds(&counts, &speed, true)));
+    if (s->c->json) {
+        cli_print_json(json_pack("{s:o}", "plan", plan));
+        return OK;
+    }
+    cli_work_text(plan, &text);
+    for (char *line, *rest = text.data; (line = strsep(&rest, "\n")) && *line;)
+        log_message("%s", line);
+    buf_release(&text);
+    json_decref(plan);
+    return OK;
 }
 
 void setup_print_peak_memory(const struct cli_options *c, size_t limit) {
@@ -240,7 +263,7 @@ int setup_close(struct setup *s, int rc, struct error *err) {
     }
     if (s->recorder.n)
         log_info("%lld calls recorded in '%s'", (long long)s->recorder.n, s->o->store);
-    if (rc == OK && s->m) setup_print_peak_memory(s->c, s->limit);
+    if (rc == OK && s->m && !s->o->dry_run) setup_print_peak_memory(s->c, s->limit);
     store_close(s->recorder.store);
     engine_free(s->e);
     for (int i = 0; i < s->n_adapters; i++) {

@@ -16,20 +16,23 @@ struct setup_options {
     int64_t max_seqs, max_len; /* 0: the command's */
     bool dry_run, record;
 };
-/* Rows of a command whose options struct `type` has a struct setup_options `field`. */
+/* Rows of a command whose options struct `type` has a struct setup_options `field`. SETUP_WORK_ROWS
+ * are those of a command whose dry run estimates the time as well. */
 #define SETUP_ROW(opt, kind, type, field, fallback, metavar, ...)                                  \
     { opt, kind, offsetof(type, field), fallback, 0, 0, metavar, __VA_ARGS__ }
 #define SETUP_INT_ROW(opt, type, field, max, help)                                                 \
     { opt, OPT_INT, offsetof(type, field), "0", 0, max, "N", help }
-#define SETUP_ROWS(type, field)                                                                    \
+#define SETUP_ROWS(type, field) SETUP_ALL_ROWS(type, field, "print the memory plan and exit")
+#define SETUP_WORK_ROWS(type, field)                                                               \
+    SETUP_ALL_ROWS(type, field, "print the plan of memory, work and time, and exit")
+#define SETUP_ALL_ROWS(type, field, dry_run_help)                                                  \
     SETUP_ROW("max-memory", OPT_STRING, type, field.max_memory, NULL, "SIZE",                      \
               "memory limit such as 100M or 2G, checked before anything is loaded", JOB_ARG_TEXT), \
         SETUP_INT_ROW("max-num-seqs", type, field.max_seqs, 4096,                                  \
                       "maximum concurrent sequences (0: 64 of a server, else all)"),               \
         SETUP_INT_ROW("max-model-len", type, field.max_len, 1e9,                                   \
                       "maximum tokens of prompt and reply (0: as the model and memory allow)"),    \
-        SETUP_ROW("dry-run", OPT_BOOL, type, field.dry_run, NULL, NULL,                            \
-                  "print the memory plan and exit"),                                               \
+        SETUP_ROW("dry-run", OPT_BOOL, type, field.dry_run, NULL, NULL, dry_run_help),             \
         SETUP_ROW("kv-cache-dtype", OPT_STRING, type, field.kv, "auto", "ELEM",                    \
                   "number format of the KV cache: f32, bf16, f16, i8 or auto (f16; in the fast "   \
                   "class bf16)",                                                                   \
@@ -49,7 +52,7 @@ struct setup {
     size_t limit; /* bytes; 0: none */
     char *path;
     struct pool *pool;
-    struct model *m; /* NULL after --dry-run */
+    struct model *m; /* NULL after --dry-run, unless the command estimates its time */
     struct memory_plan plan;
     struct engine_options engine; /* for setup_engine; the command may change them before */
     struct engine *e;
@@ -69,6 +72,7 @@ struct setup_needs {
     size_t requests; /* bytes of a server's requests: see struct memory_plan_input */
     bool pooled;     /* a server evicts adapters: only the largest of `adapters` must fit */
     bool session;    /* room to load and save the state of one sequence */
+    bool estimates;  /* after the plan of a dry run the model is loaded for setup_print_work */
 };
 /* Opens the store of --store, and creates its folder. */
 struct store *setup_store(const struct setup *s, struct error *err);
@@ -84,6 +88,9 @@ struct adapter *setup_adapter(struct setup *s, const char *path, struct error *e
 struct adapter *setup_load_adapter(void *setup, const char *path, struct error *err);
 /* Creates the engine, and the recorder for --record. */
 int setup_engine(struct setup *s, struct error *err);
+/* Ends a dry run of a command that counted its requests: measures their speed, and prints work and
+ * time; with --json in one object with the memory plan. */
+int setup_print_work(struct setup *s, struct work_counter *c, struct error *err);
 /* Prints the peak that the system measured, and warns if it exceeds the limit (0: no limit). */
 void setup_print_peak_memory(const struct cli_options *c, size_t limit);
 /* Returns rc, or the error of the recorder. */

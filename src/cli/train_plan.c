@@ -13,17 +13,6 @@ static bool uses_rewards(const struct train_request *q) {
     return q->method > METHOD_DPO;
 }
 
-/* "3.2 s", "4.1 min", "2.5 h" */
-static const char *duration(double seconds, char out[32]) {
-    if (seconds < 60)
-        snprintf(out, 32, "%.1f s", seconds);
-    else if (seconds < 3600)
-        snprintf(out, 32, "%.1f min", seconds / 60);
-    else
-        snprintf(out, 32, "%.1f h", seconds / 3600);
-    return out;
-}
-
 static void lengths_print(const char *what, const struct length_stats *l) {
     printf("%s %d to %d tokens (median %d, 95 %% up to %d, in all %lld)", what, l->shortest,
            l->longest, l->median, l->p95, (long long)l->tokens);
@@ -92,9 +81,9 @@ static void size_print(const struct train_request *q, const struct training_plan
 static void time_print(const struct train_request *q, const struct rl_plan *plan) {
     const struct training_plan *p = &plan->run;
     char time[32];
-    printf("time: about %s; ", duration(p->seconds, time));
+    printf("time: about %s; ", cli_duration(p->seconds, time));
     if (q->method == METHOD_DPO)
-        printf("the reference %s, ", duration(plan->reference_seconds, time));
+        printf("the reference %s, ", cli_duration(plan->reference_seconds, time));
     if (uses_rewards(q))
         printf("sampling %lld completions took %.3f s, their rewards %.3f s, scoring them by the "
                "reference %.3f s, ",

@@ -366,6 +366,44 @@ int memory_check(const struct model *m, const struct memory_step *need, struct e
 int engine_options_limit(const struct model *m, struct engine_options *o, struct error *err);
 
 /*
+ * work: the requests of a command, counted before they are computed, and the time that they take on
+ * this machine. A counter takes the place of the engine; later it measures a sample of the
+ * counted requests with the engine. One thread at a time uses a counter.
+ */
+struct work_counts {
+    int64_t requests;
+    int64_t prompt_tokens; /* as engine_request.n_prefilled, at most: prompts may quote replies */
+    int64_t cached_tokens; /* those of them that the prefix cache will probably have */
+    int64_t max_generated_tokens; /* the sum of max_tokens: replies may end earlier */
+    double other_seconds; /* time since the counter was made, for everything but the engine */
+};
+/* sum += v · times */
+void work_counts_add(struct work_counts *sum, const struct work_counts *v, int64_t times);
+struct work_counter;
+/* Borrows both. Stop texts, tokens and adapters of counted requests are copied or retained. */
+struct work_counter *work_counter_new(struct engine *e, const struct model *m);
+void work_counter_free(struct work_counter *c);
+void work_counter_add(struct work_counter *c, const struct engine_request *r);
+struct work_counts work_counter_counts(const struct work_counter *c);
+/* In place of engine_run: counts the requests and fills in made-up results of the greatest length.
+ * Errors as those of engine_run. */
+int work_counter_run(void *counter, struct engine_request *reqs, int n, struct error *err);
+
+/* Measured on a sample of the requests, as many as the engine runs at once. */
+struct work_speed {
+    int64_t prompt_tokens, generated_tokens; /* number of measured tokens; 0: no measurement */
+    double prompt_seconds, generation_seconds;
+    bool replies_ended; /* the replies of the sample were generated to their end */
+    double reply_share; /* their tokens divided by their max_tokens; 1 if !replies_ended */
+};
+/* Takes about two seconds at most, of a model that needs longer for one step some steps. */
+int work_counter_measure(struct work_counter *c, struct work_speed *out, struct error *err);
+/* Estimated seconds. most: if every reply has the greatest length. */
+double work_seconds(const struct work_counts *w, const struct work_speed *s, bool most);
+/* Both structs as one object. */
+json_t *work_json(const struct work_counts *w, const struct work_speed *s);
+
+/*
  * record: a request and its results as JSON, to store, to replay and to compare.
  *
  * record_key covers everything that the result depends on, so that a replay of the record can be

@@ -325,6 +325,10 @@ struct eval_solver {
 int eval_solver_answer(void *solver, const struct eval_task *task, struct eval_result *out,
                        struct eval_cost *cost, struct progress *p, int64_t done, struct error *err);
 
+/* Counts the requests that eval_solver_answer would run, and checks them; runs none. */
+int eval_solver_count(const struct eval_solver *solver, const struct eval_task *task,
+                      struct work_counter *counter, struct error *err);
+
 /* Sets *out to the grader of an EVAL_GENERATE task, and to NULL for other tasks. Fails if the
  * grader rejects the gold answer of a question. */
 struct grader;

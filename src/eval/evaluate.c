@@ -173,9 +173,9 @@ static int question_error_wrap(const struct eval_task *task, const struct eval_q
     return error_wrap(err, "question %lld of '%s'", (long long)index, task->name);
 }
 
-/* Starts the next question in the free job `j`. */
-static int job_begin(struct eval_window *w, struct eval_job *j, struct error *err) {
-    int rc = OK, submitted = 0;
+/* Makes the requests of the next question in the free job `j`. */
+static int job_prepare(struct eval_window *w, struct eval_job *j, struct error *err) {
+    int rc = OK;
     *j = (struct eval_job){.index = w->next++};
     const struct eval_question *q = j->q =
         eval_task_question(w->task, j->index, &j->generated_question);
@@ -185,9 +185,15 @@ static int job_begin(struct eval_window *w, struct eval_job *j, struct error *er
         generate_request_init(j, w, q);
     else
         loglikelihood_requests_init(j, w, q);
-    for (; rc == OK && submitted < j->n; submitted += rc == OK)
-        rc = engine_submit(w->s->e, &j->reqs[submitted], err);
     return rc != OK ? question_error_wrap(w->task, q, j->index, err) : OK;
+}
+
+/* Starts the next question in the free job `j`. */
+static int job_begin(struct eval_window *w, struct eval_job *j, struct error *err) {
+    int rc = job_prepare(w, j, err);
+    if (rc != OK) return rc;
+    for (int i = 0; rc == OK && i < j->n; i++) rc = engine_submit(w->s->e, &j->reqs[i], err);
+    return rc != OK ? question_error_wrap(w->task, j->q, j->index, err) : OK;
 }
 
 /* grading */
@@ -398,6 +404,24 @@ int eval_solver_answer(void *solver, const struct eval_task *task, struct eval_r
     window_drain(&w);
     free(w.jobs);
     cost->seconds += clock_now() - start;
+    return rc;
+}
+
+int eval_solver_count(const struct eval_solver *solver, const struct eval_task *task,
+                      struct work_counter *counter, struct error *err) {
+    struct eval_solver s = *solver;
+    struct eval_window w = {.s = &s, .task = task};
+    int rc = eval_task_grader(task, &w.grader, err);
+    while (rc == OK && w.next < task->n_questions) {
+        struct eval_job j;
+        rc = job_prepare(&w, &j, err);
+        for (int i = 0; rc == OK && i < j.n; i++) {
+            rc = engine_check(s.e, &j.reqs[i], err);
+            if (rc == OK) work_counter_add(counter, &j.reqs[i]);
+        }
+        job_release(&j);
+        if (rc == OK) rc = log_check_cancelled(err);
+    }
     return rc;
 }
 

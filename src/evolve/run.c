@@ -181,15 +181,11 @@ static int engine_limit(const struct evolve_run *r, struct engine_options *eo, s
     return OK;
 }
 
-static int run_open(struct evolve_run *r, bool is_new, struct error *err) {
-    char *db = path_join(r->env->root, "shoal.db"), *path = r->env->find(r->o->model);
+int evolve_run_open_model(struct evolve_run *r, struct error *err) {
+    char *path = r->env->find(r->o->model);
     struct engine_options eo;
-    size_t least;
-    int rc = memory_limit_check(r->env, r->o, &least, err);
-    if (rc == OK) rc = dir_make_private(r->dir, err);
-    if (rc == OK && !(r->store = store_open(db, err))) rc = err->code;
-    if (rc == OK && is_new) rc = check_id_unused(r, err);
-    if (rc == OK && !(r->model = model_open(path, r->env->cls, err))) rc = err->code;
+    int rc = OK;
+    if (!(r->model = model_open(path, r->env->cls, err))) rc = err->code;
     if (rc == OK && !r->model->tok)
         rc = error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", path);
     if (rc == OK) eo = engine_options_for(r->env, r->o, &r->model->config);
@@ -207,12 +203,23 @@ static int run_open(struct evolve_run *r, bool is_new, struct error *err) {
     r->llm_client = engine_client_as_llm(&r->engine_client);
     r->adapters = json_object();
     r->generations = json_array();
-    free(db);
     free(path);
     return rc;
 }
 
-static void run_close(struct evolve_run *r) {
+static int run_open(struct evolve_run *r, bool is_new, struct error *err) {
+    char *db = path_join(r->env->root, "shoal.db");
+    size_t least;
+    int rc = memory_limit_check(r->env, r->o, &least, err);
+    if (rc == OK) rc = dir_make_private(r->dir, err);
+    if (rc == OK && !(r->store = store_open(db, err))) rc = err->code;
+    if (rc == OK && is_new) rc = check_id_unused(r, err);
+    if (rc == OK) rc = evolve_run_open_model(r, err);
+    free(db);
+    return rc;
+}
+
+void evolve_run_close(struct evolve_run *r) {
     for (int i = 0; i < r->n_founders; i++) adapter_release(r->founders[i]);
     for (int i = 0; i < (int)ARRAY_LEN(r->data); i++) free(r->data[i]);
     for (int i = 0; i < r->n_rows; i++) free(r->rows[i].right);
@@ -355,6 +362,7 @@ int evolve_run_record_generation(struct evolve_run *r, json_t *v, const struct c
     r->best[g] = c[0];
     adapter_retain(c[0].adapter);
     r->n_best++;
+    if (r->rehearsal) evolve_rehearsal_record(r, n);
     if (r->replay_generation >= 0) // the error ends the search
         return g == r->replay_generation ? error_set(err, ERR_STATE, "generation %d is computed", g)
                                          : OK;
@@ -825,7 +833,7 @@ static json_t *execute(const struct evolve_env *env, const struct evolve_recipe 
     if (rc == OK && is_new) rc = register_run(&r, err);
     if (rc == OK) rc = run_all(&r, err);
     dir_unlock(lock, r.dir);
-    run_close(&r);
+    evolve_run_close(&r);
     if (rc == OK) return r.result;
     json_decref(r.result);
     return NULL;
@@ -862,8 +870,9 @@ static json_t *founders_plan(const struct evolve_env *env, const struct evolve_r
     return all;
 }
 
-json_t *evolve_run_plan(const struct evolve_env *env, const struct evolve_recipe *o,
-                        struct error *err) {
+/* The plan without an estimate, which needs the model. */
+static json_t *checked_plan(const struct evolve_env *env, const struct evolve_recipe *o,
+                            struct error *err) {
     struct evolve_run r = {.env = env, .o = o};
     struct model_size size;
     size_t least = 0;
@@ -891,6 +900,20 @@ json_t *evolve_run_plan(const struct evolve_env *env, const struct evolve_recipe
     json_decref(founders);
     free(path);
     return v;
+}
+
+/* recorded: the generations that the run need not compute. */
+static json_t *estimated_plan(const struct evolve_env *env, const struct evolve_recipe *o,
+                              int recorded, struct error *err) {
+    json_t *v = checked_plan(env, o, err);
+    if (!v || evolve_run_estimate(env, o, recorded, v, err) == OK) return v;
+    json_decref(v);
+    return NULL;
+}
+
+json_t *evolve_run_plan(const struct evolve_env *env, const struct evolve_recipe *o,
+                        struct error *err) {
+    return estimated_plan(env, o, 0, err);
 }
 
 /* Loads recipe, seed, zero_adapters, type of keys and values, and numeric class of a stored run. In
@@ -956,9 +979,9 @@ static int recorded_generations(const struct evolve_env *env, const char *id) {
 
 /* evolve_run_plan of a run that has an id. */
 static json_t *plan_with_id(const struct evolve_env *env, const struct evolve_recipe *o,
-                            const char *id, struct error *err) {
+                            const char *id, int recorded, struct error *err) {
     char *dir = path_join(env->root, id);
-    json_t *v = evolve_run_plan(env, o, err);
+    json_t *v = estimated_plan(env, o, recorded, err);
     if (v) json_object_set_new(v, "writes", json_from_path(dir));
     free(dir);
     return v;
@@ -968,9 +991,9 @@ json_t *evolve_run_resume_plan(const struct evolve_env *env, const char *id, str
     struct evolve_recipe o;
     struct evolve_env run_env = *env;
     if (stored_options(env, id, &o, &run_env.cls, err) != OK) return NULL;
-    json_t *v = plan_with_id(&run_env, &o, id, err);
-    if (v)
-        json_object_set_new(v, "recorded generations", json_integer(recorded_generations(env, id)));
+    int recorded = recorded_generations(env, id);
+    json_t *v = plan_with_id(&run_env, &o, id, recorded, err);
+    if (v) json_object_set_new(v, "recorded generations", json_integer(recorded));
     evolve_recipe_release(&o);
     return v;
 }
@@ -1087,8 +1110,9 @@ json_t *evolve_run_fork(const struct evolve_env *env, const struct evolve_fork *
 json_t *evolve_run_fork_plan(const struct evolve_env *env, const struct evolve_fork *fork,
                              struct error *err) {
     struct fork_state s;
-    json_t *v =
-        fork_open(&s, env, fork, err) == OK ? plan_with_id(&s.env, &s.recipe, s.id, err) : NULL;
+    json_t *v = fork_open(&s, env, fork, err) == OK
+                    ? plan_with_id(&s.env, &s.recipe, s.id, fork->generation + 1, err)
+                    : NULL;
     if (v) json_object_set_new(v, "shared generations", json_integer(fork->generation));
     fork_release(&s);
     return v;
@@ -1164,7 +1188,7 @@ json_t *evolve_run_replay(const struct evolve_env *env, const char *id, int gene
     const json_t *replayed = json_array_get(r.generations, (size_t)generation);
     if (replayed) result = compare_replay(logged, replayed, generation);
     json_decref(logged);
-    run_close(&r);
+    evolve_run_close(&r);
     evolve_recipe_release(&o);
     return result;
 }

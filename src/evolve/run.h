@@ -66,7 +66,13 @@ struct evolve_run {
     json_t *result, *adapters, *generations;
     FILE *log;             /* evolution.jsonl */
     int replay_generation; /* the generation that a replay computes again; -1: not a replay */
+    struct evolve_rehearsal *rehearsal; /* see estimate.c; NULL: this is a run */
 };
+
+/* Opens model, engine, founders' data and tasks. The caller calls evolve_run_close even after an
+ * error. */
+int evolve_run_open_model(struct evolve_run *r, struct error *err);
+void evolve_run_close(struct evolve_run *r);
 
 /* The options of generation g. */
 const struct evolve_recipe *evolve_run_recipe_at(const struct evolve_run *r, int g);
@@ -113,6 +119,19 @@ double evolve_run_token_flops(const struct evolve_run *r, const struct adapter *
 void evolve_cost_add_forward(struct evolve_run *r, int64_t tokens, double flops);
 void evolve_cost_add_training(struct evolve_run *r, double tokens, double flops);
 json_t *evolve_cost_json(const struct evolve_cost *c);
+
+/* estimate.c */
+
+/* Adds "work", "seconds" and "max_seconds" to the plan of a run that need not compute its first
+ * `recorded` generations. It loads the model; it writes nothing. */
+int evolve_run_estimate(const struct evolve_env *env, const struct evolve_recipe *o, int recorded,
+                        json_t *plan, struct error *err);
+/* Called in a rehearsal: at the end of a generation of n candidates; and in place of training n
+ * adapters together, with the options of sft_run_with_callbacks. */
+void evolve_rehearsal_record(struct evolve_run *r, int n);
+int evolve_rehearsal_train(struct evolve_run *r, struct train_job *jobs, int n,
+                           const struct train_options *o, const struct es_options *es,
+                           struct error *err);
 
 /* heldout.c */
 

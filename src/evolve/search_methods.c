@@ -133,9 +133,11 @@ static int finetune(struct evolve_run *r, int generation, struct adapter **a,
     for (int i = 0; i < n; i++)
         jobs[i] = (struct train_job){.name = names[i], .data = data, .start = a[i]};
     log_muted |= n > 1; // fine-tuning of many children is a short part of a run
-    int rc = sft_run_with_callbacks(r->model, jobs, n, &t, es, r->env->pool, checkpoint, NULL, err);
+    int rc = r->rehearsal ? evolve_rehearsal_train(r, jobs, n, &t, es, err)
+                          : sft_run_with_callbacks(r->model, jobs, n, &t, es, r->env->pool,
+                                                   checkpoint, NULL, err);
     log_muted = muted;
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < n && !r->rehearsal; i++) {
         if (rc != OK) {
             adapter_release(jobs[i].result);
             continue;
@@ -291,6 +293,7 @@ static int method_breed(struct evolve_run *r, struct error *err) {
         if (evolve_run_recipe_at(r, g + 1)->evolve.finetune_steps > 0 && !r->o->zero_adapters)
             rc = finetune_children(r, p, err);
     }
+    if (rc == OK) bar.total = bar.done; // a budget may end the search before
     progress_finish(&bar, NULL);
     population_release(p);
     free(p);
@@ -474,7 +477,7 @@ static int method_coefficients(struct evolve_run *r, struct error *err) {
     if (rc == OK) rc = coef_search_finetune_cost(h, &tokens, &flops, err);
     if (rc == OK) rc = evaluate_founders(r, &best, err);
     double result_cost = rc == OK ? 2 * tokens * flops + r->spent.flops / r->n_founders : 0;
-    progress_start(&bar, "generations", r->o->evolve.generations + 1);
+    progress_start(&bar, "generations", r->o->evolve.generations);
     for (; rc == OK && g <= r->o->evolve.generations &&
            is_within_budget(r, generation_cost_flops + result_cost);
          g++) {
@@ -483,6 +486,7 @@ static int method_coefficients(struct evolve_run *r, struct error *err) {
         generation_cost_flops = r->spent.flops - before;
         progress_update(&bar, g, NULL);
     }
+    if (rc == OK) bar.total = bar.done; // a budget may end the search before
     progress_finish(&bar, NULL);
     if (rc == OK && g == 1) log_warn("evolve.max_flops allows no generation after the founders");
     if (rc == OK && g > 1) rc = coef_search_finish(h, g, tokens, flops, err);

@@ -69,6 +69,10 @@ dry "run" "total" run "$model" -p x --record --session new.session
 dry "chat" "total" chat "$model"
 dry "ask" "total" ask "$model" "12 + 30 = ?"
 dry "debate" "total" debate "$model" --topic "12 + 30 = ?" --choices 41 42 --agents a b
+dry "debate with its time" "  time               " debate "$model" --tasks pick --n 4 --agents a b
+dry "eval with its time" "  time               about " eval "$model" --tasks pick --n 5 --record
+dry "evolve with its time" "  time               " evolve zero.yaml
+dry "resume with its time" "  time               " resume e1
 dry "eval" "total" eval "$model" --tasks pick --n 5 --log-samples new.jsonl --record
 dry "embed" "total" embed "$model" x
 dry "synth" "total" synth "$model" --prompts p.jsonl --out new.jsonl --then-train new
@@ -96,4 +100,47 @@ refused "model data" "is an option of new" model data new
 refused "a rollback" "rollback has no --dry-run" adapter rollback --model "$model" a
 "$shoal" quantize tiny.gguf new.gguf --type q8_0 --dry-run --json >"$tmp/out" 2>/dev/null
 if grep -q '^{"dry_run":{"writes":"new.gguf"' "$tmp/out"; then ok "as JSON"; else bad "as JSON" "$(head -c 200 "$tmp/out")"; fi
+
+# The work of a dry run is that of the run. number KEY: the first value of a key in $tmp/out.
+number() { tr ',{}' '\n' <"$tmp/out" | sed -n "s/^\"$1\"://p" | head -1; }
+# sums KEY: the sum of its values.
+sums() { tr ',{}' '\n' <"$tmp/out" | sed -n "s/^\"$1\"://p" | awk '{ n += $1 } END { print n + 0 }'; }
+positive() { awk -v a="$1" -v b="$2" 'BEGIN { exit !(a > 0 && b >= a) }'; }
+# estimate NAME COMMAND…: a dry run with --json has plausible numbers, in $requests, $prompt and $generated.
+estimate() {
+    name=$1
+    shift
+    "$shoal" "$@" --dry-run --json >"$tmp/out" 2>"$tmp/err" || bad "$name" "$(cat "$tmp/err")"
+    requests=$(number requests) prompt=$(number prompt_tokens) generated=$(number max_generated_tokens)
+    [ "$(number weights)" ] && requests=$(sed 's/.*"work"//' "$tmp/out" | tr ',{}' '\n' | sed -n 's/^"requests"://p')
+    if [ "$(wc -l <"$tmp/out")" != 1 ]; then bad "$name" "no single line: $(head -c 300 "$tmp/out")"
+    elif ! positive "$(number seconds)" "$(number max_seconds)"; then bad "$name" "'$(number seconds)' seconds, at most '$(number max_seconds)'"
+    elif ! positive "$(number measured_prompt_seconds)" 600; then bad "$name" "no measurement: $(head -c 900 "$tmp/out")"
+    else ok "$name"; fi
+}
+same() { if [ "$2" = "$3" ]; then ok "$1"; else bad "$1" "planned $2, run $3"; fi; }
+most() { if [ "$3" -le "$2" ]; then ok "$1"; else bad "$1" "planned at most $2, run $3"; fi; }
+
+estimate "the estimate of eval" eval "$model" --tasks pick,order --n 30 --adapter a
+"$shoal" eval "$model" --tasks pick,order --n 30 --adapter a --json >"$tmp/out" 2>"$tmp/err"
+same "requests of eval" "$requests" "$(sums calls)"
+same "prompt tokens of eval" "$prompt" "$(sums prefilled)"
+same "generated tokens of eval" "$generated" "$(sums generated)"
+estimate "the estimate of eval that generates" eval "$model" --tasks pick --n 30 --chain-of-thought
+"$shoal" eval "$model" --tasks pick --n 30 --chain-of-thought --json >"$tmp/out" 2>"$tmp/err"
+same "prompt tokens of eval that generates" "$prompt" "$(sums prefilled)"
+most "generated tokens of eval" "$generated" "$(sums generated)"
+estimate "the estimate of debate" debate "$model" --tasks pick --n 20 --agents a b --samples 0 --credit none
+"$shoal" debate "$model" --tasks pick --n 20 --agents a b --samples 0 --credit none --json --store "$tmp/calls.db" 2>"$tmp/err" |
+    sed 's/.*"cost":{\([^}]*\)}.*/\1/' >"$tmp/out"
+same "requests of debate" "$requests" "$(sums calls)"
+most "prompt tokens of debate" "$prompt" "$(sums prefilled)"
+most "generated tokens of debate" "$generated" "$(sums generated)"
+estimate "the estimate of evolve" evolve evolve.yaml
+same "trainings of evolve" 1 "$(number trainings)"
+same "evaluations of evolve" $((3 + 3 * 6)) "$(number evaluations)"
+estimate "the estimate of a fork" fork e1 --at 0 --id e2
+same "evaluations of a fork" 2 "$(number evaluations)"
+estimate "the estimate of a run without training" evolve zero.yaml
+same "trainings of adapters" 0 "$(number trainings)"
 cd "$root" || exit 1

@@ -165,6 +165,8 @@ def plan_bytes(out, messages):
             continue
         plan = plan.get("plan", plan.get("dry_run", plan)) if isinstance(plan, dict) else {}
         memory = plan.get("memory", {})
+        if isinstance(memory, int):
+            return memory
         parts = [memory[x] for x in ("used", "passes", "engine", "other") if x in memory] \
             if isinstance(memory, dict) else []
         if "total" in plan or parts:

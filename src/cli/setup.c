@@ -43,7 +43,8 @@ static void plan_print(const struct setup *s) {
     buf_release(&text);
 }
 
-/* Sets max_len: --max-model-len, but not more than the command needs. */
+/* Sets max_len: --max-model-len, but not more than the command needs; and the share of requests,
+ * which the chosen context leaves to them. */
 static int context_choose(const struct setup *s, struct memory_plan_input *in, struct error *err) {
     int32_t longest = in->model.config.max_seq_len, *len = &in->max_options.max_len;
     int64_t named = s->o->max_len;
@@ -51,8 +52,10 @@ static int context_choose(const struct setup *s, struct memory_plan_input *in, s
         return error_set(err, ERR_USAGE,
                          "--max-model-len '%lld' is more than the %d tokens of the model's context",
                          (long long)named, longest);
-    if (!*len) *len = named ? (int32_t)named : memory_plan_context(in);
-    *len = MIN(*len, named ? (int32_t)named : longest);
+    if (named) *len = *len ? MIN(*len, (int32_t)named) : (int32_t)named;
+    memory_plan_limit_requests(in);
+    if (!*len) *len = memory_plan_context(in);
+    *len = MIN(*len, longest);
     return OK;
 }
 
@@ -80,8 +83,6 @@ static int plan_input_init(const struct setup *s, const struct setup_needs *w,
                                      .half = !s->limit,
                                      .caller_bytes = w->work,
                                      .requests = w->requests};
-    // a limit of requests is no need: without --max-memory it may exceed what is available
-    if (!in->limit) in->requests = MIN(in->requests, in->available / 4);
     struct adapter_sizes adapters = {0};
     if (model_measure(s->path, cli_numeric_class(s->c), &in->model, err) != OK ||
         adapters_measure(s, w, &adapters, err) != OK)
@@ -96,21 +97,12 @@ static int plan_input_init(const struct setup *s, const struct setup_needs *w,
     return OK;
 }
 
-/* Without a named limit, the memory of requests is given up before the plan is refused. */
-static int plan_make(struct memory_plan_input *in, struct memory_plan *out, struct error *err) {
-    enum { LEAST_REQUESTS = 1 << 20 };
-    int rc = memory_plan_make(in, out, err);
-    if (rc != ERR_MEMORY || in->limit || in->requests <= LEAST_REQUESTS) return rc;
-    in->requests = LEAST_REQUESTS;
-    return memory_plan_make(in, out, err);
-}
-
 /* Computes the plan, and takes the engine options from it. Prints it if the user asked for a limit
  * or for the plan; else one line if memory is too little for the engine that is wanted. */
 static int plan_apply(struct setup *s, const struct setup_needs *w, struct error *err) {
     struct memory_plan_input in;
     if (plan_input_init(s, w, &in, err) != OK) return err->code;
-    int rc = plan_make(&in, &s->plan, err);
+    int rc = memory_plan_make(&in, &s->plan, err);
     s->engine = s->plan.engine;
     bool later = rc == OK && s->o->dry_run && s->c->json && w->estimates; // by setup_print_work
     if (!later && (s->limit || s->o->dry_run))

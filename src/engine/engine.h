@@ -312,6 +312,11 @@ struct memory_plan {
 /* Plans a pool that evicts adapters: it holds at least the largest one. While it loads another one,
  * which it does one at a time, that adapter is in memory in addition, until others are evicted. */
 void memory_plan_add_pool(struct memory_plan_input *in, const struct adapter_sizes *all);
+/* A limit of requests is not a need. Without a memory limit, `requests` becomes at most a quarter
+ * of the available memory and half of what the smallest plan leaves of it, but at least 1 MB,
+ * whether that fits or not. The smallest plan has max_options.max_len or, if that is 0, the
+ * shortest context of memory_plan_context. */
+void memory_plan_limit_requests(struct memory_plan_input *in);
 /* The longest sequence that the smallest engine can have in half of the memory that a short
  * sequence leaves, at most the model's length: the other half is for more sequences. Up to 4096
  * tokens may use all memory. At least 1024, or the model's length, whether that fits or not.

@@ -161,9 +161,26 @@ static size_t least_total(const struct memory_plan_input *in, int32_t len) {
     return plan.total;
 }
 
+/* The shortest context that is chosen by itself. */
+static int32_t shortest_context(const struct memory_plan_input *in) {
+    enum { SHORTEST = 1024 };
+    return MIN(in->model.config.max_seq_len, SHORTEST);
+}
+
+void memory_plan_limit_requests(struct memory_plan_input *in) {
+    enum { LEAST_BYTES = 1 << 20 };
+    size_t wanted = in->requests;
+    if (in->limit || !in->available || wanted <= LEAST_BYTES) return;
+    int32_t len = in->max_options.max_len;
+    in->requests = LEAST_BYTES;
+    size_t least = least_total(in, len ? len : shortest_context(in)),
+           room = in->available - MIN(least, in->available);
+    in->requests = MIN(wanted, MAX(LEAST_BYTES, MIN(in->available / 4, room / 2)));
+}
+
 int32_t memory_plan_context(const struct memory_plan_input *in) {
-    enum { SHORTEST = 1024, SHORT = 4096 };
-    int32_t hi = in->model.config.max_seq_len, lo = MIN(hi, SHORTEST), brief = MIN(hi, SHORT);
+    enum { SHORT = 4096 };
+    int32_t hi = in->model.config.max_seq_len, lo = shortest_context(in), brief = MIN(hi, SHORT);
     size_t bound = plan_bound(in);
     if (!bound) return hi;
     size_t least = least_total(in, lo), most = least + (bound - least) / 2;

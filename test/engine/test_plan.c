@@ -66,6 +66,45 @@ static void test_available_memory(void **state) {
     assert_null(strstr(err.text, "--max-memory"));
 }
 
+/* Whether a server's plan fits, with the context of `in` (0: the chosen one). */
+static bool server_fits(struct memory_plan_input in, struct memory_plan *p) {
+    memory_plan_limit_requests(&in);
+    if (!in.max_options.max_len) in.max_options.max_len = memory_plan_context(&in);
+    return memory_plan_make(&in, p, &err) == OK;
+}
+
+/* The requests' limit never decides whether a plan fits; it gets more with more memory, at most
+ * what it names. A memory limit counts it whole. */
+static void test_requests_share(void **state) {
+    (void)state;
+    for (int32_t len = 0; len <= 200; len += 200) {
+        struct memory_plan_input in = plan_input("smollm-135m"), little;
+        struct memory_plan p;
+        size_t before = 0;
+        bool all = false;
+        in.half = true;
+        in.max_options.max_len = len;
+        little = in;
+        in.requests = (size_t)4 << 30;
+        little.requests = 1 << 20;
+        for (in.available = 100 << 20; in.available < (size_t)40 << 30;
+             in.available += in.available / 16) {
+            little.available = in.available;
+            bool fits = server_fits(in, &p);
+            size_t requests = p.requests;
+            assert_int_equal(fits, server_fits(little, &p));
+            assert_true(requests >= MAX(before, 1 << 20) && requests <= in.requests);
+            if (fits && requests > 1 << 20) assert_true(requests <= in.available / 4);
+            before = requests;
+            all |= requests == in.requests;
+        }
+        assert_true(all);
+        in.limit = (size_t)4 << 30;
+        assert_false(server_fits(in, &p));
+        assert_int_equal(p.requests, in.requests);
+    }
+}
+
 /* The adapter pool has at least the adapters that must fit, grows with the limit, and never takes
  * more than half of what the smallest engine leaves. */
 static void test_pool_share(void **state) {
@@ -361,6 +400,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_without_limit),
         cmocka_unit_test(test_available_memory),
+        cmocka_unit_test(test_requests_share),
         cmocka_unit_test(test_pool_share),
         cmocka_unit_test(test_limits),
         cmocka_unit_test(test_refusal_suggests_sufficient_limit),

@@ -83,8 +83,10 @@ struct shoal_callbacks {
 
 /* Opens a GGUF file or a Hugging Face directory. Options: threads (0: all processors), exact,
  * fast, kv-cache-dtype, lora-dtype, max-num-seqs (64 sequences at once), max-model-len (tokens per
- * sequence; 0: the model's length, at most 4096; more than the model's is SHOAL_ERR_USAGE). The
- * engine is fitted into the available memory. */
+ * sequence; more than the model's context is SHOAL_ERR_USAGE). max-model-len 0 is that context, or
+ * as much of it as one sequence can have in half of the available memory, at least 1024 tokens.
+ * The engine is fitted into the available memory, before the model is loaded; SHOAL_ERR_MEMORY:
+ * one sequence does not fit. */
 SHOAL_API struct shoal *shoal_open(const char *model, const char *const *options,
                                    struct shoal_error *err);
 SHOAL_API void shoal_close(struct shoal *s);

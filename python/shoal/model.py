@@ -24,6 +24,7 @@ class Model:
     """Opens a GGUF file or a Hugging Face directory.
 
     options: threads (0: all processors), exact, fast, kv_cache_dtype, lora_dtype, max_num_seqs, max_model_len
+    (0: the model's context, as far as memory allows)
 
     A model may be used by several threads: one call runs at a time, the others wait. Results do not depend on the
     number of threads or on other requests.

@@ -1447,12 +1447,12 @@ static json_t *permission_json(const char *model, int64_t created) {
     return v;
 }
 
-static json_t *model_card(const struct server *s, const char *id, const char *root,
-                          const char *parent, int64_t created) {
+static json_t *model_card(struct server *s, const char *id, const char *root, const char *parent,
+                          int64_t created) {
     json_t *path = json_from_path(root);
     return json_pack("{s:s,s:s,s:I,s:s,s:o,s:s?,s:i,s:[o]}", "id", id, "object", "model", "created",
                      (json_int_t)created, "owned_by", "vllm", "root", path, "parent", parent,
-                     "max_model_len", s->max_len, "permission", permission_json(id, created));
+                     "max_model_len", base_max_len(s), "permission", permission_json(id, created));
 }
 
 /* Adds the cards of a base under all its names, and those of its adapters. */

@@ -14,6 +14,7 @@ struct shoal {
     struct pool *pool;
     struct model *model;
     struct engine_options engine_options;
+    int32_t named_len; /* max-model-len; 0: the context was chosen */
     struct engine *engine;
     struct shoal_server *server; /* uses model and engine; NULL: none runs */
 };

@@ -156,7 +156,7 @@ static const struct option_row open_rows[] = {
 
 /* The KV cache has pages for this many tokens, or for two sequences of the maximum length: not all
  * sequences reach it. */
-enum { KV_CACHE_TOKENS = 65536, DEFAULT_MAX_LEN = 4096 };
+enum { KV_CACHE_TOKENS = 65536 };
 
 int numeric_class_choose(bool exact, bool fast, enum numeric_class *out, struct error *err) {
     if (exact && fast) return error_set(err, ERR_USAGE, "'exact' and 'fast' exclude each other");
@@ -164,24 +164,39 @@ int numeric_class_choose(bool exact, bool fast, enum numeric_class *out, struct 
     return OK;
 }
 
-static int engine_open(struct shoal *s, const struct open_options *o, struct error *err) {
-    struct engine_options *e = &s->engine_options;
-    int32_t longest = s->model->config.max_seq_len;
+/* The context is chosen, and the engine fitted into the available memory, as by the commands. */
+static int engine_plan(struct shoal *s, const struct open_options *o, enum numeric_class cls,
+                       struct error *err) {
+    struct memory_plan_input in = {.half = true};
+    struct memory_plan plan;
+    struct engine_options *e = &in.max_options;
+    if (model_measure(s->path, cls, &in.model, err) != OK) return err->code;
+    int32_t longest = in.model.config.max_seq_len;
     if (o->max_len > longest)
         return error_set(err, ERR_USAGE,
                          "max-model-len '%lld' is more than the %d tokens of the model's context",
                          (long long)o->max_len, longest);
-    if (!s->model->tok) return error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", s->path);
+    if (kv_cache_dtype_parse(o->kv, cls, &e->kv_elem, err) != OK ||
+        dtype_parse(o->lora, &e->lora_elem, err) != OK)
+        return err->code;
+    in.available = memory_limit_get() ? memory_room(NULL) : memory_usable();
     e->pool = s->pool;
+    e->max_rows = ENGINE_DEFAULT_ROWS;
     e->max_seqs = (int32_t)o->max_seqs;
-    e->max_len = (int32_t)MIN(o->max_len ? o->max_len : DEFAULT_MAX_LEN, (int64_t)longest);
+    s->named_len = (int32_t)o->max_len;
+    e->max_len = s->named_len ? s->named_len : memory_plan_context(&in);
     e->n_pages = MIN(kv_cache_pages_for(MAX(KV_CACHE_TOKENS, 2 * e->max_len)),
                      e->max_seqs * kv_cache_pages_for(e->max_len));
-    if (kv_cache_dtype_parse(o->kv, s->model->cls, &e->kv_elem, err) != OK ||
-        dtype_parse(o->lora, &e->lora_elem, err) != OK ||
-        engine_options_limit(s->model, e, err) != OK)
-        return err->code;
-    s->engine = engine_new(s->model, e, err);
+    int rc = memory_plan_make(&in, &plan, err);
+    s->engine_options = plan.engine;
+    return rc;
+}
+
+static int engine_open(struct shoal *s, enum numeric_class cls, struct error *err) {
+    s->model = model_open(s->path, cls, err);
+    if (!s->model) return err->code;
+    if (!s->model->tok) return error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", s->path);
+    s->engine = engine_new(s->model, &s->engine_options, err);
     return s->engine ? OK : err->code;
 }
 
@@ -195,9 +210,9 @@ struct shoal *shoal_open(const char *model, const char *const *options, struct s
     if (rc == OK) {
         s->path = path_absolute(model);
         s->pool = pool_new((int)o.threads);
-        s->model = model_open(s->path, cls, &inner);
-        rc = s->model ? engine_open(s, &o, &inner) : inner.code;
+        rc = engine_plan(s, &o, cls, &inner);
     }
+    if (rc == OK) rc = engine_open(s, cls, &inner);
     options_release(open_rows, &o);
     if (rc == OK) return s;
     error_copy(err, &inner);

@@ -30,7 +30,6 @@ static void server_ready(void *ctx, const struct serve_ready *r) {
 static int plan_make(struct shoal_server *v, struct error *err) {
     struct memory_plan_input in = {.max_options = v->s->engine_options,
                                    .requests = (size_t)v->options.request_memory};
-    in.max_options.max_rows = ENGINE_DEFAULT_ROWS;
     if (model_measure(v->s->path, v->s->model->cls, &in.model, err) != OK) return err->code;
     return memory_plan_make(&in, &v->plan, err);
 }
@@ -59,6 +58,7 @@ static int options_complete(struct shoal_server *v, const char *const *options, 
     if (rc == OK) rc = plan_make(v, err);
     if (rc == OK) rc = serve_options_add_models(o, v->s->path, v->s->model->cls, err);
     o->base_engine = v->plan.engine;
+    o->base_engine.max_len = v->s->named_len;
     o->base_engine.n_pages = 0;
     o->base_engine.pool = NULL;
     o->plan = &v->plan;

@@ -9,9 +9,10 @@
  *
  * Memory. Every load has a memory plan. The budget for the plans of all loaded bases is
  * --max-memory minus the plan of the default base, or else the machine's available memory. A base
- * needs at least its smallest plan. Its KV cache grows to the base's share of the budget, so that
- * bases do not take each other's memory when all of them fit, and to the whole free budget if the
- * share is less than the smallest plan.
+ * needs at least its smallest plan. Its context and its KV cache grow to the base's share of the
+ * budget, so that bases do not take each other's memory when all of them fit, and to the whole free
+ * budget if the share is less than the smallest plan. The rule of the context is that of every
+ * command, memory_plan_context, so two loads may have different ones.
  *
  * Invariants: (1) only the thread changes `state`; (2) only the thread writes the fields of a
  * base's server that are set while it is loaded, and only while the base is neither loaded nor
@@ -39,6 +40,7 @@ struct base_entry {
     struct serve_options options; /* the default base's, without its adapters, teams and names */
     struct memory_plan plan;      /* the plan of the last load */
     size_t least_bytes;           /* bytes of the smallest plan */
+    int32_t max_len;              /* context of the last plan; under the pool's lock */
     struct pool *threads;         /* the engine's; a pool of threads has one user */
 
     enum base_state state; /* like the following fields under the pool's lock */
@@ -99,15 +101,16 @@ static void plan_add_adapters(struct base_entry *b, struct memory_plan_input *in
     memory_plan_add_pool(in, &all);
 }
 
-/* The plan of a base in at most `limit` bytes. The model's files are measured again, because they
- * may have changed. */
+/* The plan of a base in at most `limit` bytes, with the context that base_engine names or that
+ * fits. The model's files are measured again, because they may have changed. */
 static int plan_make(struct base_entry *b, size_t limit, struct memory_plan *out,
                      struct error *err) {
     struct memory_plan_input in = {.max_options = b->options.base_engine, .limit = limit};
     struct server *s = &b->server;
     if (model_measure(s->path, s->front->model->cls, &in.model, err) != OK) return err->code;
-    in.max_options.max_len = MIN(s->max_len, in.model.config.max_seq_len);
     plan_add_adapters(b, &in);
+    int32_t *len = &in.max_options.max_len;
+    *len = *len ? MIN(*len, in.model.config.max_seq_len) : memory_plan_context(&in);
     return memory_plan_make(&in, out, err);
 }
 
@@ -227,12 +230,14 @@ static void base_load(struct base_entry *b, size_t room) {
     pthread_mutex_lock(&p->lock);
     b->state = rc == OK ? BASE_LOADED : BASE_UNLOADED;
     if (rc == OK) {
+        b->max_len = b->plan.engine.max_len;
         b->loads++;
         b->used_at = clock_now();
         b->keep_alive = b->options.keep_alive_seconds;
         memcpy(b->hash, b->server.model->hash, sizeof b->hash);
-        log_info("loaded '%s' in %.1f s (%.1f MB at most)", b->server.name, b->used_at - begin,
-                 mb(b->plan.total));
+        log_info("loaded '%s' in %.1f s (%.1f MB at most, a context of %d of its %d tokens)",
+                 b->server.name, b->used_at - begin, mb(b->plan.total), b->max_len,
+                 b->server.model->config.max_seq_len);
     } else {
         load_failed(b, &err);
     }
@@ -437,6 +442,15 @@ struct base_status base_status(struct server *s) {
     return status;
 }
 
+int32_t base_max_len(struct server *s) {
+    struct base_entry *b = s->base_entry;
+    if (!b) return engine_max_len(s->engine);
+    pthread_mutex_lock(&b->pool->lock);
+    int32_t len = b->max_len;
+    pthread_mutex_unlock(&b->pool->lock);
+    return len;
+}
+
 /* names */
 
 struct server *base_at(struct server *front, int i) {
@@ -499,16 +513,19 @@ static int entry_init(struct base_entry *b, const char *path, struct error *err)
     pthread_mutex_init(&s->lock, NULL);
     pthread_mutex_init(&s->derived_lock, NULL);
     if (model_measure(path, front->model->cls, &s->size, err) != OK) return err->code;
-    int32_t longest = s->size.config.max_seq_len, len = b->options.base_engine.max_len;
-    s->max_len = MIN(longest, len ? len : SERVE_DEFAULT_LEN);
     hash_init(b);
     return OK;
 }
 
-/* ERR_MEMORY: the smallest plan of the base never fits. */
+/* ERR_MEMORY: the smallest plan of the base never fits. Sets the context until the first load: that
+ * of a load now. */
 static int budget_check(struct base_entry *b, struct error *err) {
     size_t budget = b->pool->budget;
+    struct memory_plan now = {0};
     if (least_bytes_update(b, err) != OK) return err->code;
+    if (plan_make(b, plan_limit(b, free_bytes(b->pool)), &now, err) != OK && !now.total)
+        return err->code;
+    b->max_len = now.engine.max_len;
     if (!budget || b->least_bytes <= budget) return OK;
     return error_set(err, ERR_MEMORY,
                      "its smallest memory plan needs %.1f MB, and --max-memory leaves %.1f MB",

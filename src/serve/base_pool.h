@@ -62,5 +62,8 @@ struct base_status {
 };
 /* s is the server of a base that is loaded on demand. */
 struct base_status base_status(struct server *s);
+/* Tokens of a prompt and its reply. Of a base that is not loaded: those of its last load, or before
+ * the first one those that a load at the start would have had. */
+int32_t base_max_len(struct server *s);
 
 #endif

@@ -56,14 +56,15 @@ struct serve_options { /* filled from serve_option_rows, except max_memory and t
     int64_t n_keep;      /* tokens of a prompt that a context shift keeps; -1: all */
     char *reasoning_parser; /* tags of reasoning: "auto", "none" or a name, see reasoning.h */
     double alert_seconds;   /* interval between two checks of the alerts; 0: no checks */
-    char *model_dir;      /* the models in this folder are loaded on demand */
-    char *keep_alive;     /* how long they remain loaded; a text for keep_alive_parse */
-    double load_seconds;  /* how long a request waits until its model is loaded */
+    char *model_dir;        /* the models in this folder are loaded on demand */
+    char *keep_alive;       /* how long they remain loaded; a text for keep_alive_parse */
+    double load_seconds;    /* how long a request waits until its model is loaded */
     struct strings alert_webhooks, alert_slacks; /* recipients of alerts */
     size_t max_memory;                           /* bytes of the memory plan; 0: no limit */
     struct strings bases; /* paths of the models that are loaded on demand; the caller adds and
                              releases them */
-    struct engine_options base_engine; /* their engine options if memory is sufficient */
+    struct engine_options base_engine; /* their engine options if memory is sufficient; max_len 0:
+                                          memory_plan_context */
     /* set by serve_options_check */
     int64_t request_memory;    /* bytes of requests and their replies at once */
     int64_t feedback_bytes;    /* maximum bytes of the file of ratings and experiments */
@@ -78,8 +79,7 @@ struct serve_options { /* filled from serve_option_rows, except max_memory and t
     void *ready_ctx;
 };
 
-enum { SERVE_MIN_REQUEST_MEMORY = 8 << 20 }; /* smallest --max-request-memory */
-enum { SERVE_DEFAULT_LEN = 4096 };           /* base_engine.max_len 0: the model's, at most this */
+enum { SERVE_MIN_REQUEST_MEMORY = 8 << 20 };        /* smallest --max-request-memory */
 extern const struct option_row serve_option_rows[]; /* without those of `http` */
 /* Checks the options, so that a caller finds errors before it loads a model, and computes the
  * limits. Call it after setting max_memory. */

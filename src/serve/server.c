@@ -933,7 +933,6 @@ struct server *serve_start(struct model *m, struct engine *e, const struct engin
                          .model = m,
                          .engine = e,
                          .size = {.config = m->config, .type = m->type},
-                         .max_len = engine_max_len(e),
                          .name = xstrdup(m->name),
                          .path = xstrdup(path),
                          .started = (int64_t)time(NULL),

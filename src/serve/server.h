@@ -56,7 +56,6 @@ struct server {
     struct base_pool *bases;       /* the other bases; NULL: this is the only base */
     struct base_entry *base_entry; /* state of this base in the pool; NULL: the default base */
     struct model_size size;        /* shape and type; of the bases in the pool also the bytes */
-    int32_t max_len;               /* tokens of a prompt and its reply */
     struct model *model;
     char *name, *path;          /* the base's id, and the path it was opened with */
     char fingerprint[HASH_LEN]; /* base, numeric class and element types */

@@ -56,10 +56,20 @@ if "$shoal" serve models/fry $one "$tmp/hub/second" "$tmp/second" --state "$tmp/
 elif grep -qF "is called 'second', too" "$tmp/err"; then ok "two models of one name are refused"
 else bad "two models of one name are refused" "$(cat "$tmp/err")"; fi
 
+limit=$least
 up limited models/fry $one "$tmp/second" "$tmp/broken" --max-memory "${least:-1M}" --max-request-memory 64M --load-seconds 2 --adapter fry-1:critic="$tmp/critic"
 LIMITED=$url LIMITED_PID=$server
 up wide models/fry $one --model-dir "$tmp/hub" --keep-alive -1
 WIDE=$url WIDE_PID=$server
+# long: a context of 8192 tokens, of which the memory of `narrow` holds a part
+cp -r $one "$tmp/long"
+sed -i 's/\(max_position_embeddings": \)[0-9]*/\18192/' "$tmp/long/config.json"
+up long $one "$tmp/long"
+LONG=$url LONG_PID=$server
+refused "the limit of a model with a long context" "raise --max-memory to" $one "$tmp/long" --max-memory 20M --max-request-memory 8M
+least=$(sed -n 's/.*raise --max-memory to \([0-9]*M\).*/\1/p' "$tmp/err")
+up narrow $one "$tmp/long" --max-memory "${least:-1M}" --max-request-memory 8M
+NARROW=$url NARROW_PID=$server
 up alone $one --adapter critic="$tmp/critic"
 ALONE=$url
 
@@ -183,6 +193,18 @@ check('the next request loads the model again', chat(limited, 'broken')[0] == 20
 used, limit = memory(limited_pid, 'VmHWM'), float(os.environ['LIMIT'].rstrip('M'))
 check('the peak memory is below the limit', used < limit, (used, limit))
 
+# contexts
+def context(at):
+    listed = {m['id']: m['max_model_len'] for m in call(at, '/v1/models')[1]['data']}['long']
+    code, v, _ = call(at, '/tokenize', {'model': 'long', 'prompt': 'x'})
+    return listed, v['max_model_len'] if code == 200 else v, {m['id']: m['max_model_len'] for m in call(at, '/v1/models')[1]['data']}['long']
+long, narrow = os.environ['LONG'], os.environ['NARROW']
+check('a model that is loaded on demand has its own context', context(long) == (8192, 8192, 8192), context(long))
+code, v, _ = call(long, '/v1/completions', {'model': 'long', 'prompt': [5] * 4500, 'max_tokens': 2})
+check('a prompt of more than 4096 tokens', code == 200 and v['usage']['prompt_tokens'] == 4500, (code, v))
+got = context(narrow)
+check('as far as memory allows', 1024 <= got[0] < 4096 and got[0] == got[1] == got[2], got)
+
 # adapters that a request loads
 code, v, _ = call(wide, '/v1/load_lora_adapter', {'lora_name': 'late', 'lora_path': tmp + '/critic', 'base_model_name': 'second'}, token('wide'))
 a = chat(wide, 'late', 1)
@@ -205,9 +227,9 @@ with urllib.request.urlopen(wide + '/metrics') as r:
 check('metrics of every loaded model', all('vllm:num_requests_running{model_name="%s",engine="0"}' % m in text for m in names),
       [l for l in text.split('\n') if l.startswith('vllm:num_requests_running')])
 PY
-LIMITED=$LIMITED WIDE=$WIDE ALONE=$ALONE LIMIT=${least:-1M} LIMITED_PID=$LIMITED_PID WIDE_PID=$WIDE_PID TMP=$tmp python3 "$tmp/client.py" || bad "the client" "exit $?"
+LONG=$LONG NARROW=$NARROW LIMITED=$LIMITED WIDE=$WIDE ALONE=$ALONE LIMIT=${limit:-1M} LIMITED_PID=$LIMITED_PID WIDE_PID=$WIDE_PID TMP=$tmp python3 "$tmp/client.py" || bad "the client" "exit $?"
 servers=$server # the last one
-for pid in $WIDE_PID $LIMITED_PID; do
+for pid in $WIDE_PID $LIMITED_PID $LONG_PID $NARROW_PID; do
     kill "$pid"
     if wait "$pid"; then ok "a server with loaded models ends"; else bad "a server with loaded models ends" "exit $?"; fi
 done

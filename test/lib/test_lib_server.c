@@ -297,6 +297,43 @@ static void test_drain(void **state) {
     free(run_reply(NULL)); // the model is free
 }
 
+/* The context of a model in the list of models; 0: it is not in it. */
+static int listed_context(const struct shoal_server *v, const char *model) {
+    int status, tokens = 0;
+    size_t i;
+    json_t *reply = reply_read(request_send(v, "GET", "/v1/models", NULL, ""), &status), *card;
+    json_array_foreach (json_object_get(reply, "data"), i, card)
+        if (strcmp(json_get_string(card, "id"), model) == 0)
+            tokens = (int)json_get_number(card, "max_model_len");
+    json_decref(reply);
+    return tokens;
+}
+
+/* A model that is loaded on demand has its own context, as far as memory allows, or the named one
+ * of the first model. */
+static void test_contexts(void **state) {
+    (void)state;
+    static const char *const named[] = {"threads=1", "max-model-len=300", NULL};
+    struct shoal_error err = {0};
+    struct shoal *other = shoal_open(MODEL, named, NULL);
+    char *path = in_dir("", "models"), *model = in_dir("", "models/long"),
+         *option = in_dir("model-dir=", "models");
+    assert_true(dir_make(path, &(struct error){0}) == OK && folder_long_model(model, 20000));
+    struct shoal_server *a = serve(s, "state", option, &err),
+                        *b = serve(other, "other", option, &err);
+    if (!a || !b) fail_msg("%s", err.text);
+    assert_int_equal(listed_context(a, "fry-1"), 512);
+    assert_int_equal(listed_context(a, "long"), 20000);
+    assert_int_equal(listed_context(b, "fry-1"), 300);
+    assert_int_equal(listed_context(b, "long"), 300);
+    shoal_server_stop(a);
+    shoal_server_stop(b);
+    shoal_close(other);
+    free(path);
+    free(model);
+    free(option);
+}
+
 /* Whether file_read may read a device, which it may not while a server runs. */
 static bool reads_devices(void) {
     struct buf b = {0};
@@ -409,6 +446,7 @@ int main(void) {
         cmocka_unit_test(test_system_and_jobs),
         cmocka_unit_test(test_vanished_clients),
         cmocka_unit_test(test_drain),
+        cmocka_unit_test(test_contexts),
         cmocka_unit_test(test_process),
         cmocka_unit_test(test_errors),
         cmocka_unit_test(test_busy),

@@ -89,6 +89,40 @@ static void test_info(void **state) {
     shoal_free(text);
 }
 
+/* The context of a model that is opened; 0: `err` says why not. */
+static int context_of(const char *model, const char *option, struct shoal_error *err) {
+    const char *options[] = {"threads=1", option, NULL};
+    struct shoal *opened = shoal_open(model, options, err);
+    char *text = opened ? shoal_info(opened, NULL) : NULL;
+    json_t *v = text ? json_loads(text, 0, NULL) : NULL;
+    int tokens = (int)json_get_number(v, "max_seq_len");
+    json_decref(v);
+    shoal_free(text);
+    shoal_close(opened);
+    return tokens;
+}
+
+/* The context is the model's, as far as memory allows, or the named one. */
+static void test_context(void **state) {
+    (void)state;
+    enum { TOKENS = 40000 }; // its keys and values need 60 MB
+    char model[256];
+    struct shoal_error err = {0};
+    snprintf(model, sizeof model, "%s", in_dir("long"));
+    assert_true(folder_long_model(model, TOKENS));
+    assert_int_equal(context_of(model, NULL, &err), TOKENS);
+    assert_int_equal(context_of(model, "max-model-len=5000", &err), 5000);
+    assert_int_equal(context_of(model, "max-model-len=40001", &err), 0);
+    assert_int_equal(err.code, SHOAL_ERR_USAGE);
+    memory_limit_set(memory_used(NULL) + (60 << 20));
+    assert_in_range(context_of(model, NULL, &err), 1024, TOKENS / 2);
+    memory_limit_set(memory_used(NULL) + (10 << 20));
+    assert_int_equal(context_of(model, NULL, &err), 0);
+    memory_limit_set(0);
+    assert_int_equal(err.code, SHOAL_ERR_MEMORY);
+    if (!strstr(err.text, "one sequence of 1024 tokens needs")) fail_msg("%s", err.text);
+}
+
 static void test_tokens(void **state) {
     (void)state;
     static const char text[] = "pick 3, 猫と犬";
@@ -338,12 +372,12 @@ static void test_world(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_open_errors), cmocka_unit_test(test_info),
-        cmocka_unit_test(test_tokens),      cmocka_unit_test(test_run_and_step),
-        cmocka_unit_test(test_constraints), cmocka_unit_test(test_choices),
-        cmocka_unit_test(test_cancel),      cmocka_unit_test(test_embed),
-        cmocka_unit_test(test_adapters),    cmocka_unit_test(test_evaluate),
-        cmocka_unit_test(test_world),
+        cmocka_unit_test(test_open_errors),  cmocka_unit_test(test_info),
+        cmocka_unit_test(test_context),      cmocka_unit_test(test_tokens),
+        cmocka_unit_test(test_run_and_step), cmocka_unit_test(test_constraints),
+        cmocka_unit_test(test_choices),      cmocka_unit_test(test_cancel),
+        cmocka_unit_test(test_embed),        cmocka_unit_test(test_adapters),
+        cmocka_unit_test(test_evaluate),     cmocka_unit_test(test_world),
     };
     return cmocka_run_group_tests(tests, open_model, close_model);
 }

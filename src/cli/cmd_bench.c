@@ -40,6 +40,7 @@ struct options {
     char *model, *shape, *quant, *what, *lora, *kv, *history, *targets, *layers, *rules, *tokenizer;
     int64_t reps, tokens, rank, members, registered, samples, adapters, ticks;
     struct strings set;
+    struct engine_limits limits;
     bool world;
 };
 static const struct option_row rows[] = {
@@ -86,6 +87,7 @@ static const struct option_row rows[] = {
      "options of 'shoal train' (train, es) or 'shoal world' (life), such as optim=sgd"},
     {"rules", OPT_STRING, offsetof(struct options, rules), "repaired", 0, 0, "NAME",
      "world, life: rules of the world: legacy, repaired or a YAML file"},
+    ENGINE_LIMIT_ROWS(struct options, limits),
     {"history", OPT_STRING, offsetof(struct options, history), "", 0, 0, "FILE",
      "append the results to this CSV file"},
     {"quant", OPT_ALIAS, 0, "type"},
@@ -337,9 +339,15 @@ static double decode_seconds(struct bench *b, const struct variant *v) {
     return clock_now() - start;
 }
 
+/* The sequences of an engine for n requests. */
+static int32_t sequences(const struct bench *b, int32_t n) {
+    int64_t named = b->o->limits.max_seqs;
+    return named ? (int32_t)MIN(named, n) : n;
+}
+
 static struct engine_options serve_options(const struct bench *b) {
     return (struct engine_options){.max_rows = 256,
-                                   .max_seqs = MAX_BATCH,
+                                   .max_seqs = sequences(b, MAX_BATCH),
                                    .max_len = 2 * b->span,
                                    .lora_elem = b->lora,
                                    .kv_elem = b->kv,
@@ -436,7 +444,7 @@ static int32_t question_token(const struct bench *b, int i, int j) {
 
 static struct engine_options population_options(const struct bench *b) {
     return (struct engine_options){.max_rows = 512,
-                                   .max_seqs = CANDIDATES,
+                                   .max_seqs = sequences(b, CANDIDATES),
                                    .max_len = b->span,
                                    .max_out = 256,
                                    .lora_elem = b->lora,
@@ -604,7 +612,7 @@ static void print_memory(const struct bench *b, double engine, double adapters) 
  * quarter of their tokens is prefilled, the rest decoded. Prints the peak memory of the process. */
 static int bench_memory(struct bench *b, const struct adapter_config *ac, struct error *err) {
     struct engine_options eo = {.max_rows = MAX_BATCH,
-                                .max_seqs = MAX_BATCH,
+                                .max_seqs = sequences(b, MAX_BATCH),
                                 .max_len = b->span,
                                 .max_cached = 1,
                                 .max_out = 1,
@@ -930,6 +938,7 @@ static int bench_simulation_options(const struct options *o, struct simulation_o
     for (size_t i = 0; i < ARRAY_LEN(first); i++) free(first[i]);
     strings_release(&flags);
     strings_release(&rest);
+    out->limits = o->limits;
     out->steps = o->ticks;
     out->seed = 1;
     return rc;
@@ -1049,6 +1058,25 @@ static int tokenizer_replace(struct model *m, const char *path, struct error *er
     return OK;
 }
 
+/* Refuses --max-num-seqs and --max-model-len if no measurement has an engine, or if the model has a
+ * shorter or a measurement needs a longer context. Simulations check the length of their prompts.
+ */
+static int limits_check(const struct bench *b, const struct model_config *c, struct error *err) {
+    static const char *const with_engine[] = {"serve", "pool", "population", "memory", "life"};
+    const struct engine_limits *l = &b->o->limits;
+    bool any = b->o->world, two = is_selected(b->o, "serve") || is_selected(b->o, "pool"),
+         one = is_selected(b->o, "population") || is_selected(b->o, "memory");
+    for (size_t i = 0; i < ARRAY_LEN(with_engine); i++) any |= is_selected(b->o, with_engine[i]);
+    if (!any && (l->max_seqs || l->max_len))
+        return error_set(err, ERR_USAGE,
+                         "--max-num-seqs and --max-model-len are of the measurements serve, pool, "
+                         "population, memory and life");
+    if (engine_limits_check(l, c->max_seq_len, err) != OK) return err->code;
+    bool simulates = b->o->world || is_selected(b->o, "life");
+    int32_t need = simulates ? 0 : two ? 2 * b->span : one ? b->span : 0;
+    return engine_limits_require(l, need, "this measurement", err);
+}
+
 /* Refuses too little memory before the weights are loaded or made. Sets b->span. */
 static int memory_check_begin(struct bench *b, const struct model_config *c, size_t weights,
                               const struct adapter_config *ac, struct error *err) {
@@ -1057,7 +1085,7 @@ static int memory_check_begin(struct bench *b, const struct model_config *c, siz
     b->span = MIN(SPAN_MAX, c->max_seq_len / 2);
     const struct memory_step step = {.what = "this measurement with its model",
                                      .least = weights + (alone ? 0 : speed_bytes(b, c, ac))};
-    return memory_check(NULL, &step, err);
+    return limits_check(b, c, err) == OK ? memory_check(NULL, &step, err) : err->code;
 }
 
 /* The model, or a random one of the given shape and weight type. */

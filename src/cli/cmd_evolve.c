@@ -27,11 +27,7 @@ struct options {
             "every limit",                                                                         \
             JOB_ARG_TEXT                                                                           \
     }
-#define SEQS_ROW                                                                                   \
-    {                                                                                              \
-        "max-num-seqs", OPT_INT, offsetof(struct options, max_seqs), "0", 0, 4096, "N",            \
-            "maximum concurrent sequences (0: 192); no result depends on it"                       \
-    }
+#define SEQS_ROW ENGINE_SEQS_ROW(struct options, max_seqs)
 static const struct option_row rows[] = {
     RUNS_ROW,
     MEMORY_ROW,

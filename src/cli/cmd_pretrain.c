@@ -8,6 +8,7 @@
 struct options {
     char *out, *max_memory, *kv;
     int64_t stop_at;
+    struct engine_limits limits;
     bool dry_run, tensorboard;
 };
 static const struct option_row rows[] = {
@@ -17,6 +18,7 @@ static const struct option_row rows[] = {
      "stop after this update: write model and checkpoint; run again to continue"},
     {"max-memory", OPT_STRING, offsetof(struct options, max_memory), NULL, 0, 0, "SIZE",
      "memory limit of the process, such as 500M or 2G; default: the recipe's"},
+    ENGINE_LIMIT_ROWS(struct options, limits),
     {"kv-cache-dtype", OPT_STRING, offsetof(struct options, kv), NULL, 0, 0, "ELEM",
      "number format of keys and values, in training and for accuracy lines; default: the recipe's"},
     {"tensorboard", OPT_BOOL, offsetof(struct options, tensorboard), NULL, 0, 0, NULL,
@@ -59,6 +61,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
         free(recipe.kv_cache_dtype);
         recipe.kv_cache_dtype = xstrdup(o->kv);
     }
+    recipe.limits = o->limits;
     const char *dir = o->out ? o->out : dirname(copy);
     if (rc == OK)
         rc = o->dry_run ? plan(c, &recipe, dir, pool, err)

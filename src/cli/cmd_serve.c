@@ -294,7 +294,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
     enum dtype elem;
     size_t others = 0;
     enum { DEFAULT_SEQS = 64 };
-    int32_t seqs = o->setup.max_seqs ? (int32_t)o->setup.max_seqs : DEFAULT_SEQS;
+    int32_t seqs = o->setup.limits.max_seqs ? (int32_t)o->setup.limits.max_seqs : DEFAULT_SEQS;
     struct setup_needs w = {.adapters = &paths,
                             .pooled = true,
                             .engine = {.max_rows = ENGINE_DEFAULT_ROWS,
@@ -310,7 +310,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
     w.requests = request_bytes(&so);
     w.work = team_adapter_bytes(&so.teams, elem);
     so.base_engine = w.engine;
-    so.base_engine.max_len = (int32_t)o->setup.max_len;
+    so.base_engine.max_len = (int32_t)o->setup.limits.max_len;
     so.base_engine.lora_elem = elem;
     rc = kv_cache_dtype_parse(o->setup.kv, cli_numeric_class(c), &so.base_engine.kv_elem, err);
     if (rc == OK) rc = on_demand_list(c, args, &so, err);

@@ -22,6 +22,7 @@ struct options {
     struct strings policies;
     int64_t agents, steps, maps, seed, at;
     double timeout;
+    struct engine_limits limits;
     bool watch, do_continue, pipe, best;
     char *adapter_name;
     struct world_rules rules; /* rules of --world; flags override them */
@@ -46,6 +47,7 @@ static const struct option_row command_rows[] = {
     ROW("max-memory", OPT_STRING, max_memory, NULL, 0, 0, "SIZE",
         "memory limit of a simulation, such as 500M or 2G; results do not depend on it",
         JOB_ARG_TEXT),
+    ENGINE_LIMIT_ROWS(struct options, limits),
     ROW("timeout", OPT_FLOAT, timeout, "10", 0.01, 1e6, "S",
         "seconds that such a program may take for an answer"),
     ROW("agents", OPT_INT, agents, NULL, 0, WORLD_AGENTS_MAX, "N", "number of agents; default 20"),
@@ -589,7 +591,7 @@ static bool has_simulation_options(const struct options *o) {
     json_decref(d);
     options_release(simulation_option_rows, &defaults);
     options_release(learner_option_rows, &defaults.learn);
-    return changed;
+    return changed || o->limits.max_seqs || o->limits.max_len;
 }
 
 static int options_check(const struct cli_options *c, const struct options *o, bool model,
@@ -707,10 +709,12 @@ static int memory_limit_begin(const struct options *o, bool player, const char *
     struct simulation_options so = o->simulation.simulation;
     size_t least;
     if (player) so.learn.learn = none;
-    if (memory_limit_parse(o->max_memory, err) != OK) return err->code;
+    if (memory_limit_parse(o->max_memory, err) != OK ||
+        model_measure(path, cls, &size, err) != OK ||
+        engine_limits_check(&o->limits, size.config.max_seq_len, err) != OK)
+        return err->code;
     if (!memory_limit_get()) return OK;
-    if (model_measure(path, cls, &size, err) != OK ||
-        simulation_least_bytes(&size.config, cls, &so, (int)o->agents, pool, &least, err) != OK)
+    if (simulation_least_bytes(&size.config, cls, &so, (int)o->agents, pool, &least, err) != OK)
         return err->code;
     const struct memory_step step = {.what = "this simulation with its model",
                                      .least = model_loading_bytes(&size) + least};
@@ -726,6 +730,7 @@ static int model_play(const struct cli_options *c, const struct options *o, cons
     full = options_set_defaults(&full);
     full.simulation.simulation.steps = full.steps;
     full.simulation.simulation.seed = full.seed;
+    full.simulation.simulation.limits = full.limits;
     char *path = cli_find_file(model);
     struct pool *pool = pool_new((int)c->threads);
     bool player = o->watch || o->record || o->replay || o->maps || o->policies.n || o->policy_pipe;

@@ -47,11 +47,8 @@ static void plan_print(const struct setup *s) {
  * which the chosen context leaves to them. */
 static int context_choose(const struct setup *s, struct memory_plan_input *in, struct error *err) {
     int32_t longest = in->model.config.max_seq_len, *len = &in->max_options.max_len;
-    int64_t named = s->o->max_len;
-    if (named > longest)
-        return error_set(err, ERR_USAGE,
-                         "--max-model-len '%lld' is more than the %d tokens of the model's context",
-                         (long long)named, longest);
+    int64_t named = s->o->limits.max_len;
+    if (engine_limits_check(&s->o->limits, longest, err) != OK) return err->code;
     if (named) *len = *len ? MIN(*len, (int32_t)named) : (int32_t)named;
     memory_plan_limit_requests(in);
     if (!*len) *len = memory_plan_context(in);
@@ -93,7 +90,7 @@ static int plan_input_init(const struct setup *s, const struct setup_needs *w,
         in->pool_wanted = MAX(in->pool_wanted, s->limit / 16);
     }
     if (context_choose(s, in, err) != OK) return err->code;
-    if (w->session) session_add(in, !w->engine.max_len && !s->o->max_len);
+    if (w->session) session_add(in, !w->engine.max_len && !s->o->limits.max_len);
     return OK;
 }
 
@@ -123,7 +120,7 @@ static int plan_apply(struct setup *s, const struct setup_needs *w, struct error
 static int setup_init(struct setup *s, const struct cli_options *c, const struct setup_options *o,
                       const char *model, const struct setup_needs *w, struct error *err) {
     *s = (struct setup){.c = c, .o = o, .engine = w->engine, .limit = w->limit};
-    if (o->max_seqs) s->engine.max_seqs = (int32_t)o->max_seqs;
+    if (o->limits.max_seqs) s->engine.max_seqs = (int32_t)o->limits.max_seqs;
     if (kv_cache_dtype_parse(o->kv, cli_numeric_class(c), &s->engine.kv_elem, err) != OK ||
         dtype_parse(o->lora, &s->engine.lora_elem, err) != OK ||
         (o->max_memory && !w->limit && size_parse(o->max_memory, &s->limit, err) != OK))

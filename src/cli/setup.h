@@ -13,25 +13,20 @@
 
 struct setup_options {
     char *max_memory, *kv, *lora, *store;
-    int64_t max_seqs, max_len; /* 0: the command's */
+    struct engine_limits limits;
     bool dry_run, record;
 };
 /* Rows of a command whose options struct `type` has a struct setup_options `field`. SETUP_WORK_ROWS
  * are those of a command whose dry run estimates the time as well. */
 #define SETUP_ROW(opt, kind, type, field, fallback, metavar, ...)                                  \
     { opt, kind, offsetof(type, field), fallback, 0, 0, metavar, __VA_ARGS__ }
-#define SETUP_INT_ROW(opt, type, field, max, help)                                                 \
-    { opt, OPT_INT, offsetof(type, field), "0", 0, max, "N", help }
 #define SETUP_ROWS(type, field) SETUP_ALL_ROWS(type, field, "print the memory plan and exit")
 #define SETUP_WORK_ROWS(type, field)                                                               \
     SETUP_ALL_ROWS(type, field, "print the plan of memory, work and time, and exit")
 #define SETUP_ALL_ROWS(type, field, dry_run_help)                                                  \
     SETUP_ROW("max-memory", OPT_STRING, type, field.max_memory, NULL, "SIZE",                      \
               "memory limit such as 100M or 2G, checked before anything is loaded", JOB_ARG_TEXT), \
-        SETUP_INT_ROW("max-num-seqs", type, field.max_seqs, 4096,                                  \
-                      "maximum concurrent sequences (0: 64 of a server, else all)"),               \
-        SETUP_INT_ROW("max-model-len", type, field.max_len, 1e9,                                   \
-                      "maximum tokens of prompt and reply (0: as the model and memory allow)"),    \
+        ENGINE_LIMIT_ROWS(type, field.limits),                                                     \
         SETUP_ROW("dry-run", OPT_BOOL, type, field.dry_run, NULL, NULL, dry_run_help),             \
         SETUP_ROW("kv-cache-dtype", OPT_STRING, type, field.kv, "auto", "ELEM",                    \
                   "number format of the KV cache: f32, bf16, f16, i8 or auto (f16; in the fast "   \

@@ -313,7 +313,7 @@ struct memory_plan {
  * which it does one at a time, that adapter is in memory in addition, until others are evicted. */
 void memory_plan_add_pool(struct memory_plan_input *in, const struct adapter_sizes *all);
 /* A limit of requests is not a need. Without a memory limit, `requests` becomes at most a quarter
- * of the available memory and half of what the smallest plan leaves of it, but at least 1 MB,
+ * of the available memory and half of the rest beside the smallest plan, but at least 1 MB,
  * whether that fits or not. The smallest plan has max_options.max_len or, if that is 0, the
  * shortest context of memory_plan_context. */
 void memory_plan_limit_requests(struct memory_plan_input *in);
@@ -339,6 +339,33 @@ bool engine_options_fit(const struct model_config *c, struct engine_options *o, 
 size_t engine_least_bytes(const struct model_config *c, const struct engine_options *o);
 /* Most bytes of a model with its tokenizer, also while it is loaded. */
 size_t model_loading_bytes(const struct model_size *size);
+
+/*
+ * limits: sizes of a command's engine that the user names; 0: the command chooses. Commands whose
+ * requests have a known length refuse a shorter max_len, and do not use a longer one.
+ */
+struct engine_limits {
+    int64_t max_seqs, max_len;
+};
+/* Rows of a command whose options struct `type` has an int64_t or a struct engine_limits `field`.
+ */
+#define ENGINE_SEQS_ROW(type, field)                                                               \
+    {                                                                                              \
+        "max-num-seqs", OPT_INT, offsetof(type, field), "0", 0, 4096, "N",                         \
+            "maximum concurrent sequences; no result depends on it (0: 64 of a server, else at "   \
+            "most 256)"                                                                            \
+    }
+#define ENGINE_LIMIT_ROWS(type, field)                                                             \
+    ENGINE_SEQS_ROW(type, field.max_seqs), {                                                       \
+        "max-model-len", OPT_INT, offsetof(type, field.max_len), "0", 0, 1e9, "N",                 \
+            "maximum tokens of prompt and reply (0: as the command needs, or as the model and "    \
+            "memory allow)"                                                                        \
+    }
+/* ERR_USAGE: max_len is more than the model's context of `longest` tokens. */
+int engine_limits_check(const struct engine_limits *l, int32_t longest, struct error *err);
+/* ERR_USAGE: max_len is less than `what`, such as "a prompt of this world", needs. */
+int engine_limits_require(const struct engine_limits *l, int64_t tokens, const char *what,
+                          struct error *err);
 
 /*
  * memory limit: of commands that need different things one after another, such as training. They

@@ -86,6 +86,13 @@ int families_parse(const char *list, bool pick[MAX_FAMILIES], struct error *err)
     return rc;
 }
 
+int32_t families_max_tokens(const bool pick[MAX_FAMILIES], int32_t most) {
+    int32_t longest = 0;
+    for (int f = 0; f < family_count(); f++)
+        if (pick[f]) longest = MAX(longest, family_max_tokens(f));
+    return MIN(longest, most);
+}
+
 void task_item_release(struct task_item *it) {
     for (int i = 0; i < it->n_choices; i++) free(it->choices[i]);
     for (int i = 0; i < it->n_views; i++) free(it->views[i]);

@@ -78,6 +78,8 @@ int family_find(const char *name); /* -1 when unknown */
 bool family_set(const char *name, bool pick[MAX_FAMILIES]);
 /* Sets pick[i] for each family i in a comma-separated list of names of families and sets. */
 int families_parse(const char *list, bool pick[MAX_FAMILIES], struct error *err);
+/* The longest family_max_tokens of the picked families, at most `most`; 0: none is picked. */
+int32_t families_max_tokens(const bool pick[MAX_FAMILIES], int32_t most);
 /* Generates item `index` of a family's split, with shuffled choices. `pretrain`: only common
  * variants. */
 void family_item(int family, enum data_split split, uint64_t seed, uint32_t index, bool pretrain,

@@ -120,19 +120,20 @@ static json_t *replies_json(const struct tokenizer *tok, const struct train_samp
 
 /* Sets out->replies to those of the first samples that have a prompt. */
 static int replies_measure(const struct model *m, const struct dataset *d, struct adapter *before,
-                           struct adapter *after, enum dtype kv, struct pool *pool,
-                           struct train_effect *out, struct error *err) {
+                           struct adapter *after, enum dtype kv, const struct engine_limits *limits,
+                           struct pool *pool, struct train_effect *out, struct error *err) {
+    const int64_t most = limits->max_len ? limits->max_len : m->config.max_seq_len - 1;
     struct train_sample v[MAX_REPLIES];
     struct engine_request requests[2 * MAX_REPLIES] = {{0}};
     struct engine_options eo = {.max_seqs = 2 * MAX_REPLIES, .kv_elem = kv, .pool = pool};
     int n = 0;
     for (int i = 0; i < d->n && n < MAX_REPLIES; i++)
-        if (prompt_length(&d->v[i]) > 0 &&
-            prompt_length(&d->v[i]) + REPLY_TOKENS < m->config.max_seq_len) {
+        if (prompt_length(&d->v[i]) > 0 && prompt_length(&d->v[i]) + REPLY_TOKENS <= most) {
             v[n++] = d->v[i];
             eo.max_len = MAX(eo.max_len, prompt_length(&d->v[i]) + REPLY_TOKENS);
         }
     if (n == 0) return OK;
+    if (limits->max_seqs) eo.max_seqs = (int32_t)MIN(limits->max_seqs, eo.max_seqs);
     struct engine *e = engine_options_limit(m, &eo, err) == OK ? engine_new(m, &eo, err) : NULL;
     if (!e) return err->code;
     int32_t stop = tokenizer_eot(m->tok);
@@ -150,8 +151,8 @@ static double mean(const double *v, int n) {
 }
 
 int train_effect_measure(const struct model *m, const struct dataset *d, struct adapter *before,
-                         struct adapter *after, enum dtype kv, struct pool *pool,
-                         struct train_effect *out, struct error *err) {
+                         struct adapter *after, enum dtype kv, const struct engine_limits *limits,
+                         struct pool *pool, struct train_effect *out, struct error *err) {
     *out = (struct train_effect){.n = d->n};
     if (d->n == 0) return OK;
     double *nll = xcalloc((size_t)d->n, sizeof *nll);
@@ -160,7 +161,7 @@ int train_effect_measure(const struct model *m, const struct dataset *d, struct 
     if (rc == OK) rc = gate_eval_nll(m, after, d, kv, pool, nll, err);
     out->after = mean(nll, d->n);
     free(nll);
-    return rc == OK ? replies_measure(m, d, before, after, kv, pool, out, err) : rc;
+    return rc == OK ? replies_measure(m, d, before, after, kv, limits, pool, out, err) : rc;
 }
 
 json_t *train_effect_json(const struct train_effect *e) {

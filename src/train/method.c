@@ -17,10 +17,18 @@ const char *train_method_name(enum train_method method) {
     return method_names[method];
 }
 
+/* The options of the request's policy, with its limits. */
+static struct rl_options policy_options(const struct train_request *q) {
+    struct rl_options o = *q->policy;
+    o.limits = q->limits;
+    return o;
+}
+
 int train_run(const struct train_request *q, const char *checkpoint,
               const struct train_callbacks *callbacks, struct error *err) {
+    struct rl_options policy = policy_options(q);
     if (q->method >= METHOD_DPO)
-        return rl_run_with_callbacks(q->m, q->jobs, q->n, q->train, q->method, q->policy, NULL,
+        return rl_run_with_callbacks(q->m, q->jobs, q->n, q->train, q->method, &policy, NULL,
                                      q->pool, checkpoint, callbacks, err);
     return sft_run_with_callbacks(q->m, q->jobs, q->n, q->train,
                                   q->method == METHOD_ES ? q->es : NULL, q->pool, checkpoint,
@@ -28,8 +36,9 @@ int train_run(const struct train_request *q, const char *checkpoint,
 }
 
 int train_plan_make(const struct train_request *q, struct rl_plan *out, struct error *err) {
+    struct rl_options policy = policy_options(q);
     if (q->method >= METHOD_DPO)
-        return rl_plan_make(q->m, q->jobs, q->n, q->train, q->method, q->policy, NULL, q->pool, out,
+        return rl_plan_make(q->m, q->jobs, q->n, q->train, q->method, &policy, NULL, q->pool, out,
                             err);
     *out = (struct rl_plan){0};
     return sft_plan_make(q->m, q->jobs, q->n, q->train, q->method == METHOD_ES ? q->es : NULL,

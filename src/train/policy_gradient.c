@@ -528,7 +528,8 @@ static json_t *identity_json(const struct rl_trainer *l) {
 }
 
 static struct engine_options engine_options_for(const struct rl_trainer *l) {
-    return (struct engine_options){.max_seqs = (int32_t)MIN(completions_per_step(l), MAX_SEQS),
+    int64_t most = l->o->limits.max_seqs ? l->o->limits.max_seqs : MAX_SEQS;
+    return (struct engine_options){.max_seqs = (int32_t)MIN(completions_per_step(l), most),
                                    .max_rows = 512,
                                    .max_len = l->longest,
                                    .kv_elem = l->c.kv,
@@ -551,6 +552,9 @@ static int rl_trainer_open(struct rl_trainer *l, struct error *err) {
     int64_t max_prompts = 1;
     int rc = options_check(l, err);
     for (int j = 0; !rc && j < l->c.n; j++) rc = rl_policy_open(l, j, err);
+    if (!rc)
+        rc = engine_limits_require(&l->o->limits, l->longest, "the longest prompt with its reply",
+                                   err);
     if (!rc) rc = completions_alloc(l, err);
     if (rc) return rc;
     for (int j = 0; j < l->c.n; j++) max_prompts = MAX(max_prompts, l->policies[j].prompts.data.n);

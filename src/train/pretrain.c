@@ -155,6 +155,20 @@ static bool trains_on(const struct pretrain *p, int family) {
     return p->mix.weight[family] > 0 || p->final_mix.weight[family] > 0;
 }
 
+/* Tokens of the longest item of the accuracy lines. */
+static int32_t longest_item(const struct pretrain *p, const struct model_config *c) {
+    bool pick[MAX_FAMILIES] = {false};
+    for (int f = 0; f < family_count(); f++) pick[f] = trains_on(p, f);
+    return families_max_tokens(pick, c->max_seq_len);
+}
+
+/* Refuses --max-model-len if the shape has less, or if an item has more. */
+static int limits_check(const struct pretrain *p, const struct model_config *c, struct error *err) {
+    const struct engine_limits *l = &p->o.limits;
+    if (engine_limits_check(l, c->max_seq_len, err) != OK) return err->code;
+    return engine_limits_require(l, longest_item(p, c), "an item of the mix", err);
+}
+
 /* The right answer with probability p, else a random wrong one. */
 static const char *noisy_answer(struct rng *r, const struct task_item *it, float p) {
     if (rng_uniform(r) < p) return it->choices[it->correct];
@@ -418,11 +432,12 @@ static int accuracy_event_add(const struct pretrain *p, int64_t update, json_t *
 }
 
 static int log_accuracy(struct pretrain *p, int64_t update, struct error *err) {
-    struct engine_options eo = {
-        .max_rows = 512, .max_seqs = 256, .kv_elem = p->kv, .pool = p->pool};
-    for (int f = 0; f < family_count(); f++)
-        if (trains_on(p, f)) eo.max_len = MAX(eo.max_len, family_max_tokens(f));
-    eo.max_len = MIN(eo.max_len, p->model->config.max_seq_len);
+    const int64_t seqs = p->o.limits.max_seqs;
+    struct engine_options eo = {.max_rows = 512,
+                                .max_seqs = seqs ? (int32_t)seqs : 256,
+                                .max_len = longest_item(p, &p->model->config),
+                                .kv_elem = p->kv,
+                                .pool = p->pool};
     if (memory_room(p->model) < engine_bytes(&p->model->config, &eo))
         trainer_free_activations(p->trainer); // the next pass allocates them
     int rc = engine_options_limit(p->model, &eo, err);
@@ -678,7 +693,7 @@ json_t *pretrain_plan(const struct pretrain_options *o, const char *dir, enum nu
     enum dtype kv;
     if (mixes_parse(&p, err) != OK || kv_dtype_parse(o, cls, NULL, &kv, err) != OK ||
         weight_type_parse(o->dtype, &dtype, err) != OK ||
-        model_preset_find(o->shape, &c, err) != OK)
+        model_preset_find(o->shape, &c, err) != OK || limits_check(&p, &c, err) != OK)
         return NULL;
     c.vocab_size = (int32_t)o->vocab;
     int rc = memory_limit_open(o, &c, cls, pool, err);
@@ -713,6 +728,7 @@ int pretrain_run(const struct pretrain_options *o, const char *dir, int64_t stop
     if (rc == OK) rc = weight_type_parse(o->dtype, &dtype, err);
     if (rc == OK) rc = kv_dtype_parse(o, cls, NULL, &p.kv, err);
     if (rc == OK) rc = model_preset_find(o->shape, &c, err);
+    if (rc == OK) rc = limits_check(&p, &c, err);
     if (rc == OK) c.vocab_size = (int32_t)o->vocab;
     if (rc == OK) rc = memory_limit_open(o, &c, cls, pool, err);
     if (rc == OK) rc = dir_make(dir, err);

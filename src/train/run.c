@@ -251,9 +251,7 @@ static int32_t longest_measured(const struct recorded_run *r, const struct gated
     int32_t longest = 1;
     for (int i = 0; i < t->eval.n; i++) longest = MAX(longest, t->eval.v[i].n);
     for (int i = 0; i < t->retain.n; i++) longest = MAX(longest, t->retain.v[i].n);
-    for (int f = 0; f < family_count(); f++)
-        if (r->retain_families[f]) longest = MAX(longest, family_max_tokens(f));
-    return longest;
+    return MAX(longest, families_max_tokens(r->retain_families, INT32_MAX));
 }
 
 /* Checks everything that could prevent the publication later, and makes the record. */
@@ -302,13 +300,15 @@ static int family_measure(struct recorded_run *r, struct engine *e, struct gated
 
 static int families_measure(struct recorded_run *r, struct gated_job *t, struct adapter *after,
                             struct error *err) {
+    const int64_t seqs = r->q->limits.max_seqs;
     struct engine_options eo = {
-        .max_rows = 512, .max_seqs = 256, .kv_elem = r->kv, .pool = r->q->pool};
+        .max_rows = 512,
+        .max_seqs = seqs ? (int32_t)seqs : 256,
+        .max_len = families_max_tokens(r->retain_families, r->q->m->config.max_seq_len),
+        .kv_elem = r->kv,
+        .pool = r->q->pool};
     double p[MAX_FAMILIES], holm[MAX_FAMILIES];
     if (!r->gate->retain) return OK;
-    for (int f = 0; f < family_count(); f++)
-        if (r->retain_families[f]) eo.max_len = MAX(eo.max_len, family_max_tokens(f));
-    eo.max_len = MIN(eo.max_len, r->q->m->config.max_seq_len);
     int rc = engine_options_limit(r->q->m, &eo, err);
     struct engine *e = rc == OK ? engine_new(r->q->m, &eo, err) : NULL;
     if (!e) rc = err->code;
@@ -356,7 +356,7 @@ static int effect_measure(struct recorded_run *r, struct gated_job *t, struct er
     struct dataset held_out = t->eval.n > 0 ? train_samples_keep(&t->eval) : (struct dataset){0};
     struct train_effect *e = &t->result.effect;
     int rc = train_effect_measure(r->q->m, held_out.n ? &held_out : &job->samples, job->start,
-                                  job->result, r->kv, r->q->pool, e, err);
+                                  job->result, r->kv, &r->q->limits, r->q->pool, e, err);
     dataset_release(&held_out);
     return rc;
 }

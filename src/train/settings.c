@@ -40,6 +40,7 @@ const struct option_row train_settings_rows[] = {
         "memory limit of the process, such as 500M or 2G: passes get smaller, results stay the "
         "same; a limit that is too small is refused before the training",
         JOB_ARG_TEXT),
+    ENGINE_LIMIT_ROWS(struct train_settings, limits),
     {0},
 };
 const struct option_table train_settings_tables[] = {
@@ -130,11 +131,27 @@ static struct train_job job_make(const struct train_settings *s, const char *dat
                               .keep_samples = true};
 }
 
+/* Refuses --max-model-len if the model has less, or if a question of --retain has more. */
+static int limits_check(const struct train_settings *s, const struct model_config *c,
+                        struct error *err) {
+    bool pick[MAX_FAMILIES] = {false};
+    if (engine_limits_check(&s->limits, c->max_seq_len, err) != OK ||
+        (s->gate.retain && families_parse(s->gate.retain, pick, err) != OK))
+        return err->code;
+    int32_t need = families_max_tokens(pick, c->max_seq_len);
+    return engine_limits_require(&s->limits, need, "a question of --retain", err);
+}
+
 int train_request_open(struct train_request *q, const struct train_settings *s, struct model *m,
                        struct pool *pool, struct error *err) {
     struct adapter *start = NULL;
-    *q = (struct train_request){
-        .m = m, .pool = pool, .train = &s->train, .policy = &s->policy, .es = &s->es};
+    *q = (struct train_request){.m = m,
+                                .pool = pool,
+                                .train = &s->train,
+                                .policy = &s->policy,
+                                .es = &s->es,
+                                .limits = s->limits};
+    if (limits_check(s, &m->config, err) != OK) return err->code;
     if (train_method_parse(s->method, &q->method, err) != OK) return err->code;
     if (!memory_limit_get() && memory_limit_parse(s->max_memory, err) != OK) return err->code;
     if (s->alora_invocation && invocation_encode(s->alora_invocation, m, &q->invocation, err))

@@ -108,7 +108,7 @@ struct training_plan {
     int64_t passes, samples, tokens;
     /* max_samples, max_rows: largest pass; longest: tokens of the longest sample */
     int64_t max_samples, max_rows, longest;
-    size_t bytes;               /* bytes of memory, without the model */
+    size_t bytes; /* bytes of memory, without the model */
     struct train_memory memory;
     /* measured: the first pass, forward and backward; with es all members on a few samples */
     double pass_seconds;
@@ -152,6 +152,7 @@ struct rl_options {          /* filled from option rows; the numbers are the def
     bool reward_sandbox;                      /* true: commands run in a sandbox */
     bool reward_network;                      /* false; true: commands may use the network */
     struct strings reward_read, reward_write; // additional paths for commands
+    struct engine_limits limits;              // engine that samples; set by the caller
 };
 extern const struct option_row rl_option_rows[];
 
@@ -241,6 +242,7 @@ struct train_request {
     const struct train_options *train;
     const struct rl_options *policy; /* used by dpo, reinforce, rloo and grpo */
     const struct es_options *es;     /* used by es */
+    struct engine_limits limits;     /* engines that sample and measure */
 };
 int train_run(const struct train_request *q, const char *checkpoint,
               const struct train_callbacks *callbacks, struct error *err);
@@ -320,6 +322,7 @@ struct pretrain_options { /* meanings and defaults: pretrain_option_rows */
     struct strings mix, final_mix, special_tokens;
     int64_t prose;
     bool conclusions;
+    struct engine_limits limits; /* engine of accuracy lines; set by the caller */
 };
 extern const struct option_row pretrain_option_rows[];
 /* The plan of pretrain_run, with the same checks of mix and shape: {shape, parameters, updates,
@@ -433,11 +436,11 @@ struct train_effect {
 };
 /* Some samples of d, copied. */
 struct dataset train_samples_keep(const struct dataset *d);
-/* `before`: NULL for the base model. kv: type of keys and values. The caller releases
- * out->replies. */
+/* `before`: NULL for the base model. kv: type of keys and values. Replies that do not fit into the
+ * context are left out. The caller releases out->replies. */
 int train_effect_measure(const struct model *m, const struct dataset *d, struct adapter *before,
-                         struct adapter *after, enum dtype kv, struct pool *pool,
-                         struct train_effect *out, struct error *err);
+                         struct adapter *after, enum dtype kv, const struct engine_limits *limits,
+                         struct pool *pool, struct train_effect *out, struct error *err);
 /* {samples, before, after, replies}; null if it was not measured. */
 json_t *train_effect_json(const struct train_effect *e);
 
@@ -476,6 +479,7 @@ int train_and_publish(const struct train_request *q, const struct train_output *
 struct train_settings {
     struct strings data; /* FILE or, for several adapters, NAME=FILE each */
     char *format, *out, *method, *init_adapter, *alora_invocation, *max_memory;
+    struct engine_limits limits;
     struct gate_options gate;
     struct train_options train;
     struct rl_options policy;

@@ -18,7 +18,10 @@ void rollout_stats_add_reward(struct rollout_stats *t, double reward);
 /* Computes a policy's health and resets the statistics. */
 void rollout_stats_to_health(struct rollout_stats *t, int n_actions, struct policy_health *h);
 
-enum { POLICY_MAX_LEN = 128 }; /* tokens of a prompt and its reply, at most */
+enum { POLICY_MAX_LEN = 128 };    /* tokens of a prompt and its reply, without --max-model-len */
+enum { POLICY_TEXT_TOKENS = 10 }; /* tokens of a reply that is parsed */
+/* Tokens of a prompt and its reply. */
+int32_t policy_max_len(const struct simulation_options *o);
 /* Memory of a simulation besides model, engines and passes: decisions, replay buffers, traces. */
 #define WORK_BYTES ((size_t)16 << 20)
 

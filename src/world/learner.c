@@ -888,7 +888,7 @@ struct learner *learner_new(const struct learner_options *o, const struct learne
                           .seed = config->seed,
                           .steps = config->steps,
                           .group = group,
-                          .longest_sample = POLICY_MAX_LEN,
+                          .longest_sample = config->max_len ? config->max_len : POLICY_MAX_LEN,
                           .trainer = t};
     for (int words = 0; words < 2; words++)
         l->n_common[words] = policy_runner_common_tokens(config->policy_runner, words);

@@ -21,7 +21,6 @@
 #include <string.h>
 
 enum {
-    MAX_TEXT_TOKENS = 10,
     DEFAULT_ROWS = 256,
     DEFAULT_SEQS = 64,
     DEFAULT_LEN = 256,
@@ -279,7 +278,7 @@ static void request_init(struct policy_runner *a, struct engine_request *r,
     if (a->o.text) {
         r->sampling = (struct sampling_params){.temperature = (float)a->o.temperature, .top_p = 1};
         r->sampling.seed = rng_u64(&d->rng);
-        r->max_tokens = MAX_TEXT_TOKENS;
+        r->max_tokens = POLICY_TEXT_TOKENS;
         return;
     }
     r->choices = a->scored + (d->says_word ? a->e->n_actions : 0);
@@ -426,13 +425,19 @@ static int requests_run(struct policy_runner *a, int n, struct error *err) {
 static int engines_lengthen(struct policy_runner *a, const struct policy_decision *decisions, int n,
                             struct error *err) {
     struct engine_options *o = &a->engine_options;
-    int32_t longest = 0, limit = a->m->config.max_seq_len;
+    int32_t longest = 0, limit = a->m->config.max_seq_len,
+            reply = a->o.text ? POLICY_TEXT_TOKENS : a->longest_scored;
     for (int i = 0; i < n; i++) longest = MAX(longest, request_prompt(a, &decisions[i]).n);
-    longest += a->o.text ? MAX_TEXT_TOKENS : a->longest_scored;
-    if (longest <= o->max_len || o->max_len == limit) return OK; // or the engine refuses it
+    if (longest + reply <= o->max_len) return OK;
+    if (a->o.fixed_len)
+        return error_set(err, ERR_USAGE,
+                         "a prompt has %d tokens, with its reply more than the %d of the context; "
+                         "raise --max-model-len to %d",
+                         longest, o->max_len, longest + reply);
+    if (o->max_len == limit) return OK; // the engine refuses it
     policy_runner_sleep(a);
     if (!o->n_pages) o->n_pages = o->max_seqs * kv_cache_pages_for(o->max_len);
-    o->max_len = MIN(limit, MAX(2 * o->max_len, longest));
+    o->max_len = MIN(limit, MAX(2 * o->max_len, longest + reply));
     o->n_pages = MAX(o->n_pages, kv_cache_pages_for(o->max_len));
     return engines_limit(a, err);
 }

@@ -184,6 +184,7 @@ static int recorded_options_read(struct run *r, const json_t *record, struct err
     options_default(learner_option_rows, &o->learn);
     o->steps = requested->steps;
     o->seed = requested->seed;
+    o->limits = requested->limits;
     recorded_options_add(simulation_option_rows, requested, &defaults, record, simulation);
     recorded_options_add(learner_option_rows, &requested->learn, &defaults.learn, record, learner);
     int rc = options_read(simulation_option_rows, o, simulation, err);
@@ -779,8 +780,33 @@ static int generations_run(struct run *r, struct error *err) {
     return rc;
 }
 
+/* Refuses --max-model-len if the prompts of a first tick are longer. Those of another program are
+ * not known. */
+static int context_check(const struct run *r, struct error *err) {
+    const struct simulation_request *q = r->q;
+    const struct engine_limits *limits = &r->o->limits;
+    if (q->external || !limits->max_len) return OK;
+    struct world *w = xcalloc(1, sizeof *w);
+    struct token_ids ids = {0};
+    struct buf text = {0};
+    int32_t longest = 0;
+    world_reset(w, q->rules, q->agents, simulation_held_out_seed(0));
+    for (int i = 0; i < q->agents; i++) {
+        ids.n = 0;
+        text.len = 0;
+        world_prompt(w, q->rules, i, &text);
+        tokenizer_encode(q->m->tok, text.data, text.len, TOKENIZER_ADD_BOS, &ids);
+        longest = MAX(longest, ids.n);
+    }
+    longest += strcmp(r->o->decode, "text") == 0 ? POLICY_TEXT_TOKENS : 1;
+    token_ids_release(&ids);
+    buf_release(&text);
+    free(w);
+    return engine_limits_require(limits, longest, "a prompt of this world with its reply", err);
+}
+
 static int run_open(struct run *r, const struct initial_adapters *initial, struct error *err) {
-    if (run_identify(r, initial, err) != OK) return err->code;
+    if (run_identify(r, initial, err) != OK || context_check(r, err) != OK) return err->code;
     envs_init(r);
     r->curve = json_array();
     r->baselines = json_array();
@@ -817,7 +843,7 @@ static void run_release(struct run *r) {
 
 static json_t *run_plan_json(struct run *r, const struct initial_adapters *initial,
                              struct error *err) {
-    if (run_identify(r, initial, err) != OK) return NULL;
+    if (run_identify(r, initial, err) != OK || context_check(r, err) != OK) return NULL;
     int64_t n_agents = r->o->n_envs * r->q->agents,
             n_policies = MIN(n_agents, r->o->n_adapters ? r->o->n_adapters : r->q->agents);
     return json_pack("{s:s,s:s,s:b,s:I,s:I,s:I,s:I,s:I,s:s,s:s}", "run", r->id, "writes", r->dir,

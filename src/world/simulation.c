@@ -505,6 +505,7 @@ static int learner_start(struct simulation *s, struct error *err) {
                                     .critics = critics,
                                     .seed = (uint64_t)s->o->seed,
                                     .steps = s->o->steps,
+                                    .max_len = policy_max_len(s->o),
                                     .low_memory = s->o->low_memory,
                                     .kv_elem = s->train_kv_elem,
                                     .pool = s->pool};
@@ -677,6 +678,10 @@ static void memory_use_small_pages(void) {
     mallopt(M_MMAP_THRESHOLD, 1 << 16);
 }
 
+int32_t policy_max_len(const struct simulation_options *o) {
+    return o->limits.max_len ? (int32_t)o->limits.max_len : POLICY_MAX_LEN;
+}
+
 /* Sets the types of keys and values in decisions and in training. With low_memory, decisions have
  * f16 instead of f32. */
 static int kv_dtypes_parse(const struct simulation_options *o, enum numeric_class cls,
@@ -695,7 +700,8 @@ struct simulation *simulation_new(const struct model *m, const struct simulation
                                   struct environment *const *envs, struct adapter *const *first,
                                   int n_first, struct pool *pool, struct error *err) {
     struct simulation *s = xcalloc(1, sizeof *s);
-    int agents_per_env = envs[0]->n_agents, n_agents = agents_per_env * (int)o->n_envs;
+    int agents_per_env = envs[0]->n_agents, n_agents = agents_per_env * (int)o->n_envs,
+        seqs = (int)o->limits.max_seqs;
     *s = (struct simulation){
         .m = m, .o = o, .envs = envs, .pool = pool, .agents_per_env = agents_per_env};
     s->n_agents = n_agents;
@@ -704,8 +710,9 @@ struct simulation *simulation_new(const struct model *m, const struct simulation
     struct policy_runner_options runner_options = {.temperature = o->temperature,
                                                    .text = strcmp(o->decode, "text") == 0,
                                                    .max_rows = MIN(512, MAX(64, n_agents * 16)),
-                                                   .max_seqs = MIN(n_agents, 256),
-                                                   .max_len = POLICY_MAX_LEN,
+                                                   .max_seqs = seqs ? seqs : MIN(n_agents, 256),
+                                                   .max_len = policy_max_len(o),
+                                                   .fixed_len = o->limits.max_len > 0,
                                                    .cached_decisions =
                                                        o->low_memory ? 0 : DEFAULT_CACHED_DECISIONS,
                                                    .pool = pool};
@@ -717,7 +724,9 @@ struct simulation *simulation_new(const struct model *m, const struct simulation
     if (o->low_memory) { // decide for a few agents at a time; most prompts fit into one KV page
         memory_use_small_pages();
         runner_options.max_rows = POLICY_BATCH_ROWS;
-        runner_options.max_seqs = runner_options.n_pages = POLICY_BATCH_SEQS;
+        runner_options.max_seqs = seqs ? seqs : POLICY_BATCH_SEQS;
+        runner_options.n_pages =
+            MAX(runner_options.max_seqs, kv_cache_pages_for(runner_options.max_len));
         runner_options.lora_elem = DTYPE_F16;
     }
     buffers_alloc(s);
@@ -731,7 +740,8 @@ int simulation_least_bytes(const struct model_config *c, enum numeric_class cls,
                            const struct simulation_options *o, int agents, struct pool *pool,
                            size_t *out, struct error *err) {
     int n = o->n_adapters ? (int)MIN(o->n_adapters, agents) : agents;
-    struct engine_options engine = {.max_len = POLICY_MAX_LEN, .pool = pool};
+    struct engine_options engine = {.max_len = MIN(policy_max_len(o), c->max_seq_len),
+                                    .pool = pool};
     struct train_options to = o->learn.train;
     struct adapter_config a;
     enum dtype training;
@@ -743,7 +753,7 @@ int simulation_least_bytes(const struct model_config *c, enum numeric_class cls,
         *out = (size_t)pool_size(pool) * engine_least_bytes(c, &engine) + 2 * WORK_BYTES +
                2 * (size_t)n * adapter_param_count(c, &a) * 2 * sizeof(float); // with their packs
     if (rc == OK && learns)
-        *out += trainer_least_bytes(c, cls, &a, n, &to, pool, POLICY_MAX_LEN);
+        *out += trainer_least_bytes(c, cls, &a, n, &to, pool, policy_max_len(o));
     adapter_config_release(&a);
     return rc;
 }

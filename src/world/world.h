@@ -394,6 +394,7 @@ struct policy_runner_options {
     /* Engine sizes; 0: defaults for twenty agents. max_len grows with the prompts, up to the
      * model's length. */
     int32_t max_rows, max_seqs, max_len;
+    bool fixed_len;           /* longer prompts are refused instead */
     int32_t n_pages;          /* pages of the KV cache; 0: enough for max_seqs long prompts */
     enum dtype kv_elem;       /* element type of the KV cache */
     int32_t cached_decisions; /* capacity of the decision cache, which changes no result; 0: none */
@@ -422,7 +423,7 @@ struct policy_runner *policy_runner_new(const struct model *m, const struct envi
                                         const struct policy_runner_options *o, struct error *err);
 void policy_runner_free(struct policy_runner *a);
 /* Makes n decisions in as few forward passes of the base model as the engine can. `text` holds all
- * prompts. */
+ * prompts. ERR_USAGE: one is longer than the engine's context. */
 int policy_runner_act(struct policy_runner *a, struct policy_decision *decisions, int n,
                       const struct buf *text, struct error *err);
 /* Only tokenizes the prompts, for example for the critic. */
@@ -489,6 +490,7 @@ struct learner_config {
     const float *const *critics;
     uint64_t seed;
     int64_t steps;      /* ticks of a generation, over which the learning rate falls; 0: constant */
+    int32_t max_len;    /* tokens of a prompt and its reply; 0: POLICY_MAX_LEN */
     bool low_memory;    /* adapters are f16, before and after updates */
     enum dtype kv_elem; /* keys and values in training are rounded to it */
     struct pool *pool;
@@ -524,26 +526,27 @@ struct policy_health learner_health(const struct learner *l, int policy);
 
 /* generations */
 
-struct simulation_options { /* filled from option rows; a value before ':' is the default */
-    int64_t n_adapters;     /* 1: number of policies; 0: one per agent of an environment */
-    int64_t n_envs;         /* 1: number of environments */
-    int64_t generations;    /* 10 */
-    int64_t steps, seed;    /* ticks per generation, random seed; set by the caller */
-    double temperature;     /* 4: temperature of the policies */
-    char *decode;           /* score or text */
-    char *teacher;          /* reflex: the scripted policy that clone imitates */
-    bool breed;             /* true */
-    int64_t elites;         /* 1: policies that are copied unchanged */
-    double parent_fraction; /* 0.5: share of the fittest policies that have children */
-    char *crossover;        /* delta: operator on two parents */
-    char *mutation;         /* noise: operator on one child */
-    double mutation_rate;   /* 0.1: share of the children that mutate */
-    double init_noise;      /* 0.02: standard deviation of the noise in B of new adapters */
-    bool carry_elite_stats; /* elites sum their statistics over generations */
-    int64_t curriculum;     /* 8: cells per side of the first maps of training; 0: full size */
-    int64_t eval_maps;      /* 2: number of held-out maps */
-    bool low_memory;        /* use little memory */
-    char *lora_dtype;       /* f32: element type of the adapters for decisions */
+struct simulation_options {      /* filled from option rows; a value before ':' is the default */
+    int64_t n_adapters;          /* 1: number of policies; 0: one per agent of an environment */
+    int64_t n_envs;              /* 1: number of environments */
+    int64_t generations;         /* 10 */
+    int64_t steps, seed;         /* ticks per generation, random seed; set by the caller */
+    struct engine_limits limits; /* set by the caller; no result depends on them */
+    double temperature;          /* 4: temperature of the policies */
+    char *decode;                /* score or text */
+    char *teacher;               /* reflex: the scripted policy that clone imitates */
+    bool breed;                  /* true */
+    int64_t elites;              /* 1: policies that are copied unchanged */
+    double parent_fraction;      /* 0.5: share of the fittest policies that have children */
+    char *crossover;             /* delta: operator on two parents */
+    char *mutation;              /* noise: operator on one child */
+    double mutation_rate;        /* 0.1: share of the children that mutate */
+    double init_noise;           /* 0.02: standard deviation of the noise in B of new adapters */
+    bool carry_elite_stats;      /* elites sum their statistics over generations */
+    int64_t curriculum;          /* 8: cells per side of the first maps of training; 0: full size */
+    int64_t eval_maps;           /* 2: number of held-out maps */
+    bool low_memory;             /* use little memory */
+    char *lora_dtype;            /* f32: element type of the adapters for decisions */
     /* auto: element type of keys and values, for decisions and in training. NULL, only for the runs
      * of version 0.1: training has f32; decisions have f32, in the fast class bf16, with low_memory
      * f16. */

@@ -123,6 +123,54 @@ then ok "--max-num-seqs and --max-model-len"; else bad "--max-num-seqs and --max
 if [ $? -eq 2 ] && grep -q "'513' is more than the 512 tokens of the model's context" "$tmp/err"; then ok "a context beyond the model's"
 else bad "a context beyond the model's" "$(cat "$tmp/err")"; fi
 
+# --max-num-seqs and --max-model-len of commands whose engine is one part of their work. No result depends on the number
+# of sequences; a context beyond the model's, or too short for the work, is refused with the tokens that are needed.
+# sized NAME RESULT NEED ARGUMENTS…: with NEED tokens it works, with one less it does not; NEED is in the refusal.
+sized() {
+    what=$1 result=$2 need=$3
+    shift 3
+    "$shoal" "$@" --threads 2 <"$tmp/in" >"$tmp/out" 2>"$tmp/err" || bad "$what" "$(tail -c 300 "$tmp/err")"
+    expected=$($result)
+    rm -rf "$tmp"/made*
+    "$shoal" "$@" --threads 2 --max-num-seqs 1 --max-model-len "$need" <"$tmp/in" >"$tmp/out" 2>"$tmp/err"
+    if [ "$($result)" = "$expected" ] && [ -n "$expected" ]; then ok "$what: one sequence of $need tokens, same result"
+    else bad "$what: one sequence of $need tokens, same result" "$(tail -c 300 "$tmp/err")"; fi
+    rm -rf "$tmp"/made*
+    "$shoal" "$@" --max-model-len $((need - 1)) <"$tmp/in" >"$tmp/out" 2>"$tmp/err"
+    if [ $? -eq 2 ] && grep -q "'$((need - 1))' is too short: .* needs $need tokens" "$tmp/err" && ! ls "$tmp"/made*/*.safetensors >/dev/null 2>&1
+    then ok "$what: a context that is too short"; else bad "$what: a context that is too short" "$(tail -c 300 "$tmp/err")"; fi
+    rm -rf "$tmp"/made*
+    "$shoal" "$@" --max-model-len 2000000 <"$tmp/in" >"$tmp/out" 2>"$tmp/err"
+    if [ $? -eq 2 ] && grep -q "'2000000' is more than the [0-9]* tokens of the model's context" "$tmp/err" && ! ls "$tmp"/made* >/dev/null 2>&1
+    then ok "$what: a context beyond the model's"; else bad "$what: a context beyond the model's" "$(tail -c 300 "$tmp/err")"; fi
+}
+retained() { grep -o '"retain_families":.*"manifest"' "$tmp/out"; }
+measured() { sed -n 's/.*"what":"\([a-z]*\)".*"batch":\([0-9]*\).*/\1 \2/p' "$tmp/out"; }
+sized "world" weights 13 world $model --out "$tmp/made" --runs "$tmp" --agents 4 --num-adapters 2 --steps 8 --generations 1 --eval-maps 1
+sized "train --method rloo" weights 31 train $model --method rloo --data fry:pick --prefix answer: --max-steps 1 --bsz 2 --r 8 --max-tokens 8 \
+    --out "$tmp/made" --runs "$tmp/r"
+sized "train --retain" retained 256 train $model --data data/personas/critic.jsonl --max-steps 1 --bsz 2 --r 8 --retain sort,pick --retain-n 8 --json \
+    --out "$tmp/made" --runs "$tmp/r"
+sized "pretrain" weights 256 pretrain "$tmp/tiny.yaml" --out "$tmp/made"
+sized "bench" measured 128 bench --what serve,population --shape fry-1 --reps 1 --json
+
+# engine NAME ARGUMENTS…: the engine of one sequence is smaller, by the "engine" bytes of the output.
+engine() {
+    what=$1
+    shift
+    all=$("$shoal" "$@" --json 2>"$tmp/err" | sed -n 's/.*"engine": *\([0-9]*\).*/\1/p')
+    one=$("$shoal" "$@" --json --max-num-seqs 1 2>"$tmp/err" | sed -n 's/.*"engine": *\([0-9]*\).*/\1/p')
+    if [ "${one:-0}" -gt 0 ] && [ "$one" -lt "$all" ]; then ok "$what: an engine of one sequence has less memory"
+    else bad "$what: an engine of one sequence has less memory" "'$one', '$all': $(tail -c 300 "$tmp/err")"; fi
+}
+engine "train --method rloo" train $model --method rloo --data fry:pick --prefix answer: --bsz 2 --r 8 --max-tokens 8 --dry-run
+engine "bench" bench --what memory --shape fry-1
+"$shoal" bench --what decode --shape fry-1 --max-num-seqs 2 >"$tmp/out" 2>"$tmp/err"
+if [ $? -eq 2 ] && grep -q 'are of the measurements serve' "$tmp/err"; then ok "bench without an engine"
+else bad "bench without an engine" "$(tail -c 300 "$tmp/err")"; fi
+"$shoal" world --policy rule --maps 1 --max-num-seqs 2 >"$tmp/out" 2>"$tmp/err"
+if [ $? -eq 2 ] && grep -q 'require a model' "$tmp/err"; then ok "world without a model"; else bad "world without a model" "$(cat "$tmp/err")"; fi
+
 # Two servers: each plans with the available memory when it starts.
 
 # start NAME KB: a server in this address space; its address is in $url, its process in $pids.

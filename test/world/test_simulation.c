@@ -591,6 +591,42 @@ static void test_long_prompts(void **state) {
     buf_release(&dots);
 }
 
+/* A prompt longer than the context is refused with the length that will do; one sequence at a time
+ * of that length decides the same. */
+static void test_context_and_sequences(void **state) {
+    (void)state;
+    enum { N = 5 };
+    struct error err;
+    struct toy toy;
+    struct buf text = {0};
+    struct policy_decision want[N], got[N];
+    toy_init(&toy, N);
+    struct policy_runner *a = runner_new(&toy, 1, false);
+    for (int i = 0; i < N; i++) {
+        want[i] = decision_init(&text, prompts[i], fixture_adapters[i % POLICIES], 1);
+        got[i] = want[i];
+    }
+    decide(a, want, N, &text);
+    policy_runner_free(a);
+    struct policy_runner_options o = {
+        .temperature = 1, .max_len = 5, .fixed_len = true, .max_seqs = 1};
+    a = policy_runner_new(model, &toy.e, &o, &err);
+    assert_int_equal(policy_runner_act(a, got, N, &text, &err), ERR_USAGE);
+    policy_runner_free(a);
+    const char *figure = strstr(err.text, "raise --max-model-len to ");
+    assert_non_null(figure);
+    o.max_len = (int32_t)strtol(figure + 25, NULL, 10);
+    assert_in_range(o.max_len, 20, 40);
+    a = policy_runner_new(model, &toy.e, &o, &err);
+    decide(a, got, N, &text);
+    policy_runner_free(a);
+    for (int i = 0; i < N; i++) {
+        assert_int_equal(got[i].action, want[i].action);
+        assert_memory_equal(got[i].logp, want[i].logp, sizeof got[i].logp);
+    }
+    buf_release(&text);
+}
+
 static void test_text_answers_are_parsed(void **state) {
     (void)state;
     enum { N = 40 };
@@ -2286,6 +2322,7 @@ int main(void) {
         cmocka_unit_test(test_fast_class_policy),
         cmocka_unit_test(test_actions_with_the_same_tokens),
         cmocka_unit_test(test_long_prompts),
+        cmocka_unit_test(test_context_and_sequences),
         cmocka_unit_test(test_text_answers_are_parsed),
         cmocka_unit_test(test_returns),
         cmocka_unit_test(test_exploration_bonus),

@@ -118,6 +118,14 @@ bool trainer_limit_passes(struct trainer *t, size_t bytes, int64_t rows, int64_t
  * of which only the inputs of layers are kept. */
 size_t trainer_activation_memory(const struct trainer *t, const struct train_options *o,
                                  int64_t longest);
+/* An upper bound of the memory of a trainer with passes of at most `rows` tokens, or with those that
+ * fit into `bytes` with it, before model and trainer exist: of LoRA with n adapters of
+ * configuration `a`, for samples of at most `longest` tokens. out->bytes is that of all; if it is
+ * more than `bytes`, the passes are the smallest. */
+void trainer_passes_bound(const struct model_config *c, enum numeric_class cls,
+                          const struct adapter_config *a, int n, const struct train_options *o,
+                          struct pool *pool, size_t bytes, int64_t rows, int64_t longest,
+                          struct trainer_passes *out);
 /* An upper bound of the memory of a trainer with the smallest passes, for samples of at most
  * `longest` tokens, before model and trainer exist: of LoRA with n adapters of configuration `a`,
  * or with a = NULL of full training with calls of at most n tokens. */

@@ -382,31 +382,60 @@ struct trainer *trainer_new_lora(const struct model *m, struct adapter *const *a
     return t;
 }
 
-size_t trainer_least_bytes(const struct model_config *c, enum numeric_class cls,
-                           const struct adapter_config *a, int n, const struct train_options *o,
-                           struct pool *pool, int64_t longest) {
+/* A trainer without model and adapters, which can only compute the memory of passes. With a = NULL
+ * it is one of full training. */
+static struct trainer *trainer_new_shape(const struct model *m, struct adapter *shape, int n,
+                                         const struct train_options *o, struct pool *pool) {
+    struct error ignored; // the options are checked
+    struct trainer *t = trainer_alloc(m, n, o, pool, &ignored);
+    CHECK(t);
+    t->full = !shape;
+    if (!shape) return t;
+    const struct adapter_config *a = &shape->config;
+    t->adapters = xcalloc((size_t)n, sizeof *t->adapters);
+    for (int i = 0; i < n; i++) t->adapters[i] = shape;
+    for (int i = 0; i < t->c.n_layers * N_PROJ; i++)
+        t->max_r = MAX(t->max_r, adapter_module_at(a, i / N_PROJ, (enum proj)(i % N_PROJ)).r);
+    t->dropout = (float)o->lora_dropout;
+    t->n_adapters = n;
+    return t;
+}
+
+static void trainer_free_shape(struct trainer *t) {
+    t->n_adapters = 0; // trainer_free releases only real adapters
+    trainer_free(t);
+}
+
+void trainer_passes_bound(const struct model_config *c, enum numeric_class cls,
+                          const struct adapter_config *a, int n, const struct train_options *o,
+                          struct pool *pool, size_t bytes, int64_t rows, int64_t longest,
+                          struct trainer_passes *out) {
     /* Layers without packed weights store no activations in tiles, which are smaller than f32. */
     struct model_layer *layers = xcalloc((size_t)c->n_layers, sizeof *layers);
     const struct model m = {.config = *c, .cls = cls, .layers = layers};
-    struct adapter shape = {.config = a ? *a : (struct adapter_config){0}}, **adapters = NULL;
+    struct adapter shape = {.config = *a};
+    struct trainer *t = trainer_new_shape(&m, &shape, n, o, pool);
+    size_t fixed = (size_t)n * lora_bytes(c, a, t->optim);
+    trainer_limit_passes(t, bytes - MIN(fixed, bytes), rows, longest, longest, out);
+    out->bytes += fixed;
+    trainer_free_shape(t);
+    free(layers);
+}
+
+size_t trainer_least_bytes(const struct model_config *c, enum numeric_class cls,
+                           const struct adapter_config *a, int n, const struct train_options *o,
+                           struct pool *pool, int64_t longest) {
     struct trainer_passes passes = {0};
-    struct error ignored; // the options are checked
-    struct trainer *t = trainer_alloc(&m, n, o, pool, &ignored);
-    CHECK(t);
-    t->full = !a;
     if (a) {
-        adapters = xcalloc((size_t)n, sizeof *adapters);
-        for (int i = 0; i < n; i++) adapters[i] = &shape;
-        for (int i = 0; i < c->n_layers * N_PROJ; i++)
-            t->max_r = MAX(t->max_r, adapter_module_at(a, i / N_PROJ, (enum proj)(i % N_PROJ)).r);
-        t->dropout = (float)o->lora_dropout;
-        t->n_adapters = n;
+        trainer_passes_bound(c, cls, a, n, o, pool, 0, longest, longest, &passes);
+        return passes.bytes;
     }
-    t->adapters = adapters;
-    trainer_limit_passes(t, 0, a ? longest : n, longest, longest, &passes);
-    passes.bytes += a ? (size_t)n * lora_bytes(c, a, t->optim) : full_bytes(c, t->optim);
-    t->n_adapters = 0; // trainer_free releases only real adapters
-    trainer_free(t);
+    struct model_layer *layers = xcalloc((size_t)c->n_layers, sizeof *layers);
+    const struct model m = {.config = *c, .cls = cls, .layers = layers};
+    struct trainer *t = trainer_new_shape(&m, NULL, n, o, pool);
+    trainer_limit_passes(t, 0, n, longest, longest, &passes);
+    passes.bytes += full_bytes(c, t->optim);
+    trainer_free_shape(t);
     free(layers);
     return passes.bytes;
 }

@@ -701,9 +701,11 @@ static void forager_use(struct options *o, struct strings *adapters, struct mode
 }
 
 /* Sets the memory limit, and refuses it if it is too small, before the model is read. `player`: one
- * world is played; if its agents learn, the learner checks the limit again. */
+ * world is played; if its agents learn, the learner checks the limit again. *used receives the most
+ * memory of program and model. */
 static int memory_limit_begin(const struct options *o, bool player, const char *path,
-                              enum numeric_class cls, struct pool *pool, struct error *err) {
+                              enum numeric_class cls, struct pool *pool, size_t *used,
+                              struct error *err) {
     static char none[] = "none";
     struct model_size size;
     struct simulation_options so = o->simulation.simulation;
@@ -713,6 +715,7 @@ static int memory_limit_begin(const struct options *o, bool player, const char *
         model_measure(path, cls, &size, err) != OK ||
         engine_limits_check(&o->limits, size.config.max_seq_len, err) != OK)
         return err->code;
+    *used = memory_used(NULL) + model_loading_bytes(&size);
     if (!memory_limit_get()) return OK;
     if (simulation_least_bytes(&size.config, cls, &so, (int)o->agents, pool, &least, err) != OK)
         return err->code;
@@ -734,7 +737,8 @@ static int model_play(const struct cli_options *c, const struct options *o, cons
     char *path = cli_find_file(model);
     struct pool *pool = pool_new((int)c->threads);
     bool player = o->watch || o->record || o->replay || o->maps || o->policies.n || o->policy_pipe;
-    rc = memory_limit_begin(&full, player, path, cli_numeric_class(c), pool, err);
+    size_t used = 0;
+    rc = memory_limit_begin(&full, player, path, cli_numeric_class(c), pool, &used, err);
     struct model *m = rc == OK ? model_open(path, cli_numeric_class(c), err) : NULL;
     struct strings adapters = {0};
     if (m) forager_use(&full, &adapters, m);
@@ -743,7 +747,8 @@ static int model_play(const struct cli_options *c, const struct options *o, cons
                                          .external = external,
                                          .agents = (int)full.agents,
                                          .m = m,
-                                         .pool = pool};
+                                         .pool = pool,
+                                         .used = used};
     double joules = energy_now();
     if (!m) rc = err->code;
     if (rc == OK && player && o->simulation.dry_run)

@@ -5,6 +5,7 @@
 
 #include <math.h>
 #include <stdlib.h>
+#include <string.h>
 
 enum { BAR = 24 };
 
@@ -86,6 +87,14 @@ static void on_row(void *ctx, const json_t *row) {
     row_print(r, *policy ? policy : name, row);
 }
 
+/* Replaces the plan's object "memory" by its text. */
+static void memory_to_text(json_t *plan, const struct train_memory *memory) {
+    struct buf text = {0};
+    train_memory_text(memory, &text);
+    json_object_set_new(plan, "memory", json_string(text.data + strlen("memory: ")));
+    buf_release(&text);
+}
+
 int world_simulate(const struct cli_options *c, const struct simulation_request *q,
                    struct error *err) {
     struct run_printer r = {.c = c, .q = q};
@@ -95,7 +104,9 @@ int world_simulate(const struct cli_options *c, const struct simulation_request 
         json_decref(r.manifest);
         return rc;
     }
-    json_t *plan = simulation_run_plan(q, err);
+    struct train_memory memory;
+    json_t *plan = simulation_run_plan(q, &memory, err);
+    if (plan && !c->json) memory_to_text(plan, &memory);
     if (plan) cli_print_dry_run(c, plan);
     return plan ? OK : err->code;
 }

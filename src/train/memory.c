@@ -243,11 +243,12 @@ void train_memory_text(const struct train_memory *m, struct buf *out) {
     const double mb = 1 << 20;
     buf_printf(out, "memory: %.1f MB", (double)(m->used + m->passes + m->engine + m->other) / mb);
     if (m->limit) buf_printf(out, " of %.1f", (double)m->limit / mb);
-    buf_printf(out, ": %.1f in use, %.1f for ", (double)m->used / mb, (double)m->passes / mb);
-    if (m->pass.rows > 0)
+    buf_printf(out, ": %.1f in use", (double)m->used / mb);
+    if (m->passes) buf_printf(out, ", %.1f for ", (double)m->passes / mb);
+    if (m->passes && m->pass.rows > 0)
         buf_printf(out, "passes of up to %lld tokens%s", (long long)m->pass.rows,
                    m->pass.checkpointing ? " with gradient checkpointing" : "");
-    else
+    else if (m->passes)
         buf_puts(out, "measuring");
     if (m->engine) buf_printf(out, ", %.1f for the engine", (double)m->engine / mb);
     if (m->other) buf_printf(out, ", %.1f for the rest", (double)m->other / mb);

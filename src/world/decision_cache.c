@@ -38,6 +38,10 @@ struct decision_cache *decision_cache_new(int n, int max_choices) {
     return c;
 }
 
+size_t decision_cache_bytes(int n, int max_choices) {
+    return (size_t)n * (sizeof(struct cached_decision) + (size_t)max_choices * sizeof(float));
+}
+
 void decision_cache_free(struct decision_cache *c) {
     if (!c) return;
     free(c->v);

@@ -22,6 +22,28 @@ enum { POLICY_MAX_LEN = 128 };    /* tokens of a prompt and its reply, without -
 enum { POLICY_TEXT_TOKENS = 10 }; /* tokens of a reply that is parsed */
 /* Tokens of a prompt and its reply. */
 int32_t policy_max_len(const struct simulation_options *o);
+/* The number of policies, with this number of agents in each environment. */
+int simulation_policy_count(const struct simulation_options *o, int agents);
+/* Options of the policy runner of a simulation, and the type of keys and values in training. */
+int simulation_runner_options(const struct simulation_options *o, enum numeric_class cls,
+                              int n_agents, struct pool *pool, struct policy_runner_options *out,
+                              enum dtype *training, struct error *err);
+/* The number of a policy runner's engines without a memory limit, and the options of each. */
+int policy_runner_engines(const struct model_config *c, const struct policy_runner_options *r,
+                          struct engine_options *o);
+/* Of a learner: policies per update; most tokens of a pass, so that a minibatch of compact
+ * observations is one pass; most bytes of replay buffers, pending decisions and minibatches. */
+int learner_group(const struct learner_options *o, int n_policies);
+int64_t learner_pass_rows(const struct learner_options *o, bool low_memory, int group,
+                          int64_t longest);
+size_t learner_buffer_bytes(const struct learner_options *o, int n_policies, int n_agents,
+                            int32_t max_len);
+/* memory.c: a bound of the peak of a simulation in bytes. `used`: program and model; n_initial:
+ * initial adapters; `passes` has the whole trainer. */
+int simulation_memory_plan(const struct model_config *c, enum numeric_class cls,
+                           const struct simulation_options *o, int agents, int n_initial,
+                           size_t used, struct pool *pool, struct train_memory *out,
+                           struct error *err);
 /* Memory of a simulation besides model, engines and passes: decisions, replay buffers, traces. */
 #define WORK_BYTES ((size_t)16 << 20)
 
@@ -56,6 +78,7 @@ struct simulation {
 struct decision_cache;
 struct decision_cache *decision_cache_new(int n, int max_choices); /* n: capacity */
 void decision_cache_free(struct decision_cache *c);                /* may be NULL */
+size_t decision_cache_bytes(int n, int max_choices);
 /* [n_choices], valid until the next decision_cache_put; NULL: not found. */
 const float *decision_cache_find(const struct decision_cache *c, const struct adapter *a,
                                  struct token_seq prompt);

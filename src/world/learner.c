@@ -49,6 +49,7 @@ enum {
     VISIT_COUNTERS = 1 << 14, /* counters of visits, with an exploration bonus */
     HEALTH_INTERVAL = 100,    /* ticks between health checks */
     LOW_MEMORY_ROWS = 40,     /* tokens of samples per pass with low_memory */
+    SAMPLE_TOKENS = 16,       /* of a compact observation with its action; others have more */
 };
 
 /* A ring buffer of transitions, the oldest first; a new one overwrites the oldest if it is full. */
@@ -90,7 +91,7 @@ struct learner {
     int32_t n_common[2];             /* tokens with which all actions begin, and all words */
     int n_actions, n_words, n_policies, n_agents;
     bool clone, low_memory;
-    int64_t pass_rows;    /* tokens of samples per pass, unless one sample has more; 0: all */
+    int64_t pass_rows;    /* tokens of samples per pass, unless one sample has more */
     enum dtype lora_elem; /* element type of the adapters for decisions */
     struct pool *pool;
     uint64_t seed;
@@ -535,7 +536,6 @@ static void group_load(struct learner *l) {
 static int pass_samples(const struct learner *l, int from, int n) {
     int taken = 0;
     int64_t rows = 0;
-    if (!l->pass_rows) return n;
     for (int k = 0; k < n; k++) {
         rows += l->samples[from + k].n;
         if (rows > l->pass_rows && taken > 0) break;
@@ -638,13 +638,10 @@ static int minibatch_step(struct learner *l, int n, int tick, struct error *err)
 static int passes_limit(struct learner *l, struct error *err) {
     const struct model *m = l->m;
     struct trainer_passes p;
-    if (l->low_memory)
-        l->pass_rows = LOW_MEMORY_ROWS;
-    else if (!l->choice_tokens) // an experience has many samples
-        l->pass_rows = PACK_MAX_TOKENS;
+    const int64_t rows = learner_pass_rows(l->o, l->low_memory, l->group, l->longest_sample);
+    l->pass_rows = rows;
     // with low_memory, available memory is no reason to keep more activations
     if (!memory_limit_get() || (l->low_memory && !memory_limit_named())) return OK;
-    int64_t rows = l->pass_rows ? l->pass_rows : PACK_MAX_TOKENS;
     size_t room = memory_room(m);
     room = room > WORK_BYTES ? room - WORK_BYTES : 0;
     if (!trainer_limit_passes(l->trainer, room, rows, l->samples_max * l->longest_sample,
@@ -860,6 +857,27 @@ static int snapshots_init(struct learner *l, struct error *err) {
     return rc;
 }
 
+int learner_group(const struct learner_options *o, int n_policies) {
+    return o->update_group_size ? (int)MIN(o->update_group_size, n_policies) : n_policies;
+}
+
+int64_t learner_pass_rows(const struct learner_options *o, bool low_memory, int group,
+                          int64_t longest) {
+    if (low_memory) return LOW_MEMORY_ROWS;
+    return MIN(MAX(group * o->batch_size * SAMPLE_TOKENS, longest), PACK_MAX_TOKENS);
+}
+
+size_t learner_buffer_bytes(const struct learner_options *o, int n_policies, int n_agents,
+                            int32_t max_len) {
+    const size_t tokens = ((size_t)max_len + 7) / 8 * 8,
+                 entry = sizeof(struct transition) + tokens * sizeof(int32_t),
+                 sample = sizeof(struct train_sample) + tokens * (sizeof(int32_t) + 1) + 64,
+                 entries = (size_t)(n_policies + 1) * (size_t)o->buffer_size + // one is widened
+                           2 * (size_t)n_agents * (size_t)o->horizon;
+    return entries * entry + (size_t)learner_group(o, n_policies) * (size_t)o->batch_size * sample +
+           (size_t)n_policies * learner_critic_bytes(o);
+}
+
 struct learner *learner_new(const struct learner_options *o, const struct learner_config *config,
                             struct error *err) {
     bool es = strcmp(o->learn, "es") == 0;
@@ -867,8 +885,7 @@ struct learner *learner_new(const struct learner_options *o, const struct learne
         if ((es || adapter_config_has_vocab(&config->adapters[i]->config)) &&
             adapter_require_plain(config->adapters[i], es ? "learning by es" : "learning", err))
             return NULL;
-    int group = o->update_group_size ? (int)MIN(o->update_group_size, config->n_policies)
-                                     : config->n_policies;
+    int group = learner_group(o, config->n_policies);
     struct trainer *t = trainer_make(o, config, group, err);
     if (!t) return NULL;
     struct learner *l = xcalloc(1, sizeof *l);

@@ -163,16 +163,24 @@ static bool layers_are_small(const struct model_config *c) {
  * because matrix products are divided by output columns and the operations between them by rows.
  * Each engine reads all weights, so a large model, whose weights come from memory, has one engine.
  */
-static void engines_plan(struct policy_runner *a) {
-    struct engine_options *o = &a->engine_options;
+int policy_runner_engines(const struct model_config *c, const struct policy_runner_options *r,
+                          struct engine_options *o) {
+    *o = (struct engine_options){.max_rows = r->max_rows ? r->max_rows : DEFAULT_ROWS,
+                                 .max_seqs = r->max_seqs ? r->max_seqs : DEFAULT_SEQS,
+                                 .max_len = r->max_len ? r->max_len : DEFAULT_LEN,
+                                 .max_cached = 1,
+                                 .n_pages = r->n_pages,
+                                 .kv_elem = r->kv_elem,
+                                 .lora_elem = r->lora_elem,
+                                 .pool = r->pool};
+    o->max_len = MIN(o->max_len, c->max_seq_len);
     int n = pool_size(o->pool);
-    if (o->n_pages || o->max_seqs / n < MIN_ENGINE_SEQS || !layers_are_small(&a->m->config)) n = 1;
-    a->n_engines = n;
-    a->engines = xcalloc((size_t)a->n_engines, sizeof(struct engine *));
-    if (n == 1) return;
+    if (o->n_pages || o->max_seqs / n < MIN_ENGINE_SEQS || !layers_are_small(c)) return 1;
+    if (n == 1) return 1;
     o->max_rows = MAX(o->max_rows / n, MIN_ENGINE_ROWS);
     o->max_seqs /= n;
     o->pool = NULL;
+    return n;
 }
 
 /* Under a memory limit the engines get half of the room, the rest is for learning. */
@@ -194,17 +202,8 @@ struct policy_runner *policy_runner_new(const struct model *m, const struct envi
     a->m = m;
     a->e = e;
     a->o = *o;
-    a->engine_options =
-        (struct engine_options){.max_rows = o->max_rows ? o->max_rows : DEFAULT_ROWS,
-                                .max_seqs = o->max_seqs ? o->max_seqs : DEFAULT_SEQS,
-                                .max_len = o->max_len ? o->max_len : DEFAULT_LEN,
-                                .max_cached = 1,
-                                .n_pages = o->n_pages,
-                                .kv_elem = o->kv_elem,
-                                .lora_elem = o->lora_elem,
-                                .pool = o->pool};
-    a->engine_options.max_len = MIN(a->engine_options.max_len, m->config.max_seq_len);
-    engines_plan(a);
+    a->n_engines = policy_runner_engines(&m->config, o, &a->engine_options);
+    a->engines = xcalloc((size_t)a->n_engines, sizeof(struct engine *));
     int rc = m->tok ? OK : error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", m->name);
     if (rc == OK && !o->text) rc = choices_init(a, err);
     if (rc == OK) rc = engines_limit(a, err);

@@ -30,7 +30,7 @@ const struct option_row simulation_run_option_rows[] = {
         "folder of the run; export: of the adapter; compare: file of the chart (.svg)",
         JOB_ARG_OUTPUT_PATH),
     ROW("dry-run", OPT_BOOL, dry_run, NULL, NULL,
-        "print the size and the folder of the simulation and stop"),
+        "print the size, the memory and the folder of the simulation and stop"),
     {0},
 };
 
@@ -842,16 +842,21 @@ static void run_release(struct run *r) {
 }
 
 static json_t *run_plan_json(struct run *r, const struct initial_adapters *initial,
-                             struct error *err) {
-    if (run_identify(r, initial, err) != OK || context_check(r, err) != OK) return NULL;
+                             struct train_memory *memory, struct error *err) {
+    if (run_identify(r, initial, err) != OK || context_check(r, err) != OK ||
+        simulation_memory_plan(&r->q->m->config, r->q->m->cls, r->o, r->q->agents, initial->n,
+                               r->q->used, r->q->pool, memory, err) != OK)
+        return NULL;
     int64_t n_agents = r->o->n_envs * r->q->agents,
-            n_policies = MIN(n_agents, r->o->n_adapters ? r->o->n_adapters : r->q->agents);
-    return json_pack("{s:s,s:s,s:b,s:I,s:I,s:I,s:I,s:I,s:s,s:s}", "run", r->id, "writes", r->dir,
-                     "continues", (int)path_is_dir(r->dir), "minds", (json_int_t)n_policies,
-                     "agents", (json_int_t)n_agents, "ticks", (json_int_t)r->o->steps,
-                     "generations", (json_int_t)r->o->generations, "decisions, at most",
-                     (json_int_t)(n_agents * r->o->steps * r->o->generations), "learns",
-                     r->o->learn.learn, "records", r->q->o->runs);
+            n_policies = simulation_policy_count(r->o, r->q->agents);
+    json_t *v = json_pack(
+        "{s:s,s:s,s:b,s:I,s:I,s:I,s:I,s:I,s:s,s:s}", "run", r->id, "writes", r->dir, "continues",
+        (int)path_is_dir(r->dir), "minds", (json_int_t)n_policies, "agents", (json_int_t)n_agents,
+        "ticks", (json_int_t)r->o->steps, "generations", (json_int_t)r->o->generations,
+        "decisions, at most", (json_int_t)(n_agents * r->o->steps * r->o->generations), "learns",
+        r->o->learn.learn, "records", r->q->o->runs);
+    json_object_set_new(v, "memory", train_memory_json(memory));
+    return v;
 }
 
 /* Passes on the rows of the baselines and of the generations of a resumed run. */
@@ -906,11 +911,12 @@ int simulation_run(const struct simulation_request *q, const struct simulation_r
     return rc;
 }
 
-json_t *simulation_run_plan(const struct simulation_request *q, struct error *err) {
+json_t *simulation_run_plan(const struct simulation_request *q, struct train_memory *memory,
+                            struct error *err) {
     struct run r = {.q = q, .o = &q->o->simulation, .lock_fd = -1};
     struct initial_adapters initial;
     int rc = initial_adapters_open(&initial, &q->o->adapters, q->m, err);
-    json_t *plan = rc == OK ? run_plan_json(&r, &initial, err) : NULL;
+    json_t *plan = rc == OK ? run_plan_json(&r, &initial, memory, err) : NULL;
     run_release(&r);
     initial_adapters_release(&initial);
     return plan;

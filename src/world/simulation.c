@@ -696,39 +696,52 @@ static int kv_dtypes_parse(const struct simulation_options *o, enum numeric_clas
     return OK;
 }
 
+int simulation_policy_count(const struct simulation_options *o, int agents) {
+    return MIN(agents * (int)o->n_envs, o->n_adapters ? (int)o->n_adapters : agents);
+}
+
+int simulation_runner_options(const struct simulation_options *o, enum numeric_class cls,
+                              int n_agents, struct pool *pool, struct policy_runner_options *out,
+                              enum dtype *training, struct error *err) {
+    int seqs = (int)o->limits.max_seqs;
+    *out = (struct policy_runner_options){.temperature = o->temperature,
+                                          .text = strcmp(o->decode, "text") == 0,
+                                          .max_rows = MIN(512, MAX(64, n_agents * 16)),
+                                          .max_seqs = seqs ? seqs : MIN(n_agents, 256),
+                                          .max_len = policy_max_len(o),
+                                          .fixed_len = o->limits.max_len > 0,
+                                          .cached_decisions =
+                                              o->low_memory ? 0 : DEFAULT_CACHED_DECISIONS,
+                                          .pool = pool};
+    if (dtype_parse(o->lora_dtype, &out->lora_elem, err) != OK ||
+        kv_dtypes_parse(o, cls, &out->kv_elem, training, err) != OK)
+        return err->code;
+    if (!o->low_memory) return OK;
+    // decide for a few agents at a time; most prompts fit into one KV page
+    out->max_rows = POLICY_BATCH_ROWS;
+    out->max_seqs = seqs ? seqs : POLICY_BATCH_SEQS;
+    out->n_pages = MAX(out->max_seqs, kv_cache_pages_for(out->max_len));
+    out->lora_elem = DTYPE_F16;
+    return OK;
+}
+
 struct simulation *simulation_new(const struct model *m, const struct simulation_options *o,
                                   struct environment *const *envs, struct adapter *const *first,
                                   int n_first, struct pool *pool, struct error *err) {
     struct simulation *s = xcalloc(1, sizeof *s);
-    int agents_per_env = envs[0]->n_agents, n_agents = agents_per_env * (int)o->n_envs,
-        seqs = (int)o->limits.max_seqs;
+    int agents_per_env = envs[0]->n_agents, n_agents = agents_per_env * (int)o->n_envs;
     *s = (struct simulation){
         .m = m, .o = o, .envs = envs, .pool = pool, .agents_per_env = agents_per_env};
     s->n_agents = n_agents;
-    s->n_policies = MIN(n_agents, o->n_adapters ? (int)o->n_adapters : agents_per_env);
+    s->n_policies = simulation_policy_count(o, agents_per_env);
     s->map_size = curriculum_start(s);
-    struct policy_runner_options runner_options = {.temperature = o->temperature,
-                                                   .text = strcmp(o->decode, "text") == 0,
-                                                   .max_rows = MIN(512, MAX(64, n_agents * 16)),
-                                                   .max_seqs = seqs ? seqs : MIN(n_agents, 256),
-                                                   .max_len = policy_max_len(o),
-                                                   .fixed_len = o->limits.max_len > 0,
-                                                   .cached_decisions =
-                                                       o->low_memory ? 0 : DEFAULT_CACHED_DECISIONS,
-                                                   .pool = pool};
-    if (dtype_parse(o->lora_dtype, &runner_options.lora_elem, err) != OK ||
-        kv_dtypes_parse(o, m->cls, &runner_options.kv_elem, &s->train_kv_elem, err) != OK) {
+    struct policy_runner_options runner_options;
+    if (simulation_runner_options(o, m->cls, n_agents, pool, &runner_options, &s->train_kv_elem,
+                                  err) != OK) {
         free(s);
         return NULL;
     }
-    if (o->low_memory) { // decide for a few agents at a time; most prompts fit into one KV page
-        memory_use_small_pages();
-        runner_options.max_rows = POLICY_BATCH_ROWS;
-        runner_options.max_seqs = seqs ? seqs : POLICY_BATCH_SEQS;
-        runner_options.n_pages =
-            MAX(runner_options.max_seqs, kv_cache_pages_for(runner_options.max_len));
-        runner_options.lora_elem = DTYPE_F16;
-    }
+    if (o->low_memory) memory_use_small_pages();
     buffers_alloc(s);
     s->policy_runner = policy_runner_new(m, envs[0], &runner_options, err);
     if (s->policy_runner && policies_init(s, first, n_first, err) == OK) return s;

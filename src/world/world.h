@@ -693,6 +693,7 @@ struct simulation_request { /* all fields are borrowed */
     int agents;
     struct model *m;
     struct pool *pool;
+    size_t used; /* memory of program and model at most, for simulation_run_plan; 0: not known */
 };
 struct simulation_run_callbacks {
     /* May be NULL. `o`: the options of the run, see simulation_run; `manifest`: see manifest_json.
@@ -709,8 +710,10 @@ struct simulation_run_callbacks {
  * because earlier versions had other defaults. */
 int simulation_run(const struct simulation_request *q, const struct simulation_run_callbacks *cb,
                    struct error *err);
-/* Describes a run without starting it: {run, writes, continues, …}. */
-json_t *simulation_run_plan(const struct simulation_request *q, struct error *err);
+/* Describes a run without starting it: {run, writes, continues, …}. `memory` receives a bound of
+ * its peak: smaller engines and passes keep it under a limit. */
+json_t *simulation_run_plan(const struct simulation_request *q, struct train_memory *memory,
+                            struct error *err);
 /* The name of the main metric in a row's `held_out`: "delivered", or "reward" for an external
  * environment. */
 const char *simulation_main_metric(const struct simulation_request *q);

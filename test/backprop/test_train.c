@@ -1778,6 +1778,35 @@ static void limited_hash(struct trainer *t, size_t bytes, int adapters, size_t *
     samples_free(s, 200);
 }
 
+/* The memory that is computed before model and trainer exist is an upper bound of theirs, and not
+ * far above it; in less memory the passes are smaller. */
+static void test_passes_bound(void **state) {
+    (void)state;
+    enum { ROWS = 640, LONGEST = 70 };
+    struct pool *pool = pool_new(2);
+    struct train_options o = options();
+    for (size_t i = 0; i < ARRAY_LEN(all_shapes); i++) {
+        struct pair p = pair_of(all_shapes[i], i % 2 ? TENSOR_Q4_0 : TENSOR_F32,
+                                i % 2 ? NUMERIC_FAST : NUMERIC_EXACT, false);
+        struct adapter *two[] = {p.ad, p.ad};
+        struct trainer_passes bound, half;
+        struct trainer *t = trainer_new_lora(p.m, two, 2, &o, pool, &err);
+        size_t bytes = trainer_bytes(t, ROWS, LONGEST);
+        trainer_passes_bound(&p.m->config, p.m->cls, &p.ad->config, 2, &o, pool, SIZE_MAX, ROWS,
+                             LONGEST, &bound);
+        if (bound.bytes < bytes || bound.bytes > bytes + bytes / 4 + (1 << 20))
+            fail_msg("%s: %zu bytes, computed as %zu", all_shapes[i], bytes, bound.bytes);
+        assert_int_equal(bound.rows, ROWS);
+        trainer_passes_bound(&p.m->config, p.m->cls, &p.ad->config, 2, &o, pool,
+                             bound.bytes * 3 / 4, ROWS, LONGEST, &half);
+        assert_true(half.rows < ROWS && half.bytes <= bound.bytes * 3 / 4);
+        trainer_free(t);
+        pair_release(&p);
+    }
+    options_release(train_option_rows, &o);
+    pool_free(pool);
+}
+
 /* A limit of the memory of passes changes no bit, down to the smallest that is possible. */
 static void test_limited_passes(void **state) {
     (void)state;
@@ -1854,6 +1883,7 @@ int main(void) {
         cmocka_unit_test(test_checkpointing),
         cmocka_unit_test(test_checkpointing_passes),
         cmocka_unit_test(test_progress),
+        cmocka_unit_test(test_passes_bound),
         cmocka_unit_test(test_limited_passes),
         cmocka_unit_test(test_limited_passes_full),
         cmocka_unit_test(test_int8_backward),

@@ -51,6 +51,7 @@ dry "pretrain" "updates            7" pretrain small.yaml --out new
 dry "evolve" "items a generation" evolve evolve.yaml
 dry "demo" "generations" demo
 dry "world" "decisions, at most 20" world "$model" --agents 2 --steps 5 --generations 2 --runs runs
+dry "the memory of world" "for passes of up to 512 tokens" world "$model" --agents 2 --steps 5 --runs runs
 dry "adapters of several worlds" "minds              2" world "$model" --num-envs 3 --agents 2 --num-adapters 0 --runs runs
 dry "world, in a folder" "writes             new" world "$model" --agents 2 --steps 5 --generations 2 --out new
 dry "quantize" "bytes of weights" quantize tiny.gguf new.gguf --type q8_0

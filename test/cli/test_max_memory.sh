@@ -168,3 +168,28 @@ else bad "demo has a limit" "$(cat "$tmp/refused.out" "$tmp/plan.out")"; fi
 # world
 policies() { hash "$tmp"/w/minds/*/adapter_model.safetensors; rm -rf "$tmp/w"; }
 limits "world" 0 policies world $model --out "$tmp/w" --runs "$tmp" --agents 12 --num-adapters 3 --steps 60 --generations 1 --eval-maps 1
+
+# The plan of its dry run, in bytes under "memory", is an upper bound of the peak, also within a limit.
+planned() {
+    what=$1
+    shift
+    set -- world $model --runs "$tmp" --out "$tmp/w" --agents 20 --steps 20 --generations 1 --eval-maps 1 "$@"
+    run plan "$@" --dry-run --json
+    plan=$(python3 -c 'import json, sys
+memory = json.load(sys.stdin)["dry_run"]["memory"]
+print(sum(memory[part] for part in ("used", "passes", "engine", "other")) >> 20)' <"$tmp/plan.out")
+    if [ -e "$tmp/w" ] || [ -z "$plan" ]; then bad "the plan of $what" "$(head -c 300 "$tmp/plan.out")"
+    elif ! run planned "$@"; then bad "the plan of $what" "$(tail -c 300 "$tmp/planned.out")"
+    elif [ "$peak" -gt "$plan" ] || [ $((peak * 6)) -lt "$plan" ] || [ "$plan" -gt "${limit:-9999}" ]; then bad "the plan of $what" "$plan MB, the peak $peak"
+    else ok "the plan of $what: $plan MB, the peak $peak"; fi
+    rm -rf "$tmp/w"
+}
+limit=
+planned "world"
+planned "world with an adapter for each agent" --num-adapters 0
+planned "world in groups" --num-adapters 0 --update-group-size 4
+planned "world in little memory" --num-adapters 0 --low-memory
+planned "world that does not learn" --learn none
+planned "world by evolution strategies" --num-adapters 0 --learn es --perturbation-ticks 5
+limit=76
+planned "world within a limit" --max-memory "${limit}M"

@@ -1068,9 +1068,10 @@ static int limits_check(const struct bench *b, const struct model_config *c, str
          one = is_selected(b->o, "population") || is_selected(b->o, "memory");
     for (size_t i = 0; i < ARRAY_LEN(with_engine); i++) any |= is_selected(b->o, with_engine[i]);
     if (!any && (l->max_seqs || l->max_len))
-        return error_set(err, ERR_USAGE,
-                         "--max-num-seqs and --max-model-len are of the measurements serve, pool, "
-                         "population, memory and life");
+        return error_set(
+            err, ERR_USAGE,
+            "--max-num-seqs and --max-model-len apply to the measurements serve, pool, "
+            "population, memory and life");
     if (engine_limits_check(l, c->max_seq_len, err) != OK) return err->code;
     bool simulates = b->o->world || is_selected(b->o, "life");
     int32_t need = simulates ? 0 : two ? 2 * b->span : one ? b->span : 0;

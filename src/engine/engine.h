@@ -313,7 +313,7 @@ struct memory_plan {
  * which it does one at a time, that adapter is in memory in addition, until others are evicted. */
 void memory_plan_add_pool(struct memory_plan_input *in, const struct adapter_sizes *all);
 /* A limit of requests is not a need. Without a memory limit, `requests` becomes at most a quarter
- * of the available memory and half of the rest beside the smallest plan, but at least 1 MB,
+ * of the available memory and half of the rest after the smallest plan, but at least 1 MB,
  * whether that fits or not. The smallest plan has max_options.max_len or, if that is 0, the
  * shortest context of memory_plan_context. */
 void memory_plan_limit_requests(struct memory_plan_input *in);
@@ -352,14 +352,12 @@ struct engine_limits {
 #define ENGINE_SEQS_ROW(type, field)                                                               \
     {                                                                                              \
         "max-num-seqs", OPT_INT, offsetof(type, field), "0", 0, 4096, "N",                         \
-            "maximum concurrent sequences; no result depends on it (0: 64 of a server, else at "   \
-            "most 256)"                                                                            \
+            "maximum concurrent sequences (0: 64 of a server, else up to 256)"                     \
     }
 #define ENGINE_LIMIT_ROWS(type, field)                                                             \
     ENGINE_SEQS_ROW(type, field.max_seqs), {                                                       \
         "max-model-len", OPT_INT, offsetof(type, field.max_len), "0", 0, 1e9, "N",                 \
-            "maximum tokens of prompt and reply (0: as the command needs, or as the model and "    \
-            "memory allow)"                                                                        \
+            "maximum tokens of prompt and reply (0: as needed or as memory allows)"                \
     }
 /* ERR_USAGE: max_len is more than the model's context of `longest` tokens. */
 int engine_limits_check(const struct engine_limits *l, int32_t longest, struct error *err);

@@ -161,7 +161,7 @@ static size_t least_total(const struct memory_plan_input *in, int32_t len) {
     return plan.total;
 }
 
-/* The shortest context that is chosen by itself. */
+/* The shortest context that memory_plan_context chooses. */
 static int32_t shortest_context(const struct memory_plan_input *in) {
     enum { SHORTEST = 1024 };
     return MIN(in->model.config.max_seq_len, SHORTEST);

@@ -31,7 +31,7 @@ int simulation_runner_options(const struct simulation_options *o, enum numeric_c
 /* The number of a policy runner's engines without a memory limit, and the options of each. */
 int policy_runner_engines(const struct model_config *c, const struct policy_runner_options *r,
                           struct engine_options *o);
-/* Of a learner: policies per update; most tokens of a pass, so that a minibatch of compact
+/* A learner's policies per update; most tokens of a pass, so that a minibatch of compact
  * observations is one pass; most bytes of replay buffers, pending decisions and minibatches. */
 int learner_group(const struct learner_options *o, int n_policies);
 int64_t learner_pass_rows(const struct learner_options *o, bool low_memory, int group,

@@ -49,7 +49,7 @@ enum {
     VISIT_COUNTERS = 1 << 14, /* counters of visits, with an exploration bonus */
     HEALTH_INTERVAL = 100,    /* ticks between health checks */
     LOW_MEMORY_ROWS = 40,     /* tokens of samples per pass with low_memory */
-    SAMPLE_TOKENS = 16,       /* of a compact observation with its action; others have more */
+    SAMPLE_TOKENS = 16,       /* a compact observation with its action; others have more */
 };
 
 /* A ring buffer of transitions, the oldest first; a new one overwrites the oldest if it is full. */

@@ -2,8 +2,8 @@
  * memory: the plan of a simulation's memory, from the shape of the model and the options, before
  * the model is read.
  *
- * It is an upper bound of the peak: what the run allocates without a limit, or the limit, which the
- * run keeps with smaller engines and passes. The shares of both under a limit are those of the
+ * It is an upper bound of the peak: the allocations of a run without a limit, or the limit, which
+ * the run keeps with smaller engines and passes. The shares of both under a limit are those of the
  * run: engines get at most half of the room, passes the rest.
  */
 #include "world/internal.h"

@@ -166,7 +166,7 @@ engine() {
 engine "train --method rloo" train $model --method rloo --data fry:pick --prefix answer: --bsz 2 --r 8 --max-tokens 8 --dry-run
 engine "bench" bench --what memory --shape fry-1
 "$shoal" bench --what decode --shape fry-1 --max-num-seqs 2 >"$tmp/out" 2>"$tmp/err"
-if [ $? -eq 2 ] && grep -q 'are of the measurements serve' "$tmp/err"; then ok "bench without an engine"
+if [ $? -eq 2 ] && grep -q 'apply to the measurements serve' "$tmp/err"; then ok "bench without an engine"
 else bad "bench without an engine" "$(tail -c 300 "$tmp/err")"; fi
 "$shoal" world --policy rule --maps 1 --max-num-seqs 2 >"$tmp/out" 2>"$tmp/err"
 if [ $? -eq 2 ] && grep -q 'require a model' "$tmp/err"; then ok "world without a model"; else bad "world without a model" "$(cat "$tmp/err")"; fi

@@ -1390,6 +1390,181 @@ static void adamw_row(float *w, const float *g, float *m, float *v, int64_t n, f
     }
 }
 
+/* Rounds as round_to_int, clips to lo..hi, and converts back to f32. */
+INLINE __m256 lanes_round(__m256 v, __m256i lo, __m256i hi) {
+    const __m256i bits = _mm256_castps_si256(_mm256_add_ps(v, _mm256_set1_ps(0x1.8p+23f)));
+    const __m256i n = _mm256_sub_epi32(_mm256_and_si256(bits, _mm256_set1_epi32(0x7fffff)),
+                                       _mm256_set1_epi32(0x400000));
+    return _mm256_cvtepi32_ps(_mm256_min_epi32(_mm256_max_epi32(n, lo), hi));
+}
+
+INLINE __m256 lanes_abs(__m256 v) {
+    return _mm256_andnot_ps(_mm256_set1_ps(-0.0f), v);
+}
+
+/* The integers of eight blocks of n weights, one block per lane, to q [8][n]. */
+INLINE void lanes_store_bytes(int8_t *q, const __m256 *v, int n) {
+    for (int i = 0; i < n; i++) {
+        int32_t lane[8];
+        _mm256_storeu_si256((__m256i *)lane, _mm256_cvttps_epi32(v[i]));
+        for (int l = 0; l < 8; l++) q[l * n + i] = (int8_t)lane[l];
+    }
+}
+
+/* Eight blocks x [8][n] with one block per lane. */
+INLINE void lanes_load_blocks(__m256 *x, const float *blocks, int n) {
+    float columns[QK * 8];
+    transpose_blocks(columns, 8, blocks, n, 8, n);
+    for (int i = 0; i < n; i++) x[i] = _mm256_loadu_ps(columns + i * 8);
+}
+
+/* Eight blocks of affine_fit, one per lane. */
+struct affine_lanes {
+    __m256 x[QK], w[QK], q[QK];
+    __m256 sum_w, sum_x; /* Σ w, Σ w x */
+    __m256 lo, hi;       /* the range */
+    __m256i top;
+};
+
+static void affine_lanes_init(struct affine_lanes *a, const float *blocks, int top) {
+    lanes_load_blocks(a->x, blocks, QK);
+    __m256 squares = _mm256_setzero_ps();
+    a->lo = a->hi = a->x[0];
+    for (int i = 0; i < QK; i++) {
+        a->lo = _mm256_min_ps(a->x[i], a->lo); // x < lo ? x : lo
+        a->hi = _mm256_max_ps(a->x[i], a->hi);
+        squares = _mm256_add_ps(squares, _mm256_mul_ps(a->x[i], a->x[i]));
+    }
+    const __m256 zero = _mm256_setzero_ps();
+    a->lo = _mm256_andnot_ps(_mm256_cmp_ps(a->lo, zero, _CMP_GT_OQ), a->lo);
+    const __m256 mean = _mm256_sqrt_ps(_mm256_div_ps(squares, _mm256_set1_ps(QK)));
+    for (int i = 0; i < QK; i++) {
+        a->w[i] = _mm256_add_ps(mean, lanes_abs(a->x[i]));
+        const __m256 wx = _mm256_mul_ps(a->w[i], a->x[i]);
+        a->sum_w = i ? _mm256_add_ps(a->sum_w, a->w[i]) : a->w[i];
+        a->sum_x = i ? _mm256_add_ps(a->sum_x, wx) : wx;
+    }
+    a->top = _mm256_set1_epi32(top);
+}
+
+INLINE void affine_lanes_round(struct affine_lanes *a, __m256 inverse, __m256 lo) {
+    for (int i = 0; i < QK; i++)
+        a->q[i] = lanes_round(_mm256_mul_ps(inverse, _mm256_sub_ps(a->x[i], lo)),
+                              _mm256_setzero_si256(), a->top);
+}
+
+INLINE __m256 affine_lanes_error(const struct affine_lanes *a, __m256 scale, __m256 min) {
+    __m256 error = _mm256_setzero_ps();
+    for (int i = 0; i < QK; i++) {
+        const __m256 diff =
+            _mm256_sub_ps(_mm256_add_ps(_mm256_mul_ps(scale, a->q[i]), min), a->x[i]);
+        error = _mm256_add_ps(error, _mm256_mul_ps(a->w[i], _mm256_mul_ps(diff, diff)));
+    }
+    return error;
+}
+
+/* The scale and minimum with the smallest error for a->q; returns the lanes that have a unique
+ * solution. */
+INLINE __m256 affine_lanes_solve(const struct affine_lanes *a, __m256 *scale, __m256 *min) {
+    const __m256 zero = _mm256_setzero_ps();
+    __m256 l = zero, l2 = zero, xl = zero;
+    for (int i = 0; i < QK; i++) {
+        const __m256 wq = _mm256_mul_ps(a->w[i], a->q[i]);
+        l = _mm256_add_ps(l, wq);
+        l2 = _mm256_add_ps(l2, _mm256_mul_ps(wq, a->q[i]));
+        xl = _mm256_add_ps(xl, _mm256_mul_ps(wq, a->x[i]));
+    }
+    const __m256 det = _mm256_sub_ps(_mm256_mul_ps(a->sum_w, l2), _mm256_mul_ps(l, l));
+    *scale =
+        _mm256_div_ps(_mm256_sub_ps(_mm256_mul_ps(a->sum_w, xl), _mm256_mul_ps(a->sum_x, l)), det);
+    *min = _mm256_div_ps(_mm256_sub_ps(_mm256_mul_ps(l2, a->sum_x), _mm256_mul_ps(l, xl)), det);
+    const __m256 above = _mm256_cmp_ps(*min, zero, _CMP_GT_OQ);
+    *scale = _mm256_blendv_ps(*scale, _mm256_div_ps(xl, l2), above);
+    *min = _mm256_andnot_ps(above, *min);
+    return _mm256_cmp_ps(det, zero, _CMP_GT_OQ);
+}
+
+static void affine_fit(const float *x, const struct affine_search *s, float *scale, float *min,
+                       int8_t *q) {
+    struct affine_lanes a;
+    affine_lanes_init(&a, x, s->top);
+    const __m256 top = _mm256_set1_ps((float)s->top),
+                 active = _mm256_cmp_ps(a.hi, a.lo, _CMP_NEQ_UQ);
+    // The best candidate; its integers are computed again from `inverse` and `from` at the end.
+    __m256 inverse = _mm256_div_ps(top, _mm256_sub_ps(a.hi, a.lo)), from = a.lo, best_min = a.lo;
+    __m256 best_scale = _mm256_and_ps(active, _mm256_div_ps(_mm256_set1_ps(1), inverse));
+    affine_lanes_round(&a, inverse, from);
+    __m256 error = affine_lanes_error(&a, best_scale, best_min);
+    for (int step = 0; step <= s->steps; step++) {
+        __m256 new_scale, new_min;
+        const __m256 range = _mm256_set1_ps(s->from + s->by * (float)step + (float)s->top),
+                     new_inverse = _mm256_div_ps(range, _mm256_sub_ps(a.hi, best_min));
+        affine_lanes_round(&a, new_inverse, best_min);
+        const __m256 solved = affine_lanes_solve(&a, &new_scale, &new_min),
+                     new_error = affine_lanes_error(&a, new_scale, new_min),
+                     better = _mm256_and_ps(_mm256_and_ps(active, solved),
+                                            _mm256_cmp_ps(new_error, error, _CMP_LT_OQ));
+        inverse = _mm256_blendv_ps(inverse, new_inverse, better);
+        from = _mm256_blendv_ps(from, best_min, better);
+        best_scale = _mm256_blendv_ps(best_scale, new_scale, better);
+        best_min = _mm256_blendv_ps(best_min, new_min, better);
+        error = _mm256_blendv_ps(error, new_error, better);
+    }
+    affine_lanes_round(&a, inverse, from);
+    for (int i = 0; i < QK; i++) a.q[i] = _mm256_and_ps(active, a.q[i]);
+    lanes_store_bytes(q, a.q, QK);
+    _mm256_storeu_ps(scale, best_scale);
+    _mm256_storeu_ps(min, best_min);
+}
+
+INLINE __m256 symmetric_lanes_round(__m256 x, __m256 inverse) {
+    return lanes_round(_mm256_mul_ps(inverse, x), _mm256_set1_epi32(-32), _mm256_set1_epi32(31));
+}
+
+/* symmetric_fit of eight groups, one per lane. */
+INLINE void symmetric_fit_lanes(const float *groups, float *scale, int8_t *q) {
+    const __m256 zero = _mm256_setzero_ps();
+    __m256 x[Q6_GROUP], w[Q6_GROUP], wx[Q6_GROUP], amax = zero, extreme = zero, best = zero;
+    lanes_load_blocks(x, groups, Q6_GROUP);
+    for (int i = 0; i < Q6_GROUP; i++) {
+        const __m256 larger = _mm256_cmp_ps(lanes_abs(x[i]), amax, _CMP_GT_OQ);
+        amax = _mm256_blendv_ps(amax, lanes_abs(x[i]), larger);
+        extreme = _mm256_blendv_ps(extreme, x[i], larger);
+        w[i] = _mm256_mul_ps(x[i], x[i]);
+        wx[i] = _mm256_mul_ps(w[i], x[i]);
+    }
+    const __m256 near_zero = _mm256_cmp_ps(amax, _mm256_set1_ps(1e-15f), _CMP_LT_OQ);
+    __m256 inverse = zero, best_scale = zero;
+    for (int t = 0; t < SYMMETRIC_RANGES; t++) {
+        const __m256 tried = _mm256_div_ps(_mm256_set1_ps(-symmetric_range(t)), extreme);
+        __m256 xl = zero, l2 = zero;
+        for (int i = 0; i < Q6_GROUP; i++) {
+            const __m256 l = symmetric_lanes_round(x[i], tried);
+            xl = _mm256_add_ps(xl, _mm256_mul_ps(wx[i], l));
+            l2 = _mm256_add_ps(l2, _mm256_mul_ps(_mm256_mul_ps(w[i], l), l));
+        }
+        __m256 better = _mm256_and_ps(
+            _mm256_cmp_ps(l2, zero, _CMP_GT_OQ),
+            _mm256_cmp_ps(_mm256_mul_ps(xl, xl), _mm256_mul_ps(best, l2), _CMP_GT_OQ));
+        if (t == 0) better = _mm256_cmp_ps(zero, zero, _CMP_EQ_OQ);
+        const __m256 new_scale =
+            _mm256_and_ps(_mm256_cmp_ps(l2, zero, _CMP_NEQ_UQ), _mm256_div_ps(xl, l2));
+        inverse = _mm256_blendv_ps(inverse, tried, better);
+        best_scale = _mm256_blendv_ps(best_scale, new_scale, better);
+        best = _mm256_blendv_ps(best, _mm256_mul_ps(new_scale, xl), better);
+    }
+    for (int i = 0; i < Q6_GROUP; i++)
+        x[i] =
+            _mm256_blendv_ps(symmetric_lanes_round(x[i], inverse), _mm256_set1_ps(-32), near_zero);
+    lanes_store_bytes(q, x, Q6_GROUP);
+    _mm256_storeu_ps(scale, _mm256_andnot_ps(near_zero, best_scale));
+}
+
+static void symmetric_fit(const float *x, float *scale, int8_t *q) {
+    for (int j = 0; j < Q6_GROUPS; j += 8)
+        symmetric_fit_lanes(x + j * Q6_GROUP, scale + j, q + j * Q6_GROUP);
+}
+
 void kernels_fill_avx2(struct kernels *k) {
     k->gemm_f32 = gemm_f32;
     k->gemm_bf16 = gemm_bf16;
@@ -1410,6 +1585,8 @@ void kernels_fill_avx2(struct kernels *k) {
     k->block_sums = block_sums;
     k->quantize_row16 = quantize_row16;
     k->multiply_to_int8 = multiply_to_int8;
+    k->affine_fit = affine_fit;
+    k->symmetric_fit = symmetric_fit;
     k->transpose = transpose_blocks;
     k->dot = dot_row;
     k->sum = sum_row;

@@ -101,6 +101,9 @@ struct pool *matrix_pool_for(struct pool *pool, int64_t rows, int64_t n, int64_t
 #define QK 32    /* weights in a block of the q types */
 #define PANEL 16 /* outputs in a panel of a packed matrix */
 
+enum { SUPER_BLOCK = 256, SUB_BLOCKS = SUPER_BLOCK / QK };
+enum { Q6_GROUP = 16, Q6_GROUPS = SUPER_BLOCK / Q6_GROUP }; /* weights under one scale of q6_k */
+
 #define NF4_BLOCK 64             /* weights under one byte of scale */
 #define QUANTIZED16_MAX 32512.0f /* 256 · 127 */
 #define NF4_UNIT 32385.0f        /* 255 · 127 */
@@ -210,6 +213,51 @@ static inline void int8_row_pack_tile(int8_t *x, float *dx, const int8_t *q, con
  */
 static inline float round_even(float u) {
     return (u + 0x1.8p+23f) - 0x1.8p+23f;
+}
+
+static inline int clip(int v, int lo, int hi) {
+    return v < lo ? lo : v > hi ? hi : v;
+}
+
+/* Rounds to the nearest integer, halves to even, for |v| < 2^22; the result for other values is
+ * unspecified. After the addition the low bits of the mantissa are the integer. */
+static inline int round_to_int(float v) {
+    float shifted = v + 0x1.8p+23f;
+    int32_t bits;
+    memcpy(&bits, &shifted, sizeof bits);
+    return (bits & 0x7fffff) - 0x400000;
+}
+
+/* The value with the largest magnitude, with its sign; of equal magnitudes the first one. */
+static inline float extreme_of(const float *x, int n) {
+    float amax = 0, extreme = 0;
+    for (int i = 0; i < n; i++) {
+        const float magnitude = x[i] < 0 ? -x[i] : x[i];
+        if (magnitude > amax) {
+            amax = magnitude;
+            extreme = x[i];
+        }
+    }
+    return extreme;
+}
+
+struct value_range {
+    float lo, hi;
+};
+static inline struct value_range range_of(const float *x, int n) {
+    struct value_range r = {x[0], x[0]};
+    for (int i = 1; i < n; i++) {
+        r.lo = x[i] < r.lo ? x[i] : r.lo;
+        r.hi = x[i] > r.hi ? x[i] : r.hi;
+    }
+    return r;
+}
+
+/* Candidate t of symmetric_fit maps the extreme value of its group to -(32 + order[t] / 10). */
+enum { SYMMETRIC_RANGES = 19 };
+static inline float symmetric_range(int t) {
+    const int order = t == 0 ? 0 : t <= 9 ? t - 10 : t - 9;
+    return 32.0f + 0.1f * (float)order;
 }
 
 /* The functions *_with are bodies of slots that each level file compiles with its own instructions;

@@ -315,6 +315,13 @@ struct norm_rows {
     int64_t ld, rows, n;
 };
 
+/* How affine_fit searches: q in 0..top; the ranges tried are top + from + by · step, step in
+ * 0..steps. */
+struct affine_search {
+    int top, steps;
+    float from, by;
+};
+
 struct attention_job;
 struct attention_backward_job;
 
@@ -421,6 +428,20 @@ struct kernels {
     /* q = x · by / 2^23 of 16-bit quantised values, in -127..127. It is rounded in two steps:
      * h(h(x, by), 128) with h(a, b) = (a b + 2^14) >> 15. */
     void (*multiply_to_int8)(const int16_t *x, const int16_t *by, int64_t k, int8_t *q);
+
+    /* The searches of the quantisers (quant.c) in one super-block x [256]; each block or group is
+     * independent of the others. The results are unspecified if x has a NaN.
+     * affine_fit, of q4_k and q5_k: x ≈ scale q + min with min <= 0, in each of 8 blocks of 32. The
+     * first candidate maps the range of the block to 0..top. Each further one maps it to another
+     * range (struct affine_search) from the minimum of the best one so far, as in llama.cpp, clips,
+     * and has the scale and minimum with the smallest error for its integers. The candidate with
+     * the smallest error, weighted by |x| + rms(x), is the result.
+     * symmetric_fit, of q6_k: x ≈ scale q with q in -32..31, in each of 16 groups of 16. Tries
+     * nineteen ranges, and for the integers of each the scale with the smallest error, weighted by
+     * x². */
+    void (*affine_fit)(const float *x, const struct affine_search *s, float *scale, float *min,
+                       int8_t *q);
+    void (*symmetric_fit)(const float *x, float *scale, int8_t *q);
 
     float (*dot)(const float *a, const float *b, int64_t n); /* the 16-lane rule */
     float (*sum)(const float *a, int64_t n);                 /* 16 lanes of adds, same tree */

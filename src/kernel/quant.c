@@ -20,8 +20,6 @@
 
 #include "kernel/internal.h"
 
-enum { SUPER_BLOCK = 256, SUB_BLOCKS = SUPER_BLOCK / QK };
-
 const int8_t nf4_codes[16] = {-127, -88, -67, -50, -36, -23, -12, 0,
                               10,   20,  31,  43,  56,  71,  92,  127};
 
@@ -36,23 +34,10 @@ static void f16_write(uint8_t *p, float f) {
     memcpy(p, &h, sizeof h);
 }
 
-static int clip(int v, int lo, int hi) {
-    return v < lo ? lo : v > hi ? hi : v;
-}
-
 /* Rounds towards zero and clips to lo..hi; NaN becomes 0. */
 static int clip_float(float v, int lo, int hi) {
     if (v != v) return 0;
     return v <= (float)lo ? lo : v >= (float)hi ? hi : (int)v;
-}
-
-/* Rounds to the nearest integer, halves to even, for |v| < 2^22; the result for other values is
- * unspecified. After the addition the low bits of the mantissa are the integer. */
-static int round_to_int(float v) {
-    float shifted = v + 0x1.8p+23f;
-    int32_t bits;
-    memcpy(&bits, &shifted, sizeof bits);
-    return (bits & 0x7fffff) - 0x400000;
 }
 
 /* 1 / d, or 0 for d = 0. */
@@ -64,30 +49,6 @@ static float amax_of(const float *x, int n) {
     float amax = 0;
     for (int i = 0; i < n; i++) amax = fabsf(x[i]) > amax ? fabsf(x[i]) : amax;
     return amax;
-}
-
-/* The value with the largest magnitude, with its sign; of equal magnitudes the first one. */
-static float extreme_of(const float *x, int n) {
-    float amax = 0, extreme = 0;
-    for (int i = 0; i < n; i++)
-        if (fabsf(x[i]) > amax) {
-            amax = fabsf(x[i]);
-            extreme = x[i];
-        }
-    return extreme;
-}
-
-struct value_range {
-    float lo, hi;
-};
-
-static struct value_range range_of(const float *x, int n) {
-    struct value_range r = {x[0], x[0]};
-    for (int i = 1; i < n; i++) {
-        r.lo = x[i] < r.lo ? x[i] : r.lo;
-        r.hi = x[i] > r.hi ? x[i] : r.hi;
-    }
-    return r;
 }
 
 /* Decodes n bytes of nibbles: the low nibbles are the first n integers, the high nibbles the next
@@ -310,127 +271,46 @@ static void q5_k_encode(const struct quant_block *s, uint8_t *b) {
     q5_k_values_encode(s->q, b);
 }
 
-/* A candidate of affine_fit: integers q for x, the scale and minimum with the smallest weighted
- * error for these integers, and this error. */
-struct affine {
-    float scale, min, error;
-    uint8_t q[QK];
-};
-
-static float affine_error(const struct affine *a, const float *x, const float *w) {
-    float error = 0;
-    for (int i = 0; i < QK; i++) {
-        float diff = a->scale * (float)a->q[i] + a->min - x[i];
-        error += w[i] * (diff * diff);
-    }
-    return error;
-}
-
-/* Sets a->q to (x - lo) · inverse, rounded and clipped to 0..top. */
-static void affine_round(struct affine *a, const float *x, float inverse, float lo, int top) {
-    for (int i = 0; i < QK; i++)
-        a->q[i] = (uint8_t)clip(round_to_int(inverse * (x[i] - lo)), 0, top);
-}
-
-/* Sets the scale and minimum with the smallest weighted error for a->q; returns false if there is
- * no unique solution. */
-static bool affine_solve(struct affine *a, const float *x, const float *w, float sum_w,
-                         float sum_x) {
-    float l = 0, l2 = 0, xl = 0;
-    for (int i = 0; i < QK; i++) {
-        float q = a->q[i];
-        l += w[i] * q;
-        l2 += w[i] * q * q;
-        xl += w[i] * q * x[i];
-    }
-    float det = sum_w * l2 - l * l;
-    if (!(det > 0)) return false;
-    a->scale = (sum_w * xl - sum_x * l) / det;
-    a->min = (l2 * sum_x - l * xl) / det;
-    if (a->min > 0) {
-        a->min = 0;
-        a->scale = xl / l2;
-    }
-    return true;
-}
-
-/* Fits x ≈ scale q + min with q in 0..top and min <= 0. The first candidate maps the range of x to
- * 0..top. `steps` + 1 more candidates map it to 0..top + from, 0..top + from + by, … and clip to
- * 0..top. *best becomes the candidate with the smallest weighted error. */
-static void affine_fit(struct affine *best, const float *x, const float *w, int top, float from,
-                       float by, int steps) {
-    struct value_range r = range_of(x, QK);
-    float sum_w = w[0], sum_x = sum_w * x[0];
-    for (int i = 1; i < QK; i++) {
-        sum_w += w[i];
-        sum_x += w[i] * x[i];
-    }
-    float lo = r.lo > 0 ? 0 : r.lo;
-    *best = (struct affine){.min = lo};
-    if (r.hi == lo) return;
-    float inverse = (float)top / (r.hi - lo);
-    best->scale = 1 / inverse;
-    affine_round(best, x, inverse, lo, top);
-    best->error = affine_error(best, x, w);
-    // As in the reference, each candidate starts from the minimum of the best one so far.
-    for (int step = 0; step <= steps; step++) {
-        struct affine a;
-        inverse = (from + by * (float)step + (float)top) / (r.hi - best->min);
-        affine_round(&a, x, inverse, best->min, top);
-        if (!affine_solve(&a, x, w, sum_w, sum_x)) continue;
-        a.error = affine_error(&a, x, w);
-        if (a.error < best->error) *best = a;
-    }
-}
-
 /* Writes d, dmin and the twelve bytes of scales and minima of a super-block to b, and sets q to its
  * integers, computed with the rounded scales and minima. */
-static void k_quantize(const float *x, uint8_t *b, int top, float from, int steps, int8_t *q) {
-    struct affine fit[SUB_BLOCKS];
-    float top_scale = 0, top_min = 0, w[QK];
+static void k_quantize(const float *x, uint8_t *b, const struct affine_search *search, int8_t *q) {
+    float scales[SUB_BLOCKS], mins[SUB_BLOCKS], top_scale = 0, top_min = 0;
+    kernels_get()->affine_fit(x, search, scales, mins, q);
     for (int j = 0; j < SUB_BLOCKS; j++) {
-        const float *xs = x + j * QK;
-        float squares = 0;
-        for (int i = 0; i < QK; i++) squares += xs[i] * xs[i];
-        float mean = sqrtf(squares / QK);
-        for (int i = 0; i < QK; i++) w[i] = mean + fabsf(xs[i]);
-        affine_fit(&fit[j], xs, w, top, from, 0.1f, steps);
-        top_scale = fit[j].scale > top_scale ? fit[j].scale : top_scale;
-        top_min = -fit[j].min > top_min ? -fit[j].min : top_min;
+        top_scale = scales[j] > top_scale ? scales[j] : top_scale;
+        top_min = -mins[j] > top_min ? -mins[j] : top_min;
     }
     float by_scale = top_scale > 0 ? 63.0f / top_scale : 0.0f,
           by_min = top_min > 0 ? 63.0f / top_min : 0.0f;
     memset(b, 0, 16);
     for (int j = 0; j < SUB_BLOCKS; j++) {
         // A negative scale wraps around to a large one before it is capped, as in the reference.
-        uint8_t scale = (uint8_t)round_to_int(by_scale * fit[j].scale),
-                min = (uint8_t)round_to_int(by_min * -fit[j].min);
+        uint8_t scale = (uint8_t)round_to_int(by_scale * scales[j]),
+                min = (uint8_t)round_to_int(by_min * -mins[j]);
         six_bits_encode(b + 4, j, MIN(scale, 63), MIN(min, 63));
     }
     f16_write(b, top_scale / 63.0f);
     f16_write(b + 2, top_min / 63.0f);
     struct quant_block stored;
     k_scales_decode(b, &stored);
-    for (int i = 0; i < SUPER_BLOCK; i++) {
-        float d = stored.scale[i / QK];
-        q[i] = (int8_t)fit[i / QK].q[i % QK];
-        if (d != 0) q[i] = (int8_t)clip(round_to_int((x[i] - stored.min[i / QK]) / d), 0, top);
+    for (int j = 0; j < SUB_BLOCKS; j++) {
+        const float d = stored.scale[j], min = stored.min[j];
+        for (int i = j * QK; d != 0 && i < (j + 1) * QK; i++)
+            q[i] = (int8_t)clip(round_to_int((x[i] - min) / d), 0, search->top);
     }
 }
 
 static void q4_k_quantize(const float *x, uint8_t *b) {
     int8_t q[SUPER_BLOCK];
-    k_quantize(x, b, 15, -1.0f, 20, q);
+    k_quantize(x, b, &(struct affine_search){.top = 15, .from = -1.0f, .by = 0.1f, .steps = 20}, q);
     q4_k_values_encode(q, b);
 }
 
 static void q5_k_quantize(const float *x, uint8_t *b) {
     int8_t q[SUPER_BLOCK];
-    k_quantize(x, b, 31, -0.5f, 15, q);
+    k_quantize(x, b, &(struct affine_search){.top = 31, .from = -0.5f, .by = 0.1f, .steps = 15}, q);
     q5_k_values_encode(q, b);
 }
-
-enum { Q6_GROUP = 16 }; /* weights under one scale of q6_k */
 
 /* A q6_k block has two halves of 128 weights, each with 64 bytes of nibbles and 32 bytes of bit
  * pairs. Weight 32 c + i of a half has its low four bits in byte 32 (c % 2) + i of the nibbles (the
@@ -439,39 +319,13 @@ static void q6_k_decode(const uint8_t *b, struct quant_block *s) {
     memcpy(&s->d, b + 208, sizeof s->d);
     memcpy(s->s, b + 192, sizeof s->s);
     float d = f16_to_f32(s->d);
-    for (int j = 0; j < SUPER_BLOCK / Q6_GROUP; j++) s->scale[j] = d * (float)(int8_t)s->s[j];
+    for (int j = 0; j < Q6_GROUPS; j++) s->scale[j] = d * (float)(int8_t)s->s[j];
     for (int i = 0; i < SUPER_BLOCK; i++) {
         int half = i / 128, c = i / 32 % 4;
         int low = b[half * 64 + c % 2 * 32 + i % 32] >> c / 2 * 4 & 15;
         int high = b[128 + half * 32 + i % 32] >> 2 * c & 3;
         s->q[i] = (int8_t)((low | high << 4) - 32);
     }
-}
-
-/* Fits x ≈ scale q with q in -32..31: tries nineteen ranges, and for the integers of each the scale
- * with the smallest error, weighted by x². Sets q to the best integers and returns their scale. */
-static float symmetric_fit(const float *x, int8_t *q) {
-    float extreme = extreme_of(x, Q6_GROUP), scale = 0, best = 0;
-    memset(q, -32, Q6_GROUP); // the result of the reference when all values are near zero
-    if (fabsf(extreme) < 1e-15f) return 0;
-    static const int8_t order[] = {0, -9, -8, -7, -6, -5, -4, -3, -2, -1,
-                                   1, 2,  3,  4,  5,  6,  7,  8,  9};
-    for (size_t t = 0; t < ARRAY_LEN(order); t++) {
-        float inverse = -(32.0f + 0.1f * (float)order[t]) / extreme, xl = 0, l2 = 0;
-        int8_t tried[Q6_GROUP];
-        for (int i = 0; i < Q6_GROUP; i++) {
-            tried[i] = (int8_t)clip(round_to_int(inverse * x[i]), -32, 31);
-            float w = x[i] * x[i], l = tried[i];
-            xl += w * x[i] * l;
-            l2 += w * l * l;
-        }
-        if (t == 0 || (l2 > 0 && xl * xl > best * l2)) {
-            memcpy(q, tried, Q6_GROUP);
-            scale = l2 != 0 ? xl / l2 : 0.0f;
-            best = scale * xl;
-        }
-    }
-    return scale;
 }
 
 static void q6_k_values_encode(const int8_t *q, uint8_t *b) {
@@ -490,11 +344,10 @@ static void q6_k_encode(const struct quant_block *s, uint8_t *b) {
 }
 
 static void q6_k_quantize(const float *x, uint8_t *b) {
-    float scales[SUPER_BLOCK / Q6_GROUP];
+    float scales[Q6_GROUPS];
     int8_t q[SUPER_BLOCK];
-    for (int j = 0; j < SUPER_BLOCK / Q6_GROUP; j++)
-        scales[j] = symmetric_fit(x + j * Q6_GROUP, q + j * Q6_GROUP);
-    float extreme = extreme_of(scales, SUPER_BLOCK / Q6_GROUP);
+    kernels_get()->symmetric_fit(x, scales, q);
+    float extreme = extreme_of(scales, Q6_GROUPS);
     if (fabsf(extreme) < 1e-15f) {
         memset(b, 0, 210);
         return;
@@ -502,11 +355,12 @@ static void q6_k_quantize(const float *x, uint8_t *b) {
     float inverse = -128.0f / extreme;
     f16_write(b + 208, 1 / inverse);
     float d = f16_read(b + 208);
-    for (int j = 0; j < SUPER_BLOCK / Q6_GROUP; j++)
+    for (int j = 0; j < Q6_GROUPS; j++)
         b[192 + j] = (uint8_t)clip(round_to_int(inverse * scales[j]), -128, 127);
-    for (int i = 0; i < SUPER_BLOCK; i++) {
-        float step = d * (float)(int8_t)b[192 + i / Q6_GROUP];
-        if (step != 0) q[i] = (int8_t)clip(round_to_int(x[i] / step), -32, 31);
+    for (int j = 0; j < Q6_GROUPS; j++) {
+        const float step = d * (float)(int8_t)b[192 + j];
+        for (int i = j * Q6_GROUP; step != 0 && i < (j + 1) * Q6_GROUP; i++)
+            q[i] = (int8_t)clip(round_to_int(x[i] / step), -32, 31);
     }
     q6_k_values_encode(q, b);
 }

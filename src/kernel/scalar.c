@@ -406,6 +406,116 @@ static void adamw_row(float *w, const float *g, float *m, float *v, int64_t n, f
     }
 }
 
+/* A candidate of affine_fit: integers q for x, the scale and minimum with the smallest weighted
+ * error for these integers, and this error. */
+struct affine {
+    float scale, min, error;
+    uint8_t q[QK];
+};
+
+static float affine_error(const struct affine *a, const float *x, const float *w) {
+    float error = 0;
+    for (int i = 0; i < QK; i++) {
+        float diff = a->scale * (float)a->q[i] + a->min - x[i];
+        error += w[i] * (diff * diff);
+    }
+    return error;
+}
+
+/* Sets a->q to (x - lo) · inverse, rounded and clipped to 0..top. */
+static void affine_round(struct affine *a, const float *x, float inverse, float lo, int top) {
+    for (int i = 0; i < QK; i++)
+        a->q[i] = (uint8_t)clip(round_to_int(inverse * (x[i] - lo)), 0, top);
+}
+
+/* Sets the scale and minimum with the smallest weighted error for a->q; returns false if there is
+ * no unique solution. */
+static bool affine_solve(struct affine *a, const float *x, const float *w, float sum_w,
+                         float sum_x) {
+    float l = 0, l2 = 0, xl = 0;
+    for (int i = 0; i < QK; i++) {
+        float q = a->q[i];
+        l += w[i] * q;
+        l2 += w[i] * q * q;
+        xl += w[i] * q * x[i];
+    }
+    float det = sum_w * l2 - l * l;
+    if (!(det > 0)) return false;
+    a->scale = (sum_w * xl - sum_x * l) / det;
+    a->min = (l2 * sum_x - l * xl) / det;
+    if (a->min > 0) {
+        a->min = 0;
+        a->scale = xl / l2;
+    }
+    return true;
+}
+
+static void affine_fit_block(struct affine *best, const float *x, const struct affine_search *s) {
+    const struct value_range r = range_of(x, QK);
+    float w[QK], squares = 0;
+    for (int i = 0; i < QK; i++) squares += x[i] * x[i];
+    const float mean = sqrtf(squares / QK);
+    for (int i = 0; i < QK; i++) w[i] = mean + fabsf(x[i]);
+    float sum_w = w[0], sum_x = sum_w * x[0];
+    for (int i = 1; i < QK; i++) {
+        sum_w += w[i];
+        sum_x += w[i] * x[i];
+    }
+    const float lo = r.lo > 0 ? 0 : r.lo;
+    *best = (struct affine){.min = lo};
+    if (r.hi == lo) return;
+    float inverse = (float)s->top / (r.hi - lo);
+    best->scale = 1 / inverse;
+    affine_round(best, x, inverse, lo, s->top);
+    best->error = affine_error(best, x, w);
+    for (int step = 0; step <= s->steps; step++) {
+        struct affine a;
+        inverse = (s->from + s->by * (float)step + (float)s->top) / (r.hi - best->min);
+        affine_round(&a, x, inverse, best->min, s->top);
+        if (!affine_solve(&a, x, w, sum_w, sum_x)) continue;
+        a.error = affine_error(&a, x, w);
+        if (a.error < best->error) *best = a;
+    }
+}
+
+static void affine_fit(const float *x, const struct affine_search *s, float *scale, float *min,
+                       int8_t *q) {
+    for (int j = 0; j < SUB_BLOCKS; j++) {
+        struct affine best;
+        affine_fit_block(&best, x + j * QK, s);
+        scale[j] = best.scale;
+        min[j] = best.min;
+        memcpy(q + j * QK, best.q, QK);
+    }
+}
+
+static float symmetric_fit_group(const float *x, int8_t *q) {
+    float extreme = extreme_of(x, Q6_GROUP), scale = 0, best = 0;
+    memset(q, -32, Q6_GROUP); // the result of the reference when all values are near zero
+    if (fabsf(extreme) < 1e-15f) return 0;
+    for (int t = 0; t < SYMMETRIC_RANGES; t++) {
+        float inverse = -symmetric_range(t) / extreme, xl = 0, l2 = 0;
+        int8_t tried[Q6_GROUP];
+        for (int i = 0; i < Q6_GROUP; i++) {
+            tried[i] = (int8_t)clip(round_to_int(inverse * x[i]), -32, 31);
+            float w = x[i] * x[i], l = tried[i];
+            xl += w * x[i] * l;
+            l2 += w * l * l;
+        }
+        if (t == 0 || (l2 > 0 && xl * xl > best * l2)) {
+            memcpy(q, tried, Q6_GROUP);
+            scale = l2 != 0 ? xl / l2 : 0.0f;
+            best = scale * xl;
+        }
+    }
+    return scale;
+}
+
+static void symmetric_fit(const float *x, float *scale, int8_t *q) {
+    for (int j = 0; j < Q6_GROUPS; j++)
+        scale[j] = symmetric_fit_group(x + j * Q6_GROUP, q + j * Q6_GROUP);
+}
+
 /* Transposes in tiles of 16 by 16, which use few cache lines at a time. */
 static void transpose_tiles(float *dst, int64_t ld_dst, const float *src, int64_t ld_src,
                             int64_t rows, int64_t cols) {
@@ -438,6 +548,8 @@ void kernels_fill_scalar(struct kernels *k) {
         .block_sums = block_sums,
         .quantize_row16 = quantize_row16,
         .multiply_to_int8 = multiply_to_int8,
+        .affine_fit = affine_fit,
+        .symmetric_fit = symmetric_fit,
         .transpose = transpose_tiles,
         .dot = dot_row,
         .sum = sum_row,

@@ -295,6 +295,36 @@ static void check_quantize_rows(const struct kernels *k, int64_t n, int nasty) {
     floats_free(x);
 }
 
+/* Super-blocks with equal values, zeros, one sign or tiny values as well: blocks and groups end
+ * early or have no solution. `n` is the seed. */
+static void check_quantizer_searches(const struct kernels *k, int64_t n, int nasty) {
+    static const struct affine_search searches[] = {{15, 20, -1.0f, 0.1f}, {31, 15, -0.5f, 0.1f}};
+    struct floats x = filled(256, nasty), scale = floats_new(16), min = floats_new(8),
+                  scale2 = floats_new(16), min2 = floats_new(8);
+    int8_t q[256], q2[256];
+    for (int i = 0; i < 256; i++) {
+        const int64_t kind = (i / 16 + n) % 7;
+        if (x.v[i] != x.v[i]) x.v[i] = NAN; // the results depend on the bits of a NaN
+        if (kind == 1) x.v[i] = 0.25f;
+        if (kind == 2) x.v[i] = i % 2 ? 0.0f : -0.0f;
+        if (kind == 3) x.v[i] = fabsf(x.v[i]);
+        if (kind == 4) x.v[i] *= 1e-20f;
+    }
+    for (size_t i = 0; i < ARRAY_LEN(searches); i++) {
+        ref->affine_fit(x.v, &searches[i], scale.v, min.v, q);
+        k->affine_fit(x.v, &searches[i], scale2.v, min2.v, q2);
+        same_all(scale.v, scale2.v, 8, "affine_fit scale", k, n);
+        same_all(min.v, min2.v, 8, "affine_fit min", k, n);
+        assert_memory_equal(q, q2, sizeof q);
+    }
+    ref->symmetric_fit(x.v, scale.v, q);
+    k->symmetric_fit(x.v, scale2.v, q2);
+    same_all(scale.v, scale2.v, 16, "symmetric_fit", k, n);
+    assert_memory_equal(q, q2, sizeof q);
+    struct floats all[] = {x, scale, min, scale2, min2};
+    for (size_t i = 0; i < ARRAY_LEN(all); i++) floats_free(all[i]);
+}
+
 static void test_reductions(void **state) {
     (void)state;
     each_size(check_reductions);
@@ -319,6 +349,10 @@ static void test_adamw(void **state) {
 static void test_quantize_rows(void **state) {
     (void)state;
     each_size(check_quantize_rows);
+}
+static void test_quantizer_searches(void **state) {
+    (void)state;
+    each_size(check_quantizer_searches);
 }
 
 /* exp of every 4099th bit pattern of a float, so that every exponent occurs. */
@@ -1617,6 +1651,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_exp_range),
         cmocka_unit_test(test_adamw),
         cmocka_unit_test(test_quantize_rows),
+        cmocka_unit_test(test_quantizer_searches),
         cmocka_unit_test(test_gemm_nn),
         cmocka_unit_test(test_int8_rows),
         cmocka_unit_test(test_gemm_nn_i8_pairs),

@@ -190,6 +190,13 @@ int file_write_private(const char *path, const void *data, size_t size, struct e
 /* Copies from_dir/name to to_dir/name, which is replaced as by file_write. The source is a regular
  * file. */
 int file_copy(const char *from_dir, const char *to_dir, const char *name, struct error *err);
+/* Opens an empty file without a name in the folder of `path`, for data of one process that are too
+ * large for memory: it disappears when it is closed. Returns the descriptor, or a negative error.
+ * file_write_at and file_read_at transfer exactly `size` bytes. */
+int file_open_unnamed(const char *path, struct error *err);
+int file_write_at(int fd, const void *p, size_t size, int64_t offset, struct error *err);
+int file_read_at(int fd, void *p, size_t size, int64_t offset, struct error *err);
+
 /* Like file_write, for files too large for memory: atomic_file_open, then any number of
  * atomic_file_write, then atomic_file_commit or atomic_file_abort. */
 struct atomic_file {

@@ -272,6 +272,36 @@ void atomic_file_abort(struct atomic_file *w) {
     *w = (struct atomic_file){0};
 }
 
+int file_open_unnamed(const char *path, struct error *err) {
+    char *name = xasprintf("%s.tmp-XXXXXX", path);
+    int fd = path_access_check(name, PATH_USE_WRITE, err) == OK ? mkostemp(name, O_CLOEXEC) : -1;
+    int rc = fd >= 0 ? fd : err->code ? err->code : error_errno(err, "cannot create '%s'", name);
+    if (fd >= 0) unlink(name);
+    free(name);
+    return rc;
+}
+
+int file_write_at(int fd, const void *p, size_t size, int64_t offset, struct error *err) {
+    for (size_t done = 0; done < size;) {
+        ssize_t n = pwrite(fd, (const uint8_t *)p + done, size - done, offset + (off_t)done);
+        if (n < 0 && errno == EINTR) continue;
+        if (n <= 0) return error_errno(err, "cannot write a temporary file");
+        done += (size_t)n;
+    }
+    return OK;
+}
+
+int file_read_at(int fd, void *p, size_t size, int64_t offset, struct error *err) {
+    for (size_t done = 0; done < size;) {
+        ssize_t n = pread(fd, (uint8_t *)p + done, size - done, offset + (off_t)done);
+        if (n < 0 && errno == EINTR) continue;
+        if (n < 0) return error_errno(err, "cannot read a temporary file");
+        if (n == 0) return error_set(err, ERR_IO, "a temporary file is shorter than it was");
+        done += (size_t)n;
+    }
+    return OK;
+}
+
 static int file_write_with_mode(const char *path, mode_t mode, const void *data, size_t size,
                                 struct error *err) {
     struct atomic_file w;

@@ -7,6 +7,9 @@
  * in English, Japanese and Chinese, of which only answers are scored. A text of the user's domain
  * gives more relevant numbers. With --kv-cache-dtype the same is measured of keys and values: the
  * model is compared with itself, and nothing is written.
+ *
+ * One model at a time is in memory: the copy is written from the mapped original, then the original
+ * predicts the tokens, its logits are stored in a file, and the copy is compared with them.
  */
 #define _GNU_SOURCE
 #include "cli/setup.h"
@@ -25,6 +28,7 @@ struct options {
 };
 
 enum { TEXT_LIMIT = 64 << 20, WINDOW = 512, MAX_SEQS = 4096 };
+#define LOGITS_FILE_BYTES ((int64_t)1 << 30) /* 1,024 predictions of the largest vocabulary */
 
 /* The token sequences on which both models are evaluated. */
 struct text_passages {
@@ -32,6 +36,7 @@ struct text_passages {
     struct buf scored; /* chats: 1 for tokens of the assistant, which are scored; else empty */
     int32_t begin[MAX_SEQS + 1]; /* passage i is ids[begin[i], begin[i + 1]) */
     int n;
+    struct scored_sequence seqs[MAX_SEQS]; /* the passages, cut to the model's context */
 };
 
 static void passage_end(struct text_passages *r) {
@@ -100,17 +105,21 @@ static int copy_write(const struct model *m, const char *out, const struct quant
 }
 
 /* Bits per weight, without tokenizer and padding. */
-static double bits_per_weight(const struct model *m, const struct quant_scheme *q) {
-    return 8.0 * (double)quant_bytes(q, &m->config) / (double)model_param_count(&m->config);
+static double bits_per_weight(const struct model_config *c, const struct quant_scheme *q) {
+    return 8.0 * (double)quant_bytes(q, c) / (double)model_param_count(c);
 }
 
-/* Bytes of a written GGUF file, or of the weights in a written directory. */
+/* Bytes of a written GGUF file, or of the configuration and weights in a written directory. */
 static int64_t written_bytes(const char *out) {
-    struct stat st = {0};
-    char *weights = path_join(out, "model.safetensors");
-    if (stat(path_has_extension(out, ".gguf") ? out : weights, &st) != 0) st.st_size = 0;
-    free(weights);
-    return st.st_size;
+    struct stat st;
+    int64_t bytes = 0;
+    if (path_has_extension(out, ".gguf")) return stat(out, &st) == 0 ? st.st_size : 0;
+    for (int i = 0; i < 2; i++) {
+        char *file = path_join(out, i ? "model.safetensors" : "config.json");
+        if (stat(file, &st) == 0) bytes += st.st_size;
+        free(file);
+    }
+    return bytes;
 }
 
 static int64_t file_bytes(const struct model *m) {
@@ -119,63 +128,101 @@ static int64_t file_bytes(const struct model *m) {
     return n;
 }
 
-/* An upper bound of the memory: the original, and its quantised file while it is written again. For
- * the comparison also a second tokenizer and the copy, in which packed weights have at most twice
- * their bytes in the file. */
-static size_t memory_least(const struct model_size *size, const struct quant_scheme *q,
-                           const struct options *o, struct pool *pool) {
+/* The memory of the steps, of which one at a time is in memory: upper bounds in bytes. */
+struct memory_steps {
+    size_t limit;          /* --max-memory; 0: none */
+    size_t used;           /* when the command starts */
+    size_t writing;        /* from the mapped original */
+    size_t original, copy; /* the comparison of each on the tokens; 0: none */
+};
+
+static size_t steps_most(const struct memory_steps *s) {
+    return MAX(s->writing, MAX(s->original, s->copy));
+}
+
+/* Most bytes of loading a model and then using it with `bytes`. */
+static size_t comparison_bytes(const struct model_size *size, size_t bytes) {
+    return model_loading_bytes(size) - size->while_loading + MAX(size->while_loading, bytes);
+}
+
+static void steps_measure(struct memory_steps *s, const struct model_size *size,
+                          const struct quant_scheme *q, const struct options *o,
+                          enum numeric_class cls, bool gguf, struct pool *pool) {
     enum { TEXT_BYTES = 4 << 20 };
     const struct model_config *c = &size->config;
     int32_t longest = WINDOW;
     for (int f = 0; f < fry_count(); f++) longest = MAX(longest, family_max_tokens(f));
-    size_t copy = 2 * (size_t)quant_bytes(q, c),
-           file = tensor_type_is_quantized(size->type) ? size->file : 0,
-           compare = model_divergence_bytes(c, MIN(longest, c->max_seq_len), o->tokens, pool);
-    const struct model_size second = {.tokenizer = size->tokenizer};
-    size_t writing = model_loading_bytes(size) + file + TEXT_BYTES;
-    return o->compare ? writing + model_loading_bytes(&second) + copy + compare : writing;
+    struct model_size copy;
+    quant_measure(q, c, cls, &copy);
+    // tokenizer.json is longer than the same tokenizer in GGUF
+    copy.tokenizer = gguf ? size->tokenizer : 2 * size->tokenizer;
+    const struct model_size tokenizers = {.tokenizer = size->tokenizer + copy.tokenizer};
+    size_t compare =
+        TEXT_BYTES + model_divergence_bytes(c, MIN(longest, c->max_seq_len), o->tokens, pool);
+    *s = (struct memory_steps){.used = memory_used(NULL)};
+    s->writing = model_loading_bytes(&tokenizers) + model_writing_bytes(c, pool);
+    if (!o->compare) return;
+    s->original = comparison_bytes(size, compare);
+    s->copy = comparison_bytes(&copy, compare);
 }
 
-/* Refuses too little memory, and prints the plan. *limit receives the named limit, or 0. */
+/* Refuses too little memory, and prints the plan, which *steps receives. */
 static int memory_limit_check(const struct cli_options *c, const struct options *o,
-                              const char *path, const struct quant_scheme *q, struct pool *pool,
-                              size_t *limit, struct error *err) {
+                              const char *path, const char *out, const struct quant_scheme *q,
+                              struct pool *pool, struct memory_steps *steps, struct error *err) {
     struct model_size size;
     if (memory_limit_parse(o->max_memory, err) != OK ||
         model_measure(path, cli_numeric_class(c), &size, err) != OK)
         return err->code;
+    steps_measure(steps, &size, q, o, cli_numeric_class(c), path_has_extension(out, ".gguf"), pool);
     const struct memory_step step = {.what = o->compare ? "the comparison of both models"
                                                         : "quantising this model",
-                                     .least = memory_least(&size, q, o, pool)};
+                                     .least = steps_most(steps)};
     int rc = memory_check(NULL, &step, err);
-    *limit = memory_limit_named();
-    if (rc == OK && *limit)
-        log_info("memory: at most %.1f MB of %.1f",
-                 (double)(memory_used(NULL) + step.least) / (1 << 20), (double)*limit / (1 << 20));
+    steps->limit = memory_limit_named();
+    if (rc == OK && steps->limit)
+        log_info("memory: at most %.1f MB of %.1f", (double)(steps->used + step.least) / (1 << 20),
+                 (double)steps->limit / (1 << 20));
     memory_limit_set(0);
     return rc;
 }
 
+static json_t *steps_json(const struct memory_steps *s) {
+    return json_pack("{s:I,s:I,s:I,s:I,s:I,s:I}", "limit", (json_int_t)s->limit, "used",
+                     (json_int_t)s->used, "writing", (json_int_t)s->writing, "original",
+                     (json_int_t)s->original, "copy", (json_int_t)s->copy, "total",
+                     (json_int_t)(s->used + steps_most(s)));
+}
+
 static int plan(const struct cli_options *c, const struct model *m, const char *out,
-                const struct quant_scheme *q, struct error *err) {
+                const struct quant_scheme *q, const struct memory_steps *memory,
+                struct error *err) {
     if (format_check(out, q, err) != OK) return err->code;
-    cli_print_dry_run(c,
-                      json_pack("{s:o,s:s,s:I,s:I,s:f,s:b}", "writes", json_from_path(out), "type",
-                                q->name, "bytes of weights", (json_int_t)quant_bytes(q, &m->config),
-                                "original bytes", (json_int_t)file_bytes(m), "bits a weight",
-                                bits_per_weight(m, q), "replaces", (int)path_exists(out)));
+    cli_print_dry_run(c, json_pack("{s:o,s:s,s:I,s:I,s:f,s:b,s:o}", "writes", json_from_path(out),
+                                   "type", q->name, "bytes of weights",
+                                   (json_int_t)quant_bytes(q, &m->config), "original bytes",
+                                   (json_int_t)file_bytes(m), "bits a weight",
+                                   bits_per_weight(&m->config, q), "replaces",
+                                   (int)path_exists(out), "memory", steps_json(memory)));
     return OK;
 }
 
+/* What is printed of the original after it is closed. */
+struct original {
+    struct model_config config;
+    enum tensor_type type;
+    int64_t bytes;
+};
+
 /* `after`: bytes of the copy. Without a comparison d->n is 0. */
-static void print_result(const struct cli_options *c, const struct model *m, int64_t after,
+static void print_result(const struct cli_options *c, const struct original *m, int64_t after,
                          const char *out, const struct quant_scheme *q,
                          const struct model_divergence *d) {
-    int64_t before = file_bytes(m);
+    int64_t before = m->bytes;
     if (c->json) {
         json_t *v = json_pack("{s:s,s:s,s:I,s:I,s:f,s:b,s:I}", "out", out, "type", q->name, "bytes",
                               (json_int_t)after, "original_bytes", (json_int_t)before,
-                              "bits_per_weight", bits_per_weight(m, q), "requantised",
+                              "bits_per_weight", bits_per_weight(&m->config, q), "requantised",
                               (int)tensor_type_is_quantized(m->type), "tokens", (json_int_t)d->n);
         json_object_update_new(v, d->n ? json_pack("{s:f,s:f,s:f,s:f,s:f}", "perplexity",
                                                    d->perplexity[1], "original_perplexity",
@@ -186,7 +233,7 @@ static void print_result(const struct cli_options *c, const struct model *m, int
         return;
     }
     printf("%s: %s, %.1f MB (from %.1f MB), %.2f bits per weight\n", out, q->name,
-           1e-6 * (double)after, 1e-6 * (double)before, bits_per_weight(m, q));
+           1e-6 * (double)after, 1e-6 * (double)before, bits_per_weight(&m->config, q));
     if (d->n == 0) return;
     printf("  perplexity      %.4f (original %.4f) on %lld tokens\n", d->perplexity[1],
            d->perplexity[0], (long long)d->n);
@@ -194,37 +241,28 @@ static void print_result(const struct cli_options *c, const struct model *m, int
     printf("  same top token  %.2f %%\n", 100 * d->same_top);
 }
 
-/* Compares both models on the same tokens; skipped if the model has no tokenizer. */
-static int models_compare(const struct options *o, const struct model *const m[2],
-                          const enum dtype kv[2], struct pool *pool, struct model_divergence *d,
-                          struct error *err) {
-    if (!m[0]->tok) {
-        log_warn("'%s' has no tokenizer: the copy is not compared", m[0]->name);
-        return OK;
-    }
-    struct text_passages *r = xcalloc(1, sizeof *r);
-    struct scored_sequence *passages = xcalloc(MAX_SEQS, sizeof *passages);
-    struct progress bar;
+/* Reads the tokens of the comparison; none if the model has no tokenizer. */
+static int passages_read(struct text_passages *r, const struct options *o, const struct model *m,
+                         struct error *err) {
     int rc = OK;
-    if (o->text)
-        rc = text_read(r, m[0], o->text, o->tokens, err);
+    if (!m->tok)
+        log_warn("'%s' has no tokenizer: the copy is not compared", m->name);
+    else if (o->text)
+        rc = text_read(r, m, o->text, o->tokens, err);
     else
-        rc = chats_read(r, m[0]->tok, o->tokens, err);
+        rc = chats_read(r, m->tok, o->tokens, err);
     for (int i = 0; i < r->n; i++) {
-        int32_t at = r->begin[i], n = MIN(r->begin[i + 1] - at, m[0]->config.max_seq_len);
-        passages[i] =
+        int32_t at = r->begin[i], n = MIN(r->begin[i + 1] - at, m->config.max_seq_len);
+        r->seqs[i] =
             (struct scored_sequence){r->ids.v + at, r->scored.data ? r->scored.data + at : NULL, n};
     }
-    if (rc == OK) {
-        progress_start(&bar, "comparison", r->ids.n);
-        *d = model_divergence_measure(m, kv, passages, r->n, pool, &bar);
-        progress_finish(&bar, NULL);
-    }
+    return rc;
+}
+
+static void passages_free(struct text_passages *r) {
     token_ids_release(&r->ids);
     buf_release(&r->scored);
-    free(passages);
     free(r);
-    return rc;
 }
 
 static void print_kv(const struct cli_options *c, enum dtype kv, const struct model_divergence *d) {
@@ -245,60 +283,87 @@ static int kv_compare(const struct cli_options *c, const struct options *o, cons
                       struct error *err) {
     char *path = cli_find_file(name);
     struct pool *pool = pool_new((int)c->threads);
+    struct text_passages *r = xcalloc(1, sizeof *r);
     struct model *m = model_open(path, cli_numeric_class(c), err);
-    int rc = m ? OK : err->code;
+    int rc = m ? passages_read(r, o, m, err) : err->code;
     for (int i = 0; rc == OK && i < o->kv.n; i++) {
         const struct model *const both[2] = {m, m};
         enum dtype kv[2] = {DTYPE_F32};
-        struct model_divergence d = {0};
+        struct progress bar;
         rc = kv_cache_dtype_parse(o->kv.v[i], m->cls, &kv[1], err);
-        if (rc == OK) rc = models_compare(o, both, kv, pool, &d, err);
-        if (rc == OK && d.n > 0) print_kv(c, kv[1], &d);
+        if (rc != OK || r->n == 0) continue;
+        progress_start(&bar, "comparison", r->ids.n);
+        const struct model_divergence d =
+            model_divergence_measure(both, kv, r->seqs, r->n, pool, &bar);
+        progress_finish(&bar, NULL);
+        if (d.n > 0) print_kv(c, kv[1], &d);
     }
     model_close(m);
+    passages_free(r);
     pool_free(pool);
     free(path);
     return rc;
 }
 
+/* Writes the copy, or prints the plan (`memory`), from the mapped original; reads the tokens of the
+ * comparison. */
+static int copy_make(const struct cli_options *c, const struct options *o, const char *path,
+                     const char *out, const struct quant_scheme *q, struct pool *pool,
+                     const struct memory_steps *memory, struct original *info,
+                     struct text_passages *r, struct error *err) {
+    struct model *m = model_open_for_writing(path, err);
+    if (!m) return err->code;
+    int rc = OK;
+    *info = (struct original){m->config, m->type, file_bytes(m)};
+    if (tensor_type_is_quantized(m->type))
+        log_warn("'%s' is quantised already (%s): the figures do not include that loss", m->name,
+                 tensor_type_name(m->type));
+    if (o->dry_run)
+        rc = plan(c, m, out, q, memory, err);
+    else if ((rc = model_set_source(m, err)) == OK)
+        rc = copy_write(m, out, q, pool, err);
+    if (rc == OK && o->compare && !o->dry_run) rc = passages_read(r, o, m, err);
+    model_close(m);
+    return rc;
+}
+
+static int quantize(const struct cli_options *c, const struct options *o, const char *path,
+                    const char *out, const struct quant_scheme *q, struct pool *pool,
+                    struct error *err) {
+    static const enum dtype f32[2] = {DTYPE_F32, DTYPE_F32};
+    const char *const both[2] = {path, out};
+    struct memory_steps steps = {0};
+    struct original info;
+    struct model_divergence d = {0};
+    struct text_passages *r = xcalloc(1, sizeof *r);
+    int rc = memory_limit_check(c, o, path, out, q, pool, &steps, err);
+    if (rc == OK && same_file(path, out))
+        rc = error_set(err, ERR_USAGE, "'%s' is the model itself: name another file", out);
+    if (rc == OK) rc = copy_make(c, o, path, out, q, pool, &steps, &info, r, err);
+    if (rc == OK && r->n > 0)
+        rc = model_divergence_measure_in_turn(both, cli_numeric_class(c), f32,
+                                              info.config.vocab_size, r->seqs, r->n, out,
+                                              LOGITS_FILE_BYTES, pool, &d, err);
+    if (rc == OK && !o->dry_run) print_result(c, &info, written_bytes(out), out, q, &d);
+    if (rc == OK && !o->dry_run) setup_print_peak_memory(c, steps.limit);
+    passages_free(r);
+    return rc;
+}
+
 static int run(const struct cli_options *c, const void *options, const struct strings *args,
                struct error *err) {
-    static const enum dtype f32[2] = {DTYPE_F32, DTYPE_F32};
     const struct options *o = options;
     if (o->kv.n > 0 && (o->type || args->n > 1))
         return error_set(err, ERR_USAGE,
                          "--kv-cache-dtype only measures: leave OUT and --type out");
     if (o->kv.n > 0) return kv_compare(c, o, args->v[0], err);
     if (args->n < 2) return error_set(err, ERR_USAGE, "argument 'OUT' is missing");
-    const char *out = args->v[1];
     struct quant_scheme q;
-    struct model_divergence d = {0};
     if (!o->type) return error_set(err, ERR_USAGE, "--type is missing: %s", tensor_type_list());
     if (quant_parse(o->type, &q, err) != OK) return err->code;
     char *path = cli_find_file(args->v[0]);
     struct pool *pool = pool_new((int)c->threads);
-    struct model *original = NULL, *copy = NULL;
-    size_t limit = 0;
-    int rc = memory_limit_check(c, o, path, &q, pool, &limit, err);
-    if (rc == OK && same_file(path, out))
-        rc = error_set(err, ERR_USAGE, "'%s' is the model itself: name another file", out);
-    if (rc == OK && !(original = model_open(path, cli_numeric_class(c), err))) rc = err->code;
-    if (rc == OK && tensor_type_is_quantized(original->type))
-        log_warn("'%s' is quantised already (%s): the figures do not include that loss",
-                 original->name, tensor_type_name(original->type));
-    if (rc == OK && o->dry_run)
-        rc = plan(c, original, out, &q, err);
-    else if (rc == OK && (rc = model_set_source(original, err)) == OK)
-        rc = copy_write(original, out, &q, pool, err);
-    bool compare = o->compare && !o->dry_run;
-    if (rc == OK && compare && !(copy = model_open(out, cli_numeric_class(c), err))) rc = err->code;
-    const struct model *const both[2] = {original, copy};
-    if (rc == OK && compare) rc = models_compare(o, both, f32, pool, &d, err);
-    if (rc == OK && !o->dry_run)
-        print_result(c, original, copy ? file_bytes(copy) : written_bytes(out), out, &q, &d);
-    if (rc == OK && !o->dry_run) setup_print_peak_memory(c, limit);
-    model_close(copy);
-    model_close(original);
+    int rc = quantize(c, o, path, args->v[1], &q, pool, err);
     pool_free(pool);
     free(path);
     return rc;
@@ -317,13 +382,12 @@ static const struct option_row rows[] = {
      "write nothing, and compare keys and values in these number formats with f32: bf16 f16 i8",
      JOB_ARG_TEXT},
     {"compare", OPT_BOOL, offsetof(struct options, compare), "true", 0, 0, NULL,
-     "compare the copy with the original; --no-compare only writes it, in half the time and "
-     "memory"},
+     "compare the copy with the original; --no-compare only writes it, in less time and memory"},
     {"max-memory", OPT_STRING, offsetof(struct options, max_memory), NULL, 0, 0, "SIZE",
      "memory limit of the process, such as 500M or 2G, checked before anything is loaded",
      JOB_ARG_TEXT},
     {"dry-run", OPT_BOOL, offsetof(struct options, dry_run), NULL, 0, 0, NULL,
-     "print the size of the result, and exit"},
+     "print the size of the result and the memory plan, and exit"},
     {0},
 };
 

@@ -3,6 +3,7 @@
 #define _GNU_SOURCE
 #include "cli/cli.h"
 
+#include <stdlib.h>
 #include <string.h>
 
 const char *cli_duration(double seconds, char out[32]) {
@@ -74,6 +75,17 @@ static void line_print(const char *key, const json_t *v) {
         printf("%.6g\n", json_number_value(v));
 }
 
+/* One line for each member: "memory, total". */
+static void object_print(const char *key, const json_t *object) {
+    const char *member;
+    json_t *v;
+    json_object_foreach ((json_t *)(uintptr_t)object, member, v) {
+        char *name = xasprintf("%s, %s", key, member);
+        line_print(name, v);
+        free(name);
+    }
+}
+
 void cli_print_dry_run(const struct cli_options *c, json_t *plan) {
     const char *key;
     json_t *v, *item;
@@ -85,8 +97,10 @@ void cli_print_dry_run(const struct cli_options *c, json_t *plan) {
     printf("dry run, nothing is written:\n");
     bool has_work = json_object_get(plan, "work");
     json_object_foreach (plan, key, v) {
-        if (has_work && (json_is_object(v) || strstr(key, "seconds"))) continue;
-        if (!json_is_array(v)) line_print(key, v);
+        bool is_work = has_work && (strcmp(key, "work") == 0 || strstr(key, "seconds"));
+        if (is_work) continue; // printed below
+        if (json_is_object(v)) object_print(key, v);
+        if (!json_is_array(v) && !json_is_object(v)) line_print(key, v);
         json_array_foreach (v, i, item) line_print(i ? "" : key, item);
     }
     if (has_work) {

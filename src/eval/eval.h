@@ -67,14 +67,24 @@ struct model_divergence {
     double kl_mean, kl_p99; /* KL(m[0] ‖ m[1]) per prediction, in nats */
     double same_top;        /* share of predictions with the same most probable token */
 };
-/* Bytes of model_divergence_measure for sequences of at most `longest` tokens, `tokens` in all. */
-size_t model_divergence_bytes(const struct model_config *c, int32_t longest, int64_t tokens,
-                              struct pool *pool);
 /* Every sequence fits in the context of both models. kv: the types of their keys and values. */
 struct model_divergence model_divergence_measure(const struct model *const m[2],
                                                  const enum dtype kv[2],
                                                  const struct scored_sequence *seqs, int n,
                                                  struct pool *pool, struct progress *p);
+/* The same for the models at two paths, of which one at a time is in memory. The logits of the
+ * first are in a file without a name in the folder of `path`, which has at most `file_bytes`: for
+ * more predictions the models are opened again in turn. ERR_MISMATCH: a model has not `vocab`
+ * tokens, or a shorter context than a sequence. */
+int model_divergence_measure_in_turn(const char *const models[2], enum numeric_class cls,
+                                     const enum dtype kv[2], int32_t vocab,
+                                     const struct scored_sequence *seqs, int n, const char *path,
+                                     int64_t file_bytes, struct pool *pool,
+                                     struct model_divergence *out, struct error *err);
+/* Most bytes of model_divergence_measure_in_turn besides the opened model, for sequences of at most
+ * `longest` tokens, `tokens` in all. */
+size_t model_divergence_bytes(const struct model_config *c, int32_t longest, int64_t tokens,
+                              struct pool *pool);
 
 /* statistics */
 

@@ -348,6 +348,13 @@ int matrix_alloc(struct matrix *m, enum tensor_type type, int64_t n, int64_t k,
     return matrix_alloc_data(m, arena, err);
 }
 
+int matrix_init_unpacked(struct matrix *m, enum tensor_type type, int64_t n, int64_t k,
+                         const void *rows, struct error *err) {
+    int rc = shape_check(type, n, k, err);
+    if (rc == OK) *m = (struct matrix){.type = type, .n = n, .k = k, .data = rows};
+    return rc;
+}
+
 /* Rows that matrix_init packs. */
 struct rows_packing {
     struct matrix *m;
@@ -422,7 +429,8 @@ static void packed_row_decode(const struct matrix *m, int64_t i, int64_t k0, int
 
 void matrix_get_row_part(const struct matrix *m, int64_t i, int64_t k0, int64_t k1, float *out) {
     if (!m->packed) {
-        size_t bytes = tensor_row_bytes(m->type, m->k), skip = tensor_row_bytes(m->type, k0);
+        size_t bytes = tensor_row_bytes(m->type, m->k),
+               skip = k0 ? tensor_row_bytes(m->type, k0) : 0;
         tensor_to_f32(m->type, (const uint8_t *)m->data + (size_t)i * bytes + skip, out, k1 - k0);
     } else if (m->layout == LAYOUT_BF16) {
         int64_t kp = (m->k + 31) / 32 * 32;
@@ -481,6 +489,11 @@ bool matrix_encode_row(const struct matrix *m, int64_t i, void *out) {
     const struct tensor_type_traits *traits = tensor_type_traits_find(m->type);
     uint8_t *to = out;
     CHECK(i >= 0 && i < m->n);
+    if (!m->packed && tensor_type_is_quantized(m->type)) {
+        size_t bytes = tensor_row_bytes(m->type, m->k);
+        memcpy(out, (const uint8_t *)m->data + (size_t)i * bytes, bytes);
+        return true;
+    }
     if (m->layout == LAYOUT_NF4) {
         nf4_row_encode(m, i, out);
         return true;

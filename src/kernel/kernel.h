@@ -178,6 +178,10 @@ int matrix_init(struct matrix *m, enum tensor_type type, int64_t n, int64_t k, c
 int matrix_alloc(struct matrix *m, enum tensor_type type, int64_t n, int64_t k,
                  enum numeric_class cls, struct arena *arena, struct error *err);
 int matrix_set_row(struct matrix *m, int64_t i, const void *row, struct error *err);
+/* Initialises `m` from rows of any type that stay where they are, for matrix_get_row and
+ * matrix_encode_row alone. */
+int matrix_init_unpacked(struct matrix *m, enum tensor_type type, int64_t n, int64_t k,
+                         const void *rows, struct error *err);
 /* Writes row i of a quantised matrix to `out` with the same bytes as in the file. Returns false for
  * f32, f16 and bf16: the caller then uses matrix_get_row and tensor_from_f32, which are exact. */
 bool matrix_encode_row(const struct matrix *m, int64_t i, void *out);

@@ -859,9 +859,11 @@ static int rope_freqs_read(struct gguf *g, struct model_config *c, struct error 
     return OK;
 }
 
-struct model *gguf_model_open(const char *path, enum numeric_class cls, struct error *err) {
+struct model *gguf_model_open(const char *path, enum numeric_class cls, bool mapped,
+                              struct error *err) {
     struct gguf g;
     struct model *m = model_alloc(path, cls);
+    m->mapped = mapped;
     int rc = gguf_open(&g, path, err);
     if (rc == OK) rc = config_read(&g, &m->config, err);
     if (rc == OK) rc = rope_freqs_read(&g, &m->config, err);
@@ -1156,8 +1158,6 @@ static int padding_write(struct atomic_file *w, struct error *err) {
     return atomic_file_write(w, zeros, (size_t)(align_up(w->pos, 32) - w->pos), err);
 }
 
-enum { ROWS_PER_WRITE = 256 };
-
 /* The state of writing rows of one weight to a file. */
 struct row_encoding {
     const struct model *m;
@@ -1169,12 +1169,13 @@ struct row_encoding {
     float *scratch;       /* [threads][max_row_len] */
     uint8_t *out;         /* [ROWS_PER_WRITE][tensor_row_bytes] */
     atomic_bool bad;      /* a row does not pass row_fits */
+    bool check;           /* a quantised type to which rows are converted, not copied */
 };
 
 /* Scales are f16, which cannot represent larger values or NaN. For rows that were copied, the
  * scratch holds the values of an earlier row, which passed this check. */
 static bool row_fits(const struct row_encoding *e, const float *row) {
-    if (!tensor_type_is_quantized(e->type)) return true;
+    if (!e->check) return true;
     for (int64_t i = 0; i < e->w->k; i++)
         if (!(row[i] >= -65504.0f && row[i] <= 65504.0f)) return false;
     return true;
@@ -1186,8 +1187,8 @@ static void rows_encode(void *ctx, int64_t begin, int64_t end, int thread) {
     size_t row_bytes = tensor_row_bytes(e->type, e->w->k);
     for (int64_t i = begin; i < end; i++) {
         int64_t row = e->order ? e->order[e->first + i] : e->first + i;
-        weight_row(e->m, e->w, row, e->type, scratch, e->out + (size_t)i * row_bytes);
-        if (!row_fits(e, scratch)) atomic_store(&e->bad, true);
+        bool ok = weight_row(e->m, e->w, row, e->type, scratch, e->out + (size_t)i * row_bytes);
+        if (!ok || !row_fits(e, scratch)) atomic_store(&e->bad, true);
     }
 }
 
@@ -1217,9 +1218,11 @@ static int weight_write(struct atomic_file *out, struct row_encoding *e, struct 
                            w->name, tensor_type_name(e->type));
         if (rc == OK)
             rc = atomic_file_write(out, e->out, (size_t)n * tensor_row_bytes(e->type, w->k), err);
+        weight_evict(e->m, w, e->first, e->first + n);
         *done += n * w->k;
         if (p) progress_update(p, *done, w->name);
     }
+    weight_evict(e->m, w, 0, w->n); // pages between two writes, and rows in another order
     free(order);
     return rc == OK ? padding_write(out, err) : rc;
 }
@@ -1251,6 +1254,9 @@ static int weights_write(struct atomic_file *out, const struct model *m,
         weight_at(c, i, NAMING_GGUF, &w);
         e.w = &w;
         e.type = quant_weight_type(q, c, &w);
+        const struct matrix *from =
+            m->mapped ? weight_matrix((struct model *)(uintptr_t)m, &w) : NULL;
+        e.check = tensor_type_is_quantized(e.type) && !(from && from->type == e.type);
         rc = weight_write(out, &e, pool, p, &done, err);
     }
     free(e.out);

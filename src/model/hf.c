@@ -339,8 +339,10 @@ static int tokenizer_read(struct model *m, const char *dir, const json_t *config
     return rc;
 }
 
-struct model *hf_model_open(const char *dir, enum numeric_class cls, struct error *err) {
+struct model *hf_model_open(const char *dir, enum numeric_class cls, bool mapped,
+                            struct error *err) {
     struct model *m = model_alloc(dir, cls);
+    m->mapped = mapped;
     json_t *config = config_open(m, dir, err);
     int rc = config ? weights_read(m, dir, err) : err->code;
     if (rc == OK) rc = tokenizer_read(m, dir, config, err);
@@ -467,11 +469,17 @@ static int weight_rows_write(struct atomic_file *out, const struct model *m,
     for (int32_t i = 0; i < n; i++) {
         enum tensor_type t = list[i].is_vector ? TENSOR_F32 : type;
         for (int64_t r = 0; rc == OK && r < list[i].n; r++) {
-            weight_row(m, &list[i], r, t, scratch, scratch + max_row_len);
+            if (!weight_row(m, &list[i], r, t, scratch, scratch + max_row_len))
+                rc = error_set(err, ERR_NUMERIC, "'%s' has a block whose scale is not finite",
+                               list[i].name);
             for (int64_t j = 0; j < list[i].k && list[i].has_offset; j++)
                 scratch[max_row_len + j] -= 1.0f;
-            rc = atomic_file_write(out, scratch + max_row_len, tensor_row_bytes(t, list[i].k), err);
+            if (rc == OK)
+                rc = atomic_file_write(out, scratch + max_row_len, tensor_row_bytes(t, list[i].k),
+                                       err);
+            if (r % ROWS_PER_WRITE == 0) weight_evict(m, &list[i], MAX(r - ROWS_PER_WRITE, 0), r);
         }
+        weight_evict(m, &list[i], 0, list[i].n);
     }
     free(scratch);
     return rc;

@@ -36,12 +36,16 @@ void weight_at(const struct model_config *c, int32_t i, enum tensor_naming namin
  * matrix. */
 struct matrix *weight_matrix(struct model *m, const struct weight_info *w);
 const float **weight_vector(struct model *m, const struct weight_info *w);
-/* Writes row i as `type` to `out` [tensor_row_bytes]. A row of a matrix that has this type already
- * is copied if its bytes are still known (matrix_encode_row), so that writing a quantised model
- * again changes nothing. Any other row of a matrix is converted; `scratch` [k] is then the row as
- * f32. */
-void weight_row(const struct model *m, const struct weight_info *w, int64_t i,
+/* Writes row i as `type` to `out` [tensor_row_bytes]. False: a block in a mapped file has a scale
+ * that is not finite, which model_open would have refused. A row of a matrix that has this type
+ * already is copied if its bytes are still known (matrix_encode_row), so that writing a quantised
+ * model again changes nothing. Any other row of a matrix is converted; `scratch` [k] is then the
+ * row as f32. */
+bool weight_row(const struct model *m, const struct weight_info *w, int64_t i,
                 enum tensor_type type, float *scratch, void *out);
+/* Evicts rows [begin, end) of a weight of a mapped model; of other models, nothing. */
+void weight_evict(const struct model *m, const struct weight_info *w, int64_t begin, int64_t end);
+enum { ROWS_PER_WRITE = 256 }; /* rows that a writer encodes, writes and evicts at a time */
 
 /* The type of one weight in a file, and llama.cpp's number for the scheme (general.file_type). */
 enum tensor_type quant_weight_type(const struct quant_scheme *q, const struct model_config *c,
@@ -55,6 +59,8 @@ uint32_t quant_file_type(const struct quant_scheme *q);
  */
 int32_t *rope_rows_from_interleaved(int32_t heads, int32_t head_dim);
 int32_t *rope_rows_to_interleaved(int32_t heads, int32_t head_dim);
+/* Element `row` of rope_rows_from_interleaved. */
+int64_t rope_row_from_interleaved(int64_t row, int32_t head_dim);
 
 /* Hugging Face's names: "default", "linear", …; rope_kind_find returns -1 for an unknown name. */
 const char *rope_kind_name(enum rope_kind kind);
@@ -99,7 +105,8 @@ void tensors_sort(struct tensor_info *t, int n);
 const struct tensor_info *tensors_find(const struct tensor_info *t, int n, const char *name);
 enum tensor_type tensors_main_type(const struct tensor_info *t, int n);
 
-/* An empty model named after `path`. */
+/* An empty model named after `path`. Its members cls and mapped decide how model_bind creates
+ * weights. */
 struct model *model_alloc(const char *path, enum numeric_class cls);
 /* Moves the mapping into the model, which keeps it until model_close, and clears *map. The model's
  * hash covers the mappings in the order in which they were added. */
@@ -127,7 +134,8 @@ int hf_config_check(const struct model_config *c, struct error *err);
 /* The member of an object, or NULL if it is missing or null, which mean the same in these files. */
 const json_t *json_field(const json_t *root, const char *key);
 
-struct model *gguf_model_open(const char *path, enum numeric_class cls, struct error *err);
+struct model *gguf_model_open(const char *path, enum numeric_class cls, bool mapped,
+                              struct error *err);
 /* model_measure for each of the two formats. tensors_measure adds the tensors to *out, whose config
  * must be set. */
 int gguf_model_measure(const char *path, enum numeric_class cls, struct model_size *out,
@@ -136,7 +144,8 @@ int hf_model_measure(const char *dir, enum numeric_class cls, struct model_size 
                      struct error *err);
 void tensors_measure(const struct tensor_info *t, int n, enum numeric_class cls, bool interleaved,
                      struct model_size *out);
-struct model *hf_model_open(const char *dir, enum numeric_class cls, struct error *err);
+struct model *hf_model_open(const char *dir, enum numeric_class cls, bool mapped,
+                            struct error *err);
 /* The tokenizer of a GGUF file, which need not hold a model. */
 struct tokenizer *gguf_tokenizer_open(const char *path, struct error *err);
 

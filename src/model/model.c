@@ -141,26 +141,36 @@ static int model_format_error(const char *path, const struct file_map *map, stru
                      "'%s' is not a model: expected a GGUF file or a Hugging Face directory", path);
 }
 
-static struct model *model_read(const char *path, enum numeric_class cls, struct error *err) {
+static struct model *model_read(const char *path, enum numeric_class cls, bool mapped,
+                                struct error *err) {
     if (hub_is_name(path)) {
         char *cached_path = hub_cached_path(path, err);
-        struct model *m = cached_path ? model_read(cached_path, cls, err) : NULL;
+        struct model *m = cached_path ? model_read(cached_path, cls, mapped, err) : NULL;
         free(cached_path);
         return m;
     }
-    if (path_is_dir(path)) return hf_model_open(path, cls, err);
+    if (path_is_dir(path)) return hf_model_open(path, cls, mapped, err);
     struct file_map map;
     if (file_map_open(&map, path, err) != OK) return NULL;
     bool gguf = map.size >= 4 && memcmp(map.data, "GGUF", 4) == 0;
     if (!gguf) model_format_error(path, &map, err);
     file_map_close(&map);
-    return gguf ? gguf_model_open(path, cls, err) : NULL;
+    return gguf ? gguf_model_open(path, cls, mapped, err) : NULL;
+}
+
+static struct model *model_open_in(const char *path, enum numeric_class cls, bool mapped,
+                                   struct error *err) {
+    struct model *m = kernels_check_level(err) == OK ? model_read(path, cls, mapped, err) : NULL;
+    if (m && m->tok) tokenizer_set_chat_template(m->tok, m->chat_template);
+    return m;
 }
 
 struct model *model_open(const char *path, enum numeric_class cls, struct error *err) {
-    struct model *m = kernels_check_level(err) == OK ? model_read(path, cls, err) : NULL;
-    if (m && m->tok) tokenizer_set_chat_template(m->tok, m->chat_template);
-    return m;
+    return model_open_in(path, cls, false, err);
+}
+
+struct model *model_open_for_writing(const char *path, struct error *err) {
+    return model_open_in(path, NUMERIC_EXACT, true, err);
 }
 
 static bool type_is_float(enum tensor_type t) {
@@ -234,6 +244,12 @@ static int weight_bind(struct model *m, const struct weight_info *w, const struc
                          ? rope_rows_from_interleaved(w->rope_heads, m->config.head_dim)
                          : NULL;
     struct matrix *matrix = weight_matrix(m, w);
+    if (matrix && m->mapped) {
+        free(order);
+        return matrix_init_unpacked(matrix, t->type, w->n, w->k, t->data, err) == OK
+                   ? OK
+                   : error_wrap(err, "'%s'", w->name);
+    }
     // Hugging Face stores the weights of Gemma's norms minus 1.
     int rc =
         matrix
@@ -275,10 +291,10 @@ struct loading {
 };
 #define LOADING_POOL_BYTES ((size_t)32 << 20) /* from this size on, threads are worth starting */
 
-static struct loading loading_start(const char *name, const struct tensor_info *t, int n) {
-    struct loading l = {.title = xasprintf("loading %s, MB", name), .start = clock_now()};
+static struct loading loading_start(const struct model *m, const struct tensor_info *t, int n) {
+    struct loading l = {.title = xasprintf("loading %s, MB", m->name), .start = clock_now()};
     for (int i = 0; i < n; i++) l.total += t[i].size;
-    if (l.total >= LOADING_POOL_BYTES) l.pool = pool_new(0);
+    if (l.total >= LOADING_POOL_BYTES && !m->mapped) l.pool = pool_new(0);
     return l;
 }
 
@@ -302,8 +318,9 @@ int model_bind(struct model *m, const struct tensor_info *t, int n, enum tensor_
     int32_t n_weights = weight_count(c);
     const struct tensor_info **found = xcalloc((size_t)n_weights, sizeof(*found));
     int rc = tensors_match(c, t, n, naming, found, err);
-    struct loading l = loading_start(m->name, t, n);
+    struct loading l = loading_start(m, t, n);
     m->layers = arena_alloc(&m->arena, sizeof(*m->layers) * (size_t)c->n_layers);
+    m->interleaved = interleaved && m->mapped;
     for (int32_t i = 0; rc == OK && i < n_weights; i++) {
         struct weight_info w;
         weight_at(c, i, naming, &w);
@@ -457,7 +474,34 @@ struct model_weight model_weight_at(struct model *m, int32_t i) {
     return out;
 }
 
-void weight_row(const struct model *m, const struct weight_info *w, int64_t i,
+static bool is_finite(const float *v, int64_t n) {
+    for (int64_t i = 0; i < n; i++)
+        if (!isfinite(v[i])) return false;
+    return true;
+}
+
+/* weight_row of a matrix in its file. The row is decoded even if it is copied, because nothing has
+ * checked the scales of its blocks. */
+static bool mapped_row(const struct model *m, const struct weight_info *w,
+                       const struct matrix *matrix, int64_t i, enum tensor_type type,
+                       float *scratch, void *out) {
+    if (m->interleaved && w->rope_heads > 0) i = rope_row_from_interleaved(i, m->config.head_dim);
+    matrix_get_row(matrix, i, scratch);
+    if (matrix->type != type || !matrix_encode_row(matrix, i, out))
+        tensor_from_f32(type, scratch, out, w->k);
+    return !tensor_type_is_quantized(matrix->type) || is_finite(scratch, w->k);
+}
+
+void weight_evict(const struct model *m, const struct weight_info *w, int64_t begin, int64_t end) {
+    struct model *mutable_model = (struct model *)(uintptr_t)m;
+    const struct matrix *matrix = m->mapped ? weight_matrix(mutable_model, w) : NULL;
+    if (!matrix) return;
+    const size_t bytes = tensor_row_bytes(matrix->type, matrix->k);
+    file_map_evict((const uint8_t *)matrix->data + (size_t)begin * bytes,
+                   (size_t)(end - begin) * bytes);
+}
+
+bool weight_row(const struct model *m, const struct weight_info *w, int64_t i,
                 enum tensor_type type, float *scratch, void *out) {
     /* weight_matrix and weight_vector return pointers; nothing is written through them here. */
     struct model *mutable_model = (struct model *)(uintptr_t)m;
@@ -467,12 +511,15 @@ void weight_row(const struct model *m, const struct weight_info *w, int64_t i,
         tensor_from_f32(type, scratch, out, w->k);
     } else if (!matrix) {
         tensor_from_f32(type, *weight_vector(mutable_model, w), out, w->k);
+    } else if (m->mapped) {
+        return mapped_row(m, w, matrix, i, type, scratch, out);
     } else if (m->changed_row && m->changed_row(m, matrix, i, scratch)) {
         tensor_from_f32(type, scratch, out, w->k);
     } else if (matrix->type != type || !matrix_encode_row(matrix, i, out)) {
         matrix_get_row(matrix, i, scratch);
         tensor_from_f32(type, scratch, out, w->k);
     }
+    return true;
 }
 
 static void config_hash(struct sha256 *h, const struct model_config *c) {

@@ -106,12 +106,14 @@ struct model {
     const float *final_norm_bias; /* [D], or NULL */
     enum tensor_type type;        /* type of most weights */
     enum numeric_class cls;
-    bool computed; /* see model_new_for_writing */
+    bool computed;    /* see model_new_for_writing */
+    bool mapped;      /* see model_open_for_writing */
+    bool interleaved; /* mapped: the rows of q and k are interleaved pairs, as in GGUF */
     uint64_t seed;
     /* If not NULL, writers call it for each row i of a matrix w of this model: if it returns true,
      * `out` [w->k] is the row to write, else it is that of w. Any thread. */
     bool (*changed_row)(const struct model *m, const struct matrix *w, int64_t i, float *out);
-    const void *changes; /* for changed_row */
+    const void *changes;   /* for changed_row */
     struct tokenizer *tok; /* NULL when the files have none */
     char *chat_template;   /* Jinja text from the files, or NULL: ChatML */
     struct arena arena;    /* packed weights and everything small */
@@ -126,6 +128,9 @@ struct model {
 /* `path`: a GGUF file, a Hugging Face directory, or the "hf:" name of a model that was pulled
  * (hub/hub.h). NULL on an error. */
 struct model *model_open(const char *path, enum numeric_class cls, struct error *err);
+/* model_open for the writers and model_hash alone: the matrices stay in the file, and the writers
+ * evict the pages that they have read, so that neither the model nor the file is in memory. */
+struct model *model_open_for_writing(const char *path, struct error *err);
 void model_close(struct model *m);
 /* A model's shape and memory, computed from the headers alone. */
 struct model_size {
@@ -173,6 +178,11 @@ int quant_parse(const char *name, struct quant_scheme *out, struct error *err);
 struct quant_scheme quant_pure(enum tensor_type type);
 int64_t quant_bytes(const struct quant_scheme *q,
                     const struct model_config *c); /* bytes of all weights */
+/* model_measure of a model that a writer would write with these types; `tokenizer` stays 0. */
+void quant_measure(const struct quant_scheme *q, const struct model_config *c,
+                   enum numeric_class cls, struct model_size *out);
+/* Most bytes that a writer allocates besides the model, for rows of up to the longest one. */
+size_t model_writing_bytes(const struct model_config *c, struct pool *pool);
 /* model_write_gguf for any scheme. The threads of `pool` encode the rows; `p` counts weights;
  * either may be NULL. When the type of a matrix is quantised, a weight that is NaN or too large for
  * an f16 scale is ERR_NUMERIC. */

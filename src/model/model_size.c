@@ -39,6 +39,35 @@ void tensors_measure(const struct tensor_info *t, int n, enum numeric_class cls,
     }
 }
 
+void quant_measure(const struct quant_scheme *q, const struct model_config *c,
+                   enum numeric_class cls, struct model_size *out) {
+    *out = (struct model_size){.config = *c, .type = q->type};
+    for (int32_t i = 0; i < weight_count(c); i++) {
+        struct weight_info w;
+        weight_at(c, i, c->arch->gguf ? NAMING_GGUF : NAMING_HF, &w);
+        const enum tensor_type type = quant_weight_type(q, c, &w);
+        const struct tensor_info t = {.type = type,
+                                      .n_dims = w.is_vector ? 1 : 2,
+                                      .dims = {w.is_vector ? w.k : w.n, w.k},
+                                      .size = (size_t)w.n * tensor_row_bytes(type, w.k)};
+        out->weights += tensor_memory_bytes(&t, cls);
+        out->file += t.size;
+        if (!is_used_in_place(&t, cls, w.rope_heads > 0 && c->arch->gguf_permuted))
+            out->while_loading = MAX(out->while_loading, t.size);
+    }
+}
+
+size_t model_writing_bytes(const struct model_config *c, struct pool *pool) {
+    size_t longest = 0;
+    for (int32_t i = 0; i < weight_count(c); i++) {
+        struct weight_info w;
+        weight_at(c, i, NAMING_HF, &w);
+        longest = MAX(longest, (size_t)w.k + 1);
+    }
+    // rows as f32 and encoded, and the pages of the file that they come from
+    return longest * sizeof(float) * ((size_t)pool_size(pool) + 2 * ROWS_PER_WRITE);
+}
+
 int model_measure(const char *path, enum numeric_class cls, struct model_size *out,
                   struct error *err) {
     *out = (struct model_size){0};

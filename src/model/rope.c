@@ -137,14 +137,14 @@ bool rope_scaling_recover(struct model_config *c, const float *divisors) {
     return false;
 }
 
+int64_t rope_row_from_interleaved(int64_t row, int32_t head_dim) {
+    const int64_t i = row % head_dim, half = head_dim / 2;
+    return row - i + (i < half ? 2 * i : 2 * (i - half) + 1);
+}
+
 int32_t *rope_rows_from_interleaved(int32_t heads, int32_t head_dim) {
-    int32_t half = head_dim / 2,
-            *order = xmalloc(sizeof(*order) * (size_t)heads * (size_t)head_dim);
-    for (int32_t h = 0; h < heads; h++)
-        for (int32_t j = 0; j < half; j++) {
-            order[h * head_dim + j] = h * head_dim + 2 * j;
-            order[h * head_dim + half + j] = h * head_dim + 2 * j + 1;
-        }
+    int32_t n = heads * head_dim, *order = xmalloc(sizeof(*order) * (size_t)n);
+    for (int32_t i = 0; i < n; i++) order[i] = (int32_t)rope_row_from_interleaved(i, head_dim);
     return order;
 }
 

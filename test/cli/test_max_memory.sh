@@ -134,6 +134,16 @@ grep -q 'memory, the least' "$tmp/plan.out" && ok "pretrain --dry-run" || bad "p
 copy() { hash "$tmp/q.gguf"; rm -f "$tmp/q.gguf"; }
 limits "quantize" 0 copy quantize $model "$tmp/q.gguf" --type q8_0 --tokens 256
 
+# The plan of a dry run is no less than the peak, which is that of one model.
+for type in q8_0 bf16; do
+    run plan quantize models/fry "$tmp/q.gguf" --type $type --tokens 512 --dry-run --json
+    total=$(sed -n 's/.*"memory":{[^}]*"total":\([0-9]*\).*/\1/p' "$tmp/plan.out")
+    run free quantize models/fry "$tmp/q.gguf" --type $type --tokens 512
+    if [ -n "$total" ] && [ $((peak << 20)) -le "$total" ]; then ok "quantize to $type keeps its plan"
+    else bad "quantize to $type keeps its plan" "peak $peak MB, plan ${total:-none}: $(cat "$tmp/plan.out")"; fi
+    [ "$peak" -le 22 ] && ok "quantize holds one model at a time" || bad "quantize holds one model at a time" "$peak MB"
+done
+
 # evolve; demo is evolve with another recipe
 
 cat >"$tmp/evolve.yaml" <<'END'

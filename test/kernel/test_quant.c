@@ -14,6 +14,7 @@
 #include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/mman.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -420,13 +421,13 @@ static void test_garbage(void **state) {
 /* models */
 
 static const char *tmp_path(const char *name) {
-    static char dir[64], path[4][128];
+    static char dir[64], path[8][128];
     static int turn;
     if (!*dir) {
         snprintf(dir, sizeof dir, "/tmp/shoal-quant-XXXXXX");
         assert_non_null(mkdtemp(dir));
     }
-    char *p = path[turn++ % 4];
+    char *p = path[turn++ % 8];
     snprintf(p, sizeof path[0], "%s/%s", dir, name);
     return p;
 }
@@ -552,6 +553,96 @@ static void test_models(void **state) {
     struct model_divergence self = divergence_of(m, m);
     assert_true(self.kl_mean == 0 && self.same_top == 1 &&
                 self.perplexity[0] == self.perplexity[1] && self.perplexity[0] > 1);
+    pool_free(pool);
+    model_close(m);
+}
+
+/* A writer makes the same file from a mapped model as from an opened one, for every type of it;
+ * q and k are permuted. A mapped block with a scale that is not finite is refused. */
+static void test_mapped_models(void **state) {
+    (void)state;
+    static const char *const to[] = {"f32", "q8_0", "q4_k_m", "nf4"};
+    struct error err;
+    struct pool *pool = pool_new(2);
+    for (size_t i = 0; i < ARRAY_LEN(models) * 2; i++) {
+        struct quant_scheme q;
+        struct model *m = small_model(i % 2);
+        assert_int_equal(quant_parse(models[i / 2].name, &q, &err), OK);
+        assert_int_equal(model_quantize_gguf(m, tmp_path("m.gguf"), &q, pool, NULL, &err), OK);
+        model_close(m);
+        struct model *opened = open_ok(tmp_path("m.gguf"), NUMERIC_EXACT),
+                     *mapped = model_open_for_writing(tmp_path("m.gguf"), &err);
+        assert_non_null(mapped);
+        assert_true(mapped->type == opened->type && mapped->layers[1].proj[PROJ_Q].data);
+        for (size_t j = 0; j <= ARRAY_LEN(to); j++) { // the last one: its own type
+            struct quant_scheme other = q;
+            if (j < ARRAY_LEN(to)) assert_int_equal(quant_parse(to[j], &other, &err), OK);
+            for (int k = 0; k < 2; k++)
+                assert_int_equal(model_quantize_gguf(k ? mapped : opened,
+                                                     tmp_path(k ? "b.gguf" : "a.gguf"), &other,
+                                                     pool, NULL, &err),
+                                 OK);
+            assert_files_equal(tmp_path("a.gguf"), tmp_path("b.gguf"));
+        }
+        for (int k = 0; k < 2; k++)
+            assert_int_equal(
+                model_write_hf(k ? mapped : opened, tmp_path(k ? "b" : "a"), TENSOR_BF16, &err),
+                OK);
+        assert_files_equal(tmp_path("a/model.safetensors"), tmp_path("b/model.safetensors"));
+        model_close(opened);
+        const struct matrix w = mapped->layers[1].proj[PROJ_DOWN];
+        if (q.type == TENSOR_Q8_0) { // the mapping is private
+            static const uint8_t nan[2] = {0xff, 0x7f};
+            uintptr_t page = (uintptr_t)w.data / 4096 * 4096;
+            assert_int_equal(mprotect((void *)page, 8192, PROT_READ | PROT_WRITE), 0);
+            memcpy((void *)(uintptr_t)w.data, nan, sizeof nan);
+            // no writer evicts the changed page before it is read: it is in one matrix only
+            assert_int_equal(model_quantize_gguf(mapped, tmp_path("a.gguf"), &q, pool, NULL, &err),
+                             ERR_NUMERIC);
+            assert_int_equal(mprotect((void *)page, 8192, PROT_READ), 0);
+        }
+        model_close(mapped);
+    }
+    pool_free(pool);
+}
+
+/* Models that are opened in turn give the bits of models that are in memory together, whether the
+ * file of logits holds all predictions or those of one sequence. */
+static void test_divergence_in_turn(void **state) {
+    (void)state;
+    struct error err;
+    struct model *m = small_model(true);
+    struct pool *pool = pool_new(2);
+    struct token_ids ids[2] = {0};
+    struct scored_sequence text[2];
+    char scored[60] = {0};
+    const char *const paths[2] = {tmp_path("original.gguf"), tmp_path("copy.gguf")};
+    for (int i = 0; i < 60; i++) scored[i] = i % 3 != 0;
+    int n = text_tokens(m, ids, text);
+    text[1].scored = scored;
+    assert_int_equal(model_write_gguf(m, paths[0], TENSOR_F32, &err), OK);
+    assert_int_equal(model_write_gguf(m, paths[1], TENSOR_Q4_0, &err), OK);
+    struct model *const both[2] = {open_ok(paths[0], NUMERIC_EXACT),
+                                   open_ok(paths[1], NUMERIC_EXACT)};
+    const struct model_divergence want =
+        model_divergence_measure((const struct model *const *)both, f32, text, n, pool, NULL);
+    assert_true(want.n == text[0].n - 1 + 40 && want.kl_mean > 0);
+    for (int i = 0; i < 2; i++) {
+        struct model_divergence got;
+        assert_int_equal(model_divergence_measure_in_turn(paths, NUMERIC_EXACT, f32, 300, text, n,
+                                                          paths[1], i ? 1 << 20 : 1, pool, &got,
+                                                          &err),
+                         OK);
+        assert_memory_equal(&got, &want, sizeof got);
+    }
+    assert_int_equal(model_divergence_measure_in_turn(paths, NUMERIC_EXACT, f32, 301, text, n,
+                                                      paths[1], 1, pool,
+                                                      &(struct model_divergence){0}, &err),
+                     ERR_MISMATCH);
+    for (int i = 0; i < 2; i++) {
+        model_close(both[i]);
+        token_ids_release(&ids[i]);
+    }
     pool_free(pool);
     model_close(m);
 }
@@ -765,6 +856,8 @@ int main(void) {
         cmocka_unit_test(test_rows_round_trip),
         cmocka_unit_test(test_garbage),
         cmocka_unit_test(test_models),
+        cmocka_unit_test(test_mapped_models),
+        cmocka_unit_test(test_divergence_in_turn),
         cmocka_unit_test(test_divergence),
         cmocka_unit_test(test_model_new_typed),
         cmocka_unit_test(test_mixtures),

@@ -647,6 +647,10 @@ static void test_hf_shards(void **state) {
     assert_weights_equal(m, reread, TENSOR_F32);
     assert_int_equal(reread->n_maps, 3);
     model_close(reread);
+    struct model *mapped = model_open_for_writing(tmp_path("shards"), &err);
+    assert_non_null(mapped);
+    assert_weights_equal(m, mapped, TENSOR_F32);
+    model_close(mapped);
 
     json_object_set_new(map, "model.norm.weight", json_string("one.safetensors"));
     json_dump_file(root, index, 0);

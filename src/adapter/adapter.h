@@ -441,6 +441,19 @@ struct kl_divergence adapter_kl_divergence(const struct model *m, const struct a
                                            const struct model *m2, const struct adapter *a2,
                                            struct pool *pool);
 
+/* The first model of such a comparison, which may be closed before the second one is opened: the
+ * logits of m with a, in a file without a name in the folder of `path`. */
+struct kl_reference;
+struct kl_reference *kl_reference_new(const struct model *m, const struct adapter *a,
+                                      const char *path, struct pool *pool, struct error *err);
+/* Compares m2 with a2. ERR_MISMATCH: m2 has another vocabulary. */
+int kl_reference_compare(const struct kl_reference *r, const struct model *m2,
+                         const struct adapter *a2, struct pool *pool, struct kl_divergence *out,
+                         struct error *err);
+void kl_reference_free(struct kl_reference *r);
+/* Most bytes that each of the two functions allocates. */
+size_t kl_reference_bytes(const struct model_config *c, struct pool *pool);
+
 /* algebra */
 
 enum blend_kind { BLEND_DELTA, BLEND_LEGACY };

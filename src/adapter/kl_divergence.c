@@ -12,6 +12,7 @@
 #include <float.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 /* MAX_TOKENS: longer prompts are truncated. */
 enum { MAX_TOKENS = 64, RANDOM_PROMPTS = 4, RANDOM_TOKENS = 24 };
@@ -23,6 +24,13 @@ static const char *const prompts[] = {
     "中国的首都是北京。长江是亚洲最长的河流,它的长度大约是",
     "Der Hund läuft schnell durch den Wald, weil er die Katze gesehen",
     "def add(a, b):\n    return a + b\n\nprint(add(2, 3))",
+};
+
+struct kl_reference {
+    int fd; /* the logits of all prompts, [positions][vocab] */
+    int32_t vocab;
+    int n;
+    struct token_ids ids[ARRAY_LEN(prompts)];
 };
 
 static void random_ids(struct token_ids *out, int32_t vocab, uint32_t id) {
@@ -116,4 +124,81 @@ struct kl_divergence adapter_kl_divergence(const struct model *m, const struct a
     forward_free(f);
     forward_free(f2);
     return d;
+}
+
+static const struct forward_options one_prompt = {
+    .max_rows = MAX_TOKENS, .n_slots = 1, .slot_len = MAX_TOKENS};
+
+/* A forward pass for one prompt, and the memory of its logits. */
+static struct forward *forward_begin(const struct model *m, struct pool *pool, float **logits) {
+    struct forward_options o = one_prompt;
+    o.pool = pool;
+    struct forward *f = forward_new(m, &o);
+    CHECK(f); // the memory for one short sequence is small
+    *logits = xmalloc(sizeof **logits * MAX_TOKENS * (size_t)m->config.vocab_size);
+    return f;
+}
+
+struct kl_reference *kl_reference_new(const struct model *m, const struct adapter *a,
+                                      const char *path, struct pool *pool, struct error *err) {
+    CHECK(!a || adapter_is_ready(a));
+    int fd = file_open_unnamed(path, err), rc = fd < 0 ? fd : OK;
+    if (rc != OK) return NULL;
+    struct kl_reference *r = xcalloc(1, sizeof *r);
+    float *logits;
+    struct forward *f = forward_begin(m, pool, &logits);
+    int64_t end = 0;
+    *r = (struct kl_reference){fd, m->config.vocab_size,
+                               m->tok ? ARRAY_LEN(prompts) : RANDOM_PROMPTS};
+    for (int i = 0; rc == OK && i < r->n; i++) {
+        prompt_ids(m, i, &r->ids[i]);
+        size_t bytes = sizeof *logits * (size_t)r->ids[i].n * (size_t)r->vocab;
+        prompt_run(f, a, &r->ids[i], logits);
+        rc = file_write_at(fd, logits, bytes, end, err);
+        end += (int64_t)bytes;
+    }
+    forward_free(f);
+    free(logits);
+    if (rc == OK) return r;
+    kl_reference_free(r);
+    return NULL;
+}
+
+int kl_reference_compare(const struct kl_reference *r, const struct model *m2,
+                         const struct adapter *a2, struct pool *pool, struct kl_divergence *out,
+                         struct error *err) {
+    CHECK(!a2 || adapter_is_ready(a2));
+    *out = (struct kl_divergence){0};
+    if (m2->config.vocab_size != r->vocab)
+        return error_set(err, ERR_MISMATCH, "'%s' has another vocabulary or context", m2->name);
+    float *q, *p = xmalloc(sizeof *p * (size_t)r->vocab);
+    struct forward *f = forward_begin(m2, pool, &q);
+    const size_t bytes = sizeof *p * (size_t)r->vocab;
+    int rc = OK;
+    for (int i = 0; rc == OK && i < r->n; i++) {
+        prompt_run(f, a2, &r->ids[i], q);
+        for (int32_t t = 0; rc == OK && t < r->ids[i].n; t++) {
+            rc = file_read_at(r->fd, p, bytes, out->positions * (int64_t)bytes, err);
+            if (rc == OK) divergence_add(out, p, q + (int64_t)t * r->vocab, 1, r->vocab);
+        }
+    }
+    out->mean /= out->positions;
+    out->same_top /= out->positions;
+    forward_free(f);
+    free(p);
+    free(q);
+    return rc;
+}
+
+void kl_reference_free(struct kl_reference *r) {
+    if (!r) return;
+    for (int i = 0; i < r->n; i++) token_ids_release(&r->ids[i]);
+    close(r->fd);
+    free(r);
+}
+
+size_t kl_reference_bytes(const struct model_config *c, struct pool *pool) {
+    struct forward_options o = one_prompt;
+    o.pool = pool;
+    return forward_bytes(c, &o) + sizeof(float) * (MAX_TOKENS + 1) * (size_t)c->vocab_size;
 }

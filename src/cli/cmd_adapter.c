@@ -463,13 +463,112 @@ static struct adapter *weighted_sum_open(const struct options *o, struct model *
     return sum;
 }
 
+/* The memory of the steps, of which one at a time is in memory: upper bounds in bytes. */
+struct merge_memory {
+    size_t used;             /* when the command starts */
+    size_t adapters;         /* and their sum, in the first step */
+    size_t merging, written; /* base with adapters, written and compared; the comparison of the
+                                written model */
+};
+
+static size_t merge_memory_total(const struct merge_memory *m) {
+    return m->used + MAX(m->merging, m->written);
+}
+
+/* Most bytes of loading a model and then using it with `bytes`. */
+static size_t loaded_bytes(const struct model_size *size, size_t bytes) {
+    return model_loading_bytes(size) - size->while_loading + MAX(size->while_loading, bytes);
+}
+
+static void merge_memory_measure(struct merge_memory *out, const struct model_size *base,
+                                 const struct quant_scheme *q, const struct strings *args,
+                                 const struct options *o, enum numeric_class cls,
+                                 struct pool *pool) {
+    struct adapter_size adapters = {0};
+    struct model_size written;
+    struct error later; // opening the adapter reports it
+    for (int i = 2; i < args->n; i++) adapter_measure(args->v[i], DTYPE_F32, &adapters, &later);
+    quant_measure(q, &base->config, cls, &written);
+    written.tokenizer = base->tokenizer * (path_has_extension(o->out, ".gguf") ? 1 : 2);
+    const size_t compare = kl_reference_bytes(&base->config, pool),
+                 writing = model_writing_bytes(&base->config, pool) + written.tokenizer * 2;
+    *out = (struct merge_memory){.used = memory_used(NULL),
+                                 .adapters = 2 * adapters.resident + adapters.while_loading};
+    out->merging = loaded_bytes(base, out->adapters + MAX(compare, writing));
+    out->written = loaded_bytes(&written, compare);
+}
+
+/* Type of the merged weights, and the memory plan, which must fit into the available memory. */
+static int merge_plan(const struct cli_options *c, const struct options *o, const char *path,
+                      const struct strings *args, struct pool *pool, enum tensor_type *type,
+                      struct merge_memory *memory, struct error *err) {
+    struct model_size size;
+    if (model_measure(path, cli_numeric_class(c), &size, err) != OK) return err->code;
+    *type = tensor_type_is_quantized(size.type) ? TENSOR_BF16 : size.type;
+    if (o->type && tensor_type_parse(o->type, type) != OK)
+        return error_set(err, ERR_USAGE, "no weight type '%s'", o->type);
+    const struct quant_scheme q = quant_pure(*type);
+    merge_memory_measure(memory, &size, &q, args, o, cli_numeric_class(c), pool);
+    const struct memory_step step = {.what = "the merge",
+                                     .least = merge_memory_total(memory) - memory->used};
+    int rc = memory_limit_parse(NULL, err);
+    if (rc == OK) rc = memory_check(NULL, &step, err);
+    memory_limit_set(0);
+    return rc;
+}
+
+static void merge_print_plan(const struct cli_options *c, const struct options *o,
+                             const struct model_config *config, enum tensor_type type,
+                             const struct merge_memory *m) {
+    const struct quant_scheme q = quant_pure(type);
+    json_t *memory =
+        json_pack("{s:I,s:I,s:I,s:I,s:I}", "used", (json_int_t)m->used, "adapters",
+                  (json_int_t)m->adapters, "merging", (json_int_t)m->merging, "written",
+                  (json_int_t)m->written, "total", (json_int_t)merge_memory_total(m));
+    cli_print_dry_run(c, json_pack("{s:o,s:s,s:I,s:b,s:o}", "writes", json_from_path(o->out),
+                                   "type", tensor_type_name(type), "bytes of weights",
+                                   (json_int_t)quant_bytes(&q, config), "replaces",
+                                   (int)path_exists(o->out), "memory", memory));
+}
+
+static int merged_write(const struct model *m, const struct adapter *a, const char *out,
+                        enum tensor_type type, struct pool *pool, struct error *err) {
+    const struct quant_scheme q = quant_pure(type);
+    struct progress bar;
+    log_info("'%s' will have %.1f MB of weights in %s; --type chooses another type", out,
+             1e-6 * (double)quant_bytes(&q, &m->config), tensor_type_name(type));
+    struct model *merged = adapter_merge_for_writing(m, a, err);
+    if (!merged) return err->code;
+    int rc;
+    if (path_has_extension(out, ".gguf")) {
+        progress_start(&bar, "weights", model_param_count(&m->config));
+        rc = model_quantize_gguf(merged, out, &q, pool, &bar, err);
+        progress_finish(&bar, NULL);
+    } else {
+        rc = model_write_hf(merged, out, type, err);
+    }
+    adapter_merged_close(merged);
+    return rc;
+}
+
+/* The logits of the base with its adapter, and the adapter's effect. */
+static struct kl_reference *merge_reference(const struct model *m, const struct adapter *a,
+                                            const char *out, struct pool *pool,
+                                            struct kl_divergence *effect, struct error *err) {
+    struct kl_reference *base = kl_reference_new(m, NULL, out, pool, err);
+    int rc = base ? kl_reference_compare(base, m, a, pool, effect, err) : err->code;
+    kl_reference_free(base);
+    return rc == OK ? kl_reference_new(m, a, out, pool, err) : NULL;
+}
+
 static int merge_report(const struct cli_options *c, const char *out, enum tensor_type type,
-                        const struct model *m, const struct adapter *a, struct pool *pool,
-                        struct error *err) {
+                        const struct kl_reference *reference, struct kl_divergence effect,
+                        struct pool *pool, struct error *err) {
     struct model *written = model_open(out, cli_numeric_class(c), err);
-    if (!written) return err->code;
-    struct kl_divergence loss = adapter_kl_divergence(m, a, written, NULL, pool);
-    struct kl_divergence effect = adapter_kl_divergence(m, NULL, m, a, pool);
+    struct kl_divergence loss;
+    int rc = written ? kl_reference_compare(reference, written, NULL, pool, &loss, err) : err->code;
+    model_close(written);
+    if (rc != OK) return rc;
     if (c->json) {
         cli_print_json(json_pack("{s:s,s:s,s:o,s:o}", "out", out, "type", tensor_type_name(type),
                                  "merged_vs_adapter", divergence_json(loss), "adapter_vs_base",
@@ -479,43 +578,42 @@ static int merge_report(const struct cli_options *c, const char *out, enum tenso
         print_divergence("merged against base with adapter", loss);
         print_divergence("adapter against base           ", effect);
     }
-    model_close(written);
     return OK;
 }
 
+/* Writes the merged model, and computes what the report needs of the base. */
+static int merge_write(const struct cli_options *c, const struct options *o, const char *path,
+                       const struct strings *args, struct pool *pool, enum tensor_type type,
+                       const struct merge_memory *memory, struct kl_reference **reference,
+                       struct kl_divergence *effect, struct error *err) {
+    struct model *m = model_open(path, cli_numeric_class(c), err);
+    struct adapter *a = m ? weighted_sum_open(o, m, args, pool, err) : NULL;
+    int rc = a ? adapter_check_mergeable(a, err) : err->code;
+    if (rc == OK && o->dry_run)
+        merge_print_plan(c, o, &m->config, type, memory);
+    else if (rc == OK && (rc = merged_write(m, a, o->out, type, pool, err)) == OK &&
+             !(*reference = merge_reference(m, a, o->out, pool, effect, err)))
+        rc = err->code;
+    adapter_release(a);
+    model_close(m);
+    return rc;
+}
+
+/* One model at a time is in memory: the base with its adapters, then the merged model. */
 static int adapter_merge_files(const struct cli_options *c, const struct options *o,
-                               struct model *m, const struct strings *args, struct pool *pool,
+                               const char *path, const struct strings *args, struct pool *pool,
                                struct error *err) {
-    enum tensor_type type = tensor_type_is_quantized(m->type) ? TENSOR_BF16 : m->type;
+    struct merge_memory memory = {0};
+    struct kl_reference *reference = NULL;
+    struct kl_divergence effect;
+    enum tensor_type type = TENSOR_F32;
     if (args->n < 3)
         return error_set(err, ERR_USAGE, "merge requires MODEL and at least one ADAPTER");
     if (!o->out) return error_set(err, ERR_USAGE, "--out is missing");
-    if (o->type && tensor_type_parse(o->type, &type) != OK)
-        return error_set(err, ERR_USAGE, "no weight type '%s'", o->type);
-    struct adapter *a = weighted_sum_open(o, m, args, pool, err);
-    if (!a) return err->code;
-    if (adapter_check_mergeable(a, err)) {
-        adapter_release(a);
-        return err->code;
-    }
-    struct quant_scheme q = quant_pure(type);
-    if (o->dry_run) {
-        cli_print_dry_run(c, json_pack("{s:o,s:s,s:I,s:b}", "writes", json_from_path(o->out),
-                                       "type", tensor_type_name(type), "bytes of weights",
-                                       (json_int_t)quant_bytes(&q, &m->config), "replaces",
-                                       (int)path_exists(o->out)));
-        adapter_release(a);
-        return OK;
-    }
-    log_info("'%s' will have %.1f MB of weights in %s; --type chooses another type", o->out,
-             1e-6 * (double)quant_bytes(&q, &m->config), tensor_type_name(type));
-    struct model *merged = adapter_merge_for_writing(m, a, err);
-    int rc = !merged                               ? err->code
-             : path_has_extension(o->out, ".gguf") ? model_write_gguf(merged, o->out, type, err)
-                                                   : model_write_hf(merged, o->out, type, err);
-    adapter_merged_close(merged);
-    if (rc == OK) rc = merge_report(c, o->out, type, m, a, pool, err);
-    adapter_release(a);
+    int rc = merge_plan(c, o, path, args, pool, &type, &memory, err);
+    if (rc == OK) rc = merge_write(c, o, path, args, pool, type, &memory, &reference, &effect, err);
+    if (rc == OK && reference) rc = merge_report(c, o->out, type, reference, effect, pool, err);
+    kl_reference_free(reference);
     return rc;
 }
 
@@ -540,7 +638,6 @@ static int verb_run(const struct cli_options *c, const struct options *o, struct
                          args->v[1]);
     if (strcmp(verb, "blend") == 0) return adapter_blend_files(c, o, m, pool, err);
     if (strcmp(verb, "convert") == 0) return adapter_convert(c, o, m, args, err);
-    if (strcmp(verb, "merge") == 0) return adapter_merge_files(c, o, m, args, pool, err);
     if (strcmp(verb, "extract") == 0) return cmd_adapter_extract(c, m, args, &cut, pool, err);
     if (strcmp(verb, "resize") == 0) return cmd_adapter_resize(c, m, args, &cut, pool, err);
     return error_set(err, ERR_USAGE,
@@ -564,8 +661,10 @@ static int run_adapter(const struct cli_options *c, const void *options, const s
                                  err);
     char *path = cli_find_file((merge || extract) && args->n > 1 ? args->v[1] : o->model);
     struct pool *pool = pool_new((int)c->threads);
-    struct model *m = model_open(path, cli_numeric_class(c), err);
-    int rc = m ? verb_run(c, o, m, args, pool, err) : err->code;
+    struct model *m = merge ? NULL : model_open(path, cli_numeric_class(c), err);
+    int rc = merge ? adapter_merge_files(c, o, path, args, pool, err)
+             : m   ? verb_run(c, o, m, args, pool, err)
+                   : err->code;
     model_close(m);
     pool_free(pool);
     free(path);

@@ -14,10 +14,14 @@ struct options {
 };
 
 /* Writes GGUF if `out` ends in .gguf, else a Hugging Face directory. */
-static int write_model(const struct model *m, const char *out, enum tensor_type type,
-                       struct error *err) {
-    bool gguf = path_has_extension(out, ".gguf");
-    return gguf ? model_write_gguf(m, out, type, err) : model_write_hf(m, out, type, err);
+static int write_model(const struct cli_options *c, const struct model *m, const char *out,
+                       enum tensor_type type, struct error *err) {
+    if (!path_has_extension(out, ".gguf")) return model_write_hf(m, out, type, err);
+    const struct quant_scheme q = quant_pure(type);
+    struct pool *pool = pool_new((int)c->threads);
+    int rc = model_quantize_gguf(m, out, &q, pool, NULL, err);
+    pool_free(pool);
+    return rc;
 }
 
 static void print_model(const struct cli_options *c, struct model *m, const char *hash) {
@@ -96,7 +100,7 @@ static int model_create(const struct cli_options *c, const struct options *o, co
     if (rc == OK && o->dry_run)
         print_plan(c, out, type, &config);
     else if (rc == OK)
-        rc = write_model(m, out, type, err);
+        rc = write_model(c, m, out, type, err);
     model_close(m);
     return rc;
 }
@@ -167,7 +171,7 @@ static int run_convert(const struct cli_options *c, const void *options, const s
     if (rc == OK && o->dry_run)
         print_plan(c, o->out, type, &m->config);
     else if (rc == OK && (rc = model_set_source(m, err)) == OK)
-        rc = write_model(m, o->out, type, err);
+        rc = write_model(c, m, o->out, type, err);
     if (rc == OK && !o->dry_run) log_info("wrote '%s'", o->out);
     model_close(m);
     free(path);

@@ -408,6 +408,14 @@ static void merged_agrees(void **state) {
             assert_golden(&golden[i], back, NULL, "merged and written");
             struct kl_divergence d = adapter_kl_divergence(m, a, back, NULL, NULL);
             assert_true(d.positions > 0 && d.mean < 1e-9 && d.max < 1e-8 && d.same_top == 1);
+            struct kl_reference *reference = kl_reference_new(m, a, gguf, NULL, &err);
+            struct kl_divergence same;
+            assert_non_null(reference);
+            assert_int_equal(kl_reference_compare(reference, back, NULL, NULL, &same, &err), OK);
+            assert_memory_equal(&same, &d, sizeof d);
+            assert_int_equal(kl_reference_compare(reference, m, NULL, NULL, &same, &err), OK);
+            assert_true(same.mean > 1e-4);
+            kl_reference_free(reference);
             model_close(back);
         }
         struct kl_divergence effect = adapter_kl_divergence(m, NULL, m, a, NULL);

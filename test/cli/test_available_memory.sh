@@ -77,6 +77,8 @@ limits ask output ask $model --agents 2 --iterations 1 --max-tokens 4 --json
 printf '{"prompt":"sort: k b x"}\n{"prompt":"sort: d c a"}\n' >"$tmp/prompts.jsonl"
 limits synth file synth $model --prompts "$tmp/prompts.jsonl" --out "$tmp/made" --temperature 0 --max-tokens 8 --store "$tmp/calls.db"
 limits quantize file quantize $model "$tmp/made.gguf" --type q8_0 --tokens 256
+"$shoal" adapter new --model $model --rank 8 --seed 1 "$tmp/added" >/dev/null 2>&1
+limits "adapter merge" file adapter merge $model "$tmp/added" --out "$tmp/made.gguf" --type q8_0
 limits train weights train $model --data data/personas/critic.jsonl --max-steps 1 --bsz 4 --r 8 --out "$tmp/made" --runs "$tmp/r"
 cat >"$tmp/tiny.yaml" <<'END'
 shape: fry-1

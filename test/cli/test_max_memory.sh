@@ -144,6 +144,17 @@ for type in q8_0 bf16; do
     [ "$peak" -le 22 ] && ok "quantize holds one model at a time" || bad "quantize holds one model at a time" "$peak MB"
 done
 
+# merge, to a base that is larger than the adapter
+run made adapter new --model models/fry --rank 8 --seed 1 "$tmp/added"
+for type in q8_0 bf16; do
+    run plan adapter merge models/fry "$tmp/added" --out "$tmp/m.gguf" --type $type --dry-run --json
+    total=$(sed -n 's/.*"memory":{[^}]*"total":\([0-9]*\).*/\1/p' "$tmp/plan.out")
+    run free adapter merge models/fry "$tmp/added" --out "$tmp/m.gguf" --type $type
+    if [ -n "$total" ] && [ $((peak << 20)) -le "$total" ]; then ok "merge to $type keeps its plan"
+    else bad "merge to $type keeps its plan" "peak $peak MB, plan ${total:-none}: $(cat "$tmp/plan.out")"; fi
+    [ "$peak" -le 24 ] && ok "merge holds one model at a time" || bad "merge holds one model at a time" "$peak MB"
+done
+
 # evolve; demo is evolve with another recipe
 
 cat >"$tmp/evolve.yaml" <<'END'

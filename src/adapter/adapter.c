@@ -431,10 +431,9 @@ struct lora_segment adapter_lora_segment(const struct adapter *a, int32_t begin,
 const struct lora_pack *adapter_pack_only(struct adapter *a, enum dtype elem) {
     CHECK(!a->vocab_overrides && a->refs == 1);
     const struct lora_pack *p = adapter_pack(a, elem);
-    free(a->data);
+    adapter_data_free(a);
     free(a->loras);
     free(a->magnitude);
-    a->data = NULL;
     a->loras = NULL;
     a->magnitude = NULL;
     return p;
@@ -442,7 +441,8 @@ const struct lora_pack *adapter_pack_only(struct adapter *a, enum dtype elem) {
 
 size_t adapter_bytes(const struct adapter *a) {
     size_t modules = (size_t)a->shape.n_layers * N_PROJ, n = sizeof *a + a->bind_arena.used;
-    n += (a->loras ? modules * sizeof *a->loras : 0) + (a->data ? a->n_data * sizeof *a->data : 0);
+    n += (a->loras ? modules * sizeof *a->loras : 0) +
+         (a->data && !a->is_offloaded ? a->n_data * sizeof *a->data : 0);
     if (a->config.modules) n += modules * sizeof *a->config.modules;
     if (a->magnitude) n += modules * sizeof *a->magnitude;
     n += (size_t)a->config.n_invocation * sizeof *a->config.invocation;
@@ -470,7 +470,7 @@ void adapter_release(struct adapter *a) {
     free(a->vocab_overrides);
     arena_release(&a->bind_arena);
     free(a->loras);
-    free(a->data);
+    adapter_data_free(a);
     json_decref(a->lineage);
     training_data_release(a->training_data);
     free(a->base);

@@ -6,8 +6,9 @@
  * An adapter is valid for all models of its shape. It never changes after construction; every
  * operator returns a new one. There are two exceptions, both called before the adapter is shared:
  * adapter_bind computes what depends on the base's weights, and adapter_pack_only frees the f32
- * factors. adapter_retain and adapter_release are atomic. Unless a comment says otherwise, the
- * functions share no state and may run in any thread.
+ * factors. (adapter_offload moves the factors and changes no value.) adapter_retain and
+ * adapter_release are atomic. Unless a comment says otherwise, the functions share no state and
+ * may run in any thread.
  *
  * An adapter is *plain* when it has only LoRA factors of the layers' projections, which apply to
  * every token: no DoRA, no change of the embedding or head, no invocation. Algebra accepts plain
@@ -64,6 +65,7 @@ struct adapter {
      * replacement table, the replaced rows. */
     float *data;
     size_t n_data;           /* floats */
+    bool is_offloaded;       /* `data` is in a file (adapter_offload) */
     const float **magnitude; /* DoRA: [L·N_PROJ + 1], each [out] or NULL; the last is the head's */
     struct vocab_overrides *vocab_overrides; /* NULL: the base's embedding and head are unchanged */
     struct arena bind_arena;          /* memory of the multipliers and rows from adapter_bind */
@@ -157,7 +159,8 @@ int adapter_bind(struct adapter *a, const struct model *m, struct error *err);
  * o of B. */
 double lora_row_norm(const struct lora *lo, int64_t o, const float *row, int64_t k);
 /* The packed adapter that the forward pass reads, in element type `elem`. It is created on the
- * first call and valid until the adapter is freed. Any thread. The adapter must be ready. */
+ * first call and valid until the adapter is freed, or adapter_free_packs. Any thread. The adapter
+ * must be ready. */
 const struct lora_pack *adapter_pack(const struct adapter *a, enum dtype elem);
 /* The segment that applies this adapter, in f32, to rows [begin, end); NULL: the base model. `part`
  * is memory that the segment points to. The caller omits rows before an activation. */
@@ -167,6 +170,18 @@ struct lora_segment adapter_lora_segment(const struct adapter *a, int32_t begin,
  * changes neither embedding nor head. Afterwards, algebra, saving and the creation of packs in
  * other element types abort the program. The caller must hold the only reference. */
 const struct lora_pack *adapter_pack_only(struct adapter *a, enum dtype elem);
+/*
+ * Offloading: moves the f32 factors of a plain adapter to a file without a name in the folder
+ * `dir`, from which they are read when they are used. Other adapters stay in memory. If the file
+ * cannot be written, the adapter stays in memory too, with a warning. No other thread may use the
+ * adapter during the call.
+ */
+void adapter_offload(struct adapter *a, const char *dir);
+/* Returns the memory of factors that were read to the system. It changes no results. Does nothing
+ * for an adapter that is not offloaded. Any thread. */
+void adapter_free_pages(const struct adapter *a);
+/* Frees the packs, which adapter_pack makes again. No forward pass may use the adapter. */
+void adapter_free_packs(struct adapter *a);
 /*
  * An adapter stored as f16 only, in half the memory. First `data` (malloc'ed; the adapter takes
  * ownership) is rounded to f16 with stochastic rounding, so that updates smaller than one unit in
@@ -179,7 +194,7 @@ struct adapter *adapter_from_data_f16(const struct model_config *shape,
 /* An adapter with f32 factors: `a` itself, retained, or a copy made from its f16 pack. */
 struct adapter *adapter_to_f32(struct adapter *a);
 void adapter_copy_params(const struct adapter *a, float *out); /* [n_data] */
-/* Bytes in memory, including the packs created so far. Any thread. */
+/* Bytes in memory, including the packs created so far, without offloaded factors. Any thread. */
 size_t adapter_bytes(const struct adapter *a);
 struct adapter *adapter_retain(struct adapter *a);
 void adapter_release(struct adapter *a); /* NULL is allowed */

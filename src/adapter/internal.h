@@ -42,6 +42,8 @@ void peft_module_name(char out[NAME_MAX_LEN], const struct arch *arch, int32_t m
 struct adapter *adapter_alloc(const struct model_config *shape, const struct adapter_config *c,
                               float *data);
 void adapter_hash_compute(struct adapter *a);
+/* Frees the f32 factors, wherever they are, and sets `data` to NULL. */
+void adapter_data_free(struct adapter *a);
 
 /* Refuses an invocation with DoRA or with changes of embedding or head, for which PEFT defines no
  * activation. */

@@ -132,6 +132,10 @@ void trainer_passes_bound(const struct model_config *c, enum numeric_class cls,
 size_t trainer_least_bytes(const struct model_config *c, enum numeric_class cls,
                            const struct adapter_config *a, int n, const struct train_options *o,
                            struct pool *pool, int64_t longest);
+/* The same with the passes of trainer_activation_memory, for a model with `weights` bytes. */
+size_t trainer_most_bytes(const struct model_config *c, enum numeric_class cls,
+                          const struct adapter_config *a, int n, const struct train_options *o,
+                          struct pool *pool, int64_t longest, size_t weights);
 /* Forward and backward pass of one micro-batch. Losses and target counts are summed until the
  * update. If a NaN or Inf appears, returns ERR_NUMERIC with the name of the layer or the head. */
 int trainer_accumulate(struct trainer *t, const struct train_sample *samples, int n,

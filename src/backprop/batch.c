@@ -307,15 +307,20 @@ static size_t weight_bytes(const struct model *m) {
     return n;
 }
 
-size_t trainer_activation_memory(const struct trainer *t, const struct train_options *o,
-                                 int64_t longest) {
+size_t activation_memory(const struct trainer *t, const struct train_options *o, int64_t longest,
+                         size_t weights) {
     enum { LEAST_BYTES = 256 << 20, SHARE = 3 };
     struct error ignored; // the options are checked
     size_t bytes;
     CHECK(activation_memory_parse(o->activation_memory, &bytes, &ignored) == OK);
     if (bytes) return bytes;
     if (o->gradient_checkpointing) return pass_bytes(t, true, PACK_MAX_TOKENS, longest);
-    return MAX(LEAST_BYTES, weight_bytes(t->model) / SHARE);
+    return MAX(LEAST_BYTES, weights / SHARE);
+}
+
+size_t trainer_activation_memory(const struct trainer *t, const struct train_options *o,
+                                 int64_t longest) {
+    return activation_memory(t, o, longest, weight_bytes(t->model));
 }
 
 void batch_free_activations(struct trainer *t) {

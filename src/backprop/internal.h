@@ -230,6 +230,9 @@ int batch_pack(struct trainer *t, const struct train_sample *samples, int n, str
  * checkpointing or a limit of LoRA training, otherwise all. Results do not depend on it. */
 int batch_fit(const struct trainer *t, const struct train_sample *samples, int n);
 void batch_free_activations(struct trainer *t); /* frees batch_arena */
+/* trainer_activation_memory, for a model whose weights have that many bytes. */
+size_t activation_memory(const struct trainer *t, const struct train_options *o, int64_t longest,
+                         size_t weights);
 /* Sets t->call_rows from all samples of a call; must precede the first batch_pack of the call. */
 void batch_set_call_rows(struct trainer *t, const struct train_sample *samples, int n);
 

@@ -406,37 +406,46 @@ static void trainer_free_shape(struct trainer *t) {
     trainer_free(t);
 }
 
-void trainer_passes_bound(const struct model_config *c, enum numeric_class cls,
-                          const struct adapter_config *a, int n, const struct train_options *o,
-                          struct pool *pool, size_t bytes, int64_t rows, int64_t longest,
-                          struct trainer_passes *out) {
+/* Memory of a trainer with the largest passes that `bytes` allow; a = NULL: of full training, whose
+ * passes have all `rows`. weights: bytes of the model's, from which activation_memory follows; 0:
+ * not more than the passes need. */
+static void bytes_bound(const struct model_config *c, enum numeric_class cls,
+                        const struct adapter_config *a, int n, const struct train_options *o,
+                        struct pool *pool, size_t bytes, int64_t rows, int64_t longest,
+                        size_t weights, struct trainer_passes *out) {
     /* Layers without packed weights store no activations in tiles, which are smaller than f32. */
     struct model_layer *layers = xcalloc((size_t)c->n_layers, sizeof *layers);
     const struct model m = {.config = *c, .cls = cls, .layers = layers};
-    struct adapter shape = {.config = *a};
-    struct trainer *t = trainer_new_shape(&m, &shape, n, o, pool);
-    size_t fixed = (size_t)n * lora_bytes(c, a, t->optim);
+    struct adapter shape = {.config = a ? *a : (struct adapter_config){0}};
+    struct trainer *t = trainer_new_shape(&m, a ? &shape : NULL, n, o, pool);
+    size_t fixed = a ? (size_t)n * lora_bytes(c, a, t->optim) : full_bytes(c, t->optim);
     trainer_limit_passes(t, bytes - MIN(fixed, bytes), rows, longest, longest, out);
+    if (weights) out->bytes = MAX(out->bytes, activation_memory(t, o, longest, weights));
     out->bytes += fixed;
     trainer_free_shape(t);
     free(layers);
 }
 
+void trainer_passes_bound(const struct model_config *c, enum numeric_class cls,
+                          const struct adapter_config *a, int n, const struct train_options *o,
+                          struct pool *pool, size_t bytes, int64_t rows, int64_t longest,
+                          struct trainer_passes *out) {
+    bytes_bound(c, cls, a, n, o, pool, bytes, rows, longest, 0, out);
+}
+
 size_t trainer_least_bytes(const struct model_config *c, enum numeric_class cls,
                            const struct adapter_config *a, int n, const struct train_options *o,
                            struct pool *pool, int64_t longest) {
-    struct trainer_passes passes = {0};
-    if (a) {
-        trainer_passes_bound(c, cls, a, n, o, pool, 0, longest, longest, &passes);
-        return passes.bytes;
-    }
-    struct model_layer *layers = xcalloc((size_t)c->n_layers, sizeof *layers);
-    const struct model m = {.config = *c, .cls = cls, .layers = layers};
-    struct trainer *t = trainer_new_shape(&m, NULL, n, o, pool);
-    trainer_limit_passes(t, 0, n, longest, longest, &passes);
-    passes.bytes += full_bytes(c, t->optim);
-    trainer_free_shape(t);
-    free(layers);
+    struct trainer_passes passes;
+    bytes_bound(c, cls, a, n, o, pool, 0, a ? longest : n, longest, 0, &passes);
+    return passes.bytes;
+}
+
+size_t trainer_most_bytes(const struct model_config *c, enum numeric_class cls,
+                          const struct adapter_config *a, int n, const struct train_options *o,
+                          struct pool *pool, int64_t longest, size_t weights) {
+    struct trainer_passes passes;
+    bytes_bound(c, cls, a, n, o, pool, 0, a ? longest : n, longest, MAX(weights, 1), &passes);
     return passes.bytes;
 }
 

@@ -32,21 +32,26 @@ static void diversity_add_pair(struct diversity *d, int i, int j, double distanc
     d->cosine_mean += cosine;
 }
 
+/* Two adapters are in memory at a time. */
 struct diversity diversity_compute(struct adapter *const *a, int n, const double *distance) {
     struct diversity d = {.weights_min = NAN, .behaviour_min = NAN};
     double *square = xcalloc((size_t)n + 1, sizeof *square), pairs = n * (n - 1) / 2.0;
     for (int i = 0; i < n; i++) {
         square[i] = fmax(0, adapter_dot(a[i], a[i]));
         d.norm_mean += sqrt(square[i]) / n;
+        adapter_free_pages(a[i]);
     }
-    for (int i = 0; i < n; i++)
+    for (int i = 0; i < n; i++) {
         for (int j = i + 1; j < n; j++) {
             double dot = adapter_dot(a[i], a[j]), behaviour = distance ? distance[i * n + j] : NAN;
             diversity_add_pair(&d, i, j, relative_distance(square[i], square[j], dot),
                                cosine_from_products(square[i], square[j], dot));
+            adapter_free_pages(a[j]);
             d.behaviour_min = fmin(d.behaviour_min, behaviour);
             d.behaviour_mean += behaviour;
         }
+        adapter_free_pages(a[i]);
+    }
     d.weights_mean /= pairs; // NaN for a single adapter
     d.cosine_mean /= pairs;
     d.behaviour_mean /= pairs;

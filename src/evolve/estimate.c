@@ -5,8 +5,8 @@
  * of the engine (engine.h: work). Replies are made up and adapters are not trained, so the numbers
  * of a rehearsal mean nothing; but it asks what the run will ask. It stops after one generation of
  * children: later ones cost as much. Training is measured by its own plan. A rehearsal
- * writes nothing: it is a replay of a generation that does not come, with a store in memory. Its
- * own time, for breeding and prompts, is part of the time of a run.
+ * writes nothing that stays: it is a replay of a generation that does not come, with a store in
+ * memory. Its own time, for breeding and prompts, is part of the time of a run.
  */
 #define _GNU_SOURCE
 #include "evolve/run.h"
@@ -79,6 +79,7 @@ static struct adapter *untrained(const struct evolve_run *r, const struct train_
     struct adapter *a = NULL;
     if (train_adapter_config(o, &r->model->config, &c, err) == OK)
         a = adapter_new(&r->model->config, &c, seed);
+    if (a) adapter_offload(a, r->dir);
     adapter_config_release(&c);
     return a;
 }
@@ -93,6 +94,7 @@ static int founders_rehearse(struct evolve_run *r, bool trained, struct error *e
         r->founders[i] = r->is_adapter[i] ? adapter_open(r->data[i], r->model, err)
                                           : untrained(r, &o, (uint64_t)i + 1, err);
         if (!r->founders[i]) return err->code;
+        adapter_offload(r->founders[i], r->dir);
         if (!r->is_adapter[i])
             jobs[n++] = (struct train_job){
                 .name = r->names[i], .data = r->data[i], .start = r->founders[i]};
@@ -195,11 +197,10 @@ int evolve_run_estimate(const struct evolve_env *env, const struct evolve_recipe
         .env = env, .o = &few, .id = "plan", .replay_generation = INT32_MAX, .rehearsal = &h};
     struct rehearsed_work work;
     struct work_speed speed;
-    bool joins = false, muted = log_muted;
+    bool muted = log_muted;
     if (has_generations(o)) few.evolve.generations = MIN(o->evolve.generations, REHEARSED);
-    for (int i = 0; i < o->personas.n; i++) joins |= strchr(o->personas.v[i], '+') != NULL;
-    if (joins && !mkdtemp(folder)) return error_errno(err, "cannot make a folder in '/tmp'");
-    r.dir = xstrdup(folder); // for the joined files of a persona
+    if (!mkdtemp(folder)) return error_errno(err, "cannot make a folder in '/tmp'");
+    r.dir = xstrdup(folder); // for offloaded adapters and the joined files of a persona
     r.result = json_object();
     log_muted = true; // a rehearsal shows no progress
     int rc = rehearsal_open(&r, &h, err);
@@ -210,6 +211,6 @@ int evolve_run_estimate(const struct evolve_env *env, const struct evolve_recipe
     work_counter_free(h.counter);
     json_decref(r.result);
     evolve_run_close(&r);
-    if (joins) dir_delete(folder);
+    dir_delete(folder);
     return rc;
 }

@@ -103,6 +103,9 @@ struct population {
     const struct evolve_options *o; /* only population_set_options changes o and f */
     const struct fitness_options *f;
     uint64_t seed;
+    /* Children are offloaded to this folder (adapter_offload); NULL: they stay in memory. Borrowed;
+     * the caller sets it after population_init */
+    const char *offload_dir;
     int generation, n;
     int n_roles;
     struct candidate c[MAX_CANDIDATES]; /* [n] candidates, then the re-evaluated parents */

@@ -647,11 +647,20 @@ static int add_reevaluated_parents(const struct population *p, struct candidate 
     return n_all - n;
 }
 
+/* Offloads the child, and returns the memory of the parents that were read for it. */
+static void offload_child(const struct population *p, struct adapter *child) {
+    if (p->offload_dir) adapter_offload(child, p->offload_dir);
+    for (int i = 0; i < p->n; i++) adapter_free_pages(p->c[i].adapter);
+    for (int i = 0; i < p->n_archived; i++)
+        if (p->archived[i].adapter) adapter_free_pages(p->archived[i].adapter);
+}
+
 int population_breed(struct population *p, struct error *err) {
     struct candidate next[MAX_CANDIDATES];
     int n = copy_elites(p, next), rc = OK;
     for (int k = 0; rc == OK && n < (int)p->o->population; k++)
-        if ((rc = make_child(p, p->generation + 1, k, next, n, err)) == OK) n++;
+        if ((rc = make_child(p, p->generation + 1, k, next, n, err)) == OK)
+            offload_child(p, next[n++].adapter);
     if (rc != OK) {
         candidates_release(next, n);
         return rc;

@@ -19,7 +19,6 @@
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 #include <unistd.h>
 
@@ -35,11 +34,6 @@ int evolve_run_check_pause(const struct evolve_run *r, struct error *err) {
                      r->id, r->id);
 }
 
-static bool is_directory(const char *path) {
-    struct stat st;
-    return stat(path, &st) == 0 && S_ISDIR(st.st_mode);
-}
-
 /* Sets the name and the data of persona i. The data is an adapter's directory or a file of
  * conversations. Several files are concatenated into one in the run's folder. */
 static int persona_resolve_data(struct evolve_run *r, int i, struct error *err) {
@@ -53,7 +47,7 @@ static int persona_resolve_data(struct evolve_run *r, int i, struct error *err) 
          f = strtok_r(NULL, "+", &save), files++) {
         free(r->data[i]);
         r->data[i] = r->env->find(f);
-        adapters += r->is_adapter[i] = is_directory(r->data[i]);
+        adapters += r->is_adapter[i] = path_is_dir(r->data[i]);
         if (r->is_adapter[i]) continue;
         rc = file_read(r->data[i], (size_t)1 << 30, &joined, err);
         buf_puts(&joined, "\n");
@@ -85,102 +79,6 @@ static int check_id_unused(struct evolve_run *r, struct error *err) {
                : OK;
 }
 
-/* memory */
-
-/* The type of keys and values of a run; the recipe's value is valid. */
-static enum dtype kv_dtype(const struct evolve_env *env, const struct evolve_recipe *o) {
-    struct error ignored;
-    enum dtype type;
-    CHECK(kv_cache_dtype_parse(o->kv_cache_dtype, env->cls, &type, &ignored) == OK);
-    return type;
-}
-
-static struct engine_options engine_options_for(const struct evolve_env *env,
-                                                const struct evolve_recipe *o,
-                                                const struct model_config *c) {
-    return (struct engine_options){.max_rows = 512,
-                                   .max_seqs = env->max_seqs ? env->max_seqs : 192,
-                                   .max_len = MIN(384, c->max_seq_len),
-                                   .kv_elem = kv_dtype(env, o),
-                                   .pool = env->pool};
-}
-
-/* Tokens of the longest sample of the personas' data, at most. */
-static int64_t longest_sample(const struct evolve_env *env, const struct evolve_recipe *o,
-                              const struct model_config *c) {
-    enum { TEMPLATE_TOKENS = 256 }; /* tokens that a chat template may add */
-    int64_t longest = 0, most = c->max_seq_len;
-    for (int i = 0; i < o->personas.n; i++) {
-        char *list = xstrdup(strchr(o->personas.v[i], '=') + 1), *save = NULL;
-        for (char *f = strtok_r(list, "+", &save); f; f = strtok_r(NULL, "+", &save)) {
-            char *found = env->find(f);
-            if (!is_directory(found))
-                longest = MAX(longest, (int64_t)train_longest_sample(found) + TEMPLATE_TOKENS);
-            free(found);
-        }
-        free(list);
-    }
-    if (o->train.max_length > 0) most = MIN(most, o->train.max_length);
-    return MIN(longest, most);
-}
-
-/* The least memory of a run besides the model: of the smallest engine, and of everything else,
- * which is first the training of the founders and then two generations with their packs. */
-static int memory_least(const struct evolve_env *env, const struct evolve_recipe *o,
-                        const struct model_config *c, size_t *engine, size_t *rest,
-                        struct error *err) {
-    enum { WORK_BYTES = 24 << 20 }; /* items, transcripts and requests of a generation */
-    const struct engine_options eo = engine_options_for(env, o, c);
-    struct adapter_config a;
-    int n = o->personas.n;
-    *engine = engine_least_bytes(c, &eo);
-    int rc = train_memory_least(&o->train, n, c, env->cls, longest_sample(env, o, c), env->pool,
-                                rest, err);
-    if (rc != OK) return rc;
-    rc = train_adapter_config(&o->train, c, &a, err);
-    if (rc == OK) {
-        size_t adapters = 2 * (size_t)(o->evolve.population + n);
-        *rest = MAX(*rest, adapters * adapter_param_count(c, &a) * 2 * sizeof(float)) + WORK_BYTES;
-    }
-    adapter_config_release(&a);
-    return rc;
-}
-
-/* Refuses too little memory for the run, before its model is read and its folder made. *least
- * receives what the process needs; 0: no limit is set. */
-static int memory_limit_check(const struct evolve_env *env, const struct evolve_recipe *o,
-                              size_t *least, struct error *err) {
-    struct model_size size;
-    size_t engine, rest;
-    *least = 0;
-    if (!memory_limit_get()) return OK;
-    char *path = env->find(o->model);
-    int rc = model_measure(path, env->cls, &size, err);
-    free(path);
-    if (rc == OK) rc = memory_least(env, o, &size.config, &engine, &rest, err);
-    if (rc != OK) return rc;
-    const struct memory_step step = {.what = "this run with its model",
-                                     .least = model_loading_bytes(&size) + engine + rest};
-    *least = memory_used(NULL) + step.least;
-    return memory_check(NULL, &step, err);
-}
-
-/* Gives the engine half of what the limit leaves for more than the least memory. */
-static int engine_limit(const struct evolve_run *r, struct engine_options *eo, struct error *err) {
-    const struct model_config *c = &r->model->config;
-    size_t least, rest;
-    if (!memory_limit_get()) return OK;
-    if (memory_least(r->env, r->o, c, &least, &rest, err) != OK) return err->code;
-    size_t room = memory_room(r->model), more = room > least + rest ? room - least - rest : 0,
-           wanted = engine_bytes(c, eo);
-    engine_options_fit(c, eo, least + more / 2);
-    if (!memory_limit_named() && engine_bytes(c, eo) >= wanted) return OK;
-    log_info("memory: %.1f MB of %.1f in use, %.1f for an engine of %d sequences",
-             (double)memory_used(r->model) / (1 << 20), (double)memory_limit_get() / (1 << 20),
-             (double)engine_bytes(c, eo) / (1 << 20), eo->max_seqs);
-    return OK;
-}
-
 int evolve_run_open_model(struct evolve_run *r, struct error *err) {
     char *path = r->env->find(r->o->model);
     struct engine_options eo;
@@ -188,8 +86,7 @@ int evolve_run_open_model(struct evolve_run *r, struct error *err) {
     if (!(r->model = model_open(path, r->env->cls, err))) rc = err->code;
     if (rc == OK && !r->model->tok)
         rc = error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", path);
-    if (rc == OK) eo = engine_options_for(r->env, r->o, &r->model->config);
-    if (rc == OK) rc = engine_limit(r, &eo, err);
+    if (rc == OK) rc = evolve_run_fit_memory(r, &eo, err);
     if (rc == OK && !(r->engine = engine_new(r->model, &eo, err))) rc = err->code;
     CHECK(r->o->personas.n <= MAX_FOUNDERS);
     r->n_founders = r->o->personas.n;
@@ -198,8 +95,11 @@ int evolve_run_open_model(struct evolve_run *r, struct error *err) {
     if (rc == OK) rc = evolve_run_open_tasks(r, &r->o->retain, err);
     for (int i = 0; rc == OK && i < r->n_forks; i++)
         rc = evolve_run_open_tasks(r, &r->forks[i].o.tasks, err);
-    r->engine_client =
-        (struct engine_client){.engine = r->engine, .model = r->model, .store = r->store};
+    r->engine_client = (struct engine_client){.engine = r->engine,
+                                              .model = r->model,
+                                              .store = r->store,
+                                              .run = evolve_run_requests,
+                                              .run_ctx = r};
     r->llm_client = engine_client_as_llm(&r->engine_client);
     r->adapters = json_object();
     r->generations = json_array();
@@ -209,8 +109,7 @@ int evolve_run_open_model(struct evolve_run *r, struct error *err) {
 
 static int run_open(struct evolve_run *r, bool is_new, struct error *err) {
     char *db = path_join(r->env->root, "shoal.db");
-    size_t least;
-    int rc = memory_limit_check(r->env, r->o, &least, err);
+    int rc = evolve_run_check_memory(r->env, r->o, err);
     if (rc == OK) rc = dir_make_private(r->dir, err);
     if (rc == OK && !(r->store = store_open(db, err))) rc = err->code;
     if (rc == OK && is_new) rc = check_id_unused(r, err);
@@ -273,6 +172,7 @@ int evolve_run_save_adapter(struct evolve_run *r, int generation, const char *na
         rc = store_adapter_put(r->store, r->id, generation, name, a->hash, a->lineage, scores, err);
     if (rc == OK) json_object_set_new(r->adapters, key, json_string(a->hash));
     adapter_release(a);
+    adapter_free_pages(candidate);
     free(dir);
     free(key);
     return rc;
@@ -312,6 +212,7 @@ struct adapter *evolve_run_load_adapter(struct evolve_run *r, int generation, co
     if (r->replay_generation == generation && generation > 0) return NULL;
     struct adapter *a = load_adapter_of_run(r, r->id, generation, name, key, value);
     if (!a && r->parent_id) a = load_adapter_of_run(r, r->parent_id, generation, name, key, value);
+    if (a) adapter_offload(a, r->dir);
     return a;
 }
 
@@ -382,6 +283,7 @@ static int make_start_adapter(const struct evolve_run *r, const struct train_opt
     struct adapter_config c;
     int rc = train_adapter_config(o, &r->model->config, &c, err);
     if (rc == OK) *start = adapter_new(&r->model->config, &c, (uint64_t)o->seed);
+    if (rc == OK) adapter_offload(*start, r->dir);
     adapter_config_release(&c);
     return rc;
 }
@@ -405,9 +307,13 @@ static bool load_trained_founders(struct evolve_run *r) {
 
 static int open_adapter_founders(struct evolve_run *r, struct error *err) {
     int rc = OK;
-    for (int i = 0; rc == OK && i < r->n_founders; i++)
-        if (r->is_adapter[i] && !(r->founders[i] = adapter_open(r->data[i], r->model, err)))
+    for (int i = 0; rc == OK && i < r->n_founders; i++) {
+        if (!r->is_adapter[i]) continue;
+        if (!(r->founders[i] = adapter_open(r->data[i], r->model, err)))
             rc = err->code;
+        else
+            adapter_offload(r->founders[i], r->dir);
+    }
     return rc;
 }
 
@@ -425,12 +331,15 @@ static int train_founders(struct evolve_run *r, struct error *err) {
     for (int i = 0; i < r->n_founders; i++)
         if (!r->is_adapter[i]) index[n++] = i;
     for (int k = 0; k < n; k++)
-        jobs[k] = (struct train_job){
-            .name = r->names[index[k]], .data = r->data[index[k]], .start = start};
+        jobs[k] = (struct train_job){.name = r->names[index[k]],
+                                     .data = r->data[index[k]],
+                                     .start = start,
+                                     .unmeasured = true};
     if (rc == OK && !log) rc = error_errno(err, "cannot write '%s'", log_path);
     if (rc == OK && n > 0) rc = sft_run(r->model, jobs, n, &o, r->env->pool, checkpoint, log, err);
     for (int k = 0; rc == OK && k < n; k++) {
         r->founders[index[k]] = adapter_retain(jobs[k].result);
+        adapter_offload(jobs[k].result, r->dir);
         rc = evolve_run_save_adapter(r, 0, r->names[index[k]], jobs[k].result, NULL, err);
     }
     for (int k = 0; k < n; k++) adapter_release(jobs[k].result);
@@ -454,6 +363,7 @@ static int founders_zero_or_check(struct evolve_run *r, struct error *err) {
         struct adapter *zero = adapter_scale(r->founders[i], 0);
         adapter_release(r->founders[i]);
         r->founders[i] = zero;
+        adapter_offload(zero, r->dir);
     }
     struct diversity d = diversity_compute(r->founders, r->n_founders, NULL);
     if (r->replay_generation < 0) {
@@ -607,8 +517,8 @@ static int make_manifest(struct evolve_run *r, json_t **out, struct error *err) 
                      SHOAL_VERSION, "program", program, "base", base, "recipe", recipe, "data",
                      files, "seed", (json_int_t)r->o->seed, "class",
                      r->env->cls == NUMERIC_EXACT ? "exact" : "fast", "kv_cache_dtype",
-                     dtype_name(kv_dtype(r->env, r->o)), "level", kernels_get()->name, "threads",
-                     pool_size(r->env->pool));
+                     dtype_name(evolve_run_kv_dtype(r->env, r->o)), "level", kernels_get()->name,
+                     "threads", pool_size(r->env->pool));
     return OK;
 }
 
@@ -778,7 +688,7 @@ static int register_run(struct evolve_run *r, struct error *err) {
     json_t *settings = json_pack(
         "{s:I,s:b,s:s,s:s,s:s}", "seed", (json_int_t)r->o->seed, "zero_adapters",
         (int)r->o->zero_adapters, "class", r->env->cls == NUMERIC_EXACT ? "exact" : "fast", "level",
-        kernels_get()->name, "kv_cache_dtype", dtype_name(kv_dtype(r->env, r->o)));
+        kernels_get()->name, "kv_cache_dtype", dtype_name(evolve_run_kv_dtype(r->env, r->o)));
     int rc = file_write(path, r->o->text, strlen(r->o->text), err);
     if (rc == OK) rc = store_run_add(r->store, r->id, "evolve", settings, err);
     json_decref(settings);
@@ -823,8 +733,7 @@ static json_t *execute(const struct evolve_env *env, const struct evolve_recipe 
     struct evolve_run r = {
         .env = env, .o = o, .id = id, .dir = path_join(env->root, id), .replay_generation = -1};
     r.result = json_pack("{s:s}", "run", id);
-    size_t least;
-    int rc = memory_limit_check(env, o, &least, err), lock = -1;
+    int rc = evolve_run_check_memory(env, o, err), lock = -1;
     if (rc == OK) rc = dir_make(env->root, err);
     if (rc == OK) rc = dir_make_private(r.dir, err);
     if (rc == OK && (lock = dir_lock(r.dir, "run", err)) < 0) rc = lock;
@@ -875,13 +784,14 @@ static json_t *checked_plan(const struct evolve_env *env, const struct evolve_re
                             struct error *err) {
     struct evolve_run r = {.env = env, .o = o};
     struct model_size size;
-    size_t least = 0;
+    struct evolve_memory memory;
     char *path = env->find(o->model);
     json_t *founders = founders_plan(env, o, err), *v = NULL;
     int rc = err->code;
     if (rc == OK) rc = population_check_unused(&o->evolve, err);
     if (rc == OK) rc = model_measure(path, env->cls, &size, err);
-    if (rc == OK) rc = memory_limit_check(env, o, &least, err);
+    if (rc == OK) rc = evolve_run_check_memory(env, o, err);
+    if (rc == OK) rc = evolve_run_plan_memory(env, o, &memory, err);
     if (rc == OK) rc = evolve_run_open_tasks(&r, &o->tasks, err);
     if (rc == OK) rc = evolve_run_open_tasks(&r, &o->retain, err);
     if (rc == OK)
@@ -895,7 +805,10 @@ static json_t *checked_plan(const struct evolve_env *env, const struct evolve_re
                       "rounds of debate", (json_int_t)o->rounds, "writes", env->root);
     if (v && memory_limit_named())
         json_object_set_new(v, "memory limit", json_integer((json_int_t)memory_limit_named()));
-    if (v && least) json_object_set_new(v, "memory, the least", json_integer((json_int_t)least));
+    if (v) {
+        json_object_set_new(v, "memory", json_integer((json_int_t)memory.total));
+        json_object_set_new(v, "memory, the least", json_integer((json_int_t)memory.least));
+    }
     evolve_run_close_tasks(&r);
     json_decref(founders);
     free(path);
@@ -1096,9 +1009,8 @@ json_t *evolve_run_fork(const struct evolve_env *env, const struct evolve_fork *
                         struct error *err) {
     struct fork_state s;
     json_t *result = NULL;
-    size_t least;
     int rc = fork_open(&s, env, fork, err);
-    if (rc == OK) rc = memory_limit_check(&s.env, &s.recipe, &least, err);
+    if (rc == OK) rc = evolve_run_check_memory(&s.env, &s.recipe, err);
     if (rc == OK) rc = write_fork_json(&s.parent, s.dir, fork->generation, err);
     if (rc == OK)
         log_info("run %s continues %s from generation %d", s.id, fork->parent, fork->generation);

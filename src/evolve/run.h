@@ -47,6 +47,7 @@ struct evolve_run {
     struct store *store;
     struct model *model;
     struct engine *engine;
+    size_t packs_bytes; /* limit: bytes of the adapters' packs in an evaluation */
     struct engine_client engine_client;
     struct llm_client llm_client;
     struct task_source *sources; /* questions of the tasks: fitness_eval.c */
@@ -92,6 +93,31 @@ struct adapter *evolve_run_load_adapter(struct evolve_run *r, int generation, co
  * generation, which ends the search. */
 int evolve_run_record_generation(struct evolve_run *r, json_t *v, const struct candidate *c, int n,
                                  struct error *err);
+
+/* memory.c */
+
+/* The type of keys and values of a run; the recipe's value is valid. */
+enum dtype evolve_run_kv_dtype(const struct evolve_env *env, const struct evolve_recipe *o);
+/* ERR_MEMORY if the limit is too small for a run of the recipe; before its model is read and its
+ * folder made. */
+int evolve_run_check_memory(const struct evolve_env *env, const struct evolve_recipe *o,
+                            struct error *err);
+/* Bytes of the process: an upper bound for a run, and the smallest limit in which one works. */
+struct evolve_memory {
+    size_t total, least;
+};
+int evolve_run_plan_memory(const struct evolve_env *env, const struct evolve_recipe *o,
+                           struct evolve_memory *out, struct error *err);
+/* Sets the options of the run's engine, and r->packs_bytes, within the limit. The model is loaded.
+ */
+int evolve_run_fit_memory(struct evolve_run *r, struct engine_options *out, struct error *err);
+/* How many of n children (at least 1) are fine-tuned together, so that their training fits into the
+ * limit. Below 0: an error. */
+int evolve_run_finetuned_together(const struct evolve_run *r, const struct evolve_recipe *o, int n,
+                                  struct error *err);
+/* engine_run on the engine of the run `ctx`, in groups of requests whose adapters' packs fit into
+ * r->packs_bytes; the packs are freed after their group. The `run` of engine_client. */
+int evolve_run_requests(void *ctx, struct engine_request *reqs, int n, struct error *err);
 
 /* fitness_eval.c */
 

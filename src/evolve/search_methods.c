@@ -118,21 +118,23 @@ static json_t *finetuned_lineage(const struct adapter *before, const char *data,
 }
 
 /* Trains the adapters a [n] together for `updates` updates, and replaces each by its result; after
- * an error they are unchanged. es: NULL, or the options of gradient estimates. */
+ * an error they are unchanged. es: NULL, or the options of gradient estimates. A run of one adapter
+ * that is `alone` in its generation has a checkpoint. */
 static int finetune(struct evolve_run *r, int generation, struct adapter **a,
-                    char (*const names)[32], int n, int64_t updates, const struct es_options *es,
-                    struct error *err) {
+                    char (*const names)[32], int n, bool alone, int64_t updates,
+                    const struct es_options *es, struct error *err) {
     const struct evolve_recipe *o = evolve_run_recipe_at(r, generation);
     struct train_options t = o->finetune;
     struct train_job *jobs = xcalloc((size_t)n, sizeof *jobs);
     char *data = r->env->find(o->evolve.finetune_data),
-         *checkpoint = n == 1 ? path_join(r->dir, "learn.bin") : NULL;
+         *checkpoint = alone ? path_join(r->dir, "learn.bin") : NULL;
     bool muted = log_muted;
     t.seed = o->seed + generation;
     t.max_steps = updates;
     for (int i = 0; i < n; i++)
-        jobs[i] = (struct train_job){.name = names[i], .data = data, .start = a[i]};
-    log_muted |= n > 1; // fine-tuning of many children is a short part of a run
+        jobs[i] =
+            (struct train_job){.name = names[i], .data = data, .start = a[i], .unmeasured = true};
+    log_muted |= !alone; // fine-tuning of many children is a short part of a run
     int rc = r->rehearsal ? evolve_rehearsal_train(r, jobs, n, &t, es, err)
                           : sft_run_with_callbacks(r->model, jobs, n, &t, es, r->env->pool,
                                                    checkpoint, NULL, err);
@@ -146,6 +148,7 @@ static int finetune(struct evolve_run *r, int generation, struct adapter **a,
             finetuned_lineage(a[i], o->evolve.finetune_data, es ? "es" : "sft", updates, t.seed);
         adapter_release(a[i]);
         a[i] = operator_set_lineage(jobs[i].result, l);
+        adapter_offload(a[i], r->dir);
         json_decref(l);
     }
     if (rc == OK && checkpoint) unlink(checkpoint);
@@ -167,7 +170,7 @@ static int finetune_or_load(struct evolve_run *r, int generation, struct adapter
         *a = saved;
         return OK;
     }
-    int rc = finetune(r, generation, a, names, 1, updates, es, err);
+    int rc = finetune(r, generation, a, names, 1, true, updates, es, err);
     return rc == OK ? evolve_run_save_adapter(r, generation, name, *a, NULL, err) : rc;
 }
 
@@ -238,10 +241,16 @@ static int finetune_children(struct evolve_run *r, struct population *p, struct 
         a[n] = c->adapter;
         index[n++] = i;
     }
-    if (n > 0) rc = finetune(r, p->generation, a, names, n, o->evolve.finetune_steps, NULL, err);
-    for (int k = 0; k < n; k++) p->c[index[k]].adapter = a[k];
-    for (int k = 0; rc == OK && k < n; k++)
-        rc = evolve_run_save_adapter(r, p->generation, names[k], a[k], NULL, err);
+    int together = n > 0 ? evolve_run_finetuned_together(r, o, n, err) : 0;
+    if (together < 0) rc = together;
+    for (int k = 0, m; rc == OK && k < n; k += m) {
+        m = MIN(n - k, together);
+        rc = finetune(r, p->generation, a + k, names + k, m, n == 1, o->evolve.finetune_steps, NULL,
+                      err);
+        for (int i = k; i < k + m; i++) p->c[index[i]].adapter = a[i];
+        for (int i = k; rc == OK && i < k + m; i++)
+            rc = evolve_run_save_adapter(r, p->generation, names[i], a[i], NULL, err);
+    }
     return rc;
 }
 
@@ -283,6 +292,7 @@ static int method_breed(struct evolve_run *r, struct error *err) {
     for (int i = 0; i < r->n_founders; i++) names[i] = r->names[i];
     int rc = population_init(p, &o->evolve, &o->fitness, (uint64_t)o->seed, r->founders, names,
                              r->n_founders, err);
+    p->offload_dir = r->dir;
     progress_start(&bar, "generations", r->o->evolve.generations + 1);
     for (int g = 0; rc == OK; g++) {
         rc = evaluate_population(r, p, &candidate_cost, err);
@@ -335,7 +345,7 @@ static void founder_names(const struct evolve_run *r, const char *names[MAX_FOUN
     for (int i = 0; i < r->n_founders; i++) names[i] = r->names[i];
 }
 
-static struct adapter *coef_search_merge(const struct coef_search *h, const double *v,
+static struct adapter *coef_search_apply(const struct coef_search *h, const double *v,
                                          struct error *err) {
     struct evolve_run *r = h->r;
     float w[MAX_FOUNDERS];
@@ -354,6 +364,18 @@ static struct adapter *coef_search_merge(const struct coef_search *h, const doub
         x.step = h->op->step_min +
                  (h->op->step_max - h->op->step_min) * fminf(1, fmaxf(0, (float)v[r->n_founders]));
     return operator_apply(h->op, &x, err);
+}
+
+/* Offloads the result, and returns the memory of the founders that were read for it. */
+static struct adapter *merged_offload(const struct evolve_run *r, struct adapter *a) {
+    if (a) adapter_offload(a, r->dir);
+    for (int i = 0; i < r->n_founders; i++) adapter_free_pages(r->founders[i]);
+    return a;
+}
+
+static struct adapter *coef_search_merge(const struct coef_search *h, const double *v,
+                                         struct error *err) {
+    return merged_offload(h->r, coef_search_apply(h, v, err));
 }
 
 /* Makes n candidates from the vectors v [n][h->n]. A candidate of operator delta with the same
@@ -509,7 +531,7 @@ static int method_merge(struct evolve_run *r, struct error *err) {
                          .seed = (uint64_t)r->o->seed,
                          .names = names};
     founder_names(r, names);
-    struct adapter *adapter = op ? operator_apply(op, &x, err) : NULL;
+    struct adapter *adapter = op ? merged_offload(r, operator_apply(op, &x, err)) : NULL;
     return adapter ? record_result(r, 1, adapter, NULL, op, err) : err->code;
 }
 

@@ -85,8 +85,8 @@ struct engine_client {
     struct model *model;
     struct store *store;         /* may be NULL: no result is stored */
     int64_t n_calls, n_computed; /* calls; requests that the engine ran (a judge's call has two) */
-    /* Replaces engine_run if another component drives the engine. In that case this client only
-     * reads the limits of `engine`. NULL: engine_run. */
+    /* Replaces engine_run if another component drives the engine, or runs the requests in parts.
+     * Then this client only reads the limits of `engine`. NULL: engine_run. */
     int (*run)(void *ctx, struct engine_request *reqs, int n, struct error *err);
     void *run_ctx;
 };

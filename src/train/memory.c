@@ -51,6 +51,19 @@ static int64_t longest_measured(const struct train_loop *c, int64_t longest) {
     return longest;
 }
 
+/* Bytes after the last step, when the passes are freed: of the measuring, and of results that are
+ * not measured. */
+static size_t after_steps_bytes(const struct train_loop *c, int64_t longest) {
+    size_t results = 0;
+    bool measured = false;
+    for (int i = 0; i < c->n; i++) {
+        measured |= !c->jobs[i].unmeasured;
+        if (c->jobs[i].unmeasured) results += c->initial_adapters[i]->n_data * sizeof(float);
+    }
+    if (measured) results += measuring_bytes(&c->m->config, longest_measured(c, longest), c->pool);
+    return results;
+}
+
 /* The least memory of the phases, besides m->other; sets m->pass to the smallest passes. */
 static size_t phases_least(struct train_loop *c, const struct train_memory_needs *n) {
     const struct model_config *shape = &c->m->config;
@@ -59,8 +72,7 @@ static size_t phases_least(struct train_loop *c, const struct train_memory_needs
     if (n->together > 0)
         trainer_limit_passes(c->trainer, 0, PACK_MAX_TOKENS, n->together, n->longest,
                              &c->memory.pass);
-    return MAX(c->memory.pass.bytes + engine,
-               measuring_bytes(shape, longest_measured(c, n->longest), c->pool));
+    return MAX(c->memory.pass.bytes + engine, after_steps_bytes(c, n->longest));
 }
 
 /* The longest samples that fit into `room` bytes, found by halving them; 0: not even short ones. */
@@ -112,11 +124,13 @@ int train_loop_plan_memory(struct train_loop *c, const struct train_memory_needs
     const struct model_config *shape = &c->m->config;
     struct train_memory *m = &c->memory;
     *m = (struct train_memory){.limit = memory_limit_get(), .other = n->other};
-    for (int i = 0; i < c->n; i++) m->other += result_bytes(c->initial_adapters[i]->n_data);
+    for (int i = 0; i < c->n; i++)
+        m->other += c->jobs[i].unmeasured ? ADAPTER_EXTRA_BYTES
+                                          : result_bytes(c->initial_adapters[i]->n_data);
     size_t least = phases_least(c, n);
     if (limit_check(c, n, least, err) != OK) return err->code;
     m->used = memory_used(c->m);
-    size_t measuring = measuring_bytes(shape, longest_measured(c, n->longest), c->pool),
+    size_t after = after_steps_bytes(c, n->longest),
            room = m->limit ? m->limit - m->used - m->other : SIZE_MAX, passes = room;
     if (n->engine) {
         passes -= engine_least_bytes(shape, n->engine);
@@ -133,7 +147,7 @@ int train_loop_plan_memory(struct train_loop *c, const struct train_memory_needs
         engine_options_fit(shape, n->engine, engine_budget(n, shape, room - m->pass.bytes));
         m->engine = engine_bytes(shape, n->engine);
     }
-    m->passes = m->pass.bytes + m->engine < measuring ? measuring - m->engine : m->pass.bytes;
+    m->passes = m->pass.bytes + m->engine < after ? after - m->engine : m->pass.bytes;
     return OK;
 }
 
@@ -190,16 +204,21 @@ static size_t method_bytes(const struct train_settings *s, const struct model_co
            train_completions_bytes(samples * s->policy.num_generations, longest);
 }
 
-int train_memory_least(const struct train_options *o, int n, const struct model_config *c,
-                       enum numeric_class cls, int64_t longest, struct pool *pool, size_t *out,
-                       struct error *err) {
+int train_memory_bounds(const struct train_options *o, int n, const struct model_size *size,
+                        enum numeric_class cls, int64_t longest, struct pool *pool,
+                        struct train_memory_bounds *out, struct error *err) {
+    const struct model_config *c = &size->config;
     struct adapter_config a;
-    *out = 0;
+    *out = (struct train_memory_bounds){0};
     int rc = train_adapter_config(o, c, &a, err);
-    if (rc == OK)
-        *out = trainer_least_bytes(c, cls, &a, n, o, pool, longest) +
-               measuring_bytes(c, longest, pool) +
-               2 * (size_t)n * result_bytes(adapter_param_count(c, &a));
+    if (rc == OK) {
+        size_t extra = (size_t)n * ADAPTER_EXTRA_BYTES,
+               after = trainer_least_bytes(c, cls, &a, n, o, pool, 1) +
+                       (size_t)n * adapter_param_count(c, &a) * sizeof(float);
+        out->least = MAX(trainer_least_bytes(c, cls, &a, n, o, pool, longest), after) + extra;
+        out->most =
+            MAX(trainer_most_bytes(c, cls, &a, n, o, pool, longest, size->weights), after) + extra;
+    }
     adapter_config_release(&a);
     return rc;
 }
@@ -209,11 +228,15 @@ static int training_bytes(const struct train_settings *s, const struct model_siz
                           enum numeric_class cls, int64_t longest, struct pool *pool, size_t *out,
                           struct error *err) {
     const struct model_config *c = &size->config;
+    int n = s->data.n;
     struct adapter_config a;
-    int rc = train_memory_least(&s->train, s->data.n, c, cls, longest, pool, out, err);
-    if (rc != OK) return rc;
-    rc = train_adapter_config(&s->train, c, &a, err);
-    if (rc == OK) *out += method_bytes(s, c, &a, longest, pool);
+    *out = 0;
+    int rc = train_adapter_config(&s->train, c, &a, err);
+    if (rc == OK)
+        *out = trainer_least_bytes(c, cls, &a, n, &s->train, pool, longest) +
+               measuring_bytes(c, longest, pool) +
+               2 * (size_t)n * result_bytes(adapter_param_count(c, &a)) +
+               method_bytes(s, c, &a, longest, pool);
     adapter_config_release(&a);
     return rc;
 }

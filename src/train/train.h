@@ -46,6 +46,8 @@ struct train_job {
     bool keep_samples;
     struct dataset samples;
     int32_t longest_measured; /* tokens of the longest sample that the gate measures */
+    bool unmeasured; /* no result is used before the training's memory is freed: sft and es need
+                        less memory */
 };
 int sft_run(const struct model *m, struct train_job *jobs, int n, const struct train_options *o,
             struct pool *pool, const char *checkpoint, FILE *log, struct error *err);
@@ -93,11 +95,15 @@ struct train_memory {
 void train_memory_text(const struct train_memory *m, struct buf *out);
 json_t *train_memory_json(const struct train_memory *m);
 
-/* An upper bound of the smallest memory in which sft_run can train n adapters on samples of at most
- * `longest` tokens, without model and data. */
-int train_memory_least(const struct train_options *o, int n, const struct model_config *c,
-                       enum numeric_class cls, int64_t longest, struct pool *pool, size_t *out,
-                       struct error *err);
+/* Upper bounds of the memory in which sft_run trains n unmeasured adapters on samples of at most
+ * `longest` tokens, without model, data and offloaded initial adapters: the smallest, and the one
+ * that it uses if memory is sufficient. */
+struct train_memory_bounds {
+    size_t least, most;
+};
+int train_memory_bounds(const struct train_options *o, int n, const struct model_size *size,
+                        enum numeric_class cls, int64_t longest, struct pool *pool,
+                        struct train_memory_bounds *out, struct error *err);
 /* Bytes of the longest sample of a file: of .jsonl the longest line, else of the whole file. */
 size_t train_longest_sample(const char *path);
 

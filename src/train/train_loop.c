@@ -178,6 +178,7 @@ int train_loop_begin(struct train_loop *c, struct error *err) {
     o.kv_cache_dtype = (char *)(uintptr_t)dtype_name(c->kv);
     c->trainer = trainer_new_lora(c->m, c->initial_adapters, c->n, &o, c->pool, err);
     if (!c->trainer) return err->code;
+    for (int j = 0; j < c->n; j++) adapter_free_pages(c->initial_adapters[j]); // it has copies
     trainer_on_progress(c->trainer, pass_progress, c);
     return OK;
 }

@@ -1226,6 +1226,75 @@ static int save_limited(const struct adapter *a, const char *dir, rlim_t bytes, 
     return rc;
 }
 
+/* Every use of an offloaded adapter has the bits of the one in memory, and its folder has no file.
+ */
+static void test_offload(void **state) {
+    (void)state;
+    struct model_config s = small_shape();
+    struct adapter *in_memory = random_adapter_of_rank(&s, 4, "all-linear", 1),
+                   *a = random_adapter_of_rank(&s, 4, "all-linear", 1), *child[2];
+    struct error err;
+    char *dir = temp_dir(), *saved = path_join(dir, "saved");
+    size_t bytes = a->n_data * sizeof *a->data, before = adapter_bytes(a);
+    adapter_offload(a, dir);
+    assert_true(a->is_offloaded);
+    assert_int_equal(files_count(dir), 0);
+    assert_int_equal(adapter_bytes(a), before - bytes);
+    for (int round = 0; round < 2; round++) {
+        assert_memory_equal(a->data, in_memory->data, bytes);
+        assert_true(adapter_dot(a, in_memory) == adapter_dot(in_memory, in_memory));
+        const struct lora_pack *x = adapter_pack(a, DTYPE_F32),
+                               *y = adapter_pack(in_memory, DTYPE_F32);
+        const struct lora_module *mx = lora_module_at(x, 2, PROJ_DOWN),
+                                 *my = lora_module_at(y, 2, PROJ_DOWN);
+        size_t in = (size_t)proj_in(&s, PROJ_DOWN);
+        assert_memory_equal(mx->a, my->a, (size_t)mx->r * in * sizeof(float));
+        child[0] = adapter_blend(a, in_memory, 0.3f, 4, BLEND_DELTA, &err);
+        child[1] = adapter_blend(in_memory, in_memory, 0.3f, 4, BLEND_DELTA, &err);
+        assert_string_equal(child[0]->hash, child[1]->hash);
+        adapter_release(child[0]);
+        adapter_release(child[1]);
+        adapter_free_packs(a);
+        adapter_free_pages(a);
+        assert_int_equal(adapter_bytes(a), before - bytes);
+    }
+    save_ok(a, saved);
+    struct adapter *again = load_ok(saved, &s);
+    assert_string_equal(again->hash, in_memory->hash);
+    adapter_offload(a, "/nowhere"); // it is offloaded already
+    assert_true(a->is_offloaded);
+    adapter_release(again);
+    adapter_release(a);
+    adapter_release(in_memory);
+    free(saved);
+    temp_remove(dir);
+}
+
+/* Without a folder or room on the disk, the adapter stays in memory and no file is left. */
+static void test_offload_impossible(void **state) {
+    (void)state;
+    struct model_config s = small_shape();
+    struct adapter *a = random_adapter_of_rank(&s, 4, "all-linear", 1);
+    char hash[HASH_LEN], *dir = temp_dir();
+    struct rlimit old, small;
+    memcpy(hash, a->hash, sizeof hash);
+    adapter_offload(a, "/nowhere");
+    assert_false(a->is_offloaded);
+    signal(SIGXFSZ, SIG_IGN);
+    assert_int_equal(getrlimit(RLIMIT_FSIZE, &old), 0);
+    small = (struct rlimit){5000, old.rlim_max};
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &small), 0);
+    adapter_offload(a, dir);
+    assert_int_equal(setrlimit(RLIMIT_FSIZE, &old), 0);
+    assert_false(a->is_offloaded);
+    assert_int_equal(files_count(dir), 0);
+    struct adapter *copy = adapter_from_data(&s, &a->config, a->data, NULL);
+    assert_string_equal(copy->hash, hash);
+    adapter_release(copy);
+    adapter_release(a);
+    temp_remove(dir);
+}
+
 static void test_save_disk_full(void **state) {
     (void)state;
     struct model_config s = small_shape();
@@ -1313,6 +1382,8 @@ int main(void) {
         cmocka_unit_test(test_load_refused_dirs),
         cmocka_unit_test(test_load_damaged),
         cmocka_unit_test(test_save_disk_full),
+        cmocka_unit_test(test_offload),
+        cmocka_unit_test(test_offload_impossible),
         cmocka_unit_test(test_other_model),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -180,6 +180,55 @@ fitness:
 END
 generations() { hash "$tmp/e/x/evolution.jsonl" "$tmp"/e/x/adapters/*/*/adapter_model.safetensors; rm -rf "$tmp/e"; }
 limits "evolve" 0 generations evolve "$tmp/evolve.yaml" --runs "$tmp/e" --id x
+
+# Adapters are in the run's folder, and few of them in memory: the least memory does not grow with their number, and with
+# it children are fine-tuned, and candidates evaluated, a few at a time.
+cat >"$tmp/many.yaml" <<'END'
+model: test/models/fry-1
+personas: [critic=data/personas/critic.jsonl, explorer=data/personas/explorer.jsonl]
+tasks: [pick]
+rounds: 1
+max_tokens: 4
+test_items: 6
+train: {r: 48, max_steps: 1, bsz: 4, grad_accum: 1}
+evolve: {generations: 1, population: 8, elites: 1, rank: 48, crossovers: [layer], mutations: [noise],
+  finetune_steps: 1, finetune_data: data/personas/explorer.jsonl}
+finetune: {bsz: 4, grad_accum: 1}
+fitness: {items: 6}
+END
+sed 's/population: 8/population: 64/' "$tmp/many.yaml" >"$tmp/more.yaml"
+sed 's/population: 8/population: 3, search: coefficients/; s/, crossovers.*/,/; s/48/8/g' "$tmp/many.yaml" >"$tmp/mix.yaml"
+
+# figure KEY ARGUMENTS…: a number of bytes of a dry run, in MB rounded up.
+figure() {
+    key=$1
+    shift
+    "$shoal" evolve --dry-run --json "$@" 2>/dev/null | sed -n "s/.*\"$key\":\([0-9]*\).*/\1/p" | awk '{ print int(($1 + 1048575) / 1048576) }'
+}
+evolve() {
+    what=$1 recipe=$2
+    shift 2
+    run free evolve "$recipe" --runs "$tmp/e" --id x || { bad "$what" "$(tail -c 300 "$tmp/free.out")"; return; }
+    expected=$(generations) free_peak=$peak
+    most=$(figure memory "$recipe")
+    if [ "$free_peak" -le "${most:-0}" ]; then ok "$what: the peak is within the plan"
+    else bad "$what: the peak is within the plan" "$free_peak MB of '$most'"; fi
+    least=$(figure "memory, the least" "$recipe")
+    if run refused evolve "$recipe" --runs "$tmp/e" --id x --max-memory "$((${least:-0} - 2))M"; then bad "$what in less" "not refused"
+    elif [ -e "$tmp/e/x" ]; then bad "$what in less" "a folder is made"
+    else ok "$what in less than $least MB is refused"; fi
+    least=$(sed -n 's/.*raise --max-memory to \([0-9]*\)M.*/\1/p' "$tmp/refused.out")
+    within "$what" "${least:-1}" generations evolve "$recipe" --runs "$tmp/e" --id x
+    most=$(figure memory "$recipe" --max-memory "${least:-1}M")
+    if [ "$peak" -le "${most:-0}" ] && [ "$most" -le "$least" ]; then ok "$what: the peak is within the plan of the limit"
+    else bad "$what: the peak is within the plan of the limit" "$peak MB of '$most' of $least"; fi
+}
+evolve "evolve with many adapters" "$tmp/many.yaml"
+evolve "evolve with mixed founders" "$tmp/mix.yaml"
+few=$(figure "memory, the least" "$tmp/many.yaml") many=$(figure "memory, the least" "$tmp/more.yaml")
+if [ -n "$few" ] && [ "$many" -le $((few + 1)) ]; then ok "evolve: $few MB for 8 candidates, $many MB for 64"
+else bad "evolve: the same memory for 8 and for 64 candidates" "'$few' and '$many' MB"; fi
+
 run refused demo --runs "$tmp/e" --max-memory 20M
 code=$?
 least=$(sed -n 's/.*raise --max-memory to \([0-9]*\)M.*/\1/p' "$tmp/refused.out")

@@ -837,9 +837,12 @@ static void test_refused(void **state) {
 
 static int files_remove(void **state) {
     (void)state;
-    static const char *const names[] = {"m.gguf", "again/m.gguf", "t.gguf", "again/t.gguf",
-                                        "bad.gguf"};
+    static const char *const names[] = {"m.gguf",       "again/m.gguf",  "t.gguf",
+                                        "again/t.gguf", "bad.gguf",      "a.gguf",
+                                        "b.gguf",       "original.gguf", "copy.gguf"};
     for (size_t i = 0; i < ARRAY_LEN(names); i++) unlink(tmp_path(names[i]));
+    dir_delete(tmp_path("a"));
+    dir_delete(tmp_path("b"));
     rmdir(tmp_path("again"));
     return rmdir(tmp_path(""));
 }

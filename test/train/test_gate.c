@@ -340,7 +340,7 @@ static int cut_update(void *ctx, const struct train_event *event, struct error *
 static int run_method(const struct method_case *c, const struct model *m, const char *dir,
                       int limit) {
     struct train_options o;
-    struct rl_options p;
+    struct rl_options p = {.limits = {0}};
     struct es_options es;
     options_default(train_option_rows, &o);
     options_default(rl_option_rows, &p);

@@ -59,7 +59,7 @@ static struct train_options options(void) {
 }
 
 static struct rl_options policy(void) {
-    struct rl_options p;
+    struct rl_options p = {.limits = {0}};
     options_default(rl_option_rows, &p);
     p.num_generations = 4;
     p.max_new_tokens = 6;
@@ -451,7 +451,7 @@ static void test_advantages(void **state) {
 /* rewards */
 
 static struct rl_options reward_options(const char *spec, double timeout) {
-    struct rl_options p;
+    struct rl_options p = {.limits = {0}};
     options_default(rl_option_rows, &p);
     free(p.reward);
     p.reward = xstrdup(spec);

@@ -426,6 +426,9 @@ struct work_speed {
     bool replies_ended; /* the replies of the sample were generated to their end */
     double reply_share; /* their tokens divided by their max_tokens; 1 if !replies_ended */
 };
+/* Drops requests from the sample until the factors of its adapters have at most `bytes`, except those
+ * of its first request. */
+void work_counter_limit_adapters(struct work_counter *c, size_t bytes);
 /* Takes about two seconds at most, of a model that needs longer for one step some steps. */
 int work_counter_measure(struct work_counter *c, struct work_speed *out, struct error *err);
 /* Estimated seconds. most: if every reply has the greatest length. */

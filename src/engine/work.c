@@ -375,6 +375,42 @@ static int steps_measure(struct work_counter *c, struct work_timer *t, int32_t m
     return rc;
 }
 
+/* Adapters without repetition. */
+struct adapter_set {
+    const struct adapter **v; /* [n] */
+    int n;
+    size_t bytes; /* of their factors */
+};
+
+static void set_add(struct adapter_set *s, const struct adapter *a) {
+    for (int i = 0; i < s->n; i++)
+        if (s->v[i] == a) return;
+    if (!a) return;
+    s->v = xrealloc(s->v, (size_t)(s->n + 1) * sizeof *s->v);
+    s->v[s->n++] = a;
+    s->bytes += a->n_data * sizeof *a->data;
+}
+
+void work_counter_limit_adapters(struct work_counter *c, size_t bytes) {
+    struct adapter_set set = {0};
+    int kept = 0;
+    for (int i = 0; i < c->n_sample; i++) {
+        struct engine_request *r = &c->sample[i];
+        const struct adapter_set before = set;
+        set_add(&set, r->adapter);
+        for (int32_t k = 0; k < r->n_mix; k++) set_add(&set, r->mix[k].adapter);
+        if (kept == 0 || set.bytes <= bytes || set.n == before.n) {
+            c->sample[kept++] = *r;
+            continue;
+        }
+        adapters_drop(r);
+        set.n = before.n; // set.v may have moved
+        set.bytes = before.bytes;
+    }
+    c->n_sample = kept;
+    free(set.v);
+}
+
 int work_counter_measure(struct work_counter *c, struct work_speed *out, struct error *err) {
     struct work_timer t = {.e = c->e};
     int n;

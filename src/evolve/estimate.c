@@ -4,9 +4,10 @@
  * A rehearsal runs the search and the held-out test with untrained founders, and a counter in place
  * of the engine (engine.h: work). Replies are made up and adapters are not trained, so the numbers
  * of a rehearsal mean nothing; but it asks what the run will ask. It stops after one generation of
- * children: later ones cost as much. Training is measured by its own plan. A rehearsal
- * writes nothing that stays: it is a replay of a generation that does not come, with a store in
- * memory. Its own time, for breeding and prompts, is part of the time of a run.
+ * children, of which it breeds one: the others, and later generations, cost as much. Training is
+ * measured by its own plan. A rehearsal writes nothing that stays: it is a replay of a generation
+ * that does not come, with a store in memory. Its own time, for breeding and prompts, is part of
+ * the time of a run.
  */
 #define _GNU_SOURCE
 #include "evolve/run.h"
@@ -27,7 +28,8 @@ struct evolve_rehearsal {
     struct work_counter *counter;
     struct rehearsed_work sum, at[MAX_RECORDED]; /* at[g]: at the end of generation g */
     int n;                                       /* number of generations recorded */
-    double planning; /* seconds in which training was measured, which the run does not need */
+    double planning; /* seconds in which training was measured, which the run does not need, less
+                        those of breeding that only the run needs */
 };
 
 static void counts_read(struct evolve_rehearsal *h) {
@@ -41,6 +43,10 @@ void evolve_rehearsal_record(struct evolve_run *r, int n) {
     h->sum.flops = r->spent.flops;
     h->sum.evaluations += n;
     if (h->n < MAX_RECORDED) h->at[h->n++] = h->sum;
+}
+
+void evolve_rehearsal_breed(struct evolve_run *r, double unbred) {
+    r->rehearsal->planning -= unbred;
 }
 
 int evolve_rehearsal_train(struct evolve_run *r, struct train_job *jobs, int n,
@@ -96,8 +102,10 @@ static int founders_rehearse(struct evolve_run *r, bool trained, struct error *e
         if (!r->founders[i]) return err->code;
         adapter_offload(r->founders[i], r->dir);
         if (!r->is_adapter[i])
-            jobs[n++] = (struct train_job){
-                .name = r->names[i], .data = r->data[i], .start = r->founders[i]};
+            jobs[n++] = (struct train_job){.name = r->names[i],
+                                           .data = r->data[i],
+                                           .start = r->founders[i],
+                                           .unmeasured = true};
     }
     return n == 0 || trained ? OK : evolve_rehearsal_train(r, jobs, n, &o, NULL, err);
 }
@@ -205,6 +213,8 @@ int evolve_run_estimate(const struct evolve_env *env, const struct evolve_recipe
     log_muted = true; // a rehearsal shows no progress
     int rc = rehearsal_open(&r, &h, err);
     if (rc == OK) rc = run_rehearse(&r, o->evolve.generations, recorded, &work, err);
+    // a run evaluates groups of adapters whose packs fit
+    if (rc == OK) work_counter_limit_adapters(h.counter, r.packs_bytes);
     if (rc == OK) rc = work_counter_measure(h.counter, &speed, err);
     log_muted = muted;
     if (rc == OK) plan_add(plan, &work, &speed);

@@ -106,6 +106,11 @@ struct population {
     /* Children are offloaded to this folder (adapter_offload); NULL: they stay in memory. Borrowed;
      * the caller sets it after population_init */
     const char *offload_dir;
+    /* To estimate the time of a run: only the first child of a generation is bred, the others are
+     * new adapters of its shape. `unbred` is the time in seconds that they saved in the
+     * last generation, if each needs as long as the first one. */
+    bool rehearses;
+    double unbred;
     int generation, n;
     int n_roles;
     struct candidate c[MAX_CANDIDATES]; /* [n] candidates, then the re-evaluated parents */

@@ -655,12 +655,30 @@ static void offload_child(const struct population *p, struct adapter *child) {
         if (p->archived[i].adapter) adapter_free_pages(p->archived[i].adapter);
 }
 
+/* A child like `bred`, without breeding. */
+static void rehearse_child(const struct population *p, const struct candidate *bred, int k,
+                           struct candidate *out) {
+    *out = *bred;
+    snprintf(out->name, sizeof out->name, "g%dc%d", p->generation + 1, k);
+    const struct adapter *a = bred->adapter;
+    out->adapter = a->magnitude || a->vocab_overrides
+                       ? adapter_retain(bred->adapter)
+                       : adapter_new(&a->shape, &a->config, (uint64_t)k);
+}
+
 int population_breed(struct population *p, struct error *err) {
     struct candidate next[MAX_CANDIDATES];
-    int n = copy_elites(p, next), rc = OK;
-    for (int k = 0; rc == OK && n < (int)p->o->population; k++)
-        if ((rc = make_child(p, p->generation + 1, k, next, n, err)) == OK)
-            offload_child(p, next[n++].adapter);
+    int n = copy_elites(p, next), first = n, rc = OK;
+    double start = clock_now(), seconds = 0;
+    for (int k = 0; rc == OK && n < (int)p->o->population; k++) {
+        if (p->rehearses && k > 0)
+            rehearse_child(p, &next[first], k, &next[n]);
+        else
+            rc = make_child(p, p->generation + 1, k, next, n, err);
+        if (rc == OK) offload_child(p, next[n++].adapter);
+        if (k == 0) seconds = clock_now() - start;
+    }
+    if (p->rehearses) p->unbred = seconds * (n - first) - (clock_now() - start);
     if (rc != OK) {
         candidates_release(next, n);
         return rc;

@@ -152,9 +152,11 @@ json_t *evolve_cost_json(const struct evolve_cost *c);
  * `recorded` generations. It loads the model; it writes nothing. */
 int evolve_run_estimate(const struct evolve_env *env, const struct evolve_recipe *o, int recorded,
                         json_t *plan, struct error *err);
-/* Called in a rehearsal: at the end of a generation of n candidates; and in place of training n
- * adapters together, with the options of sft_run_with_callbacks. */
+/* Called in a rehearsal: at the end of a generation of n candidates; after breeding that needs
+ * `unbred` seconds more in the run; and in place of training n adapters together, with the options
+ * of sft_run_with_callbacks. */
 void evolve_rehearsal_record(struct evolve_run *r, int n);
+void evolve_rehearsal_breed(struct evolve_run *r, double unbred);
 int evolve_rehearsal_train(struct evolve_run *r, struct train_job *jobs, int n,
                            const struct train_options *o, const struct es_options *es,
                            struct error *err);

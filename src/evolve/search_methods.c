@@ -270,7 +270,9 @@ static int breed_next(struct evolve_run *r, struct population *p, struct error *
     const struct evolve_recipe *o = evolve_run_recipe_at(r, p->generation + 1);
     int rc = o->evolve.finetune_steps > 0 ? count_finetune_tokens(r, o, err) : OK;
     if (rc == OK) rc = population_set_options(p, &o->evolve, &o->fitness, (uint64_t)o->seed, err);
-    return rc == OK ? population_breed(p, err) : rc;
+    if (rc == OK) rc = population_breed(p, err);
+    if (rc == OK && r->rehearsal) evolve_rehearsal_breed(r, p->unbred);
+    return rc;
 }
 
 /* Evaluates and records the population; *candidate_cost: mean FLOPs per candidate. */
@@ -293,6 +295,7 @@ static int method_breed(struct evolve_run *r, struct error *err) {
     int rc = population_init(p, &o->evolve, &o->fitness, (uint64_t)o->seed, r->founders, names,
                              r->n_founders, err);
     p->offload_dir = r->dir;
+    p->rehearses = r->rehearsal != NULL;
     progress_start(&bar, "generations", r->o->evolve.generations + 1);
     for (int g = 0; rc == OK; g++) {
         rc = evaluate_population(r, p, &candidate_cost, err);

@@ -97,18 +97,28 @@ static void divergence_add(struct kl_divergence *d, const float *p, const float 
     }
 }
 
+static const struct forward_options one_prompt = {
+    .max_rows = MAX_TOKENS, .n_slots = 1, .slot_len = MAX_TOKENS};
+
+/* A forward pass for one prompt, and the memory of its logits. */
+static struct forward *forward_begin(const struct model *m, struct pool *pool, float **logits) {
+    struct forward_options o = one_prompt;
+    o.pool = pool;
+    struct forward *f = forward_new(m, &o);
+    CHECK(f); // the memory for one short sequence is small
+    *logits = xmalloc(sizeof **logits * MAX_TOKENS * (size_t)m->config.vocab_size);
+    return f;
+}
+
 struct kl_divergence adapter_kl_divergence(const struct model *m, const struct adapter *a,
                                            const struct model *m2, const struct adapter *a2,
                                            struct pool *pool) {
     int32_t vocab = m->config.vocab_size;
     CHECK(vocab == m2->config.vocab_size && (!a || adapter_is_ready(a)) &&
           (!a2 || adapter_is_ready(a2)));
-    struct forward_options o = {
-        .max_rows = MAX_TOKENS, .n_slots = 1, .slot_len = MAX_TOKENS, .pool = pool};
-    struct forward *f = forward_new(m, &o), *f2 = forward_new(m2, &o);
     struct kl_divergence d = {0};
-    CHECK(f && f2); // the memory for one short sequence is small
-    float *p = xmalloc(sizeof *p * MAX_TOKENS * (size_t)vocab * 2), *q = p + MAX_TOKENS * vocab;
+    float *p, *q;
+    struct forward *f = forward_begin(m, pool, &p), *f2 = forward_begin(m2, pool, &q);
     int n = m->tok ? (int)ARRAY_LEN(prompts) : RANDOM_PROMPTS;
     for (int i = 0; i < n; i++) {
         struct token_ids ids = {0};
@@ -121,22 +131,10 @@ struct kl_divergence adapter_kl_divergence(const struct model *m, const struct a
     d.mean /= d.positions;
     d.same_top /= d.positions;
     free(p);
+    free(q);
     forward_free(f);
     forward_free(f2);
     return d;
-}
-
-static const struct forward_options one_prompt = {
-    .max_rows = MAX_TOKENS, .n_slots = 1, .slot_len = MAX_TOKENS};
-
-/* A forward pass for one prompt, and the memory of its logits. */
-static struct forward *forward_begin(const struct model *m, struct pool *pool, float **logits) {
-    struct forward_options o = one_prompt;
-    o.pool = pool;
-    struct forward *f = forward_new(m, &o);
-    CHECK(f); // the memory for one short sequence is small
-    *logits = xmalloc(sizeof **logits * MAX_TOKENS * (size_t)m->config.vocab_size);
-    return f;
 }
 
 struct kl_reference *kl_reference_new(const struct model *m, const struct adapter *a,

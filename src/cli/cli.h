@@ -83,8 +83,7 @@ void cli_energy_log(double joules);
 void cli_print_json(json_t *v);
 /* "3.2 s", "4.1 min", "2.5 h" */
 const char *cli_duration(double seconds, char out[32]);
-/* The lines of a plan that has the estimated "work", "seconds" and "max_seconds": work_json and
- * work_seconds. */
+/* The lines of a plan's estimate (work_plan_add). */
 void cli_work_text(const json_t *plan, struct buf *out);
 /* Prints the plan of a command: JSON under "dry_run", or one line per key, and the lines of
  * cli_work_text if it has "work". */

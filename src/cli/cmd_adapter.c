@@ -475,11 +475,6 @@ static size_t merge_memory_total(const struct merge_memory *m) {
     return m->used + MAX(m->merging, m->written);
 }
 
-/* Most bytes of loading a model and then using it with `bytes`. */
-static size_t loaded_bytes(const struct model_size *size, size_t bytes) {
-    return model_loading_bytes(size) - size->while_loading + MAX(size->while_loading, bytes);
-}
-
 static void merge_memory_measure(struct merge_memory *out, const struct model_size *base,
                                  const struct quant_scheme *q, const struct strings *args,
                                  const struct options *o, enum numeric_class cls,
@@ -494,8 +489,8 @@ static void merge_memory_measure(struct merge_memory *out, const struct model_si
                  writing = model_writing_bytes(&base->config, pool) + written.tokenizer * 2;
     *out = (struct merge_memory){.used = memory_used(NULL),
                                  .adapters = 2 * adapters.resident + adapters.while_loading};
-    out->merging = loaded_bytes(base, out->adapters + MAX(compare, writing));
-    out->written = loaded_bytes(&written, compare);
+    out->merging = model_with_bytes(base, out->adapters + MAX(compare, writing));
+    out->written = model_with_bytes(&written, compare);
 }
 
 /* Type of the merged weights, and the memory plan, which must fit into the available memory. */

@@ -140,11 +140,6 @@ static size_t steps_most(const struct memory_steps *s) {
     return MAX(s->writing, MAX(s->original, s->copy));
 }
 
-/* Most bytes of loading a model and then using it with `bytes`. */
-static size_t comparison_bytes(const struct model_size *size, size_t bytes) {
-    return model_loading_bytes(size) - size->while_loading + MAX(size->while_loading, bytes);
-}
-
 static void steps_measure(struct memory_steps *s, const struct model_size *size,
                           const struct quant_scheme *q, const struct options *o,
                           enum numeric_class cls, bool gguf, struct pool *pool) {
@@ -162,8 +157,8 @@ static void steps_measure(struct memory_steps *s, const struct model_size *size,
     *s = (struct memory_steps){.used = memory_used(NULL)};
     s->writing = model_loading_bytes(&tokenizers) + model_writing_bytes(c, pool);
     if (!o->compare) return;
-    s->original = comparison_bytes(size, compare);
-    s->copy = comparison_bytes(&copy, compare);
+    s->original = model_with_bytes(size, compare);
+    s->copy = model_with_bytes(&copy, compare);
 }
 
 /* Refuses too little memory, and prints the plan, which *steps receives. */

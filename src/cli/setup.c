@@ -218,9 +218,7 @@ int setup_print_work(struct setup *s, struct work_counter *c, struct error *err)
     const struct work_counts counts = work_counter_counts(c);
     if (work_counter_measure(c, &speed, err) != OK) return err->code;
     json_t *plan = memory_plan_json(&s->plan);
-    json_object_set_new(plan, "work", work_json(&counts, &speed));
-    json_object_set_new(plan, "seconds", json_real(work_seconds(&counts, &speed, false)));
-    json_object_set_new(plan, "max_seconds", json_real(work_seconds(&counts, &speed, true)));
+    work_plan_add(plan, &counts, &speed, 0);
     if (s->c->json) {
         cli_print_json(json_pack("{s:o}", "plan", plan));
         return OK;

@@ -339,6 +339,8 @@ bool engine_options_fit(const struct model_config *c, struct engine_options *o, 
 size_t engine_least_bytes(const struct model_config *c, const struct engine_options *o);
 /* Most bytes of a model with its tokenizer, also while it is loaded. */
 size_t model_loading_bytes(const struct model_size *size);
+/* Most bytes of a model that is loaded and then used with `bytes` more. */
+size_t model_with_bytes(const struct model_size *size, size_t bytes);
 
 /*
  * limits: sizes of a command's engine that the user names; 0: the command chooses. Commands whose
@@ -426,15 +428,15 @@ struct work_speed {
     bool replies_ended; /* the replies of the sample were generated to their end */
     double reply_share; /* their tokens divided by their max_tokens; 1 if !replies_ended */
 };
-/* Drops requests from the sample until the factors of its adapters have at most `bytes`, except those
- * of its first request. */
-void work_counter_limit_adapters(struct work_counter *c, size_t bytes);
+/* Drops requests from the sample. */
+void work_counter_filter(struct work_counter *c,
+                         bool (*keep)(void *ctx, const struct engine_request *r), void *ctx);
 /* Takes about two seconds at most, of a model that needs longer for one step some steps. */
 int work_counter_measure(struct work_counter *c, struct work_speed *out, struct error *err);
-/* Estimated seconds. most: if every reply has the greatest length. */
-double work_seconds(const struct work_counts *w, const struct work_speed *s, bool most);
-/* Both structs as one object. */
-json_t *work_json(const struct work_counts *w, const struct work_speed *s);
+/* Adds "work", both structs as one object, "seconds", the estimate, and "max_seconds", the same if
+ * every reply has the greatest length. more: seconds of other work, for both. */
+void work_plan_add(json_t *plan, const struct work_counts *w, const struct work_speed *s,
+                   double more);
 
 /*
  * record: a request and its results as JSON, to store, to replay and to compare.

@@ -237,7 +237,11 @@ size_t engine_least_bytes(const struct model_config *c, const struct engine_opti
 }
 
 size_t model_loading_bytes(const struct model_size *size) {
-    return size->weights + size->while_loading + size->tokenizer * TOKENIZER_FACTOR;
+    return model_with_bytes(size, 0);
+}
+
+size_t model_with_bytes(const struct model_size *size, size_t bytes) {
+    return size->weights + MAX(size->while_loading, bytes) + size->tokenizer * TOKENIZER_FACTOR;
 }
 
 void memory_plan_text(const struct memory_plan *p, struct buf *out) {

@@ -375,40 +375,15 @@ static int steps_measure(struct work_counter *c, struct work_timer *t, int32_t m
     return rc;
 }
 
-/* Adapters without repetition. */
-struct adapter_set {
-    const struct adapter **v; /* [n] */
-    int n;
-    size_t bytes; /* of their factors */
-};
-
-static void set_add(struct adapter_set *s, const struct adapter *a) {
-    for (int i = 0; i < s->n; i++)
-        if (s->v[i] == a) return;
-    if (!a) return;
-    s->v = xrealloc(s->v, (size_t)(s->n + 1) * sizeof *s->v);
-    s->v[s->n++] = a;
-    s->bytes += a->n_data * sizeof *a->data;
-}
-
-void work_counter_limit_adapters(struct work_counter *c, size_t bytes) {
-    struct adapter_set set = {0};
+void work_counter_filter(struct work_counter *c,
+                         bool (*keep)(void *ctx, const struct engine_request *r), void *ctx) {
     int kept = 0;
-    for (int i = 0; i < c->n_sample; i++) {
-        struct engine_request *r = &c->sample[i];
-        const struct adapter_set before = set;
-        set_add(&set, r->adapter);
-        for (int32_t k = 0; k < r->n_mix; k++) set_add(&set, r->mix[k].adapter);
-        if (kept == 0 || set.bytes <= bytes || set.n == before.n) {
-            c->sample[kept++] = *r;
-            continue;
-        }
-        adapters_drop(r);
-        set.n = before.n; // set.v may have moved
-        set.bytes = before.bytes;
-    }
+    for (int i = 0; i < c->n_sample; i++)
+        if (keep(ctx, &c->sample[i]))
+            c->sample[kept++] = c->sample[i];
+        else
+            adapters_drop(&c->sample[i]);
     c->n_sample = kept;
-    free(set.v);
 }
 
 int work_counter_measure(struct work_counter *c, struct work_speed *out, struct error *err) {
@@ -426,7 +401,8 @@ int work_counter_measure(struct work_counter *c, struct work_speed *out, struct 
     return rc;
 }
 
-double work_seconds(const struct work_counts *w, const struct work_speed *s, bool most) {
+/* Estimated seconds. most: if every reply has the greatest length. */
+static double work_seconds(const struct work_counts *w, const struct work_speed *s, bool most) {
     double computed = (double)(w->prompt_tokens - w->cached_tokens),
            generated = (double)w->max_generated_tokens * (most ? 1 : s->reply_share),
            seconds = w->other_seconds;
@@ -436,7 +412,7 @@ double work_seconds(const struct work_counts *w, const struct work_speed *s, boo
     return seconds;
 }
 
-json_t *work_json(const struct work_counts *w, const struct work_speed *s) {
+static json_t *work_json(const struct work_counts *w, const struct work_speed *s) {
     return json_pack(
         "{s:I,s:I,s:I,s:I,s:f,s:I,s:f,s:I,s:f,s:b,s:f}", "requests", (json_int_t)w->requests,
         "prompt_tokens", (json_int_t)w->prompt_tokens, "cached_tokens",
@@ -445,4 +421,11 @@ json_t *work_json(const struct work_counts *w, const struct work_speed *s) {
         "measured_prompt_seconds", s->prompt_seconds, "measured_generated_tokens",
         (json_int_t)s->generated_tokens, "measured_generation_seconds", s->generation_seconds,
         "replies_ended", (int)s->replies_ended, "reply_share", s->reply_share);
+}
+
+void work_plan_add(json_t *plan, const struct work_counts *w, const struct work_speed *s,
+                   double more) {
+    json_object_set_new(plan, "work", work_json(w, s));
+    json_object_set_new(plan, "seconds", json_real(more + work_seconds(w, s, false)));
+    json_object_set_new(plan, "max_seconds", json_real(more + work_seconds(w, s, true)));
 }

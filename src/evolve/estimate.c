@@ -85,7 +85,6 @@ static struct adapter *untrained(const struct evolve_run *r, const struct train_
     struct adapter *a = NULL;
     if (train_adapter_config(o, &r->model->config, &c, err) == OK)
         a = adapter_new(&r->model->config, &c, seed);
-    if (a) adapter_offload(a, r->dir);
     adapter_config_release(&c);
     return a;
 }
@@ -141,6 +140,7 @@ static int best_extend(struct evolve_run *r, int64_t n, struct error *err) {
     for (int64_t i = 0; i < n; i++) {
         struct candidate c = {.adapter = untrained(r, &o, (uint64_t)r->n_best + 1000, err)};
         if (!c.adapter) return err->code;
+        adapter_offload(c.adapter, r->dir);
         snprintf(c.name, sizeof c.name, "g%d", r->n_best);
         r->best[r->n_best++] = c;
     }
@@ -183,17 +183,13 @@ static int rehearsal_open(struct evolve_run *r, struct evolve_rehearsal *h, stru
 }
 
 static void plan_add(json_t *plan, const struct rehearsed_work *w, const struct work_speed *s) {
-    json_t *work = work_json(&w->counts, s);
-    json_object_update_new(
-        work, json_pack("{s:I,s:I,s:I,s:f,s:I}", "trainings", (json_int_t)w->trainings, "updates",
-                        (json_int_t)w->updates, "trained_tokens", (json_int_t)w->trained_tokens,
-                        "training_seconds", w->training_seconds, "evaluations",
-                        (json_int_t)w->evaluations));
-    json_object_set_new(plan, "work", work);
-    json_object_set_new(plan, "seconds",
-                        json_real(w->training_seconds + work_seconds(&w->counts, s, false)));
-    json_object_set_new(plan, "max_seconds",
-                        json_real(w->training_seconds + work_seconds(&w->counts, s, true)));
+    work_plan_add(plan, &w->counts, s, w->training_seconds);
+    json_object_update_new(json_object_get(plan, "work"),
+                           json_pack("{s:I,s:I,s:I,s:f,s:I}", "trainings", (json_int_t)w->trainings,
+                                     "updates", (json_int_t)w->updates, "trained_tokens",
+                                     (json_int_t)w->trained_tokens, "training_seconds",
+                                     w->training_seconds, "evaluations",
+                                     (json_int_t)w->evaluations));
 }
 
 int evolve_run_estimate(const struct evolve_env *env, const struct evolve_recipe *o, int recorded,
@@ -214,7 +210,7 @@ int evolve_run_estimate(const struct evolve_env *env, const struct evolve_recipe
     int rc = rehearsal_open(&r, &h, err);
     if (rc == OK) rc = run_rehearse(&r, o->evolve.generations, recorded, &work, err);
     // a run evaluates groups of adapters whose packs fit
-    if (rc == OK) work_counter_limit_adapters(h.counter, r.packs_bytes);
+    if (rc == OK) evolve_run_fit_sample(&r, h.counter);
     if (rc == OK) rc = work_counter_measure(h.counter, &speed, err);
     log_muted = muted;
     if (rc == OK) plan_add(plan, &work, &speed);

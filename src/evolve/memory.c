@@ -235,11 +235,6 @@ static int needs_measure(const struct evolve_env *env, const struct evolve_recip
     return rc;
 }
 
-/* Bytes of the loaded model, and all that is needed at the same time with it. */
-static size_t with_model(const struct model_size *size, size_t others) {
-    return model_loading_bytes(size) - size->while_loading + MAX(size->while_loading, others);
-}
-
 static int recipe_measure(const struct evolve_env *env, const struct evolve_recipe *o,
                           struct model_size *size, struct run_needs *needs, struct error *err) {
     char *path = env->find(o->model);
@@ -254,9 +249,9 @@ int evolve_run_check_memory(const struct evolve_env *env, const struct evolve_re
     struct run_needs needs;
     if (!memory_limit_get()) return OK;
     if (recipe_measure(env, o, &size, &needs, err) != OK) return err->code;
-    const struct memory_step step = {.what = "this run with its model",
-                                     .least =
-                                         with_model(&size, needs.engine_least + needs.rest.least)};
+    const struct memory_step step = {
+        .what = "this run with its model",
+        .least = model_with_bytes(&size, needs.engine_least + needs.rest.least)};
     return memory_check(NULL, &step, err);
 }
 
@@ -275,13 +270,13 @@ int evolve_run_plan_memory(const struct evolve_env *env, const struct evolve_rec
     struct engine_options eo = engine_options_for(env, o, &size.config);
     size_t used = memory_used(NULL), rest = needs.rest.most;
     if (memory_limit_get()) {
-        size_t room = memory_room(NULL), model = with_model(&size, 0);
+        size_t room = memory_room(NULL), model = model_with_bytes(&size, 0);
         room -= MIN(room, model);
         engine_fit(&size.config, &needs, room, &eo);
         rest = MIN(rest, room - MIN(room, engine_bytes(&size.config, &eo)));
     }
-    out->total = used + with_model(&size, engine_bytes(&size.config, &eo) + rest);
-    out->least = used + with_model(&size, needs.engine_least + needs.rest.least);
+    out->total = used + model_with_bytes(&size, engine_bytes(&size.config, &eo) + rest);
+    out->least = used + model_with_bytes(&size, needs.engine_least + needs.rest.least);
     return OK;
 }
 
@@ -399,4 +394,19 @@ int evolve_run_requests(void *ctx, struct engine_request *reqs, int n, struct er
     free(index);
     free(taken);
     return rc;
+}
+
+struct sample_group {
+    struct pack_group g;
+    size_t most;
+};
+
+static bool sample_keeps(void *ctx, const struct engine_request *r) {
+    struct sample_group *s = ctx;
+    return group_add(&s->g, r, s->most);
+}
+
+void evolve_run_fit_sample(const struct evolve_run *r, struct work_counter *c) {
+    struct sample_group s = {.most = r->packs_bytes};
+    work_counter_filter(c, sample_keeps, &s);
 }

@@ -118,6 +118,8 @@ int evolve_run_finetuned_together(const struct evolve_run *r, const struct evolv
 /* engine_run on the engine of the run `ctx`, in groups of requests whose adapters' packs fit into
  * r->packs_bytes; the packs are freed after their group. The `run` of engine_client. */
 int evolve_run_requests(void *ctx, struct engine_request *reqs, int n, struct error *err);
+/* Leaves requests of one such group in the counter's sample. */
+void evolve_run_fit_sample(const struct evolve_run *r, struct work_counter *c);
 
 /* fitness_eval.c */
 

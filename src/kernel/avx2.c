@@ -1253,11 +1253,7 @@ static void mask_random_row(uint8_t *mask, const uint32_t *random, int64_t n, ui
         const int bits = _mm256_movemask_epi8(bytes);
         memcpy(mask + i / 8, &bits, sizeof bits);
     }
-    memset(mask + i / 8, 0, (size_t)((n - i + 7) / 8));
-    for (; i < n; i++) {
-        uint32_t half = random[i / 2] >> 16 * (i % 2) & 0xffff;
-        mask[i / 8] |= (uint8_t)((half >= threshold) << i % 8);
-    }
+    mask_random_from(mask, random, i, n, threshold);
 }
 
 static void mask_multiply_row(float *y, const float *x, const uint8_t *mask, float factor,

@@ -253,6 +253,16 @@ static inline struct value_range range_of(const float *x, int n) {
     return r;
 }
 
+/* Bits [begin, n) of kernels.mask_random; `begin` is a multiple of 8. */
+static inline void mask_random_from(uint8_t *mask, const uint32_t *random, int64_t begin, int64_t n,
+                                    uint32_t threshold) {
+    memset(mask + begin / 8, 0, (size_t)((n - begin + 7) / 8));
+    for (int64_t i = begin; i < n; i++) {
+        uint32_t half = random[i / 2] >> 16 * (i % 2) & 0xffff;
+        mask[i / 8] |= (uint8_t)((half >= threshold) << i % 8);
+    }
+}
+
 /* Candidate t of symmetric_fit maps the extreme value of its group to -(32 + order[t] / 10). */
 enum { SYMMETRIC_RANGES = 19 };
 static inline float symmetric_range(int t) {

@@ -298,11 +298,7 @@ static void scale_row(float *y, float a, int64_t n) {
 }
 
 static void mask_random_row(uint8_t *mask, const uint32_t *random, int64_t n, uint32_t threshold) {
-    memset(mask, 0, (size_t)((n + 7) / 8));
-    for (int64_t i = 0; i < n; i++) {
-        uint32_t half = random[i / 2] >> 16 * (i % 2) & 0xffff;
-        mask[i / 8] |= (uint8_t)((half >= threshold) << i % 8);
-    }
+    mask_random_from(mask, random, 0, n, threshold);
 }
 
 static void mask_multiply_row(float *y, const float *x, const uint8_t *mask, float factor,

@@ -332,7 +332,7 @@ int dpo_plan(const struct train_loop *c, const struct rl_options *o, struct rl_p
         plan_add_data(&p, out);
         train_loop_show_tokens(&p.c, "first pass, tokens");
         rc = times_measure(&p, out, err);
-        progress_finish(&p.c.bar, "tokens");
+        progress_finish(&p.c.bar, NULL);
     }
     if (!rc) plan->bytes = trainer_bytes(p.c.trainer, plan->max_rows, plan->longest);
     for (int j = 0; !rc && j < c->n; j++)

@@ -704,7 +704,7 @@ int policy_gradient_plan(const struct train_loop *c, enum train_method method,
     if (!rc) rc = sync_policies(&l, err);
     train_loop_show_tokens(&l.c, "first step, tokens");
     if (!rc) rc = measure_first_step(&l, out, err);
-    progress_finish(&l.c.bar, "tokens");
+    progress_finish(&l.c.bar, NULL);
     if (!rc) {
         plan->memory = l.c.memory;
         plan->updates = l.c.steps;

@@ -344,7 +344,7 @@ int sft_plan_make(const struct model *m, struct train_job *jobs, int n,
                 training_plan_add_example(out, sample_at(&r.job_data[j], o->seed, i), j);
         train_loop_show_tokens(&r.c, "first pass, tokens");
         rc = plan_measure(&r, out, err);
-        progress_finish(&r.c.bar, "tokens");
+        progress_finish(&r.c.bar, NULL);
     }
     if (rc) training_plan_release(out);
     sft_release(&r);

@@ -54,7 +54,8 @@ endif
 # Instruction sets are enabled per file, never for the whole program: kernels are chosen at run time.
 ISA_avx2   := -mavx2 -mfma -mf16c
 ISA_avx512 := -mavx2 -mfma -mf16c -mavx512f -mavx512bw -mavx512vl -mavx512dq -mavx512vnni
-ISA_amx    := $(ISA_avx512) -mavx512bf16 -mamx-tile -mamx-int8 -mamx-bf16
+ISA_avx512bf16 := $(ISA_avx512) -mavx512bf16
+ISA_amx    := $(ISA_avx512bf16) -mamx-tile -mamx-int8 -mamx-bf16
 
 SRC   := $(filter-out src/cli/main.c,$(wildcard src/*/*.c))
 OBJ   := $(SRC:%.c=$(O)/%.o)
@@ -64,6 +65,7 @@ vpath test_%.c $(sort $(dir $(TEST_SRC)))
 
 # The sources of kernels for instructions that this machine may lack are tested on emulated instructions.
 FLAGS_test_emulated.c := -Itest/emulate -fno-var-tracking-assignments
+FLAGS_test_emulated_bf16.c := $(FLAGS_test_emulated.c)
 # The server of test_hub.
 LIBS_test_hub.c := $(shell pkg-config --libs libmicrohttpd 2>/dev/null)
 

@@ -43,7 +43,7 @@ static json_t *memory_json(const struct server *s) {
 /* The instruction set of the kernels, and the types of their operands. */
 static json_t *kernels_json(const struct server *s) {
     return json_pack("{s:s,s:s,s:s,s:s,s:s,s:i}", "level", cpu_level_name(kernels_get()->level),
-                     "class", s->model->cls == NUMERIC_EXACT ? "exact" : "fast", "weights",
+                     "class", numeric_class_name(s->model->cls), "weights",
                      tensor_type_name(s->model->type), "kv",
                      dtype_name(s->options->plan->engine.kv_elem), "lora",
                      dtype_name(s->options->plan->engine.lora_elem), "threads", s->threads);

@@ -8,7 +8,7 @@
  * they would be the only activation that grows with the square of the length (as in Dao et al.
  * 2022).
  *
- * In the fast class on AMX, kernels.attention and kernels.attention_backward compute an item in
+ * In the fast class with tiles, kernels.attention and kernels.attention_backward compute an item in
  * bf16.
  *
  * kv_round rounds keys and values as the engine's KV cache does. The backward pass uses the rounded

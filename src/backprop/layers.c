@@ -89,7 +89,8 @@ static struct gemm_input output_grad_prepare(struct trainer *t, int l, int p, co
 static void linear_backward_inputs(struct trainer *t, int l, int p, struct row_range range,
                                    float *dx, struct gemm_input *dy, bool add) {
     const struct matrix *w = &t->model->layers[l].proj[p];
-    const bool chain = dx && dy->tiles && t->grad_path == GRAD_TILES;
+    const bool chain = dx && dy->tiles && t->grad_path == GRAD_TILES &&
+                       matrix_uses_tiles(w, ROWS_TRAINING);
     dy->low_rank = lora_backward_down(t, l, p, range, dy, chain);
     if (chain)
         matrix_mul_backward_tiles(dx, w->k, dy, w, add, t->pool);

@@ -165,7 +165,7 @@ static void history_append(const struct bench *b, const struct variant *v, doubl
     time_t now = time(NULL);
     strftime(day, sizeof day, "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
     fprintf(b->history, "%s,%s,%s,%s,%d,%s,%s,%s,%s,%d,%d,%d,%.1f,%.3f\n", day, SHOAL_VERSION,
-            kernels_get()->name, b->m->cls == NUMERIC_EXACT ? "exact" : "fast", pool_size(b->pool),
+            kernels_get()->name, numeric_class_name(b->m->cls), pool_size(b->pool),
             shape_name(b), tensor_type_name(b->m->type), b->o->lora, v->what, v->batch, v->tokens,
             v->adapters, tps, ratio);
 }
@@ -181,7 +181,7 @@ static void print_variant(const struct bench *b, const struct variant *v, double
             "{s:s,s:s,s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:f,s:f,s:f,s:f,s:f}", "what",
             v->what, "shape", shape_name(b), "quant", tensor_type_name(b->m->type), "lora",
             b->o->lora, "kv", dtype_name(b->kv), "level", kernels_get()->name, "class",
-            b->m->cls == NUMERIC_EXACT ? "exact" : "fast", "threads", pool_size(b->pool), "batch",
+            numeric_class_name(b->m->cls), "threads", pool_size(b->pool), "batch",
             v->batch, "tokens", v->tokens, "adapters", v->adapters, "rank",
             v->adapters ? (int)b->o->rank : 0, "tps", tps, "ratio", ratio, "gops", 1e-9 * ops,
             "peak_share", peak, "bandwidth_share", band);

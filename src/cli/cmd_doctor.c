@@ -106,7 +106,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
     struct memory_info m = memory_info("/");
     json_t *v = json_pack("{s:s,s:s,s:o,s:s,s:i,s:I,s:I,s:s,s:o,s:o,s:o}", "version", SHOAL_VERSION,
                           "level", kernels_get()->name, "levels", levels(), "class",
-                          cli_numeric_class(c) == NUMERIC_EXACT ? "exact" : "fast", "threads",
+                          numeric_class_name(cli_numeric_class(c)), "threads",
                           c->threads ? (int)c->threads : cpu_count(), "memory_bytes",
                           (json_int_t)MAX(m.total, 0), "free_bytes",
                           (json_int_t)MAX(m.available, 0), "huge_pages", m.huge_pages, "libraries",
@@ -123,7 +123,7 @@ const struct cli_command cmd_doctor = {
     .summary = "print processor level, memory, threads, libraries, and missing parts",
     .about =
         "Prints what the program found on this machine, what it uses, and what is missing. The\n"
-        "variable SHOAL_CPU=scalar|avx2|avx512|amx limits the processor level.",
+        "variable SHOAL_CPU=scalar|avx2|avx512|avx512bf16|amx limits the processor level.",
     .max_args = 0,
     .run = run,
 };

@@ -68,9 +68,15 @@ static void field_compare(struct replay *r, const char *key, const char *current
 /* Opens the recorded model; false if it is missing or changed, which ends the replay. */
 static bool model_reopen(struct replay *r, struct error *err) {
     const char *path = json_get_string(r->call, "model");
-    bool fast = strcmp(json_get_string(r->call, "class"), "fast") == 0 && !r->c->exact;
+    enum numeric_class cls;
+    const char *name = json_get_string(r->call, "class"), *level = json_get_string(r->call, "level");
+    bool same = numeric_class_find(name, level, &cls) && !r->c->exact;
+    if (r->c->exact) cls = NUMERIC_EXACT;
+    if (!same && strcmp(name, numeric_class_name(cls)) != 0)
+        buf_printf(&r->differs, "class: was '%s' at level '%s', is '%s'\n", name, level,
+                   numeric_class_name(cls));
     r->s.pool = pool_new((int)r->c->threads);
-    r->s.m = model_open(path, fast ? NUMERIC_FAST : NUMERIC_EXACT, err);
+    r->s.m = model_open(path, cls, err);
     const char *hash = r->s.m ? model_hash(r->s.m, err) : NULL;
     if (!hash) {
         buf_printf(&r->differs, "model: cannot be opened: %s\n", err->text);
@@ -138,11 +144,9 @@ static int call_rerun(struct replay *r, struct error *err) {
 /* Compares the settings that the outputs may depend on. */
 static void settings_compare(struct replay *r) {
     char key[HASH_LEN];
-    field_compare(r, "class", numeric_class_name(r->s.m->cls));
     field_compare(r, "version", SHOAL_VERSION);
     record_key(&r->r, r->s.m->hash, r->s.m->cls, r->s.engine.kv_elem, r->s.engine.lora_elem, key);
     field_compare(r, "key", key);
-    if (r->s.m->cls == NUMERIC_FAST) field_compare(r, "level", kernels_get()->name);
 }
 
 static int replay_run(struct replay *r, bool *same, struct error *err) {

@@ -34,7 +34,7 @@ static const struct option_row common_rows[] = {
     {"exact", OPT_BOOL, offsetof(struct cli_options, exact), NULL, 0, 0, NULL,
      "exact numeric class: the same bits on every processor"},
     {"fast", OPT_BOOL, offsetof(struct cli_options, fast), NULL, 0, 0, NULL,
-     "fast numeric class: faster with bf16 weights, other bits (default on processors with AMX)"},
+     "fast numeric class: faster, other bits (default on processors with AVX512_BF16 or AMX)"},
     {"threads", OPT_INT, offsetof(struct cli_options, threads), "0", 0, 1024, "N",
      "threads; 0: all processors", JOB_ARG_THREADS},
     {0},

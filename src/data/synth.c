@@ -308,11 +308,9 @@ static bool field_is_text(const json_t *v, const char *key, const char *text) {
     return value && strcmp(value, text) == 0;
 }
 
-/* Whether a stored call can replace a new one. Results of the class "fast" differ between
- * instruction sets, and results may differ between versions of Shoal. */
-static bool call_is_usable(const struct synth *s, const json_t *call) {
-    return field_is_text(call, "version", SHOAL_VERSION) &&
-           (s->model->cls == NUMERIC_EXACT || field_is_text(call, "level", kernels_get()->name));
+/* Whether a stored call can replace a new one: results may differ between versions of Shoal. */
+static bool call_is_usable(const json_t *call) {
+    return field_is_text(call, "version", SHOAL_VERSION);
 }
 
 /* Sets the sample's result from the outputs of a stored call. If they are incomplete, sets nothing
@@ -347,7 +345,7 @@ static bool sample_from_cache(struct synth *s, struct synth_sample *x) {
     struct error none;
     json_t *call = s->calls ? store_record_get(s->calls, x->call, &none) : NULL;
     bool found =
-        call && call_is_usable(s, call) && outputs_read(s, x, json_object_get(call, "outputs"));
+        call && call_is_usable(call) && outputs_read(s, x, json_object_get(call, "outputs"));
     json_decref(call);
     s->n_reused += found;
     return found;

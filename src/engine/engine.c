@@ -22,7 +22,7 @@
  * reuses the longest prefix that any slot has (prefix_cache_lookup). The positions before the
  * activation of a request are the base model's, and so shared between the base model and all
  * activated adapters; the positions from it on are shared under the same adapters and the same
- * activation only. In the fast numeric class with AMX only positions that were computed as known
+ * activation only. In the fast numeric class with tiles only positions that were computed as known
  * rows are reused: the keys and values of sampled rows have other bits, and a result must not
  * depend on the state of the cache. There are more slots than active requests; the free slots keep
  * finished sequences. When no page is free, the least recently used finished sequences are evicted.
@@ -1108,7 +1108,7 @@ static void chunk_commit(struct engine *e, const struct scheduled_chunk *d) {
         r->n_prefilled += d->n_rows;
     }
     if (s->phase != PHASE_DECODE) e->stats.prefilled += (uint64_t)d->n_rows;
-    // with AMX tiles in the fast class, keys and values of sampled rows have other bits than those
+    // with tiles in the fast class, keys and values of sampled rows have other bits than those
     // of known rows
     if (e->m->cls == NUMERIC_FAST && e->kern->gemm_tiles && rows_are_sampled(s))
         slot->n_known = MIN(slot->n_known, s->kv);

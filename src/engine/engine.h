@@ -451,7 +451,6 @@ void work_plan_add(json_t *plan, const struct work_counts *w, const struct work_
 void record_key(const struct engine_request *r, const char *model_hash, enum numeric_class cls,
                 enum dtype kv, enum dtype lora, char out[HASH_LEN]);
 const char *finish_reason_name(enum finish_reason f); /* "stop" */
-const char *numeric_class_name(enum numeric_class cls);
 /* A number, or one of the strings "inf", "-inf" and "nan" for values that JSON numbers cannot
  * express. */
 json_t *json_from_float(float v);

@@ -15,10 +15,6 @@ const char *finish_reason_name(enum finish_reason f) {
     return names[f];
 }
 
-const char *numeric_class_name(enum numeric_class cls) {
-    return cls == NUMERIC_EXACT ? "exact" : "fast";
-}
-
 void record_key(const struct engine_request *r, const char *model_hash, enum numeric_class cls,
                 enum dtype kv, enum dtype lora, char out[HASH_LEN]) {
     engine_request_key(r, model_hash, cls, out);

@@ -193,6 +193,7 @@ void engine_request_key(const struct engine_request *r, const char *model_hash,
     hash_text(&h, model_hash);
     hash_text(&h, adapters);
     hash_u64(&h, (uint64_t)cls);
+    if (cls != NUMERIC_EXACT) hash_text(&h, numeric_class_name(cls));
     for (const struct request_input *in = request_inputs; in->name; in++) {
         struct input_value v = input_get(in, r);
         if (in->optional && v.integer == 0) continue;

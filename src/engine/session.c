@@ -7,7 +7,7 @@
  *              | KV bytes of n tokens (kv_cache_save) | SHA-256 of everything before, in hex
  *
  * The last `more` tokens have no keys and values: one that was just sampled, or more of them in the
- * fast class with AMX (chunk_commit). Files of earlier versions have none of them.
+ * fast class with tiles (chunk_commit). Files of earlier versions have none of them.
  *
  * The header identifies model, adapter, numeric class, processor level (the name of the kernels in
  * use) and element types, and for a sequence with an activated adapter the activation.

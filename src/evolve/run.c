@@ -516,7 +516,7 @@ static int make_manifest(struct evolve_run *r, json_t **out, struct error *err) 
     *out = json_pack("{s:s,s:s,s:s,s:s,s:s,s:o,s:I,s:s,s:s,s:s,s:i}", "run", r->id, "version",
                      SHOAL_VERSION, "program", program, "base", base, "recipe", recipe, "data",
                      files, "seed", (json_int_t)r->o->seed, "class",
-                     r->env->cls == NUMERIC_EXACT ? "exact" : "fast", "kv_cache_dtype",
+                     numeric_class_name(r->env->cls), "kv_cache_dtype",
                      dtype_name(evolve_run_kv_dtype(r->env, r->o)), "level", kernels_get()->name,
                      "threads", pool_size(r->env->pool));
     return OK;
@@ -687,7 +687,7 @@ static int register_run(struct evolve_run *r, struct error *err) {
     char *path = path_join(r->dir, "recipe.yaml");
     json_t *settings = json_pack(
         "{s:I,s:b,s:s,s:s,s:s}", "seed", (json_int_t)r->o->seed, "zero_adapters",
-        (int)r->o->zero_adapters, "class", r->env->cls == NUMERIC_EXACT ? "exact" : "fast", "level",
+        (int)r->o->zero_adapters, "class", numeric_class_name(r->env->cls), "level",
         kernels_get()->name, "kv_cache_dtype", dtype_name(evolve_run_kv_dtype(r->env, r->o)));
     int rc = file_write(path, r->o->text, strlen(r->o->text), err);
     if (rc == OK) rc = store_run_add(r->store, r->id, "evolve", settings, err);
@@ -851,9 +851,8 @@ static int stored_options(const struct evolve_env *env, const char *id, struct e
         enum dtype known;
         if (rc == OK && kv) rc = dtype_parse(kv, &known, err);
         if (rc == OK) evolve_recipe_set_kv(o, kv ? kv : "f32");
-        *cls =
-            strcmp(json_get_string(settings, "class"), "fast") == 0 ? NUMERIC_FAST : NUMERIC_EXACT;
-        if (rc == OK && *cls == NUMERIC_FAST && (!level || strcmp(level, kernels_get()->name) != 0))
+        const char *name = json_get_string(settings, "class");
+        if (!numeric_class_find(name, level ? level : "", cls) && rc == OK)
             rc = error_set(err, ERR_MISMATCH,
                            "run '%s' was made with --fast at processor level '%s': level '%s' "
                            "cannot give the same bits",

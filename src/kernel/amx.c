@@ -2,8 +2,7 @@
  * amx: the AMX level: the permission to use tiles, and the function that sets its slots.
  *
  * A tile step multiplies up to 16 rows by one panel of 16 outputs. The int8 products (amx_int8.c)
- * belong to the exact class, the bf16 products (amx_bf16.c, amx_grad.c) and attention
- * (amx_attention.c) to the fast class. The remaining slots are those of the AVX-512 level.
+ * belong to the exact class, the bf16 products and attention (amx_bf16.c) to the fast class. The remaining slots are those of the AVX-512 level.
  */
 #include <sys/syscall.h>
 #include <unistd.h>
@@ -24,6 +23,5 @@ bool amx_request(void) {
 void kernels_fill_amx(struct kernels *k) {
     amx_fill_int8(k);
     amx_fill_bf16(k);
-    amx_fill_grad(k);
-    amx_fill_attention(k);
+    k->quantized_tiles = true;
 }

@@ -1,6 +1,6 @@
 /*
- * avx512: code that the level files of AVX-512 and AMX share. Private to src/kernel/avx512.c and
- * amx*.c.
+ * avx512: code that the level files of AVX-512 and above share. Private to src/kernel/avx512*.c,
+ * amx*.c and tiles_*.h.
  */
 #ifndef SHOAL_KERNEL_AVX512_H
 #define SHOAL_KERNEL_AVX512_H

@@ -3,7 +3,7 @@
  * outputs of a weight matrix; dW = dYᵀ X in tiles; and gemm_nn.
  *
  * A matrix is packed for y = x Wᵀ only. For dX there are four ways. f32 and bf16 rows are used in
- * place. The tiles of AMX read every layout (gemm_tiles_backward). Other packed weights are widened
+ * place. Tiles read every layout (gemm_tiles_backward). Other packed weights are widened
  * to f32 a tile at a time. If the caller requests int8, quantised weights are transposed in units:
  * a unit is the 32 inputs (q6_k: 16) that share one scale in each output. A unit is transposed once
  * for many rows of dY, so that its quads run along the outputs. The scale differs from output to
@@ -21,7 +21,7 @@
 enum {
     INT8_ROWS = 32,       /* rows of dY that are quantised for one unit at once */
     TRANSPOSE_ROWS = 256, /* rows of dY per transposed unit; a multiple of INT8_ROWS */
-    TILE_ROWS = 512,      /* AMX: rows of dY that are packed in tiles at once; a multiple of 16 */
+    TILE_ROWS = 512,      /* tiles: rows of dY that are packed in tiles at once; a multiple of 16 */
     OUTPUT_SLICE = 4096,  /* outputs that are summed before the sum is added to dX */
     TILE_OUTPUTS = 256,   /* outputs and inputs of a tile of widened weights */
     TILE_INPUTS = 64,
@@ -437,7 +437,7 @@ void matrix_mul_backward(float *dx, int64_t lddx, const float *dy, int64_t lddy,
                          const struct matrix *w, enum grad_path path, bool add, void *scratch,
                          struct pool *pool) {
     const bool tiles = path == GRAD_TILES && matrix_uses_tiles(w, ROWS_TRAINING),
-               int8 = path == GRAD_INT8 && matrix_needs_int8(w);
+               int8 = path != GRAD_F32 && !tiles && matrix_needs_int8(w);
     if (w->layout == LAYOUT_ROW_MAJOR && !tiles) {
         gemm_nn_parallel(rows_dtype(w), dx, lddx, dy, lddy, 1, rows, w->data, w->k, w->n, w->k, add,
                          pool);

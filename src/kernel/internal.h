@@ -46,6 +46,7 @@
 void kernels_fill_scalar(struct kernels *k);
 void kernels_fill_avx2(struct kernels *k);
 void kernels_fill_avx512(struct kernels *k);
+void kernels_fill_avx512bf16(struct kernels *k);
 void kernels_fill_amx(struct kernels *k);
 
 /* Asks the system for permission to use tiles in this process; returns whether it is granted. The
@@ -429,7 +430,7 @@ static inline const uint16_t *bf16_panel(const struct matrix *w, int64_t panel) 
 }
 
 /*
- * The fast class below AMX: every output is one chain of multiply-adds, so the lanes of a vector
+ * The fast class without tiles: every output is one chain of multiply-adds, so the lanes of a vector
  * are adjacent outputs and no sum across lanes is needed. A tile is some rows by some panels of
  * such chains over the whole K. The weights are widened as they are loaded from the second-level
  * cache; widening takes one operation for each vector. With fewer rows, a tile has more panels, so

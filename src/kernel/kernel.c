@@ -24,7 +24,8 @@
 #include <cpuid.h>
 #endif
 
-static const char *const level_names[CPU_LEVELS] = {"scalar", "avx2", "avx512", "amx"};
+static const char *const level_names[CPU_LEVELS] = {"scalar", "avx2", "avx512", "avx512bf16",
+                                                    "amx"};
 
 const char *cpu_level_name(enum cpu_level level) {
     CHECK((int)level >= 0 && level < CPU_LEVELS);
@@ -57,11 +58,11 @@ static enum cpu_level level_detect(void) {
     bool wide =
         (b7 & need512) == need512 && (c7 & bit_AVX512VNNI) && (xcr0 & XCR0_AVX512) == XCR0_AVX512;
     if (!wide) return CPU_AVX2;
-    unsigned tiles = 1u << 22 | 1u << 24 | 1u << 25; // AMX-BF16, AMX-TILE, AMX-INT8
     if (a >= 1 && __get_cpuid_count(7, 1, &a71, &b, &c, &d) == 0) a71 = 0;
-    bool amx =
-        (d7 & tiles) == tiles && (a71 & 1u << 5) && (xcr0 & XCR0_AMX) == XCR0_AMX && amx_request();
-    return amx ? CPU_AMX : CPU_AVX512;
+    if (!(a71 & 1u << 5)) return CPU_AVX512;         // AVX512_BF16
+    unsigned tiles = 1u << 22 | 1u << 24 | 1u << 25; // AMX-BF16, AMX-TILE, AMX-INT8
+    bool amx = (d7 & tiles) == tiles && (xcr0 & XCR0_AMX) == XCR0_AMX && amx_request();
+    return amx ? CPU_AMX : CPU_AVX512BF16;
 }
 
 #else
@@ -77,7 +78,8 @@ static enum cpu_level best_level, chosen_level;
 
 static void tables_fill(void) {
     static void (*const fill[CPU_LEVELS])(struct kernels *) = {
-        kernels_fill_scalar, kernels_fill_avx2, kernels_fill_avx512, kernels_fill_amx};
+        kernels_fill_scalar, kernels_fill_avx2, kernels_fill_avx512, kernels_fill_avx512bf16,
+        kernels_fill_amx};
     best_level = level_detect();
     for (int l = 0; l <= (int)best_level; l++) {
         if (l > 0) tables[l] = tables[l - 1];
@@ -112,7 +114,8 @@ int kernels_check_level(struct error *err) {
                          "SHOAL_CPU '%s' is not available on this machine, which has up to '%s'",
                          requested, level_names[best_level]);
     }
-    return error_set(err, ERR_USAGE, "unknown SHOAL_CPU '%s'; it is scalar, avx2, avx512 or amx",
+    return error_set(err, ERR_USAGE,
+                     "unknown SHOAL_CPU '%s'; it is scalar, avx2, avx512, avx512bf16 or amx",
                      requested);
 }
 
@@ -131,12 +134,20 @@ const struct kernels *kernels_get(void) {
     return &tables[chosen_level];
 }
 
-enum numeric_class kernels_default_class(void) {
-    return kernels_get()->level == CPU_AMX ? NUMERIC_FAST : NUMERIC_EXACT;
+const char *numeric_class_name(enum numeric_class cls) {
+    if (cls == NUMERIC_EXACT) return "exact";
+    const struct kernels *k = kernels_get();
+    return k->level == CPU_AMX ? "fast-amx" : k->gemm_tiles ? "fast-avx512bf16" : "fast-f32";
+}
+
+bool numeric_class_find(const char *name, const char *level, enum numeric_class *out) {
+    *out = strncmp(name, "fast", 4) == 0 ? NUMERIC_FAST : NUMERIC_EXACT;
+    if (strcmp(name, "fast") == 0) return strcmp(level, kernels_get()->name) == 0;
+    return *out == NUMERIC_EXACT || strcmp(name, numeric_class_name(*out)) == 0;
 }
 
 enum numeric_class numeric_class_of(bool exact, bool fast) {
-    return exact ? NUMERIC_EXACT : fast ? NUMERIC_FAST : kernels_default_class();
+    return !exact && (fast || kernels_get()->gemm_tiles) ? NUMERIC_FAST : NUMERIC_EXACT;
 }
 
 static uint32_t float_bits(float f) {
@@ -513,7 +524,7 @@ bool matrix_needs_int8(const struct matrix *m) {
 bool matrix_uses_tiles(const struct matrix *m, enum row_path path) {
     if (!kernels_get()->gemm_tiles) return false;
     if (m->layout == LAYOUT_ROW_MAJOR) return path == ROWS_TRAINING && m->type != TENSOR_BF16;
-    return m->layout == LAYOUT_BF16 || path != ROWS_EXACT;
+    return m->layout == LAYOUT_BF16 || (path != ROWS_EXACT && kernels_get()->quantized_tiles);
 }
 
 size_t matrix_bytes(const struct matrix *m) {

@@ -4,8 +4,8 @@
  *
  * A `struct kernels` is a table of function pointers: scalar functions first, then overwritten by
  * those that the processor and the system allow (feature bits, XCR0, the AMX permission call),
- * capped by SHOAL_CPU=scalar|avx2|avx512|amx. Callers never name a level. The first call of
- * kernels_get() builds the tables; afterwards they are read-only and shared by threads.
+ * capped by SHOAL_CPU=scalar|avx2|avx512|avx512bf16|amx. Callers never name a level. The first call
+ * of kernels_get() builds the tables; afterwards they are read-only and shared by threads.
  *
  * Arithmetic (a contract that holds at all levels; test/kernel/test_kernels.c checks it):
  *   exact class  f32 dot: 16 lanes, lane l sums k = l, l+16, … by fused multiply-add from +0, the
@@ -17,20 +17,20 @@
  *                acc = fma((float)s_b, dw_b * dx_b, acc) for b = 0, 1, … in order.
  *                Types with minima then add the f32 dot of minima and activation sums.
  *                nf4: dw_b is the block's byte, and the result is acc * (row_scale / 32385).
- *   fast class   with AMX, these products run in bf16 tiles (gemm_tiles): all rows times bf16
- *                weights; rows whose tokens are known before a step (prompts, scored text,
- *                training) times quantised weights; in full training also f32 weights.
- *                w = bf16(matrix_get_row), x = bf16(x), in steps of 32 inputs in ascending order;
- *                each step is one TDPBF16PS. Rows that are being sampled are multiplied with
- *                quantised weights as in the exact class, which is faster for few rows. So the
- *                path depends on the row, never on the batch. For a known row, the sum of an
- *                adapter's low-rank part continues the sum of the base product (gemm_low_rank).
- *                Gradients of weights are computed in tiles too, in groups of 32 rows
- *                (gemm_tiles_grad).
- *                Below AMX, bf16 weights are multiplied with f32 activations (gemm_bf16_fast),
- *                without a conversion of the activations: one chain of fused multiply-adds per
- *                output, k ascending, from +0, the same bits at every level. Everything else is
- *                as in the exact class.
+ *   fast class   with AVX512_BF16 or AMX, these products run in bf16 tiles (gemm_tiles): all rows
+ *                times bf16 weights; with AMX, rows whose tokens are known before a step (prompts,
+ *                scored text, training) times quantised weights; in full training also f32
+ *                weights. w = bf16(matrix_get_row), x = bf16(x), in steps of 32 inputs in ascending
+ *                order; each step is one TDPBF16PS, or sixteen VDPBF16PS (avx512bf16.c), whose bits
+ *                differ. Rows that are being sampled are multiplied with quantised weights as in
+ *                the exact class, which is faster for few rows. So the path depends on the row,
+ *                never on the batch. For a known row, the sum of an adapter's low-rank part
+ *                continues the sum of the base product (gemm_low_rank). Gradients of weights are
+ *                computed in tiles too, in groups of 32 rows (gemm_tiles_grad).
+ *                At lower levels, bf16 weights are multiplied with f32 activations
+ *                (gemm_bf16_fast), without a conversion of the activations: one chain of fused
+ *                multiply-adds per output, k ascending, from +0, the same bits at every level.
+ *                Everything else is as in the exact class.
  * In both classes, the bits of output row m depend only on row m of x and on w: not on the number
  * of rows, not on threads. exp and similar functions are polynomials of this project, evaluated
  * with the same operations at every level.
@@ -40,7 +40,7 @@
 
 #include "base/base.h"
 
-enum cpu_level { CPU_SCALAR, CPU_AVX2, CPU_AVX512, CPU_AMX, CPU_LEVELS };
+enum cpu_level { CPU_SCALAR, CPU_AVX2, CPU_AVX512, CPU_AVX512BF16, CPU_AMX, CPU_LEVELS };
 enum numeric_class { NUMERIC_EXACT, NUMERIC_FAST };
 
 /* Weight types, numbered as in GGUF. NF4 exists only in Shoal (see NF4 below): its number spells
@@ -194,7 +194,7 @@ enum row_path {
     ROWS_KNOWN,    /* fast class: rows whose tokens are known before the step */
     ROWS_TRAINING, /* fast class, full training: like ROWS_KNOWN, but f32 weights become bf16 too */
 };
-/* Whether products of m with rows of this path read gemm_input.tiles; false below AMX. */
+/* Whether products of m with rows of this path read gemm_input.tiles; false without tiles. */
 bool matrix_uses_tiles(const struct matrix *m, enum row_path path);
 /* A matrix over an adapter's rows, which the tiles of the fast class read in place. The scale of
  * int8 rows is not applied. `pairs`: int8 rows are stored in pairs. */
@@ -332,6 +332,9 @@ struct attention_backward_job;
 struct kernels {
     enum cpu_level level;
     const char *name;
+    /* Whether known rows times quantised weights run in tiles; below AMX the int8 products of the
+     * exact class are faster. */
+    bool quantized_tiles;
 
     /* y[m][n] (+)= Σ_k x[m][k] w[n][k] for n in [n0, n1); y is [rows][ldy]. With `add` the finished
      * dot is added to y; otherwise y is overwritten. */
@@ -385,10 +388,10 @@ struct kernels {
     /* The number of rows of a tile in gemm_input.q_tiles for an input of `rows` rows; 0: gemm_q8
      * and gemm_q4 read q instead. NULL below AMX. */
     int64_t (*int8_tile_rows)(int64_t rows);
-    /* LAYOUT_BF16 times f32 rows: the fast class below AMX. */
+    /* LAYOUT_BF16 times f32 rows: the fast class without tiles. */
     void (*gemm_bf16_fast)(float *y, int64_t ldy, const struct gemm_input *in,
                            const struct matrix *w, int64_t n0, int64_t n1, bool add);
-    /* From here to gated_backward: the fast class with AMX; NULL below AMX.
+    /* From here to gated_backward: the fast class with tiles; NULL below avx512bf16.
      * gemm_tiles: y (+)= x wᵀ from in->tiles, for weights of every layout except LAYOUT_PAIRS_I8,
      * which only gemm_tiles_backward and low-rank parts read. Weights may be a matrix_view.
      * gemm_tiles_backward: dx[m][i] (+)= Σ_o dy[m][o] w[o0 + o][i] for inputs [k0, k1), from
@@ -491,7 +494,8 @@ struct kernels {
     void (*adamw)(float *w, const float *g, float *m, float *v, int64_t n, float lr, float beta1,
                   float beta2, float eps, float decay, float bc1, float bc2);
 
-    /* Causal attention of the fast class (struct attention_job). These four are NULL below AMX. */
+    /* Causal attention of the fast class (struct attention_job). These four are NULL without
+     * tiles. */
     void (*attention)(const struct attention_job *job);
     size_t (*attention_scratch)(int64_t head_dim); /* bytes for one thread */
     void (*attention_backward)(const struct attention_backward_job *job);
@@ -509,11 +513,15 @@ const struct kernels *kernels_get(void);
 int kernels_check_level(struct error *err);
 /* The table of one level, or NULL if the machine does not support it. For tests and benches. */
 const struct kernels *kernels_for_level(enum cpu_level level);
-/* The class that the options "exact" and "fast" select, which exclude each other; neither: the
- * default class. */
+/* The class that the options "exact" and "fast" select, which exclude each other; neither:
+ * fast where the level has tiles, else exact. */
 enum numeric_class numeric_class_of(bool exact, bool fast);
-enum numeric_class
-kernels_default_class(void); /* fast with AMX, else exact, whose bits are equal on every machine */
+/* The name of the bits that a class has in this process: "exact", or for the fast class by level
+ * "fast-f32", "fast-avx512bf16", "fast-amx". */
+const char *numeric_class_name(enum numeric_class cls);
+/* Sets *out to the class of such a name, and returns whether this process gives its bits. Files of
+ * earlier versions have "fast" and the level. */
+bool numeric_class_find(const char *name, const char *level, enum numeric_class *out);
 const char *cpu_level_name(enum cpu_level level);
 bool cpu_has_level(enum cpu_level level);
 
@@ -666,7 +674,7 @@ enum grad_path { GRAD_F32, GRAD_INT8, GRAD_TILES };
  * layout.
  *   f32   dX[m][i] = fma(dY[m][o], W[o][i], dX[m][i]) for o = 0, 1, … N-1, W as matrix_get_row
  *         gives it, starting from dX or +0.
- *   tiles (if matrix_uses_tiles(w, ROWS_TRAINING), else as f32) dY and W in bf16, as in
+ *   tiles (if matrix_uses_tiles(w, ROWS_TRAINING), else as int8) dY and W in bf16, as in
  *         gemm_tiles_backward.
  *   int8  (if matrix_needs_int8(w), else as f32) Σ_o over blocks b of 32 outputs. scale[o] is the
  *         scale of output o for the 32 inputs (q6_k: 16) that include i. dY[m][o] and scale[o] are

@@ -1,5 +1,5 @@
 /*
- * scalar: the functions of struct kernels in plain C, one number at a time. Those that only AMX has
+ * scalar: the functions of struct kernels in plain C, one number at a time. Those that only tiles have
  * are NULL.
  *
  * The other levels are compared with these functions, so they are written to be read, not to be

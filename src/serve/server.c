@@ -765,9 +765,8 @@ static int experiments_open(struct server *s, struct error *err) {
 }
 
 static void fingerprint_init(struct server *s, const char *hash, const struct engine_options *eo) {
-    bool fast = s->model->cls == NUMERIC_FAST;
-    char *text = xasprintf("%s %s %s kv %s lora %s", hash, numeric_class_name(s->model->cls),
-                           fast ? kernels_get()->name : "", dtype_name(eo->kv_elem),
+    char *text = xasprintf("%s %s  kv %s lora %s", hash, numeric_class_name(s->model->cls),
+                           dtype_name(eo->kv_elem),
                            dtype_name(eo->lora_elem));
     sha256_bytes(text, strlen(text), s->fingerprint);
     free(text);

@@ -119,7 +119,7 @@ static json_t *run_identity(const struct run *r, const struct initial_adapters *
     bool external = r->q->external != NULL;
     json_t *v =
         json_pack("{s:s,s:s,s:s,s:i,s:I,s:I,s:o,s:o,s:o}", "model", r->q->m->name, "model_sha256",
-                  r->q->m->hash, "class", r->q->m->cls == NUMERIC_EXACT ? "exact" : "fast",
+                  r->q->m->hash, "class", numeric_class_name(r->q->m->cls),
                   "agents", r->q->agents, "steps", (json_int_t)r->o->steps, "seed",
                   (json_int_t)r->o->seed, external ? "environment" : "rules",
                   external ? external_envs_json(r->q->external) : world_rules_json(r->q->rules),

@@ -156,10 +156,6 @@ EMULATED void _tile_dpbssd(int sum, int a, int b) {
     }
 }
 
-EMULATED float denormal_flush(float f) {
-    return fabsf(f) < 0x1p-126f ? copysignf(0.0f, f) : f;
-}
-
 EMULATED float tile_bf16(const struct emulated_tile *t, int row, int i) {
     uint16_t half;
     memcpy(&half, &t->data[row][2 * i], sizeof half);

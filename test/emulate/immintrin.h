@@ -328,6 +328,10 @@ EMULATED __m512 _mm512_cvtph_ps(__m256i a) {
     return r;
 }
 
+EMULATED float denormal_flush(float f) {
+    return fabsf(f) < 0x1p-126f ? copysignf(0.0f, f) : f;
+}
+
 /* To nearest even; denormals are zero, NaN becomes quiet. */
 EMULATED uint16_t emulated_bf16(float f) {
     uint32_t u;
@@ -342,6 +346,20 @@ EMULATED __m512i _mm512_cvtne2ps_pbh(__m512 a, __m512 b) {
     __m512i r;
     for (int l = 0; l < 32; l++) r.h[l] = emulated_bf16(l < 16 ? b.f[l] : a.f[l - 16]);
     return r;
+}
+
+typedef __m512i __m512bh;
+
+/* The odd value of each pair first; denormals are zero. */
+EMULATED __m512 _mm512_dpbf16_ps(__m512 sum, __m512bh a, __m512bh b) {
+    EACH_LANE for (int i = 2 * l + 1; i >= 2 * l; i--) {
+        const uint32_t bits[2] = {(uint32_t)a.h[i] << 16, (uint32_t)b.h[i] << 16};
+        float v[2];
+        memcpy(v, bits, sizeof v);
+        sum.f[l] = denormal_flush(
+            fmaf(denormal_flush(v[0]), denormal_flush(v[1]), denormal_flush(sum.f[l])));
+    }
+    return sum;
 }
 
 /* integers */

@@ -1177,7 +1177,7 @@ static void test_unknown_runs(void **state) {
  * reproduces. */
 static void test_resume_without_amx(void **state) {
     (void)state;
-    if (kernels_default_class() == NUMERIC_FAST) skip();
+    if (kernels_get()->level == CPU_AMX) skip();
     char *root = path_join(dir, "amx"), *own = path_join(root, "f"),
          *db = path_join(root, "shoal.db");
     char *recipe = path_join(own, "recipe.yaml"), *text = recipe_text();

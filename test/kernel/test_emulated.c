@@ -22,16 +22,20 @@
 
 /* The library has functions with the same names, compiled for the real instructions. */
 #define kernels_fill_avx512 emulated_fill_avx512
+#define kernels_fill_avx512bf16 emulated_fill_avx512bf16
 #define kernels_fill_amx emulated_fill_amx
 #define avx512_gemm_q_two_streams emulated_gemm_q_two_streams
 #define amx_request emulated_amx_request
 #define amx_configured emulated_amx_configured
 #define amx_fill_int8 emulated_amx_fill_int8
 #define amx_fill_bf16 emulated_amx_fill_bf16
-#define amx_fill_grad emulated_amx_fill_grad
-#define amx_fill_attention emulated_amx_fill_attention
 #include "../../src/kernel/avx512.c"
 
+#ifdef EMULATED_AVX512BF16
+enum { STRICT = false }; // only vectors access memory
+#include "../../src/kernel/avx512bf16.c"
+#else
+enum { STRICT = true };
 /* The compiler barrier becomes the point at which emulated tiles and vectors share memory. */
 #define tile_memory_barrier compiled_tile_memory_barrier
 #include "../../src/kernel/amx.h"
@@ -42,10 +46,9 @@ static void tile_memory_barrier(const void *p) {
 }
 
 #include "../../src/kernel/amx.c"
-#include "../../src/kernel/amx_attention.c"
 #include "../../src/kernel/amx_bf16.c"
-#include "../../src/kernel/amx_grad.c"
 #include "../../src/kernel/amx_int8.c"
+#endif
 
 #include "attention_check.h"
 #include "tile_cases.h"
@@ -231,7 +234,7 @@ static void packed_release(struct packed_case *c) {
 /* The product and the addition of the minima. `strict`: tile stores of the product are delayed. */
 static void packed_mul(const struct kernels *k, float *y, int64_t ldy, const struct gemm_input *in,
                        const struct matrix *w, int64_t n0, int64_t n1, bool add, bool strict) {
-    emulated_strict = strict;
+    emulated_strict = strict && STRICT;
     (w->layout < LAYOUT_Q4 ? k->gemm_q8 : k->gemm_q4)(y, ldy, in, w, n0, n1, add);
     emulated_strict = false;
     if (w->mins) k->gemm_mins(y, ldy, in, w, n0, n1);
@@ -572,8 +575,8 @@ static void test_adamw(void **state) {
 }
 
 static void strict_attention(const struct attention_job *job) {
-    emulated_strict = true;
-    amx_attention(job);
+    emulated_strict = STRICT;
+    tiles_attention(job);
     emulated_strict = false;
     assert_int_equal(emulated_n_stores, 0);
 }
@@ -601,8 +604,8 @@ static void test_attention(void **state) {
 }
 
 static void strict_attention_backward(const struct attention_backward_job *job) {
-    emulated_strict = true;
-    amx_attention_backward(job);
+    emulated_strict = STRICT;
+    tiles_attention_backward(job);
     emulated_strict = false;
     assert_int_equal(emulated_n_stores, 0);
 }
@@ -620,15 +623,15 @@ static void test_attention_backward(void **state) {
 }
 
 static void strict_grad(const struct weight_grad_job *job, int64_t n0, int64_t n1) {
-    emulated_strict = true;
-    amx_gemm_tiles_grad(job, n0, n1);
+    emulated_strict = STRICT;
+    tiles_gemm_grad(job, n0, n1);
     emulated_strict = false;
     assert_int_equal(emulated_n_stores, 0);
 }
 
 static void strict_low_rank_grad(const struct low_rank_grad_job *job, int64_t c0, int64_t c1) {
-    emulated_strict = true;
-    amx_gemm_tiles_low_rank_grad(job, c0, c1);
+    emulated_strict = STRICT;
+    tiles_gemm_low_rank_grad(job, c0, c1);
     emulated_strict = false;
     assert_int_equal(emulated_n_stores, 0);
 }
@@ -641,7 +644,12 @@ static int tables_fill(void **state) {
     wide = *scalar;
     emulated_fill_avx512(&wide);
     tiles = wide;
+#ifdef EMULATED_AVX512BF16
+    emulated_fill_avx512bf16(&tiles);
+    tile_twin_by_pairs = true;
+#else
     emulated_fill_amx(&tiles);
+#endif
     tiles.gemm_tiles_grad = strict_grad;
     tiles.gemm_tiles_low_rank_grad = strict_low_rank_grad;
     tiles.attention = strict_attention;

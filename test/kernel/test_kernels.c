@@ -677,12 +677,12 @@ static void test_packed(void **state) {
     }
 }
 
-/* Below AMX the fast class has scalar's bits too: every number of rows, odd and long K, panels that
+/* Without tiles the fast class has scalar's bits too: every number of rows, odd and long K, panels that
  * do not fill the last tile or block. */
 static void test_bf16_fast(void **state) {
     (void)state;
     static const int64_t widths[] = {1, 31, 64, 75}, counts[] = {1, 16, 17, 50, 100};
-    for (int l = CPU_AVX2; l < CPU_AMX; l++) {
+    for (int l = CPU_AVX2; l < CPU_AVX512BF16; l++) {
         const struct kernels *k = kernels_for_level((enum cpu_level)l);
         for (int64_t rows = 1; k && rows <= 20; rows++)
             for (size_t i = 0; i < ARRAY_LEN(counts); i++)
@@ -1432,11 +1432,18 @@ static void test_levels(void **state) {
     assert_int_equal(level_with_shoal_cpu("sse9"), 102);
 }
 
-static void test_attention(void **state) {
-    (void)state;
+/* Runs `check` with the table of every level that has tiles; skips the test if there is none. */
+static void tile_levels_run(void (*check)(const struct kernels *k)) {
+    if (!cpu_has_level(CPU_AVX512BF16)) {
+        print_message("no level with tiles here: test_emulated runs such cases\n");
+        skip();
+    }
+    for (int l = CPU_AVX512BF16; l <= CPU_AMX; l++)
+        if (cpu_has_level((enum cpu_level)l)) check(kernels_for_level((enum cpu_level)l));
+}
+
+static void attention_cases_run(const struct kernels *k) {
     static const int64_t dims[] = {8, 16, 24, 32, 64, 80, 128, 256}, heads[] = {1, 3, 4};
-    const struct kernels *k = kernels_for_level(CPU_AMX);
-    if (!k) skip();
     for (int64_t rows = 1; rows <= 70; rows += rows < 18 ? 1 : 13) {
         for (size_t i = 0; i < ARRAY_LEN(dims) * N_DTYPE; i++) {
             attention_case_check(k, &rng,
@@ -1453,12 +1460,14 @@ static void test_attention(void **state) {
     }
 }
 
-/* Jobs with more than one block of queries and several blocks of keys. */
-static void test_attention_rows(void **state) {
+static void test_attention(void **state) {
     (void)state;
+    tile_levels_run(attention_cases_run);
+}
+
+/* Jobs with more than one block of queries and several blocks of keys. */
+static void attention_rows_cases_run(const struct kernels *k) {
     static const int64_t steps[] = {1, 7, 40, 64, 100};
-    const struct kernels *k = kernels_for_level(CPU_AMX);
-    if (!k) skip();
     for (size_t i = 0; i < ARRAY_LEN(steps); i++) {
         struct attention_case c = {.head_dim = i % 2 ? 64 : 80,
                                    .n_heads = 1 + (int64_t)i % 3,
@@ -1478,14 +1487,16 @@ static void test_attention_rows(void **state) {
     }
 }
 
-static void test_attention_backward(void **state) {
+static void test_attention_rows(void **state) {
     (void)state;
+    tile_levels_run(attention_rows_cases_run);
+}
+
+static void attention_backward_cases_run(const struct kernels *k) {
     static const int64_t dims[] = {8, 16, 24, 32, 64, 80, 128, 256}, heads[] = {1, 3, 4},
                          lengths[] = {1, 2, 15, 16, 17, 31, 33, 64, 70, 127, 200, 293};
-    const struct kernels *k = kernels_for_level(CPU_AMX);
     // a separate seed: with few rows the error varies with the data
     struct rng r = rng_make(23, RNG_TEST, 0, 0);
-    if (!k) skip();
     for (size_t i = 0; i < ARRAY_LEN(dims) * ARRAY_LEN(lengths); i++) {
         const int64_t rows = lengths[i / ARRAY_LEN(dims)];
         attention_backward_check(k, &r,
@@ -1496,6 +1507,11 @@ static void test_attention_backward(void **state) {
                                      .window = i % 4 == 3 ? (int32_t)rows / 2 + 1 : INT32_MAX,
                                  });
     }
+}
+
+static void test_attention_backward(void **state) {
+    (void)state;
+    tile_levels_run(attention_backward_cases_run);
 }
 
 static const int64_t shapes[][3] = {{512, 192, 192},  {512, 192, 512},  {512, 512, 192},
@@ -1609,15 +1625,14 @@ static void bench_run(const char *type_name) {
     bench_backward(type_name, type);
 }
 
-/* The products of the fast class on AMX. */
+static void product_cases_run(const struct kernels *k) {
+    tile_twin_by_pairs = k->level == CPU_AVX512BF16;
+    tile_cases_run(k, true);
+}
+
 static void test_tiles(void **state) {
     (void)state;
-    const struct kernels *k = kernels_for_level(CPU_AMX);
-    if (!k) {
-        print_message("no AMX here: test_emulated runs these cases\n");
-        skip();
-    }
-    tile_cases_run(k, true);
+    tile_levels_run(product_cases_run);
 }
 
 int main(int argc, char **argv) {

@@ -2,9 +2,10 @@
  * tile_cases: products in bf16 tiles against a naive twin, bit by bit. test_kernels runs them on
  * the machine's instructions, test_emulated on emulated ones.
  *
- * The twin multiplies one output at a time, from the definition of TDPBF16PS: in a step of 32
- * inputs one chain of fused multiply-adds over the even inputs and one over the odd ones; their sum
- * is added to the output. Denormals are read and written as zero.
+ * The twin multiplies one output at a time, from the definitions of the instructions. TDPBF16PS: in
+ * a step of 32 inputs one chain of fused multiply-adds over the even inputs and one over the odd
+ * ones; their sum is added to the output. VDPBF16PS: one chain, which starts from the output; of
+ * each pair of inputs the odd one first. Both read and write denormals as zero.
  */
 #ifndef SHOAL_TEST_TILE_CASES_H
 #define SHOAL_TEST_TILE_CASES_H
@@ -12,6 +13,8 @@
 #include "kernel/internal.h"
 
 #define TILE_GUARD 0x1.234p+99f
+
+static bool tile_twin_by_pairs; /* the twin of VDPBF16PS, not of TDPBF16PS */
 
 static float tile_flush(float f) {
     return fabsf(f) < 0x1p-126f ? copysignf(0.0f, f) : f;
@@ -25,6 +28,10 @@ static float tile_round(float f) {
 static float tile_group(float sum, const float *a, int64_t lda, const float *b, int64_t ldb,
                         int64_t n) {
     float part[2] = {0, 0};
+    for (int64_t i = 0; tile_twin_by_pairs && i < n; i += 2)
+        for (int64_t j = MIN(i + 1, n - 1); j >= i; j--)
+            sum = tile_flush(fmaf(a[j * lda], b[j * ldb], tile_flush(sum)));
+    if (tile_twin_by_pairs) return sum;
     for (int64_t i = 0; i < n; i++)
         part[i & 1] = tile_flush(fmaf(a[i * lda], b[i * ldb], part[i & 1]));
     return tile_flush(tile_flush(sum) + tile_flush(part[0] + part[1]));

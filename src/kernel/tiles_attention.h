@@ -1,5 +1,5 @@
 /*
- * amx_attention: causal attention in bf16 tiles, forward and backward: the fast class on AMX.
+ * tiles_attention: causal attention in bf16 tiles, forward and backward: the fast class (tiles.h).
  *
  * A query is one head of one row: query r * n_heads + h. Products are computed transposed, [keys or
  * elements of a head][16 queries], so the lanes of a vector are 16 queries. Maxima, sums and masks
@@ -15,10 +15,13 @@
  * positions. A tile in which a query attends to no key leaves the bits of this query's sums
  * unchanged.
  */
+#ifndef SHOAL_KERNEL_TILES_ATTENTION_H
+#define SHOAL_KERNEL_TILES_ATTENTION_H
+
 #include <math.h>
 #include <string.h>
 
-#include "kernel/amx.h"
+#include "kernel/tiles.h"
 
 enum {
     KEY_TILE = 32,     /* keys of one tile of values or probabilities */
@@ -228,36 +231,36 @@ static void keys_pack(const struct query_block *b, int64_t at, int64_t begin, in
 /* Adds products to the sums in the tile registers 0 … 3 (without `four`: 0 and 1): four (or two)
  * tiles of rows, which are `stride` elements apart, times one tile of columns. */
 INLINE void sums_add(const uint16_t *rows, int64_t stride, const uint16_t *columns, bool four) {
-    _tile_loadd(4, columns, 64);
-    _tile_loadd(5, rows, 64);
-    _tile_loadd(6, rows + stride, 64);
-    if (four) _tile_loadd(7, rows + 2 * stride, 64);
-    _tile_dpbf16ps(0, 5, 4);
-    if (four) _tile_loadd(5, rows + 3 * stride, 64);
-    _tile_dpbf16ps(1, 6, 4);
-    if (four) _tile_dpbf16ps(2, 7, 4);
-    if (four) _tile_dpbf16ps(3, 5, 4);
+    tile_load(4, columns);
+    tile_load(5, rows);
+    tile_load(6, rows + stride);
+    if (four) tile_load(7, rows + 2 * stride);
+    tile_multiply(0, 5, 4);
+    if (four) tile_load(5, rows + 3 * stride);
+    tile_multiply(1, 6, 4);
+    if (four) tile_multiply(2, 7, 4);
+    if (four) tile_multiply(3, 5, 4);
 }
 
 INLINE void sums_zero(bool four) {
-    _tile_zero(0);
-    _tile_zero(1);
-    if (four) _tile_zero(2);
-    if (four) _tile_zero(3);
+    tile_zero(0);
+    tile_zero(1);
+    if (four) tile_zero(2);
+    if (four) tile_zero(3);
 }
 
 INLINE void sums_load(const float *from, bool four) {
-    _tile_loadd(0, from, 64);
-    _tile_loadd(1, from + 16 * PANEL, 64);
-    if (four) _tile_loadd(2, from + 32 * PANEL, 64);
-    if (four) _tile_loadd(3, from + 48 * PANEL, 64);
+    tile_load_sums(0, from, 64);
+    tile_load_sums(1, from + 16 * PANEL, 64);
+    if (four) tile_load_sums(2, from + 32 * PANEL, 64);
+    if (four) tile_load_sums(3, from + 48 * PANEL, 64);
 }
 
 INLINE void sums_store_to(float *to, bool four) {
-    _tile_stored(0, to, 64);
-    _tile_stored(1, to + 16 * PANEL, 64);
-    if (four) _tile_stored(2, to + 32 * PANEL, 64);
-    if (four) _tile_stored(3, to + 48 * PANEL, 64);
+    tile_store(0, to, 64);
+    tile_store(1, to + 16 * PANEL, 64);
+    if (four) tile_store(2, to + 32 * PANEL, 64);
+    if (four) tile_store(3, to + 48 * PANEL, 64);
 }
 
 INLINE void scores_block(float *s, const uint16_t *rows, const uint16_t *queries, int64_t ep,
@@ -496,18 +499,18 @@ static void queries_attend(struct query_block *b) {
     for (int64_t i = 0; i < tiles; i++) outputs_write(b, i);
 }
 
-static void amx_attention(const struct attention_job *job) {
+static void tiles_attention(const struct attention_job *job) {
     struct query_block b = {.job = job};
     const int64_t queries = job->rows * job->n_heads;
     query_block_layout(&b, job->head_dim, job->scratch);
-    tile_config_full();
+    tiles_begin();
     for (b.begin = 0; b.begin < queries; b.begin += QUERY_BLOCK) {
         b.n = MIN(queries - b.begin, QUERY_BLOCK);
         queries_attend(&b);
     }
 }
 
-static size_t amx_attention_scratch(int64_t head_dim) {
+static size_t tiles_attention_scratch(int64_t head_dim) {
     struct query_block b;
     return query_block_layout(&b, head_dim, NULL);
 }
@@ -755,14 +758,14 @@ static void group_backward(const struct backward_block *b, int64_t group, int64_
 /* Adds a0 b0, a0 b1, a1 b0 and a1 b1 to the sums in the tile registers 0 … 3. */
 INLINE void tiles_step(const uint16_t *a0, const uint16_t *a1, const uint16_t *b0,
                        const uint16_t *b1) {
-    _tile_loadd(6, b0, 64);
-    _tile_loadd(7, b1, 64);
-    _tile_loadd(4, a0, 64);
-    _tile_loadd(5, a1, 64);
-    _tile_dpbf16ps(0, 4, 6);
-    _tile_dpbf16ps(1, 4, 7);
-    _tile_dpbf16ps(2, 5, 6);
-    _tile_dpbf16ps(3, 5, 7);
+    tile_load(6, b0);
+    tile_load(7, b1);
+    tile_load(4, a0);
+    tile_load(5, a1);
+    tile_multiply(0, 4, 6);
+    tile_multiply(1, 4, 7);
+    tile_multiply(2, 5, 6);
+    tile_multiply(3, 5, 7);
 }
 
 /* d [Ep/32][2][2][16 keys][16 elements] += p times x, summed over the groups [g0, g1), for 32
@@ -832,11 +835,11 @@ static void key_grads_write(float *to, int64_t ld, const float *d, const struct 
     }
 }
 
-static void amx_attention_backward(const struct attention_backward_job *job) {
+static void tiles_attention_backward(const struct attention_backward_job *job) {
     struct backward_block b = {.job = job};
     const int64_t queries = job->rows * job->n_heads;
     backward_block_layout(&b, job->head_dim, job->rows, job->scratch);
-    tile_config_full();
+    tiles_begin();
     backward_keys_pack(&b);
     for (b.begin = 0; b.begin < queries; b.begin += BACKWARD_QUERIES) {
         b.n = MIN(queries - b.begin, BACKWARD_QUERIES);
@@ -846,14 +849,16 @@ static void amx_attention_backward(const struct attention_backward_job *job) {
     key_grads_write(job->dv, job->ldk, b.dv, &b);
 }
 
-static size_t amx_attention_backward_scratch(int64_t head_dim, int64_t rows) {
+static size_t tiles_attention_backward_scratch(int64_t head_dim, int64_t rows) {
     struct backward_block b;
     return backward_block_layout(&b, head_dim, rows, NULL);
 }
 
-void amx_fill_attention(struct kernels *k) {
-    k->attention = amx_attention;
-    k->attention_scratch = amx_attention_scratch;
-    k->attention_backward = amx_attention_backward;
-    k->attention_backward_scratch = amx_attention_backward_scratch;
+static void tiles_fill_attention(struct kernels *k) {
+    k->attention = tiles_attention;
+    k->attention_scratch = tiles_attention_scratch;
+    k->attention_backward = tiles_attention_backward;
+    k->attention_backward_scratch = tiles_attention_backward_scratch;
 }
+
+#endif

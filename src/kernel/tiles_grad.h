@@ -1,5 +1,5 @@
 /*
- * amx_grad: gradients of weights, dW += dYᵀ X, with bf16 tiles on AMX (numeric class "fast").
+ * tiles_grad: gradients of weights, dW += dYᵀ X, in bf16 tiles: the fast class (tiles.h).
  *
  * The sum runs over the rows of a batch, in groups of 32. The two operands of a tile product hold
  * one group: a row tile holds 16 outputs (columns of dY) by 32 rows, transposed while it is packed;
@@ -10,14 +10,15 @@
  * The gradients of low-rank factors are sums of the same kind. Their operands are t [rows][ranks],
  * transposed while it is packed, and x, which exists as tiles of an earlier product already.
  *
- * Not here: dX = dY W (amx_bf16.c).
+ * Not here: dX = dY W (tiles_product.h).
  *
  * Invariant: an element of dW is computed by adding the groups one after the other; the last group
  * is padded with zeros. Its bits do not depend on the range of outputs that a call computes.
  */
-#include <immintrin.h>
+#ifndef SHOAL_KERNEL_TILES_GRAD_H
+#define SHOAL_KERNEL_TILES_GRAD_H
 
-#include "kernel/amx.h"
+#include "kernel/tiles.h"
 
 enum {
     GROUP_ROWS = 32,
@@ -63,15 +64,15 @@ INLINE float *block_tile(const struct grad_block *b, int i, int j) {
     return b->data + 16 * i * b->ld + 16 * j;
 }
 
-#define TILE_STORE(t, b, i, j) _tile_stored(t, block_tile(b, i, j), 4 * (b)->ld)
+#define TILE_STORE(t, b, i, j) tile_store(t, block_tile(b, i, j), 4 * (b)->ld)
 /* The first group of a block: stores the sums that tile register t still has of the previous block,
  * if there is one, loads those of the current block into it, and adds the product of tile registers
  * x and y. */
 #define ADD_FIRST_GROUP(t, i, j, x, y)                                                             \
     do {                                                                                           \
         if (previous->data) TILE_STORE(t, previous, i, j);                                         \
-        _tile_loadd(t, block_tile(current, i, j), 4 * current->ld);                                \
-        _tile_dpbf16ps(t, x, y);                                                                   \
+        tile_load_sums(t, block_tile(current, i, j), 4 * current->ld);                             \
+        tile_multiply(t, x, y);                                                                    \
     } while (0)
 
 /* Adds n groups to the block `current`, whose sums stay in tile registers 0 … 3; those of
@@ -82,10 +83,10 @@ INLINE void block_add(const uint16_t *a, const uint16_t *b, int64_t panel, int64
                       const struct grad_block *current, const struct grad_block *previous,
                       bool tall, bool wide) {
     for (int64_t g = 0; g < n; g++, a += TILE, b += TILE) {
-        _tile_loadd(6, b, 64);
-        if (wide) _tile_loadd(7, b + panel, 64);
-        _tile_loadd(4, a, 64);
-        if (tall) _tile_loadd(5, a + DY_PANEL, 64);
+        tile_load(6, b);
+        if (wide) tile_load(7, b + panel);
+        tile_load(4, a);
+        if (tall) tile_load(5, a + DY_PANEL);
         if (g == 0) {
             ADD_FIRST_GROUP(0, 0, 0, 4, 6);
             if (wide) ADD_FIRST_GROUP(1, 0, 1, 4, 7);
@@ -93,10 +94,10 @@ INLINE void block_add(const uint16_t *a, const uint16_t *b, int64_t panel, int64
             if (tall && wide) ADD_FIRST_GROUP(3, 1, 1, 5, 7);
             continue;
         }
-        _tile_dpbf16ps(0, 4, 6);
-        if (wide) _tile_dpbf16ps(1, 4, 7);
-        if (tall) _tile_dpbf16ps(2, 5, 6);
-        if (tall && wide) _tile_dpbf16ps(3, 5, 7);
+        tile_multiply(0, 4, 6);
+        if (wide) tile_multiply(1, 4, 7);
+        if (tall) tile_multiply(2, 5, 6);
+        if (tall && wide) tile_multiply(3, 5, 7);
     }
 }
 
@@ -180,17 +181,17 @@ static void outputs_grad(const struct weight_grad_job *j, int64_t n, int64_t g0,
     }
 }
 
-static void amx_gemm_tiles_grad(const struct weight_grad_job *j, int64_t n0, int64_t n1) {
+static void tiles_gemm_grad(const struct weight_grad_job *j, int64_t n0, int64_t n1) {
     const int64_t groups = groups_of(j);
     struct grad_block previous = {0};
-    tile_config_full();
+    tiles_begin();
     for (int64_t g = 0; g < groups; g += GROUPS)
         for (int64_t n = n0; n < n1; n += 32)
             outputs_grad(j, n, g, MIN(groups - g, GROUPS), &previous);
     block_store(&previous);
 }
 
-static void amx_pack_pairs(const struct weight_grad_job *j, int64_t g) {
+static void tiles_pack_pairs(const struct weight_grad_job *j, int64_t g) {
     const int64_t row = g * GROUP_ROWS;
     group_pack_columns(j->pairs + g * TILE, groups_of(j) * TILE, j->x + row * j->k, j->k,
                        MIN(j->rows - row, GROUP_ROWS), j->k, false);
@@ -283,27 +284,26 @@ static void ranks_add(const struct low_rank_grad_job *j, int64_t rank, int64_t c
     factor_load(sums[0], &left);
     factor_load(sums[1], &right);
     tile_memory_barrier(sums);
-    _tile_loadd(0, sums[0], 64);
-    _tile_loadd(1, sums[1], 64);
+    tile_load_sums(0, sums[0], 64);
+    tile_load_sums(1, sums[1], 64);
     for (int64_t g = 0; g < groups; g++, ranks += TILE, pairs += 2 * TILE) {
-        _tile_loadd(4, ranks, 64);
-        _tile_loadd(6, pairs, 64);
-        _tile_loadd(7, pairs + TILE, 64);
-        _tile_dpbf16ps(0, 4, 6);
-        _tile_dpbf16ps(1, 4, 7);
+        tile_load(4, ranks);
+        tile_load(6, pairs);
+        tile_load(7, pairs + TILE);
+        tile_multiply(0, 4, 6);
+        tile_multiply(1, 4, 7);
     }
-    _tile_stored(0, sums[0], 64);
-    _tile_stored(1, sums[1], 64);
+    tile_store(0, sums[0], 64);
+    tile_store(1, sums[1], 64);
     tile_memory_barrier(sums);
     factor_store(sums[0], &left);
     factor_store(sums[1], &right);
 }
 
-static void amx_gemm_tiles_low_rank_grad(const struct low_rank_grad_job *j, int64_t c0,
-                                         int64_t c1) {
+static void tiles_gemm_low_rank_grad(const struct low_rank_grad_job *j, int64_t c0, int64_t c1) {
     enum { SLAB = GROUPS * GROUP_ROWS };
     _Alignas(64) uint16_t pairs[GROUPS * 2 * TILE], ranks[RANK_TILES][GROUPS * TILE];
-    tile_config_full();
+    tiles_begin();
     for (int64_t row = 0; row < j->rows; row += SLAB) {
         const int64_t groups = (MIN(j->rows - row, SLAB) + GROUP_ROWS - 1) / GROUP_ROWS;
         for (int64_t rank = 0; rank < j->ranks; rank += 16 * RANK_TILES) {
@@ -322,8 +322,10 @@ static void amx_gemm_tiles_low_rank_grad(const struct low_rank_grad_job *j, int6
     }
 }
 
-void amx_fill_grad(struct kernels *k) {
-    k->gemm_tiles_low_rank_grad = amx_gemm_tiles_low_rank_grad;
-    k->gemm_tiles_grad = amx_gemm_tiles_grad;
-    k->tiles_pack_pairs = amx_pack_pairs;
+static void tiles_fill_grad(struct kernels *k) {
+    k->gemm_tiles_low_rank_grad = tiles_gemm_low_rank_grad;
+    k->gemm_tiles_grad = tiles_gemm_grad;
+    k->tiles_pack_pairs = tiles_pack_pairs;
 }
+
+#endif

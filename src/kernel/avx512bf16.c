@@ -1,0 +1,89 @@
+/*
+ * avx512bf16: the fast class on processors with AVX512_BF16 and without AMX (Zen 4, Zen 5, Cooper
+ * Lake): tiles_*.h with VDPBF16PS.
+ *
+ * The registers of this unit are memory: sums stay in the first-level cache, and operands are read
+ * where they are. One step multiplies in vector registers: sixteen rows of sums, of which each step
+ * of two inputs adds a broadcast pair of A times sixteen pairs of B.
+ *
+ * Arithmetic of a step of 32 inputs: for each pair of inputs in ascending order, sum = fma(a[1],
+ * b[1], sum), then sum = fma(a[0], b[0], sum), rounded to nearest even, with denormal operands and
+ * results replaced by zeros of the same sign. VDPBF16PS ignores the rounding mode and the flags of
+ * the thread.
+ */
+#include "kernel/tiles.h"
+
+/* The registers of a thread. */
+struct tile_unit {
+    _Alignas(64) float sums[4][16 * PANEL];
+    const uint16_t *operands[8]; /* those of registers 4 to 7 */
+    int rows[8];
+};
+static _Thread_local struct tile_unit registers;
+
+INLINE void tiles_begin(void) {
+    for (int i = 4; i < 8; i++) registers.rows[i] = 16;
+}
+
+INLINE void tile_memory_barrier(const void *p) {
+    (void)p;
+}
+
+INLINE void rows_copy(float *to, int64_t to_stride, const float *from, int64_t from_stride) {
+    for (int64_t r = 0; r < 16; r++) {
+        const char *row = (const char *)from + r * from_stride;
+        _mm512_storeu_ps((char *)to + r * to_stride, _mm512_loadu_ps(row));
+    }
+}
+
+/* Adds the products of `rows` rows; a constant where this is inlined. */
+INLINE void rows_multiply(float *sums, const uint16_t *a, const uint16_t *b, int rows) {
+    __m512 acc[16];
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) acc[r] = _mm512_load_ps(sums + r * PANEL);
+#pragma GCC unroll 16
+    for (int p = 0; p < 16; p++) {
+        const __m512bh pairs = (__m512bh)_mm512_loadu_si512(b + p * 2 * PANEL);
+#pragma GCC unroll 16
+        for (int r = 0; r < rows; r++) {
+            int32_t pair;
+            memcpy(&pair, a + r * 32 + 2 * p, sizeof pair);
+            acc[r] = _mm512_dpbf16_ps(acc[r], (__m512bh)_mm512_set1_epi32(pair), pairs);
+        }
+    }
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) _mm512_storeu_ps(sums + r * PANEL, acc[r]);
+}
+
+#define ROWS_MULTIPLY(rows)                                                                        \
+    static void rows_multiply_##rows(float *sums, const uint16_t *a, const uint16_t *b) {          \
+        rows_multiply(sums, a, b, rows);                                                           \
+    }
+ROWS_MULTIPLY(1)
+ROWS_MULTIPLY(2)
+ROWS_MULTIPLY(4)
+ROWS_MULTIPLY(8)
+ROWS_MULTIPLY(16)
+
+static void tile_multiply(int t, int a, int b) {
+    static void (*const multiply[])(float *, const uint16_t *, const uint16_t *) = {
+        rows_multiply_1, rows_multiply_2, rows_multiply_4, rows_multiply_8, rows_multiply_16};
+    const int rows = registers.rows[a], i = rows > 8 ? 4 : rows > 4 ? 3 : rows > 2 ? 2 : rows > 1;
+    multiply[i](registers.sums[t], registers.operands[a], registers.operands[b]);
+}
+
+#define tile_load(t, p) (registers.operands[t] = (p))
+#define tile_load_sums(t, p, stride) rows_copy(registers.sums[t], 64, p, stride)
+#define tile_store(t, p, stride) rows_copy(p, stride, registers.sums[t], 64)
+#define tile_zero(t) memset(registers.sums[t], 0, sizeof registers.sums[t])
+#define tile_set_rows(t, n) (registers.rows[t] = (int)(n))
+
+#include "kernel/tiles_attention.h"
+#include "kernel/tiles_grad.h"
+#include "kernel/tiles_product.h"
+
+void kernels_fill_avx512bf16(struct kernels *k) {
+    tiles_fill_product(k);
+    tiles_fill_grad(k);
+    tiles_fill_attention(k);
+}

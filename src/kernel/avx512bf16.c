@@ -13,17 +13,29 @@
  */
 #include "kernel/tiles.h"
 
-/* The registers of a thread. */
-struct tile_unit {
+struct tile_registers {
     _Alignas(64) float sums[4][16 * PANEL];
     const uint16_t *operands[8]; /* those of registers 4 to 7 */
     int rows[8];
 };
-static _Thread_local struct tile_unit registers;
+/* The registers of the thread's current product, on its stack: the library has no room for them in
+ * thread-local memory. */
+static _Thread_local struct tile_registers *registers;
 
-INLINE void tiles_begin(void) {
-    for (int i = 4; i < 8; i++) registers.rows[i] = 16;
+INLINE void tile_registers_use(struct tile_registers *r) {
+    registers = r;
+    for (int i = 4; i < 8; i++) r->rows[i] = 16;
 }
+
+/* Called when the variable goes out of scope. */
+INLINE void tile_registers_leave(struct tile_registers *r) {
+    (void)r;
+    registers = NULL;
+}
+
+#define tiles_begin()                                                                              \
+    struct tile_registers __attribute__((cleanup(tile_registers_leave))) tile_registers_on_stack;  \
+    tile_registers_use(&tile_registers_on_stack)
 
 INLINE void tile_memory_barrier(const void *p) {
     (void)p;
@@ -68,15 +80,15 @@ ROWS_MULTIPLY(16)
 static void tile_multiply(int t, int a, int b) {
     static void (*const multiply[])(float *, const uint16_t *, const uint16_t *) = {
         rows_multiply_1, rows_multiply_2, rows_multiply_4, rows_multiply_8, rows_multiply_16};
-    const int rows = registers.rows[a], i = rows > 8 ? 4 : rows > 4 ? 3 : rows > 2 ? 2 : rows > 1;
-    multiply[i](registers.sums[t], registers.operands[a], registers.operands[b]);
+    const int rows = registers->rows[a], i = rows > 8 ? 4 : rows > 4 ? 3 : rows > 2 ? 2 : rows > 1;
+    multiply[i](registers->sums[t], registers->operands[a], registers->operands[b]);
 }
 
-#define tile_load(t, p) (registers.operands[t] = (p))
-#define tile_load_sums(t, p, stride) rows_copy(registers.sums[t], 64, p, stride)
-#define tile_store(t, p, stride) rows_copy(p, stride, registers.sums[t], 64)
-#define tile_zero(t) memset(registers.sums[t], 0, sizeof registers.sums[t])
-#define tile_set_rows(t, n) (registers.rows[t] = (int)(n))
+#define tile_load(t, p) (registers->operands[t] = (p))
+#define tile_load_sums(t, p, stride) rows_copy(registers->sums[t], 64, p, stride)
+#define tile_store(t, p, stride) rows_copy(p, stride, registers->sums[t], 64)
+#define tile_zero(t) memset(registers->sums[t], 0, sizeof registers->sums[t])
+#define tile_set_rows(t, n) (registers->rows[t] = (int)(n))
 
 #include "kernel/tiles_attention.h"
 #include "kernel/tiles_grad.h"

@@ -1,6 +1,6 @@
 /*
- * tiles: bf16 tiles, the arithmetic of the fast class: what the levels with tiles share. Private to
- * src/kernel/amx*.c, avx512bf16.c and tiles_*.h.
+ * tiles: bf16 tiles, the arithmetic of the fast class: code that the levels with tiles share.
+ * Private to src/kernel/amx*.c, avx512bf16.c and tiles_*.h.
  *
  * A tile has 16 rows of 64 bytes. An operand holds bf16: A [16 rows][32 inputs], B [16 pairs of
  * inputs][16 outputs][2]. A tile of sums holds f32 [16 rows][16 outputs]. The bodies in tiles_*.h
@@ -8,9 +8,9 @@
  * AVX512_BF16 (avx512bf16.c). A unit has eight registers, 0 to 3 for sums and 4 to 7 for operands,
  * and defines these operations, in which registers are constants:
  *
- *   tiles_begin()                 prepares the unit for the calling thread
- *   tile_load(t, p)               operand t = the tile at p; p is not written before its last use
- *   tile_load_sums(t, p, stride)  sums t = the 16 rows at p, `stride` bytes apart
+ *   tiles_begin()                 prepares the unit for the calling thread and function; may
+ * declare a variable tile_load(t, p)               operand t = the tile at p; p is not written
+ * before its last use tile_load_sums(t, p, stride)  sums t = the 16 rows at p, `stride` bytes apart
  *   tile_store(t, p, stride)      writes sums t there
  *   tile_zero(t)                  sums t = 0
  *   tile_multiply(t, a, b)        sums t += A times B: a step of 32 inputs

@@ -131,6 +131,8 @@ static struct task_item item_copy(const struct task_item *it) {
     c.question = xstrdup(it->question);
     c.key = xstrdup(it->question);
     for (int i = 0; i < it->n_choices; i++) c.choices[i] = xstrdup(it->choices[i]);
+    if (it->check_question) c.check_question = xstrdup(it->check_question);
+    if (it->check_answer) c.check_answer = xstrdup(it->check_answer);
     return c;
 }
 

@@ -93,6 +93,15 @@ int32_t families_max_tokens(const bool pick[MAX_FAMILIES], int32_t most) {
     return MIN(longest, most);
 }
 
+void task_item_make_free(struct task_item *it) {
+    if (it->n_choices == 0) return;
+    if (it->correct >= 0) it->gold = xstrdup(it->choices[it->correct]);
+    for (int i = 0; i < it->n_choices; i++) free(it->choices[i]);
+    it->n_choices = 0;
+    it->correct = -1;
+    it->free_answer = !it->whole_replies;
+}
+
 void task_item_release(struct task_item *it) {
     for (int i = 0; i < it->n_choices; i++) free(it->choices[i]);
     for (int i = 0; i < it->n_views; i++) free(it->views[i]);
@@ -109,6 +118,8 @@ void task_item_release(struct task_item *it) {
     free(it->key);
     free(it->duplicate_of);
     free(it->gold);
+    free(it->check_question);
+    free(it->check_answer);
     strings_release(&it->gold_aliases);
     *it = (struct task_item){0};
 }

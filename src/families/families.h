@@ -35,6 +35,8 @@ struct task_item {
      * request, tools are optional. NULL: the question is the only message. */
     json_t *chat;
     bool whole_replies; /* a choice is a whole reply; false: ANSWER_PREFIX precedes it */
+    bool free_answer;   /* without choices: the reply begins with ANSWER_PREFIX, or with WORK_PREFIX
+                           for a chain of thought */
     struct task_follow_up *follow_ups; /* [n_follow_ups] for pretraining, which asks them next */
     int n_follow_ups;
     const char *lang;   /* "en", "ja", "zh" */
@@ -46,8 +48,14 @@ struct task_item {
     char **views; /* [n_views] variants of the question with a part of its evidence; agent i of a
                      team sees view i mod n_views */
     int n_views;  /* 0: all agents see `question` */
+    /* Jinja templates of the check `question` (check/check.h), or NULL. They follow from the
+     * question alone: neither depends on `correct`. */
+    char *check_question, *check_answer;
 };
 void task_item_release(struct task_item *it);
+/* Turns an item with choices into one without, whose answer is generated: the right choice becomes
+ * `gold`. */
+void task_item_make_free(struct task_item *it);
 
 enum data_split { SPLIT_TRAIN, SPLIT_DEV, SPLIT_TEST };
 struct task_family {

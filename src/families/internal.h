@@ -20,9 +20,19 @@ void item_add_number(struct task_item *it, int value);
 /* Adds wrong answers near the right number, up to four choices. */
 void item_add_near_numbers(struct rng *r, struct task_item *it, int right);
 /* The larger (or smaller) of two different numbers of three digits. The family `duplicate_name`
- * asks for the larger one too. */
+ * asks for the larger one too, with the words `check_asks`. */
 void item_compare_numbers(struct rng *r, struct task_item *it, const char *const asks[],
-                          const char *name, const char *duplicate_name, bool smaller);
+                          const char *const check_asks[], const char *name,
+                          const char *duplicate_name, bool smaller);
+
+/* The answer in the templates of a check. A check asks the common variant of a family, which the
+ * base model knows, in such a way that a wrong answer needs another reply. The check of a common
+ * variant is another question than the item's, so that the base model has no chance to repeat its
+ * error. */
+#define CHECKED_ANSWER "{{ answer }}"
+/* Questions of families whose items are checked with the words of another one, [language]. */
+extern const char *const compare_asks[3], *const pick_larger_asks[3]; /* two %d */
+extern const char *const sort_asks[3], *const order_up_asks[3];       /* %s: letters */
 
 /* Writes n distinct random letters and a NUL to v. */
 void sample_letters(struct rng *r, char *v, int n);

@@ -104,10 +104,21 @@ void item_add_swapped_letters(struct rng *r, struct task_item *it, const char *r
     }
 }
 
+/* The check asks for the larger number. If the smaller one is right, the answer is replaced by the
+ * other number; a text that is none of the two becomes "". */
+static void compare_check_add(struct task_item *it, const char *const asks[], int lang, int a,
+                              int b, bool smaller) {
+    it->check_question = xasprintf(asks[lang], b, a);
+    it->check_answer = smaller
+                           ? xasprintf("{{ {'%d': '%d', '%d': '%d'}.get(answer, '') }}", a, b, b, a)
+                           : xstrdup(CHECKED_ANSWER);
+}
+
 /* The larger (or smaller) of two different numbers of three digits. The family `duplicate_name`
- * asks for the larger one too. */
+ * asks for the larger one too, with the words `check_asks`. */
 void item_compare_numbers(struct rng *r, struct task_item *it, const char *const asks[],
-                          const char *name, const char *duplicate_name, bool smaller) {
+                          const char *const check_asks[], const char *name,
+                          const char *duplicate_name, bool smaller) {
     int a = rng_between(r, 100, 999), b = rng_between(r, 100, 999), lang = item_language(r);
     if (a == b) b = a < 999 ? a + 1 : a - 1;
     it->lang = family_languages[lang];
@@ -117,4 +128,5 @@ void item_compare_numbers(struct rng *r, struct task_item *it, const char *const
     it->duplicate_of = smaller ? NULL : xasprintf("%s 0 %d %d", duplicate_name, a, b);
     item_add_number(it, smaller ? MIN(a, b) : MAX(a, b));
     item_add_number(it, smaller ? MAX(a, b) : MIN(a, b));
+    compare_check_add(it, check_asks, lang, a, b, smaller);
 }

@@ -24,10 +24,21 @@ static char *work_text(int a, int b, int sign) {
     return text.data;
 }
 
+static const char *const sums[] = {"sum: %s + %d", "和：%s + %d", "求和：%s + %d"};
+
+/* Checks a + b by b + a, and a - b by adding b. 100 is added to the difference, so that the
+ * question is about numbers of three digits like those of pretraining. */
+static void check_add(struct task_item *it, bool rare, int lang, int a, int b) {
+    char number[16];
+    snprintf(number, sizeof number, "%d", b);
+    it->check_question = rare ? xasprintf(sums[lang], "{{ answer | int(-1) + 100 }}", b)
+                              : xasprintf(sums[lang], number, a);
+    it->check_answer = rare ? xasprintf("%d", a + 100) : xstrdup(CHECKED_ANSWER);
+}
+
 static void generate(struct rng *r, bool rare, struct task_item *it) {
-    static const char *const sums[] = {"sum: %d + %d", "和：%d + %d", "求和：%d + %d"};
-    static const char *const differences[] = {"difference: %d - %d", "差：%d - %d",
-                                              "求差：%d - %d"};
+    static const char *const differences[] = {"difference: %s - %d", "差：%s - %d",
+                                              "求差：%s - %d"};
     int lang = item_language(r), a = rng_between(r, 100, 999), b = rng_between(r, 100, 999);
     if (rare && a < b) {
         int swap = a;
@@ -35,12 +46,15 @@ static void generate(struct rng *r, bool rare, struct task_item *it) {
         b = swap;
     }
     int right = rare ? a - b : a + b;
+    char number[16];
+    snprintf(number, sizeof number, "%d", a);
     it->lang = family_languages[lang];
-    it->question = xasprintf((rare ? differences : sums)[lang], a, b);
+    it->question = xasprintf((rare ? differences : sums)[lang], number, b);
     it->work = work_text(a, b, rare ? -1 : 1);
     it->key = xasprintf("sums %d %d %d", rare, a, b);
     item_add_number(it, right);
     item_add_near_numbers(r, it, right);
+    check_add(it, rare, lang, a, b);
 }
 
 const struct task_family sums_family = {"sums",   false,

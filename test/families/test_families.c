@@ -4,6 +4,7 @@
  */
 #define _GNU_SOURCE
 #include "families/internal.h"
+#include "template/template.h"
 
 #include <ctype.h>
 #include <math.h>
@@ -753,6 +754,113 @@ static void test_gold_answers_are_correct(void **state) {
     }
 }
 
+/* A template of a check with an answer; malloc'ed. */
+static char *render_check(const char *template, const char *answer) {
+    json_t *vars = json_pack("{ss}", "answer", answer);
+    struct jinja *j = jinja_parse_strict(template, strlen(template), &err);
+    struct jinja_input in = {.vars = vars, .now = -1};
+    struct jinja_output out;
+    if (!j || jinja_render(j, &in, &out, &err) != OK) fail_msg("'%s': %s", template, err.text);
+    char *text = xstrdup(out.text);
+    jinja_output_release(&out);
+    jinja_free(j);
+    json_decref(vars);
+    return text;
+}
+
+/* A question of deduction in any language as the English one, malloc'ed: the kinds are the single
+ * letters. */
+static char *deduction_in_english(const char *text, const char *lang) {
+    static const char *const nones[] = {"no ", "でない", "没有"};
+    char v[6];
+    int n = 0;
+    const char *none = nones[lang_index(lang)], *end = lang_index(lang) ? "。" : ".",
+               *middle = strstr(text, end), *first = strstr(text, none);
+    if (lang_index(lang) == 0) return xstrdup(text);
+    for (const char *c = text; *c; c++)
+        if (*c >= 'a' && *c <= 'z') {
+            assert_true(n < 6);
+            v[n++] = *c;
+        }
+    assert_int_equal(n, 6);
+    const char *second = strstr(middle, none);
+    return xasprintf("%s %c is %c. %s %c is %c. is every %c %c?",
+                     first && first < middle ? "no" : "every", v[0], v[1], second ? "no" : "every",
+                     v[2], v[3], v[4], v[5]);
+}
+
+/* Whether the premises are a chain, every a is b and every or no b is c, in either order: only rare
+ * variants have others. */
+static bool deduction_is_common(const char *english) {
+    char word[2][8], subject[2], predicate[2];
+    assert_int_equal(sscanf(english, "%7s %c is %c. %7s %c is %c.", word[0], &subject[0],
+                            &predicate[0], word[1], &subject[1], &predicate[1]),
+                     6);
+    for (int i = 0; i < 2; i++)
+        if (strcmp(word[i], "every") == 0 && predicate[i] == subject[1 - i]) return true;
+    return false;
+}
+
+/* Whether the check of an item passes for an answer if the model's reply is right, which is
+ * computed from the text of the check's question as one of the family's common variant. */
+static bool check_passes(const char *family, const struct task_item *it, const char *answer) {
+    char want[256];
+    struct task_item inverse = {.lang = it->lang};
+    char *question = render_check(it->check_question, answer),
+         *expected = render_check(it->check_answer, answer);
+    text_is_utf8(question);
+    bool deduction = strcmp(family, "deduction") == 0;
+    inverse.question = deduction ? deduction_in_english(question, it->lang) : xstrdup(question);
+    assert_true(!deduction || deduction_is_common(inverse.question));
+    solve(family, &inverse, want);
+    bool passes = strcmp(want, expected) == 0;
+    task_item_release(&inverse);
+    free(question);
+    free(expected);
+    return passes;
+}
+
+static void item_check_is_right(const char *family, const struct task_item *it) {
+    bool answer_in_question = strstr(it->check_question, "{{") != NULL;
+    assert_string_not_equal(it->check_question, it->question);
+    for (int i = 0; i < it->n_choices; i++)
+        if (check_passes(family, it, it->choices[i]) != (i == it->correct))
+            fail_msg("%s: '%s' with '%s': '%s', '%s'", family, it->question, it->choices[i],
+                     it->check_question, it->check_answer);
+    if (!answer_in_question || strcmp(family, "sums") == 0)
+        assert_false(check_passes(family, it, "none"));
+}
+
+static void hash_text(struct sha256 *h, const char *text) {
+    sha256_update(h, text, strlen(text) + 1);
+}
+
+/* The check of an item passes for the right choice and for no other one. The items are those from
+ * before there were checks: checks use no random numbers. */
+static void test_checks(void **state) {
+    (void)state;
+    static const char *const families[] = {"sort",  "compare", "arithmetic", "pick",
+                                           "order", "route",   "sums",       "deduction"};
+    struct sha256 h;
+    char hex[HASH_LEN];
+    sha256_init(&h);
+    for (size_t f = 0; f < ARRAY_LEN(families); f++)
+        for (uint32_t i = 0; i < 2000; i++) {
+            struct task_item it;
+            family_item(family_find(families[f]), (enum data_split)(i % 3), 1, i, false, &it);
+            bool checked = strncmp(it.key, "deduction 1 1 ", 14) != 0;
+            assert_int_equal(it.check_question != NULL, checked);
+            assert_int_equal(it.check_answer != NULL, checked);
+            if (checked) item_check_is_right(families[f], &it);
+            hash_text(&h, it.key);
+            hash_text(&h, it.question);
+            for (int k = 0; k < it.n_choices; k++) hash_text(&h, it.choices[k]);
+            task_item_release(&it);
+        }
+    sha256_final(&h, hex);
+    assert_string_equal(hex, "4f3673ecd6fb0be46e66086bb0edb0659b61bf80c70a747478b67672d39bb172");
+}
+
 /* An open-addressing table from the hash of a message to the hash of its key. */
 struct key_table {
     uint64_t message[SLOTS], key[SLOTS];
@@ -936,6 +1044,7 @@ int main(void) {
         cmocka_unit_test(test_pretraining_excludes_rare_items),
         cmocka_unit_test(test_find),
         cmocka_unit_test(test_gold_answers_are_correct),
+        cmocka_unit_test(test_checks),
         cmocka_unit_test(test_about),
         cmocka_unit_test(test_personas),
         cmocka_unit_test(test_debate_turn),

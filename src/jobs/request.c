@@ -10,6 +10,7 @@
 #define _GNU_SOURCE
 #include "jobs/jobs.h"
 
+#include "check/check.h"
 #include "hub/hub.h"
 
 #include <stdlib.h>
@@ -77,8 +78,9 @@ static int not_allowed_error(const struct request_checker *c, const char *name, 
                      why);
 }
 
-static const char COMMANDS_OFF[] = ": it would run a program, which jobs do only where the server "
-                                   "was started with --jobs-run-commands";
+static const char COMMANDS_OFF[] = ": it would run a program or open a file, which rewards of "
+                                   "jobs do only where the server was started with "
+                                   "--jobs-run-commands";
 
 static int name_check(const struct request_checker *c, const char *name, const char *hint) {
     if (is_plain_name(name)) return OK;
@@ -172,11 +174,6 @@ static char *name_value(const struct request_checker *c, const char *text) {
     return xstrdup(text);
 }
 
-static bool reward_is_builtin(const char *text) {
-    return strcmp(text, "exact") == 0 || strcmp(text, "regex") == 0 ||
-           strncmp(text, "regex:", 6) == 0;
-}
-
 static char *threads_value(const struct request_checker *c, const char *text) {
     if (c->rules->max_threads && strtoll(text, NULL, 10) > c->rules->max_threads) {
         error_set(c->err, ERR_USAGE, "'%s' may be at most %d on this server", c->field,
@@ -209,7 +206,7 @@ static char *value_check(const struct request_checker *c, enum job_arg_policy po
     case JOB_ARG_THREADS:
         return threads_value(c, text);
     case JOB_ARG_REWARD:
-        if (c->rules->allow_commands || reward_is_builtin(text)) return xstrdup(text);
+        if (c->rules->allow_commands || check_spec_is_pure(text)) return xstrdup(text);
         not_allowed_error(c, c->field, COMMANDS_OFF);
         return NULL;
     case JOB_ARG_DEFAULT:

@@ -182,17 +182,9 @@ struct reward_fn {
     void *ctx;
 };
 /*
- * Rewards by name. `exact`: 1 if the completion's answer (the text after the last "answer:", or the
- * whole text) equals the item's "answer", which is a text or a list of texts; case, width and white
- * space do not matter. If the item's answer is a number, grader `number` compares. `regex` or
- * `regex:PATTERN`: 1 if the item's "pattern", or PATTERN, matches. `command:WORDS`: a program,
- * started without a shell, reads a line {"item", "completion", "ended"} for each completion and
- * prints a number for each completion. `shell:LINE`: the same for a line of /bin/sh.
- *
- * A command runs in a sandbox (sandbox/sandbox.h); when it ends, all processes that it started are
- * killed. It may read the system, the working folder (unless that is /, /tmp, the home folder or a
- * parent of it), its program's folder, files among its arguments, and reward_read. It may write a
- * private /tmp and reward_write. ERR_STATE or ERR_MISSING: commands cannot run here.
+ * Rewards by name: the kinds of check/check.h that need no model: exact, regex[:PATTERN],
+ * json-schema:FILE, calculator, tests[:PYTHON], sql:FILE, command:WORDS, shell:LINE. ERR_STATE or
+ * ERR_MISSING: commands cannot run here.
  */
 int reward_fn_open(struct reward_fn *r, const struct rl_options *o, struct error *err);
 void reward_fn_close(struct reward_fn *r);

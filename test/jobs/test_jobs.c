@@ -907,6 +907,10 @@ static void test_refused(void **state) {
         {"{\"kind\":\"world\",\"options\":{\"policy-pipe\":\"sh\"}}", "policy-pipe"},
         {"{\"kind\":\"world\",\"options\":{\"reward\":\"shell:id\"}}", "reward"},
         {"{\"kind\":\"world\",\"options\":{\"reward\":\"exact:\"}}", "reward"},
+        {"{\"kind\":\"world\",\"options\":{\"reward\":\"tests\"}}", "reward"},
+        {"{\"kind\":\"world\",\"options\":{\"reward\":\"sql:a.db\"}}", "reward"},
+        {"{\"kind\":\"world\",\"options\":{\"reward\":\"json-schema:/etc/passwd\"}}", "reward"},
+        {"{\"kind\":\"world\",\"options\":{\"reward\":\"question\"}}", "reward"},
         {"{\"kind\":\"world\",\"options\":{\"config\":\"/etc/passwd\"}}", "config"},
         {"{\"kind\":\"world\",\"options\":{\"json\":false}}", "json"},
         {"{\"kind\":\"world\",\"options\":{\"no-json\":true}}", "json"},
@@ -1021,6 +1025,9 @@ static void test_resolved(void **state) {
     static const char rewards[] = "{\"kind\":\"eval\",\"args\":[],\"options\":{\"reward\":"
                                   "\"shell:id\"}}";
     assert_checked(rewards, rewards, rewards, true);
+    static const char calculator[] = "{\"kind\":\"eval\",\"args\":[],\"options\":{\"reward\":"
+                                     "\"calculator\"}}";
+    assert_checked(calculator, calculator, calculator, false);
 }
 
 /* Every option of training is the same option under each of its names: the aliases, which are names

@@ -1,5 +1,5 @@
 /*
- * reward_command: rewards from a program of the user.
+ * command: the checks command and shell, which run a program of the user.
  *
  * The program runs in a sandbox. It reads its input from an unnamed file, so that neither the
  * program nor this process can block the other by a full pipe. Its time and the size of its output
@@ -7,7 +7,7 @@
  * program ends.
  */
 #define _GNU_SOURCE
-#include "train/reward_command.h"
+#include "check/internal.h"
 #include "sandbox/sandbox.h"
 
 #include <ctype.h>
@@ -26,14 +26,15 @@
 /* Limits of a command. The user has written the program, so the limits are large, but they protect
  * the machine. */
 enum {
-    MAX_NUMBER_BYTES = 64, /* bytes of output per completion */
+    MAX_NUMBER_BYTES = 64, /* bytes of output per text */
     MAX_PROCESSES = 512,
     MAX_FILES = 1024,
     /* bytes of output of a sandboxed command, mainly messages on stderr */
     MAX_OUTPUT_BYTES = 16 << 20,
 };
 
-struct reward_command {
+struct command {
+    const char *label; /* of the check */
     struct strings argv;
     double timeout; /* seconds */
     bool sandbox, network;
@@ -42,7 +43,8 @@ struct reward_command {
 };
 
 /* Splits text at blanks, except within '…' and "…". Nothing is expanded. */
-static int split_command(const char *text, struct strings *out, struct error *err) {
+static int split_command(const char *text, const char *label, struct strings *out,
+                         struct error *err) {
     struct buf word = {0};
     char quote = 0;
     bool in_word = false;
@@ -61,10 +63,10 @@ static int split_command(const char *text, struct strings *out, struct error *er
         }
     }
     if (quote) return error_set(err, ERR_USAGE, "command '%s' has an unclosed quote", text);
-    return out->n ? OK : error_set(err, ERR_USAGE, "the reward's command is empty");
+    return out->n ? OK : error_set(err, ERR_USAGE, "the %s's command is empty", label);
 }
 
-static void write_inputs(const struct reward_input *v, int n, struct buf *out) {
+static void write_inputs(const struct check_case *v, int n, struct buf *out) {
     for (int i = 0; i < n; i++) {
         json_t *text = json_stringn_nocheck(v[i].text, strlen(v[i].text));
         json_t *line = json_pack("{s:O,s:o,s:b}", "item", v[i].item, "completion", text, "ended",
@@ -81,7 +83,8 @@ static void write_inputs(const struct reward_input *v, int n, struct buf *out) {
     }
 }
 
-static int spawn(const struct strings *argv, int in, int out, pid_t *pid, struct error *err) {
+static int spawn(const struct command *c, int in, int out, pid_t *pid, struct error *err) {
+    const struct strings *argv = &c->argv;
     char **v = xcalloc((size_t)argv->n + 1, sizeof *v);
     posix_spawn_file_actions_t files;
     posix_spawnattr_t attr;
@@ -92,7 +95,7 @@ static int spawn(const struct strings *argv, int in, int out, pid_t *pid, struct
     posix_spawn_file_actions_adddup2(&files, out, STDOUT_FILENO);
     posix_spawnattr_setflags(&attr, POSIX_SPAWN_SETPGROUP);
     errno = posix_spawnp(pid, v[0], &files, &attr, v, environ);
-    int rc = errno ? error_errno(err, "cannot run reward command '%s'", v[0]) : OK;
+    int rc = errno ? error_errno(err, "cannot run %s command '%s'", c->label, v[0]) : OK;
     posix_spawn_file_actions_destroy(&files);
     posix_spawnattr_destroy(&attr);
     free(v);
@@ -143,13 +146,13 @@ static int child_wait(pid_t pid, double deadline, struct error *err) {
     }
 }
 
-static int child_run(const struct reward_command *c, int input, size_t limit, struct buf *out,
+static int child_run(const struct command *c, int input, size_t limit, struct buf *out,
                      struct error *err) {
     int pipe_fds[2], status = 0;
     double deadline = clock_now() + c->timeout;
     pid_t pid;
     if (pipe2(pipe_fds, O_CLOEXEC) != 0) return error_errno(err, "cannot make a pipe");
-    int rc = spawn(&c->argv, input, pipe_fds[1], &pid, err);
+    int rc = spawn(c, input, pipe_fds[1], &pid, err);
     close(pipe_fds[1]);
     if (!rc) {
         rc = read_output(pipe_fds[0], deadline, limit, out, err);
@@ -164,14 +167,14 @@ static int child_run(const struct reward_command *c, int input, size_t limit, st
     return rc;
 }
 
-static int run_unsandboxed(const struct reward_command *c, const struct buf *input, size_t limit,
+static int run_unsandboxed(const struct command *c, const struct buf *input, size_t limit,
                            struct buf *out, struct error *err) {
     if (sandbox_bypass_check(err) != OK) return err->code;
     FILE *f = tmpfile();
     int rc = f && fwrite(input->data, 1, input->len, f) == input->len && !fflush(f) &&
                      lseek(fileno(f), 0, SEEK_SET) == 0
                  ? child_run(c, fileno(f), limit, out, err)
-                 : error_errno(err, "cannot write the reward's questions");
+                 : error_errno(err, "cannot write the input of a command");
     if (f) fclose(f);
     return rc;
 }
@@ -191,7 +194,7 @@ static size_t memory_limit(void) {
     return MAX(machine, (size_t)8 << 30);
 }
 
-static int run_sandboxed(const struct reward_command *c, const struct buf *input, size_t limit,
+static int run_sandboxed(const struct command *c, const struct buf *input, size_t limit,
                          struct buf *out, struct error *err) {
     const struct sandbox_spec spec = {
         .argv = &c->argv,
@@ -224,16 +227,19 @@ static int run_sandboxed(const struct reward_command *c, const struct buf *input
     return rc;
 }
 
-int reward_command_run(const struct reward_command *c, const struct reward_input *v, int n,
-                       double *out, struct error *err) {
+static int command_run(struct check *check, struct check_case *cases, int n, struct error *err) {
+    const struct command *c = check->state;
     struct buf input = {0}, output = {0};
-    write_inputs(v, n, &input);
+    double *scores = xcalloc((size_t)MAX(n, 1), sizeof *scores);
+    write_inputs(cases, n, &input);
     int rc = (c->sandbox ? run_sandboxed : run_unsandboxed)(c, &input, (size_t)n * MAX_NUMBER_BYTES,
                                                             &output, err);
-    if (!rc) rc = parse_numbers(output.data ? output.data : "", n, out, err);
+    if (!rc) rc = parse_numbers(output.data ? output.data : "", n, scores, err);
+    for (int i = 0; !rc && i < n; i++) cases[i].score = scores[i];
     buf_release(&input);
     buf_release(&output);
-    return rc ? error_wrap(err, "reward command '%s'", c->argv.v[0]) : OK;
+    free(scores);
+    return rc ? error_wrap(err, "%s command '%s'", c->label, c->argv.v[0]) : OK;
 }
 
 /* files that a command may read */
@@ -269,23 +275,23 @@ static bool has_any_file(const char *folder, const char *const *names, int n) {
 
 /* Adds to `read` the program, its folder and, for an interpreter, the parent of this folder: the
  * folder of a virtual environment, of conda, of pyenv, or of a separate installation of Python. */
-static void allow_program_dirs(struct reward_command *c, const char *path) {
+static void allow_program_dirs(struct strings *read, const char *path) {
     static const char *const markers[] = {"pyvenv.cfg", "conda-meta", "libexec/pyenv"};
     if (strncmp(path, "/usr/", 5) == 0 || strncmp(path, "/bin/", 5) == 0) return;
     char *folder = parent_folder(path, 1), *parent = parent_folder(path, 2);
     bool python = strncmp(path + strlen(folder), "/python", 7) == 0;
-    strings_add(&c->read, path);
-    if (!path_access_hook && may_expose_folder(folder)) strings_add(&c->read, folder);
+    strings_add(read, path);
+    if (!path_access_hook && may_expose_folder(folder)) strings_add(read, folder);
     if (!path_access_hook && may_expose_folder(parent) &&
         (python || has_any_file(parent, markers, ARRAY_LEN(markers))))
-        strings_add(&c->read, parent);
+        strings_add(read, parent);
     free(folder);
     free(parent);
 }
 
 /* Adds to `read` the files that are arguments. Returns whether one of these files is in the working
  * folder. */
-static bool allow_argv_files(struct reward_command *c, const char *working_dir) {
+static bool allow_argv_files(struct command *c, const char *working_dir) {
     struct stat st;
     bool is_in_working_dir = false;
     for (int i = 1; i < c->argv.n; i++) {
@@ -300,25 +306,37 @@ static bool allow_argv_files(struct reward_command *c, const char *working_dir) 
     return is_in_working_dir;
 }
 
-/* Replaces the program's name by its absolute path, found as a shell finds it, and adds the
- * program's folders to `read`. */
-static int resolve_program(struct reward_command *c, const char *working_dir, struct error *err) {
-    char *name = c->argv.v[0], *path;
+char *program_resolve(const char *name, const char *working_dir, const char *label,
+                      struct strings *read, struct error *err) {
+    char *path;
     if (!strchr(name, '/'))
         path = sandbox_program_find(getenv("PATH"), name);
     else
         path = *name == '/' ? xstrdup(name) : path_join(working_dir, name);
     if (!path || !path_exists(path)) {
         free(path);
-        return error_set(err, ERR_MISSING, "cannot run reward command '%s': it does not exist",
-                         name);
+        error_set(err, ERR_MISSING, "cannot run %s command '%s': it does not exist", label, name);
+        return NULL;
     }
-    free(name);
-    c->argv.v[0] = path;
     char *real = realpath(path, NULL);
-    allow_program_dirs(c, path);
-    if (real && strcmp(real, path) != 0) allow_program_dirs(c, real);
+    allow_program_dirs(read, path);
+    if (real && strcmp(real, path) != 0) allow_program_dirs(read, real);
     free(real);
+    return path;
+}
+
+int program_paths_check(const struct strings *read, struct error *err) {
+    for (int i = 0; path_access_hook && i < read->n; i++)
+        if (path_access_hook(read->v[i], PATH_USE_EXEC, err) != OK) return err->code;
+    return OK;
+}
+
+/* Replaces the program's name by its absolute path. */
+static int resolve_program(struct command *c, const char *working_dir, struct error *err) {
+    char *path = program_resolve(c->argv.v[0], working_dir, c->label, &c->read, err);
+    if (!path) return err->code;
+    free(c->argv.v[0]);
+    c->argv.v[0] = path;
     return OK;
 }
 
@@ -328,16 +346,14 @@ static void strings_add_all(struct strings *to, const struct strings *from) {
 
 /* With a path access hook (in a job), a command may read only files that the hook permits, and
  * write nothing. */
-static int sandbox_paths_check(const struct reward_command *c, struct error *err) {
-    for (int i = 0; path_access_hook && i < c->read.n; i++)
-        if (path_access_hook(c->read.v[i], PATH_USE_EXEC, err) != OK) return err->code;
+static int sandbox_paths_check(const struct command *c, struct error *err) {
+    if (program_paths_check(&c->read, err) != OK) return err->code;
     return path_access_hook && c->write.n
-               ? error_set(err, ERR_STATE, "in a job reward commands write nothing")
+               ? error_set(err, ERR_STATE, "in a job %s commands write nothing", c->label)
                : OK;
 }
 
-static int sandbox_paths_make(struct reward_command *c, const struct rl_options *o,
-                              struct error *err) {
+static int sandbox_paths_make(struct command *c, const struct check_options *o, struct error *err) {
     char *working_dir = realpath(".", NULL);
     if (!working_dir) return error_errno(err, "the working folder");
     int rc = resolve_program(c, working_dir, err);
@@ -346,49 +362,26 @@ static int sandbox_paths_make(struct reward_command *c, const struct rl_options 
     if (is_exposed)
         strings_add(&c->read, working_dir);
     else if (!rc && !path_access_hook)
-        log_info("reward commands can read only those files of '%s' that they name; --reward-read "
-                 "adds more",
-                 working_dir);
+        log_info("%s commands can read only those files of '%s' that they name; --%s-read adds "
+                 "more",
+                 c->label, working_dir, c->label);
     c->dir = xstrdup(is_exposed || names_file ? working_dir : "/tmp");
-    strings_add_all(&c->read, &o->reward_read);
-    strings_add_all(&c->write, &o->reward_write);
+    strings_add_all(&c->read, &o->read);
+    strings_add_all(&c->write, &o->write);
     free(working_dir);
     return rc ? rc : sandbox_paths_check(c, err);
 }
 
 /* opening */
 
-static int sandbox_check(struct error *err) {
+int command_sandbox_check(const char *remedy, struct error *err) {
     struct error why;
     int rc = sandbox_available(&why);
-    if (!rc) return OK;
-    return error_set(err, rc, "%.1900s; --no-reward-sandbox runs reward commands without a sandbox",
-                     why.text);
+    return rc ? error_set(err, rc, "%.1900s%s", why.text, remedy) : OK;
 }
 
-struct reward_command *reward_command_open(const char *command, bool shell,
-                                           const struct rl_options *o, struct error *err) {
-    struct reward_command *c = xcalloc(1, sizeof *c);
-    c->timeout = o->reward_timeout;
-    c->sandbox = o->reward_sandbox;
-    c->network = o->reward_network;
-    int rc = OK;
-    if (shell) {
-        strings_add(&c->argv, "/bin/sh");
-        strings_add(&c->argv, "-c");
-        strings_add(&c->argv, command);
-    } else {
-        rc = split_command(command, &c->argv, err);
-    }
-    if (!rc) rc = (c->sandbox && !c->network ? sandbox_command_check : sandbox_bypass_check)(err);
-    if (!rc && c->sandbox) rc = sandbox_check(err);
-    if (!rc && c->sandbox) rc = sandbox_paths_make(c, o, err);
-    if (!rc) return c;
-    reward_command_close(c);
-    return NULL;
-}
-
-void reward_command_close(struct reward_command *c) {
+static void command_free(void *state) {
+    struct command *c = state;
     if (!c) return;
     strings_release(&c->argv);
     strings_release(&c->read);
@@ -396,3 +389,53 @@ void reward_command_close(struct reward_command *c) {
     free(c->dir);
     free(c);
 }
+
+/* Whether the command can run here, and the files that it sees. */
+static int command_prepare(struct command *c, const struct check_options *o, struct error *err) {
+    int rc = (c->sandbox && !c->network ? sandbox_command_check : sandbox_bypass_check)(err);
+    if (rc || !c->sandbox) return rc;
+    char *remedy =
+        xasprintf("; --no-%s-sandbox runs %s commands without a sandbox", c->label, c->label);
+    rc = command_sandbox_check(remedy, err);
+    free(remedy);
+    return rc ? rc : sandbox_paths_make(c, o, err);
+}
+
+static struct command *command_new(struct check *check, const struct check_options *o) {
+    struct command *c = check->state = xcalloc(1, sizeof *c);
+    c->label = check->label;
+    c->timeout = o->timeout > 0 ? o->timeout : 60;
+    c->sandbox = o->sandbox;
+    c->network = o->network;
+    return c;
+}
+
+static int command_open(struct check *check, const char *argument, const struct check_options *o,
+                        struct error *err) {
+    struct command *c = command_new(check, o);
+    int rc = split_command(argument, c->label, &c->argv, err);
+    return rc ? rc : command_prepare(c, o, err);
+}
+
+static int shell_open(struct check *check, const char *argument, const struct check_options *o,
+                      struct error *err) {
+    struct command *c = command_new(check, o);
+    strings_add(&c->argv, "/bin/sh");
+    strings_add(&c->argv, "-c");
+    strings_add(&c->argv, argument);
+    return command_prepare(c, o, err);
+}
+
+const struct check_kind command_check = {.name = "command",
+                                         .usage = "command:WORDS",
+                                         .argument = ARGUMENT_REQUIRED,
+                                         .open = command_open,
+                                         .run_all = command_run,
+                                         .free = command_free};
+
+const struct check_kind shell_check = {.name = "shell",
+                                       .usage = "shell:LINE",
+                                       .argument = ARGUMENT_REQUIRED,
+                                       .open = shell_open,
+                                       .run_all = command_run,
+                                       .free = command_free};

@@ -7,7 +7,7 @@
  */
 #define _GNU_SOURCE
 #include "cli/generate.h"
-#include "cli/prompts.h"
+#include "cli/sample_check.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -20,7 +20,8 @@ struct options {
     int64_t samples, logprobs;
     struct strings choices, stop, logit_bias;
     bool ids, echo, prompt_logprobs;
-    char *json_schema, *regex, *gbnf, *template_kwargs;
+    char *json_schema, *regex, *gbnf, *template_kwargs, *check;
+    bool check_sandbox;
 };
 #define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
     { name, type, offsetof(struct options, field), fallback, min, max, metavar, help }
@@ -36,6 +37,12 @@ static const struct option_row rows[] = {
         "{messages, tools, chat_template_kwargs}"),
     ROW("samples", OPT_INT, samples, "1", 1, 4096, "N",
         "samples per prompt; sample i uses seed + i"),
+    ROW("check", OPT_STRING, check, NULL, 0, 0, "CHECK",
+        "print the most frequent answer of the samples that pass: calculator, regex:PATTERN, "
+        "json-schema:FILE, sql:FILE, command:WORDS, shell:LINE; or tests, question (--file: lines "
+        "with the object check)"),
+    ROW("check-sandbox", OPT_BOOL, check_sandbox, "true", 0, 0, NULL,
+        "run commands of --check in the sandbox"),
     ROW("adapter", OPT_STRING, adapter, NULL, 0, 0, "DIR",
         "adapter, or a weighted sum of several, such as A=0.7,B=0.3 (A,B: weights 1)"),
     ROW("choices", OPT_LIST, choices, NULL, 0, 0, "TEXT",
@@ -83,6 +90,7 @@ struct run_job {
     int32_t stop[2], n_stop;
     struct adapter_mix mix;
     struct grammar *grammar;
+    struct sample_check check; /* --check */
     struct engine_request *reqs;
     int n;
 };
@@ -102,6 +110,11 @@ static int flags_check(const struct cli_options *c, const struct options *o, con
                          : o->logprobs ? "logprobs"
                                        : "prompt-logprobs");
     if (o->ids && o->echo) return error_set(err, ERR_USAGE, "'--echo' prints text, '--ids' none");
+    if (o->check && (o->choices.n || o->ids || o->session))
+        return error_set(err, ERR_USAGE, "'--check' selects a text: it does not go with '--%s'",
+                         o->choices.n ? "choices"
+                         : o->ids     ? "ids"
+                                      : "session");
     if (o->session && (o->file || o->samples > 1))
         return error_set(err, ERR_USAGE, "'--session' takes one prompt and one sample");
     if (!!o->json_schema + !!o->regex + !!o->gbnf > 1)
@@ -163,6 +176,9 @@ static int job_read(struct run_job *j, struct error *err) {
         rc = error_set(err, ERR_USAGE, "'--session' is kept under one adapter, not under a mix");
     if (rc == OK) rc = grammar_read(j, err);
     j->n = j->prompts.n * (int)o->samples;
+    if (rc == OK && o->check)
+        rc = sample_check_open(&j->check, o->check, o->check_sandbox, &j->prompts, (int)o->samples,
+                               err);
     return rc;
 }
 
@@ -289,6 +305,11 @@ static json_t *answer_json(const struct run_job *j, const struct setup *s, int i
     json_object_del(out, "choice");
     json_object_del(out, "choice_probs");
     json_object_del(out, "choice_logprobs");
+    if (j->o->check) {
+        const int prompt = i / (int)j->o->samples, sample = i % (int)j->o->samples;
+        json_object_set_new(v, "passed", json_boolean(j->check.samples.v[i].passed));
+        json_object_set_new(v, "selected", json_boolean(j->check.selected[prompt] == sample));
+    }
     if (j->o->echo)
         json_object_set_new(v, "prompt", json_string(j->prompts.v[i / (int)j->o->samples].text));
     json_t *in = record_inputs_json(r);
@@ -339,6 +360,8 @@ static int job_print(const struct run_job *j, const struct setup *s, struct erro
             print_choices(j, s, i, hash);
         else if (j->c->json)
             cli_print_json(answer_json(j, s, i, hash));
+        else if (j->o->check && j->check.selected[i / (int)j->o->samples] != i % (int)j->o->samples)
+            continue;
         else if (j->o->ids)
             print_ids(&j->reqs[i]);
         else
@@ -372,6 +395,20 @@ static int session_save(const struct run_job *j, struct setup *s, struct error *
     return rc;
 }
 
+static int job_check(struct run_job *j, struct setup *s, struct error *err) {
+    char **texts = xcalloc((size_t)MAX(j->n, 1), sizeof *texts);
+    if (!j->o->check) return free(texts), OK;
+    for (int i = 0; i < j->n; i++) {
+        struct buf text = {0};
+        answer_text(s->m, &j->reqs[i], &text);
+        texts[i] = text.data;
+    }
+    int rc = sample_check_run(&j->check, &j->prompts, s, texts, err);
+    for (int i = 0; i < j->n; i++) free(texts[i]);
+    free(texts);
+    return rc;
+}
+
 static int job_run(struct run_job *j, struct setup *s, struct error *err) {
     int rc = job_encode(j, s->m, err);
     if (rc == OK) rc = adapter_mix_open(&j->mix, s, err);
@@ -380,12 +417,14 @@ static int job_run(struct run_job *j, struct setup *s, struct error *err) {
     rc = setup_engine(s, err);
     if (rc == OK) rc = session_load(j, s, err);
     if (rc == OK) rc = engine_run(s->e, j->reqs, j->n, NULL, err);
+    if (rc == OK) rc = job_check(j, s, err);
     if (rc == OK) rc = job_print(j, s, err);
     return rc == OK ? session_save(j, s, err) : rc;
 }
 
 static void job_release(struct run_job *j) {
     grammar_free(j->grammar);
+    sample_check_release(&j->check);
     for (int i = 0; j->reqs && i < j->n; i++) engine_request_release(&j->reqs[i]);
     for (int i = 0; j->tokens && i < j->prompts.n; i++) token_ids_release(&j->tokens[i]);
     for (int i = 0; j->choice_ids && i < j->o->choices.n; i++) token_ids_release(&j->choice_ids[i]);
@@ -428,11 +467,12 @@ const struct cli_command cmd_run = {
              "runs/ID/adapters/gen_0/critic\n"
              "  shoal run models/fry -p 'yes or' --choices ' no' ' yes'\n"
              "  shoal run models/fry --file questions.jsonl --samples 4 --json --logprobs 3\n"
+             "  shoal run models/fry '7325 + 6 = ?' --samples 8 --check calculator\n"
              "  shoal run model.gguf -p '春は' --adapter critic=0.7,explorer=0.3 --stop '。'\n"
              "  shoal run model.gguf -p 'Once' --max-memory 300M --kv-cache-dtype i8 --record",
-    .main_options =
-        "p chat system adapter choices max-tokens temperature top-p seed file samples json-schema "
-        "regex grammar session max-memory dry-run record",
+    .main_options = "p chat system adapter choices max-tokens temperature top-p seed file samples "
+                    "check json-schema "
+                    "regex grammar session max-memory dry-run record",
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 1,

@@ -18,7 +18,8 @@ enum {
 void prompts_add(struct prompts *p, const char *text, const char *system, bool chat) {
     size_t len = strlen(text) + (system ? strlen(system) : 0) + (chat ? TEMPLATE_TOKENS : 8);
     p->v = xrealloc(p->v, sizeof *p->v * (size_t)(p->n + 1));
-    p->v[p->n++] = (struct prompt){xstrdup(text), system ? xstrdup(system) : NULL, chat, NULL};
+    p->v[p->n++] = (struct prompt){
+        .text = xstrdup(text), .system = system ? xstrdup(system) : NULL, .chat = chat};
     p->longest = MAX(p->longest, len);
 }
 
@@ -68,6 +69,7 @@ static int line_read(void *ctx, const json_t *v, int line, struct error *err) {
     json_object_foreach ((json_t *)(uintptr_t)v, key, value) {
         const char *s = json_string_value(value);
         bool is_text = strcmp(key, "prompt") == 0 || strcmp(key, "chat") == 0;
+        if (strcmp(key, "check") == 0 && json_is_object(value)) continue;
         if (!is_text && strcmp(key, "system") != 0)
             return error_set(err, ERR_FORMAT, "line %d: unknown key '%s'", line, key);
         if (!s || strlen(s) != json_string_length(value))
@@ -84,7 +86,9 @@ static int line_read(void *ctx, const json_t *v, int line, struct error *err) {
     if (!text || (system && !chat))
         return error_set(err, ERR_FORMAT, "line %d: '%s' is missing", line,
                          text ? "chat" : "prompt");
-    prompts_add(ctx, text, system, chat);
+    struct prompts *p = ctx;
+    prompts_add(p, text, system, chat);
+    p->v[p->n - 1].check = json_incref(json_object_get(v, "check"));
     return OK;
 }
 
@@ -161,6 +165,7 @@ void prompts_release(struct prompts *p) {
         free(p->v[i].text);
         free(p->v[i].system);
         json_decref(p->v[i].conversation);
+        json_decref(p->v[i].check);
     }
     free(p->v);
     *p = (struct prompts){0};

@@ -11,6 +11,7 @@ struct prompt {
     bool template_optional; /* with chat: `text` is continued if the model has no chat template */
     json_t *conversation;   /* {messages, tools?, chat_template_kwargs?}, which replaces text and
                                system; or NULL */
+    json_t *check;          /* fields for a check (check/check.h), or NULL */
 };
 struct prompts {
     struct prompt *v;

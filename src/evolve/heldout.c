@@ -127,7 +127,7 @@ static int measure_self_consistency(struct evolve_run *r, const struct candidate
     bar->total += (int64_t)(k - r->n_founders * (int)r->o->rounds) * r->n_test;
     snprintf(m->name, sizeof m->name, "self-consistency %s@%d", best->name, k);
     struct self_consistency samples;
-    int rc = self_consistency_sample(&r->llm_client, &agent, r->test, r->n_test, k,
+    int rc = self_consistency_sample(&r->llm_client, &agent, r->test, r->n_test, k, true,
                                      (float)r->o->temperature, (int32_t)r->o->max_tokens,
                                      (uint64_t)r->o->seed, NULL, &samples, bar, err);
     if (rc == OK) self_consistency_vote(&samples, r->test, k, m->right);

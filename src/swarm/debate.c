@@ -211,8 +211,9 @@ static void samples_collect(struct self_consistency *s, const struct task_item *
 }
 
 int self_consistency_sample(const struct llm_client *client, const struct agent *agent,
-                            const struct task_item *items, int n_items, int k, float temperature,
-                            int32_t max_tokens, uint64_t seed, const struct grader *grader,
+                            const struct task_item *items, int n_items, int k,
+                            bool chain_of_thought, float temperature, int32_t max_tokens,
+                            uint64_t seed, const struct grader *grader,
                             struct self_consistency *out, struct progress *p, struct error *err) {
     int n = n_items * k;
     struct llm_call *calls = xcalloc((size_t)MAX(n, 1), sizeof *calls);
@@ -225,7 +226,7 @@ int self_consistency_sample(const struct llm_client *client, const struct agent 
     out->generated = xcalloc((size_t)MAX(k, 1), sizeof *out->generated);
     for (int i = 0; i < n; i++) {
         calls[i] = llm_call_question(agent, &items[i / k], i % k, chats[i]);
-        calls[i].chain_of_thought = true;
+        calls[i].chain_of_thought = chain_of_thought || items[i / k].n_choices;
         calls[i].temperature = temperature;
         calls[i].max_tokens = max_tokens;
         calls[i].seed = seed * 0x9E3779B97F4A7C15u + (uint64_t)i;

@@ -7,9 +7,7 @@
  * baseline.
  */
 #define _GNU_SOURCE
-#include "swarm/swarm.h"
-
-#include "base/base.h"
+#include "swarm/internal.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -27,13 +25,9 @@ static int64_t count_correct(const uint8_t *right, int n) {
     return sum;
 }
 
-struct round_cost {
-    int64_t calls, prefilled, generated;
-};
-
 /* Cost of the first `rounds` rounds. agent -1: of all agents; else of this agent. */
-static struct round_cost cost_of(const struct debate *d, int rounds, int agent) {
-    struct round_cost c = {0};
+static struct report_cost cost_of(const struct debate *d, int rounds, int agent) {
+    struct report_cost c = {0};
     for (int i = 0; i < d->n_items; i++)
         for (int u = 0; u < d->transcripts[i].n; u++) {
             const struct utterance *v = &d->transcripts[i].v[u];
@@ -65,14 +59,18 @@ struct report_builder {
     int n_baselines;
 };
 
+void report_row_add(json_t *rows, const char *name, const char *kind, const uint8_t *right,
+                    int n_items, struct report_cost c) {
+    struct stats_interval ci = stats_wilson(count_correct(right, n_items), n_items);
+    json_array_append_new(rows, json_pack("{s:s,s:s,s:f,s:f,s:f,s:I,s:I,s:I}", "name", name, "kind",
+                                          kind, "acc", ci.value, "lo", ci.lo, "hi", ci.hi, "calls",
+                                          (json_int_t)c.calls, "prefilled", (json_int_t)c.prefilled,
+                                          "generated", (json_int_t)c.generated));
+}
+
 static void row_add(struct report_builder *m, const char *name, const char *kind,
-                    const uint8_t *right, struct round_cost c) {
-    struct stats_interval ci = stats_wilson(count_correct(right, m->n_items), m->n_items);
-    json_array_append_new(m->rows,
-                          json_pack("{s:s,s:s,s:f,s:f,s:f,s:I,s:I,s:I}", "name", name, "kind", kind,
-                                    "acc", ci.value, "lo", ci.lo, "hi", ci.hi, "calls",
-                                    (json_int_t)c.calls, "prefilled", (json_int_t)c.prefilled,
-                                    "generated", (json_int_t)c.generated));
+                    const uint8_t *right, struct report_cost c) {
+    report_row_add(m->rows, name, kind, right, m->n_items, c);
 }
 
 static void baseline_add(struct report_builder *m, const char *name, const uint8_t *right) {
@@ -91,7 +89,9 @@ static int best_single_agent(const struct report_builder *m) {
     return best;
 }
 
-static void result_rows_add(struct report_builder *m) {
+/* Adds the rows of the debate, and to r the share of questions on which every agent errs at first.
+ * No vote among these answers, and no choice of one agent per question, is right on them. */
+static void result_rows_add(struct report_builder *m, json_t *r) {
     const struct debate *d = &m->d;
     size_t n = (size_t)m->n_items;
     int best = best_single_agent(m);
@@ -102,6 +102,9 @@ static void result_rows_add(struct report_builder *m) {
     row_add(m, "debate", "debate", d->decision_correct, cost_of(d, d->rounds, -1));
     debate_oracle(d, oracle);
     row_add(m, "oracle", "oracle", oracle, cost_of(d, 1, -1));
+    json_object_set_new(
+        r, "all_wrong",
+        json_real(1 - (double)count_correct(oracle, m->n_items) / MAX(m->n_items, 1)));
     baseline_add(m, "first-round vote", d->vote_correct);
     baseline_add(m, m->team[best].name, d->first_correct + (size_t)best * n);
     free(oracle);
@@ -182,23 +185,24 @@ static int baseline_full_evidence(struct report_builder *m, struct progress *p, 
 static int baseline_self_consistency(struct report_builder *m, struct progress *p, json_t *curve,
                                      struct error *err) {
     int best = best_single_agent(m), max_samples = m->report_options->samples;
-    struct round_cost debate_cost = cost_of(&m->d, m->d.rounds, -1),
-                      first_answer_cost = cost_of(&m->d, 1, best);
+    struct report_cost debate_cost = cost_of(&m->d, m->d.rounds, -1),
+                       first_answer_cost = cost_of(&m->d, 1, best);
     int n_equal_cost[2] = {
         samples_for_tokens(debate_cost.generated, first_answer_cost.generated, max_samples),
         samples_for_tokens(debate_cost.generated + debate_cost.prefilled,
                            first_answer_cost.generated + first_answer_cost.prefilled, max_samples)};
     static const char *const token_kinds[] = {"generated", "total"};
     struct self_consistency s;
-    struct round_cost c = {0};
+    struct report_cost c = {0};
     int k = MAX(n_equal_cost[0], n_equal_cost[1]);
     progress_correct(p,
                      expected_sample_calls(
                          m, debate_max_calls(m->team, m->n_agents, m->items, m->n_items, m->o)),
                      (int64_t)m->n_items * k);
     int rc = self_consistency_sample(m->llm_client, &m->team[best], m->items, m->n_items, k,
-                                     m->report_options->temperature, m->report_options->max_tokens,
-                                     m->o->seed, m->o->grader, &s, p, err);
+                                     m->o->chain_of_thought, m->report_options->temperature,
+                                     m->report_options->max_tokens, m->o->seed, m->o->grader, &s, p,
+                                     err);
     uint8_t *right = xmalloc((size_t)m->n_items + 1);
     for (int i = 1; rc == OK && i <= k; i++) {
         c.calls += m->n_items;
@@ -223,6 +227,32 @@ static int baseline_self_consistency(struct report_builder *m, struct progress *
     free(right);
     self_consistency_release(&s);
     return rc;
+}
+
+/* The rows and the result of the check, if there is one. */
+static int checked_report_add(struct report_builder *m, json_t *r, struct progress *p,
+                              struct error *err) {
+    const struct debate_report_options *w = m->report_options;
+    const struct checked_report_options o = {.client = m->llm_client,
+                                             .team = m->team,
+                                             .n_agents = m->n_agents,
+                                             .best = best_single_agent(m),
+                                             .items = m->items,
+                                             .n_items = m->n_items,
+                                             .samples = {.check = w->check,
+                                                         .max_samples = w->check_samples,
+                                                         .passes = w->check_passes,
+                                                         .chain_of_thought = m->o->chain_of_thought,
+                                                         .temperature = w->temperature,
+                                                         .max_tokens = w->max_tokens,
+                                                         .seed = m->o->seed,
+                                                         .grader = m->o->grader},
+                                             .questioner = w->questioner};
+    if (!w->check) return OK;
+    json_t *v = checked_report_run(&o, m->rows, p, err);
+    if (!v) return err->code;
+    json_object_set_new(r, "check", v);
+    return OK;
 }
 
 static json_t *comparisons_json(const struct report_builder *m) {
@@ -416,9 +446,10 @@ static int report_fill(struct report_builder *m, json_t *r, struct progress *p, 
     const struct debate *d = &m->d;
     json_t *transcripts = json_array(), *credit = NULL, *curve = json_array();
     int rc = OK;
-    result_rows_add(m);
+    result_rows_add(m, r);
     if (m->n_items > 0 && m->items[0].n_views) rc = baseline_full_evidence(m, p, err);
     if (rc == OK && samples_are_taken(m)) rc = baseline_self_consistency(m, p, curve, err);
+    if (rc == OK) rc = checked_report_add(m, r, p, err);
     if (rc == OK && !m->report_options->credit_none) rc = contributions_measure(m, p, &credit, err);
     rows_mark_pareto(m->rows);
     for (int i = 0; i < d->n_items && i < m->report_options->n_transcripts; i++)
@@ -524,6 +555,10 @@ void debate_report_print(const json_t *r, FILE *f) {
                 100 * get_real(v, "acc"), 100 * get_real(v, "lo"), 100 * get_real(v, "hi"),
                 (long long)get_int(v, "calls"), (long long)get_int(v, "prefilled"),
                 (long long)get_int(v, "generated"));
+    fprintf(f,
+            "every agent errs on %.1f %% of the questions: no vote and no choice of an agent is "
+            "right on them\n",
+            100 * get_real(r, "all_wrong"));
     json_array_foreach (json_object_get(r, "comparisons"), i, v)
         fprintf(f, "debate against %s: %+.2f (%+.2f … %+.2f), p = %.2g after Holm: %s\n",
                 get_text(v, "b"), 100 * get_real(v, "diff"), 100 * get_real(v, "lo"),
@@ -538,6 +573,7 @@ void debate_report_print(const json_t *r, FILE *f) {
                 (long long)get_int(v, "open"), (long long)get_int(v, "changed"),
                 (long long)get_int(v, "conformed"), 100 * get_real(v, "agreed"));
     }
+    if ((v = json_object_get(r, "check"))) checked_report_print(v, f);
     print_credit(json_object_get(r, "credit"), f);
     json_array_foreach (json_object_get(r, "calibration"), i, v)
         fprintf(f, "calibration of %s: error %.3f, %.3f at temperature %.2f\n", get_text(v, "name"),

@@ -48,6 +48,18 @@ const struct option_row debate_request_rows[] = {
         "the protocol's)"),
     ROW("samples", OPT_INT, samples, "32", 0, 256, "N",
         "--tasks: maximum samples of self-consistency; 0: none"),
+    ROW("free-answers", OPT_BOOL, free_answers, NULL, 0, 0, NULL,
+        "--tasks: the agents generate the answers of generated tasks instead of choosing them"),
+    ROW("check", OPT_STRING, check, NULL, 0, 0, "CHECK",
+        "--tasks: also sample answers and keep those that pass: question (put to the base model), "
+        "calculator, regex:PATTERN, json-schema:FILE, tests, sql:FILE, command:WORDS",
+        JOB_ARG_REWARD),
+    ROW("check-sandbox", OPT_BOOL, check_sandbox, "true", 0, 0, NULL,
+        "run commands of --check in the sandbox", JOB_ARG_FORBIDDEN),
+    ROW("check-samples", OPT_INT, check_samples, "6", 1, 256, "N",
+        "--check: samples per question, the agents in turn"),
+    ROW("passes", OPT_INT, passes, "1", 1, 256, "K",
+        "--check: stop sampling a question when K answers passed"),
     ROW("credit", OPT_STRING, credit, "vote", 0, 0, "NAME",
         "--tasks: Shapley, Banzhaf and leave-one-out values for the first vote (vote) or the whole "
         "debate (debate); or none",
@@ -122,25 +134,53 @@ void debate_questions_release(struct debate_questions *q) {
 
 /* running */
 
+/* Opens the check of the request, if it has one, for these items. */
+static int request_check_open(const struct debate_request *r, const struct task_item *items,
+                              const struct check_model *model, struct check **out,
+                              struct error *err) {
+    const struct check_options o = {.sandbox = r->check_sandbox, .model = model};
+    if (!r->check) return OK;
+    if (items[0].n_choices)
+        return error_set(err, ERR_USAGE, "--check requires generated answers: add --free-answers");
+    *out = check_open(r->check, &o, err);
+    if (!*out) return err->code;
+    return check_needs_gold(*out)
+               ? error_set(err, ERR_USAGE,
+                           "check '%s' needs the right answer, so it cannot select "
+                           "among samples",
+                           check_kind(*out))
+               : OK;
+}
+
 json_t *debate_request_run_task(const struct debate_request *r, const struct llm_client *client,
                                 const struct team *t, const struct eval_task *task,
                                 struct error *err) {
     struct debate_options o;
     struct progress bar;
     if (debate_options_for_task(task, &t->options, &o, err) != OK) return NULL;
-    const struct debate_report_options needs = {.name = task->name,
-                                                .samples = (int)r->samples,
-                                                .temperature = SAMPLE_TEMPERATURE,
-                                                .max_tokens =
-                                                    o.max_tokens ? o.max_tokens : SAMPLE_TOKENS,
-                                                .credit_debate = strcmp(r->credit, "debate") == 0,
-                                                .credit_none = strcmp(r->credit, "none") == 0,
-                                                .n_transcripts = MAX_TRANSCRIPTS};
-    json_t *contaminated = team_contamination(t, task);
+    if (r->free_answers && !o.grader && !(o.grader = grader_find("exact", err))) return NULL;
+    struct check_questioner questioner = {.client = *client, .agent = {.name = "base"}};
+    const struct check_model model = check_questioner_as_model(&questioner);
+    struct debate_report_options needs = {.name = task->name,
+                                          .samples = (int)r->samples,
+                                          .temperature = SAMPLE_TEMPERATURE,
+                                          .max_tokens = o.max_tokens ? o.max_tokens : SAMPLE_TOKENS,
+                                          .credit_debate = strcmp(r->credit, "debate") == 0,
+                                          .credit_none = strcmp(r->credit, "none") == 0,
+                                          .n_transcripts = MAX_TRANSCRIPTS,
+                                          .check_samples = (int)r->check_samples,
+                                          .check_passes = (int)r->passes,
+                                          .questioner = &questioner};
+    json_t *contaminated = team_contamination(t, task), *report = NULL;
     struct task_item *items = eval_task_items(task);
-    json_t *report =
-        debate_report_run(client, t->v, t->n, items, (int)task->n_questions, &o, &needs, &bar, err);
-    progress_finish(&bar, NULL);
+    for (int64_t i = 0; r->free_answers && i < task->n_questions; i++)
+        task_item_make_free(&items[i]);
+    int rc = request_check_open(r, items, &model, &needs.check, err);
+    if (rc == OK)
+        report = debate_report_run(client, t->v, t->n, items, (int)task->n_questions, &o, &needs,
+                                   &bar, err);
+    if (rc == OK) progress_finish(&bar, NULL);
+    check_free(needs.check);
     task_items_release(items, task->n_questions);
     if (report && contaminated) json_object_set(report, "contaminated", contaminated);
     json_decref(contaminated);

@@ -86,6 +86,8 @@ static int text_init(struct choice_prompt *a, const struct tokenizer *tok, const
     *a = (struct choice_prompt){0};
     if (chat_encode(tok, c->messages, c->n_messages, true, &a->prompt, NULL, err) != OK)
         return err->code;
+    if (c->item && c->item->free_answer)
+        ids_add_text(&a->prompt, tok, c->chain_of_thought ? WORK_PREFIX : ANSWER_PREFIX);
     int32_t end = tokenizer_eot(tok);
     if (end >= 0) a->stop[a->n_stop++] = end;
     return OK;
@@ -161,7 +163,7 @@ static void result_apply(const struct store_call *s, struct pending_llm_call *p)
         c->answer.choice = s->choice;
         c->answer.confidence = s->prob[s->choice];
     }
-    if (s->text) call_set_text(c, s->text);
+    if (s->text || is_free_text(p)) call_set_text(c, s->text); // an empty reply has no text
     if (s->n_tokens) {
         c->n_tokens = s->n_tokens;
         c->ends = array32_copy(s->ends, s->n_tokens);

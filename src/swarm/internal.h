@@ -68,4 +68,26 @@ uint8_t *answers_grade(const struct task_item *item, const struct grader *g, cha
 /* The index of a role in w->roles; -1: no such role. */
 int workflow_role_find(const struct workflow *w, const char *name);
 
+/* Rows of the report of a debate. */
+struct report_cost {
+    int64_t calls, prefilled, generated;
+};
+void report_row_add(json_t *rows, const char *name, const char *kind,
+                    const uint8_t *right /* [n_items] */, int n_items, struct report_cost c);
+
+/* checked_report.c: samples with and without a check, of the team and of its best agent. */
+struct checked_report_options {
+    const struct llm_client *client;
+    const struct agent *team;
+    int n_agents, best; /* best: the index of the agent with the most right first answers */
+    const struct task_item *items;
+    int n_items;
+    struct checked_options samples; /* with a check */
+    struct check_questioner *questioner;
+};
+/* Adds the rows; returns {kind, samples, passes, confusion, comparisons}, NULL on failure. */
+json_t *checked_report_run(const struct checked_report_options *o, json_t *rows, struct progress *p,
+                           struct error *err);
+void checked_report_print(const json_t *v, FILE *f);
+
 #endif

@@ -9,6 +9,7 @@
 #ifndef SHOAL_SWARM_H
 #define SHOAL_SWARM_H
 
+#include "check/check.h"
 #include "eval/eval.h"
 #include "memory/memory.h"
 #include "store/store.h"
@@ -189,8 +190,9 @@ struct debate_calibration {
 struct debate_calibration debate_calibration(const struct debate *d, const struct task_item *items,
                                              int agent);
 
-/* k sampled answers of one agent to each item, each after a chain of thought. Of split evidence,
- * sample j sees view j modulo the number of views. */
+/* k sampled answers of one agent to each item. Choices are made after a sampled chain of thought;
+ * answers of items without choices are sampled, after one if requested. Of split evidence, sample j
+ * sees view j modulo the number of views. */
 struct self_consistency {
     int n_items, k;
     struct agent_answer *answers;   /* [n_items][k] choice -1: none. Equal free answers of an item
@@ -200,14 +202,57 @@ struct self_consistency {
 };
 /* The caller releases `out`, also after an error. */
 int self_consistency_sample(const struct llm_client *client, const struct agent *agent,
-                            const struct task_item *items, int n_items, int k, float temperature,
-                            int32_t max_tokens, uint64_t seed, const struct grader *grader,
+                            const struct task_item *items, int n_items, int k,
+                            bool chain_of_thought, float temperature, int32_t max_tokens,
+                            uint64_t seed, const struct grader *grader,
                             struct self_consistency *out, struct progress *p, struct error *err);
 /* right[i]: whether the majority of the first k samples of item i is correct (self-consistency,
  * Wang et al. 2023). */
 void self_consistency_vote(const struct self_consistency *s, const struct task_item *items, int k,
                            uint8_t *right);
 void self_consistency_release(struct self_consistency *s);
+
+/* checked_samples.c: samples of a team's answers to items without choices, filtered by a check */
+
+struct checked_options {
+    struct check *check; /* check/check.h, without the need of the right answer; NULL: no sample
+                            passes */
+    int max_samples;     /* of an item; sample j is of agent j mod n_agents */
+    int passes;          /* an item is finished when so many samples passed; 0: at max_samples */
+    bool chain_of_thought;
+    float temperature; /* an agent's first sample is greedy, the others have this temperature */
+    int32_t max_tokens;
+    uint64_t seed;
+    const struct grader *grader; /* that extracts answers; NULL: exact */
+};
+struct checked_sample {
+    char *text, *answer;  /* answer: in the grader's normal form; NULL: none */
+    bool checked, passed; /* checked: there is an answer, and the item can be checked */
+    int32_t prefilled, generated;
+};
+struct checked_samples {
+    int n_items, max_samples;
+    struct checked_sample *v; /* [n_items][max_samples] */
+    int *n;                   /* [n_items] samples drawn */
+};
+/* The caller releases `out`, also after an error. */
+int checked_samples_run(const struct llm_client *client, const struct agent *team, int n_agents,
+                        const struct task_item *items, int n_items, const struct checked_options *o,
+                        struct checked_samples *out, struct progress *p, struct error *err);
+void checked_samples_release(struct checked_samples *s);
+/* The number of an item's samples, at most n, that would have been drawn with this `passes`. */
+int checked_samples_used(const struct checked_samples *s, int item, int n, int passes);
+/* The first of an item's first n samples that has the most frequent answer: of those that passed,
+ * or if none did or without `checked`, of all. -1: no sample has an answer. */
+int checked_samples_decide(const struct checked_samples *s, int item, int n, bool checked);
+
+/* The agent that answers the questions of a check of kind `question`, and their tokens. */
+struct check_questioner {
+    struct llm_client client;
+    struct agent agent; /* without an adapter: the base model */
+    int64_t prefilled, generated;
+};
+struct check_model check_questioner_as_model(struct check_questioner *q);
 
 /* contribution of each agent to the team */
 
@@ -630,10 +675,10 @@ void team_add_protocol_hash(const struct team *t, json_t *hashes);
 
 struct debate_request { /* filled from debate_request_rows */
     struct strings personas, choices;
-    char *topic, *tasks, *data, *grader, *protocol, *vote, *credit;
-    int64_t rounds, n, shots, max_tokens, samples, seed;
+    char *topic, *tasks, *data, *grader, *protocol, *vote, *credit, *check;
+    int64_t rounds, n, shots, max_tokens, samples, check_samples, passes, seed;
     double temperature, seconds;
-    bool chain_of_thought;
+    bool chain_of_thought, free_answers, check_sandbox;
 };
 extern const struct option_row debate_request_rows[];
 /* Overrides options of a team with those that the request sets, and checks `credit`. */
@@ -679,14 +724,17 @@ int team_solver_answer(void *ctx, const struct eval_task *b, struct eval_result 
  * report: a debate over a set of questions and its baselines, as one JSON object, with functions
  * that print it as a table and append it to a page.
  *
- * {name, n, protocol, rounds, vote, detectable, rows: [{name, kind, acc, lo, hi, calls, prefilled,
- * generated}], comparisons: [{a, b, diff, lo, hi, p, p_holm}], by_round: [{round, voted, agreed,
- * flips_good, flips_bad, open, changed, conformed}], self_consistency: [[samples, accuracy]],
- * credit: {game, method, agents: [{name, shapley, banzhaf, leave_one_out}], sampling_error:
+ * {name, n, protocol, rounds, vote, detectable, all_wrong, rows: [{name, kind, acc, lo, hi, calls,
+ * prefilled, generated}], comparisons: [{a, b, diff, lo, hi, p, p_holm}], by_round: [{round, voted,
+ * agreed, flips_good, flips_bad, open, changed, conformed}], self_consistency: [[samples,
+ * accuracy]], credit: {game, method, agents: [{name, shapley, banzhaf, leave_one_out}],
+ * sampling_error:
  * [{samples, shapley, banzhaf}]}, calibration: [{name, ece, ece_fitted, temperature}], cost,
  * endings, talks (transcripts)}. shapley, banzhaf and leave_one_out of an agent are [value, low,
- * high]. Kinds of rows: solo (one agent's first answers), vote (after the first round), debate (the
- * decision), oracle, whole (split evidence: one agent sees all of it), samples (self-consistency).
+ * high]. With a check also {check: {kind, samples, passes, confusion, comparisons}}. Kinds of
+ * rows: solo (one agent's first answers), vote (after the first round), debate (the
+ * decision), oracle, whole (split evidence: one agent sees all of it), samples (self-consistency,
+ * or the most frequent answer of samples), checked (the most frequent answer that passes).
  */
 
 struct debate_report_options {
@@ -698,9 +746,14 @@ struct debate_report_options {
      * contributions; neither: the first-round vote. */
     bool credit_debate, credit_none;
     int n_transcripts; /* maximum number of transcripts in the report */
+    /* A check with its number of samples and of passes (struct checked_options), for items without
+     * choices; NULL: none. `questioner` is the model of the check. */
+    struct check *check;
+    int check_samples, check_passes;
+    struct check_questioner *questioner;
 };
-/* Runs the debate and its baselines; NULL on failure. Starts the progress `p` (may be NULL) with the
- * calls of all parts; the caller finishes it. */
+/* Runs the debate and its baselines; NULL on failure. Starts the progress `p` (may be NULL) with
+ * the calls of all parts; the caller finishes it. */
 json_t *debate_report_run(const struct llm_client *client, const struct agent *team, int n_agents,
                           const struct task_item *items, int n_items,
                           const struct debate_options *o, const struct debate_report_options *w,

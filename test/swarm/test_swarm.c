@@ -519,9 +519,9 @@ static void test_self_consistency(void **state) {
     struct llm_client a = script_begin(false);
     uint8_t right[N];
     struct self_consistency s;
-    assert_int_equal(
-        self_consistency_sample(&a, &team[1], plain_items, N, K, 0.7f, 24, 4, NULL, &s, NULL, &err),
-        OK);
+    assert_int_equal(self_consistency_sample(&a, &team[1], plain_items, N, K, true, 0.7f, 24, 4,
+                                             NULL, &s, NULL, &err),
+                     OK);
     assert_int_equal(script.n, N * K);
     for (int k = 0; k < K; k++) {
         assert_int_equal(s.generated[k], N * 3);
@@ -539,9 +539,9 @@ static void test_self_consistency(void **state) {
     }
     self_consistency_release(&s);
     uint64_t first = script.turns[0].seed;
-    assert_int_equal(
-        self_consistency_sample(&a, &team[1], plain_items, 1, 1, 0.7f, 24, 5, NULL, &s, NULL, &err),
-        OK);
+    assert_int_equal(self_consistency_sample(&a, &team[1], plain_items, 1, 1, true, 0.7f, 24, 5,
+                                             NULL, &s, NULL, &err),
+                     OK);
     assert_true(script.turns[script.n - 1].seed != first);
     self_consistency_release(&s);
 }

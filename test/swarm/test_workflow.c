@@ -770,7 +770,7 @@ static void test_free_answers_are_graded(void **state) {
     assert_int_equal(coalition_game_play_all(&game, played, &err), OK);
     assert_true(played[2 * 1] && !played[2 * 2] && !played[2 * 4] && played[2 * 9]);
     memset(script.nth, 0, sizeof script.nth);
-    assert_int_equal(self_consistency_sample(&a, &four_agents[0], items, 2, 3, 0.7f, 9, 1, o.grader,
+    assert_int_equal(self_consistency_sample(&a, &four_agents[0], items, 2, 3, true, 0.7f, 9, 1, o.grader,
                                              &s, NULL, &err),
                      OK);
     self_consistency_vote(&s, items, 1, right); // "1/2"

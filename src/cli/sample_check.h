@@ -1,0 +1,28 @@
+/* sample_check: selects the answer of each prompt among its samples by a check. */
+#ifndef SHOAL_CLI_SAMPLE_CHECK_H
+#define SHOAL_CLI_SAMPLE_CHECK_H
+
+#include "check/check.h"
+#include "cli/prompts.h"
+#include "cli/setup.h"
+#include "swarm/swarm.h"
+
+struct sample_check {
+    struct check *check;
+    struct engine_client engine;
+    struct check_questioner questioner; /* the base model */
+    struct check_model model;
+    int n_prompts, n_samples;
+    struct checked_samples samples;
+    int *selected; /* [n_prompts] sample; -1: no sample has an answer */
+};
+/* Opens the check and verifies that the prompts have the fields that it needs. Call
+ * sample_check_release also after an error. */
+int sample_check_open(struct sample_check *c, const char *spec, bool sandbox,
+                      const struct prompts *p, int n_samples, struct error *err);
+/* texts[i] is sample i % n_samples of prompt i / n_samples; s has an engine. */
+int sample_check_run(struct sample_check *c, const struct prompts *p, struct setup *s,
+                     char *const *texts, struct error *err);
+void sample_check_release(struct sample_check *c);
+
+#endif

@@ -1,0 +1,145 @@
+/*
+ * checked_report: the gain of a team by a check: rows for samples with and without the check, of
+ * the team and of its best agent, their comparisons, and the error rates of the check.
+ *
+ * Every row has the same number of samples at most. The rows of one agent show the gain by
+ * the check; the difference between the checked rows is the team's own share. Rows with the check
+ * stop at the first `passes` passes of an item, and their tokens include those of the check's
+ * questions.
+ */
+#define _GNU_SOURCE
+#include "swarm/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { TEAM_MAJORITY, TEAM_CHECKED, BEST_MAJORITY, BEST_CHECKED, CHECKED_ROWS };
+
+struct checked_report {
+    const struct checked_report_options *o;
+    uint8_t *right[CHECKED_ROWS]; /* [n_items] */
+    struct check_confusion confusion;
+};
+
+static bool answer_is_right(const struct task_item *it, const struct grader *g, char *answer) {
+    uint8_t *graded = answers_grade(it, g, &answer, 1);
+    const bool right = graded[0];
+    free(graded);
+    return right;
+}
+
+/* Sets right[item], adds the samples to the confusion matrix, and the costs to *c. */
+static void samples_score(struct checked_report *r, const struct checked_samples *s, bool checked,
+                          uint8_t *right, struct report_cost *c) {
+    for (int i = 0; i < s->n_items; i++) {
+        const struct checked_sample *v = s->v + (int64_t)i * s->max_samples;
+        const int best = checked_samples_decide(s, i, s->max_samples, checked);
+        right[i] =
+            best >= 0 && answer_is_right(&r->o->items[i], r->o->samples.grader, v[best].answer);
+        for (int j = 0; j < s->n[i]; j++) {
+            c->calls++;
+            c->prefilled += v[j].prefilled;
+            c->generated += v[j].generated;
+            if (v[j].checked)
+                check_confusion_add(
+                    &r->confusion,
+                    answer_is_right(&r->o->items[i], r->o->samples.grader, v[j].answer),
+                    v[j].passed);
+        }
+    }
+}
+
+/* Draws the samples of a row and adds the row. */
+static int row_run(struct checked_report *r, int row, json_t *rows, struct progress *p,
+                   struct error *err) {
+    const struct checked_report_options *o = r->o;
+    const bool team = row < BEST_MAJORITY, checked = row % 2;
+    const struct agent *agents = team ? o->team : &o->team[o->best];
+    struct checked_options with = o->samples;
+    struct checked_samples s;
+    struct check_questioner *q = o->questioner;
+    const int64_t questions = check_cost(o->samples.check).questions;
+    struct report_cost c = {0};
+    char name[96];
+    if (!checked) with.check = NULL, with.passes = 0;
+    q->prefilled = q->generated = 0;
+    r->right[row] = xcalloc((size_t)MAX(o->n_items, 1), 1);
+    int rc = checked_samples_run(o->client, agents, team ? o->n_agents : 1, o->items, o->n_items,
+                                 &with, &s, p, err);
+    if (rc == OK) {
+        samples_score(r, &s, checked, r->right[row], &c);
+        c.calls += check_cost(o->samples.check).questions - questions;
+        c.prefilled += q->prefilled;
+        c.generated += q->generated;
+        snprintf(name, sizeof name, "%.40s@%d%s", team ? "team" : agents->name, with.max_samples,
+                 checked ? ", checked" : ", majority");
+        report_row_add(rows, name, checked ? "checked" : "samples", r->right[row], o->n_items, c);
+    }
+    checked_samples_release(&s);
+    return rc;
+}
+
+/* The pre-registered comparisons: the team with the check against samples of its best agent, with
+ * the check and without, and the check's gain for one agent. */
+static json_t *comparisons_json(const struct checked_report *r) {
+    static const int pairs[][2] = {
+        {TEAM_CHECKED, BEST_MAJORITY}, {TEAM_CHECKED, BEST_CHECKED}, {BEST_CHECKED, BEST_MAJORITY}};
+    static const char *const names[] = {"team, checked – one agent, majority",
+                                        "team, checked – one agent, checked (the team's share)",
+                                        "one agent, checked – majority (the check's share)"};
+    struct stats_mcnemar v[ARRAY_LEN(pairs)];
+    double p[ARRAY_LEN(pairs)], holm[ARRAY_LEN(pairs)];
+    json_t *list = json_array();
+    for (size_t i = 0; i < ARRAY_LEN(pairs); i++) {
+        v[i] = stats_mcnemar(r->right[pairs[i][0]], r->right[pairs[i][1]], r->o->n_items);
+        p[i] = v[i].p;
+    }
+    stats_holm(p, ARRAY_LEN(pairs), holm);
+    for (size_t i = 0; i < ARRAY_LEN(pairs); i++) {
+        const struct stats_interval d = stats_paired_interval(&v[i], ARRAY_LEN(pairs));
+        json_array_append_new(list, json_pack("{s:s,s:f,s:f,s:f,s:f,s:f}", "name", names[i], "diff",
+                                              d.value, "lo", d.lo, "hi", d.hi, "p", p[i], "p_holm",
+                                              holm[i]));
+    }
+    return list;
+}
+
+json_t *checked_report_run(const struct checked_report_options *o, json_t *rows, struct progress *p,
+                           struct error *err) {
+    struct checked_report r = {.o = o};
+    int rc = OK;
+    json_t *v = NULL;
+    for (int row = 0; rc == OK && row < CHECKED_ROWS; row++) rc = row_run(&r, row, rows, p, err);
+    if (rc == OK) {
+        const struct check_confusion *m = &r.confusion;
+        v = json_pack("{s:s,s:i,s:i,s:{s:I,s:I,s:I,s:I},s:o}", "kind", check_kind(o->samples.check),
+                      "samples", o->samples.max_samples, "passes", o->samples.passes, "confusion",
+                      "right_passed", (json_int_t)m->right_passed, "right_failed",
+                      (json_int_t)m->right_failed, "wrong_passed", (json_int_t)m->wrong_passed,
+                      "wrong_failed", (json_int_t)m->wrong_failed, "comparisons",
+                      comparisons_json(&r));
+    }
+    for (int row = 0; row < CHECKED_ROWS; row++) free(r.right[row]);
+    return v;
+}
+
+static double share(json_int_t part, json_int_t rest) {
+    return part + rest > 0 ? 100.0 * (double)part / (double)(part + rest) : 0;
+}
+
+void checked_report_print(const json_t *v, FILE *f) {
+    const json_t *m = json_object_get(v, "confusion"), *c;
+    size_t i;
+    const json_int_t n[] = {json_integer_value(json_object_get(m, "right_passed")),
+                            json_integer_value(json_object_get(m, "right_failed")),
+                            json_integer_value(json_object_get(m, "wrong_passed")),
+                            json_integer_value(json_object_get(m, "wrong_failed"))};
+    fprintf(f, "check '%s': %.1f %% of %lld right answers pass, %.1f %% of %lld wrong ones\n",
+            json_string_value(json_object_get(v, "kind")), share(n[0], n[1]),
+            (long long)(n[0] + n[1]), share(n[2], n[3]), (long long)(n[2] + n[3]));
+    json_array_foreach (json_object_get(v, "comparisons"), i, c)
+        fprintf(f, "  %-56s %+5.1f (%+.1f … %+.1f)  p %.4f\n",
+                json_string_value(json_object_get(c, "name")), 100 * json_get_number(c, "diff"),
+                100 * json_get_number(c, "lo"), 100 * json_get_number(c, "hi"),
+                json_get_number(c, "p_holm"));
+}

@@ -493,7 +493,19 @@ static void merge_memory_measure(struct merge_memory *out, const struct model_si
     out->written = model_with_bytes(&written, compare);
 }
 
-/* Type of the merged weights, and the memory plan, which must fit into the available memory. */
+/* Sets m->written to 0 if the merged model does not fit into the available memory: it is then not
+ * compared with the base with its adapters. */
+static void merged_model_check(struct merge_memory *m) {
+    const struct memory_step step = {.what = "the comparison of the merged model",
+                                     .least = m->written};
+    struct error why;
+    if (memory_check(NULL, &step, &why) == OK) return;
+    log_warn("the merged model is not compared with the base with adapter: %s", why.text);
+    m->written = 0;
+}
+
+/* Type of the merged weights, and the memory plan, which must fit into the available memory.
+ * Without memory for the written model, memory->written is 0. */
 static int merge_plan(const struct cli_options *c, const struct options *o, const char *path,
                       const struct strings *args, struct pool *pool, enum tensor_type *type,
                       struct merge_memory *memory, struct error *err) {
@@ -504,10 +516,10 @@ static int merge_plan(const struct cli_options *c, const struct options *o, cons
         return error_set(err, ERR_USAGE, "no weight type '%s'", o->type);
     const struct quant_scheme q = quant_pure(*type);
     merge_memory_measure(memory, &size, &q, args, o, cli_numeric_class(c), pool);
-    const struct memory_step step = {.what = "the merge",
-                                     .least = merge_memory_total(memory) - memory->used};
+    const struct memory_step step = {.what = "the merge", .least = memory->merging};
     int rc = memory_limit_parse(NULL, err);
     if (rc == OK) rc = memory_check(NULL, &step, err);
+    if (rc == OK) merged_model_check(memory);
     memory_limit_set(0);
     return rc;
 }
@@ -576,6 +588,15 @@ static int merge_report(const struct cli_options *c, const char *out, enum tenso
     return OK;
 }
 
+/* The report without a comparison. */
+static void merge_print_written(const struct cli_options *c, const char *out,
+                                enum tensor_type type) {
+    if (c->json)
+        cli_print_json(json_pack("{s:s,s:s}", "out", out, "type", tensor_type_name(type)));
+    else
+        printf("%s: merged, %s\n", out, tensor_type_name(type));
+}
+
 /* Writes the merged model, and computes what the report needs of the base. */
 static int merge_write(const struct cli_options *c, const struct options *o, const char *path,
                        const struct strings *args, struct pool *pool, enum tensor_type type,
@@ -587,7 +608,7 @@ static int merge_write(const struct cli_options *c, const struct options *o, con
     if (rc == OK && o->dry_run)
         merge_print_plan(c, o, &m->config, type, memory);
     else if (rc == OK && (rc = merged_write(m, a, o->out, type, pool, err)) == OK &&
-             !(*reference = merge_reference(m, a, o->out, pool, effect, err)))
+             memory->written && !(*reference = merge_reference(m, a, o->out, pool, effect, err)))
         rc = err->code;
     adapter_release(a);
     model_close(m);
@@ -607,6 +628,7 @@ static int adapter_merge_files(const struct cli_options *c, const struct options
     if (!o->out) return error_set(err, ERR_USAGE, "--out is missing");
     int rc = merge_plan(c, o, path, args, pool, &type, &memory, err);
     if (rc == OK) rc = merge_write(c, o, path, args, pool, type, &memory, &reference, &effect, err);
+    if (rc == OK && !reference && !o->dry_run) merge_print_written(c, o->out, type);
     if (rc == OK && reference) rc = merge_report(c, o->out, type, reference, effect, pool, err);
     kl_reference_free(reference);
     return rc;

@@ -29,7 +29,8 @@ figures() {
 }
 
 # space_find: the largest address space, in steps of 8 MB, in which the dry run is refused; sets $few and $enough. The
-# figure is what must be available: a sixteenth of the rest of the space is left to other programs.
+# figure is what must be available: a sixteenth of the rest of the space is left to other programs. If nothing is
+# available, up to a step may be missing besides.
 space_find() {
     few=300000
     while in_space $few "$@" --dry-run; do
@@ -38,7 +39,7 @@ space_find() {
     done
     set -- $(figures)
     [ $# -eq 2 ] || return 1
-    enough=$(awk -v few="$few" -v a="$1" -v need="$2" 'BEGIN { print int(few + ((need - a) * 17 / 16 + 2) * 1024) }')
+    enough=$(awk -v few="$few" -v a="$1" -v need="$2" 'BEGIN { print int(few + ((need - a) * 17 / 16 + (a > 0 ? 2 : 10)) * 1024) }')
 }
 
 # limits NAME RESULT ARGUMENTS…: RESULT prints the command's result, which is the same in just enough memory.

@@ -38,9 +38,8 @@ static const struct option_row rows[] = {
     ROW("samples", OPT_INT, samples, "1", 1, 4096, "N",
         "samples per prompt; sample i uses seed + i"),
     ROW("check", OPT_STRING, check, NULL, 0, 0, "CHECK",
-        "print the most frequent answer of the samples that pass: calculator, regex:PATTERN, "
-        "json-schema:FILE, sql:FILE, command:WORDS, shell:LINE; or tests, question (--file: lines "
-        "with the object check)"),
+        "print the most frequent answer of the samples that pass, such as calculator, "
+        "json-schema:FILE, command:WORDS (docs/EVALUATION.md)"),
     ROW("check-sandbox", OPT_BOOL, check_sandbox, "true", 0, 0, NULL,
         "run commands of --check in the sandbox"),
     ROW("adapter", OPT_STRING, adapter, NULL, 0, 0, "DIR",

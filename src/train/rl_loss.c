@@ -29,9 +29,7 @@ const struct option_row rl_option_rows[] = {
     {"kl-max", OPT_FLOAT, AT(kl_max), "0", 0, 1e6, "X",
      "rewards: undo an update after which the KL divergence is above X nats per token (0: never)"},
     {"reward", OPT_STRING, AT(reward), "exact", 0, 0, "NAME",
-     "exact, regex[:PATTERN], json-schema:FILE, calculator, tests[:PYTHON], sql:FILE, "
-     "command:WORDS or shell:LINE",
-     JOB_ARG_REWARD},
+     "exact, calculator, tests, regex:PATTERN, sql:FILE, command:WORDS …", JOB_ARG_REWARD},
     {"reward-timeout", OPT_FLOAT, AT(reward_timeout), "60", 0.001, 1e6, "S",
      "timeout of a reward command in seconds per step"},
     {"reward-sandbox", OPT_BOOL, AT(reward_sandbox), "true", 0, 0, NULL,

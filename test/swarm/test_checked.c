@@ -47,7 +47,7 @@ static int script_ask(void *ctx, struct llm_call *calls, int n, struct error *e)
 }
 
 static struct checked_samples samples_of(struct check *check, int passes) {
-    char questions[ITEMS][8];
+    char questions[ITEMS][16];
     struct task_item items[ITEMS] = {{0}};
     const struct llm_client client = {NULL, script_ask};
     const struct checked_options o = {.check = check,

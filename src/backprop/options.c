@@ -74,7 +74,8 @@ const struct option_row train_option_rows[] = {
      "(f16; in the fast class bf16)",
      JOB_ARG_TEXT},
     {"f32-backward", OPT_BOOL, AT(f32_backward), NULL, 0, 0, NULL,
-     "gradients in f32 instead of int8 blocks (quantised base models) or bf16 tiles (AVX512_BF16, AMX); slower"},
+     "gradients in f32 instead of int8 blocks (quantised base models) or bf16 tiles (AVX512_BF16, "
+     "AMX); slower"},
     ALIAS("lora-r", "r"),
     ALIAS("alpha", "lora-alpha"),
     ALIAS("dropout", "lora-dropout"),

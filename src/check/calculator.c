@@ -483,15 +483,14 @@ static bool question_value(const json_t *item, struct rational *out) {
 
 /* The value of the last expression in the answer of a text. */
 static bool answer_value(const char *text, struct rational *out) {
-    struct buf answer = {0};
+    char *answer = grader_answer(grader_find("exact", &(struct error){0}), text);
     bool found = false;
-    if (grader_extract(grader_find("exact", &(struct error){0}), text, &answer)) {
-        char *folded = text_fold(answer.data);
-        struct scan s = {.begin = folded, .p = folded};
-        while (next_begin(&s)) found = sum_read(&s, out);
-        free(folded);
-    }
-    buf_release(&answer);
+    if (!answer) return false;
+    char *folded = text_fold(answer);
+    struct scan s = {.begin = folded, .p = folded};
+    while (next_begin(&s)) found = sum_read(&s, out);
+    free(folded);
+    free(answer);
     return found;
 }
 

@@ -130,12 +130,23 @@ void check_free(struct check *c) {
     free(c);
 }
 
-const char *check_kind(const struct check *c) {
-    return c->kind->name;
-}
-
 bool check_needs_gold(const struct check *c) {
     return c->kind->needs_gold;
+}
+
+struct check *check_open_filter(const char *spec, const struct check_options *o,
+                                struct error *err) {
+    struct check *c = check_open(spec, o, err);
+    if (!c || !check_needs_gold(c)) return c;
+    error_set(err, ERR_USAGE,
+              "check '%s' needs the right answer, so it cannot select among samples",
+              c->kind->name);
+    check_free(c);
+    return NULL;
+}
+
+const char *check_kind(const struct check *c) {
+    return c->kind->name;
 }
 
 bool check_spec_is_pure(const char *spec) {

@@ -81,13 +81,15 @@ struct check;
 /* ERR_USAGE: an unknown kind, a missing argument or model. ERR_STATE, ERR_MISSING: commands cannot
  * run here. ERR_FORMAT: the pattern, schema or database is wrong. */
 struct check *check_open(const char *spec, const struct check_options *o, struct error *err);
+/* The same for a check that selects among samples: ERR_USAGE also if it needs the right answer. */
+struct check *check_open_filter(const char *spec, const struct check_options *o, struct error *err);
 void check_free(struct check *c); /* may be NULL */
 /* The name of the kind. */
 const char *check_kind(const struct check *c);
-/* Whether the kind needs the right answer, so that it cannot filter samples. */
-bool check_needs_gold(const struct check *c);
 /* Whether a spec names a kind that opens no file and runs no program and no model. */
 bool check_spec_is_pure(const char *spec);
+/* Whether the kind needs the right answer, so that it cannot filter samples. */
+bool check_needs_gold(const struct check *c);
 /* Whether an item has the fields that the check needs; ERR_FORMAT names a missing one. */
 int check_item(const struct check *c, const json_t *item, struct error *err);
 /* Checks n texts, whose items check_item has accepted. Fails only if the check itself fails: a

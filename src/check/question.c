@@ -59,18 +59,17 @@ static int question_item(const struct check *c, const json_t *item, struct error
 static bool question_make(struct check *c, struct check_case *k, char **question, char **expected) {
     const struct grader *exact = grader_find("exact", &(struct error){0});
     struct error why;
-    struct buf answer = {0};
+    char *answer = grader_answer(exact, k->text);
     *question = *expected = NULL;
-    bool made = grader_extract(exact, k->text, &answer);
-    if (!made) case_fail(c, k, "the text has no answer");
-    if (made) {
-        *question = template_render(k->item, "question", answer.data, &why);
-        *expected = *question ? template_render(k->item, "answer", answer.data, &why) : NULL;
-        made = *expected;
-        if (!made) case_fail(c, k, "its question: %s", why.text);
+    if (!answer) {
+        case_fail(c, k, "the text has no answer");
+        return false;
     }
-    buf_release(&answer);
-    if (made) return true;
+    *question = template_render(k->item, "question", answer, &why);
+    *expected = *question ? template_render(k->item, "answer", answer, &why) : NULL;
+    free(answer);
+    if (*expected) return true;
+    case_fail(c, k, "its question: %s", why.text);
     free(*question);
     return false;
 }

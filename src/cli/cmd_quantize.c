@@ -161,23 +161,20 @@ static void steps_measure(struct memory_steps *s, const struct model_size *size,
     s->copy = model_with_bytes(&copy, compare);
 }
 
-/* Whether the comparison fits into the available memory; if not, *s is without it. */
-static bool comparison_fits(struct memory_steps *s) {
+/* Leaves the comparison out of *s if it does not fit into the available memory. */
+static void comparison_check(struct memory_steps *s) {
     const struct memory_step step = {.what = "the comparison of both models",
                                      .least = MAX(s->original, s->copy)};
     struct error why;
-    if (memory_check(NULL, &step, &why) == OK) return true;
+    if (memory_check(NULL, &step, &why) == OK) return;
     log_warn("the copy is not compared with the original: %s", why.text);
     s->original = s->copy = 0;
-    return false;
 }
 
-/* Refuses too little memory, and prints the plan, which *steps receives. *compare: whether the copy
- * is compared. */
+/* Refuses too little memory, and prints the plan, which *steps receives. */
 static int memory_limit_check(const struct cli_options *c, const struct options *o,
                               const char *path, const char *out, const struct quant_scheme *q,
-                              struct pool *pool, struct memory_steps *steps, bool *compare,
-                              struct error *err) {
+                              struct pool *pool, struct memory_steps *steps, struct error *err) {
     struct model_size size;
     if (memory_limit_parse(o->max_memory, err) != OK ||
         model_measure(path, cli_numeric_class(c), &size, err) != OK)
@@ -185,7 +182,7 @@ static int memory_limit_check(const struct cli_options *c, const struct options 
     steps_measure(steps, &size, q, o, cli_numeric_class(c), path_has_extension(out, ".gguf"), pool);
     const struct memory_step step = {.what = "quantising this model", .least = steps->writing};
     int rc = memory_check(NULL, &step, err);
-    *compare = rc == OK && o->compare && comparison_fits(steps);
+    if (rc == OK && o->compare) comparison_check(steps);
     steps->limit = memory_limit_named();
     if (rc == OK && steps->limit)
         log_info("memory: at most %.1f MB of %.1f",
@@ -317,7 +314,7 @@ static int kv_compare(const struct cli_options *c, const struct options *o, cons
  * comparison. */
 static int copy_make(const struct cli_options *c, const struct options *o, const char *path,
                      const char *out, const struct quant_scheme *q, struct pool *pool,
-                     const struct memory_steps *memory, bool compare, struct original *info,
+                     const struct memory_steps *memory, struct original *info,
                      struct text_passages *r, struct error *err) {
     struct model *m = model_open_for_writing(path, err);
     if (!m) return err->code;
@@ -330,7 +327,7 @@ static int copy_make(const struct cli_options *c, const struct options *o, const
         rc = plan(c, m, out, q, memory, err);
     else if ((rc = model_set_source(m, err)) == OK)
         rc = copy_write(m, out, q, pool, err);
-    if (rc == OK && compare && !o->dry_run) rc = passages_read(r, o, m, err);
+    if (rc == OK && memory->copy > 0 && !o->dry_run) rc = passages_read(r, o, m, err);
     model_close(m);
     return rc;
 }
@@ -344,11 +341,10 @@ static int quantize(const struct cli_options *c, const struct options *o, const 
     struct original info;
     struct model_divergence d = {0};
     struct text_passages *r = xcalloc(1, sizeof *r);
-    bool compare = false;
-    int rc = memory_limit_check(c, o, path, out, q, pool, &steps, &compare, err);
+    int rc = memory_limit_check(c, o, path, out, q, pool, &steps, err);
     if (rc == OK && same_file(path, out))
         rc = error_set(err, ERR_USAGE, "'%s' is the model itself: name another file", out);
-    if (rc == OK) rc = copy_make(c, o, path, out, q, pool, &steps, compare, &info, r, err);
+    if (rc == OK) rc = copy_make(c, o, path, out, q, pool, &steps, &info, r, err);
     if (rc == OK && r->n > 0)
         rc = model_divergence_measure_in_turn(both, cli_numeric_class(c), f32,
                                               info.config.vocab_size, r->seqs, r->n, out,

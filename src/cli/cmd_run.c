@@ -402,7 +402,7 @@ static int job_check(struct run_job *j, struct setup *s, struct error *err) {
         answer_text(s->m, &j->reqs[i], &text);
         texts[i] = text.data;
     }
-    int rc = sample_check_run(&j->check, &j->prompts, s, texts, err);
+    int rc = sample_check_run(&j->check, s, texts, err);
     for (int i = 0; i < j->n; i++) free(texts[i]);
     free(texts);
     return rc;

@@ -24,43 +24,30 @@ int sample_check_open(struct sample_check *c, const char *spec, bool sandbox,
     c->questioner.agent.name = "base";
     c->model = check_questioner_as_model(&c->questioner);
     const struct check_options o = {.sandbox = sandbox, .model = &c->model};
-    c->check = check_open(spec, &o, err);
+    c->check = check_open_filter(spec, &o, err);
     if (!c->check) return err->code;
-    if (check_needs_gold(c->check))
-        return error_set(err, ERR_USAGE,
-                         "check '%s' needs the right answer, so it cannot select among samples",
-                         check_kind(c->check));
     int rc = OK;
+    c->items = xcalloc((size_t)MAX(p->n, 1), sizeof *c->items);
     for (int i = 0; rc == OK && i < p->n; i++) {
-        json_t *item = item_json(&p->v[i]);
-        rc = check_item(c->check, item, err);
+        c->items[i] = item_json(&p->v[i]);
+        rc = check_item(c->check, c->items[i], err);
         if (rc != OK) error_wrap(err, "prompt %d", i + 1);
-        json_decref(item);
     }
     return rc;
 }
 
-/* The answer of a text in the form in which answers are compared; NULL: none. */
-static char *answer_of(const struct grader *g, const char *text) {
-    struct buf form = {0};
-    if (grader_extract(g, text, &form)) return form.data;
-    buf_release(&form);
-    return NULL;
-}
-
 /* Stores the texts and the results of their checks as samples. */
-static int samples_check(struct sample_check *c, json_t *const *items, char *const *texts,
-                         struct error *err) {
+static int samples_check(struct sample_check *c, char *const *texts, struct error *err) {
     const int n = c->n_prompts * c->n_samples;
     const struct grader *g = grader_find("exact", err);
     struct check_case *cases = xcalloc((size_t)MAX(n, 1), sizeof *cases);
     for (int i = 0; i < n; i++)
-        cases[i] =
-            (struct check_case){.item = items[i / c->n_samples], .text = texts[i], .ended = true};
+        cases[i] = (struct check_case){
+            .item = c->items[i / c->n_samples], .text = texts[i], .ended = true};
     int rc = check_run(c->check, cases, n, err);
     for (int i = 0; rc == OK && i < n; i++)
-        c->samples.v[i] =
-            (struct checked_sample){.answer = answer_of(g, texts[i]), .passed = cases[i].passed};
+        c->samples.v[i] = (struct checked_sample){.answer = grader_answer(g, texts[i]),
+                                                  .passed = cases[i].passed};
     free(cases);
     return rc;
 }
@@ -79,31 +66,25 @@ static void prompt_select(struct sample_check *c, int prompt) {
                  prompt + 1, c->n_samples, check_kind(c->check));
 }
 
-int sample_check_run(struct sample_check *c, const struct prompts *p, struct setup *s,
-                     char *const *texts, struct error *err) {
+int sample_check_run(struct sample_check *c, struct setup *s, char *const *texts,
+                     struct error *err) {
     const size_t n = (size_t)MAX(c->n_prompts, 1);
-    json_t **items = xcalloc(n, sizeof *items);
     c->engine = (struct engine_client){.engine = s->e, .model = s->m};
     c->questioner.client = engine_client_as_llm(&c->engine);
     c->samples = (struct checked_samples){.n_items = c->n_prompts, .max_samples = c->n_samples};
     c->samples.v = xcalloc(n * (size_t)c->n_samples, sizeof *c->samples.v);
     c->samples.n = xcalloc(n, sizeof *c->samples.n);
     c->selected = xcalloc(n, sizeof *c->selected);
-    for (int i = 0; i < c->n_prompts; i++) {
-        items[i] = item_json(&p->v[i]);
-        c->samples.n[i] = c->n_samples;
-    }
-    int rc = samples_check(c, items, texts, err);
-    for (int i = 0; i < c->n_prompts; i++) {
-        if (rc == OK) prompt_select(c, i);
-        json_decref(items[i]);
-    }
-    free(items);
+    for (int i = 0; i < c->n_prompts; i++) c->samples.n[i] = c->n_samples;
+    int rc = samples_check(c, texts, err);
+    for (int i = 0; rc == OK && i < c->n_prompts; i++) prompt_select(c, i);
     return rc;
 }
 
 void sample_check_release(struct sample_check *c) {
     check_free(c->check);
+    for (int i = 0; c->items && i < c->n_prompts; i++) json_decref(c->items[i]);
+    free(c->items);
     checked_samples_release(&c->samples);
     free(c->selected);
     *c = (struct sample_check){0};

@@ -13,6 +13,7 @@ struct sample_check {
     struct check_questioner questioner; /* the base model */
     struct check_model model;
     int n_prompts, n_samples;
+    json_t **items; /* [n_prompts] what the check sees of each prompt */
     struct checked_samples samples;
     int *selected; /* [n_prompts] sample; -1: no sample has an answer */
 };
@@ -21,8 +22,8 @@ struct sample_check {
 int sample_check_open(struct sample_check *c, const char *spec, bool sandbox,
                       const struct prompts *p, int n_samples, struct error *err);
 /* texts[i] is sample i % n_samples of prompt i / n_samples; s has an engine. */
-int sample_check_run(struct sample_check *c, const struct prompts *p, struct setup *s,
-                     char *const *texts, struct error *err);
+int sample_check_run(struct sample_check *c, struct setup *s, char *const *texts,
+                     struct error *err);
 void sample_check_release(struct sample_check *c);
 
 #endif

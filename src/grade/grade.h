@@ -45,6 +45,9 @@ bool grader_is_decided(const struct grader *g, const char *text, const char *gol
  */
 bool grader_extract(const struct grader *g, const char *text, struct buf *out);
 
+/* The same form, malloc'ed; NULL: there is no answer. */
+char *grader_answer(const struct grader *g, const char *text);
+
 /* Whether two texts give the same answer; false if either has no answer. */
 bool grader_equivalent(const struct grader *g, const char *a, const char *b);
 /* For votes. Sets group[i] to the group of text i, or -1 if the text has no answer. Groups are

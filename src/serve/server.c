@@ -765,9 +765,9 @@ static int experiments_open(struct server *s, struct error *err) {
 }
 
 static void fingerprint_init(struct server *s, const char *hash, const struct engine_options *eo) {
+    // two blanks: so fingerprints of the exact class are those of earlier versions
     char *text = xasprintf("%s %s  kv %s lora %s", hash, numeric_class_name(s->model->cls),
-                           dtype_name(eo->kv_elem),
-                           dtype_name(eo->lora_elem));
+                           dtype_name(eo->kv_elem), dtype_name(eo->lora_elem));
     sha256_bytes(text, strlen(text), s->fingerprint);
     free(text);
 }
@@ -795,8 +795,8 @@ int server_base_open(struct server *s, const struct engine_options *eo, struct e
     engine_set_grammar_memory(s->engine, s->grammar_cache_bytes);
     s->batcher = batcher_new(s->engine, (int)s->options->max_waiting);
     batcher_set_step_seconds(s->batcher, s->options->max_step_ms / 1e3);
-    s->reasoning_form = reasoning_form_find(s->options->reasoning_parser, s->model->chat_template,
-                                            s->model->tok);
+    s->reasoning_form =
+        reasoning_form_find(s->options->reasoning_parser, s->model->chat_template, s->model->tok);
     return OK;
 }
 

@@ -28,16 +28,8 @@ static const char *answer_after_marker(const char *text, size_t *len) {
     return *len ? found : NULL;
 }
 
-/* The answer that the grader extracts, malloc'ed; NULL: none. */
-static char *extract_answer(const struct grader *g, const char *text) {
-    struct buf form = {0};
-    if (grader_extract(g, text, &form)) return form.data;
-    buf_release(&form);
-    return NULL;
-}
-
 static bool text_gives_answer(const struct grader *g, const char *text, const char *form) {
-    char *answer = extract_answer(g, text);
+    char *answer = grader_answer(g, text);
     bool is_equal = answer && strcmp(answer, form) == 0;
     free(answer);
     return is_equal;
@@ -77,7 +69,7 @@ char *answer_parse(const struct grader *g, const struct llm_call *c, const char 
                    float *confidence) {
     size_t begin = 0, len, end;
     const char *marked = g ? NULL : answer_after_marker(text, &len);
-    char *answer = g ? extract_answer(g, text) : marked ? strndup(marked, len) : NULL;
+    char *answer = g ? grader_answer(g, text) : marked ? strndup(marked, len) : NULL;
     *confidence = 1;
     if (!answer || c->n_tokens == 0) return answer;
     if (g) {

@@ -2,8 +2,8 @@
  * checked_report: the gain of a team by a check: rows for samples with and without the check, of
  * the team and of its best agent, their comparisons, and the error rates of the check.
  *
- * Every row has the same number of samples at most. The rows of one agent show the gain by
- * the check; the difference between the checked rows is the team's own share. Rows with the check
+ * Every row has the same number of samples at most. The rows of one agent show the gain by the
+ * check; the difference between the checked rows is the team's own share. Rows with the check
  * stop at the first `passes` passes of an item, and their tokens include those of the check's
  * questions.
  */
@@ -68,6 +68,7 @@ static int row_run(struct checked_report *r, int row, json_t *rows, struct progr
                                  &with, &s, p, err);
     if (rc == OK) {
         samples_score(r, &s, checked, r->right[row], &c);
+        if (p && p->total > 0) p->total -= (int64_t)o->n_items * with.max_samples - c.calls;
         c.calls += check_cost(o->samples.check).questions - questions;
         c.prefilled += q->prefilled;
         c.generated += q->generated;
@@ -102,6 +103,10 @@ static json_t *comparisons_json(const struct checked_report *r) {
                                               holm[i]));
     }
     return list;
+}
+
+int64_t checked_report_max_calls(int n_items, int max_samples) {
+    return (int64_t)CHECKED_ROWS * n_items * max_samples;
 }
 
 json_t *checked_report_run(const struct checked_report_options *o, json_t *rows, struct progress *p,

@@ -2,9 +2,8 @@
  * checked_samples: samples of a team's answers, and the answer that a check accepts most often.
  *
  * The agents take turns: sample j of an item is agent j mod n's. An agent's first sample is greedy,
- * because it is the best single guess; the others are sampled. A round draws one sample of each
- * agent for every item that is not finished, in one batch, and checks them. Each distinct answer of
- * an item is checked once if the check depends on the answer alone.
+ * because it is the best single guess; the others are sampled. A round draws one sample of
+ * every item that is not finished, in one batch, and checks it.
  *
  * The check does not see the right answer: an item is given to it as its question and the fields of
  * `check`.
@@ -174,8 +173,7 @@ int checked_samples_run(const struct llm_client *client, const struct agent *tea
     out->v = xcalloc(n * (size_t)o->max_samples, sizeof *out->v);
     out->n = xcalloc(n, sizeof *out->n);
     r.item_json = xcalloc(n, sizeof *r.item_json);
-    int rc = OK, drawn = n_items;
-    rc = items_prepare(&r, err);
+    int rc = items_prepare(&r, err), drawn = n_items;
     while (rc == OK && drawn > 0) {
         rc = sample_round(&r, &drawn, err);
         if (p) progress_update(p, p->done + drawn, NULL);

@@ -153,7 +153,10 @@ static int64_t expected_calls(const struct report_builder *m) {
     int64_t debate_calls = debate_max_calls(m->team, m->n_agents, m->items, m->n_items, m->o);
     bool splits = m->n_items > 0 && m->items[0].n_views;
     return debate_calls + (splits ? m->n_items : 0) + expected_sample_calls(m, debate_calls) +
-           coalition_calls(m);
+           coalition_calls(m) +
+           (m->report_options->check
+                ? checked_report_max_calls(m->n_items, m->report_options->check_samples)
+                : 0);
 }
 
 /* Baseline for split evidence: the best single agent answers the question with all evidence. */

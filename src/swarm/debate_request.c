@@ -142,14 +142,8 @@ static int request_check_open(const struct debate_request *r, const struct task_
     if (!r->check) return OK;
     if (items[0].n_choices)
         return error_set(err, ERR_USAGE, "--check requires generated answers: add --free-answers");
-    *out = check_open(r->check, &o, err);
-    if (!*out) return err->code;
-    return check_needs_gold(*out)
-               ? error_set(err, ERR_USAGE,
-                           "check '%s' needs the right answer, so it cannot select "
-                           "among samples",
-                           check_kind(*out))
-               : OK;
+    *out = check_open_filter(r->check, &o, err);
+    return *out ? OK : err->code;
 }
 
 json_t *debate_request_run_task(const struct debate_request *r, const struct llm_client *client,

@@ -88,6 +88,9 @@ struct checked_report_options {
 /* Adds the rows; returns {kind, samples, passes, confusion, comparisons}, NULL on failure. */
 json_t *checked_report_run(const struct checked_report_options *o, json_t *rows, struct progress *p,
                            struct error *err);
+/* The samples of a report at most. When items end early, checked_report_run takes the rest off the
+ * total of the progress. */
+int64_t checked_report_max_calls(int n_items, int max_samples);
 void checked_report_print(const json_t *v, FILE *f);
 
 #endif

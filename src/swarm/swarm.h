@@ -218,7 +218,7 @@ struct checked_options {
     struct check *check; /* check/check.h, without the need of the right answer; NULL: no sample
                             passes */
     int max_samples;     /* of an item; sample j is of agent j mod n_agents */
-    int passes;          /* an item is finished when so many samples passed; 0: at max_samples */
+    int passes; /* number of passing samples after which an item ends; 0: only max_samples */
     bool chain_of_thought;
     float temperature; /* an agent's first sample is greedy, the others have this temperature */
     int32_t max_tokens;

@@ -223,7 +223,8 @@ int train_memory_bounds(const struct train_options *o, int n, const struct model
     return rc;
 }
 
-/* Everything except the model, for samples of `longest` tokens. */
+/* Everything except the model, for samples of `longest` tokens: the larger of the two phases, and
+ * the results. A trainer for samples of one token has little besides its states. */
 static int training_bytes(const struct train_settings *s, const struct model_size *size,
                           enum numeric_class cls, int64_t longest, struct pool *pool, size_t *out,
                           struct error *err) {
@@ -232,11 +233,13 @@ static int training_bytes(const struct train_settings *s, const struct model_siz
     struct adapter_config a;
     *out = 0;
     int rc = train_adapter_config(&s->train, c, &a, err);
-    if (rc == OK)
-        *out = trainer_least_bytes(c, cls, &a, n, &s->train, pool, longest) +
-               measuring_bytes(c, longest, pool) +
-               2 * (size_t)n * result_bytes(adapter_param_count(c, &a)) +
-               method_bytes(s, c, &a, longest, pool);
+    if (rc == OK) {
+        size_t steps = trainer_least_bytes(c, cls, &a, n, &s->train, pool, longest) +
+                       method_bytes(s, c, &a, longest, pool),
+               after = trainer_least_bytes(c, cls, &a, n, &s->train, pool, 1) +
+                       measuring_bytes(c, longest, pool);
+        *out = MAX(steps, after) + (size_t)n * result_bytes(adapter_param_count(c, &a));
+    }
     adapter_config_release(&a);
     return rc;
 }

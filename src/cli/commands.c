@@ -19,6 +19,7 @@ static const struct {
     {NULL, &cmd_embed},
     {"train:", &cmd_train},
     {NULL, &cmd_synth},
+    {NULL, &cmd_grow},
     {NULL, &cmd_adapter},
     {NULL, &cmd_pretrain},
     {"debate and evolve:", &cmd_debate},

@@ -120,6 +120,7 @@ void task_item_release(struct task_item *it) {
     free(it->gold);
     free(it->check_question);
     free(it->check_answer);
+    json_decref(it->check_item);
     strings_release(&it->gold_aliases);
     *it = (struct task_item){0};
 }

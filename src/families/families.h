@@ -51,6 +51,8 @@ struct task_item {
     /* Jinja templates of the check `question` (check/check.h), or NULL. They follow from the
      * question alone: neither depends on `correct`. */
     char *check_question, *check_answer;
+    json_t *check_item; /* what a check sees of the item, without its answer; NULL: the question
+                           and the two templates */
 };
 void task_item_release(struct task_item *it);
 /* Turns an item with choices into one without, whose answer is generated: the right choice becomes

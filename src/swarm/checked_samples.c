@@ -49,6 +49,7 @@ struct check_model check_questioner_as_model(struct check_questioner *q) {
 
 /* The object that a check sees of an item. */
 static json_t *item_json(const struct task_item *it) {
+    if (it->check_item) return json_incref(it->check_item);
     json_t *v = json_pack("{s:s}", "question", it->question);
     if (it->check_question && it->check_answer)
         json_object_set_new(

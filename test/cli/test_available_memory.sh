@@ -81,6 +81,7 @@ limits quantize file quantize $model "$tmp/made.gguf" --type q8_0 --tokens 256
 "$shoal" adapter new --model $model --rank 8 --seed 1 "$tmp/added" >/dev/null 2>&1
 limits "adapter merge" file adapter merge $model "$tmp/added" --out "$tmp/made.gguf" --type q8_0
 limits train weights train $model --data data/personas/critic.jsonl --max-steps 1 --bsz 4 --r 8 --out "$tmp/made" --runs "$tmp/r"
+limits grow weights grow $model --prompts pick --n 20 --rounds 1 --held-out 0 --max-steps 1 --bsz 4 --r 8 --out "$tmp/made" --runs "$tmp/r"
 cat >"$tmp/tiny.yaml" <<'END'
 shape: fry-1
 vocab: 420

@@ -1,0 +1,293 @@
+/*
+ * compare: what a run gained, on questions whose right answers are known and that no run asks.
+ *
+ * Rows are accuracies of generated answers: each agent, samples of the team and of its best agent
+ * with and without the check, the grown adapter, and adapters that further runs grow from the same
+ * questions with as many updates: from votes instead of the check, by the best agent alone, from
+ * the right answers. The best agent is the one with the most right answers on these questions,
+ * which favours it. The check belongs to the task: rows of the best agent have it too.
+ *
+ * Three comparisons are named before the run: the grown adapter with the best agent; the team with
+ * the check with samples of the best agent without it, at least as many tokens; the adapter of the
+ * team with that of one agent. Their p values are corrected together (Holm).
+ */
+#define _GNU_SOURCE
+#include "grade/grade.h"
+#include "grow/internal.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { MAX_ROWS = 2 * TEAM_MAX };
+
+struct row {
+    char name[80];
+    uint8_t *right; /* [n] */
+    int64_t calls, prefilled, generated;
+};
+struct comparison {
+    const struct grow_run *r;
+    struct task_item *items; /* [n] */
+    int n, best;             /* best: index of the agent */
+    struct engine_client client;
+    struct llm_client llm;
+    struct check_questioner questioner;
+    struct check_model model;
+    struct check *check; /* NULL: without --check's kind, for other labels */
+    struct row rows[MAX_ROWS];
+    int n_rows;
+};
+
+static struct row *row_find(struct comparison *c, const char *name) {
+    for (int i = 0; i < c->n_rows; i++)
+        if (strcmp(c->rows[i].name, name) == 0) return &c->rows[i];
+    return NULL;
+}
+
+/* Samples answers of the team and adds a row: of the most frequent answer, with the check of those
+ * that passed. */
+static int row_measure(struct comparison *c, const char *name, const struct agent *team, int n_team,
+                       int samples, bool checked, struct progress *p, struct error *err) {
+    const struct grow_options *o = c->r->o;
+    const struct grader *g = grader_find(o->grader, err);
+    const struct checked_options so = {.check = checked ? c->check : NULL,
+                                       .max_samples = samples,
+                                       .passes = checked ? (int)o->passes : 0,
+                                       .chain_of_thought = o->chain_of_thought,
+                                       .temperature = (float)o->temperature,
+                                       .max_tokens = (int32_t)o->max_tokens,
+                                       .seed = (uint64_t)o->learn.train.seed,
+                                       .grader = g};
+    struct checked_samples s;
+    CHECK(c->n_rows < MAX_ROWS && g);
+    struct row *row = &c->rows[c->n_rows++];
+    *row = (struct row){.right = xcalloc((size_t)MAX(c->n, 1), 1)};
+    snprintf(row->name, sizeof row->name, "%s", name);
+    c->questioner.prefilled = c->questioner.generated = 0;
+    const int64_t questions = c->check ? check_cost(c->check).questions : 0;
+    int rc = checked_samples_run(&c->llm, team, n_team, c->items, c->n, &so, &s, p, err);
+    for (int i = 0; rc == OK && i < c->n; i++) {
+        const struct checked_sample *v = s.v + (int64_t)i * s.max_samples;
+        const char *gold = c->items[i].gold;
+        const int best = checked_samples_decide(&s, i, s.n[i], checked);
+        row->right[i] = best >= 0 && grader_grade(g, v[best].text, &gold, 1).score >= 0.5;
+        row->calls += s.n[i];
+        for (int j = 0; j < s.n[i]; j++) {
+            row->prefilled += v[j].prefilled;
+            row->generated += v[j].generated;
+        }
+    }
+    row->prefilled += c->questioner.prefilled;
+    row->generated += c->questioner.generated;
+    if (c->check) row->calls += check_cost(c->check).questions - questions;
+    checked_samples_release(&s);
+    return rc;
+}
+
+static int64_t count_right(const uint8_t *right, int n) {
+    int64_t sum = 0;
+    for (int i = 0; i < n; i++) sum += right[i];
+    return sum;
+}
+
+static int agents_measure(struct comparison *c, struct progress *p, struct error *err) {
+    const struct grow_run *r = c->r;
+    int rc = OK;
+    for (int a = 0; rc == OK && a < r->env->n_agents; a++) {
+        rc = row_measure(c, r->env->team[a].name, &r->env->team[a], 1, 1, false, p, err);
+        if (rc == OK &&
+            count_right(c->rows[a].right, c->n) > count_right(c->rows[c->best].right, c->n))
+            c->best = a;
+    }
+    return rc;
+}
+
+/* Samples of the best agent and of the team; those with the check end with their passes. */
+static int samples_measure(struct comparison *c, struct progress *p, struct error *err) {
+    const struct grow_run *r = c->r;
+    const struct agent *best = &r->env->team[c->best];
+    const int k = (int)r->o->samples;
+    int rc = OK;
+    for (int i = 0; rc == OK && i < 4; i++) {
+        const bool team = i >= 2, checked = i % 2;
+        char name[80];
+        if (checked && !c->check) continue;
+        snprintf(name, sizeof name, "%.40s@%d%s", team ? "team" : best->name, k,
+                 checked ? ", checked" : ", votes");
+        rc = row_measure(c, name, team ? r->env->team : best, team ? r->env->n_agents : 1, k,
+                         checked, p, err);
+    }
+    return rc;
+}
+
+static int grown_measure(struct comparison *c, const char *name, struct adapter *a,
+                         struct progress *p, struct error *err) {
+    const struct agent agent = {.name = name, .adapter = a};
+    return row_measure(c, name, &agent, 1, 1, false, p, err);
+}
+
+/* further runs */
+
+/* Grows an adapter with other labels, or by the best agent alone; *out: NULL if none passed the
+ * gate. `cost` receives the rounds of the run. */
+static int arm_run(struct comparison *c, const char *arm, struct adapter **out, json_t *arms,
+                   struct error *err) {
+    const struct grow_run *r = c->r;
+    struct grow_env env = *r->env;
+    struct grow_options o = *r->o;
+    const bool one = strcmp(arm, "one") == 0;
+    char *id = xasprintf("%s-%s", r->id, arm), *dir = path_join(r->dir, arm);
+    if (!one) o.labels = (char *)(uintptr_t)arm;
+    if (one) {
+        env.team[0] = r->env->team[c->best];
+        env.n_agents = 1;
+    }
+    o.compare = (struct strings){0};
+    o.test = NULL;
+    o.id = id;
+    o.learn.out = dir;
+    json_t *result = grow_run(&env, &o, r->q, err);
+    int rc = result ? OK : err->code;
+    if (rc == OK && json_is_true(json_object_get(result, "published"))) {
+        *out = adapter_open(dir, env.m, err);
+        if (!*out) rc = err->code;
+    }
+    if (rc == OK) json_object_set(arms, arm, result);
+    json_decref(result);
+    free(dir);
+    free(id);
+    return rc;
+}
+
+static int arms_measure(struct comparison *c, json_t *arms, struct progress *p, struct error *err) {
+    int rc = OK;
+    for (int i = 0; rc == OK && i < c->r->o->compare.n; i++) {
+        const char *arm = c->r->o->compare.v[i];
+        struct adapter *a = NULL;
+        char name[80];
+        snprintf(name, sizeof name, "grown, %s", arm);
+        rc = arm_run(c, arm, &a, arms, err);
+        if (rc == OK) rc = grown_measure(c, name, a, p, err);
+        adapter_release(a);
+    }
+    return rc;
+}
+
+static int references_measure(struct comparison *c, struct progress *p, struct error *err) {
+    int rc = OK;
+    for (int i = 0; rc == OK && i < c->r->o->references.n; i++) {
+        struct adapter *a = adapter_open(c->r->o->references.v[i], c->r->env->m, err);
+        rc = a ? grown_measure(c, c->r->o->references.v[i], a, p, err) : err->code;
+        adapter_release(a);
+    }
+    return rc;
+}
+
+/* the result */
+
+static json_t *rows_json(const struct comparison *c) {
+    json_t *list = json_array();
+    for (int i = 0; i < c->n_rows; i++) {
+        const struct row *v = &c->rows[i];
+        const struct stats_interval ci = stats_wilson(count_right(v->right, c->n), c->n);
+        json_array_append_new(
+            list, json_pack("{s:s,s:f,s:f,s:f,s:I,s:I,s:I}", "name", v->name, "acc", ci.value, "lo",
+                            ci.lo, "hi", ci.hi, "calls", (json_int_t)v->calls, "prefilled",
+                            (json_int_t)v->prefilled, "generated", (json_int_t)v->generated));
+    }
+    return list;
+}
+
+static json_t *comparisons_json(struct comparison *c) {
+    const char *best = c->r->env->team[c->best].name;
+    const int k = (int)c->r->o->samples;
+    char majority[80], checked[80];
+    snprintf(majority, sizeof majority, "%.40s@%d, votes", best, k);
+    snprintf(checked, sizeof checked, "team@%d, checked", k);
+    const char *const pairs[][2] = {{"grown", best}, {checked, majority}, {"grown", "grown, one"}};
+    struct stats_mcnemar v[ARRAY_LEN(pairs)];
+    double p[ARRAY_LEN(pairs)], holm[ARRAY_LEN(pairs)];
+    int used[ARRAY_LEN(pairs)], n = 0;
+    json_t *list = json_array();
+    for (size_t i = 0; i < ARRAY_LEN(pairs); i++) {
+        const struct row *a = row_find(c, pairs[i][0]), *b = row_find(c, pairs[i][1]);
+        if (!a || !b) continue;
+        v[n] = stats_mcnemar(a->right, b->right, c->n);
+        p[n] = v[n].p;
+        used[n++] = (int)i;
+    }
+    stats_holm(p, n, holm);
+    for (int i = 0; i < n; i++) {
+        const struct stats_interval d = stats_paired_interval(&v[i], n);
+        json_array_append_new(list,
+                              json_pack("{s:s,s:s,s:f,s:f,s:f,s:f,s:f}", "a", pairs[used[i]][0],
+                                        "b", pairs[used[i]][1], "diff", d.value, "lo", d.lo, "hi",
+                                        d.hi, "p", p[i], "p_holm", holm[i]));
+    }
+    return list;
+}
+
+/* Questions that every agent answers wrongly bound every vote and router. */
+static double all_wrong(const struct comparison *c) {
+    int wrong = 0;
+    for (int i = 0; i < c->n; i++) {
+        bool right = false;
+        for (int a = 0; a < c->r->env->n_agents; a++) right |= c->rows[a].right[i];
+        wrong += !right;
+    }
+    return (double)wrong / (double)MAX(c->n, 1);
+}
+
+/* The test split of families, or lines of files with their answers. */
+static int items_open(struct comparison *c, struct grow_questions *q, struct error *err) {
+    struct grow_options o = *c->r->o;
+    struct strings list = {&o.test, 1};
+    o.prompts = list;
+    o.n = o.test_n;
+    if (grow_questions_open_split(&o, SPLIT_TEST, q, err) != OK) return err->code;
+    c->items = xcalloc((size_t)MAX(q->n, 1), sizeof *c->items);
+    for (int i = 0; i < q->n; i++)
+        if (q->v[i].item.gold) c->items[c->n++] = q->v[i].item; // borrowed
+    if (c->n > 0) return OK;
+    return error_set(err, ERR_FORMAT, "'%s' has no question with its 'answer'", o.test);
+}
+
+static int rows_measure(struct comparison *c, json_t *arms, struct error *err) {
+    const struct grow_run *r = c->r;
+    struct progress p;
+    progress_start(&p, "answers to test questions", 0);
+    int rc = agents_measure(c, &p, err);
+    if (rc == OK) rc = samples_measure(c, &p, err);
+    if (rc == OK) rc = grown_measure(c, "grown", r->grown, &p, err);
+    if (rc == OK) rc = references_measure(c, &p, err);
+    progress_finish(&p, NULL);
+    return rc == OK ? arms_measure(c, arms, NULL, err) : rc;
+}
+
+json_t *grow_compare(struct grow_run *r, struct error *err) {
+    struct comparison c = {.r = r, .questioner.agent.name = "base"};
+    struct grow_questions q = {0};
+    const struct check_options co = {.sandbox = r->o->check_sandbox, .model = &c.model};
+    json_t *v = NULL, *arms = json_object();
+    int rc = items_open(&c, &q, err);
+    struct engine *e = rc == OK ? grow_engine_open(r, &q, err) : NULL;
+    if (!e) rc = err->code;
+    c.client = (struct engine_client){.engine = e, .model = r->env->m, .store = r->store};
+    c.llm = engine_client_as_llm(&c.client);
+    c.questioner.client = c.llm;
+    c.model = check_questioner_as_model(&c.questioner);
+    if (rc == OK && r->labels == LABELS_CHECK &&
+        !(c.check = check_open_filter(r->o->check, &co, err)))
+        rc = err->code;
+    if (rc == OK) rc = rows_measure(&c, arms, err);
+    if (rc == OK)
+        v = json_pack("{s:i,s:f,s:o,s:o,s:O}", "n", c.n, "all_wrong", all_wrong(&c), "rows",
+                      rows_json(&c), "comparisons", comparisons_json(&c), "arms", arms);
+    for (int i = 0; i < c.n_rows; i++) free(c.rows[i].right);
+    check_free(c.check);
+    engine_free(e);
+    json_decref(arms);
+    free(c.items);
+    grow_questions_release(&q);
+    return v;
+}

@@ -1,0 +1,424 @@
+/*
+ * run: a recorded run: its options, plan, rounds and result.
+ *
+ * Order of a round: its files are written, the adapter is trained and compared, round.json is
+ * written. A round without round.json is computed again: its calls are in the store, its training
+ * continues from its checkpoint, and an adapter that was written without its round.json is removed,
+ * because the gate would compare the next one with it.
+ */
+#define _GNU_SOURCE
+#include "grade/grade.h"
+#include "grow/internal.h"
+#include "hub/hub.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+#define AT(field) offsetof(struct grow_options, field)
+const struct option_row grow_option_rows[] = {
+    {"prompts", OPT_LIST, AT(prompts), NULL, 0, 0, "LIST",
+     "questions: task families, and files of {question}, {prompt} or {messages} with what the "
+     "check needs",
+     JOB_ARG_BUILTIN_OR_PATH_LIST},
+    {"n", OPT_INT, AT(n), "1000", 1, 1e6, "N", "questions of each family"},
+    {"check", OPT_STRING, AT(check), "question", 0, 0, "CHECK",
+     "question, calculator, tests, regex:PATTERN, json-schema:FILE, sql:FILE, command:WORDS …",
+     JOB_ARG_REWARD},
+    {"check-sandbox", OPT_BOOL, AT(check_sandbox), "true", 0, 0, NULL,
+     "run the commands of a check in a sandbox", JOB_ARG_FORBIDDEN},
+    {"rounds", OPT_INT, AT(rounds), "3", 1, GROW_MAX_ROUNDS, "N",
+     "rounds of propose, check, learn"},
+    {"questions-per-round", OPT_INT, AT(per_round), "0", 0, 1e6, "N",
+     "questions that a round asks: new ones, then those without a kept answer; 0: all"},
+    {"samples", OPT_INT, AT(samples), "6", 1, 4096, "N",
+     "most answers to a question in a round; the agents take turns"},
+    {"passes", OPT_INT, AT(passes), "1", 0, 4096, "N",
+     "passing answers after which a question is not asked further; 0: all samples are drawn"},
+    {"temperature", OPT_FLOAT, AT(temperature), "0.7", 0, 100, "X",
+     "sampling temperature; each agent's first answer is greedy"},
+    {"max-tokens", OPT_INT, AT(max_tokens), "64", 1, 65536, "N", "maximum tokens of an answer"},
+    {"chain-of-thought", OPT_BOOL, AT(chain_of_thought), NULL, 0, 0, NULL,
+     "answers to questions of families begin with a derivation"},
+    {"grader", OPT_STRING, AT(grader), "exact", 0, 0, "NAME",
+     "normal form in which answers are compared", JOB_ARG_TEXT},
+    {"labels", OPT_STRING, AT(labels), "check", 0, 0, "NAME",
+     "what selects the answers: check; or, to compare with, votes (the most frequent answer) or "
+     "gold (the right answers)",
+     JOB_ARG_TEXT},
+    {"min-coverage", OPT_FLOAT, AT(min_coverage), "0.05", 0, 1, "X",
+     "least share of the questions with a passing answer in the first round"},
+    {"held-out", OPT_FLOAT, AT(held_out), "0.1", 0, 0.9, "X",
+     "share of the questions for the gate; none with --eval-data"},
+    {"repeat", OPT_INT, AT(repeat), "4", 1, 1000, "N",
+     "kept answers of rarer kinds are repeated at most N times"},
+    {"test", OPT_STRING, AT(test), NULL, 0, 0, "LIST",
+     "then measure generated answers of the agents, of the team with the check and of the grown "
+     "adapter: families (their test split), or a file with answers",
+     JOB_ARG_BUILTIN_OR_PATH_LIST},
+    {"test-n", OPT_INT, AT(test_n), "500", 1, 1e6, "N", "questions of each family of --test"},
+    {"compare", OPT_LIST, AT(compare), NULL, 0, 0, "NAME",
+     "with --test: also grow adapters from votes, by the best agent alone (one), from the right "
+     "answers (gold); --max-steps gives all as many updates",
+     JOB_ARG_TEXT},
+    {"references", OPT_LIST, AT(references), NULL, 0, 0, "DIR", "with --test: further adapters",
+     JOB_ARG_INPUT_PATH},
+    {"out", OPT_STRING, AT(learn.out), NULL, 0, 0, "DIR", "adapter directory", JOB_ARG_OUTPUT_PATH},
+    {"init-adapter", OPT_STRING, AT(learn.init_adapter), NULL, 0, 0, "DIR",
+     "adapter from which the first round trains; default: a new one", JOB_ARG_INPUT_PATH},
+    {"id", OPT_STRING, AT(id), NULL, 0, 0, "ID",
+     "name of the run; default: from --out and the options", JOB_ARG_NAME},
+    {"max-memory", OPT_STRING, AT(learn.max_memory), NULL, 0, 0, "SIZE",
+     "memory limit of the process, such as 500M or 2G; the result is the same with every limit",
+     JOB_ARG_TEXT},
+    ENGINE_SEQS_ROW(struct grow_options, learn.limits.max_seqs),
+    {0},
+};
+#undef AT
+const struct option_table grow_option_tables[] = {
+    {grow_option_rows, 0},
+    {train_option_rows, offsetof(struct grow_options, learn.train)},
+    {gate_option_rows, offsetof(struct grow_options, learn.gate)},
+    {0}};
+
+int grow_options_check(const struct grow_options *o, struct error *err) {
+    enum grow_labels labels;
+    if (o->prompts.n == 0)
+        return error_set(err, ERR_USAGE,
+                         "no questions; name a file or families with --prompts LIST");
+    if (!o->learn.out) return error_set(err, ERR_USAGE, "--out is missing");
+    if (grow_labels_parse(o->labels, &labels, err) != OK || !grader_find(o->grader, err))
+        return err->code;
+    if ((o->compare.n || o->references.n) && !o->test)
+        return error_set(err, ERR_USAGE, "--compare and --references need --test LIST");
+    if (o->compare.n && !o->learn.train.max_steps)
+        return error_set(err, ERR_USAGE,
+                         "--compare needs --max-steps N, so that all learn with as many updates");
+    for (int i = 0; i < o->compare.n; i++)
+        if (strcmp(o->compare.v[i], "one") != 0 &&
+            (grow_labels_parse(o->compare.v[i], &labels, err) != OK || labels == LABELS_CHECK))
+            return error_set(err, ERR_USAGE, "'%s' is unknown; --compare takes votes, one and gold",
+                             o->compare.v[i]);
+    if (o->passes > o->samples)
+        return error_set(err, ERR_USAGE, "--passes %lld is more than --samples %lld",
+                         (long long)o->passes, (long long)o->samples);
+    return OK;
+}
+
+/* plan */
+
+/* The settings of a training whose data is `data`; borrowed from o. */
+static struct train_settings learn_settings(const struct grow_options *o, struct strings *data) {
+    struct train_settings s = o->learn;
+    s.data = *data;
+    s.method = (char *)(uintptr_t) "sft";
+    return s;
+}
+
+int grow_memory_check(const struct grow_options *o, const struct model_size *size,
+                      enum numeric_class cls, struct pool *pool, struct error *err) {
+    char *file = (char *)(uintptr_t) "adapter=kept.jsonl";
+    struct strings data = {&file, 1};
+    const struct train_settings s = learn_settings(o, &data);
+    const struct engine_options least = {
+        .max_seqs = 1,
+        .max_len = (int32_t)MIN(o->max_tokens + 256, size->config.max_seq_len),
+        .pool = pool};
+    const struct memory_step proposals = {.what = "sampling answers of this model",
+                                          .least = model_loading_bytes(size) +
+                                                   engine_least_bytes(&size->config, &least)};
+    int rc = memory_check(NULL, &proposals, err);
+    return rc == OK ? train_memory_check(&s, size, cls, pool, err) : rc;
+}
+
+static char *run_id_make(const struct grow_options *o, const struct grow_questions *q) {
+    json_t *all = json_object();
+    for (const struct option_table *t = grow_option_tables; t->rows; t++) {
+        json_t *part = options_json(t->rows, (const char *)o + t->offset);
+        json_object_update(all, part);
+        json_decref(part);
+    }
+    json_object_del(all, "id");
+    json_object_del(all, "max-memory");
+    json_object_del(all, "max-num-seqs");
+    json_object_del(all, "activation-memory");
+    char *text = json_canonical(all), *path = path_absolute(o->learn.out), slug[25] = "";
+    const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+    struct sha256 h;
+    char hash[HASH_LEN];
+    size_t n = 0;
+    for (const char *p = name; *p && n + 1 < sizeof slug; p++)
+        if ((*p >= '0' && *p <= '9') || ((*p | 32) >= 'a' && (*p | 32) <= 'z') || *p == '-')
+            slug[n++] = *p;
+    sha256_init(&h);
+    sha256_update(&h, path, strlen(path) + 1);
+    sha256_update(&h, q->hash, HASH_LEN);
+    sha256_update(&h, text, strlen(text));
+    sha256_final(&h, hash);
+    free(text);
+    free(path);
+    json_decref(all);
+    return xasprintf("grow-%s%s%.8s", slug, *slug ? "-" : "", hash);
+}
+
+json_t *grow_plan(const struct grow_options *o, const struct grow_questions *q,
+                  const struct model_size *size, enum numeric_class cls, struct pool *pool,
+                  struct error *err) {
+    const struct model_config *c = &size->config;
+    const struct engine_options eo = {.max_rows = 512,
+                                      .max_seqs = 1,
+                                      .max_len = round_longest(o, q, c->max_seq_len),
+                                      .pool = pool};
+    struct train_memory_bounds learn;
+    if (train_memory_bounds(&o->learn.train, 1, size, cls, eo.max_len, pool, &learn, err) != OK)
+        return NULL;
+    const int64_t asked = o->per_round ? MIN(o->per_round, q->n) : q->n;
+    const size_t model = model_loading_bytes(size), sampling = engine_least_bytes(c, &eo);
+    char *id = o->id ? xstrdup(o->id) : run_id_make(o, q);
+    json_t *v = json_pack("{s:s,s:i,s:I,s:I,s:I,s:I,s:{s:I,s:I,s:I}}", "run", id, "questions", q->n,
+                          "rounds", (json_int_t)o->rounds, "questions_per_round", (json_int_t)asked,
+                          "samples", (json_int_t)o->samples, "max_calls",
+                          (json_int_t)(asked * o->samples * o->rounds), "memory", "model",
+                          (json_int_t)model, "sampling", (json_int_t)sampling, "training",
+                          (json_int_t)learn.least);
+    free(id);
+    return v;
+}
+
+/* rounds */
+
+static char *round_path(const struct grow_run *r, int round, const char *name) {
+    return xasprintf("%s/round-%d%s%s", r->dir, round, *name ? "/" : "", name);
+}
+
+struct learned {
+    json_t *result; /* of the training */
+};
+
+static void on_learned(void *ctx, const struct train_result *t) {
+    struct learned *l = ctx;
+    l->result = train_result_json(t);
+    json_object_set_new(l->result, "why", json_string(t->gate.why));
+    json_object_del(l->result, "manifest");
+}
+
+/* Trains the adapter of a round on its files. Adds "adapter" to `report`. */
+static int round_learn(struct grow_run *r, int round, int held_out, json_t *report,
+                       struct error *err) {
+    char *dir = round_path(r, round, ""), *adapter = round_path(r, round, "adapter"),
+         *kept = round_path(r, round, "kept.jsonl"), *gate = round_path(r, round, "held_out.jsonl"),
+         *data = xasprintf("adapter=%s", kept),
+         *start = r->best_round ? round_path(r, r->best_round, "adapter") : NULL;
+    struct strings files = {&data, 1};
+    struct train_settings s = learn_settings(r->o, &files);
+    struct train_request q;
+    struct learned learned = {0};
+    const size_t limit = memory_limit_get();
+    tree_delete(adapter);
+    s.out = dir;
+    if (start) s.init_adapter = start;
+    if (s.gate.eval_data.n == 0 && held_out > 0) s.gate.eval_data = (struct strings){&gate, 1};
+    int rc = train_request_open(&q, &s, r->env->m, r->env->pool, err);
+    if (rc == OK) {
+        struct train_output out = train_settings_output(&s);
+        out.accept_rejected = true;
+        out.on_result = on_learned;
+        out.ctx = &learned;
+        rc = train_and_publish(&q, &out, err);
+    }
+    train_request_close(&q);
+    memory_limit_set(limit);
+    if (rc == OK) json_object_set(report, "adapter", learned.result);
+    json_decref(learned.result);
+    free(start), free(data), free(gate), free(kept), free(adapter), free(dir);
+    return rc;
+}
+
+/* If the gate accepted the round's adapter, it becomes an agent, and the next round continues it.
+ */
+static int round_adopt(struct grow_run *r, int round, const json_t *report, struct error *err) {
+    const json_t *adapter = json_object_get(report, "adapter");
+    if (!json_is_true(json_object_get(adapter, "published"))) return OK;
+    char *path = round_path(r, round, "adapter");
+    struct adapter *a = adapter_open(path, r->env->m, err);
+    free(path);
+    if (!a) return err->code;
+    adapter_release(r->grown);
+    r->grown = a;
+    r->best_round = round;
+    r->team[r->env->n_agents] = (struct agent){.name = "grown", .adapter = a};
+    r->n_agents = r->env->n_agents + 1;
+    return OK;
+}
+
+static int coverage_check(const struct grow_run *r, const json_t *report, struct error *err) {
+    const double coverage = json_get_number(report, "coverage");
+    if (r->labels != LABELS_CHECK || coverage >= r->o->min_coverage) return OK;
+    return error_set(err, ERR_STATE,
+                     "%.1f %% of %lld questions have an answer that passes (pass@%lld), less than "
+                     "%.1f %%: what is never found cannot be learned; use more --samples, other "
+                     "--agents or easier questions, or lower --min-coverage",
+                     100 * coverage,
+                     (long long)json_integer_value(json_object_get(report, "questions")),
+                     (long long)r->o->samples, 100 * r->o->min_coverage);
+}
+
+static void round_log(const json_t *report) {
+    const json_t *a = json_object_get(report, "adapter");
+    log_info(
+        "round %lld: %lld questions, %.1f %% with an answer that passes, %lld kept; adapter %s",
+        (long long)json_integer_value(json_object_get(report, "round")),
+        (long long)json_integer_value(json_object_get(report, "questions")),
+        100 * json_get_number(report, "coverage"),
+        (long long)json_integer_value(json_object_get(report, "kept")),
+        !a                                              ? "not trained"
+        : json_is_true(json_object_get(a, "published")) ? "accepted"
+                                                        : "rejected by the gate");
+}
+
+/* *more: whether a further round can change anything. */
+static int round_run(struct grow_run *r, int round, bool *more, struct error *err) {
+    char *dir = round_path(r, round, ""), *done = round_path(r, round, "round.json");
+    json_t *report = json_object(), *stored = NULL;
+    int lines = 0, held_out = 0, rc = dir_make_private(dir, err);
+    if (rc == OK) rc = round_propose(r, round, report, err);
+    if (rc == OK && round == 1) rc = coverage_check(r, report, err);
+    *more = json_integer_value(json_object_get(report, "kept")) > 0;
+    if (rc == OK && *more) rc = round_write(r, dir, &lines, &held_out, report, err);
+    if (rc == OK && path_exists(done)) {
+        stored = json_parse_file(done, err);
+        if (stored) json_object_set(report, "adapter", json_object_get(stored, "adapter"));
+        rc = stored ? OK : err->code;
+    } else if (rc == OK && lines > 0) {
+        rc = round_learn(r, round, held_out, report, err);
+    }
+    if (rc == OK && !stored) {
+        char *text = json_dumps(report, JSON_INDENT(1));
+        rc = file_write_private(done, text, strlen(text), err);
+        free(text);
+    }
+    if (rc == OK) rc = round_adopt(r, round, report, err);
+    if (rc == OK) round_log(report);
+    if (rc == OK) json_array_append(r->rounds, report);
+    json_decref(stored);
+    json_decref(report);
+    free(done);
+    free(dir);
+    return rc;
+}
+
+/* the run */
+
+static int record_open(struct grow_run *r, struct error *err) {
+    struct error missing;
+    char *path = path_join(r->o->learn.gate.runs, "shoal.db");
+    json_t *recipe = json_object(), *old;
+    r->store = store_open(path, err);
+    free(path);
+    for (const struct option_table *t = grow_option_tables; t->rows; t++) {
+        json_t *part = options_json(t->rows, (const char *)r->o + t->offset);
+        json_object_update(recipe, part);
+        json_decref(part);
+    }
+    json_object_set_new(recipe, "model", json_string(r->env->m->name));
+    json_object_set_new(recipe, "questions_sha256", json_string(r->q->hash));
+    old = r->store ? store_run_get(r->store, r->id, &missing) : NULL;
+    int rc = !r->store ? err->code
+             : old     ? store_run_status(r->store, r->id, "running", err)
+                       : store_run_add(r->store, r->id, "grow", recipe, err);
+    json_decref(old);
+    json_decref(recipe);
+    return rc;
+}
+
+static json_t *agents_json(const struct grow_run *r) {
+    json_t *list = json_array();
+    for (int i = 0; i < r->env->n_agents; i++) {
+        const struct agent *a = &r->env->team[i];
+        json_array_append_new(list, json_pack("{s:s,s:s*}", "name", a->name, "adapter",
+                                              a->adapter ? a->adapter->hash : NULL));
+    }
+    return list;
+}
+
+/* Publishes the adapter of the best round, unless it is the current version. */
+static int result_publish(const struct grow_run *r, struct error *err) {
+    json_t *versions = adapter_versions(r->o->learn.out, err), *v, *notes;
+    bool current = false;
+    size_t i;
+    if (!versions) return err->code;
+    json_array_foreach (versions, i, v)
+        current |= json_is_true(json_object_get(v, "current")) &&
+                   strcmp(json_get_string(v, "hash"), r->grown->hash) == 0;
+    notes = json_pack("{s:s,s:i}", "run", r->id, "round", r->best_round);
+    int rc = current ? OK : adapter_publish(r->grown, r->o->learn.out, r->env->m->name, notes, err);
+    json_decref(notes);
+    json_decref(versions);
+    return rc;
+}
+
+static int result_write(const struct grow_run *r, const json_t *result, struct error *err) {
+    struct buf page = {0};
+    char *json = path_join(r->dir, "result.json"), *html = path_join(r->dir, "report.html"),
+         *text = json_dumps(result, JSON_INDENT(1));
+    grow_page(result, &page);
+    int rc = file_write_private(json, text, strlen(text), err);
+    if (rc == OK) rc = file_write_private(html, page.data, page.len, err);
+    buf_release(&page);
+    free(text);
+    free(html);
+    free(json);
+    return rc;
+}
+
+static json_t *result_make(struct grow_run *r, struct error *err) {
+    json_t *result = json_pack(
+        "{s:s,s:s,s:s,s:o,s:O,s:b,s:i,s:s,s:s*,s:o}", "run", r->id, "labels", r->o->labels, "check",
+        r->o->check, "agents", agents_json(r), "rounds", r->rounds, "published", r->grown != NULL,
+        "best_round", r->best_round, "dir", r->o->learn.out, "hash",
+        r->grown ? r->grown->hash : NULL, "manifest",
+        manifest_json(r->env->m, json_object(), json_pack("{s:s}", "questions", r->q->hash),
+                      (uint64_t)r->o->learn.train.seed));
+    json_t *test = r->o->test ? grow_compare(r, err) : NULL;
+    if (test) json_object_set_new(result, "test", test);
+    if ((test || !r->o->test) && result_write(r, result, err) == OK) return result;
+    json_decref(result);
+    return NULL;
+}
+
+static int rounds_run(struct grow_run *r, struct error *err) {
+    bool more = true;
+    int rc = OK;
+    for (int round = 1; rc == OK && more && round <= r->o->rounds; round++)
+        rc = round_run(r, round, &more, err);
+    if (rc == OK && r->grown) rc = result_publish(r, err);
+    return rc;
+}
+
+json_t *grow_run(const struct grow_env *env, const struct grow_options *o,
+                 const struct grow_questions *q, struct error *err) {
+    struct grow_run r = {.env = env, .o = o, .q = q, .n_agents = env->n_agents};
+    json_t *result = NULL;
+    int lock = -1;
+    struct error ignored; // only the first error is reported
+    if (grow_labels_parse(o->labels, &r.labels, err) != OK ||
+        kv_cache_dtype_parse(o->learn.train.kv_cache_dtype, env->m->cls, &r.kv, err) != OK)
+        return NULL;
+    memcpy(r.team, env->team, sizeof r.team);
+    r.id = o->id ? xstrdup(o->id) : run_id_make(o, q);
+    r.dir = path_join(o->learn.gate.runs, r.id);
+    r.state = xcalloc((size_t)MAX(q->n, 1), sizeof *r.state);
+    r.rounds = json_array();
+    int rc = dir_make_private(r.dir, err);
+    if (rc == OK && (lock = dir_lock(r.dir, "run", err)) < 0) rc = lock;
+    if (rc == OK) rc = record_open(&r, err);
+    if (rc == OK) rc = rounds_run(&r, err);
+    if (rc == OK) result = result_make(&r, err);
+    if (r.store) store_run_status(r.store, r.id, result ? "done" : "failed", &ignored);
+    store_close(r.store);
+    if (lock >= 0) dir_unlock(lock, r.dir);
+    for (int i = 0; i < r.n_kept; i++) free(r.kept[i].text);
+    adapter_release(r.grown);
+    json_decref(r.rounds);
+    free(r.kept), free(r.state), free(r.id), free(r.dir);
+    return result;
+}

@@ -1,0 +1,108 @@
+#!/bin/sh
+# test_grow: `shoal grow` on the small model: labels from a check, files of questions, resume after kill -9, the same
+# hash with one and two threads, refusals. Prints "ok NAME" and "not ok NAME: why" lines; SHOAL is the binary.
+set -u
+shoal=${SHOAL:-build/shoal}
+tmp=$(mktemp -d) || exit 1
+trap 'rm -rf "$tmp"' EXIT
+ok() { echo "ok $1"; }
+bad() { echo "not ok $1: $2"; }
+model=test/models/fry-1
+export SHOAL_CACHE="$tmp/cache"
+
+# grow NAME OPTIONS…: runs with --out $tmp/NAME and the run named NAME.
+grow() {
+    name=$1
+    shift
+    "$shoal" grow $model --exact --quiet --runs "$tmp/runs" --id "$name" --out "$tmp/$name" --r 4 --lr 4e-3 --bsz 8 \
+        --grad-accum 1 --lora-dropout 0 --max-steps 20 --samples 4 --temperature 1 --max-tokens 16 "$@" \
+        >"$tmp/out" 2>"$tmp/err"
+}
+weights() { cksum <"$tmp/$1/adapter_model.safetensors"; }
+field() { python3 -c 'import json, sys; v = json.load(open(sys.argv[1])); print(eval(sys.argv[2]))' "$1" "$2"; }
+
+# Answers that the base gives to a question with one more condition are no labels: the check decides.
+grow one --prompts arithmetic,pick --n 60 --rounds 2 --threads 1 --held-out 0
+code=$?
+if [ $code -eq 0 ] && [ -s "$tmp/one/adapter_model.safetensors" ]; then ok "a run publishes its adapter"
+else bad "a run publishes its adapter" "$code $(tail -c 400 "$tmp/err")"; fi
+if grep -q 'with an answer that passes' "$tmp/out" && grep -q 'known answer are right' "$tmp/out"
+then ok "coverage and right labels are reported"; else bad "coverage and right labels are reported" "$(cat "$tmp/out")"; fi
+result="$tmp/runs/one/result.json"
+if [ -s "$tmp/runs/one/report.html" ] && [ "$(field "$result" 'v["rounds"][0]["right"]["right"] >= 0.9 * v["rounds"][0]["right"]["of"]')" = True ]
+then ok "nine of ten kept answers are right"; else bad "nine of ten kept answers are right" "$(field "$result" 'v["rounds"][0]')"; fi
+if head -n 1 "$tmp/runs/one/round-1/kept.jsonl" | grep -q '"source":{"agent":"base","round":1,"sample":[0-3],"kind":"'
+then ok "a kept line names its source"; else bad "a kept line names its source" "$(head -n 1 "$tmp/runs/one/round-1/kept.jsonl")"; fi
+
+grow two --prompts arithmetic,pick --n 60 --rounds 2 --threads 2 --held-out 0
+if [ "$(weights one)" = "$(weights two)" ]; then ok "one and two threads: the same adapter"
+else bad "one and two threads: the same adapter" "$(tail -c 300 "$tmp/err")"; fi
+
+# Killed at several moments, then continued.
+for delay in 0.3 0.8 1.5 2.5; do
+    grow killed --prompts arithmetic,pick --n 60 --rounds 2 --held-out 0 &
+    victim=$!
+    sleep $delay
+    pkill -9 -f -- "--id killed --out $tmp/killed" 2>/dev/null
+    wait $victim 2>/dev/null
+done
+grow killed --prompts arithmetic,pick --n 60 --rounds 2 --held-out 0
+if [ "$(weights one)" = "$(weights killed)" ]; then ok "killed four times and continued: the same adapter"
+else bad "killed four times and continued: the same adapter" "$(tail -c 300 "$tmp/err")"; fi
+before=$(weights killed)
+grow killed --prompts arithmetic,pick --n 60 --rounds 2 --held-out 0
+if [ $? -eq 0 ] && [ "$before" = "$(weights killed)" ]; then ok "a complete run again: nothing changes"
+else bad "a complete run again: nothing changes" "$(tail -c 300 "$tmp/err")"; fi
+
+# Held-out questions of the gate are never trained on.
+grow gate --prompts arithmetic,pick --n 100 --rounds 2 --held-out 0.3
+if python3 - "$tmp/runs/gate" <<'END'
+import json, sys, pathlib
+ask = lambda path: {json.loads(x)["messages"][0]["content"] for x in open(path)}
+rounds = sorted(pathlib.Path(sys.argv[1]).glob("round-*/kept.jsonl"))
+held = set().union(*(ask(p.parent / "held_out.jsonl") for p in rounds))
+sys.exit(not held or any(ask(p) & held for p in rounds))
+END
+then ok "held-out questions are in no training data"; else bad "held-out questions are in no training data" ""; fi
+
+# Files of questions, in all forms, Japanese and Chinese; a regular expression as the check.
+cat >"$tmp/q.jsonl" <<'END'
+{"question": "which is larger, 42 or 17?", "answer": "42", "kind": "compare", "pattern": "42"}
+{"prompt": "42と17のどちらが大きいですか?", "pattern": "4", "solution": "never shown"}
+{"messages": [{"role": "user", "content": "42和17哪个大?"}, {"role": "assistant", "content": "42"}], "pattern": "."}
+END
+grow files --prompts "$tmp/q.jsonl" --check regex --rounds 1 --held-out 0 --min-coverage 0
+if [ $? -eq 0 ] && grep -q '42和17' "$tmp/runs/files/round-1/kept.jsonl"; then ok "questions of a file"
+else bad "questions of a file" "$(tail -c 300 "$tmp/err")"; fi
+if grep -rq 'never shown' "$tmp/runs/files"; then bad "the answers of a file are not read as questions" "in the run's folder"
+else ok "the answers of a file are not read as questions"; fi
+
+# refused CODE TEXT OPTIONS…
+refused() {
+    code=$1 text=$2
+    shift 2
+    grow refused "$@"
+    if [ $? -eq "$code" ] && grep -q "$text" "$tmp/err" && [ ! -e "$tmp/refused" ]; then ok "refused: $text"
+    else bad "refused: $text" "$(tail -c 300 "$tmp/err")"; fi
+}
+refused 1 'what is never found cannot be learned' --prompts arithmetic --n 20 --check 'regex:^never$' --rounds 1
+refused 2 'prompts LIST' --rounds 1
+refused 2 'is unknown; labels are' --prompts pick --labels teacher
+refused 2 'compare needs --max-steps' --prompts pick --test pick --compare votes --max-steps 0
+refused 2 'compare and --references need --test' --prompts pick --compare votes
+refused 2 'cannot select among samples\|needs the right answer' --prompts pick --n 20 --check exact
+printf '{"text": "no question"}\n' >"$tmp/wrong.jsonl"
+refused 1 "line 1: expected" --prompts "$tmp/wrong.jsonl"
+printf '{"question": "2 + 2 ="}\n' >"$tmp/bare.jsonl"
+refused 1 "'pattern' is missing" --prompts "$tmp/bare.jsonl" --check regex
+refused 1 "no question has an 'answer'" --prompts "$tmp/bare.jsonl" --labels gold
+
+# A dry run prints the plan and writes nothing.
+"$shoal" grow $model --prompts pick --n 30 --out "$tmp/plan" --runs "$tmp/plan-runs" --dry-run --json >"$tmp/out" 2>"$tmp/err"
+if [ "$(field "$tmp/out" 'v["dry_run"]["questions"], v["dry_run"]["max_calls"]')" = "(30, 540)" ] && [ ! -e "$tmp/plan" ] && [ ! -e "$tmp/plan-runs" ]
+then ok "a dry run"; else bad "a dry run" "$(cat "$tmp/out" "$tmp/err")"; fi
+
+# The measurements of --test, and adapters to compare with.
+grow compare --prompts pick,arithmetic --n 60 --rounds 1 --held-out 0 --test pick,arithmetic --test-n 40 --compare one votes gold
+if grep -q '^  grown, gold ' "$tmp/out" && grep -q '^  team@4, checked ' "$tmp/out" && grep -q 'grown against grown, one: ' "$tmp/out"
+then ok "rows of a comparison"; else bad "rows of a comparison" "$(tail -c 400 "$tmp/err") $(cat "$tmp/out")"; fi

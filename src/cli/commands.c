@@ -23,6 +23,7 @@ static const struct {
     {NULL, &cmd_adapter},
     {NULL, &cmd_pretrain},
     {"debate and evolve:", &cmd_debate},
+    {NULL, &cmd_team},
     {NULL, &cmd_evolve},
     {NULL, &cmd_resume},
     {NULL, &cmd_fork},

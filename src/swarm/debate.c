@@ -115,6 +115,14 @@ int64_t debate_max_calls(const struct agent *team, int n_agents, const struct ta
     return count * n_items;
 }
 
+/* The agent that the router chooses for each item, malloc'ed; NULL without a router. */
+static int *routes(const struct router *r, const struct task_item *items, int n_items) {
+    int *only = r ? xcalloc((size_t)n_items + 1, sizeof *only) : NULL;
+    for (int i = 0; r && i < n_items; i++)
+        only[i] = router_route(r, task_item_question(&items[i], -1), NULL);
+    return only;
+}
+
 int debate_run(const struct llm_client *client, const struct agent *team, int n_agents,
                const struct task_item *items, int n_items, const struct debate_options *o,
                struct debate *out, struct progress *p, struct error *err) {
@@ -123,6 +131,11 @@ int debate_run(const struct llm_client *client, const struct agent *team, int n_
         return error_set(err, ERR_USAGE, "a debate needs 1 to %d agents, not %d", TEAM_MAX,
                          n_agents);
     if (o->rounds < 1) return error_set(err, ERR_USAGE, "a debate needs at least one round");
+    if (o->router && o->rounds > 1)
+        return error_set(err, ERR_USAGE,
+                         "a team with a router has one round, not %d: one agent answers",
+                         o->rounds);
+    CHECK(!o->router || o->router->n_agents == n_agents);
     struct workflow *default_workflow = o->workflow ? NULL : workflow_open("brief", err);
     const struct workflow *w = o->workflow ? o->workflow : default_workflow;
     if (!w) return err->code;
@@ -132,12 +145,14 @@ int debate_run(const struct llm_client *client, const struct agent *team, int n_
     out->first_correct = xcalloc(cells + 1, 1);
     out->vote_correct = xcalloc(rounds * (size_t)n_items + 1, 1);
     out->decision_correct = xcalloc((size_t)n_items + 1, 1);
+    int *only = routes(o->router, items, n_items);
     const struct workflow_options wo = {.rounds = o->rounds,
                                         .chain_of_thought = o->chain_of_thought,
                                         .temperature = o->temperature,
                                         .max_tokens = o->max_tokens,
                                         .vote = o->vote,
                                         .grader = o->grader,
+                                        .only = only,
                                         .seconds = o->seconds,
                                         .seed = o->seed,
                                         .on_step = o->on_step,
@@ -149,6 +164,7 @@ int debate_run(const struct llm_client *client, const struct agent *team, int n_
     if (p && before.total > 0) p->total = before.total + p->done - before.done - most;
     for (int i = 0; rc == OK && i < n_items; i++) item_measure(out, items, o->vote, i);
     workflow_free(default_workflow);
+    free(only);
     return rc;
 }
 

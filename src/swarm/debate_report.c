@@ -25,23 +25,29 @@ static int64_t count_correct(const uint8_t *right, int n) {
     return sum;
 }
 
-/* Cost of the first `rounds` rounds. agent -1: of all agents; else of this agent. */
+/* Adds the cost of the first `rounds` rounds of an item. agent -1: of all agents; else of this
+ * agent. */
+static void item_cost_add(const struct debate *d, int item, int rounds, int agent,
+                          struct report_cost *c) {
+    for (int u = 0; u < d->transcripts[item].n; u++) {
+        const struct utterance *v = &d->transcripts[item].v[u];
+        if (v->round >= rounds || (agent >= 0 && v->agent != agent)) continue;
+        c->calls++;
+        c->prefilled += v->n_prefilled;
+        c->generated += v->n_generated;
+    }
+}
+
 static struct report_cost cost_of(const struct debate *d, int rounds, int agent) {
     struct report_cost c = {0};
-    for (int i = 0; i < d->n_items; i++)
-        for (int u = 0; u < d->transcripts[i].n; u++) {
-            const struct utterance *v = &d->transcripts[i].v[u];
-            if (v->round >= rounds || (agent >= 0 && v->agent != agent)) continue;
-            c.calls++;
-            c.prefilled += v->n_prefilled;
-            c.generated += v->n_generated;
-        }
+    for (int i = 0; i < d->n_items; i++) item_cost_add(d, i, rounds, agent, &c);
     return c;
 }
 
 /* building */
 
-/* A report under construction. It owns d, rows and baselines[].right; the rest is borrowed. */
+/* A report under construction. It owns d, route, rows and baselines[].right; the rest is borrowed.
+ */
 struct report_builder {
     const struct llm_client *llm_client;
     const struct agent *team;
@@ -51,6 +57,7 @@ struct report_builder {
     const struct debate_options *o;
     const struct debate_report_options *report_options;
     struct debate d;
+    int *route; /* [n_items] the agent that the router chooses; NULL without a router */
     json_t *rows;
     struct { /* results that the debate is compared with */
         char name[96];
@@ -66,6 +73,30 @@ void report_row_add(json_t *rows, const char *name, const char *kind, const uint
                                           kind, "acc", ci.value, "lo", ci.lo, "hi", ci.hi, "calls",
                                           (json_int_t)c.calls, "prefilled", (json_int_t)c.prefilled,
                                           "generated", (json_int_t)c.generated));
+}
+
+/* Cost of the decisions: with a router, of the agents that it chooses. */
+static struct report_cost decision_cost(const struct report_builder *m) {
+    struct report_cost c = {0};
+    for (int i = 0; i < m->n_items; i++)
+        item_cost_add(&m->d, i, m->d.rounds, m->route ? m->route[i] : -1, &c);
+    return c;
+}
+
+static const char *decision_name(const struct report_builder *m) {
+    return m->route ? "router" : "debate";
+}
+
+/* Makes the first answers of the agents that the router chooses the decisions. */
+static void router_apply(struct report_builder *m, const struct router *router) {
+    struct debate *d = &m->d;
+    m->route = xcalloc((size_t)m->n_items + 1, sizeof *m->route);
+    for (int i = 0; i < m->n_items; i++) {
+        m->route[i] = router_route(router, task_item_question(&m->items[i], -1), NULL);
+        size_t first = (size_t)m->route[i] * (size_t)m->n_items + (size_t)i;
+        d->transcripts[i].answer = d->answers[first].choice;
+        d->decision_correct[i] = d->first_correct[first];
+    }
 }
 
 static void row_add(struct report_builder *m, const char *name, const char *kind,
@@ -99,7 +130,7 @@ static void result_rows_add(struct report_builder *m, json_t *r) {
     for (int a = 0; a < m->n_agents; a++)
         row_add(m, m->team[a].name, "solo", d->first_correct + (size_t)a * n, cost_of(d, 1, a));
     row_add(m, "first-round vote", "vote", d->vote_correct, cost_of(d, 1, -1));
-    row_add(m, "debate", "debate", d->decision_correct, cost_of(d, d->rounds, -1));
+    row_add(m, decision_name(m), decision_name(m), d->decision_correct, decision_cost(m));
     debate_oracle(d, oracle);
     row_add(m, "oracle", "oracle", oracle, cost_of(d, 1, -1));
     json_object_set_new(
@@ -188,8 +219,7 @@ static int baseline_full_evidence(struct report_builder *m, struct progress *p, 
 static int baseline_self_consistency(struct report_builder *m, struct progress *p, json_t *curve,
                                      struct error *err) {
     int best = best_single_agent(m), max_samples = m->report_options->samples;
-    struct report_cost debate_cost = cost_of(&m->d, m->d.rounds, -1),
-                       first_answer_cost = cost_of(&m->d, 1, best);
+    struct report_cost debate_cost = decision_cost(m), first_answer_cost = cost_of(&m->d, 1, best);
     int n_equal_cost[2] = {
         samples_for_tokens(debate_cost.generated, first_answer_cost.generated, max_samples),
         samples_for_tokens(debate_cost.generated + debate_cost.prefilled,
@@ -269,9 +299,10 @@ static json_t *comparisons_json(const struct report_builder *m) {
     stats_holm(p, m->n_baselines, holm);
     for (int i = 0; i < m->n_baselines; i++) {
         struct stats_interval d = stats_paired_interval(&v[i], m->n_baselines);
-        json_array_append_new(list, json_pack("{s:s,s:s,s:f,s:f,s:f,s:f,s:f}", "a", "debate", "b",
-                                              m->baselines[i].name, "diff", d.value, "lo", d.lo,
-                                              "hi", d.hi, "p", p[i], "p_holm", holm[i]));
+        json_array_append_new(list,
+                              json_pack("{s:s,s:s,s:f,s:f,s:f,s:f,s:f}", "a", decision_name(m), "b",
+                                        m->baselines[i].name, "diff", d.value, "lo", d.lo, "hi",
+                                        d.hi, "p", p[i], "p_holm", holm[i]));
     }
     return list;
 }
@@ -477,12 +508,15 @@ json_t *debate_report_run(const struct llm_client *client, const struct agent *t
                           const struct debate_options *o,
                           const struct debate_report_options *report_options, struct progress *p,
                           struct error *err) {
+    /* All agents answer, so that each has a row; the router then chooses among the answers. */
+    struct debate_options all_agents = *o;
+    all_agents.router = NULL;
     struct report_builder m = {.llm_client = client,
                                .team = team,
                                .n_agents = n_agents,
                                .items = items,
                                .n_items = n_items,
-                               .o = o,
+                               .o = &all_agents,
                                .report_options = report_options,
                                .rows = json_array()};
     json_t *r = json_pack("{s:s,s:i,s:s,s:i,s:s,s:f,s:O}", "name", report_options->name, "n",
@@ -490,9 +524,11 @@ json_t *debate_report_run(const struct llm_client *client, const struct agent *t
                           "rounds", o->rounds, "vote", o->vote->name, "detectable",
                           stats_min_detectable_effect(n_items, 0.2), "rows", m.rows);
     if (p) progress_start(p, report_options->name, expected_calls(&m));
-    int rc = debate_run(client, team, n_agents, items, n_items, o, &m.d, p, err);
+    int rc = debate_run(client, team, n_agents, items, n_items, &all_agents, &m.d, p, err);
+    if (rc == OK && o->router) router_apply(&m, o->router);
     if (rc == OK) rc = report_fill(&m, r, p, err);
     debate_release(&m.d);
+    free(m.route);
     for (int i = 0; i < m.n_baselines; i++) free(m.baselines[i].right);
     json_decref(m.rows);
     if (rc == OK) return r;
@@ -563,9 +599,10 @@ void debate_report_print(const json_t *r, FILE *f) {
             "right on them\n",
             100 * get_real(r, "all_wrong"));
     json_array_foreach (json_object_get(r, "comparisons"), i, v)
-        fprintf(f, "debate against %s: %+.2f (%+.2f … %+.2f), p = %.2g after Holm: %s\n",
-                get_text(v, "b"), 100 * get_real(v, "diff"), 100 * get_real(v, "lo"),
-                100 * get_real(v, "hi"), get_real(v, "p_holm"), verdict(v));
+        fprintf(f, "%s against %s: %+.2f (%+.2f … %+.2f), p = %.2g after Holm: %s\n",
+                get_text(v, "a"), get_text(v, "b"), 100 * get_real(v, "diff"),
+                100 * get_real(v, "lo"), 100 * get_real(v, "hi"), get_real(v, "p_holm"),
+                verdict(v));
     json_array_foreach (json_object_get(r, "by_round"), i, v) {
         if (i == 0) continue;
         fprintf(f,

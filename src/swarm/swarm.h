@@ -26,12 +26,14 @@ struct agent {
     const char *role;   /* role in the workflow; NULL: by the agent's position in the team */
     float temperature;  /* above 0: replaces the node's, unless the run sets a temperature */
     int32_t max_tokens; /* above 0: replaces the node's limit, unless the run sets a limit */
+    float weight;       /* ballots count this much in the vote `weighted` */
 };
 struct agent_answer {
     int32_t choice;               /* index of an item's choice or of a candidate; -1: none */
     float prob[EVAL_MAX_CHOICES]; /* probability of each choice; a free answer sets only its own */
     float confidence; /* probability of `choice`; votes use it if choice >= EVAL_MAX_CHOICES, for
                          which `prob` has no entry */
+    float weight;     /* how much it counts in the vote `weighted`; at least 0 */
 };
 
 enum reply_format {
@@ -99,7 +101,7 @@ struct llm_client engine_client_as_llm(struct engine_client *s);
  * score. Of choices with equal scores, the one with the higher summed probability wins, then the
  * one with the lower index. */
 struct vote {
-    const char *name; /* majority, confidence, logprob, borda, quorum */
+    const char *name; /* majority, confidence, logprob, borda, quorum, weighted */
     void (*score)(const struct agent_answer *answers, int n, int n_choices,
                   double *out /* [n_choices] */);
     bool quorum; /* the choice needs more than half of the n answers, else vote_decide returns -1 */
@@ -118,9 +120,10 @@ int vote_decide(const struct vote *v, const struct agent_answer *answers, int n,
 
 /* debate */
 
-struct workflow; /* declared below, as is struct transcript */
+struct workflow; /* declared below, as are struct transcript and struct router */
 struct grader;   /* grade/grade.h */
 struct transcript;
+struct router;
 struct debate_options {
     const struct workflow *workflow; /* NULL: "brief" */
     int rounds;                      /* at least 1; 1: independent answers only */
@@ -131,6 +134,9 @@ struct debate_options {
     int32_t max_tokens;          /* 0: the workflow's limit */
     double seconds;              /* time limit of each run; 0: the workflow's limit */
     const struct grader *grader; /* grader and on_step: see struct workflow_options */
+    /* Not NULL: only the agent that the router chooses answers an item, and `rounds` is 1. The
+     * router has as many agents as the team. */
+    const struct router *router;
     void (*on_step)(void *ctx, const struct transcript *transcript, int item, int from);
     void *on_step_ctx;
 };
@@ -417,6 +423,7 @@ struct utterance {
                          tokens; for REPLY_LEGACY, the value in the text */
     float prob[EVAL_MAX_CHOICES]; /* probability of each candidate; a free answer sets only
                                      its own entry */
+    float weight;                 /* the agent's */
     int32_t n_prefilled, n_generated;
     bool truncated; /* truncated and failed: as in llm_call */
     const char *failed;
@@ -448,6 +455,8 @@ struct workflow_options {
     /* For items without choices: extracts the answer from a text and decides which answers are
      * equal. NULL: the text after "answer:", compared by the grader "exact". */
     const struct grader *grader;
+    const int *only; /* [n_items] the one agent that speaks about the item, as in a team without the
+                        others; NULL: all agents speak */
     const json_t *given;   /* the variable `given` of templates, an object; may be NULL */
     double seconds;        /* no step starts after this time; 0: the workflow's limit */
     double (*clock)(void); /* clock of `seconds`; NULL: clock_now */
@@ -619,6 +628,8 @@ struct agent_role agent_role_get(enum question_type t, enum language l, int agen
  *   protocol: brief                a built-in workflow, or a file relative to this one (brief)
  *   rounds: 2                      maximum number of rounds; default: the protocol's
  *   vote, temperature, max_tokens  default: the protocol's
+ *   router: careful.router.json    a file of `shoal team fit`, relative to this one: the agent that
+ *                                  it chooses answers alone, in one round (none)
  *   chain-of-thought: false        generate reasoning before selecting a given choice (true)
  *   agents:                        1 to TEAM_MAX agents; roles follow their order
  *     - name: doubter              seeds depend on the name; default: the adapter's name
@@ -628,6 +639,7 @@ struct agent_role agent_role_get(enum question_type t, enum language l, int agen
  *       system: You doubt.         persona
  *       role: judge                a role of the protocol; default: by position
  *       temperature: 0.3           replaces the protocol's temperature
+ *       weight: 1.2                of its ballot in the vote `weighted` (1)
  *
  * Reading a team opens its protocol and checks that its local adapters exist. team_load_adapters
  * loads the adapters. After that the team is read-only, and any thread may use it.
@@ -644,6 +656,7 @@ struct team {
 
     /* owned by the team */
     struct workflow *workflow;
+    struct router *router; /* or NULL; options.router */
     struct strings texts;
     struct weighted_adapter *terms; /* [adapters.n] each adapter with its weight */
     int first[TEAM_MAX + 1];        /* agent i uses adapters first[i] … first[i + 1] - 1 */
@@ -664,9 +677,112 @@ int team_load_adapters(struct team *t, team_adapter_open_fn *open, void *ctx, st
 /* The questions of a task that are in the training data of a team's adapters: the array of
  * contamination_report for each adapter that has any, with the agent's name; NULL: none has. */
 json_t *team_contamination(const struct team *t, const struct eval_task *task);
-/* For a manifest: {path: SHA-256} of the loaded adapters; adds the hash of the protocol. */
+/* For a manifest: {path: SHA-256} of the loaded adapters; adds the hashes of protocol and router.
+ */
 json_t *team_adapters_json(const struct team *t);
 void team_add_protocol_hash(const struct team *t, json_t *hashes);
+
+/*
+ * router: one agent of a team for each question.
+ *
+ * For each agent, a logistic regression on the text of a question predicts the probability that the
+ * agent's first answer is right; the agent with the highest probability answers, of equal ones the
+ * first. The features are hashed n-grams of characters, for texts without spaces, and of words. No
+ * model is called. A router is read-only: any thread may use it.
+ */
+
+enum {
+    ROUTER_DIM = 1024, /* features; a power of two */
+    ROUTER_FOLDS = 5,
+    ROUTER_MAX_BYTES = 1 << 20 /* a file's limit */
+};
+struct router {
+    char *names[TEAM_MAX]; /* [n_agents] the agents that it was fitted for */
+    int n_agents;
+    double *weights;     /* [n_agents][1 + ROUTER_DIM] the intercept, then the features */
+    double l2;           /* strength of the regularisation */
+    char hash[HASH_LEN]; /* SHA-256 of its file; empty before it is read */
+};
+/* The index of the agent for a question. prob[n_agents]: the predicted probabilities; may be NULL.
+ */
+int router_route(const struct router *r, const char *question, double *prob);
+/* NULL and an error if the text is not a router: other sizes, numbers that are not finite. `path`
+ * names it in messages. */
+struct router *router_parse(const char *text, size_t len, const char *path, struct error *err);
+struct router *router_read(const char *path, struct error *err);
+/* The content of its file. `fit` (may be NULL) describes how it was fitted. */
+json_t *router_json(const struct router *r, const json_t *fit);
+void router_free(struct router *r);
+
+/* Questions with the correctness of each agent's first answer. */
+struct router_data {
+    const char *const *questions; /* [n] */
+    const uint8_t *right;         /* [n_agents][n] */
+    int n, n_agents;
+};
+/*
+ * Cross-validation with folds by the hash of the question, so that equal questions are in one fold.
+ * The regularisation of fold f is chosen by the right routes on the other folds, each by a router
+ * fitted without that fold and f: a route in `route` depends on no answer to a question of its
+ * fold. The final router is fitted on all questions, with the regularisation that is best over all
+ * folds.
+ */
+struct router_fit {
+    struct router *router; /* fitted on all questions; its names are NULL */
+    int *route;            /* [n] by the router fitted without the question's fold */
+    double fold_l2[ROUTER_FOLDS];
+};
+int router_fold(const char *question); /* 0 … ROUTER_FOLDS - 1 */
+/* Gives the same bits with any pool (may be NULL). */
+void router_fit(const struct router_data *d, struct pool *pool, struct router_fit *out);
+void router_fit_release(struct router_fit *f);
+
+/*
+ * team_fit: a router and the weights of a vote for a team, fitted to its agents' first answers to
+ * the questions of tasks, with a cross-validated report.
+ *
+ * The weight of an agent is the log-odds of its accuracy less that of a guess (Nitzan & Paroush
+ * 1982, for errors that are spread evenly over the other choices), at least 0.
+ */
+
+/* The decision of a written team. */
+enum team_decision { TEAM_DECIDE_ROUTER, TEAM_DECIDE_WEIGHTED };
+struct team_answers { /* the agents' first answers to the questions of tasks */
+    const struct team *team;
+    const struct eval_task *tasks; /* [n_tasks], borrowed */
+    int n_tasks;
+    struct task_item **items; /* [n_tasks][questions of the task] */
+    struct debate *debates;   /* [n_tasks] of one round, without a router */
+};
+struct team_fit {
+    struct router *router;
+    double weight[TEAM_MAX];
+    bool better[2]; /* by enum team_decision: more right answers than the best agent, and the
+                       weighted vote also more than the unweighted one */
+    json_t *report; /* {n, folds, l2, fold_l2, vote, best, rows: [{name, kind, acc, lo, hi, calls}],
+                       all_wrong, agents: [{name, weight, routed}], tasks: [{name, n, acc: [of
+                       each row], contaminated}], comparisons: [{a, b, diff, lo, hi, p, p_holm}],
+                       better: {router, weighted}} */
+};
+/* The caller calls team_answers_release also after an error. ERR_USAGE if the protocol has roles or
+ * no answers in its first step. */
+int team_answers_run(const struct llm_client *client, const struct team *t,
+                     const struct eval_task *tasks, int n_tasks, uint64_t seed,
+                     struct team_answers *out, struct progress *p, struct error *err);
+void team_answers_release(struct team_answers *a);
+/* ERR_USAGE with too few questions. The caller calls team_fit_release also after an error. */
+int team_fit_run(const struct team_answers *a, struct pool *pool, struct team_fit *out,
+                 struct error *err);
+void team_fit_release(struct team_fit *f);
+void team_fit_print(const json_t *report, FILE *f);
+/*
+ * Writes the team `t` of the file `path` with the fitted values to the file `out`, and its router
+ * to OUT.router.json (without the extension of OUT). `fit` is for router_json. The new team has the
+ * name of its file, so that tables can show both. Comments are lost. If `out` is in another folder,
+ * relative paths become absolute.
+ */
+int team_fit_write(const struct team_fit *f, enum team_decision decide, const struct team *t,
+                   const char *path, const char *out, const json_t *fit, struct error *err);
 
 /*
  * debate_request: a debate as `shoal debate` and shoal_debate describe it: a topic or tasks, and
@@ -733,8 +849,9 @@ int team_solver_answer(void *ctx, const struct eval_task *b, struct eval_result 
  * endings, talks (transcripts)}. shapley, banzhaf and leave_one_out of an agent are [value, low,
  * high]. With a check also {check: {kind, samples, passes, confusion, comparisons}}. Kinds of
  * rows: solo (one agent's first answers), vote (after the first round), debate (the
- * decision), oracle, whole (split evidence: one agent sees all of it), samples (self-consistency,
- * or the most frequent answer of samples), checked (the most frequent answer that passes).
+ * decision) or, of a team with a router, router, oracle, whole (split evidence: one agent sees all
+ * of it), samples (self-consistency, or the most frequent answer of samples), checked (the most
+ * frequent answer that passes).
  */
 
 struct debate_report_options {

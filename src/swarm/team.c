@@ -15,7 +15,7 @@
 #include <string.h>
 
 struct team_document {
-    char *name, *about, *protocol, *vote;
+    char *name, *about, *protocol, *vote, *router;
     int64_t rounds, max_tokens;
     double temperature;
     bool chain_of_thought;
@@ -23,7 +23,7 @@ struct team_document {
 struct team_member {
     char *name, *system, *role;
     struct strings adapter;
-    double temperature;
+    double temperature, weight;
 };
 #define ROW(key, kind, type, field, fallback, min, max)                                            \
     { key, kind, offsetof(struct type, field), fallback, min, max, NULL, NULL }
@@ -32,6 +32,7 @@ static const struct option_row top_rows[] = {
     ROW("about", OPT_STRING, team_document, about, "", 0, 0),
     ROW("protocol", OPT_STRING, team_document, protocol, "brief", 0, 0),
     ROW("vote", OPT_STRING, team_document, vote, NULL, 0, 0),
+    ROW("router", OPT_STRING, team_document, router, NULL, 0, 0),
     ROW("rounds", OPT_INT, team_document, rounds, "0", 0, 64),
     ROW("max_tokens", OPT_INT, team_document, max_tokens, "0", 0, 65536),
     ROW("temperature", OPT_FLOAT, team_document, temperature, "-1", -1, 100),
@@ -44,6 +45,7 @@ static const struct option_row member_rows[] = {
     ROW("system", OPT_STRING, team_member, system, NULL, 0, 0),
     ROW("role", OPT_STRING, team_member, role, NULL, 0, 0),
     ROW("temperature", OPT_FLOAT, team_member, temperature, "0", 0, 100),
+    ROW("weight", OPT_FLOAT, team_member, weight, "1", 0, 1000),
     {0},
 };
 #undef ROW
@@ -98,7 +100,8 @@ static void term_add(struct team *t, const char *path, float weight) {
 static struct agent *agent_add(struct team *t, const char *name) {
     struct agent *a = &t->v[t->n];
     char *unique_name = name ? NULL : name_make_unique(t, t->adapters.v[t->first[t->n]]);
-    *a = (struct agent){.name = team_copy_text(t, name ? name : unique_name), .view = t->n};
+    *a = (struct agent){
+        .name = team_copy_text(t, name ? name : unique_name), .view = t->n, .weight = 1};
     t->first[++t->n] = t->adapters.n;
     free(unique_name);
     return a;
@@ -177,6 +180,7 @@ static int agent_read(struct team *t, const struct yaml *y, int i, struct error 
         a->system = team_copy_text(t, m.system);
         a->role = team_copy_text(t, m.role);
         a->temperature = (float)m.temperature;
+        a->weight = (float)m.weight;
     }
     options_release(member_rows, &m);
     json_decref(part.lines);
@@ -205,18 +209,10 @@ static void team_set_workflow(struct team *t, struct workflow *w) {
                                          .temperature = -1};
 }
 
-static bool is_builtin(const char *protocol) {
-    const char *name;
-    protocol = current_value("protocol", protocol);
-    for (int i = 0; (name = workflow_builtin(i, NULL)); i++)
-        if (strcmp(name, protocol) == 0) return true;
-    return false;
-}
-
 static int top_level_read(struct team *t, const struct yaml *y, const struct team_document *o,
                           struct error *err) {
-    char *path =
-        is_builtin(o->protocol) ? xstrdup(o->protocol) : path_relative_to(y->path, o->protocol);
+    char *path = workflow_is_builtin(o->protocol) ? xstrdup(o->protocol)
+                                                  : path_relative_to(y->path, o->protocol);
     struct workflow *w = workflow_open(path, err);
     free(path);
     if (!w) return error_add_location(y, "protocol", err);
@@ -233,6 +229,40 @@ static int top_level_read(struct team *t, const struct yaml *y, const struct tea
     return OK;
 }
 
+/* router */
+
+static int router_check(const struct team *t, const struct router *r, const char *path,
+                        struct error *err) {
+    if (r->n_agents != t->n)
+        return error_set(err, ERR_MISMATCH, "router '%s' is for %d agents, and the team has %d",
+                         path, r->n_agents, t->n);
+    for (int i = 0; i < t->n; i++)
+        if (strcmp(r->names[i], t->v[i].name) != 0)
+            return error_set(err, ERR_MISMATCH,
+                             "router '%s' has the agent '%s' at the place of '%s': fit it again",
+                             path, r->names[i], t->v[i].name);
+    return OK;
+}
+
+static int router_open(struct team *t, const struct yaml *y, const struct team_document *o,
+                       struct error *err) {
+    if (!o->router) return OK;
+    if (!workflow_has_first_answers(t->workflow))
+        return format_error(y, "router", "a router needs first answers and a vote, not protocol",
+                            o->protocol, err);
+    if (o->rounds > 1)
+        return format_error(y, "rounds", "a team with a router has one round; remove the key",
+                            "rounds", err);
+    char *path = path_relative_to(y->path, o->router);
+    t->router = router_read(path, err);
+    int rc = t->router ? router_check(t, t->router, path, err) : err->code;
+    free(path);
+    if (rc != OK) return error_add_location(y, "router", err);
+    t->options.router = t->router;
+    t->options.rounds = 1;
+    return OK;
+}
+
 static int document_read(struct team *t, const struct yaml *y, struct error *err) {
     struct team_document o;
     struct yaml top = {y->path, json_copy(y->root), y->lines};
@@ -243,6 +273,7 @@ static int document_read(struct team *t, const struct yaml *y, struct error *err
                  : format_error(y, "", "a team is a mapping with", "agents", err);
     if (rc == OK) rc = top_level_read(t, y, &o, err);
     if (rc == OK) rc = agents_read(t, y, err);
+    if (rc == OK) rc = router_open(t, y, &o, err);
     options_release(top_rows, &o);
     json_decref(top.root);
     return rc;
@@ -326,13 +357,17 @@ json_t *team_adapters_json(const struct team *t) {
 
 void team_add_protocol_hash(const struct team *t, json_t *hashes) {
     const struct workflow *w = t->options.workflow;
-    char *name = w ? xasprintf("protocol %s", workflow_name(w)) : NULL;
+    char *name = w ? xasprintf("protocol %s", workflow_name(w)) : NULL,
+         *router = xasprintf("router %s", t->name);
     if (w) manifest_add_hash(hashes, name, workflow_hash(w));
+    if (t->router) manifest_add_hash(hashes, router, t->router->hash);
     free(name);
+    free(router);
 }
 
 void team_release(struct team *t) {
     workflow_free(t->workflow);
+    router_free(t->router);
     strings_release(&t->adapters);
     strings_release(&t->texts);
     free(t->terms);

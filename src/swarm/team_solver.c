@@ -35,7 +35,8 @@ int debate_options_for_task(const struct eval_task *b, const struct debate_optio
     return eval_task_grader(b, &out->grader, err);
 }
 
-static struct eval_result debate_result(const struct debate *d, int item) {
+/* n_asked: the number of agents that the question was put to. */
+static struct eval_result debate_result(const struct debate *d, int item, int n_asked) {
     const struct transcript *o = &d->transcripts[item];
     struct eval_result out = {.choice = (int16_t)o->answer,
                               .right = d->decision_correct[item],
@@ -47,7 +48,7 @@ static struct eval_result debate_result(const struct debate *d, int item) {
     for (int a = 0; o->answer >= 0 && a < d->n_agents; a++)
         out.prob +=
             (float)(last[(size_t)a * (size_t)d->n_items + (size_t)item].choice == o->answer) /
-            (float)d->n_agents;
+            (float)n_asked;
     return out;
 }
 
@@ -67,7 +68,8 @@ int team_solver_answer(void *ctx, const struct eval_task *b, struct eval_result 
     struct task_item *items = eval_task_items(b);
     o.seed = solver->seed;
     rc = debate_run(solver->llm_client, t->v, t->n, items, (int)b->n_questions, &o, &d, NULL, err);
-    for (int i = 0; rc == OK && i < d.n_items; i++) out[i] = debate_result(&d, i);
+    for (int i = 0; rc == OK && i < d.n_items; i++)
+        out[i] = debate_result(&d, i, o.router ? 1 : t->n);
     if (rc == OK && d.failed)
         log_info("%s, %s: %lld of %lld calls failed: the context has no room for them", t->name,
                  b->name, (long long)d.failed, (long long)d.calls);

@@ -40,9 +40,18 @@ static void borda(const struct agent_answer *a, int n, int n_choices, double *ou
                 out[c] += answer_prob(&a[i], c) > answer_prob(&a[i], d);
 }
 
+/* Without a positive weight all weights count as equal. */
+static void weighted(const struct agent_answer *a, int n, int n_choices, double *out) {
+    double sum = 0;
+    (void)n_choices;
+    for (int i = 0; i < n; i++) sum += (double)a[i].weight;
+    for (int i = 0; i < n; i++) out[a[i].choice] += sum > 0 ? (double)a[i].weight : 1;
+}
+
 const struct vote vote_table[] = {
     {"majority", majority, false}, {"confidence", confidence, false}, {"logprob", logprob, false},
-    {"borda", borda, false},       {"quorum", majority, true},        {NULL, NULL, false},
+    {"borda", borda, false},       {"quorum", majority, true},        {"weighted", weighted, false},
+    {NULL, NULL, false},
 };
 
 const struct vote *vote_find(const char *name) {

@@ -23,6 +23,14 @@ const char *workflow_builtin(int i, const char **text) {
     return builtin[i].name;
 }
 
+bool workflow_is_builtin(const char *protocol) {
+    const char *name;
+    protocol = current_value("protocol", protocol);
+    for (int i = 0; (name = workflow_builtin(i, NULL)); i++)
+        if (strcmp(name, protocol) == 0) return true;
+    return false;
+}
+
 struct workflow_reader { /* `key_path`: the dotted path of the value that is read, for messages */
     const struct yaml *y;
     struct workflow *w;
@@ -424,6 +432,13 @@ const struct vote *workflow_vote(const struct workflow *w) {
 
 const char *workflow_role(const struct workflow *w, int agent) {
     return w->n_roles ? w->roles[agent % w->n_roles] : "";
+}
+
+bool workflow_has_first_answers(const struct workflow *w) {
+    const struct workflow_node *first = &w->nodes[0];
+    return first->role_mask == ~0u &&
+           (first->reply == REPLY_ANSWER || first->reply == REPLY_LEGACY) && w->judge_node < 0 &&
+           w->text_node < 0;
 }
 
 int workflow_n_roles(const struct workflow *w) {

@@ -20,6 +20,7 @@ struct workflow_track {
     const struct task_item *item;
     struct transcript *transcript; /* the caller's transcript of the item */
     int index;                     /* index of the item; part of the seeds of its random orders */
+    int only;                      /* the one agent that speaks; -1: all do */
     int node;                      /* current node; -1: the item has ended */
     int n_spoken;            /* in-turn nodes: number of agents that have replied in this step */
     int waiting;             /* number of agents that have not replied in this step */
@@ -130,6 +131,11 @@ static json_t *texts_json(char *const *v, int n) {
     return list;
 }
 
+/* The number of agents that may speak about a track's item. */
+static int track_agents(const struct workflow_execution *r, const struct workflow_track *t) {
+    return t->only < 0 ? r->n_agents : 1;
+}
+
 /* Whether all agents that have an answer have the same answer. One answer alone is a consensus only
  * in a team of one agent. */
 static bool has_consensus(const struct workflow_execution *r, const struct workflow_track *t) {
@@ -141,7 +147,7 @@ static bool has_consensus(const struct workflow_execution *r, const struct workf
         answer = u->answer;
         n_answers++;
     }
-    return n_answers > 1 || (n_answers == 1 && r->n_agents == 1);
+    return n_answers > 1 || (n_answers == 1 && track_agents(r, t) == 1);
 }
 
 /* The variable `words`: the English texts, replaced where the item's language has a text. */
@@ -161,7 +167,7 @@ static json_t *track_vars(const struct workflow_execution *r, const struct workf
                      task_item_question(t->item, me < 0 ? -1 : r->team[me].view), "choices",
                      texts_json(t->item->choices, t->item->n_choices), "lang", lang, "words",
                      translations_json(r->w, lang), "round", t->round + 1, "rounds", r->rounds,
-                     "agents", r->n_agents, "agreed", (int)has_consensus(r, t), "candidates",
+                     "agents", track_agents(r, t), "agreed", (int)has_consensus(r, t), "candidates",
                      texts_json(t->transcript->candidates, t->transcript->n_candidates), "given",
                      given ? json_incref(given) : json_object());
 }
@@ -254,7 +260,7 @@ static int speakers_select(const struct workflow_execution *r, struct workflow_t
     const struct workflow_node *n = &r->w->nodes[t->node];
     int n_speakers = 0;
     for (int a = 0; a < r->n_agents; a++)
-        if (agent_speaks(r, n, a)) out[n_speakers++] = a;
+        if ((t->only < 0 || t->only == a) && agent_speaks(r, n, a)) out[n_speakers++] = a;
     t->waiting = n_speakers - t->n_spoken;
     if (r->deadline_passed || t->calls + t->waiting > r->w->max_calls ||
         t->generated + MAX(t->waiting, 1) > r->w->max_generated_tokens) {
@@ -312,6 +318,7 @@ static void utterance_add(const struct workflow_execution *r, struct workflow_tr
                             .agent = agent,
                             .round = t->round,
                             .text = c->text ? c->text : xstrdup(""),
+                            .weight = r->team[agent].weight,
                             .n_prefilled = c->n_prefilled,
                             .n_generated = c->n_generated,
                             .truncated = c->truncated,
@@ -464,8 +471,8 @@ static int workflow_step(struct workflow_execution *r, const struct llm_client *
 }
 
 static void track_init(struct workflow_track *t, const struct task_item *it, struct transcript *o,
-                       int index) {
-    *t = (struct workflow_track){.item = it, .transcript = o, .index = index};
+                       int index, int only) {
+    *t = (struct workflow_track){.item = it, .transcript = o, .index = index, .only = only};
     o->candidates = xcalloc((size_t)it->n_choices + 1, sizeof *o->candidates);
     for (int c = 0; c < it->n_choices; c++)
         o->candidates[o->n_candidates++] = xstrdup(it->choices[c]);
@@ -516,7 +523,8 @@ int workflow_run(const struct workflow *w, const struct llm_client *client,
     int rc = texts_check(team, n_agents, items, n_items, err), open = n_items;
     double seconds = o->seconds > 0 ? o->seconds : w->max_seconds;
     r.deadline = seconds > 0 ? r.clock() + seconds : INFINITY;
-    for (int i = 0; i < n_items; i++) track_init(&r.tracks[i], &items[i], &transcripts[i], i);
+    for (int i = 0; i < n_items; i++)
+        track_init(&r.tracks[i], &items[i], &transcripts[i], i, o->only ? o->only[i] : -1);
     while (rc == OK && open > 0) {
         int n_calls;
         rc = workflow_step(&r, client, &n_calls, err);
@@ -531,7 +539,7 @@ int workflow_run(const struct workflow *w, const struct llm_client *client,
 }
 
 struct agent_answer utterance_answer(const struct utterance *u) {
-    struct agent_answer a = {.choice = u->answer, .confidence = u->confidence};
+    struct agent_answer a = {.choice = u->answer, .confidence = u->confidence, .weight = u->weight};
     memcpy(a.prob, u->prob, sizeof a.prob);
     return a;
 }

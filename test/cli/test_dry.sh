@@ -71,6 +71,8 @@ dry "chat" "total" chat "$model"
 dry "ask" "total" ask "$model" "12 + 30 = ?"
 dry "debate" "total" debate "$model" --topic "12 + 30 = ?" --choices 41 42 --agents a b
 dry "debate with its time" "  time               " debate "$model" --tasks pick --n 4 --agents a b
+printf 'agents: [{adapter: a}, {adapter: b}]\n' >team.yaml
+dry "team fit" "requests           100" team fit team.yaml --model "$model" --tasks pick --n 50 --out new.yaml
 dry "eval with its time" "  time               about " eval "$model" --tasks pick --n 5 --record
 dry "evolve with its time" "  time               " evolve zero.yaml
 dry "resume with its time" "  time               " resume e1

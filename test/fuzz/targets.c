@@ -977,9 +977,9 @@ static void team_use(struct team *t) {
     debate_release(&d);
 }
 
-/* A team, then a protocol and an adapter that it may name. */
+/* A team, then a protocol, an adapter and a router that it may name. */
 static void fuzz_team(const uint8_t *data, size_t size) {
-    static const char *const names[] = {"team.yaml", "own.yaml", "adapter"};
+    static const char *const names[] = {"team.yaml", "own.yaml", "adapter", "router.json"};
     char *path = path_join(parts_put("team", names, ARRAY_LEN(names), data, size), names[0]);
     struct team t;
     struct error err;

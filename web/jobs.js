@@ -14,6 +14,7 @@ const kinds = {
     world: { args: [], options: { policy: ["rule", "random"], maps: 8, steps: 200 } },
     train: { args: ["{model}"], options: { data: "data.jsonl", out: "my-adapter", r: 8, lr: 0.004 } },
     evolve: { args: ["examples/demo.yaml"], options: { seed: 1 } },
+    grow: { args: ["{model}"], options: { prompts: "arithmetic,order", check: "question", out: "grown", rounds: 2, r: 8, lr: 0.004, "max-steps": 150 } },
     eval: { args: ["{model}"], options: { tasks: "starter" } },
     debate: { args: ["{model}"], options: { agents: ["base", "base"], tasks: "pick", n: 100 } },
     ask: { args: ["{model}", "3 + 4 = ?"], options: { agents: 3 } },

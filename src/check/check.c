@@ -153,7 +153,7 @@ bool check_spec_is_pure(const char *spec) {
     const char *argument;
     struct error err;
     const struct check_kind *kind = kind_find(spec, &argument);
-    return kind && kind->pure && spec_check(kind, spec, argument, "", false, &err) == OK;
+    return kind && kind->pure && spec_check(kind, spec, argument, "", true, &err) == OK;
 }
 
 /* running */

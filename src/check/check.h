@@ -86,7 +86,8 @@ struct check *check_open_filter(const char *spec, const struct check_options *o,
 void check_free(struct check *c); /* may be NULL */
 /* The name of the kind. */
 const char *check_kind(const struct check *c);
-/* Whether a spec names a kind that opens no file and runs no program and no model. */
+/* Whether a spec names a kind that opens no file and runs no program; a model that it asks is
+ * the caller's. */
 bool check_spec_is_pure(const char *spec);
 /* Whether the kind needs the right answer, so that it cannot filter samples. */
 bool check_needs_gold(const struct check *c);

@@ -15,7 +15,7 @@ struct check_kind {
     const char *name, *usage; /* "regex", "regex[:PATTERN]" */
     enum check_argument argument;
     bool needs_gold, needs_model;
-    bool pure; /* opens no file and runs no program and no model */
+    bool pure; /* opens no file and runs no program */
     /* Sets c->state. `argument` is NULL if the spec has no colon. May be NULL. */
     int (*open)(struct check *c, const char *argument, const struct check_options *o,
                 struct error *err);

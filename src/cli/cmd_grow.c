@@ -129,12 +129,12 @@ const struct cli_command cmd_grow = {
     .summary = "agents propose answers, a check selects, one adapter learns",
     .about =
         "In each round the agents, and the adapter of the round before, sample answers to\n"
-        "questions; a check that does not know the right answers selects some; one adapter is\n"
-        "trained on all that were selected, and the gate of 'shoal train' compares it with the\n"
-        "one before. The last adapter that passed is published. A question is asked until an\n"
-        "answer passes. Kept answers are lines with their source in the run's folder. The same\n"
-        "command continues an interrupted run and ends with the same hashes. The exit code is\n"
-        "1 if no adapter passed, or if too few questions have an answer that passes.\n"
+        "questions; a check that does not know the right answers selects some; a new adapter\n"
+        "is trained on all that were selected so far, and the gate of 'shoal train' compares it\n"
+        "with the one before. The last adapter that passed is published. A question is asked\n"
+        "until an answer passes. Kept answers are lines with their source in the run's folder.\n"
+        "The same command continues an interrupted run and ends with the same hashes. The exit\n"
+        "code is 1 if no adapter passed, or if too few questions have an answer that passes.\n"
         "\n"
         "  shoal grow models/fry --agents g/critic g/explorer --prompts arithmetic,order \\\n"
         "      --check question --out /tmp/one --r 8 --lr 4e-3\n"

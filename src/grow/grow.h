@@ -8,11 +8,13 @@
  *            its samples end (swarm/checked_samples.c)
  *   check    a check (check/check.h) scores each answer without the right one; of each question the
  *            most frequent answer that passed is kept
- *   learn    the adapter is trained on all answers kept so far, those of rarer kinds repeated; the
- *            gate of a training compares it with the adapter of the round before (train/train.h)
+ *   learn    a new adapter is trained on all answers kept so far, those of rarer kinds repeated;
+ *            the gate of a training compares it with that of the round before (train/train.h)
  *
- * The last adapter that passed the gate is published. A run refuses to train if too few questions
- * have an answer that passed in its first round: what is never found cannot be learned.
+ * Each round trains anew, because an adapter that is trained on the same answers again and again
+ * learns them by heart (Zelikman et al. 2022). The last adapter that passed the gate is published.
+ * A run refuses to train if too few questions have an answer that passed in its first round: what
+ * is never found cannot be learned.
  *
  * A run is a function of model, agents, questions, options and numeric class. It stores no
  * position: calls are in RUNS/shoal.db and each round's adapter is in the run's folder, and a

@@ -64,7 +64,7 @@ const struct option_row grow_option_rows[] = {
      JOB_ARG_INPUT_PATH},
     {"out", OPT_STRING, AT(learn.out), NULL, 0, 0, "DIR", "adapter directory", JOB_ARG_OUTPUT_PATH},
     {"init-adapter", OPT_STRING, AT(learn.init_adapter), NULL, 0, 0, "DIR",
-     "adapter from which the first round trains; default: a new one", JOB_ARG_INPUT_PATH},
+     "adapter from which each round trains; default: a new one", JOB_ARG_INPUT_PATH},
     {"id", OPT_STRING, AT(id), NULL, 0, 0, "ID",
      "name of the run; default: from --out and the options", JOB_ARG_NAME},
     {"max-memory", OPT_STRING, AT(learn.max_memory), NULL, 0, 0, "SIZE",
@@ -190,34 +190,30 @@ static char *round_path(const struct grow_run *r, int round, const char *name) {
     return xasprintf("%s/round-%d%s%s", r->dir, round, *name ? "/" : "", name);
 }
 
-struct learned {
-    json_t *result; /* of the training */
-};
-
 static void on_learned(void *ctx, const struct train_result *t) {
-    struct learned *l = ctx;
-    l->result = train_result_json(t);
-    json_object_set_new(l->result, "why", json_string(t->gate.why));
-    json_object_del(l->result, "manifest");
+    json_t **result = ctx;
+    *result = train_result_json(t);
+    json_object_set_new(*result, "why", json_string(t->gate.why));
+    json_object_del(*result, "manifest");
 }
 
-/* Trains the adapter of a round on its files. Adds "adapter" to `report`. */
+/* Trains the adapter of a round on its files. The folder holds the adapter of the round before, so
+ * that the gate compares the new one with it. Adds "adapter" to `report`. */
 static int round_learn(struct grow_run *r, int round, int held_out, json_t *report,
                        struct error *err) {
     char *dir = round_path(r, round, ""), *adapter = round_path(r, round, "adapter"),
          *kept = round_path(r, round, "kept.jsonl"), *gate = round_path(r, round, "held_out.jsonl"),
-         *data = xasprintf("adapter=%s", kept),
-         *start = r->best_round ? round_path(r, r->best_round, "adapter") : NULL;
+         *data = xasprintf("adapter=%s", kept);
     struct strings files = {&data, 1};
     struct train_settings s = learn_settings(r->o, &files);
-    struct train_request q;
-    struct learned learned = {0};
+    struct train_request q = {0};
+    json_t *learned = NULL;
     const size_t limit = memory_limit_get();
     tree_delete(adapter);
     s.out = dir;
-    if (start) s.init_adapter = start;
     if (s.gate.eval_data.n == 0 && held_out > 0) s.gate.eval_data = (struct strings){&gate, 1};
-    int rc = train_request_open(&q, &s, r->env->m, r->env->pool, err);
+    int rc = r->grown ? adapter_publish(r->grown, adapter, r->env->m->name, NULL, err) : OK;
+    if (rc == OK) rc = train_request_open(&q, &s, r->env->m, r->env->pool, err);
     if (rc == OK) {
         struct train_output out = train_settings_output(&s);
         out.accept_rejected = true;
@@ -227,14 +223,13 @@ static int round_learn(struct grow_run *r, int round, int held_out, json_t *repo
     }
     train_request_close(&q);
     memory_limit_set(limit);
-    if (rc == OK) json_object_set(report, "adapter", learned.result);
-    json_decref(learned.result);
-    free(start), free(data), free(gate), free(kept), free(adapter), free(dir);
+    if (rc == OK) json_object_set(report, "adapter", learned);
+    json_decref(learned);
+    free(data), free(gate), free(kept), free(adapter), free(dir);
     return rc;
 }
 
-/* If the gate accepted the round's adapter, it becomes an agent, and the next round continues it.
- */
+/* If the gate accepted the round's adapter, it becomes an agent. */
 static int round_adopt(struct grow_run *r, int round, const json_t *report, struct error *err) {
     const json_t *adapter = json_object_get(report, "adapter");
     if (!json_is_true(json_object_get(adapter, "published"))) return OK;

@@ -1,6 +1,6 @@
 /*
- * jobs: long-running commands in the background of the server: train, evolve, debate, ask, world,
- * eval, quantize. Each job is a child process that runs a command of this program.
+ * jobs: long-running commands in the background of the server: train, grow, evolve, debate, ask,
+ * world, eval, quantize. Each job is a child process that runs a command of this program.
  *
  * Jobs are separate processes, so that a failed or killed job cannot end the server, and the
  * operating system limits and frees a job's memory and can pause a job. Children have idle priority

@@ -127,9 +127,9 @@ static void test_specs(void **state) {
     assert_null(check_open("x", &(struct check_options){.label = "reward"}, &err));
     assert_non_null(strstr(err.text, "reward 'x' is not known"));
     assert_null(strstr(err.text, "question")); // it needs a model
-    static const char *const pure[] = {"exact", "regex", "regex:a:b", "calculator"};
+    static const char *const pure[] = {"exact", "regex", "regex:a:b", "calculator", "question"};
     static const char *const others[] = {"exact:",   "shell:id", "command:id", "tests",
-                                         "tests:x",  "sql:a",    "question",   "json-schema:a",
+                                         "tests:x",  "sql:a",    "question:a", "json-schema:a",
                                          "SHELL:id", "",         "regexp",     "exact;id"};
     for (size_t i = 0; i < ARRAY_LEN(pure); i++) assert_true(check_spec_is_pure(pure[i]));
     for (size_t i = 0; i < ARRAY_LEN(others); i++) assert_false(check_spec_is_pure(others[i]));

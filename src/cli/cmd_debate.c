@@ -16,7 +16,7 @@ struct options {
     struct setup_options setup;
     struct debate_request request;
     struct strings agents;
-    char *team, *show, *compat, *report;
+    char *team, *show, *compat, *report, *second_turns;
     bool use_cache, protocols;
 };
 #define ROW(name, type, field, fallback, metavar, ...)                                             \
@@ -41,6 +41,11 @@ static const struct option_row team_rows[] = {
 static const struct option_row output_rows[] = {
     ROW("report", OPT_STRING, report, NULL, "FILE",
         "write an HTML page with transcripts and results", JOB_ARG_OUTPUT_PATH),
+    ROW("second-turns", OPT_STRING, second_turns, NULL, "DIR",
+        "--split train: instead of a report write training data, DIR/second/AGENT.jsonl: the "
+        "protocol's second turn with the right answer, DIR/direct/AGENT.jsonl: the same questions "
+        "and answers alone",
+        JOB_ARG_OUTPUT_PATH),
     ROW("cache", OPT_BOOL, use_cache, "true", NULL,
         "reuse calls that are in --store, and store new ones"),
     SETUP_WORK_ROWS(struct options, setup),
@@ -165,6 +170,48 @@ static int tasks_run(struct debate_session *s, const struct debate_questions *q,
     return rc;
 }
 
+/* Debates the questions up to the second turns, which become training data. */
+static int second_turns_run(struct debate_session *s, const struct debate_questions *q,
+                            struct second_turns *out, struct error *err) {
+    int rc = OK;
+    for (int i = 0; rc == OK && i < q->n_tasks; i++)
+        rc = second_turns_add(out, &s->llm_client, s->team, &q->tasks[i],
+                              s->o->request.free_answers, err);
+    return rc;
+}
+
+static int second_turns_print(const struct debate_session *s, const struct debate_questions *q,
+                              const struct second_turns *turns, struct error *err) {
+    const char *dir = s->o->second_turns;
+    json_t *v = second_turns_json(turns, s->team), *data = json_object(), *agent;
+    size_t i;
+    int rc = OK;
+    for (int k = 0; rc == OK && k < q->n_tasks; k++)
+        rc = eval_task_add_hashes(&q->tasks[k], data, err);
+    if (rc == OK && s->c->json) rc = result_print(s, v, json_incref(data), err);
+    json_array_foreach (json_object_get(v, "agents"), i, agent) {
+        if (s->c->json || rc != OK) break;
+        const char *name = json_get_string(agent, "name");
+        printf("%s: %lld conversations of %lld questions, %.1f %% of its first answers right: "
+               "%s/second/%s.jsonl; control: %s/direct/%s.jsonl\n",
+               name, (long long)turns->v[i].n, (long long)turns->n_questions,
+               100 * json_get_number(agent, "first_correct"), dir, name, dir, name);
+    }
+    json_decref(data);
+    json_decref(v);
+    return rc;
+}
+
+static int second_turns_make(struct debate_session *s, const struct debate_questions *q,
+                             struct error *err) {
+    struct second_turns turns = {0};
+    int rc = second_turns_run(s, q, &turns, err);
+    if (rc == OK) rc = second_turns_write(&turns, s->team, s->o->second_turns, err);
+    if (rc == OK) rc = second_turns_print(s, q, &turns, err);
+    second_turns_release(&turns);
+    return rc;
+}
+
 static int topic_run(struct debate_session *s, const struct debate_questions *q, struct buf *page,
                      struct error *err) {
     struct debate d;
@@ -207,7 +254,13 @@ static int work_print(struct debate_session *s, const struct debate_questions *q
     client->run_ctx = counter;
     bool muted = log_muted;
     log_muted = true; // a rehearsal shows no progress
-    for (int i = 0; rc == OK && s->o->request.rounds != 0 && i < q->n_tasks; i++) {
+    if (rc == OK && s->o->second_turns) {
+        struct second_turns turns = {0};
+        rc = second_turns_run(s, q, &turns, err);
+        second_turns_release(&turns);
+    }
+    bool reports = s->o->request.rounds != 0 && !s->o->second_turns;
+    for (int i = 0; rc == OK && reports && i < q->n_tasks; i++) {
         json_t *report =
             debate_request_run_task(&s->o->request, &s->llm_client, s->team, &q->tasks[i], err);
         rc = report ? OK : err->code;
@@ -231,6 +284,8 @@ static int debate(struct debate_session *s, const struct debate_questions *q, st
     int rc = session_open(s, err);
     if (rc == OK && s->o->request.rounds == 0) {
         printf("[info] Rounds set to 0; skipping debate execution.\n");
+    } else if (rc == OK && s->o->second_turns) {
+        rc = second_turns_make(s, q, err);
     } else if (rc == OK) {
         if (to) html_page_open(to, "Debate");
         rc = q->n_tasks ? tasks_run(s, q, to, err) : topic_run(s, q, to, err);
@@ -303,6 +358,8 @@ static int run(const struct cli_options *c, const void *options, const struct st
     if (o->protocols || o->show) return protocols_print(o, err);
     if (args->n != 1)
         return error_set(err, ERR_USAGE, "no model: name the base model of the agents");
+    if (o->second_turns && (o->request.topic || o->report))
+        return error_set(err, ERR_USAGE, "--second-turns is for --tasks, and writes no --report");
     int rc = team_open(o, &team, err);
     if (rc == OK) rc = debate_questions_open(&o->request, &q, err);
     if (rc == OK) rc = model_run(c, o, args->v[0], &team, &q, err);

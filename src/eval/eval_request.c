@@ -4,8 +4,6 @@
  */
 #include "eval/eval.h"
 
-#include <string.h>
-
 #define ROW(name, type, field, fallback, min, max, metavar, ...)                                   \
     { name, type, offsetof(struct eval_request, field), fallback, min, max, metavar, __VA_ARGS__ }
 const struct option_row eval_request_rows[] = {
@@ -28,18 +26,11 @@ const struct option_row eval_request_rows[] = {
 };
 #undef ROW
 
-static int split_parse(const char *name, enum data_split *out, struct error *err) {
-    static const char *const names[] = {"train", "dev", "test"};
-    for (int i = 0; i < 3; i++)
-        if (strcmp(name, names[i]) == 0) return *out = (enum data_split)i, OK;
-    return error_set(err, ERR_USAGE, "no split '%s'; there are train, dev and test", name);
-}
-
 int eval_request_open(const struct eval_request *r, struct eval_task **tasks, int *n,
                       struct error *err) {
     struct eval_task_options o = {
         .dir = r->data, .n = r->n, .shots = r->shots, .seed = (uint64_t)r->seed};
-    if (split_parse(r->split, &o.split, err) != OK ||
+    if (data_split_parse(r->split, &o.split, err) != OK ||
         eval_tasks_open(r->tasks, &o, tasks, n, err) != OK)
         return err->code;
     for (int i = 0; i < *n; i++)

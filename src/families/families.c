@@ -125,6 +125,13 @@ void task_item_release(struct task_item *it) {
     *it = (struct task_item){0};
 }
 
+int data_split_parse(const char *name, enum data_split *out, struct error *err) {
+    static const char *const names[] = {"train", "dev", "test"};
+    for (int i = 0; i < 3; i++)
+        if (strcmp(name, names[i]) == 0) return *out = (enum data_split)i, OK;
+    return error_set(err, ERR_USAGE, "no split '%s'; there are train, dev and test", name);
+}
+
 /* One key in eight belongs to the test split, one in eight to the dev split. */
 enum data_split family_split_of(const char *key) {
     uint64_t h = hash_fnv1a(key, strlen(key)) % 8;

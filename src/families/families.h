@@ -60,6 +60,7 @@ void task_item_release(struct task_item *it);
 void task_item_make_free(struct task_item *it);
 
 enum data_split { SPLIT_TRAIN, SPLIT_DEV, SPLIT_TEST };
+int data_split_parse(const char *name, enum data_split *out, struct error *err);
 struct task_family {
     const char *name;
     bool easy;        /* the starter model answers at least 99 % correctly */

@@ -64,6 +64,7 @@ struct report_builder {
         uint8_t *right; /* [n_items] */
     } baselines[MAX_BASELINES];
     int n_baselines;
+    float sample_temperature;
 };
 
 void report_row_add(json_t *rows, const char *name, const char *kind, const uint8_t *right,
@@ -184,7 +185,7 @@ static int64_t expected_calls(const struct report_builder *m) {
     int64_t debate_calls = debate_max_calls(m->team, m->n_agents, m->items, m->n_items, m->o);
     bool splits = m->n_items > 0 && m->items[0].n_views;
     return debate_calls + (splits ? m->n_items : 0) + expected_sample_calls(m, debate_calls) +
-           coalition_calls(m) +
+           coalition_calls(m) + sample_tuning_calls(m->report_options->n_tuning) +
            (m->report_options->check
                 ? checked_report_max_calls(m->n_items, m->report_options->check_samples)
                 : 0);
@@ -213,6 +214,27 @@ static int baseline_full_evidence(struct report_builder *m, struct progress *p, 
     return rc;
 }
 
+/* Tunes the temperature of the samples, if there are items for it, and adds the result to r. */
+static int sample_temperature_tune(struct report_builder *m, json_t *r, struct progress *p,
+                                   struct error *err) {
+    const struct debate_report_options *w = m->report_options;
+    const struct sample_tuning_options o = {.client = m->llm_client,
+                                            .agent = &m->team[best_single_agent(m)],
+                                            .items = w->tuning_items,
+                                            .n_items = w->n_tuning,
+                                            .chain_of_thought = m->o->chain_of_thought,
+                                            .max_tokens = w->max_tokens,
+                                            .seed = m->o->seed,
+                                            .grader = w->tuning_grader};
+    m->sample_temperature = w->temperature;
+    if (w->n_tuning == 0) return OK;
+    json_t *v = sample_tuning_run(&o, p, err);
+    if (!v) return err->code;
+    m->sample_temperature = (float)json_get_number(v, "temperature");
+    json_object_set_new(r, "sample_temperature", v);
+    return OK;
+}
+
 /* Self-consistency of the best single agent. Appends the accuracy for 1, 2, 4, … samples to
  * `curve`. Adds a row for the number of samples that costs as many generated tokens as the debate,
  * and a row for the number that costs as many tokens in total. */
@@ -232,10 +254,9 @@ static int baseline_self_consistency(struct report_builder *m, struct progress *
                      expected_sample_calls(
                          m, debate_max_calls(m->team, m->n_agents, m->items, m->n_items, m->o)),
                      (int64_t)m->n_items * k);
-    int rc = self_consistency_sample(m->llm_client, &m->team[best], m->items, m->n_items, k,
-                                     m->o->chain_of_thought, m->report_options->temperature,
-                                     m->report_options->max_tokens, m->o->seed, m->o->grader, &s, p,
-                                     err);
+    int rc = self_consistency_sample(
+        m->llm_client, &m->team[best], m->items, m->n_items, k, m->o->chain_of_thought,
+        m->sample_temperature, m->report_options->max_tokens, m->o->seed, m->o->grader, &s, p, err);
     uint8_t *right = xmalloc((size_t)m->n_items + 1);
     for (int i = 1; rc == OK && i <= k; i++) {
         c.calls += m->n_items;
@@ -276,7 +297,7 @@ static int checked_report_add(struct report_builder *m, json_t *r, struct progre
                                                          .max_samples = w->check_samples,
                                                          .passes = w->check_passes,
                                                          .chain_of_thought = m->o->chain_of_thought,
-                                                         .temperature = w->temperature,
+                                                         .temperature = m->sample_temperature,
                                                          .max_tokens = w->max_tokens,
                                                          .seed = m->o->seed,
                                                          .grader = m->o->grader},
@@ -482,6 +503,7 @@ static int report_fill(struct report_builder *m, json_t *r, struct progress *p, 
     int rc = OK;
     result_rows_add(m, r);
     if (m->n_items > 0 && m->items[0].n_views) rc = baseline_full_evidence(m, p, err);
+    if (rc == OK) rc = sample_temperature_tune(m, r, p, err);
     if (rc == OK && samples_are_taken(m)) rc = baseline_self_consistency(m, p, curve, err);
     if (rc == OK) rc = checked_report_add(m, r, p, err);
     if (rc == OK && !m->report_options->credit_none) rc = contributions_measure(m, p, &credit, err);
@@ -613,6 +635,7 @@ void debate_report_print(const json_t *r, FILE *f) {
                 (long long)get_int(v, "open"), (long long)get_int(v, "changed"),
                 (long long)get_int(v, "conformed"), 100 * get_real(v, "agreed"));
     }
+    if ((v = json_object_get(r, "sample_temperature"))) sample_tuning_print(v, f);
     if ((v = json_object_get(r, "check"))) checked_report_print(v, f);
     print_credit(json_object_get(r, "credit"), f);
     json_array_foreach (json_object_get(r, "calibration"), i, v)
@@ -716,6 +739,8 @@ void debate_report_html(const json_t *r, struct buf *page) {
     page_curve(json_object_get(r, "by_round"), "right votes, %", "round", true, page);
     page_curve(json_object_get(r, "self_consistency"), "right votes of samples, %", "samples",
                false, page);
+    page_curve(json_object_get(json_object_get(r, "sample_temperature"), "curve"),
+               "right majorities on development questions, %", "temperature", false, page);
     html_table(page, json_object_get(r, "by_round"));
     if (json_object_get(r, "credit"))
         html_table(page, json_object_get(json_object_get(r, "credit"), "agents"));

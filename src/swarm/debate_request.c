@@ -10,7 +10,6 @@
 #include <string.h>
 
 enum { MAX_TRANSCRIPTS = 5, SAMPLE_TOKENS = 24 }; /* transcripts in a report */
-static const float SAMPLE_TEMPERATURE = 0.7f;
 
 #define ROW(name, type, field, fallback, min, max, metavar, ...)                                   \
     { name, type, offsetof(struct debate_request, field), fallback, min, max, metavar, __VA_ARGS__ }
@@ -29,6 +28,8 @@ const struct option_row debate_request_rows[] = {
     ROW("data", OPT_STRING, data, NULL, 0, 0, "DIR", "folder of the files of named tasks",
         JOB_ARG_INPUT_PATH),
     ROW("n", OPT_INT, n, "200", 0, 1e6, "N", "questions per task; 0: the default of 'shoal eval'"),
+    ROW("split", OPT_STRING, split, "test", 0, 0, "NAME",
+        "split of generated questions: test, dev or train", JOB_ARG_TEXT),
     ROW("shots", OPT_INT, shots, "0", 0, 1000, "N",
         "few-shot examples, from the task's dev or train file"),
     ROW("protocol", OPT_STRING, protocol, NULL, 0, 0, "NAME",
@@ -49,6 +50,14 @@ const struct option_row debate_request_rows[] = {
         "the protocol's)"),
     ROW("samples", OPT_INT, samples, "32", 0, 256, "N",
         "--tasks: maximum samples of self-consistency; 0: none"),
+    ROW("sample-temperature", OPT_STRING, sample_temperature, "0.7", 0, 0, "X",
+        "temperature of the samples of --samples and --check; auto: the best one of the best agent "
+        "on N other questions, of the dev split",
+        JOB_ARG_TEXT),
+    ROW("tune-data", OPT_STRING, tune_data, NULL, 0, 0, "FILE",
+        "--sample-temperature auto: questions instead of the dev split, which tasks from files do "
+        "not have",
+        JOB_ARG_BUILTIN_OR_PATH),
     ROW("free-answers", OPT_BOOL, free_answers, NULL, 0, 0, NULL,
         "--tasks: the agents generate the answers of generated tasks instead of choosing them"),
     ROW("check", OPT_STRING, check, NULL, 0, 0, "CHECK",
@@ -77,8 +86,24 @@ static int credit_check(const char *name, struct error *err) {
     return error_set(err, ERR_USAGE, "no credit of a '%s'; there are vote, debate and none", name);
 }
 
+/* *out: the temperature, or -1 for "auto". */
+static int sample_temperature_parse(const struct debate_request *r, float *out, struct error *err) {
+    const char *text = r->sample_temperature;
+    char *end;
+    *out = -1;
+    if (strcmp(text, "auto") == 0) return OK;
+    if (r->tune_data)
+        return error_set(err, ERR_USAGE, "--tune-data is for --sample-temperature auto");
+    *out = (float)strtod(text, &end);
+    if (end != text && !*end && *out >= 0 && *out <= 100) return OK;
+    return error_set(err, ERR_USAGE,
+                     "--sample-temperature is a number of 0 to 100, or auto, not '%s'", text);
+}
+
 int debate_request_apply(const struct debate_request *r, struct debate_options *o,
                          struct error *err) {
+    float sample_temperature;
+    if (sample_temperature_parse(r, &sample_temperature, err) != OK) return err->code;
     o->seed = (uint64_t)r->seed;
     o->chain_of_thought &= r->chain_of_thought;
     if (r->rounds > 0) o->rounds = (int)r->rounds;
@@ -107,22 +132,28 @@ static int topic_init(const struct debate_request *r, struct debate_questions *q
 
 int debate_questions_open(const struct debate_request *r, struct debate_questions *q,
                           struct error *err) {
-    const struct eval_task_options o = {.dir = r->data,
-                                        .n = r->n,
-                                        .shots = r->shots,
-                                        .split = SPLIT_TEST,
-                                        .seed = (uint64_t)r->seed};
+    struct eval_task_options o = {
+        .dir = r->data, .n = r->n, .shots = r->shots, .seed = (uint64_t)r->seed};
     *q = (struct debate_questions){0};
     if (!r->topic == !r->tasks)
         return error_set(err, ERR_USAGE, "give one of --topic TEXT and --tasks LIST");
-    if (r->topic && (r->data || r->shots))
-        return error_set(err, ERR_USAGE, "--%s is for --tasks", r->data ? "data" : "shots");
+    if (data_split_parse(r->split, &o.split, err) != OK) return err->code;
+    if (r->topic && (r->data || r->shots || o.split != SPLIT_TEST))
+        return error_set(err, ERR_USAGE, "--%s is for --tasks",
+                         r->data    ? "data"
+                         : r->shots ? "shots"
+                                    : "split");
     if (r->topic) return topic_init(r, q, err);
     if (r->grader || r->choices.n)
         return error_set(err, ERR_USAGE, "--%s is for --topic; tasks have their own",
                          r->grader ? "grader" : "choices");
     int rc = eval_tasks_open(r->tasks, &o, &q->tasks, &q->n_tasks, err);
-    for (int i = 0; i < q->n_tasks; i++) q->n += q->tasks[i].n_questions;
+    for (int i = 0; i < q->n_tasks; i++) {
+        q->n += q->tasks[i].n_questions;
+        if (rc == OK && o.split != SPLIT_TEST && q->tasks[i].family < 0)
+            rc = error_set(err, ERR_USAGE, "--split is for generated questions; '%s' has others",
+                           q->tasks[i].name);
+    }
     return rc;
 }
 
@@ -147,6 +178,79 @@ static int request_check_open(const struct debate_request *r, const struct task_
     return *out ? OK : err->code;
 }
 
+/* Development items, on which the temperature of the samples is tuned. */
+struct tuning_items {
+    struct task_item *v; /* [n] */
+    int64_t n;
+    const struct grader *grader;
+};
+
+static struct task_item *items_open(const struct eval_task *task, bool free_answers) {
+    struct task_item *items = eval_task_items(task);
+    for (int64_t i = 0; free_answers && i < task->n_questions; i++) task_item_make_free(&items[i]);
+    return items;
+}
+
+static char *item_identity(const struct task_item *it) {
+    return xasprintf("%s\n%s", it->question,
+                     it->n_choices ? it->choices[MAX(it->correct, 0)] : it->gold);
+}
+
+/* Refuses development items of which the measured items contain any. */
+static int tuning_check_overlap(const struct tuning_items *t, const struct task_item *items,
+                                int64_t n, const char *name, struct error *err) {
+    json_t *measured = json_object();
+    int64_t n_equal = 0;
+    for (int64_t i = 0; i < n; i++) {
+        char *key = item_identity(&items[i]);
+        json_object_set_new_nocheck(measured, key, json_true());
+        free(key);
+    }
+    for (int64_t i = 0; i < t->n; i++) {
+        char *key = item_identity(&t->v[i]);
+        n_equal += json_object_get(measured, key) != NULL;
+        free(key);
+    }
+    json_decref(measured);
+    if (n_equal == 0) return OK;
+    return error_set(err, ERR_USAGE,
+                     "%lld questions that would tune the temperature of samples are also measured "
+                     "in '%s'; name others with --tune-data",
+                     (long long)n_equal, name);
+}
+
+/* Opens the development items of a task whose measured items are items[n_questions]. */
+static int tuning_items_open(const struct debate_request *r, const struct team *t,
+                             const struct eval_task *task, const struct task_item *items,
+                             struct tuning_items *out, struct error *err) {
+    const struct eval_task_options eo = {.dir = r->tune_data ? NULL : r->data,
+                                         .n = r->n,
+                                         .shots = r->shots,
+                                         .split = SPLIT_DEV,
+                                         .seed = (uint64_t)r->seed};
+    struct eval_task dev;
+    struct debate_options o;
+    bool has_reasoning = t->options.chain_of_thought || items[0].n_choices == 0;
+    if (!has_reasoning || (r->samples == 0 && !r->check))
+        return error_set(err, ERR_USAGE,
+                         "'%s' has no samples whose temperature could be tuned; leave out "
+                         "--sample-temperature, or add --free-answers and --samples",
+                         task->name);
+    if (task->family < 0 && !r->tune_data)
+        return error_set(err, ERR_USAGE,
+                         "'%s' is read from files, which have no dev split; name other questions "
+                         "with --tune-data",
+                         task->name);
+    int rc = eval_task_open(&dev, r->tune_data ? r->tune_data : task->name, &eo, err);
+    if (rc == OK) rc = debate_options_for_task(&dev, &t->options, &o, err);
+    if (rc == OK) {
+        *out = (struct tuning_items){items_open(&dev, r->free_answers), dev.n_questions, o.grader};
+        rc = tuning_check_overlap(out, items, task->n_questions, task->name, err);
+    }
+    eval_task_release(&dev);
+    return rc;
+}
+
 json_t *debate_request_run_task(const struct debate_request *r, const struct llm_client *client,
                                 const struct team *t, const struct eval_task *task,
                                 struct error *err) {
@@ -158,7 +262,6 @@ json_t *debate_request_run_task(const struct debate_request *r, const struct llm
     const struct check_model model = check_questioner_as_model(&questioner);
     struct debate_report_options needs = {.name = task->name,
                                           .samples = (int)r->samples,
-                                          .temperature = SAMPLE_TEMPERATURE,
                                           .max_tokens = o.max_tokens ? o.max_tokens : SAMPLE_TOKENS,
                                           .credit_debate = strcmp(r->credit, "debate") == 0,
                                           .credit_none = strcmp(r->credit, "none") == 0,
@@ -167,16 +270,21 @@ json_t *debate_request_run_task(const struct debate_request *r, const struct llm
                                           .check_passes = (int)r->passes,
                                           .questioner = &questioner};
     json_t *contaminated = team_contamination(t, task), *report = NULL;
-    struct task_item *items = eval_task_items(task);
-    for (int64_t i = 0; r->free_answers && i < task->n_questions; i++)
-        task_item_make_free(&items[i]);
-    int rc = request_check_open(r, items, &model, &needs.check, err);
+    struct task_item *items = items_open(task, r->free_answers);
+    struct tuning_items tuning = {0};
+    int rc = sample_temperature_parse(r, &needs.temperature, err);
+    if (rc == OK) rc = request_check_open(r, items, &model, &needs.check, err);
+    if (rc == OK && needs.temperature < 0) rc = tuning_items_open(r, t, task, items, &tuning, err);
+    needs.tuning_items = tuning.v;
+    needs.n_tuning = (int)tuning.n;
+    needs.tuning_grader = tuning.grader ? tuning.grader : o.grader;
     if (rc == OK)
         report = debate_report_run(client, t->v, t->n, items, (int)task->n_questions, &o, &needs,
                                    &bar, err);
     if (rc == OK) progress_finish(&bar, NULL);
     check_free(needs.check);
     task_items_release(items, task->n_questions);
+    task_items_release(tuning.v, tuning.n);
     if (report && contaminated) json_object_set(report, "contaminated", contaminated);
     json_decref(contaminated);
     return report;

@@ -96,6 +96,23 @@ struct report_cost {
 void report_row_add(json_t *rows, const char *name, const char *kind,
                     const uint8_t *right /* [n_items] */, int n_items, struct report_cost c);
 
+/* sample_tuning.c: the temperature of the samples of an agent. */
+struct sample_tuning_options {
+    const struct llm_client *client;
+    const struct agent *agent;
+    const struct task_item *items; /* development items */
+    int n_items;
+    bool chain_of_thought;
+    int32_t max_tokens;
+    uint64_t seed;
+    const struct grader *grader;
+};
+/* {temperature, agent, n, samples, curve: [[temperature, accuracy]]}; NULL on failure. */
+json_t *sample_tuning_run(const struct sample_tuning_options *o, struct progress *p,
+                          struct error *err);
+int64_t sample_tuning_calls(int n_items);
+void sample_tuning_print(const json_t *v, FILE *f);
+
 /* checked_report.c: samples with and without a check, of the team and of its best agent. */
 struct checked_report_options {
     const struct llm_client *client;

@@ -252,6 +252,31 @@ int checked_samples_used(const struct checked_samples *s, int item, int n, int p
  * or if none did or without `checked`, of all. -1: no sample has an answer. */
 int checked_samples_decide(const struct checked_samples *s, int item, int n, bool checked);
 
+/*
+ * second_turns.c: training conversations from a team's own first answers, one for each agent and
+ * question at which the protocol has a second turn: the prompt of this turn, then the right answer,
+ * which is the only target. `direct` is the control of the same length: line i of both has the same
+ * question and target, in `direct` without the debate.
+ */
+struct team;          /* declared below */
+struct second_turns { /* zeroed by the caller */
+    int64_t n_questions;
+    struct {
+        struct buf second, direct;  /* lines of JSON */
+        int64_t n, n_first_correct; /* lines of each; questions with a right first answer */
+    } v[TEAM_MAX];
+};
+/* Adds the questions of a task. ERR_USAGE if they are not of the train split, and for tasks from
+ * files or with split evidence. The reply has a chain of thought if the team's turns have one. */
+int second_turns_add(struct second_turns *s, const struct llm_client *client, const struct team *t,
+                     const struct eval_task *task, bool free_answers, struct error *err);
+/* Writes DIR/second/AGENT.jsonl and DIR/direct/AGENT.jsonl. ERR_STATE if no agent has a line. */
+int second_turns_write(const struct second_turns *s, const struct team *t, const char *dir,
+                       struct error *err);
+/* {questions, protocol, agents: [{name, lines, first_correct}]}; first_correct is a share. */
+json_t *second_turns_json(const struct second_turns *s, const struct team *t);
+void second_turns_release(struct second_turns *s);
+
 /* The agent that answers the questions of a check of kind `question`, and their tokens. */
 struct check_questioner {
     struct llm_client client;
@@ -388,9 +413,10 @@ void behaviour_novelty(behaviour_distance_fn distance_fn, const void *ctx, int n
  * Variables of templates and conditions: question, choices, lang, words, round (from 1), rounds,
  * agents (their number), agreed (all answers are equal), candidates (the item's choices, or the
  * answers given so far), given (the caller's object). Variables of templates only: me {name, role,
- * system, number}, own {text, answer} (the agent's latest utterance) or none, others [{number,
- * text, answer}] (without names, in a random order per item and round), transcript [{name, role,
- * number, round, node, text, answer}].
+ * system, number}, own {text, answer, confidence} (the agent's latest utterance) or none, others
+ * [{number, name, role, text, answer, confidence}] (in a random order per item and round; `number`
+ * is the place in it), transcript [{name, role, number, round, node, text, answer}]. `confidence`
+ * is the probability of the answer, or none if there is no answer or its probability is not known.
  */
 
 struct grader; /* grade/grade.h */
@@ -421,6 +447,7 @@ struct utterance {
     float confidence; /* probability of the answer among the choices; for free text, the probability
                          of the answer's tokens given their prefix, or 1 if the client reports no
                          tokens; for REPLY_LEGACY, the value in the text */
+    bool has_probability;         /* there is an answer, and `confidence` is its probability */
     float prob[EVAL_MAX_CHOICES]; /* probability of each candidate; a free answer sets only
                                      its own entry */
     float weight;                 /* the agent's */
@@ -791,7 +818,8 @@ int team_fit_write(const struct team_fit *f, enum team_decision decide, const st
 
 struct debate_request { /* filled from debate_request_rows */
     struct strings personas, choices;
-    char *topic, *tasks, *data, *grader, *protocol, *vote, *credit, *check;
+    char *topic, *tasks, *data, *split, *grader, *protocol, *vote, *credit, *check;
+    char *sample_temperature, *tune_data;
     int64_t rounds, n, shots, max_tokens, samples, check_samples, passes, seed;
     double temperature, seconds;
     bool chain_of_thought, free_answers, check_sandbox;
@@ -846,19 +874,25 @@ int team_solver_answer(void *ctx, const struct eval_task *b, struct eval_result 
  * accuracy]], credit: {game, method, agents: [{name, shapley, banzhaf, leave_one_out}],
  * sampling_error:
  * [{samples, shapley, banzhaf}]}, calibration: [{name, ece, ece_fitted, temperature}], cost,
- * endings, talks (transcripts)}. shapley, banzhaf and leave_one_out of an agent are [value, low,
- * high]. With a check also {check: {kind, samples, passes, confusion, comparisons}}. Kinds of
- * rows: solo (one agent's first answers), vote (after the first round), debate (the
- * decision) or, of a team with a router, router, oracle, whole (split evidence: one agent sees all
- * of it), samples (self-consistency, or the most frequent answer of samples), checked (the most
- * frequent answer that passes).
+ * endings, talks (transcripts)}. With a tuned temperature of the samples also {sample_temperature:
+ * {temperature, agent, n, samples, curve: [[temperature, accuracy]]}}. shapley, banzhaf and
+ * leave_one_out of an agent are [value, low, high]. With a check also {check: {kind, samples,
+ * passes, confusion, comparisons}}. Kinds of rows: solo (one agent's first answers), vote (after
+ * the first round), debate (the decision) or, of a team with a router, router, oracle, whole (split
+ * evidence: one agent sees all of it), samples (self-consistency, or the most frequent answer of
+ * samples), checked (the most frequent answer that passes).
  */
 
 struct debate_report_options {
     const char *name;
-    int samples; /* maximum samples of the best agent's self-consistency; 0: none */
-    float temperature;
+    int samples;        /* maximum samples of the best agent's self-consistency; 0: none */
+    float temperature;  /* sampling temperature, unless it is tuned */
     int32_t max_tokens; /* token limit of a sample */
+    /* Development items [n_tuning]. The samples have the temperature at which the best agent's
+     * self-consistency is right on most of them (sample_tuning.c). n_tuning 0: not tuned. */
+    const struct task_item *tuning_items;
+    int n_tuning;
+    const struct grader *tuning_grader; /* as debate_options.grader */
     /* The game of the contributions: credit_debate: debates of all coalitions; credit_none: no
      * contributions; neither: the first-round vote. */
     bool credit_debate, credit_none;

@@ -87,11 +87,13 @@ static const struct utterance *latest_utterance(const struct workflow_track *t, 
 
 static json_t *utterance_vars(const struct workflow_track *t, const struct utterance *u, int number,
                               int tail) {
-    return json_pack("{s:i,s:o,s:s}", "number", number, "text", tail_json(u->text, tail), "answer",
-                     answer_text(t->transcript, u));
+    return json_pack("{s:i,s:o,s:s,s:o}", "number", number, "text", tail_json(u->text, tail),
+                     "answer", answer_text(t->transcript, u), "confidence",
+                     u->has_probability ? json_real((double)u->confidence) : json_null());
 }
 
-/* The latest utterances of the other agents, in an order seeded by item and round. */
+/* The latest utterances of the other agents, in an order seeded by item and round. A number is the
+ * place in this order, so it does not identify an agent; the name does. */
 static json_t *others_json(const struct workflow_execution *r, const struct workflow_track *t,
                            int me, int end, int tail) {
     uint32_t order[TEAM_MAX];
@@ -103,9 +105,13 @@ static json_t *others_json(const struct workflow_execution *r, const struct work
     rng_shuffle(&rng, order, (size_t)n);
     json_t *list = json_array();
     for (int i = 0; i < n; i++) {
-        const struct utterance *u = latest_utterance(t, (int)order[i], end, false);
-        if (u)
-            json_array_append_new(list, utterance_vars(t, u, (int)json_array_size(list) + 1, tail));
+        const int agent = (int)order[i];
+        const struct utterance *u = latest_utterance(t, agent, end, false);
+        if (!u) continue;
+        json_t *v = utterance_vars(t, u, (int)json_array_size(list) + 1, tail);
+        json_object_set_new(v, "name", json_string(r->team[agent].name));
+        json_object_set_new(v, "role", json_string(role_name(r, agent)));
+        json_array_append_new(list, v);
     }
     return list;
 }
@@ -293,6 +299,7 @@ static void utterance_set_answer(const struct workflow_execution *r, struct work
         if (u->answer >= 0)
             u->confidence =
                 u->answer < EVAL_MAX_CHOICES ? u->prob[u->answer] : c->answer.confidence;
+        u->has_probability = u->answer >= 0;
         return;
     }
     if (c->reply == REPLY_LEGACY)
@@ -303,6 +310,7 @@ static void utterance_set_answer(const struct workflow_execution *r, struct work
         u->answer = answer_candidate_find(&t->transcript->candidates, &t->transcript->n_candidates,
                                           text, same_grader, t->item->n_choices == 0);
     if (u->answer >= 0 && u->answer < EVAL_MAX_CHOICES) u->prob[u->answer] = u->confidence;
+    u->has_probability = u->answer >= 0 && c->reply == REPLY_ANSWER && c->n_tokens > 0;
     free(text);
 }
 

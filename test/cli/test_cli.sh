@@ -757,6 +757,21 @@ END
     says "an unknown vote" 2 "there are majority, confidence" "$shoal" debate test/models/fry-1 --agents base --tasks sort --vote loud
     says "a grader of tasks" 2 "tasks have their own" "$shoal" debate test/models/fry-1 --agents base --tasks sort --grader math
     says "data without tasks" 2 "--data is for --tasks" "$shoal" debate test/models/fry-1 --agents base --topic t --data .
+    # ---- second turns as training data, and the temperature of samples
+    says "second turns of the test split" 2 "add --split train" "$shoal" debate test/models/fry-1 --agents base "$tmp/t1" --tasks sort --second-turns "$tmp/turns"
+    says "second turns of a topic" 2 "--second-turns is for --tasks" "$shoal" debate test/models/fry-1 --agents base --topic t --second-turns "$tmp/turns"
+    says "second turns of a file" 2 "'own' has others" "$shoal" debate test/models/fry-1 --agents base --tasks "$tmp/own.jsonl" --split train --second-turns "$tmp/turns"
+    if [ -e "$tmp/turns" ]; then bad "a refused request writes nothing" "$(ls "$tmp/turns")"; else ok "a refused request writes nothing"; fi
+    says "second turns" 0 "6 conversations of 6 questions" "$shoal" debate test/models/fry-1 --agents base "$tmp/t1" --tasks sort,pick --split train --n 3 --no-chain-of-thought --second-turns "$tmp/turns" --store "$tmp/team.db"
+    if [ "$(cat "$tmp"/turns/second/*.jsonl | grep -c '"content":"answer: [^"]*","weight":0},{"role":"user","content":"others say ')" = 12 ] &&
+        [ "$(cat "$tmp"/turns/second/*.jsonl | sed 's/.*"content":/"content":/')" = "$(cat "$tmp"/turns/direct/*.jsonl | sed 's/.*"content":/"content":/')" ]
+    then ok "second turns and their control have the same targets"; else bad "second turns and their control have the same targets" "$(cat "$tmp"/turns/*/*.jsonl)"; fi
+    for f in second direct; do
+        "$shoal" train test/models/fry-1 --data "$tmp/turns/$f/t1.jsonl" --out "$tmp/t10" --dry-run --json 2>"$tmp/err" | grep -o '"targets":[0-9]*' >"$tmp/out.$f"
+    done
+    same "and as many tokens to learn from" "$tmp/out.second" "$tmp/out.direct"
+    says "the tuned temperature of samples" 0 "right majorities of 8 samples of base on 3 development questions" "$shoal" debate test/models/fry-1 --agents base --tasks pick --n 3 --rounds 1 --samples 2 --sample-temperature auto --store "$tmp/team.db"
+    says "no questions to tune on" 2 "name other questions with --tune-data" "$shoal" debate test/models/fry-1 --agents base --tasks "$tmp/own.jsonl" --sample-temperature auto --store "$tmp/team.db"
     printf 'agents:\n  - {adapter: nowhere}\n' >"$tmp/lost.yaml"
     says "a team without its adapter" 1 "lost.yaml', line 2: there is no adapter 'nowhere'" "$shoal" eval test/models/fry-1 --tasks sort --team "$tmp/lost.yaml"
     says "a folder that is not a run" 1 "no generations in" "$shoal" eval test/models/fry-1 --tasks sort --run "$tmp"

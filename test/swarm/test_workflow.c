@@ -74,7 +74,7 @@ static void call_log(const struct llm_call *c, int agent, const struct scripted_
     if (c->reply == REPLY_JUDGE) buf_printf(out, "\n");
     buf_printf(out, ">> %s%s", said->failed ? "fails: " : "",
                said->failed ? said->failed : said->text);
-    if (!said->failed &&
+    if (!said->failed && said->choice >= 0 &&
         (c->reply == REPLY_JUDGE || (c->reply == REPLY_ANSWER && c->item->n_choices)))
         buf_printf(out, "%s= %s", *said->text ? " " : "", c->candidates[said->choice]);
     buf_printf(out, "\n\n");
@@ -718,6 +718,7 @@ static void test_free_confidence(void **state) {
                          OK);
         const struct utterance *u = &out.v[0];
         if ((u->answer >= 0) != t.any) fail_msg("line %d: answer %d", n_line, u->answer);
+        assert_int_equal(u->has_probability, t.any);
         if (fabs((double)u->confidence - (t.any ? exp(t.sum) : 1)) > 1e-6)
             fail_msg("line %d: sum %.0f/1024, not %.0f/1024 (%s)", n_line,
                      1024 * log((double)u->confidence), 1024 * t.sum, decision(&out));
@@ -770,8 +771,8 @@ static void test_free_answers_are_graded(void **state) {
     assert_int_equal(coalition_game_play_all(&game, played, &err), OK);
     assert_true(played[2 * 1] && !played[2 * 2] && !played[2 * 4] && played[2 * 9]);
     memset(script.nth, 0, sizeof script.nth);
-    assert_int_equal(self_consistency_sample(&a, &four_agents[0], items, 2, 3, true, 0.7f, 9, 1, o.grader,
-                                             &s, NULL, &err),
+    assert_int_equal(self_consistency_sample(&a, &four_agents[0], items, 2, 3, true, 0.7f, 9, 1,
+                                             o.grader, &s, NULL, &err),
                      OK);
     self_consistency_vote(&s, items, 1, right); // "1/2"
     assert_true(right[0] == 1 && right[1] == 0);
@@ -1125,6 +1126,69 @@ static void test_order_of_other_agents(void **state) {
     workflow_free(w);
 }
 
+/* ada selects, with probability 0.7; ben has no answer, 花 fails, and dai's call fails once. */
+static struct scripted_reply reply_partly(const struct llm_call *c, int agent, int item, int nth) {
+    (void)c;
+    (void)item;
+    if (agent == 2) return (struct scripted_reply){.failed = "the call has no room"};
+    return (struct scripted_reply){.choice = agent == 1 ? -1 : nth == 0 ? agent % 3 : 1};
+}
+
+#define OTHERS                                                                                     \
+    "messages: [{user: \"{% for o in others | sort(attribute='name') %}{{ o.name }}/{{ o.role }}/" \
+    "{{ o.answer }}/{{ 'none' if o.confidence is none else (100 * o.confidence) | round | int }} " \
+    "{% endfor %}| {{ 'none' if not own or own.confidence is none else "                           \
+    "(100 * own.confidence) | round | int }}\"}]"
+
+/* Others have their names, their roles and the probabilities of their answers. Without an answer,
+ * and for a free answer whose tokens the client does not report, `confidence` has no value. */
+static void test_other_agents_have_names(void **state) {
+    (void)state;
+    static const char yaml[] =
+        "name: x\nroles: [pro, con]\nnodes: {q: {reply: answer, " OTHERS "}}\n" LOOP;
+    struct workflow_options o = default_options;
+    struct transcript out = run_one(yaml, 4, &abc, o, reply_partly);
+    assert_int_equal(script.n, 8);
+    assert_string_equal(script.v[0].messages, "user: | none\n");
+    assert_string_equal(script.v[4].messages, "user: ben/con//none dai/con/a/70 | 70\n");
+    assert_string_equal(script.v[5].messages, "user: ada/pro/a/70 dai/con/a/70 | none\n");
+    assert_true(out.v[0].has_probability && !out.v[1].has_probability);
+    transcript_release(&out);
+    out = run_one(yaml, 2, &open_item, o, reply_gold);
+    assert_string_equal(script.v[3].messages, "user: ada/pro/1/2/none | none\n");
+    assert_true(!out.v[0].has_probability);
+    transcript_release(&out);
+}
+
+/* Choices of the items of test_confer: all agree, one differs at first, and one always. */
+static struct scripted_reply reply_confer(const struct llm_call *c, int agent, int item, int nth) {
+    (void)c;
+    return (struct scripted_reply){.choice = agent == 2 && (item == 2 || (item == 1 && nth == 0))};
+}
+
+/* "confer" asks again only where the agents differ. */
+static void test_confer(void **state) {
+    (void)state;
+    const struct task_item items[3] = {abc, abc, abc};
+    struct transcript o[3];
+    struct workflow *w = workflow_open("confer", &err);
+    assert_non_null(w);
+    struct workflow_options more = default_options;
+    more.rounds = 3;
+    run_team(w, four_agents, 3, items, 3, more, reply_confer, o);
+    for (int i = 0; i < 3; i++) {
+        assert_int_equal(o[i].rounds, i + 1);
+        assert_int_equal(o[i].stop_reason, i < 2 ? WORKFLOW_STOP_CONSENSUS : WORKFLOW_STOP_ROUNDS);
+        assert_string_equal(decision(&o[i]), "a");
+        transcript_release(&o[i]);
+    }
+    assert_int_equal(script.n, 3 * 3 + 2 * 3 + 3);
+    run_team(w, four_agents, 1, items, 1, more, reply_confer, o); // alone there is nothing to read
+    assert_int_equal(script.n, 1);
+    transcript_release(&o[0]);
+    workflow_free(w);
+}
+
 static struct scripted_reply reply_long(const struct llm_call *c, int agent, int item, int nth) {
     static const char *const texts[] = {"一二三四五", "一二三四五六", "αβγδεζ", "abc", "😀😁😂😃😄😅"};
     (void)c;
@@ -1304,6 +1368,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_seeds),
         cmocka_unit_test(test_items_are_separate),
         cmocka_unit_test(test_order_of_other_agents),
+        cmocka_unit_test(test_other_agents_have_names),
+        cmocka_unit_test(test_confer),
         cmocka_unit_test(test_tail),
         cmocka_unit_test(test_refused),
         cmocka_unit_test(test_excessive_input_is_refused),

@@ -2,12 +2,12 @@
 # results-grow: writes docs/results/grow.md: what a grown adapter gains over its teachers, by seeds.
 #
 # Trains three personas for each of SEEDS (10) seeds, and grows an adapter from unlabelled questions: by the team with the
-# check, by the best agent with the check, from votes, and from the right answers, with as many updates. N (1500) questions
+# check, by the best agent with the check, from votes, and from the right answers, with as many updates. N (1000) questions
 # of each family, TEST_N (500) test questions. Runs are kept in WORK (build/results-grow), so that an interrupted command
 # continues. In the exact class the same commands give the same digits on every processor.
 set -eu
 cd "$(dirname "$0")/.."
-shoal="${SHOAL:-$PWD/build/shoal}" seeds="${SEEDS:-10}" n="${N:-1500}" test_n="${TEST_N:-500}" work="${WORK:-build/results-grow}"
+shoal="${SHOAL:-$PWD/build/shoal}" seeds="${SEEDS:-10}" n="${N:-1000}" test_n="${TEST_N:-500}" work="${WORK:-build/results-grow}"
 families="${FAMILIES:-arithmetic,order,route,pick}"
 mkdir -p "$work"
 seed=1

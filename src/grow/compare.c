@@ -12,7 +12,6 @@
  * team with that of one agent. Their p values are corrected together (Holm).
  */
 #define _GNU_SOURCE
-#include "grade/grade.h"
 #include "grow/internal.h"
 
 #include <stdlib.h>
@@ -29,11 +28,7 @@ struct comparison {
     const struct grow_run *r;
     struct task_item *items; /* [n] */
     int n, best;             /* best: index of the agent */
-    struct engine_client client;
-    struct llm_client llm;
-    struct check_questioner questioner;
-    struct check_model model;
-    struct check *check; /* NULL: without --check's kind, for other labels */
+    struct answering a;
     struct row rows[MAX_ROWS];
     int n_rows;
 };
@@ -48,38 +43,30 @@ static struct row *row_find(struct comparison *c, const char *name) {
  * that passed. */
 static int row_measure(struct comparison *c, const char *name, const struct agent *team, int n_team,
                        int samples, bool checked, struct progress *p, struct error *err) {
-    const struct grow_options *o = c->r->o;
-    const struct grader *g = grader_find(o->grader, err);
-    const struct checked_options so = {.check = checked ? c->check : NULL,
-                                       .max_samples = samples,
-                                       .passes = checked ? (int)o->passes : 0,
-                                       .chain_of_thought = o->chain_of_thought,
-                                       .temperature = (float)o->temperature,
-                                       .max_tokens = (int32_t)o->max_tokens,
-                                       .seed = (uint64_t)o->learn.train.seed,
-                                       .grader = g};
+    const struct sampling_plan plan = {
+        .samples = samples, .passes = (int)c->r->o->passes, .checked = checked};
+    struct check *check = c->a.check;
     struct checked_samples s;
-    CHECK(c->n_rows < MAX_ROWS && g);
+    CHECK(c->n_rows < MAX_ROWS);
     struct row *row = &c->rows[c->n_rows++];
     *row = (struct row){.right = xcalloc((size_t)MAX(c->n, 1), 1)};
     snprintf(row->name, sizeof row->name, "%s", name);
-    c->questioner.prefilled = c->questioner.generated = 0;
-    const int64_t questions = c->check ? check_cost(c->check).questions : 0;
-    int rc = checked_samples_run(&c->llm, team, n_team, c->items, c->n, &so, &s, p, err);
+    c->a.questioner.prefilled = c->a.questioner.generated = 0;
+    const int64_t questions = check ? check_cost(check).questions : 0;
+    int rc = answers_sample(&c->a, team, n_team, c->items, c->n, &plan, &s, p, err);
     for (int i = 0; rc == OK && i < c->n; i++) {
         const struct checked_sample *v = s.v + (int64_t)i * s.max_samples;
-        const char *gold = c->items[i].gold;
         const int best = checked_samples_decide(&s, i, s.n[i], checked);
-        row->right[i] = best >= 0 && grader_grade(g, v[best].text, &gold, 1).score >= 0.5;
+        row->right[i] = best >= 0 && answer_is_right(&c->a, &c->items[i], v[best].text);
         row->calls += s.n[i];
         for (int j = 0; j < s.n[i]; j++) {
             row->prefilled += v[j].prefilled;
             row->generated += v[j].generated;
         }
     }
-    row->prefilled += c->questioner.prefilled;
-    row->generated += c->questioner.generated;
-    if (c->check) row->calls += check_cost(c->check).questions - questions;
+    row->prefilled += c->a.questioner.prefilled;
+    row->generated += c->a.questioner.generated;
+    if (check) row->calls += check_cost(check).questions - questions;
     checked_samples_release(&s);
     return rc;
 }
@@ -111,7 +98,7 @@ static int samples_measure(struct comparison *c, struct progress *p, struct erro
     for (int i = 0; rc == OK && i < 4; i++) {
         const bool team = i >= 2, checked = i % 2;
         char name[80];
-        if (checked && !c->check) continue;
+        if (checked && !c->a.check) continue;
         snprintf(name, sizeof name, "%.40s@%d%s", team ? "team" : best->name, k,
                  checked ? ", checked" : ", votes");
         rc = row_measure(c, name, team ? r->env->team : best, team ? r->env->n_agents : 1, k,
@@ -265,27 +252,17 @@ static int rows_measure(struct comparison *c, json_t *arms, struct error *err) {
 }
 
 json_t *grow_compare(struct grow_run *r, struct error *err) {
-    struct comparison c = {.r = r, .questioner.agent.name = "base"};
+    struct comparison c = {.r = r};
     struct grow_questions q = {0};
-    const struct check_options co = {.sandbox = r->o->check_sandbox, .model = &c.model};
     json_t *v = NULL, *arms = json_object();
     int rc = items_open(&c, &q, err);
-    struct engine *e = rc == OK ? grow_engine_open(r, &q, err) : NULL;
-    if (!e) rc = err->code;
-    c.client = (struct engine_client){.engine = e, .model = r->env->m, .store = r->store};
-    c.llm = engine_client_as_llm(&c.client);
-    c.questioner.client = c.llm;
-    c.model = check_questioner_as_model(&c.questioner);
-    if (rc == OK && r->labels == LABELS_CHECK &&
-        !(c.check = check_open_filter(r->o->check, &co, err)))
-        rc = err->code;
+    if (rc == OK) rc = answering_open(&c.a, r, &q, err);
     if (rc == OK) rc = rows_measure(&c, arms, err);
     if (rc == OK)
         v = json_pack("{s:i,s:f,s:o,s:o,s:O}", "n", c.n, "all_wrong", all_wrong(&c), "rows",
                       rows_json(&c), "comparisons", comparisons_json(&c), "arms", arms);
     for (int i = 0; i < c.n_rows; i++) free(c.rows[i].right);
-    check_free(c.check);
-    engine_free(e);
+    answering_close(&c.a);
     json_decref(arms);
     free(c.items);
     grow_questions_release(&q);

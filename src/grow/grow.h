@@ -9,7 +9,8 @@
  *   check    a check (check/check.h) scores each answer without the right one; of each question the
  *            most frequent answer that passed is kept
  *   learn    a new adapter is trained on all answers kept so far, those of rarer kinds repeated;
- *            the gate of a training compares it with that of the round before (train/train.h)
+ *            the gate (gate.c) compares its answers to held-out questions with those of the best
+ *            adapter before
  *
  * Each round trains anew, because an adapter that is trained on the same answers again and again
  * learns them by heart (Zelikman et al. 2022). The last adapter that passed the gate is published.
@@ -22,7 +23,7 @@
  * the same hashes.
  *
  *   RUNS/ID/round-N/kept.jsonl      lines {messages, source} for the training
- *   RUNS/ID/round-N/held_out.jsonl  lines for the gate, of questions that no round trains on
+ *   RUNS/ID/held_out.jsonl          the questions of the gate, which no round asks
  *   RUNS/ID/round-N/adapter/        the adapter of the round
  *   RUNS/ID/round-N/round.json      figures of the round; exists when the round is complete
  *   RUNS/ID/result.json, report.html
@@ -90,9 +91,9 @@ int grow_memory_check(const struct grow_options *o, const struct model_size *siz
  * {run, check, agents, rounds: [round], published, dir, hash, best_round, cost}; a round is {round,
  * questions, passed, coverage, pass_at: [share of the questions with a passing answer among the
  * first k samples], kinds: [{kind, questions, passed, kept, repeated}], agents: [{name, samples,
- * passed, kept}], kept, held_out, lines, right (of kept answers, where the right one is known),
- * check, cost, adapter: {dir, hash, published, why, …}}. With o->test also test: {n, all_wrong,
- * rows:
+ * passed, kept}], kept, lines, accepted, gate, right (of kept answers, where the right one is
+ * known), check, cost, adapter: {dir, hash, published, why, …}}. With o->test also test: {n,
+ * all_wrong, rows:
  * [{name, acc, lo, hi, calls, prefilled, generated}], comparisons: [{a, b, diff, lo, hi, p,
  * p_holm}], arms: {NAME: result of a further run}}.
  */

@@ -11,13 +11,22 @@ int grow_labels_parse(const char *name, enum grow_labels *out, struct error *err
 
 /* A kept answer to a question. */
 struct kept_answer {
-    int question, agent, sample, round; /* sample: its number among the question's; -1: gold */
-    char *text;                         /* as the agent wrote it */
-    bool held_out;
+    int question, sample, round; /* sample: its number among the question's; -1: gold */
+    const char *agent;           /* its name; NULL: gold */
+    char *adapter_hash;          /* NULL: the base model */
+    char *text;                  /* as the agent wrote it */
 };
 /* What became of each question so far. */
 struct question_state {
-    bool asked, kept;
+    bool asked, kept, held_out;
+};
+/* Held-out questions: no round asks them. */
+struct grow_gate {
+    struct task_item *items; /* [n] borrowed */
+    int *places, n;          /* indices in the questions */
+    char **votes;            /* [n] the team's answers, with LABELS_VOTES */
+    /* [n] whether the answer of the baseline, and of the best round, is accepted */
+    uint8_t *baseline, *best;
 };
 
 struct grow_run {
@@ -34,24 +43,60 @@ struct grow_run {
     struct agent team[TEAM_MAX];
     struct adapter *grown; /* of the last round whose adapter passed the gate; or NULL */
     int best_round;        /* its number from 1; 0: none */
+    struct grow_gate gate;
     json_t *rounds;
 };
+
+/* An engine with the check of a run. It must not move while it is open. */
+struct answering {
+    const struct grow_run *r;
+    const struct grader *grader;
+    struct engine *engine;
+    struct engine_client client;
+    struct llm_client llm;
+    struct check_questioner questioner;
+    struct check_model model;
+    struct check *check; /* NULL: the labels are not a check's */
+};
+struct sampling_plan {
+    int samples, passes; /* passes: see struct checked_options */
+    bool checked;
+    uint64_t round; /* rounds draw other samples */
+};
+/* For questions of `q`. Call answering_close also after an error. */
+int answering_open(struct answering *a, const struct grow_run *r, const struct grow_questions *q,
+                   struct error *err);
+void answering_close(struct answering *a);
+/* The caller releases `out`, also after an error. */
+int answers_sample(struct answering *a, const struct agent *team, int n_team,
+                   const struct task_item *items, int n, const struct sampling_plan *plan,
+                   struct checked_samples *out, struct progress *p, struct error *err);
+/* Whether a text has the item's right answer, which is known. */
+bool answer_is_right(const struct answering *a, const struct task_item *it, const char *text);
+
+/* Selects the held-out questions and measures the baseline. */
+int grow_gate_open(struct grow_run *r, struct error *err);
+void grow_gate_close(struct grow_gate *g);
+/* Measures a round's adapter and adds "gate" to `report`. */
+int grow_gate_round(struct grow_run *r, struct adapter *candidate, bool *accepted, json_t *report,
+                    struct error *err);
+/* Whether the grown adapter is better than the baseline beyond chance. */
+bool grow_gate_publish(const struct grow_run *r);
+/* {n, before, after, change, lo, hi, p} of two vectors of accepted answers. */
+json_t *grow_gate_json(const uint8_t *before, const uint8_t *after, int n);
 
 /* Proposes and checks answers to the round's questions, adds the kept ones to r->kept and the
  * figures to `report`. */
 int round_propose(struct grow_run *r, int round, json_t *report, struct error *err);
-/* Writes kept.jsonl and held_out.jsonl of all answers kept so far to the folder `dir`; sets the
- * numbers of lines. Adds how often lines of each kind are repeated to `report`. */
-int round_write(const struct grow_run *r, const char *dir, int *lines, int *held_out,
-                json_t *report, struct error *err);
+/* Writes kept.jsonl of all answers kept so far to the folder `dir`; sets the number of lines. Adds
+ * how often lines of each kind are repeated to `report`. */
+int round_write(const struct grow_run *r, const char *dir, int *lines, json_t *report,
+                struct error *err);
 /* The measurements of --test and --compare (compare.c), for the result. */
 json_t *grow_compare(struct grow_run *r, struct error *err);
 int grow_questions_open_split(const struct grow_options *o, enum data_split split,
                               struct grow_questions *out, struct error *err);
-/* An engine for proposals and answers to the questions `q`. */
-struct engine *grow_engine_open(const struct grow_run *r, const struct grow_questions *q,
-                                struct error *err);
-/* Tokens of the longest proposal with its question, for these agents. */
+/* Tokens of the longest answer with its question. */
 int32_t round_longest(const struct grow_options *o, const struct grow_questions *q,
                       int32_t max_seq_len);
 

@@ -11,6 +11,17 @@ static long long integer(const json_t *v, const char *key) {
     return (long long)json_integer_value(json_object_get(v, key));
 }
 
+static void gate_print(const json_t *gate, const char *other, FILE *f) {
+    if (!gate) return;
+    fprintf(f,
+            "  of %lld held-out questions %.1f %% are accepted, of %s %.1f %%: %+.1f (%+.1f … "
+            "%+.1f), p = %.2g\n",
+            integer(gate, "n"), 100 * json_get_number(gate, "after"), other,
+            100 * json_get_number(gate, "before"), 100 * json_get_number(gate, "change"),
+            100 * json_get_number(gate, "lo"), 100 * json_get_number(gate, "hi"),
+            json_get_number(gate, "p"));
+}
+
 static void round_print(const json_t *round, FILE *f) {
     const json_t *adapter = json_object_get(round, "adapter"),
                  *right = json_object_get(round, "right"), *v;
@@ -29,10 +40,9 @@ static void round_print(const json_t *round, FILE *f) {
         fprintf(f, "  %-16s %6lld answers, %6lld pass, %6lld kept\n", json_get_string(v, "name"),
                 integer(v, "samples"), integer(v, "passed"), integer(v, "kept"));
     if (adapter)
-        fprintf(f, "  learned from %lld lines, gate with %lld: %s (%s)\n", integer(round, "lines"),
-                integer(round, "held_out"),
-                json_is_true(json_object_get(adapter, "published")) ? "accepted" : "rejected",
-                json_get_string(adapter, "why"));
+        fprintf(f, "  learned from %lld lines: %s\n", integer(round, "lines"),
+                json_is_true(json_object_get(round, "accepted")) ? "accepted" : "rejected");
+    gate_print(json_object_get(round, "gate"), "the best adapter before", f);
 }
 
 static void test_print(const json_t *test, FILE *f) {
@@ -61,6 +71,7 @@ void grow_print(const json_t *result, FILE *f) {
                 integer(result, "best_round"));
     else
         fprintf(f, "no round's adapter passed the gate; nothing is published\n");
+    gate_print(json_object_get(result, "gate"), "the baseline", f);
     if ((v = json_object_get(result, "test"))) test_print(v, f);
 }
 
@@ -79,8 +90,7 @@ static json_t *rounds_table(const json_t *rounds) {
                 json_object_set(row, keys[j], (json_t *)(uintptr_t)k);
         json_object_update(row, (json_t *)(uintptr_t)cost);
         if (adapter) {
-            json_object_set(row, "accepted", json_object_get(adapter, "published"));
-            json_object_set(row, "why", json_object_get(adapter, "why"));
+            json_object_set(row, "accepted", json_object_get(v, "accepted"));
             json_object_set(row, "hash", json_object_get(adapter, "hash"));
         }
         json_array_append_new(rows, row);

@@ -3,11 +3,9 @@
  * training.
  *
  * A round asks the questions that no round has asked, in their order, then those without a kept
- * answer once more. Whether a question is held out follows from its text, so the gate never
- * measures a question that a round has trained on.
+ * answer once more.
  */
 #define _GNU_SOURCE
-#include "grade/grade.h"
 #include "grow/internal.h"
 
 #include <math.h>
@@ -17,7 +15,6 @@
 enum {
     TEMPLATE_TOKENS = 256, /* a chat template and a system prompt */
     CHECK_TOKENS = 64,     /* the reply to a check's question, with its wording */
-    HELD_OUT_SHARES = 1000,
 };
 
 static const char *const labels_names[] = {"check", "votes", "gold"};
@@ -44,38 +41,23 @@ static int questions_select(const struct grow_run *r, int *places) {
     int n = 0;
     for (int again = 0; again < 2; again++)
         for (int i = 0; i < r->q->n && n < most; i++)
-            if (r->state[i].asked == again && !r->state[i].kept) places[n++] = i;
+            if (r->state[i].asked == again && !r->state[i].kept && !r->state[i].held_out)
+                places[n++] = i;
     return n;
 }
 
-static bool is_held_out(const struct grow_run *r, int question) {
-    const char *text = r->q->v[question].item.question;
-    struct buf normal = {0};
-    text_normalize(text, strlen(text), &normal); // questions that differ in case or blanks are one
-    const uint64_t h = hash_fnv1a(normal.data ? normal.data : "", normal.len);
-    buf_release(&normal);
-    return (double)(h % HELD_OUT_SHARES) < r->o->held_out * HELD_OUT_SHARES;
-}
-
-static void answer_keep(struct grow_run *r, int question, int round, int sample, int agent,
-                        const char *text) {
+static void answer_keep(struct grow_run *r, int question, int round, int sample,
+                        const struct agent *agent, const char *text) {
     if (!(r->n_kept & (r->n_kept - 1)))
         r->kept = xrealloc(r->kept, sizeof *r->kept * (size_t)MAX(2 * r->n_kept, 1));
-    r->kept[r->n_kept++] = (struct kept_answer){.question = question,
-                                                .agent = agent,
-                                                .sample = sample,
-                                                .round = round,
-                                                .text = xstrdup(text),
-                                                .held_out = is_held_out(r, question)};
+    r->kept[r->n_kept++] = (struct kept_answer){
+        .question = question,
+        .agent = agent ? agent->name : NULL,
+        .adapter_hash = agent && agent->adapter ? xstrdup(agent->adapter->hash) : NULL,
+        .sample = sample,
+        .round = round,
+        .text = xstrdup(text)};
     r->state[question].kept = true;
-}
-
-/* Whether a text has the question's right answer; -1: that is not known. */
-static int answer_is_right(const struct grow_run *r, int question, const char *text) {
-    const char *gold = r->q->v[question].item.gold;
-    struct error ignored; // the grader's name is checked
-    const struct grader *g = grader_find(r->o->grader, &ignored);
-    return gold && g ? grader_grade(g, text, &gold, 1).score >= 0.5 : -1;
 }
 
 /* The sample whose answer is kept; -1: none. Votes keep an answer that at least two samples gave.
@@ -160,19 +142,20 @@ static void kinds_report(const struct grow_run *r, const struct checked_samples 
 
 /* How many kept answers are right, of those whose right answer is known. The run does not use it.
  */
-static void right_report(const struct grow_run *r, int first_kept, json_t *report) {
+static void right_report(const struct answering *a, int first_kept, json_t *report) {
+    const struct grow_run *r = a->r;
     int known = 0, right = 0;
     for (int i = first_kept; i < r->n_kept; i++) {
-        const int is_right = answer_is_right(r, r->kept[i].question, r->kept[i].text);
-        known += is_right >= 0;
-        right += is_right > 0;
+        const struct task_item *it = &r->q->v[r->kept[i].question].item;
+        known += it->gold != NULL;
+        right += answer_is_right(a, it, r->kept[i].text);
     }
     if (known > 0)
         json_object_set_new(report, "right", json_pack("{s:i,s:i}", "right", right, "of", known));
 }
 
-static void samples_keep(struct grow_run *r, int round, const struct checked_samples *s,
-                         const int *places, json_t *report) {
+static void samples_keep(struct grow_run *r, const struct answering *a, int round,
+                         const struct checked_samples *s, const int *places, json_t *report) {
     int *kept = xcalloc((size_t)MAX(s->n_items, 1), sizeof *kept);
     const int first_kept = r->n_kept;
     json_int_t calls = 0, prefilled = 0, generated = 0;
@@ -180,7 +163,8 @@ static void samples_keep(struct grow_run *r, int round, const struct checked_sam
         const struct checked_sample *v = s->v + (int64_t)i * s->max_samples;
         kept[i] = sample_keep(r, s, i);
         if (kept[i] >= 0)
-            answer_keep(r, places[i], round, kept[i], kept[i] % r->n_agents, v[kept[i]].text);
+            answer_keep(r, places[i], round, kept[i], &r->team[kept[i] % r->n_agents],
+                        v[kept[i]].text);
         calls += s->n[i];
         for (int j = 0; j < s->n[i]; j++) {
             prefilled += v[j].prefilled;
@@ -190,7 +174,7 @@ static void samples_keep(struct grow_run *r, int round, const struct checked_sam
     coverage_report(s, report);
     kinds_report(r, s, places, kept, report);
     agents_report(r, s, kept, report);
-    right_report(r, first_kept, report);
+    right_report(a, first_kept, report);
     json_object_set_new(report, "kept", json_integer(r->n_kept - first_kept));
     json_object_set_new(
         report, "cost",
@@ -200,62 +184,41 @@ static void samples_keep(struct grow_run *r, int round, const struct checked_sam
 
 /* proposals */
 
-struct engine *grow_engine_open(const struct grow_run *r, const struct grow_questions *q,
-                                struct error *err) {
-    const struct grow_env *env = r->env;
-    const int64_t seqs = r->o->learn.limits.max_seqs;
-    struct engine_options eo = {.max_rows = 512,
-                                .max_seqs = seqs ? (int32_t)seqs : 256,
-                                .max_len = round_longest(r->o, q, env->m->config.max_seq_len),
-                                .kv_elem = r->kv,
-                                .pool = env->pool};
-    return engine_options_limit(env->m, &eo, err) == OK ? engine_new(env->m, &eo, err) : NULL;
-}
-
-static void check_report(const struct check *c, const struct check_questioner *q, json_t *report) {
-    const struct check_cost cost = check_cost(c);
+static void check_report(const struct answering *a, json_t *report) {
+    const struct check_cost cost = check_cost(a->check);
     json_object_set_new(report, "check",
-                        json_pack("{s:s,s:I,s:I,s:I,s:I,s:I,s:f}", "kind", check_kind(c), "checked",
-                                  (json_int_t)cost.checked, "passed", (json_int_t)cost.passed,
-                                  "questions", (json_int_t)cost.questions, "prefilled",
-                                  (json_int_t)q->prefilled, "generated", (json_int_t)q->generated,
-                                  "seconds", cost.seconds));
+                        json_pack("{s:s,s:I,s:I,s:I,s:I,s:I,s:f}", "kind", check_kind(a->check),
+                                  "checked", (json_int_t)cost.checked, "passed",
+                                  (json_int_t)cost.passed, "questions", (json_int_t)cost.questions,
+                                  "prefilled", (json_int_t)a->questioner.prefilled, "generated",
+                                  (json_int_t)a->questioner.generated, "seconds", cost.seconds));
 }
 
 /* Samples answers to the questions `places` [n] and keeps some of them. */
-static int proposals_run(struct grow_run *r, int round, struct engine *e, const int *places, int n,
-                         json_t *report, struct error *err) {
-    struct engine_client client = {.engine = e, .model = r->env->m, .store = r->store};
-    struct check_questioner q = {.client = engine_client_as_llm(&client), .agent.name = "base"};
-    const struct check_model model = check_questioner_as_model(&q);
-    const struct check_options co = {.sandbox = r->o->check_sandbox, .model = &model};
-    const struct llm_client llm = engine_client_as_llm(&client);
-    struct checked_options so = {.max_samples = (int)r->o->samples,
-                                 .passes = (int)r->o->passes,
-                                 .chain_of_thought = r->o->chain_of_thought,
-                                 .temperature = (float)r->o->temperature,
-                                 .max_tokens = (int32_t)r->o->max_tokens,
-                                 .seed = (uint64_t)r->o->learn.train.seed + (uint64_t)round,
-                                 .grader = grader_find(r->o->grader, err)};
+static int proposals_run(struct grow_run *r, int round, const int *places, int n, json_t *report,
+                         struct error *err) {
+    const struct sampling_plan plan = {.samples = (int)r->o->samples,
+                                       .passes = (int)r->o->passes,
+                                       .checked = r->labels == LABELS_CHECK,
+                                       .round = (uint64_t)round};
+    struct answering a;
     struct checked_samples s = {0};
     struct progress p;
-    if (!so.grader) return err->code;
-    if (r->labels == LABELS_CHECK && !(so.check = check_open_filter(r->o->check, &co, err)))
-        return err->code;
     struct task_item *items = xcalloc((size_t)MAX(n, 1), sizeof *items);
     for (int i = 0; i < n; i++) items[i] = r->q->v[places[i]].item; // borrowed
     char *title = xasprintf("round %d, proposals", round);
-    progress_start(&p, title, (int64_t)n * so.max_samples);
-    int rc = checked_samples_run(&llm, r->team, r->n_agents, items, n, &so, &s, &p, err);
+    progress_start(&p, title, (int64_t)n * plan.samples);
+    int rc = answering_open(&a, r, r->q, err);
+    if (rc == OK) rc = answers_sample(&a, r->team, r->n_agents, items, n, &plan, &s, &p, err);
     if (rc == OK) {
         for (int i = 0; i < n; i++) r->state[places[i]].asked = true;
-        samples_keep(r, round, &s, places, report);
-        if (so.check) check_report(so.check, &q, report);
+        samples_keep(r, &a, round, &s, places, report);
+        if (a.check) check_report(&a, report);
         p.total = p.done; // questions end with their passes
     }
     progress_finish(&p, NULL);
     checked_samples_release(&s);
-    check_free(so.check);
+    answering_close(&a);
     free(title);
     free(items);
     return rc;
@@ -270,7 +233,7 @@ static int gold_keep(struct grow_run *r, int round, const int *places, int n, js
         r->state[places[i]].asked = true;
         if (!gold) continue;
         char *text = xasprintf(r->q->v[places[i]].item.free_answer ? " %s" : "%s", gold);
-        answer_keep(r, places[i], round, -1, -1, text);
+        answer_keep(r, places[i], round, -1, NULL, text);
         free(text);
     }
     json_object_set_new(report, "kept", json_integer(r->n_kept - first_kept));
@@ -287,9 +250,7 @@ int round_propose(struct grow_run *r, int round, json_t *report, struct error *e
     if (r->labels == LABELS_GOLD) {
         rc = gold_keep(r, round, places, n, report, err);
     } else if (n > 0) {
-        struct engine *e = grow_engine_open(r, r->q, err);
-        rc = e ? proposals_run(r, round, e, places, n, report, err) : err->code;
-        engine_free(e);
+        rc = proposals_run(r, round, places, n, report, err);
     }
     free(places);
     return rc;
@@ -311,11 +272,10 @@ static json_t *line_json(const struct grow_run *r, const struct kept_answer *k) 
     char *reply = xasprintf("%s%s", prefix, k->text);
     messages_add(messages, "assistant", reply);
     free(reply);
-    const struct agent *a = k->agent >= 0 ? &r->team[k->agent] : NULL;
     // without the run's name: equal runs write equal lines
     return json_pack("{s:o,s:{s:s,s:i,s:i,s:s,s:s*}}", "messages", messages, "source", "agent",
-                     a ? a->name : "gold", "round", k->round, "sample", k->sample, "kind", q->kind,
-                     "adapter", a && a->adapter ? a->adapter->hash : NULL);
+                     k->agent ? k->agent : "gold", "round", k->round, "sample", k->sample, "kind",
+                     q->kind, "adapter", k->adapter_hash);
 }
 
 /* How often a line of this kind is written: kinds with fewer lines are repeated, so that all have
@@ -326,41 +286,33 @@ static int kind_repeat(const json_t *counts, const char *kind, int64_t most, int
     return (int)MAX(1, MIN(times, limit));
 }
 
-int round_write(const struct grow_run *r, const char *dir, int *lines, int *held_out,
-                json_t *report, struct error *err) {
-    struct buf text[2] = {{0}}; // for the training and held out
+int round_write(const struct grow_run *r, const char *dir, int *lines, json_t *report,
+                struct error *err) {
+    struct buf text = {0};
     json_t *counts = json_object(), *repeated = json_object();
-    int n[2] = {0};
     int64_t most = 0;
+    *lines = 0;
     for (int i = 0; i < r->n_kept; i++) {
         const char *kind = r->q->v[r->kept[i].question].kind;
-        if (r->kept[i].held_out) continue;
         add_to(counts, kind, 1);
         most = MAX(most, (int64_t)json_integer_value(json_object_get(counts, kind)));
     }
     for (int i = 0; i < r->n_kept; i++) {
-        const struct kept_answer *k = &r->kept[i];
-        const char *kind = r->q->v[k->question].kind;
-        const int times = k->held_out ? 1 : kind_repeat(counts, kind, most, r->o->repeat);
-        json_t *v = line_json(r, k);
+        const char *kind = r->q->v[r->kept[i].question].kind;
+        const int times = kind_repeat(counts, kind, most, r->o->repeat);
+        json_t *v = line_json(r, &r->kept[i]);
         char *line = json_dumps(v, JSON_COMPACT);
-        for (int j = 0; j < times; j++) buf_printf(&text[k->held_out], "%s\n", line);
-        n[k->held_out] += times;
+        for (int j = 0; j < times; j++) buf_printf(&text, "%s\n", line);
+        *lines += times;
         if (times > 1) json_object_set_new(repeated, kind, json_integer(times));
         free(line);
         json_decref(v);
     }
-    int rc = OK;
-    for (int i = 0; rc == OK && i < 2; i++) {
-        char *path = path_join(dir, i ? "held_out.jsonl" : "kept.jsonl");
-        rc = file_write_private(path, text[i].data ? text[i].data : "", text[i].len, err);
-        free(path);
-        buf_release(&text[i]);
-    }
-    *lines = n[0];
-    *held_out = n[1];
-    json_object_set_new(report, "lines", json_integer(n[0]));
-    json_object_set_new(report, "held_out", json_integer(n[1]));
+    char *path = path_join(dir, "kept.jsonl");
+    int rc = file_write_private(path, text.data ? text.data : "", text.len, err);
+    free(path);
+    buf_release(&text);
+    json_object_set_new(report, "lines", json_integer(*lines));
     json_object_set_new(report, "repeated", repeated);
     json_decref(counts);
     return rc;

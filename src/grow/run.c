@@ -48,8 +48,8 @@ const struct option_row grow_option_rows[] = {
     {"min-coverage", OPT_FLOAT, AT(min_coverage), "0.05", 0, 1, "X",
      "least share of the questions with a passing answer in the first round"},
     {"held-out", OPT_FLOAT, AT(held_out), "0.1", 0, 0.9, "X",
-     "share of the questions for the gate; none with --eval-data"},
-    {"repeat", OPT_INT, AT(repeat), "4", 1, 1000, "N",
+     "share of the questions for the gate, which no round asks"},
+    {"repeat", OPT_INT, AT(repeat), "8", 1, 1000, "N",
      "kept answers of rarer kinds are repeated at most N times"},
     {"test", OPT_STRING, AT(test), NULL, 0, 0, "LIST",
      "then measure generated answers of the agents, of the team with the check and of the grown "
@@ -199,11 +199,9 @@ static void on_learned(void *ctx, const struct train_result *t) {
 
 /* Trains the adapter of a round on its files. The folder holds the adapter of the round before, so
  * that the gate compares the new one with it. Adds "adapter" to `report`. */
-static int round_learn(struct grow_run *r, int round, int held_out, json_t *report,
-                       struct error *err) {
+static int round_learn(struct grow_run *r, int round, json_t *report, struct error *err) {
     char *dir = round_path(r, round, ""), *adapter = round_path(r, round, "adapter"),
-         *kept = round_path(r, round, "kept.jsonl"), *gate = round_path(r, round, "held_out.jsonl"),
-         *data = xasprintf("adapter=%s", kept);
+         *kept = round_path(r, round, "kept.jsonl"), *data = xasprintf("adapter=%s", kept);
     struct strings files = {&data, 1};
     struct train_settings s = learn_settings(r->o, &files);
     struct train_request q = {0};
@@ -211,7 +209,6 @@ static int round_learn(struct grow_run *r, int round, int held_out, json_t *repo
     const size_t limit = memory_limit_get();
     tree_delete(adapter);
     s.out = dir;
-    if (s.gate.eval_data.n == 0 && held_out > 0) s.gate.eval_data = (struct strings){&gate, 1};
     int rc = r->grown ? adapter_publish(r->grown, adapter, r->env->m->name, NULL, err) : OK;
     if (rc == OK) rc = train_request_open(&q, &s, r->env->m, r->env->pool, err);
     if (rc == OK) {
@@ -225,24 +222,33 @@ static int round_learn(struct grow_run *r, int round, int held_out, json_t *repo
     memory_limit_set(limit);
     if (rc == OK) json_object_set(report, "adapter", learned);
     json_decref(learned);
-    free(data), free(gate), free(kept), free(adapter), free(dir);
+    free(data), free(kept), free(adapter), free(dir);
     return rc;
 }
 
-/* If the gate accepted the round's adapter, it becomes an agent. */
-static int round_adopt(struct grow_run *r, int round, const json_t *report, struct error *err) {
+/* A round's adapter that the gates accept becomes an agent. */
+static int round_adopt(struct grow_run *r, int round, json_t *report, struct error *err) {
     const json_t *adapter = json_object_get(report, "adapter");
-    if (!json_is_true(json_object_get(adapter, "published"))) return OK;
+    bool accepted = false;
+    if (!adapter) return OK;
     char *path = round_path(r, round, "adapter");
     struct adapter *a = adapter_open(path, r->env->m, err);
     free(path);
     if (!a) return err->code;
+    int rc = grow_gate_round(r, a, &accepted, report, err);
+    accepted = accepted && json_is_true(json_object_get(adapter, "published"));
+    json_object_set_new(report, "accepted", json_boolean(accepted));
+    if (!accepted) {
+        adapter_release(a);
+        return rc;
+    }
     adapter_release(r->grown);
     r->grown = a;
     r->best_round = round;
-    r->team[r->env->n_agents] = (struct agent){.name = "grown", .adapter = a};
+    r->team[0] = (struct agent){.name = "grown", .adapter = a}; // first: it is the best
+    memcpy(r->team + 1, r->env->team, (size_t)r->env->n_agents * sizeof *r->team);
     r->n_agents = r->env->n_agents + 1;
-    return OK;
+    return rc;
 }
 
 static int coverage_check(const struct grow_run *r, const json_t *report, struct error *err) {
@@ -258,33 +264,34 @@ static int coverage_check(const struct grow_run *r, const json_t *report, struct
 }
 
 static void round_log(const json_t *report) {
-    const json_t *a = json_object_get(report, "adapter");
-    log_info(
-        "round %lld: %lld questions, %.1f %% with an answer that passes, %lld kept; adapter %s",
-        (long long)json_integer_value(json_object_get(report, "round")),
-        (long long)json_integer_value(json_object_get(report, "questions")),
-        100 * json_get_number(report, "coverage"),
-        (long long)json_integer_value(json_object_get(report, "kept")),
-        !a                                              ? "not trained"
-        : json_is_true(json_object_get(a, "published")) ? "accepted"
-                                                        : "rejected by the gate");
+    const json_t *gate = json_object_get(report, "gate");
+    log_info("round %lld: %lld questions, %.1f %% with an answer that passes, %lld kept",
+             (long long)json_integer_value(json_object_get(report, "round")),
+             (long long)json_integer_value(json_object_get(report, "questions")),
+             100 * json_get_number(report, "coverage"),
+             (long long)json_integer_value(json_object_get(report, "kept")));
+    if (gate)
+        log_info("of %lld held-out questions %.1f %% are accepted, %.1f %% of the best adapter "
+                 "before",
+                 (long long)json_integer_value(json_object_get(gate, "n")),
+                 100 * json_get_number(gate, "after"), 100 * json_get_number(gate, "before"));
 }
 
 /* *more: whether a further round can change anything. */
 static int round_run(struct grow_run *r, int round, bool *more, struct error *err) {
     char *dir = round_path(r, round, ""), *done = round_path(r, round, "round.json");
     json_t *report = json_object(), *stored = NULL;
-    int lines = 0, held_out = 0, rc = dir_make_private(dir, err);
+    int lines = 0, rc = dir_make_private(dir, err);
     if (rc == OK) rc = round_propose(r, round, report, err);
     if (rc == OK && round == 1) rc = coverage_check(r, report, err);
     *more = json_integer_value(json_object_get(report, "kept")) > 0;
-    if (rc == OK && *more) rc = round_write(r, dir, &lines, &held_out, report, err);
+    if (rc == OK && *more) rc = round_write(r, dir, &lines, report, err);
     if (rc == OK && path_exists(done)) {
         stored = json_parse_file(done, err);
         if (stored) json_object_set(report, "adapter", json_object_get(stored, "adapter"));
         rc = stored ? OK : err->code;
     } else if (rc == OK && lines > 0) {
-        rc = round_learn(r, round, held_out, report, err);
+        rc = round_learn(r, round, report, err);
     }
     if (rc == OK && !stored) {
         char *text = json_dumps(report, JSON_INDENT(1));
@@ -368,11 +375,14 @@ static int result_write(const struct grow_run *r, const json_t *result, struct e
 static json_t *result_make(struct grow_run *r, struct error *err) {
     json_t *result = json_pack(
         "{s:s,s:s,s:s,s:o,s:O,s:b,s:i,s:s,s:s*,s:o}", "run", r->id, "labels", r->o->labels, "check",
-        r->o->check, "agents", agents_json(r), "rounds", r->rounds, "published", r->grown != NULL,
-        "best_round", r->best_round, "dir", r->o->learn.out, "hash",
+        r->o->check, "agents", agents_json(r), "rounds", r->rounds, "published",
+        (int)grow_gate_publish(r), "best_round", r->best_round, "dir", r->o->learn.out, "hash",
         r->grown ? r->grown->hash : NULL, "manifest",
         manifest_json(r->env->m, json_object(), json_pack("{s:s}", "questions", r->q->hash),
                       (uint64_t)r->o->learn.train.seed));
+    if (r->gate.n > 0)
+        json_object_set_new(result, "gate",
+                            grow_gate_json(r->gate.baseline, r->gate.best, r->gate.n));
     json_t *test = r->o->test ? grow_compare(r, err) : NULL;
     if (test) json_object_set_new(result, "test", test);
     if ((test || !r->o->test) && result_write(r, result, err) == OK) return result;
@@ -382,10 +392,10 @@ static json_t *result_make(struct grow_run *r, struct error *err) {
 
 static int rounds_run(struct grow_run *r, struct error *err) {
     bool more = true;
-    int rc = OK;
+    int rc = grow_gate_open(r, err);
     for (int round = 1; rc == OK && more && round <= r->o->rounds; round++)
         rc = round_run(r, round, &more, err);
-    if (rc == OK && r->grown) rc = result_publish(r, err);
+    if (rc == OK && grow_gate_publish(r)) rc = result_publish(r, err);
     return rc;
 }
 
@@ -411,8 +421,9 @@ json_t *grow_run(const struct grow_env *env, const struct grow_options *o,
     if (r.store) store_run_status(r.store, r.id, result ? "done" : "failed", &ignored);
     store_close(r.store);
     if (lock >= 0) dir_unlock(lock, r.dir);
-    for (int i = 0; i < r.n_kept; i++) free(r.kept[i].text);
+    for (int i = 0; i < r.n_kept; i++) free(r.kept[i].text), free(r.kept[i].adapter_hash);
     adapter_release(r.grown);
+    grow_gate_close(&r.gate);
     json_decref(r.rounds);
     free(r.kept), free(r.state), free(r.id), free(r.dir);
     return result;

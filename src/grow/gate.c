@@ -1,0 +1,156 @@
+/*
+ * gate: whether a round's adapter answers held-out questions better than the one before.
+ *
+ * Each adapter answers every held-out question once, greedily. An answer counts if the labels of
+ * the run accept it: it passes the check, is the team's most frequent answer, or is right. The
+ * answers are paired by question, so that rare kinds of questions, which an average of losses
+ * hides, count as much as they occur. A round's adapter is accepted if it has at least as many
+ * accepted answers as the best before; the run's is published if it has more than the baseline
+ * beyond chance (McNemar).
+ */
+#define _GNU_SOURCE
+#include "grade/grade.h"
+#include "grow/internal.h"
+#include "hub/hub.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { SHARES = 1000 };
+
+/* Questions that differ in case, width or blanks only are on the same side. */
+static bool is_held_out(const struct grow_options *o, const char *text) {
+    struct buf normal = {0};
+    text_normalize(text, strlen(text), &normal);
+    const uint64_t h = hash_fnv1a(normal.data ? normal.data : "", normal.len);
+    buf_release(&normal);
+    return (double)(h % SHARES) < o->held_out * SHARES;
+}
+
+/* The held-out questions without their answers, for the user. */
+static int questions_write(const struct grow_run *r, struct error *err) {
+    struct buf text = {0};
+    char *path = path_join(r->dir, "held_out.jsonl");
+    for (int i = 0; i < r->gate.n; i++) {
+        json_t *v = json_pack("{s:s,s:s}", "question", r->gate.items[i].question, "kind",
+                              r->q->v[r->gate.places[i]].kind);
+        char *line = json_dumps(v, JSON_COMPACT);
+        buf_printf(&text, "%s\n", line);
+        free(line);
+        json_decref(v);
+    }
+    int rc = file_write_private(path, text.data ? text.data : "", text.len, err);
+    buf_release(&text);
+    free(path);
+    return rc;
+}
+
+static bool answer_accepted(const struct answering *a, int i, const struct checked_sample *s) {
+    const struct grow_gate *g = &a->r->gate;
+    if (a->r->labels == LABELS_CHECK) return s->passed;
+    if (a->r->labels == LABELS_GOLD) return answer_is_right(a, &g->items[i], s->text);
+    return s->answer && g->votes[i] && strcmp(s->answer, g->votes[i]) == 0;
+}
+
+/* accepted[n]: whether the adapter's answer to each held-out question is accepted. */
+static int accepted_measure(const struct grow_run *r, struct answering *a, struct adapter *adapter,
+                            uint8_t *accepted, struct error *err) {
+    const struct agent agent = {.name = "adapter", .adapter = adapter};
+    const struct sampling_plan plan = {.samples = 1, .checked = r->labels == LABELS_CHECK};
+    struct checked_samples s = {0};
+    int rc = answers_sample(a, &agent, 1, r->gate.items, r->gate.n, &plan, &s, NULL, err);
+    for (int i = 0; rc == OK && i < r->gate.n; i++) accepted[i] = answer_accepted(a, i, &s.v[i]);
+    checked_samples_release(&s);
+    return rc;
+}
+
+/* The team's most frequent answers to the held-out questions. */
+static int votes_measure(struct grow_run *r, struct answering *a, struct error *err) {
+    const struct sampling_plan plan = {.samples = (int)r->o->samples};
+    struct checked_samples s = {0};
+    int rc =
+        answers_sample(a, r->team, r->n_agents, r->gate.items, r->gate.n, &plan, &s, NULL, err);
+    r->gate.votes = xcalloc((size_t)r->gate.n + 1, sizeof *r->gate.votes);
+    for (int i = 0; rc == OK && i < r->gate.n; i++) {
+        const int best = checked_samples_decide(&s, i, s.n[i], false);
+        if (best < 0) continue;
+        r->gate.votes[i] = xstrdup(s.v[(int64_t)i * s.max_samples + best].answer);
+    }
+    checked_samples_release(&s);
+    return rc;
+}
+
+/* What the published adapter must be better than: the current version at --out, else the adapter
+ * from which training starts; *out NULL: the base model. */
+static int baseline_open(const struct grow_run *r, struct adapter **out, struct error *err) {
+    char *config = path_join(r->o->learn.out, "adapter_config.json");
+    const char *dir = path_exists(config) ? r->o->learn.out : r->o->learn.init_adapter;
+    free(config);
+    *out = dir ? adapter_open(dir, r->env->m, err) : NULL;
+    return dir && !*out ? err->code : OK;
+}
+
+int grow_gate_open(struct grow_run *r, struct error *err) {
+    struct grow_gate *g = &r->gate;
+    struct adapter *baseline = NULL;
+    struct answering a = {0};
+    g->items = xcalloc((size_t)r->q->n + 1, sizeof *g->items);
+    g->places = xcalloc((size_t)r->q->n + 1, sizeof *g->places);
+    for (int i = 0; i < r->q->n; i++) {
+        if (!is_held_out(r->o, r->q->v[i].item.question)) continue;
+        r->state[i].held_out = true;
+        g->items[g->n] = r->q->v[i].item; // borrowed
+        g->places[g->n++] = i;
+    }
+    g->baseline = xcalloc((size_t)g->n + 1, 1);
+    g->best = xcalloc((size_t)g->n + 1, 1);
+    if (g->n == 0) return OK;
+    int rc = questions_write(r, err);
+    if (rc == OK) rc = baseline_open(r, &baseline, err);
+    if (rc == OK) rc = answering_open(&a, r, r->q, err);
+    if (rc == OK && r->labels == LABELS_VOTES) rc = votes_measure(r, &a, err);
+    if (rc == OK) rc = accepted_measure(r, &a, baseline, g->baseline, err);
+    if (rc == OK) memcpy(g->best, g->baseline, (size_t)g->n);
+    answering_close(&a);
+    adapter_release(baseline);
+    return rc;
+}
+
+void grow_gate_close(struct grow_gate *g) {
+    for (int i = 0; g->votes && i < g->n; i++) free(g->votes[i]);
+    free(g->votes), free(g->items), free(g->places), free(g->baseline), free(g->best);
+    *g = (struct grow_gate){0};
+}
+
+json_t *grow_gate_json(const uint8_t *before, const uint8_t *after, int n) {
+    const struct stats_mcnemar v = stats_mcnemar(after, before, n);
+    const struct stats_interval d = stats_paired_interval(&v, 1);
+    return json_pack("{s:i,s:f,s:f,s:f,s:f,s:f,s:f}", "n", n, "before",
+                     (double)(v.both + v.only_b) / (double)MAX(n, 1), "after",
+                     (double)(v.both + v.only_a) / (double)MAX(n, 1), "change", d.value, "lo", d.lo,
+                     "hi", d.hi, "p", v.p);
+}
+
+int grow_gate_round(struct grow_run *r, struct adapter *candidate, bool *accepted, json_t *report,
+                    struct error *err) {
+    struct grow_gate *g = &r->gate;
+    struct answering a = {0};
+    uint8_t *now = xcalloc((size_t)g->n + 1, 1);
+    int rc = g->n > 0 ? answering_open(&a, r, r->q, err) : OK;
+    if (rc == OK && g->n > 0) rc = accepted_measure(r, &a, candidate, now, err);
+    answering_close(&a);
+    int64_t gain = 0;
+    for (int i = 0; i < g->n; i++) gain += now[i] - g->best[i];
+    *accepted = rc == OK && gain >= 0;
+    if (rc == OK && g->n > 0)
+        json_object_set_new(report, "gate", grow_gate_json(g->best, now, g->n));
+    if (*accepted) memcpy(g->best, now, (size_t)g->n);
+    free(now);
+    return rc;
+}
+
+bool grow_gate_publish(const struct grow_run *r) {
+    const struct grow_gate *g = &r->gate;
+    const struct stats_mcnemar v = stats_mcnemar(g->best, g->baseline, g->n);
+    return r->grown && (g->n == 0 || (v.diff.value > 0 && v.p <= r->o->learn.gate.alpha));
+}

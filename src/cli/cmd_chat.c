@@ -1,6 +1,7 @@
 /*
  * cmd_chat: `shoal chat`: a conversation in the terminal, with one model, streamed token by token,
- * or with the team of `shoal ask`.
+ * or with the team of `shoal ask`. With --check a reply is selected among samples, and printed as a
+ * whole.
  *
  * Lines come from the terminal or from a pipe; a line that begins with a slash is a command (the
  * table below). The conversation memory is that of ask; with --conversation it is kept in the
@@ -14,6 +15,7 @@
 #include "cli/generate.h"
 #include "cli/line_editor.h"
 #include "cli/panel.h"
+#include "cli/sample_check.h"
 
 #include <signal.h>
 #include <stdlib.h>
@@ -22,7 +24,10 @@
 
 struct options {
     struct setup_options setup;
-    struct sampling_options sampling;
+    struct sampling_options sampling; /* this and the fields before `panel`: not with --team */
+    int64_t samples;
+    char *check;
+    bool check_sandbox;
     struct panel_options panel;
     char *system, *adapter;
     bool team, history;
@@ -39,6 +44,13 @@ static const struct option_row rows[] = {
     ROW("temperature", OPT_FLOAT, panel.temperature, "-1", -1, 100, "X",
         "sampling temperature; 0: greedy (-1: 0.7; with --team each role's default)"),
     SAMPLING_ROWS(struct options, sampling),
+    ROW("samples", OPT_INT, samples, "1", 1, 4096, "N",
+        "samples of each reply, of which --check selects one"),
+    ROW("check", OPT_STRING, check, NULL, 0, 0, "CHECK",
+        "reply with the most frequent answer of the samples that pass, such as calculator, "
+        "regex:PATTERN, command:WORDS (docs/EVALUATION.md)"),
+    ROW("check-sandbox", OPT_BOOL, check_sandbox, "true", 0, 0, NULL,
+        "run commands of --check in the sandbox"),
     ROW("team", OPT_BOOL, team, NULL, 0, 0, NULL,
         "let the team of 'shoal ask' answer, with the options from --adapters on"),
     ROW("history", OPT_BOOL, history, "true", 0, 0, NULL,
@@ -58,9 +70,10 @@ struct chat_session {
     const struct cli_options *c;
     const struct options *o;
     struct panel panel;
-    struct adapter_mix mix; /* adapters, without --team */
-    enum language lang;     /* language of the last line */
-    int64_t lines;          /* lines so far; each reply has a different seed */
+    struct adapter_mix mix;    /* adapters, without --team */
+    struct sample_check check; /* --check; its only prompt is the last line */
+    enum language lang;        /* language of the last line */
+    int64_t lines;             /* lines so far; each reply has a different seed */
     bool quit;
 };
 
@@ -89,6 +102,8 @@ static int flags_check(const struct options *o, struct error *err) {
             rc = error_set(err, ERR_USAGE, "'--%s' has no effect %s --team", row->name,
                            o->team ? "with" : "without");
     options_release(rows, &defaults);
+    if (rc == OK && o->samples > 1 && !o->check)
+        rc = error_set(err, ERR_USAGE, "'--samples' needs '--check', which selects among them");
     return rc;
 }
 
@@ -105,7 +120,7 @@ static int interrupted_error(struct error *err) {
     return error_set(err, ERR_STATE, "the reply was stopped");
 }
 
-/* engine_run for an interactive chat with a team. ctx: the engine. */
+/* engine_run that Ctrl-C stops. ctx: the engine. */
 static int run_until_interrupt(void *ctx, struct engine_request *reqs, int n, struct error *err) {
     int submitted = 0, rc = OK;
     while (rc == OK && submitted < n) {
@@ -145,10 +160,11 @@ static int32_t reply_max_tokens(const struct options *o) {
     return o->panel.max_tokens ? (int32_t)o->panel.max_tokens : 512;
 }
 
-static struct sampling_params reply_sampling(const struct chat_session *ch) {
+/* Of sample `i` of the reply to the last line. */
+static struct sampling_params reply_sampling(const struct chat_session *ch, int64_t i) {
     struct sampling_options s = ch->o->sampling;
     s.temperature = ch->o->panel.temperature < 0 ? 0.7 : ch->o->panel.temperature;
-    return sampling_from_options(&s, ch->lines);
+    return sampling_from_options(&s, ch->lines * ch->o->samples + i);
 }
 
 /* The system message: --system, then summary and facts of the conversation. malloc'ed; NULL: none.
@@ -206,28 +222,41 @@ static int prompt_build(const struct chat_session *ch, const char *line, int32_t
     return rc;
 }
 
-static void reply_print_json(const char *line, const char *answer, const char *source,
-                             const struct engine_request *r) {
-    json_t *v = json_pack("{s:s,s:s,s:s}", "user", line, "answer", answer, "source", source);
-    if (r) json_object_set_new(v, "prefilled", json_integer(r->n_prefilled));
-    if (r) json_object_set_new(v, "generated", json_integer(r->n_generated));
-    cli_print_json(v);
+static json_t *reply_json(const char *line, const char *answer, const char *source) {
+    return json_pack("{s:s,s:s,s:s}", "user", line, "answer", answer, "source", source);
+}
+
+static json_t *reply_json_with_tokens(const char *line, const char *answer, int64_t prefilled,
+                                      int64_t generated) {
+    json_t *v = reply_json(line, answer, "model");
+    json_object_set_new(v, "prefilled", json_integer(prefilled));
+    json_object_set_new(v, "generated", json_integer(generated));
+    return v;
+}
+
+/* The request for sample i of a reply; stop: [2], of the caller. */
+static struct engine_request reply_request(const struct chat_session *ch, const struct setup *s,
+                                           const struct token_ids *prompt, int32_t *stop,
+                                           int64_t i) {
+    struct engine_request r = {.prompt = prompt->v,
+                               .n_prompt = prompt->n,
+                               .sampling = reply_sampling(ch, i),
+                               .max_tokens =
+                                   MIN(reply_max_tokens(ch->o), engine_max_len(s->e) - prompt->n),
+                               .loop_tokens = (int32_t)ch->o->sampling.loop_tokens,
+                               .stop = stop,
+                               .n_stop = model_stop_tokens(s->m, stop)};
+    adapter_mix_apply(&ch->mix, &r);
+    return r;
 }
 
 static int reply_single(struct chat_session *ch, const char *line, struct error *err) {
     struct setup *s = panel_base(&ch->panel, PIPELINE_OUTPUT);
-    int32_t max_len = engine_max_len(s->e), stop[2];
+    int32_t stop[2];
     struct token_ids prompt = {0};
     struct stream to = {.tok = s->m->tok, .silent = ch->c->json};
-    struct engine_request r = {.sampling = reply_sampling(ch),
-                               .loop_tokens = (int32_t)ch->o->sampling.loop_tokens,
-                               .stop = stop,
-                               .n_stop = model_stop_tokens(s->m, stop)};
-    int rc = prompt_build(ch, line, max_len, &prompt, err);
-    r.prompt = prompt.v;
-    r.n_prompt = prompt.n;
-    r.max_tokens = MIN(reply_max_tokens(ch->o), max_len - prompt.n);
-    adapter_mix_apply(&ch->mix, &r);
+    int rc = prompt_build(ch, line, engine_max_len(s->e), &prompt, err);
+    struct engine_request r = reply_request(ch, s, &prompt, stop, 0);
     if (rc == OK) rc = engine_submit(s->e, &r, err);
     while (rc == OK && !r.done) {
         engine_step(s->e);
@@ -236,7 +265,8 @@ static int reply_single(struct chat_session *ch, const char *line, struct error 
     }
     interrupted = 0; // the text so far counts as the reply; the memory is updated
     buf_puts(&to.clean, "");
-    if (rc == OK && ch->c->json) reply_print_json(line, to.clean.data, "model", &r);
+    if (rc == OK && ch->c->json)
+        cli_print_json(reply_json_with_tokens(line, to.clean.data, r.n_prefilled, r.n_generated));
     if (rc == OK && !ch->c->json) puts("");
     if (rc == OK && to.clean.len)
         rc = pipeline_update_memory(&ch->panel.pipeline, line, to.clean.data, err);
@@ -244,6 +274,80 @@ static int reply_single(struct chat_session *ch, const char *line, struct error 
     token_ids_release(&prompt);
     buf_release(&to.raw);
     buf_release(&to.clean);
+    return rc;
+}
+
+/* replies selected by --check */
+
+static int chat_check_open(struct chat_session *ch, struct error *err) {
+    struct prompt line = {.text = (char[]){""}};
+    const struct prompts lines = {.v = &line, .n = 1};
+    if (!ch->o->check) return OK;
+    return sample_check_open(&ch->check, ch->o->check, ch->o->check_sandbox, &lines,
+                             (int)ch->o->samples, err);
+}
+
+/* Prints the selected reply, and on stderr how many samples passed and the tokens of all samples
+ * and of the check. */
+static void selected_print(const struct chat_session *ch, const struct engine_request *reqs,
+                           const char *line, const char *reply) {
+    const struct sample_check *c = &ch->check;
+    const int passed = sample_check_passed(c, 0);
+    int64_t prefilled = c->questioner.prefilled, generated = c->questioner.generated;
+    for (int i = 0; i < c->n_samples; i++) {
+        prefilled += reqs[i].n_prefilled;
+        generated += reqs[i].n_generated;
+    }
+    if (ch->c->json) {
+        json_t *v = reply_json_with_tokens(line, reply, prefilled, generated);
+        json_object_set_new(v, "samples", json_integer(c->n_samples));
+        json_object_set_new(v, "passed", json_integer(passed));
+        cli_print_json(v);
+        return;
+    }
+    printf("%s\n", reply);
+    log_info("%d of %d samples passed check '%s'; %lld prompt tokens, %lld completion tokens",
+             passed, c->n_samples, check_kind(c->check), (long long)prefilled,
+             (long long)generated);
+}
+
+/* Checks the samples and replies with the selected one, or without an answer with the first. */
+static int samples_reply(struct chat_session *ch, struct setup *s,
+                         const struct engine_request *reqs, const char *line, struct error *err) {
+    struct sample_check *c = &ch->check;
+    char **texts = xcalloc((size_t)c->n_samples, sizeof *texts);
+    for (int i = 0; i < c->n_samples; i++) {
+        struct stream to = {.tok = s->m->tok, .silent = true};
+        stream_update(&to, &reqs[i]);
+        buf_puts(&to.clean, "");
+        buf_release(&to.raw);
+        texts[i] = to.clean.data;
+    }
+    c->engine.run = run_until_interrupt;
+    c->engine.run_ctx = s->e;
+    sample_check_set_question(c, 0, line);
+    int rc = sample_check_run(c, s, texts, err);
+    const char *reply = rc == OK ? texts[MAX(c->selected[0], 0)] : "";
+    if (rc == OK) selected_print(ch, reqs, line, reply);
+    if (rc == OK && *reply) rc = pipeline_update_memory(&ch->panel.pipeline, line, reply, err);
+    for (int i = 0; i < c->n_samples; i++) free(texts[i]);
+    free(texts);
+    return rc;
+}
+
+static int reply_selected(struct chat_session *ch, const char *line, struct error *err) {
+    struct setup *s = panel_base(&ch->panel, PIPELINE_OUTPUT);
+    const int n = ch->check.n_samples;
+    int32_t stop[2];
+    struct token_ids prompt = {0};
+    struct engine_request *reqs = xcalloc((size_t)n, sizeof *reqs);
+    int rc = prompt_build(ch, line, engine_max_len(s->e), &prompt, err);
+    for (int i = 0; i < n; i++) reqs[i] = reply_request(ch, s, &prompt, stop, i);
+    if (rc == OK) rc = run_until_interrupt(s->e, reqs, n, err);
+    if (rc == OK) rc = samples_reply(ch, s, reqs, line, err);
+    for (int i = 0; i < n; i++) engine_request_release(&reqs[i]);
+    free(reqs);
+    token_ids_release(&prompt);
     return rc;
 }
 
@@ -278,7 +382,7 @@ static int reply_team(struct chat_session *ch, const char *line, struct error *e
     if (rc == OK && a.failure_reason)
         log_warn("%s: %s", answer_source_names[a.source], a.failure_reason);
     if (rc == OK && ch->c->json)
-        reply_print_json(line, a.text, answer_source_names[a.source], NULL);
+        cli_print_json(reply_json(line, a.text, answer_source_names[a.source]));
     if (rc == OK && !ch->c->json) printf("%s\n", a.text);
     pipeline_answer_release(&a);
     return rc == OK && ch->o->panel.board ? do_board(ch, "", err) : rc;
@@ -439,7 +543,9 @@ static int line_handle(struct chat_session *ch, const char *line, struct error *
     } else if (rc == OK) {
         line += line[0] == '/';
         ch->lang = language_detect(line);
-        rc = (ch->o->team ? reply_team : reply_single)(ch, line, &own);
+        rc = (ch->o->team    ? reply_team
+              : ch->o->check ? reply_selected
+                             : reply_single)(ch, line, &own);
         ch->lines++;
     }
     fflush(stdout);
@@ -518,6 +624,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
     if (rc == OK && args->n != !named)
         rc = error_set(err, ERR_USAGE, "name the model to talk to, once");
     if (rc == OK) rc = adapter_mix_parse(&ch.mix, o->adapter, err);
+    if (rc == OK) rc = chat_check_open(&ch, err);
     struct panel_params w = {.model = named     ? NULL
                                       : args->n ? args->v[0]
                                                 : NULL,
@@ -536,6 +643,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
         rc = panel_close(&ch.panel, rc, err);
     }
     adapter_mix_release(&ch.mix);
+    sample_check_release(&ch.check);
     return rc;
 }
 
@@ -549,12 +657,14 @@ const struct cli_command cmd_chat = {
         "commands and paths, Ctrl-C stops a reply or clears the line, and Ctrl-D ends. The prompt\n"
         "contains the last ten exchanges, a summary of the earlier ones, and key facts;\n"
         "--conversation keeps them in the store. With --team the agents of 'shoal ask' answer.\n"
+        "With --check a reply is the most frequent answer of the --samples that pass.\n"
         "\n"
         "  shoal chat model.gguf --system '簡潔に答えてください。' --conversation me\n"
         "  shoal chat model.gguf --adapter critic=0.7,explorer=0.3 --temperature 0.5\n"
+        "  shoal chat models/fry --samples 8 --check calculator\n"
         "  shoal chat model.gguf --team --agents 4 --knowledge notes.db --conversation me",
-    .main_options = "system adapter max-tokens temperature seed team conversation knowledge board "
-                    "max-model-len max-memory dry-run",
+    .main_options = "system adapter max-tokens temperature seed samples check team conversation "
+                    "knowledge board max-model-len max-memory dry-run",
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 0,

@@ -394,6 +394,17 @@ static int session_save(const struct run_job *j, struct setup *s, struct error *
     return rc;
 }
 
+static void passed_print(const struct run_job *j, int prompt) {
+    const int passed = sample_check_passed(&j->check, prompt), n = j->check.n_samples;
+    if (passed > 0)
+        log_info("prompt %d: %d of %d samples passed check '%s'", prompt + 1, passed, n,
+                 check_kind(j->check.check));
+    else
+        log_warn("prompt %d: none of %d samples passed check '%s'; the answer is the most frequent "
+                 "one",
+                 prompt + 1, n, check_kind(j->check.check));
+}
+
 static int job_check(struct run_job *j, struct setup *s, struct error *err) {
     char **texts = xcalloc((size_t)MAX(j->n, 1), sizeof *texts);
     if (!j->o->check) return free(texts), OK;
@@ -403,6 +414,7 @@ static int job_check(struct run_job *j, struct setup *s, struct error *err) {
         texts[i] = text.data;
     }
     int rc = sample_check_run(&j->check, s, texts, err);
+    for (int i = 0; rc == OK && i < j->prompts.n; i++) passed_print(j, i);
     for (int i = 0; i < j->n; i++) free(texts[i]);
     free(texts);
     return rc;

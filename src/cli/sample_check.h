@@ -9,7 +9,7 @@
 
 struct sample_check {
     struct check *check;
-    struct engine_client engine;
+    struct engine_client engine;        /* the caller may set `run` */
     struct check_questioner questioner; /* the base model */
     struct check_model model;
     int n_prompts, n_samples;
@@ -21,9 +21,14 @@ struct sample_check {
  * sample_check_release also after an error. */
 int sample_check_open(struct sample_check *c, const char *spec, bool sandbox,
                       const struct prompts *p, int n_samples, struct error *err);
-/* texts[i] is sample i % n_samples of prompt i / n_samples; s has an engine. */
+/* Replaces the text of a prompt, for a check that is run for one line of a chat after the other. */
+void sample_check_set_question(struct sample_check *c, int prompt, const char *text);
+/* Checks and selects. texts[i] is sample i % n_samples of prompt i / n_samples; s has an engine.
+ * The tokens of the check's questions are those of `questioner`. */
 int sample_check_run(struct sample_check *c, struct setup *s, char *const *texts,
                      struct error *err);
+/* The number of samples of a prompt that passed. */
+int sample_check_passed(const struct sample_check *c, int prompt);
 void sample_check_release(struct sample_check *c);
 
 #endif

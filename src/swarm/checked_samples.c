@@ -1,5 +1,5 @@
 /*
- * checked_samples: samples of a team's answers, and the answer that a check accepts most often.
+ * checked_samples: samples of answers, and the answer that a check accepts most often.
  *
  * The agents take turns: sample j of an item is agent j mod n's. An agent's first sample is greedy,
  * because it is the best single guess; the others are sampled. A round draws one sample of
@@ -181,6 +181,26 @@ int checked_samples_run(const struct llm_client *client, const struct agent *tea
     }
     for (int i = 0; i < n_items; i++) json_decref(r.item_json[i]);
     free(r.item_json);
+    return rc;
+}
+
+int checked_samples_of_texts(struct check *check, json_t *const *items, int n_items, int n_samples,
+                             char *const *texts, struct checked_samples *out, struct error *err) {
+    const int n = n_items * n_samples;
+    const struct grader *g = grader_find("exact", err);
+    struct check_case *cases = xcalloc((size_t)MAX(n, 1), sizeof *cases);
+    *out = (struct checked_samples){.n_items = n_items, .max_samples = n_samples};
+    out->v = xcalloc((size_t)MAX(n, 1), sizeof *out->v);
+    out->n = xcalloc((size_t)MAX(n_items, 1), sizeof *out->n);
+    for (int i = 0; i < n_items; i++) out->n[i] = n_samples;
+    for (int i = 0; i < n; i++)
+        cases[i] =
+            (struct check_case){.item = items[i / n_samples], .text = texts[i], .ended = true};
+    int rc = check_run(check, cases, n, err);
+    for (int i = 0; rc == OK && i < n; i++)
+        out->v[i] = (struct checked_sample){
+            .answer = grader_answer(g, texts[i]), .checked = true, .passed = cases[i].passed};
+    free(cases);
     return rc;
 }
 

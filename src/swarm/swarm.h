@@ -251,6 +251,11 @@ int checked_samples_used(const struct checked_samples *s, int item, int n, int p
 /* The first of an item's first n samples that has the most frequent answer: of those that passed,
  * or if none did or without `checked`, of all. -1: no sample has an answer. */
 int checked_samples_decide(const struct checked_samples *s, int item, int n, bool checked);
+/* Checks texts that exist already: text i is sample i % n_samples of item i / n_samples. items[]:
+ * the object that the check sees of each item, which check_item has accepted. The samples have no
+ * text and no tokens. The caller releases `out`, also after an error. */
+int checked_samples_of_texts(struct check *check, json_t *const *items, int n_items, int n_samples,
+                             char *const *texts, struct checked_samples *out, struct error *err);
 
 /*
  * second_turns.c: training conversations from a team's own first answers, one for each agent and

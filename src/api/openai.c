@@ -11,6 +11,7 @@
 #include "api/internal.h"
 #include "serve/generation.h"
 #include "serve/request_fields.h"
+#include "serve/sample_filter.h"
 
 #include <math.h>
 #include <sodium.h>
@@ -170,6 +171,36 @@ static int settings_read(const struct server *s, const json_t *body, struct gene
     if (context_shift_read(s, body, "context_shift", body, "n_keep", spec, err) != OK)
         return err->code;
     return stop_conditions_read(s, body, spec, err);
+}
+
+static const char *const filter_fields[] = {"check", "samples", "check_item"};
+
+/* Reads the filter's fields; call it after n and the prompts are set. question: the text
+ * to be answered, or NULL. */
+static int filter_read(struct server *s, const json_t *body, const char *question,
+                       struct generation_spec *spec, struct error *err) {
+    const json_t *item = json_get_nonnull(body, "check_item");
+    const char *check = NULL;
+    int64_t samples = 1;
+    if (json_read_string(body, "check", &check, err) != OK ||
+        json_read_int(body, "samples", 1, MAX_COMPLETIONS, &samples, err) != OK)
+        return err->code;
+    if (!check && (samples > 1 || item))
+        return error_set(err, ERR_USAGE, "'%s' requires 'check', which selects among samples",
+                         item ? "check_item" : "samples");
+    if (!check) return OK;
+    if (spec->n > 1)
+        return error_set(err, ERR_USAGE, "'%s' must be 1 with 'check', which selects one reply",
+                         spec->n_best ? "best_of" : "n");
+    if (spec->n_prompts > 1)
+        return error_set(err, ERR_USAGE, "'check' takes one prompt, not %d", spec->n_prompts);
+    if (spec->tool_choice != TOOL_CHOICE_NONE)
+        return error_set(err, ERR_USAGE, "'check' selects among texts, not among calls of 'tools'");
+    spec->filter = sample_filter_open(s, check, item, question, &spec->bad_field, err);
+    if (!spec->filter) return err->code;
+    spec->bad_field = NULL;
+    spec->n = (int)samples;
+    return OK;
 }
 
 int generation_set_grammar(struct server *s, struct generation_spec *spec, const char *kind,
@@ -665,12 +696,13 @@ static json_t *envelope(const struct generation *g, const char *object, json_t *
                           (json_int_t)g->created, "model", g->target.name, "system_fingerprint",
                           g->fingerprint, "choices", choices);
     if (g->spec.stream && g->spec.include_usage) json_object_set_new(v, "usage", json_null());
+    if (g->spec.filter) json_object_set_new(v, "shoal", sample_filter_json(g->spec.filter));
     return v;
 }
 
 static void chunk_add(const struct generation *g, const struct completion *a, json_t *delta,
                       json_t *logprobs, const char *reason, struct buf *out) {
-    json_t *choices = json_pack("[{s:i,s:o,s:o,s:s?}]", "index", a->index, "delta", delta,
+    json_t *choices = json_pack("[{s:i,s:o,s:o,s:s?}]", "index", reply_index(g, a), "delta", delta,
                                 "logprobs", logprobs, "finish_reason", reason);
     sse_add(g, envelope(g, "chat.completion.chunk", choices), out);
 }
@@ -798,8 +830,8 @@ static json_t *chat_message(const struct generation *g, const struct completion 
 
 static json_t *chat_whole(const struct generation *g) {
     json_t *choices = json_array();
-    for (int i = 0; i < g->n_completions; i++) {
-        const struct completion *a = &g->completions[i];
+    for (int i = 0; i < g->n_choices; i++) {
+        const struct completion *a = reply_completion(g, i);
         json_array_append_new(
             choices, json_pack("{s:i,s:o,s:o,s:s}", "index", i, "message", chat_message(g, a),
                                "logprobs", chat_logprobs_json(g, a, 0, completion_tokens_kept(a)),
@@ -923,6 +955,10 @@ static bool team_chat_handle(struct server *s, struct exchange *x, json_t *body)
     if (!t && err.code == OK) return false;
     int rc = t ? request_fields_check(FIELD_CHAT, body, &err) : err.code;
     if (rc == OK) rc = settings_read(s, body, &spec, &err);
+    for (size_t i = 0; rc == OK && i < ARRAY_LEN(filter_fields); i++)
+        if (json_get_nonnull(body, filter_fields[i]))
+            rc = error_set(&err, ERR_USAGE, "'%s' is for replies of a model, not of a team",
+                           filter_fields[i]);
     if (rc == OK) rc = json_read_bool(body, "include_reasoning", &spec.reasoning, &err);
     if (rc == OK) rc = messages_read(body, &messages, &err);
     if (rc == OK) {
@@ -960,6 +996,13 @@ static int reasoning_read(json_t *body, struct generation_spec *spec, bool *sepa
     return OK;
 }
 
+/* The text of a chat's last message; NULL: it has none. */
+static const char *last_message_text(const json_t *body) {
+    const json_t *messages = json_object_get(body, "messages");
+    const json_t *last = json_array_get(messages, json_array_size(messages) - 1);
+    return json_string_value(json_object_get(last, "content"));
+}
+
 int openai_chat_read(struct server *s, json_t *body, struct model_ref *t,
                      struct generation_spec *spec, struct error *err) {
     bool separate = true;
@@ -974,7 +1017,7 @@ int openai_chat_read(struct server *s, json_t *body, struct model_ref *t,
     if (rc == OK) rc = reasoning_read(body, spec, &separate, err);
     if (rc == OK) rc = chat_prompt_render(s, body, spec, err);
     if (!separate) spec->reasoning_begin = REASONING_NONE;
-    return rc;
+    return rc == OK ? filter_read(s, body, last_message_text(body), spec, err) : rc;
 }
 
 static void chat_handle(void *ctx, struct exchange *x) {
@@ -1245,8 +1288,8 @@ static void choices_best(const struct generation *g, int prompt, json_t *choices
 static json_t *completion_whole(const struct generation *g) {
     json_t *choices = json_array();
     for (int i = 0; g->spec.n_best && i < g->spec.n_prompts; i++) choices_best(g, i, choices);
-    for (int i = 0; !g->spec.n_best && i < g->n_completions; i++)
-        json_array_append_new(choices, choice_whole(g, &g->completions[i], i));
+    for (int i = 0; !g->spec.n_best && i < g->n_choices; i++)
+        json_array_append_new(choices, choice_whole(g, reply_completion(g, i), i));
     json_t *v = envelope(g, "text_completion", choices);
     json_object_set_new(v, "usage", usage_json(g));
     return v;
@@ -1254,7 +1297,7 @@ static json_t *completion_whole(const struct generation *g) {
 
 static void completion_chunk(const struct generation *g, const struct completion *a, json_t *text,
                              json_t *logprobs, const char *reason, struct buf *out) {
-    json_t *choice = completion_choice(a->index, text, logprobs, reason);
+    json_t *choice = completion_choice(reply_index(g, a), text, logprobs, reason);
     sse_add(g, envelope(g, "text_completion", json_pack("[o]", choice)), out);
 }
 
@@ -1301,7 +1344,9 @@ int openai_completion_read(struct server *s, const json_t *body, struct model_re
     if (rc == OK) rc = model_ref_read(s, body, t, err);
     if (rc == OK) rc = settings_read(s, body, spec, err);
     if (rc == OK) rc = format_read(s, body, spec, err);
-    return rc == OK ? completion_limits_read(s, body, spec, err) : rc;
+    if (rc == OK) rc = completion_limits_read(s, body, spec, err);
+    const char *prompt = json_string_value(json_object_get(body, "prompt"));
+    return rc == OK ? filter_read(s, body, prompt, spec, err) : rc;
 }
 
 static void completion_handle(void *ctx, struct exchange *x) {

@@ -11,6 +11,9 @@
 #include <stdlib.h>
 #include <string.h>
 
+/* Limits of a rendered template: an item may come from a request that is not trusted. */
+enum { MAX_STEPS = 1 << 14, MAX_BYTES = 16 << 10 };
+
 static int question_open(struct check *c, const char *argument, const struct check_options *o,
                          struct error *err) {
     (void)argument;
@@ -29,7 +32,10 @@ static char *template_render(const json_t *item, const char *key, const char *an
     if (!j) return NULL;
     json_t *vars = json_pack("{s:o}", "answer", json_string_lossy(answer, strlen(answer)));
     struct jinja_output out = {0};
-    int rc = jinja_render(j, &(struct jinja_input){.vars = vars, .now = -1}, &out, err);
+    const struct jinja_input in = {.vars = vars, .now = -1, .max_steps = MAX_STEPS};
+    int rc = jinja_render(j, &in, &out, err);
+    if (rc == OK && out.n > MAX_BYTES)
+        rc = error_set(err, ERR_FORMAT, "'check.%s' has more than %d bytes", key, MAX_BYTES);
     char *text = rc ? NULL : xstrndup(out.text, out.n);
     jinja_output_release(&out);
     json_decref(vars);

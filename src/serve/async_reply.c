@@ -109,7 +109,7 @@ static void *async_reply_thread(void *ctx) {
         metric_add(metric_get(s->metrics, METRIC_CANCELLED), 1);
     async_reply_finish(l, result, &err);
     async_reply_release(l);
-    __atomic_sub_fetch(&s->n_async_threads, 1, __ATOMIC_RELEASE);
+    async_slot_release(s);
     return NULL;
 }
 
@@ -121,17 +121,13 @@ static void async_reply_thread_failed(struct async_reply *l) {
     l->work.release(l->work.ctx);
     async_reply_finish(l, NULL, &err);
     async_reply_release(l);
-    __atomic_sub_fetch(&s->n_async_threads, 1, __ATOMIC_RELEASE);
+    async_slot_release(s);
 }
 
 void async_reply_start(struct server *s, struct exchange *x, bool stream,
                        const struct async_reply_work *w) {
     pthread_t thread;
-    if (__atomic_add_fetch(&s->n_async_threads, 1, __ATOMIC_ACQUIRE) > ASYNC_WORKERS_MAX) {
-        __atomic_sub_fetch(&s->n_async_threads, 1, __ATOMIC_RELEASE);
-        exchange_add_header(x, "Retry-After", "2");
-        api_fail(x, 503, NULL, NULL, "overloaded", "%d teams are running already; try again later",
-                 ASYNC_WORKERS_MAX);
+    if (!async_slot_acquire(s, x)) {
         w->release(w->ctx);
         return;
     }

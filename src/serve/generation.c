@@ -7,6 +7,7 @@
  */
 #define _GNU_SOURCE
 #include "serve/generation.h"
+#include "serve/sample_filter.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -375,6 +376,14 @@ void completion_advance(const struct generation *g, struct completion *a) {
     answer_close(g->s->reasoning_form, a);
 }
 
+struct completion *reply_completion(const struct generation *g, int i) {
+    return &g->completions[g->first + i];
+}
+
+int reply_index(const struct generation *g, const struct completion *a) {
+    return a->index - g->first;
+}
+
 json_t *completion_content_json(const struct completion *a) {
     const char *text = a->text.data ? a->text.data + a->content_begin : "";
     return json_string_lossy(text, a->content_end - a->content_begin);
@@ -418,6 +427,10 @@ struct token_usage generation_usage(const struct generation *g) {
         if (g->completions[i].index % g->spec.n == 0)
             u.cached += g->completions[i].batch_request.request.n_cached;
     }
+    if (g->spec.filter) {
+        u.prompt += g->spec.filter->questioner.prefilled;
+        u.completion += g->spec.filter->questioner.generated;
+    }
     return u;
 }
 
@@ -432,6 +445,7 @@ void generation_spec_release(struct generation_spec *spec) {
     free(spec->user);
     json_decref(spec->request_json);
     json_decref(spec->extra);
+    sample_filter_free(spec->filter);
     *spec = (struct generation_spec){0};
 }
 
@@ -448,6 +462,21 @@ void completion_release(struct completion *a) {
         buf_release(&a->async->reasoning);
         free(a->async);
     }
+}
+
+bool async_slot_acquire(struct server *s, struct exchange *x) {
+    struct server *front = server_front(s);
+    if (__atomic_add_fetch(&front->n_async_threads, 1, __ATOMIC_ACQUIRE) <= ASYNC_WORKERS_MAX)
+        return true;
+    async_slot_release(s);
+    exchange_add_header(x, "Retry-After", "2");
+    api_fail(x, 503, NULL, NULL, "overloaded",
+             "%d teams and checks are running already; try again later", ASYNC_WORKERS_MAX);
+    return false;
+}
+
+void async_slot_release(struct server *s) {
+    __atomic_sub_fetch(&server_front(s)->n_async_threads, 1, __ATOMIC_RELEASE);
 }
 
 static void generation_list_add(struct generation *g) {
@@ -476,6 +505,8 @@ static void generation_count(struct generation *g) {
 
 static void generation_release(struct generation *g) {
     if (__atomic_sub_fetch(&g->refs, 1, __ATOMIC_ACQ_REL) > 0) return;
+    struct server *front = server_front(g->s);
+    bool has_slot = g->has_slot;
     generation_list_remove(g);
     if (g->n_unfinished == 0) generation_count(g);
     for (int i = 0; i < g->n_completions; i++) completion_release(&g->completions[i]);
@@ -489,11 +520,12 @@ static void generation_release(struct generation *g) {
     free(g->key);
     free(g->room);
     free(g);
+    if (has_slot) async_slot_release(front); // the server waits for it, so it is the last step
 }
 
 static void generation_cancel(void *ctx) {
     struct generation *g = ctx;
-    g->cancelled = true;
+    __atomic_store_n(&g->cancelled, true, __ATOMIC_RELEASE);
     for (int i = 0; i < g->n_completions; i++) {
         struct completion *a = &g->completions[i];
         if (a->async)
@@ -513,7 +545,9 @@ static bool reply_failed(const struct generation *g, struct error *err) {
                  __atomic_load_n(&g->completions[i].batch_request.done, __ATOMIC_ACQUIRE) &&
                  g->completions[i].batch_request.no_memory;
     if (failed) error_set(err, ERR_STATE, "the server is short of memory; try again later");
-    return failed;
+    if (failed || !g->spec.filter || g->spec.filter->error.code == OK) return failed;
+    *err = g->spec.filter->error;
+    return true;
 }
 
 /* Replaces the output after `from` by an error event. */
@@ -529,7 +563,7 @@ static enum stream_status stream_fail(struct generation *g, size_t from, const s
 /* Logs the reply for ratings. Call it before the reply is sent, because the client may rate the
  * reply at once. */
 static void reply_log(const struct generation *g) {
-    const struct completion *a = g->completions;
+    const struct completion *a = reply_completion(g, 0);
     const char *text = a->text.data ? a->text.data + a->content_begin : NULL;
     size_t n = a->content_end - a->content_begin;
     feedback_log_reply(server_front(g->s)->ab,
@@ -548,9 +582,10 @@ static enum stream_status stream_pull(void *ctx, struct buf *out) {
     struct error err;
     size_t from = out->len;
     int finished = 0;
+    if (g->spec.filter && !__atomic_load_n(&g->selected, __ATOMIC_ACQUIRE)) return STREAM_WAIT;
     if (reply_failed(g, &err)) return stream_fail(g, from, &err, out);
-    for (int i = 0; i < g->n_completions; i++) {
-        struct completion *a = &g->completions[i];
+    for (int i = 0; i < g->n_choices; i++) {
+        struct completion *a = reply_completion(g, i);
         if (!a->role_sent && g->dialect->begin) g->dialect->begin(g, a, out);
         a->role_sent = true;
         completion_advance(g, a);
@@ -562,7 +597,7 @@ static enum stream_status stream_pull(void *ctx, struct buf *out) {
         finished += a->finished;
     }
     if (reply_failed(g, &err)) return stream_fail(g, from, &err, out);
-    if (finished < g->n_completions) return out->len ? STREAM_MORE : STREAM_WAIT;
+    if (finished < g->n_choices) return out->len ? STREAM_MORE : STREAM_WAIT;
     reply_log(g);
     generation_count(g);
     g->dialect->end(g, out);
@@ -608,13 +643,61 @@ static void reply_send_in_worker(void *ctx) {
     http_resume_postponed(h); // the generation may have released adapters
 }
 
+/* selection among samples */
+
+static void sample_select(struct generation *g) {
+    const int n = g->n_completions;
+    struct error err;
+    char **texts = xcalloc((size_t)n, sizeof *texts);
+    for (int i = 0; i < n; i++) {
+        struct completion *a = &g->completions[i];
+        completion_advance(g, a);
+        texts[i] = xstrndup(a->text.data ? a->text.data + a->content_begin : "",
+                            a->content_end - a->content_begin);
+    }
+    if (!__atomic_load_n(&g->cancelled, __ATOMIC_ACQUIRE) && !reply_failed(g, &err))
+        g->first = sample_filter_select(g->spec.filter, texts, n, &g->cancelled);
+    for (int i = 0; i < n; i++) free(texts[i]);
+    free(texts);
+    __atomic_store_n(&g->selected, true, __ATOMIC_RELEASE);
+}
+
+/* Takes over the exchange's reference without a stream, and one more with a stream. */
+static void selection_run(void *ctx) {
+    struct generation *g = ctx;
+    sample_select(g);
+    if (!g->spec.stream) {
+        http_run_in_worker(g->s->http, reply_send_in_worker, g);
+        return;
+    }
+    exchange_wake(g->x);
+    generation_release(g);
+}
+
+static void *selection_thread(void *ctx) {
+    selection_run(ctx);
+    return NULL;
+}
+
+static void selection_start(struct generation *g) {
+    pthread_t thread;
+    if (g->spec.stream) __atomic_add_fetch(&g->refs, 1, __ATOMIC_RELAXED);
+    if (pthread_create(&thread, NULL, selection_thread, g) == 0)
+        pthread_detach(thread);
+    else // without memory for a thread a worker waits for the check
+        http_run_in_worker(g->s->http, selection_run, g);
+}
+
 /* on_change of the batcher's requests. Usually runs in the batcher's thread, see batcher.h. */
 static void request_progress(struct batcher_request *c, bool done) {
     struct generation *g = c->user;
-    if (g->spec.stream) exchange_wake(g->x);
+    if (g->spec.stream && !g->spec.filter) exchange_wake(g->x);
     if (!done) return;
     bool last = __atomic_sub_fetch(&g->n_unfinished, 1, __ATOMIC_ACQ_REL) == 0;
-    if (last && !g->spec.stream) http_run_in_worker(g->s->http, reply_send_in_worker, g);
+    if (last && g->spec.filter)
+        selection_start(g);
+    else if (last && !g->spec.stream)
+        http_run_in_worker(g->s->http, reply_send_in_worker, g);
     generation_release(g);
 }
 
@@ -688,7 +771,8 @@ static struct generation *generation_new(struct server *s, struct exchange *x,
                              .spec = *spec,
                              .created = (int64_t)time(NULL),
                              .started_at = exchange_start_time(x),
-                             .n_completions = n};
+                             .n_completions = n,
+                             .n_choices = spec->filter ? 1 : n};
     server_new_id(s, id_prefix, g->id);
     system_fingerprint(s, &g->target, g->fingerprint);
     CHECK(getrandom(&g->nonce, sizeof g->nonce, 0) == sizeof g->nonce);
@@ -710,6 +794,11 @@ static struct generation *generation_new(struct server *s, struct exchange *x,
     return g;
 }
 
+/* The field that sets the number of completions. */
+static const char *count_field(const struct generation_spec *spec) {
+    return spec->filter ? "samples" : "n";
+}
+
 /* A request with more completions than the queue is long would get 503 on every retry, so it is
  * refused with 400. */
 static int reply_count_check(const struct server *s, const struct generation_spec *spec,
@@ -717,9 +806,10 @@ static int reply_count_check(const struct server *s, const struct generation_spe
     int64_t n = (int64_t)spec->n_prompts * spec->n;
     if (n <= s->options->max_waiting) return OK;
     return error_set(err, ERR_USAGE,
-                     "%d prompts with 'n' = %d are %lld replies, and this server takes %lld at "
+                     "%d prompts with '%s' = %d are %lld replies, and this server takes %lld at "
                      "once; send fewer in a request",
-                     spec->n_prompts, spec->n, (long long)n, (long long)s->options->max_waiting);
+                     spec->n_prompts, count_field(spec), spec->n, (long long)n,
+                     (long long)s->options->max_waiting);
 }
 
 /* Removes tokens at the beginning of long prompts, see truncate_prompt_tokens. */
@@ -799,7 +889,7 @@ void generation_start(struct server *s, struct exchange *x, const struct api_dia
     bool many = reply_count_check(s, spec, &err) != OK;
     if (many || prompts_check(s, spec, &err) != OK) {
         const char *prompt = strstr(exchange_path(x), "chat") ? "messages" : "prompt";
-        api_fail(x, 400, NULL, many ? "n" : prompt,
+        api_fail(x, 400, NULL, many ? count_field(spec) : prompt,
                  many ? "invalid_value" : "context_length_exceeded", "%s", err.text);
         generation_args_release(s, t, spec);
         return;
@@ -809,9 +899,14 @@ void generation_start(struct server *s, struct exchange *x, const struct api_dia
         generation_args_release(s, t, spec);
         return;
     }
+    if (spec->filter && !async_slot_acquire(s, x)) {
+        generation_args_release(s, t, spec);
+        return;
+    }
     struct ab_arm arm = ab_variant_assign(s, x, t, spec->user);
     struct generation *g = generation_new(s, x, d, id_prefix, t, spec);
     g->arm = arm;
+    g->has_slot = g->spec.filter != NULL;
     struct batcher_request **calls = xcalloc((size_t)g->n_completions, sizeof *calls);
     for (int i = 0; i < g->n_completions; i++) {
         engine_request_init(g, &g->completions[i]);
@@ -861,7 +956,7 @@ static void *async_worker_thread(void *ctx) {
         generation_release(g);
     else
         reply_send(g);
-    __atomic_sub_fetch(&s->n_async_threads, 1, __ATOMIC_RELEASE);
+    async_slot_release(s);
     free(o);
     return NULL;
 }
@@ -877,11 +972,7 @@ bool generation_start_async(struct server *s, struct exchange *x, const struct a
         generation_args_release(s, t, spec);
         return false;
     }
-    if (__atomic_add_fetch(&s->n_async_threads, 1, __ATOMIC_ACQUIRE) > ASYNC_WORKERS_MAX) {
-        __atomic_sub_fetch(&s->n_async_threads, 1, __ATOMIC_RELEASE);
-        exchange_add_header(x, "Retry-After", "2");
-        api_fail(x, 503, NULL, NULL, "overloaded", "%d teams are running already; try again later",
-                 ASYNC_WORKERS_MAX);
+    if (!async_slot_acquire(s, x)) {
         generation_args_release(s, t, spec);
         return false;
     }

@@ -45,7 +45,9 @@ struct token_usage { /* tokens */
 struct generation_spec {
     struct token_ids *prompts;
     int n_prompts, n; /* n completions of each prompt */
-    int n_best;       /* return the n_best most probable of these; 0: all */
+    /* Not NULL: the n completions are samples, and the reply is the one that the filter selects. */
+    struct sample_filter *filter;
+    int n_best; /* return the n_best most probable of these; 0: all */
     int32_t max_tokens;
     int32_t loop_tokens;            /* of the engine's requests */
     int32_t truncate_prompt_tokens; /* keep the last tokens of a prompt: n with its first BOS; -1:
@@ -156,9 +158,15 @@ struct generation {
     double started_at;
     struct completion *completions;
     int n_completions;
-    char *key;               /* the id of the request's key; NULL: no key */
-    bool cancelled, counted; /* counted: in the metrics */
-    uint64_t nonce;          /* random part of the placeholders for lists: no client knows it */
+    /* The reply consists of completions first … first + n_choices - 1: of all, or with a filter of
+     * the selected one, once `selected` is true. */
+    int first, n_choices;
+    bool selected;  /* atomic */
+    bool has_slot;  /* of async_slot_acquire */
+    char *key;      /* the id of the request's key; NULL: no key */
+    bool cancelled; /* atomic */
+    bool counted;   /* in the metrics */
+    uint64_t nonce; /* random part of the placeholders for lists: no client knows it */
     struct reply_budget {
         size_t bytes; /* reserved for the reply's text */
         bool refused; /* no memory was left for more of the text: the reply fails */
@@ -170,11 +178,14 @@ struct generation {
 void generation_start(struct server *s, struct exchange *x, const struct api_dialect *d,
                       const char *id_prefix, struct model_ref *t, struct generation_spec *spec);
 void generation_spec_release(struct generation_spec *spec);
-/* Starts a generation whose completions a separate thread writes: fn(g, ctx) calls
- * generation_append for each completion, the last time with `done`. If ASYNC_WORKERS_MAX such
- * threads run already, the reply is 503 with Retry-After. fn releases ctx; after false the caller
- * does. */
+/* At most ASYNC_WORKERS_MAX threads run for teams, async replies and filters. False: there are as
+ * many, and the reply is 503 with Retry-After. */
 enum { ASYNC_WORKERS_MAX = 32 };
+bool async_slot_acquire(struct server *s, struct exchange *x);
+void async_slot_release(struct server *s);
+/* Starts a generation whose completions a separate thread writes: fn(g, ctx) calls
+ * generation_append for each completion, the last time with `done`. fn releases ctx; after false
+ * the caller does. */
 bool generation_start_async(struct server *s, struct exchange *x, const struct api_dialect *d,
                             const char *id_prefix, struct model_ref *t,
                             struct generation_spec *spec,
@@ -187,6 +198,9 @@ void generation_append(struct generation *g, struct completion *a, const char *c
 /* Decodes the batcher's new tokens; updates the text that may be sent and the tool calls. */
 void completion_advance(const struct generation *g, struct completion *a);
 void completion_release(struct completion *a);
+/* Completion i of the reply, and its index in the reply. */
+struct completion *reply_completion(const struct generation *g, int i);
+int reply_index(const struct generation *g, const struct completion *a);
 /* The content of a completion. */
 json_t *completion_content_json(const struct completion *a);
 /* "stop", "length" or "tool_calls"; NULL while the completion is unfinished. */

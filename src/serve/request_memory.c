@@ -10,6 +10,7 @@
 #define _GNU_SOURCE
 #include "serve/generation.h"
 #include "serve/request_fields.h"
+#include "serve/sample_filter.h"
 
 #include <string.h>
 #include <sys/stat.h>
@@ -116,6 +117,7 @@ static struct memory_need completion_need(const struct server *s,
                                .scores = n * results};
     if (spec->reasoning_begin) need.tokens += 2 * n * piece; // a copy of the text, with spare room
     if (spec->grammar) need.tokens += (size_t)tokenizer_vocab_size(s->model->tok) / 8 + 64 * 1024;
+    if (spec->filter) need.tokens += sample_filter_bytes(spec->filter);
     if (spec->logprobs) need.scores += scores_text_bytes(s, n, spec->n_top, SCORE_BYTES);
     if (spec->prompt_logprobs) need.prompt_scores = n_prompt * results;
     if (spec->logprobs && spec->echo)
@@ -130,7 +132,7 @@ static const char *largest_need_field(const struct memory_need *need,
     size_t most = MAX(MAX(need->prompt, need->tokens), MAX(need->scores, need->prompt_scores));
     if (most == need->prompt_scores) return spec->prompt_tops ? "prompt_logprobs" : "logprobs";
     if (most == need->scores) return "logprobs";
-    if (spec->n > 1) return "n";
+    if (spec->n > 1) return spec->filter ? "samples" : "n";
     return most == need->tokens ? "max_tokens" : "prompt";
 }
 

@@ -38,6 +38,7 @@ struct serve_options { /* filled from serve_option_rows, except max_memory and t
     bool auth;                  /* true: without keys, requests from other machines are refused */
     char *max_request_memory;   /* size of all requests and replies; NULL: see request_memory */
     bool trust_template;        /* a request may contain a chat template */
+    struct strings checks;      /* checks of requests that open files or run programs */
     bool feedback;              /* replies can be rated; experiments need this */
     char *max_feedback;         /* maximum size of the file of ratings and experiments */
     struct strings names;       /* additional ids of the base */

@@ -1,5 +1,6 @@
 /* serve_options: the options of a server, for the command and the library. */
 #define _GNU_SOURCE
+#include "check/check.h"
 #include "serve/reasoning.h"
 #include "serve/serve.h"
 #include "serve/server.h"
@@ -48,6 +49,9 @@ const struct option_row serve_option_rows[] = {
         "without keys, accept requests from this machine only; --no-auth: other machines may chat"),
     ROW("trust-request-chat-template", OPT_BOOL, trust_template, "false", 0, 0, NULL,
         "allow 'chat_template' in requests"),
+    ROW("allow-check", OPT_LIST, checks, NULL, 0, 0, "CHECK",
+        "checks that the field 'check' of a request may name in addition to calculator, regex and "
+        "question, such as tests or json-schema:FILE; they open files or run programs"),
     ROW("feedback", OPT_BOOL, feedback, "true", 0, 0, NULL,
         "keep the last replies for ratings; --no-feedback: keep no text"),
     ROW("max-feedback", OPT_STRING, max_feedback, "1G", 0, 0, "SIZE",
@@ -118,11 +122,23 @@ static int request_memory_init(struct serve_options *o, struct error *err) {
     return OK;
 }
 
+/* Opens each allowed check once, so that a missing file or sandbox is found at the start. */
+static int allowed_checks_try(const struct strings *specs, struct error *err) {
+    const struct check_options o = {.sandbox = true};
+    for (int i = 0; i < specs->n; i++) {
+        struct check *c = check_open_filter(specs->v[i], &o, err);
+        if (!c) return error_wrap(err, "--allow-check");
+        check_free(c);
+    }
+    return OK;
+}
+
 int serve_options_check(struct serve_options *o, struct error *err) {
     size_t feedback = 0;
     int rc = http_options_check(&o->http, err);
     if (rc == OK) rc = http_tls_check(&o->http, err);
     if (rc == OK) rc = request_memory_init(o, err);
+    if (rc == OK) rc = allowed_checks_try(&o->checks, err);
     if (rc == OK) rc = reasoning_parser_check(o->reasoning_parser, err);
     if (rc == OK && size_parse(o->max_feedback, &feedback, err) != OK)
         rc = error_wrap(err, "--max-feedback");

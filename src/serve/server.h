@@ -80,7 +80,7 @@ struct server {
     struct grammar_cache *grammars;
     uint64_t n_ids;                      /* ids generated so far */
     struct generation *generations;      /* list of the running generations */
-    int n_async_threads;                 /* threads of teams and of async_reply */
+    int n_async_threads;                 /* acquired by async_slot_acquire */
     struct ask_task *conversation_tasks; /* running questions of conversations: api/ask.c */
 
     struct keys *keys;

@@ -77,6 +77,7 @@ for i in one two; do
             --quiet >/dev/null 2>"$tmp/err" || { echo "not ok adapters for the protocols: $(head -c 300 "$tmp/err")"; exit 1; }
     seed=$((seed + 1))
 done
+echo '{"type": "object", "properties": {"a": {"type": "integer"}}, "required": ["a"]}' >"$tmp/schema.json"
 mkdir "$tmp/resolver"
 for i in late alien bad; do cp -r "$tmp/two" "$tmp/resolver/$i"; done
 sed -i 's/"base_model_name_or_path": "[^"]*"/"base_model_name_or_path": "other\/llama"/' "$tmp/resolver/alien/adapter_config.json"
@@ -88,5 +89,5 @@ up "$tmp/tooled" --state "$tmp/state2" --trust-request-chat-template
 TOOLED=$url
 VLLM_PLUGINS=lora_filesystem_resolver VLLM_LORA_RESOLVER_CACHE_DIR=$tmp/resolver VLLM_ALLOW_RUNTIME_LORA_UPDATING=True \
     up test/models/fry-1 --adapter "one=$tmp/one" --lora-modules "{\"name\": \"two\", \"path\": \"$tmp/two\", \"base_model_name\": \"fry-1\"}" \
-    --served-model-name second-name --enable-lora --max_loras 4 --max_lora_rank 16 --max-cpu-loras 4 --max-num-seqs 4 --state "$tmp/state3"
+    --served-model-name second-name --enable-lora --max_loras 4 --max_lora_rank 16 --max-cpu-loras 4 --max-num-seqs 4 --allow-check "json-schema:$tmp/schema.json" --state "$tmp/state3"
 URL=$url TMP=$tmp TOOLED=$TOOLED TOKEN_FILE=$tmp/state3/token TOOLED_TOKEN_FILE=$tmp/state2/token PYTHONDONTWRITEBYTECODE=1 python3 test/serve/serve_protocols.py

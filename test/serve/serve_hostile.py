@@ -126,11 +126,18 @@ for name, kind, text in (
         ("a grammar that doubles", "guided_grammar", "\n".join(["root ::= r60"] + [f"r{i} ::= r{i-1} r{i-1}" for i in range(1, 61)] + ["r0 ::= \"a\""])),
         ("no grammar", "guided_grammar", "\x01"), ("no choices", "guided_choice", []), ("choices of a kind", "guided_choice", [1, {}])):
     refused.append((name, COMPLETION, json.dumps({"prompt": "x", kind: text, "max_tokens": 40}).encode()))
+for name, check, item in (
+        ("a check that is a command", "command:sh -c id", None), ("a check that is a file", "json-schema:/etc/passwd", None), ("a check that runs code", "tests", {"check": {"tests": "1"}}),
+        ("a check that is a database", "sql:/etc/passwd", None), ("a check of 1 MB", "regex:" + "(a|b)" * 200000, None), ("a check of braces", "regex:(((((a{1000}){1000}){1000}){1000}){1000})", None),
+        ("a check that is open", "regex:" + "(" * 50000, None), ("an item of 1 MB", "regex", {"pattern": "a" * (1 << 20)}), ("an item of braces", "regex", {"pattern": "(((a{1000}){1000}){1000})"}),
+        ("an item of a broken template", "question", {"check": {"question": "{% for", "answer": "1"}}), ("an item without fields", "question", {})):
+    refused.append((name, CHAT, json.dumps({"messages": HI, "max_tokens": 4, "samples": 2, "check": check, "check_item": item}).encode()))
+refused.append(("128 samples of 30,000 tokens with a check", CHAT, json.dumps({"messages": HI, "samples": 128, "check": "calculator", "logprobs": True, "top_logprobs": 20, "max_tokens": 30000, "context_shift": True}).encode()))
 FIELDS = """model messages prompt input temperature top_p min_p typical_p repetition_penalty presence_penalty frequency_penalty top_k n seed
 stream stream_options logit_bias stop stop_token_ids ignore_eos logprobs top_logprobs max_tokens max_completion_tokens response_format tools
 tool_choice guided_json guided_regex guided_grammar guided_choice structured_outputs chat_template_kwargs add_generation_prompt
 continue_final_message lora echo suffix best_of prompt_logprobs encoding_format dimensions lora_name lora_path load_inplace tokens
-return_token_strs""".split()
+return_token_strs samples check check_item""".split()
 VALUES = [True, -1, 1.5, 1e308, 2**63 - 1, "", "x", "\u0001", [], [[]], [{}], [None], ["x"], {}, {"type": 1}, {"type": "json_schema"}, {"type": "json_schema", "json_schema": []}, {"function": 1}, {"x": {"y": []}}]
 
 
@@ -187,6 +194,43 @@ def test_messages(s):
                 if status >= 400 and not is_error(text) or status >= 500:
                     wrong.append((message, more, status, text[:100]))
     report("wrong messages", f"{len(wrong)}: {wrong[:3]}" if wrong else None)
+
+
+def test_checks(s):
+    """Patterns that backtrack and templates that never end: other requests are answered meanwhile."""
+    wrong = []
+    for value in VALUES:
+        for check in ("calculator", "regex", "question"):
+            for item in (value, {"pattern": value}, {"question": value, "pattern": "x"}, {"check": value}, {"check": {"question": value, "answer": value}}):
+                status, text, _ = s.ask(CHAT, {"messages": HI, "max_tokens": 2, "samples": 2, "check": check, "check_item": item})
+                if status >= 400 and not is_error(text) or status >= 500:
+                    wrong.append((check, item, status, text[:100]))
+    report("wrong items of checks", f"{len(wrong)}: {wrong[:3]}" if wrong else None)
+    loop = "{% for i in range(9999) %}{% for j in range(9999) %}{{ 'x' * 999999 }}{% endfor %}{% endfor %}"
+    hostile = [{"check": r"regex:((.|\s)+)+\z(?<!.)(?<!\s)"}, {"check": "regex", "check_item": {"pattern": r"((\s|.)*)*\z(?<!.)(?<!\s)"}},
+               {"check": "question", "check_item": {"check": {"question": loop, "answer": "1"}}}, {"check": "question", "check_item": {"check": {"question": "{{ 'a ' * 400000 }}", "answer": "1"}}}]
+    body = {"messages": HI, "max_tokens": 64, "ignore_eos": True, "loop_tokens": 0, "samples": 64}
+    answers = []
+    threads = [threading.Thread(target=lambda more=more: answers.append(s.ask(CHAT, {**body, **more}))) for more in hostile * 2]
+    for t in threads:
+        t.start()
+    slowest = 0
+    while any(t.is_alive() for t in threads):
+        slowest = max(slowest, s.ask("/health")[2])
+        time.sleep(0.02)
+    results = [json.loads(text)["shoal"]["check"] if status == 200 else text[:100] for status, text, _ in answers]
+    fine = all(isinstance(r, dict) and (r["samples"], r["passed"], r["questions"]) == (64, 0, 0) for r in results) and slowest < 2
+    report("checks that do not end", None if fine and len(results) == len(threads) else (slowest, results))
+    gone = [s.stream({**body, **hostile[i % 4], "max_tokens": 400}, CHAT) for i in range(40)]
+    time.sleep(0.3)
+    for x in gone:
+        x.close()
+    for _ in range(100):
+        status, text, took = s.ask(CHAT, {"messages": HI, "max_tokens": 2, "samples": 2, "check": "calculator"})
+        if status != 503:
+            break
+        time.sleep(0.1)
+    report("checks whose clients disconnect", None if status == 200 else (status, text[:200]))
 
 
 def test_unload(s):
@@ -258,7 +302,8 @@ def test_memory(s):
 
 
 def test_stop(s):
-    streams = [s.stream({"prompt": "Once", "max_tokens": 400, "ignore_eos": True, "n": 4}) for _ in range(20)]
+    kinds = {"n": 4}, {"samples": 4, "check": "question", "check_item": {"check": {"question": "x", "answer": "y"}}}
+    streams = [s.stream({"prompt": "Once", "max_tokens": 400, "ignore_eos": True, **kinds[i % 2]}) for i in range(20)]
     blocked = threading.Thread(target=lambda: ignore(lambda: s.ask(COMPLETION, {"prompt": ["x"] * 500, "max_tokens": 400, "ignore_eos": True})))
     blocked.start()
     time.sleep(0.3)
@@ -294,7 +339,7 @@ def test_kill():
 
 def main():
     s = Server()
-    for test in (test_refused, test_types, test_messages, test_unload, test_crowd, test_embeddings_do_not_stop_others, test_memory, test_stop):
+    for test in (test_refused, test_types, test_messages, test_checks, test_unload, test_crowd, test_embeddings_do_not_stop_others, test_memory, test_stop):
         try:
             test(s)
         except (OSError, http.client.HTTPException, subprocess.TimeoutExpired) as e:

@@ -157,6 +157,91 @@ def _():
     refused('/v1/completions', 400, "'best_of'", prompt='x', n=3, best_of=2)
     refused('/v1/completions', 400, "'best_of'", prompt='x', best_of=2, stream=True)
 
+# samples and check
+
+SUM = [dict(role='user', content='7325 + 6 = ?')]
+result = lambda v: (v['shoal']['check']['kind'], v['shoal']['check']['samples'], v['shoal']['check']['passed'])
+
+@test
+def _():
+    "check: the reply is the most frequent answer of the samples that pass, and usage counts all samples"
+    want = dict(temperature=1.5, seed=5, max_tokens=6, n=8)
+    texts = [c['message']['content'] for c in chat(**want)['choices']]
+    total = chat(**want)['usage']['completion_tokens']
+    letter = max(set(''.join(texts)) - set(' \n\\'), key=lambda l: sum(l in t for t in texts))
+    passing = [t for t in texts if letter in t]
+    answers = [t.rsplit('answer:', 1)[-1].strip() for t in passing]
+    most = max(answers.count(a) for a in answers)
+    first = next(t for t, a in zip(passing, answers) if answers.count(a) == most)
+    del want['n']
+    v = chat(samples=8, check='regex:' + re.escape(letter), **want)
+    same((len(v['choices']), v['choices'][0]['index'], v['choices'][0]['message']['content']), (1, 0, first))
+    same((result(v), v['usage']['completion_tokens']), (('regex', 8, len(passing)), total))
+    same(chat(samples=8, check='regex', check_item={'pattern': re.escape(letter)}, **want)['choices'], v['choices'])
+    none = chat(samples=8, check='regex:\\Anever', **want)
+    same((result(none), none['choices'][0]['message']['content'] in texts), (('regex', 8, 0), True))
+    plain = chat(**want)
+    same('shoal' in plain, False)
+
+@test
+def _():
+    "check: streams, log-probabilities and /v1/completions have the selected sample"
+    want = dict(temperature=1.5, seed=5, max_tokens=6, samples=8, check='regex:[0-9]')
+    v = chat(logprobs=True, **want)
+    c = chunks('/v1/chat/completions', messages=user(ASK), stream_options={'include_usage': True}, logprobs=True, **want)
+    said = [x['choices'][0] for x in c if x['choices']]
+    same(''.join(x['delta'].get('content', '') for x in said), v['choices'][0]['message']['content'])
+    same([t['token'] for x in said if x['logprobs'] for t in x['logprobs']['content']], [t['token'] for t in v['choices'][0]['logprobs']['content']])
+    same(({x['index'] for x in said}, said[-1]['finish_reason'], result(c[-1])), ({0}, v['choices'][0]['finish_reason'], result(v)))
+    same({k: c[-1]['usage'][k] for k in ('prompt_tokens', 'completion_tokens')}, {k: v['usage'][k] for k in ('prompt_tokens', 'completion_tokens')})
+    want.update(model='one', prompt='12 + 30 =')
+    whole, c = post('/v1/completions', logprobs=2, **want), chunks('/v1/completions', **want)
+    same((''.join(x['choices'][0]['text'] for x in c), len(whole['choices'])), (whole['choices'][0]['text'], 1))
+    same(''.join(whole['choices'][0]['logprobs']['tokens']), whole['choices'][0]['text'])
+
+@test
+def _():
+    "check: question asks the base model, and usage counts its tokens"
+    want = dict(model='one', messages=SUM, temperature=1, seed=3, max_tokens=16)
+    plain = chat(n=4, **want)['usage']
+    item = {'check': {'question': 'say {{ answer }}', 'answer': '{{ answer }}'}}
+    v = chat(samples=4, check='question', check_item=item, **want)
+    check = v['shoal']['check']
+    same((check['kind'], check['questions'], check['prompt_tokens'] > 4, check['completion_tokens'] > 0), ('question', 4, True, True))
+    same((v['usage']['prompt_tokens'], v['usage']['completion_tokens']),
+         (plain['prompt_tokens'] + check['prompt_tokens'], plain['completion_tokens'] + check['completion_tokens']))
+
+@test
+def _():
+    "check: a check of --allow-check, named as the server names it"
+    schema = 'json-schema:' + tmp + '/schema.json'
+    v = chat(samples=2, check=schema, max_tokens=40, response_format={'type': 'json_schema', 'json_schema': {'name': 'a', 'schema': {'enum': [{'a': 1}]}}})
+    same(result(v), ('json-schema', 2, 2))
+    refused('/v1/chat/completions', 400, "--allow-check", messages=SUM, check=schema + '/../schema.json')
+
+@test
+def _():
+    "check: what is refused"
+    def no(words, param, path='/v1/chat/completions', **body):
+        body = dict({'prompt': 'x'} if path == '/v1/completions' else {'messages': SUM}, **body)
+        same(refused(path, 400, words, **body)['param'], param)
+    for spec in ('command:ls', 'shell:ls', 'tests', 'json-schema:/etc/passwd', 'sql:/etc/passwd', 'unknown', '', 'calculator:x', 'Calculator'):
+        no('--allow-check', 'check', check=spec, samples=2)
+    no('needs the right answer', 'check', check='exact', check_item={'answer': 'x'})
+    no('missing closing', 'check', check='regex:(')
+    no("'pattern' is missing", 'check_item', check='regex')
+    no("'check.question' is missing", 'check_item', check='question')
+    no("'check.answer'", 'check_item', check='question', check_item={'check': {'question': 'x'}})
+    no('must be an object', 'check_item', check='calculator', check_item=[1])
+    no('larger than', 'check_item', check='calculator', check_item={'question': 'x' * 70000})
+    no("requires 'check'", 'samples', samples=2)
+    no("requires 'check'", 'check_item', check_item={})
+    no('from 1 to 128', 'samples', samples=129, check='calculator')
+    no("'n' must be 1", 'n', samples=2, check='calculator', n=2)
+    no('one prompt', 'check', path='/v1/completions', samples=2, check='calculator', prompt=['a', 'b'])
+    no("'best_of' must be 1", 'best_of', path='/v1/completions', samples=2, check='calculator', best_of=2)
+    no("not among calls of 'tools'", 'check', samples=2, check='calculator', tool_choice='required', tools=[{'type': 'function', 'function': {'name': 'f'}}])
+
 @test
 def _():
     "prompt_logprobs in vLLM's format"

@@ -1,6 +1,6 @@
 /*
- * answers: what proposals, gate and comparison share: an engine, the check with the model that it
- * asks, and samples of a team's answers.
+ * answers: an engine with the check and its model, and samples of a team's answers, for proposals,
+ * gate and comparison.
  */
 #define _GNU_SOURCE
 #include "grade/grade.h"

@@ -1,5 +1,5 @@
 /*
- * compare: what a run gained, on questions whose right answers are known and that no run asks.
+ * compare: the gain of a run, on questions with known answers that are in no run.
  *
  * Rows are accuracies of generated answers: each agent, samples of the team and of its best agent
  * with and without the check, the grown adapter, and adapters that further runs grow from the same

@@ -80,14 +80,26 @@ static int votes_measure(struct grow_run *r, struct answering *a, struct error *
     return rc;
 }
 
-/* What the published adapter must be better than: the current version at --out, else the adapter
- * from which training starts; *out NULL: the base model. */
+/* The adapter that the published one must be better than: at first the current version at --out,
+ * else the adapter from which training starts; *out NULL: the base model. The run's folder keeps a
+ * copy: the version at --out may be the run's own when it continues. */
 static int baseline_open(const struct grow_run *r, struct adapter **out, struct error *err) {
-    char *config = path_join(r->o->learn.out, "adapter_config.json");
-    const char *dir = path_exists(config) ? r->o->learn.out : r->o->learn.init_adapter;
-    free(config);
+    char *config = path_join(r->o->learn.out, "adapter_config.json"),
+         *copy = path_join(r->dir, "baseline"), *done = path_join(r->dir, "baseline.json"),
+         *text = NULL;
+    const bool known = path_exists(done);
+    const char *dir = known                 ? path_exists(copy) ? copy : NULL
+                      : path_exists(config) ? r->o->learn.out
+                                            : r->o->learn.init_adapter;
     *out = dir ? adapter_open(dir, r->env->m, err) : NULL;
-    return dir && !*out ? err->code : OK;
+    int rc = dir && !*out ? err->code : OK;
+    if (rc == OK && !known && *out) rc = adapter_publish(*out, copy, r->env->m->name, NULL, err);
+    if (rc == OK && !known) {
+        text = xasprintf("{\"adapter\": \"%s\"}\n", *out ? (*out)->hash : "base");
+        rc = file_write_private(done, text, strlen(text), err);
+    }
+    free(text), free(done), free(copy), free(config);
+    return rc;
 }
 
 int grow_gate_open(struct grow_run *r, struct error *err) {

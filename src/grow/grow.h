@@ -12,10 +12,10 @@
  *            the gate (gate.c) compares its answers to held-out questions with those of the best
  *            adapter before
  *
- * Each round trains anew, because an adapter that is trained on the same answers again and again
- * learns them by heart (Zelikman et al. 2022). The last adapter that passed the gate is published.
- * A run refuses to train if too few questions have an answer that passed in its first round: what
- * is never found cannot be learned.
+ * Every round trains a new adapter: repeated training on the same answers overfits (Zelikman et al.
+ * 2022). The last adapter that the gate accepted is published if it is better than the baseline. A
+ * run refuses to train if too few questions of its first round have an answer that passes, because
+ * an answer that no agent finds cannot be learned.
  *
  * A run is a function of model, agents, questions, options and numeric class. It stores no
  * position: calls are in RUNS/shoal.db and each round's adapter is in the run's folder, and a
@@ -23,7 +23,7 @@
  * the same hashes.
  *
  *   RUNS/ID/round-N/kept.jsonl      lines {messages, source} for the training
- *   RUNS/ID/held_out.jsonl          the questions of the gate, which no round asks
+ *   RUNS/ID/held_out.jsonl          the questions of the gate, which are in no round
  *   RUNS/ID/round-N/adapter/        the adapter of the round
  *   RUNS/ID/round-N/round.json      figures of the round; exists when the round is complete
  *   RUNS/ID/result.json, report.html
@@ -45,7 +45,6 @@ struct grow_options { /* filled from grow_option_rows */
     /* The training: its data are the kept answers. train.seed is the seed of the run. */
     struct train_settings learn;
 };
-extern const struct option_row grow_option_rows[];
 extern const struct option_table grow_option_tables[]; /* all options: also those of the training */
 /* Checks everything that needs neither a file nor the model. */
 int grow_options_check(const struct grow_options *o, struct error *err);

@@ -1,10 +1,8 @@
-/* internal.h: the state of a run, which run.c and round.c share. */
+/* grow: the state of a run, and the functions that its files share. */
 #ifndef SHOAL_GROW_INTERNAL_H
 #define SHOAL_GROW_INTERNAL_H
 
 #include "grow/grow.h"
-
-void grow_question_release(struct grow_question *q);
 
 enum grow_labels { LABELS_CHECK, LABELS_VOTES, LABELS_GOLD };
 int grow_labels_parse(const char *name, enum grow_labels *out, struct error *err);
@@ -16,7 +14,7 @@ struct kept_answer {
     char *adapter_hash;          /* NULL: the base model */
     char *text;                  /* as the agent wrote it */
 };
-/* What became of each question so far. */
+/* The state of a question after the rounds so far. */
 struct question_state {
     bool asked, kept, held_out;
 };
@@ -41,7 +39,7 @@ struct grow_run {
     struct kept_answer *kept;     /* [n_kept] of all rounds */
     int n_kept, n_agents;         /* agents of this round */
     struct agent team[TEAM_MAX];
-    struct adapter *grown; /* of the last round whose adapter passed the gate; or NULL */
+    struct adapter *grown; /* the last accepted adapter, or NULL */
     int best_round;        /* its number from 1; 0: none */
     struct grow_gate gate;
     json_t *rounds;

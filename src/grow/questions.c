@@ -151,13 +151,11 @@ int grow_questions_open(const struct grow_options *o, struct grow_questions *out
     return grow_questions_open_split(o, SPLIT_TRAIN, out, err);
 }
 
-void grow_question_release(struct grow_question *q) {
-    task_item_release(&q->item);
-    free(q->kind);
-}
-
 void grow_questions_release(struct grow_questions *q) {
-    for (int i = 0; i < q->n; i++) grow_question_release(&q->v[i]);
+    for (int i = 0; i < q->n; i++) {
+        task_item_release(&q->v[i].item);
+        free(q->v[i].kind);
+    }
     free(q->v);
     *q = (struct grow_questions){0};
 }

@@ -14,7 +14,7 @@ static long long integer(const json_t *v, const char *key) {
 static void gate_print(const json_t *gate, const char *other, FILE *f) {
     if (!gate) return;
     fprintf(f,
-            "  of %lld held-out questions %.1f %% are accepted, of %s %.1f %%: %+.1f (%+.1f … "
+            "  answers to %lld held-out questions: %.1f %% pass, of %s %.1f %%: %+.1f (%+.1f … "
             "%+.1f), p = %.2g\n",
             integer(gate, "n"), 100 * json_get_number(gate, "after"), other,
             100 * json_get_number(gate, "before"), 100 * json_get_number(gate, "change"),

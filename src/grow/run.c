@@ -15,7 +15,7 @@
 #include <string.h>
 
 #define AT(field) offsetof(struct grow_options, field)
-const struct option_row grow_option_rows[] = {
+static const struct option_row grow_option_rows[] = {
     {"prompts", OPT_LIST, AT(prompts), NULL, 0, 0, "LIST",
      "questions: task families, and files of {question}, {prompt} or {messages} with what the "
      "check needs",
@@ -33,7 +33,7 @@ const struct option_row grow_option_rows[] = {
     {"samples", OPT_INT, AT(samples), "6", 1, 4096, "N",
      "most answers to a question in a round; the agents take turns"},
     {"passes", OPT_INT, AT(passes), "1", 0, 4096, "N",
-     "passing answers after which a question is not asked further; 0: all samples are drawn"},
+     "passing answers after which a question gets no further sample; 0: all samples are drawn"},
     {"temperature", OPT_FLOAT, AT(temperature), "0.7", 0, 100, "X",
      "sampling temperature; each agent's first answer is greedy"},
     {"max-tokens", OPT_INT, AT(max_tokens), "64", 1, 65536, "N", "maximum tokens of an answer"},
@@ -42,13 +42,13 @@ const struct option_row grow_option_rows[] = {
     {"grader", OPT_STRING, AT(grader), "exact", 0, 0, "NAME",
      "normal form in which answers are compared", JOB_ARG_TEXT},
     {"labels", OPT_STRING, AT(labels), "check", 0, 0, "NAME",
-     "what selects the answers: check; or, to compare with, votes (the most frequent answer) or "
-     "gold (the right answers)",
+     "source of the labels: check; or, to compare with, votes (the most frequent answer) or gold "
+     "(the right answers)",
      JOB_ARG_TEXT},
     {"min-coverage", OPT_FLOAT, AT(min_coverage), "0.05", 0, 1, "X",
      "least share of the questions with a passing answer in the first round"},
     {"held-out", OPT_FLOAT, AT(held_out), "0.1", 0, 0.9, "X",
-     "share of the questions for the gate, which no round asks"},
+     "share of the questions for the gate, which are in no round"},
     {"repeat", OPT_INT, AT(repeat), "8", 1, 1000, "N",
      "kept answers of rarer kinds are repeated at most N times"},
     {"test", OPT_STRING, AT(test), NULL, 0, 0, "LIST",
@@ -254,13 +254,13 @@ static int round_adopt(struct grow_run *r, int round, json_t *report, struct err
 static int coverage_check(const struct grow_run *r, const json_t *report, struct error *err) {
     const double coverage = json_get_number(report, "coverage");
     if (r->labels != LABELS_CHECK || coverage >= r->o->min_coverage) return OK;
-    return error_set(err, ERR_STATE,
-                     "%.1f %% of %lld questions have an answer that passes (pass@%lld), less than "
-                     "%.1f %%: what is never found cannot be learned; use more --samples, other "
-                     "--agents or easier questions, or lower --min-coverage",
-                     100 * coverage,
-                     (long long)json_integer_value(json_object_get(report, "questions")),
-                     (long long)r->o->samples, 100 * r->o->min_coverage);
+    return error_set(
+        err, ERR_STATE,
+        "%.1f %% of %lld questions have an answer that passes (pass@%lld), less than "
+        "%.1f %%; an answer that no agent finds cannot be learned: use more --samples, "
+        "other --agents or easier questions, or lower --min-coverage",
+        100 * coverage, (long long)json_integer_value(json_object_get(report, "questions")),
+        (long long)r->o->samples, 100 * r->o->min_coverage);
 }
 
 static void round_log(const json_t *report) {
@@ -271,7 +271,7 @@ static void round_log(const json_t *report) {
              100 * json_get_number(report, "coverage"),
              (long long)json_integer_value(json_object_get(report, "kept")));
     if (gate)
-        log_info("of %lld held-out questions %.1f %% are accepted, %.1f %% of the best adapter "
+        log_info("answers to %lld held-out questions: %.1f %% pass, %.1f %% of the best adapter "
                  "before",
                  (long long)json_integer_value(json_object_get(gate, "n")),
                  100 * json_get_number(gate, "after"), 100 * json_get_number(gate, "before"));

@@ -99,7 +99,7 @@ size_t sample_filter_bytes(const struct sample_filter *f) {
     return spec_is_question(check_kind(f->check)) ? QUESTION_BYTES : 0;
 }
 
-/* Checks the texts, unless the client has gone. */
+/* Checks the texts, unless the client has disconnected. */
 static int samples_check(struct sample_filter *f, char *const *texts, int n,
                          struct checked_samples *out, struct error *err) {
     *out = (struct checked_samples){0};

@@ -16,7 +16,7 @@ struct sample_filter {
     struct server *s;
     struct check *check;
     bool alone;                         /* see sample_filter.c */
-    json_t *item;                       /* what the check sees of the request */
+    json_t *item;                       /* the request's fields for the check */
     struct check_questioner questioner; /* the base model; counts the tokens of the check */
     struct check_model model;
     struct engine_client client;

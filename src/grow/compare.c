@@ -17,7 +17,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_ROWS = 2 * TEAM_MAX };
+enum { MAX_ROWS = TEAM_MAX + 5 + 2 * GROW_MAX_REFERENCES };
 
 struct row {
     char name[80];
@@ -154,7 +154,7 @@ static int arms_measure(struct comparison *c, json_t *arms, struct progress *p, 
         char name[80];
         snprintf(name, sizeof name, "grown, %s", arm);
         rc = arm_run(c, arm, &a, arms, err);
-        if (rc == OK) rc = grown_measure(c, name, a, p, err);
+        if (rc == OK && a) rc = grown_measure(c, name, a, p, err);
         adapter_release(a);
     }
     return rc;
@@ -245,7 +245,7 @@ static int rows_measure(struct comparison *c, json_t *arms, struct error *err) {
     progress_start(&p, "answers to test questions", 0);
     int rc = agents_measure(c, &p, err);
     if (rc == OK) rc = samples_measure(c, &p, err);
-    if (rc == OK) rc = grown_measure(c, "grown", r->grown, &p, err);
+    if (rc == OK && r->grown) rc = grown_measure(c, "grown", r->grown, &p, err);
     if (rc == OK) rc = references_measure(c, &p, err);
     progress_finish(&p, NULL);
     return rc == OK ? arms_measure(c, arms, NULL, err) : rc;

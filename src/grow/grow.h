@@ -34,7 +34,7 @@
 #include "swarm/swarm.h"
 #include "train/train.h"
 
-enum { GROW_MAX_ROUNDS = 100 };
+enum { GROW_MAX_ROUNDS = 100, GROW_MAX_REFERENCES = 8 };
 
 struct grow_options { /* filled from grow_option_rows */
     struct strings prompts, compare, references;
@@ -62,10 +62,10 @@ struct grow_questions {
 };
 /*
  * Opens the questions of a list of families (their train split, n questions each) and of files. A
- * line of a file is {"question": text}, {"prompt": text} or {"messages": […]} with the members that
- * the check needs. The members "kind" and "answer" are optional; an answer is read for --labels
- * gold and to report how many kept answers are right. The caller releases `out` also after an
- * error.
+ * line of a file is {"question": text}, {"prompt": text} or {"messages": [question, perhaps
+ * answer]} with the members that the check needs. The members "kind" and "answer" are optional; an
+ * answer is read for --labels gold and to report how many kept answers are right. The caller
+ * releases `out` also after an error.
  */
 int grow_questions_open(const struct grow_options *o, struct grow_questions *out,
                         struct error *err);

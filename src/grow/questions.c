@@ -38,23 +38,22 @@ static char *line_answer(const json_t *v) {
     return answer;
 }
 
-/* Sets the conversation of a line and its last message as the question. A last message from the
- * assistant is an answer and is dropped. */
+/* Sets the one message of a line as the question. A last message from the assistant is an answer
+ * and is dropped. */
 static int messages_read(struct task_item *it, const json_t *v, int line, struct error *err) {
     json_t *messages = json_copy(json_object_get(v, "messages"));
     size_t n = json_array_size(messages);
     if (n && strcmp(json_get_string(json_array_get(messages, n - 1), "role"), "assistant") == 0)
         json_array_remove(messages, --n);
     const char *last = n ? json_get_string(json_array_get(messages, n - 1), "content") : "";
-    if (!*last) {
-        json_decref(messages);
-        return error_set(err, ERR_FORMAT,
-                         "line %d: the last of 'messages' must be a question with 'content'", line);
-    }
-    it->question = xstrdup(last);
-    if (n > 1) it->chat = json_pack("{s:O}", "messages", messages);
+    int rc = n == 1 && *last ? OK
+                             : error_set(err, ERR_FORMAT,
+                                         "line %d: 'messages' must be one question with 'content', "
+                                         "and may have its answer",
+                                         line);
+    if (rc == OK) it->question = xstrdup(last);
     json_decref(messages);
-    return OK;
+    return rc;
 }
 
 static int line_read(void *ctx, const json_t *v, int line, struct error *err) {
@@ -115,13 +114,8 @@ static int families_open(struct grow_questions *q, const char *list, const struc
 static void questions_hash(struct grow_questions *q) {
     struct sha256 h;
     sha256_init(&h);
-    for (int i = 0; i < q->n; i++) {
-        const struct task_item *it = &q->v[i].item;
-        char *chat = it->chat ? json_canonical(it->chat) : NULL;
-        sha256_update(&h, it->question, strlen(it->question) + 1);
-        if (chat) sha256_update(&h, chat, strlen(chat) + 1);
-        free(chat);
-    }
+    for (int i = 0; i < q->n; i++)
+        sha256_update(&h, q->v[i].item.question, strlen(q->v[i].item.question) + 1);
     sha256_final(&h, q->hash);
 }
 

@@ -261,11 +261,8 @@ int round_propose(struct grow_run *r, int round, json_t *report, struct error *e
 static json_t *line_json(const struct grow_run *r, const struct kept_answer *k) {
     const struct grow_question *q = &r->q->v[k->question];
     const struct task_item *it = &q->item;
-    json_t *messages = json_array(), *given = json_object_get(it->chat, "messages");
-    if (given)
-        json_array_extend(messages, given);
-    else
-        messages_add(messages, "user", it->question);
+    json_t *messages = json_array();
+    messages_add(messages, "user", it->question);
     const char *prefix = !it->free_answer                           ? ""
                          : r->o->chain_of_thought && k->sample >= 0 ? WORK_PREFIX
                                                                     : ANSWER_PREFIX;

@@ -93,6 +93,9 @@ int grow_options_check(const struct grow_options *o, struct error *err) {
     if (o->compare.n && !o->learn.train.max_steps)
         return error_set(err, ERR_USAGE,
                          "--compare needs --max-steps N, so that all learn with as many updates");
+    if (o->references.n > GROW_MAX_REFERENCES || o->compare.n > GROW_MAX_REFERENCES)
+        return error_set(err, ERR_USAGE, "--compare and --references take at most %d values each",
+                         GROW_MAX_REFERENCES);
     for (int i = 0; i < o->compare.n; i++)
         if (strcmp(o->compare.v[i], "one") != 0 &&
             (grow_labels_parse(o->compare.v[i], &labels, err) != OK || labels == LABELS_CHECK))

@@ -100,6 +100,8 @@ refused 2 'compare and --references need --test' --prompts pick --compare votes
 refused 2 'cannot select among samples\|needs the right answer' --prompts pick --n 20 --check exact
 printf '{"text": "no question"}\n' >"$tmp/wrong.jsonl"
 refused 1 "line 1: expected" --prompts "$tmp/wrong.jsonl"
+printf '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]}\n' >"$tmp/turns.jsonl"
+refused 1 "line 1: 'messages' must be one question" --prompts "$tmp/turns.jsonl"
 printf '{"question": "2 + 2 ="}\n' >"$tmp/bare.jsonl"
 refused 1 "'pattern' is missing" --prompts "$tmp/bare.jsonl" --check regex
 refused 1 "no question has an 'answer'" --prompts "$tmp/bare.jsonl" --labels gold

@@ -1,6 +1,7 @@
 /* cmd_evolve: `shoal evolve`, `demo`, `resume` and `fork`: run evolve/run.c. demo is evolve with
  * the recipe examples/demo.yaml. */
 #define _GNU_SOURCE
+#include "cli/settings.h"
 #include "cli/setup.h"
 #include "evolve/evolve.h"
 
@@ -135,8 +136,9 @@ static void print_next_step(const struct options *o, const struct evolve_recipe 
            loaded->model, o->runs, id, (long long)loaded->evolve.generations);
 }
 
+/* Adds the name of the run to `done`, if it is not NULL, when it is complete. */
 static int run_recipe(const struct cli_options *c, const struct options *o, const char *recipe,
-                      struct error *err) {
+                      struct strings *done, struct error *err) {
     struct evolve_recipe loaded;
     if (memory_limit_parse(o->max_memory, err) != OK) return err->code;
     char *path = cli_find_file(recipe);
@@ -160,7 +162,8 @@ static int run_recipe(const struct cli_options *c, const struct options *o, cons
     if (result) {
         char *id = xstrdup(json_get_string(result, "run"));
         print_result(c, o, result, energy_now() - joules);
-        if (!c->json) print_next_step(o, &loaded, id);
+        if (!c->json && !done) print_next_step(o, &loaded, id);
+        if (done) strings_add(done, id);
         setup_print_peak_memory(c, memory_limit_named());
         free(id);
     }
@@ -170,15 +173,55 @@ static int run_recipe(const struct cli_options *c, const struct options *o, cons
     return rc;
 }
 
+/* The founders of a run teach one adapter (shoal grow), from questions without answers and with a
+ * check. */
+static int founders_teach(const struct cli_options *c, const struct options *o, const char *run,
+                          struct error *err) {
+    static const char *const founders[] = {"critic", "practitioner", "explorer"};
+    char settings[] = "--prompts arithmetic,order,route,pick --n 600 --rounds 1 --r 8 --lr 4e-3 "
+                      "--max-steps 400 --bsz 16 --grad-accum 1 --lora-dropout 0 "
+                      "--test arithmetic,order,route,pick --test-n 125";
+    struct option_row *rows_of_grow = settings_command_rows(&cmd_grow);
+    struct strings arguments = {0}, positional = {0}, model = {0};
+    void *grow = xcalloc(1, cmd_grow.size);
+    char *id = xasprintf("%s-grow", run), *out = xasprintf("%s/%s/grown", o->runs, run);
+    strings_add(&arguments, "--agents");
+    for (size_t i = 0; i < ARRAY_LEN(founders); i++) {
+        char *path = xasprintf("%s/%s/adapters/gen_0/%s", o->runs, run, founders[i]);
+        strings_add(&arguments, path);
+        free(path);
+    }
+    const char *const own[] = {"--runs", o->runs, "--id", id, "--out", out};
+    for (size_t i = 0; i < ARRAY_LEN(own); i++) strings_add(&arguments, own[i]);
+    for (char *word, *rest = settings; (word = strsep(&rest, " "));) strings_add(&arguments, word);
+    strings_add(&model, "models/fry");
+    options_default(rows_of_grow, grow);
+    int rc = options_parse(rows_of_grow, grow, arguments.n, arguments.v, &positional, err);
+    printf(
+        "\nThe founders teach one adapter, from questions without answers and with a check:\n\n");
+    if (rc == OK) rc = cmd_grow.run(c, grow, &model, err);
+    if (rc == ERR_STATE) rc = OK; // nothing was published, which the report says
+    options_release(rows_of_grow, grow);
+    strings_release(&arguments), strings_release(&positional), strings_release(&model);
+    free(out), free(id), free(grow), free(rows_of_grow);
+    return rc;
+}
+
 static int run_demo(const struct cli_options *c, const void *options, const struct strings *args,
                     struct error *err) {
+    const struct options *o = options;
+    struct strings done = {0};
     (void)args;
-    return run_recipe(c, options, "examples/demo.yaml", err);
+    int rc = run_recipe(c, o, "examples/demo.yaml", &done, err);
+    if (rc == OK && done.n && !c->json && !o->zero_adapters)
+        rc = founders_teach(c, o, done.v[0], err);
+    strings_release(&done);
+    return rc;
 }
 
 static int run_evolve(const struct cli_options *c, const void *options, const struct strings *args,
                       struct error *err) {
-    return run_recipe(c, options, args->v[0], err);
+    return run_recipe(c, options, args->v[0], NULL, err);
 }
 
 static int run_resume(const struct cli_options *c, const void *options, const struct strings *args,
@@ -250,7 +293,8 @@ const struct cli_command cmd_demo = {
     .about =
         "Trains three persona adapters in one pass of the base model, evaluates them alone and\n"
         "in debate, breeds generations, and prints which step helped. It runs\n"
-        "examples/demo.yaml and writes runs/ID/report.html.",
+        "examples/demo.yaml and writes runs/ID/report.html. Then the personas teach one adapter\n"
+        "from questions without answers ('shoal grow').",
     .rows = rows,
     .size = sizeof(struct options),
     .max_args = 0,

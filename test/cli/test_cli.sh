@@ -21,6 +21,13 @@ says() {
     elif [ -n "$text" ] && ! grep -qF -- "$text" "$tmp/err"; then bad "$name" "no '$text' in: $(head -c 300 "$tmp/err")"
     else ok "$name"; fi
 }
+# prints NAME TEXT COMMAND…: succeeds with TEXT on stdout.
+prints() {
+    name=$1 text=$2
+    shift 2
+    if "$@" >"$tmp/out" 2>"$tmp/err" && grep -qF -- "$text" "$tmp/out"; then ok "$name"
+    else bad "$name" "no '$text' in: $(head -c 300 "$tmp/out" "$tmp/err")"; fi
+}
 same() { if [ -s "$2" ] && cmp -s "$2" "$3"; then ok "$1"; else bad "$1" "'$2' and '$3' differ"; fi; }
 absent() { if [ -e "$2" ]; then bad "$1" "'$2' was left behind"; else ok "$1"; fi; }
 
@@ -762,7 +769,7 @@ END
     says "second turns of a topic" 2 "--second-turns is for --tasks" "$shoal" debate test/models/fry-1 --agents base --topic t --second-turns "$tmp/turns"
     says "second turns of a file" 2 "'own' has others" "$shoal" debate test/models/fry-1 --agents base --tasks "$tmp/own.jsonl" --split train --second-turns "$tmp/turns"
     if [ -e "$tmp/turns" ]; then bad "a refused request writes nothing" "$(ls "$tmp/turns")"; else ok "a refused request writes nothing"; fi
-    says "second turns" 0 "6 conversations of 6 questions" "$shoal" debate test/models/fry-1 --agents base "$tmp/t1" --tasks sort,pick --split train --n 3 --no-chain-of-thought --second-turns "$tmp/turns" --store "$tmp/team.db"
+    prints "second turns" "6 conversations of 6 questions" "$shoal" debate test/models/fry-1 --agents base "$tmp/t1" --tasks sort,pick --split train --n 3 --no-chain-of-thought --second-turns "$tmp/turns" --store "$tmp/team.db"
     if [ "$(cat "$tmp"/turns/second/*.jsonl | grep -c '"content":"answer: [^"]*","weight":0},{"role":"user","content":"others say ')" = 12 ] &&
         [ "$(cat "$tmp"/turns/second/*.jsonl | sed 's/.*"content":/"content":/')" = "$(cat "$tmp"/turns/direct/*.jsonl | sed 's/.*"content":/"content":/')" ]
     then ok "second turns and their control have the same targets"; else bad "second turns and their control have the same targets" "$(cat "$tmp"/turns/*/*.jsonl)"; fi
@@ -770,7 +777,7 @@ END
         "$shoal" train test/models/fry-1 --data "$tmp/turns/$f/t1.jsonl" --out "$tmp/t10" --dry-run --json 2>"$tmp/err" | grep -o '"targets":[0-9]*' >"$tmp/out.$f"
     done
     same "and as many tokens to learn from" "$tmp/out.second" "$tmp/out.direct"
-    says "the tuned temperature of samples" 0 "right majorities of 8 samples of base on 3 development questions" "$shoal" debate test/models/fry-1 --agents base --tasks pick --n 3 --rounds 1 --samples 2 --sample-temperature auto --store "$tmp/team.db"
+    prints "the tuned temperature of samples" "right majorities of 8 samples of base on 3 development questions" "$shoal" debate test/models/fry-1 --agents base --tasks pick --n 3 --rounds 1 --samples 2 --sample-temperature auto --store "$tmp/team.db"
     says "no questions to tune on" 2 "name other questions with --tune-data" "$shoal" debate test/models/fry-1 --agents base --tasks "$tmp/own.jsonl" --sample-temperature auto --store "$tmp/team.db"
     printf 'agents:\n  - {adapter: nowhere}\n' >"$tmp/lost.yaml"
     says "a team without its adapter" 1 "lost.yaml', line 2: there is no adapter 'nowhere'" "$shoal" eval test/models/fry-1 --tasks sort --team "$tmp/lost.yaml"

@@ -910,7 +910,7 @@ static void test_refused(void **state) {
         {"{\"kind\":\"world\",\"options\":{\"reward\":\"tests\"}}", "reward"},
         {"{\"kind\":\"world\",\"options\":{\"reward\":\"sql:a.db\"}}", "reward"},
         {"{\"kind\":\"world\",\"options\":{\"reward\":\"json-schema:/etc/passwd\"}}", "reward"},
-        {"{\"kind\":\"world\",\"options\":{\"reward\":\"question\"}}", "reward"},
+        {"{\"kind\":\"world\",\"options\":{\"reward\":\"question:x\"}}", "reward"},
         {"{\"kind\":\"world\",\"options\":{\"config\":\"/etc/passwd\"}}", "config"},
         {"{\"kind\":\"world\",\"options\":{\"json\":false}}", "json"},
         {"{\"kind\":\"world\",\"options\":{\"no-json\":true}}", "json"},

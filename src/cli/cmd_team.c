@@ -121,7 +121,8 @@ static int work_print(struct team_command *r, struct error *err) {
 /* `fit` becomes a part of the router's file. */
 static int team_save(const struct team_command *r, const struct team_fit *f, const json_t *fit,
                      struct error *err) {
-    const char *subject = r->decide == TEAM_DECIDE_ROUTER ? translate("the router") : translate("the weighted vote");
+    const char *subject =
+        r->decide == TEAM_DECIDE_ROUTER ? translate("the router") : translate("the weighted vote");
     if (!r->o->out) return OK;
     if (!f->better[r->decide] && !r->o->accept)
         return error_set(err, ERR_STATE,

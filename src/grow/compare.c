@@ -116,14 +116,14 @@ static int grown_measure(struct comparison *c, const char *name, struct adapter 
 /* further runs */
 
 /* Grows an adapter with other labels, or by the best agent alone; *out: NULL if none passed the
- * gate. `cost` receives the rounds of the run. */
+ * gate. The result is added to `arms`. */
 static int arm_run(struct comparison *c, const char *arm, struct adapter **out, json_t *arms,
                    struct error *err) {
     const struct grow_run *r = c->r;
     struct grow_env env = *r->env;
     struct grow_options o = *r->o;
     const bool one = strcmp(arm, "one") == 0;
-    char *id = xasprintf("%s-%s", r->id, arm), *dir = path_join(r->dir, arm);
+    char *dir = one ? xasprintf("%s/one-%d", r->dir, c->best) : path_join(r->dir, arm);
     if (!one) o.labels = (char *)(uintptr_t)arm;
     if (one) {
         env.team[0] = r->env->team[c->best];
@@ -131,7 +131,7 @@ static int arm_run(struct comparison *c, const char *arm, struct adapter **out, 
     }
     o.compare = (struct strings){0};
     o.test = NULL;
-    o.id = id;
+    o.id = NULL;
     o.learn.out = dir;
     json_t *result = grow_run(&env, &o, r->q, err);
     int rc = result ? OK : err->code;
@@ -142,7 +142,6 @@ static int arm_run(struct comparison *c, const char *arm, struct adapter **out, 
     if (rc == OK) json_object_set(arms, arm, result);
     json_decref(result);
     free(dir);
-    free(id);
     return rc;
 }
 

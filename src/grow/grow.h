@@ -77,7 +77,7 @@ struct grow_env {
     struct agent team[TEAM_MAX]; /* adapters bound to the model; room for one more agent */
     int n_agents;
 };
-/* {run, questions, rounds, samples, max_calls, memory}; the same checks as a run. */
+/* {questions, rounds, questions_per_round, samples, max_calls, memory}. */
 json_t *grow_plan(const struct grow_options *o, const struct grow_questions *q,
                   const struct model_size *size, enum numeric_class cls, struct pool *pool,
                   struct error *err);

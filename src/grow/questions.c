@@ -111,11 +111,25 @@ static int families_open(struct grow_questions *q, const char *list, const struc
     return rc;
 }
 
+static void hash_text(struct sha256 *h, const char *text) {
+    sha256_update(h, text ? text : "", text ? strlen(text) + 1 : 1);
+}
+
+/* Of everything that a run uses of the questions. */
 static void questions_hash(struct grow_questions *q) {
     struct sha256 h;
     sha256_init(&h);
-    for (int i = 0; i < q->n; i++)
-        sha256_update(&h, q->v[i].item.question, strlen(q->v[i].item.question) + 1);
+    for (int i = 0; i < q->n; i++) {
+        const struct task_item *it = &q->v[i].item;
+        char *check = it->check_item ? json_canonical(it->check_item) : NULL;
+        hash_text(&h, it->question);
+        hash_text(&h, q->v[i].kind);
+        hash_text(&h, it->gold);
+        hash_text(&h, it->check_question);
+        hash_text(&h, it->check_answer);
+        hash_text(&h, check);
+        free(check);
+    }
     sha256_final(&h, q->hash);
 }
 

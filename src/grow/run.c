@@ -9,7 +9,6 @@
 #define _GNU_SOURCE
 #include "grade/grade.h"
 #include "grow/internal.h"
-#include "hub/hub.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -133,36 +132,6 @@ int grow_memory_check(const struct grow_options *o, const struct model_size *siz
     return rc == OK ? train_memory_check(&s, size, cls, pool, err) : rc;
 }
 
-static char *run_id_make(const struct grow_options *o, const struct grow_questions *q) {
-    json_t *all = json_object();
-    for (const struct option_table *t = grow_option_tables; t->rows; t++) {
-        json_t *part = options_json(t->rows, (const char *)o + t->offset);
-        json_object_update(all, part);
-        json_decref(part);
-    }
-    json_object_del(all, "id");
-    json_object_del(all, "max-memory");
-    json_object_del(all, "max-num-seqs");
-    json_object_del(all, "activation-memory");
-    char *text = json_canonical(all), *path = path_absolute(o->learn.out), slug[25] = "";
-    const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
-    struct sha256 h;
-    char hash[HASH_LEN];
-    size_t n = 0;
-    for (const char *p = name; *p && n + 1 < sizeof slug; p++)
-        if ((*p >= '0' && *p <= '9') || ((*p | 32) >= 'a' && (*p | 32) <= 'z') || *p == '-')
-            slug[n++] = *p;
-    sha256_init(&h);
-    sha256_update(&h, path, strlen(path) + 1);
-    sha256_update(&h, q->hash, HASH_LEN);
-    sha256_update(&h, text, strlen(text));
-    sha256_final(&h, hash);
-    free(text);
-    free(path);
-    json_decref(all);
-    return xasprintf("grow-%s%s%.8s", slug, *slug ? "-" : "", hash);
-}
-
 json_t *grow_plan(const struct grow_options *o, const struct grow_questions *q,
                   const struct model_size *size, enum numeric_class cls, struct pool *pool,
                   struct error *err) {
@@ -176,15 +145,11 @@ json_t *grow_plan(const struct grow_options *o, const struct grow_questions *q,
         return NULL;
     const int64_t asked = o->per_round ? MIN(o->per_round, q->n) : q->n;
     const size_t model = model_loading_bytes(size), sampling = engine_least_bytes(c, &eo);
-    char *id = o->id ? xstrdup(o->id) : run_id_make(o, q);
-    json_t *v = json_pack("{s:s,s:i,s:I,s:I,s:I,s:I,s:{s:I,s:I,s:I}}", "run", id, "questions", q->n,
-                          "rounds", (json_int_t)o->rounds, "questions_per_round", (json_int_t)asked,
-                          "samples", (json_int_t)o->samples, "max_calls",
-                          (json_int_t)(asked * o->samples * o->rounds), "memory", "model",
-                          (json_int_t)model, "sampling", (json_int_t)sampling, "training",
-                          (json_int_t)learn.least);
-    free(id);
-    return v;
+    return json_pack(
+        "{s:i,s:I,s:I,s:I,s:I,s:{s:I,s:I,s:I}}", "questions", q->n, "rounds", (json_int_t)o->rounds,
+        "questions_per_round", (json_int_t)asked, "samples", (json_int_t)o->samples, "max_calls",
+        (json_int_t)(asked * o->samples * o->rounds), "memory", "model", (json_int_t)model,
+        "sampling", (json_int_t)sampling, "training", (json_int_t)learn.least);
 }
 
 /* rounds */
@@ -296,12 +261,12 @@ static int round_run(struct grow_run *r, int round, bool *more, struct error *er
     } else if (rc == OK && lines > 0) {
         rc = round_learn(r, round, report, err);
     }
+    if (rc == OK) rc = round_adopt(r, round, report, err);
     if (rc == OK && !stored) {
         char *text = json_dumps(report, JSON_INDENT(1));
         rc = file_write_private(done, text, strlen(text), err);
         free(text);
     }
-    if (rc == OK) rc = round_adopt(r, round, report, err);
     if (rc == OK) round_log(report);
     if (rc == OK) json_array_append(r->rounds, report);
     json_decref(stored);
@@ -313,28 +278,6 @@ static int round_run(struct grow_run *r, int round, bool *more, struct error *er
 
 /* the run */
 
-static int record_open(struct grow_run *r, struct error *err) {
-    struct error missing;
-    char *path = path_join(r->o->learn.gate.runs, "shoal.db");
-    json_t *recipe = json_object(), *old;
-    r->store = store_open(path, err);
-    free(path);
-    for (const struct option_table *t = grow_option_tables; t->rows; t++) {
-        json_t *part = options_json(t->rows, (const char *)r->o + t->offset);
-        json_object_update(recipe, part);
-        json_decref(part);
-    }
-    json_object_set_new(recipe, "model", json_string(r->env->m->name));
-    json_object_set_new(recipe, "questions_sha256", json_string(r->q->hash));
-    old = r->store ? store_run_get(r->store, r->id, &missing) : NULL;
-    int rc = !r->store ? err->code
-             : old     ? store_run_status(r->store, r->id, "running", err)
-                       : store_run_add(r->store, r->id, "grow", recipe, err);
-    json_decref(old);
-    json_decref(recipe);
-    return rc;
-}
-
 static json_t *agents_json(const struct grow_run *r) {
     json_t *list = json_array();
     for (int i = 0; i < r->env->n_agents; i++) {
@@ -343,6 +286,55 @@ static json_t *agents_json(const struct grow_run *r) {
                                               a->adapter ? a->adapter->hash : NULL));
     }
     return list;
+}
+
+/* Everything that determines a run. Options that change no result, or only its measurements, are
+ * left out. */
+static json_t *recipe_json(const struct grow_run *r) {
+    static const char *const others[] = {
+        "id",     "out",     "runs",       "max-memory",  "max-num-seqs",     "test",
+        "test-n", "compare", "references", "tensorboard", "activation-memory"};
+    json_t *options = json_object();
+    for (const struct option_table *t = grow_option_tables; t->rows; t++) {
+        json_t *part = options_json(t->rows, (const char *)r->o + t->offset);
+        json_object_update(options, part);
+        json_decref(part);
+    }
+    for (size_t i = 0; i < ARRAY_LEN(others); i++) json_object_del(options, others[i]);
+    return json_pack("{s:s,s:s,s:o,s:s,s:o}", "model", r->env->m->name, "model_sha256",
+                     r->env->m->hash, "agents", agents_json(r), "questions_sha256", r->q->hash,
+                     "options", options);
+}
+
+/* Refuses the name of a run that was made from something else. */
+static int recipe_check(const struct grow_run *r, const json_t *recipe, struct error *err) {
+    struct error missing;
+    json_t *old = store_run_get(r->store, r->id, &missing);
+    const bool same = !old || json_equal(json_object_get(old, "recipe"), recipe);
+    json_decref(old);
+    return same ? OK
+                : error_set(err, ERR_STATE,
+                            "run '%s' was made from another model, agents, questions or options; "
+                            "choose another --id",
+                            r->id);
+}
+
+/* Sets the name and the folder of the run, and its row in the store. */
+static int record_open(struct grow_run *r, int *lock, struct error *err) {
+    const char *runs = r->o->learn.gate.runs;
+    json_t *recipe = recipe_json(r);
+    char *path = path_join(runs, "shoal.db");
+    r->id = r->o->id ? xstrdup(r->o->id) : run_id_make("grow", r->o->learn.out, recipe);
+    r->dir = path_join(runs, r->id);
+    int rc = dir_make_private(r->dir, err);
+    if (rc == OK && (*lock = dir_lock(r->dir, "run", err)) < 0) rc = *lock;
+    if (rc == OK && !(r->store = store_open(path, err))) rc = err->code;
+    if (rc != OK) error_wrap(err, "the run cannot be recorded; name a folder with --runs");
+    if (rc == OK) rc = recipe_check(r, recipe, err);
+    if (rc == OK) rc = store_run_begin(r->store, r->id, "grow", recipe, err);
+    json_decref(recipe);
+    free(path);
+    return rc;
 }
 
 /* Publishes the adapter of the best round, unless it is the current version. */
@@ -412,16 +404,13 @@ json_t *grow_run(const struct grow_env *env, const struct grow_options *o,
         kv_cache_dtype_parse(o->learn.train.kv_cache_dtype, env->m->cls, &r.kv, err) != OK)
         return NULL;
     memcpy(r.team, env->team, sizeof r.team);
-    r.id = o->id ? xstrdup(o->id) : run_id_make(o, q);
-    r.dir = path_join(o->learn.gate.runs, r.id);
     r.state = xcalloc((size_t)MAX(q->n, 1), sizeof *r.state);
     r.rounds = json_array();
-    int rc = dir_make_private(r.dir, err);
-    if (rc == OK && (lock = dir_lock(r.dir, "run", err)) < 0) rc = lock;
-    if (rc == OK) rc = record_open(&r, err);
+    const int recorded = record_open(&r, &lock, err);
+    int rc = recorded;
     if (rc == OK) rc = rounds_run(&r, err);
     if (rc == OK) result = result_make(&r, err);
-    if (r.store) store_run_status(r.store, r.id, result ? "done" : "failed", &ignored);
+    if (recorded == OK) store_run_status(r.store, r.id, result ? "done" : "failed", &ignored);
     store_close(r.store);
     if (lock >= 0) dir_unlock(lock, r.dir);
     for (int i = 0; i < r.n_kept; i++) free(r.kept[i].text), free(r.kept[i].adapter_hash);

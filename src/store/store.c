@@ -270,6 +270,16 @@ int store_run_status(struct store *s, const char *id, const char *status, struct
     return rc;
 }
 
+int store_run_begin(struct store *s, const char *id, const char *kind, const json_t *recipe,
+                    struct error *err) {
+    struct error missing;
+    json_t *old = store_run_get(s, id, &missing);
+    int rc =
+        old ? store_run_status(s, id, "running", err) : store_run_add(s, id, kind, recipe, err);
+    json_decref(old);
+    return rc;
+}
+
 static json_t *column_json(sqlite3_stmt *q, int index) {
     const char *text = (const char *)sqlite3_column_text(q, index);
     json_t *v = text ? json_loads(text, JSON_DECODE_ANY, NULL) : NULL;

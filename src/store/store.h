@@ -35,11 +35,14 @@ void store_rollback(struct store *s);
  * until store_run_status sets "done" or "failed" (ERR_MISSING: no such run). */
 int store_run_add(struct store *s, const char *id, const char *kind, const json_t *recipe,
                   struct error *err);
+/* Adds the run, or sets the status of the one that it continues. */
+int store_run_begin(struct store *s, const char *id, const char *kind, const json_t *recipe,
+                    struct error *err);
 int store_run_status(struct store *s, const char *id, const char *status, struct error *err);
 /* {kind, recipe, status, created}, or NULL with ERR_MISSING. */
 json_t *store_run_get(struct store *s, const char *id, struct error *err);
-/* An array of {id, kind, status, created}, newest first. runs: the folder of the runs; a run that is
- * "running" in the database, but whose folder no process has locked, is "interrupted". */
+/* An array of {id, kind, status, created}, newest first. runs: the folder of the runs; a run that
+ * is "running" in the database, but whose folder no process has locked, is "interrupted". */
 json_t *store_run_list(struct store *s, const char *runs, struct error *err);
 
 /* Appends an event, with the current time, to the events of a run. */

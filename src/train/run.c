@@ -162,9 +162,7 @@ static int gated_job_open(struct recorded_run *r, struct gated_job *t, const str
     return rc;
 }
 
-/* Such as "train-critic-1a2b3c4d": from the last part of the output directory, and a hash of
- * everything that determines the run except the bytes of its data. */
-static char *run_id_make(const char *out, const json_t *recipe) {
+char *run_id_make(const char *kind, const char *out, const json_t *recipe) {
     char *text = json_canonical(recipe), *path = path_absolute(out), slug[25] = "";
     const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
     struct sha256 h;
@@ -180,7 +178,7 @@ static char *run_id_make(const char *out, const json_t *recipe) {
     sha256_final(&h, hash);
     free(text);
     free(path);
-    return xasprintf("train-%s%s%.8s", slug, *slug ? "-" : "", hash);
+    return xasprintf("%s-%s%s%.8s", kind, slug, *slug ? "-" : "", hash);
 }
 
 /* All options that determine the training, including those of the method. Runs of version 0.1 keep
@@ -218,20 +216,15 @@ static json_t *recipe_json(const struct recorded_run *r, const json_t *options) 
 }
 
 static int store_open_run(struct recorded_run *r, const json_t *recipe, struct error *err) {
-    struct error missing;
     char *path = path_join(r->gate->runs, "shoal.db");
     r->store = store_open(path, err);
     free(path);
-    if (!r->store) return err->code;
-    json_t *old = store_run_get(r->store, r->id, &missing);
-    json_decref(old);
-    return old ? store_run_status(r->store, r->id, "running", err)
-               : store_run_add(r->store, r->id, "train", recipe, err);
+    return r->store ? store_run_begin(r->store, r->id, "train", recipe, err) : err->code;
 }
 
 static int record_open(struct recorded_run *r, struct error *err) {
     json_t *options = method_options_json(r->q), *recipe = recipe_json(r, options);
-    r->id = run_id_make(r->o->dir, recipe);
+    r->id = run_id_make("train", r->o->dir, recipe);
     r->dir = path_join(r->gate->runs, r->id);
     int rc = dir_make_private(r->dir, err);
     if (rc == OK && (r->lock = dir_lock(r->dir, "run", err)) < 0) rc = r->lock;

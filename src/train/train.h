@@ -408,6 +408,11 @@ int train_log_report(struct train_log *l, struct error *err); /* writes report.h
  * disk, and the same call resumes from it.
  */
 
+/* The name of a run, such as "train-critic-1a2b3c4d": its kind, the last part of its output
+ * directory, and a hash of this directory and of the recipe, which has everything that determines
+ * the run. malloc'ed. */
+char *run_id_make(const char *kind, const char *out, const json_t *recipe);
+
 struct gate_options { /* filled from option rows; meanings: gate_option_rows */
     char *runs, *retain;
     struct strings eval_data, retain_data, tags;

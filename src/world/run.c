@@ -117,13 +117,12 @@ static json_t *run_identity(const struct run *r, const struct initial_adapters *
     json_t *adapters = json_array();
     for (int i = 0; i < f->n; i++) json_array_append_new(adapters, json_string(f->v[i]->hash));
     bool external = r->q->external != NULL;
-    json_t *v =
-        json_pack("{s:s,s:s,s:s,s:i,s:I,s:I,s:o,s:o,s:o}", "model", r->q->m->name, "model_sha256",
-                  r->q->m->hash, "class", numeric_class_name(r->q->m->cls),
-                  "agents", r->q->agents, "steps", (json_int_t)r->o->steps, "seed",
-                  (json_int_t)r->o->seed, external ? "environment" : "rules",
-                  external ? external_envs_json(r->q->external) : world_rules_json(r->q->rules),
-                  "life", run_options_json(r->o, r->q->m->cls), "adapters", adapters);
+    json_t *v = json_pack(
+        "{s:s,s:s,s:s,s:i,s:I,s:I,s:o,s:o,s:o}", "model", r->q->m->name, "model_sha256",
+        r->q->m->hash, "class", numeric_class_name(r->q->m->cls), "agents", r->q->agents, "steps",
+        (json_int_t)r->o->steps, "seed", (json_int_t)r->o->seed, external ? "environment" : "rules",
+        external ? external_envs_json(r->q->external) : world_rules_json(r->q->rules), "life",
+        run_options_json(r->o, r->q->m->cls), "adapters", adapters);
     if (r->speaks) json_object_set_new(v, "words", json_string("chosen by the policies"));
     return v;
 }
@@ -328,19 +327,15 @@ static int run_identify(struct run *r, const struct initial_adapters *initial, s
 }
 
 static int store_record_open(struct run *r, struct error *err) {
-    struct error missing;
     char *path = path_join(r->q->o->runs, "shoal.db");
     int rc = dir_make(r->q->o->runs, err);
     if (rc == OK && !(r->store = store_open(path, err))) rc = err->code;
     free(path);
     if (rc != OK) return error_wrap(err, "the run cannot be recorded; name a folder with --runs");
-    json_t *old = store_run_get(r->store, r->id, &missing);
     json_t *recipe = json_copy(r->identity);
     if (r->q->o->out) json_object_set_new(recipe, "out", json_from_path(r->dir));
-    rc = old ? store_run_status(r->store, r->id, "running", err)
-             : store_run_add(r->store, r->id, "world", recipe, err);
+    rc = store_run_begin(r->store, r->id, "world", recipe, err);
     json_decref(recipe);
-    json_decref(old);
     return rc;
 }
 

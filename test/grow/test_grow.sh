@@ -54,6 +54,19 @@ grow killed --prompts arithmetic,pick --n 60 --rounds 2 --held-out 0
 if [ $? -eq 0 ] && [ "$before" = "$(weights killed)" ]; then ok "a complete run again: nothing changes"
 else bad "a complete run again: nothing changes" "$(tail -c 300 "$tmp/err")"; fi
 
+# A name belongs to one run; without a name other agents or questions are another run.
+grow one --prompts arithmetic --n 60 --rounds 2 --held-out 0
+if [ $? -eq 1 ] && grep -q "run 'one' was made from another model, agents, questions or options" "$tmp/err"
+then ok "the name of another run"; else bad "the name of another run" "$(tail -c 300 "$tmp/err")"; fi
+"$shoal" adapter new --model $model --rank 2 --seed 1 "$tmp/agent" >/dev/null 2>&1
+for agents in base "base $tmp/agent"; do
+    # shellcheck disable=SC2086
+    "$shoal" grow $model --exact --quiet --runs "$tmp/named" --out "$tmp/unnamed" --agents $agents --prompts pick --n 20 --rounds 1 \
+        --samples 2 --max-tokens 8 --r 2 --max-steps 1 --bsz 2 --grad-accum 1 --held-out 0 --min-coverage 0 >"$tmp/out" 2>"$tmp/err"
+done
+if [ "$(ls -d "$tmp"/named/grow-unnamed-* | wc -l)" = 2 ]; then ok "other agents are another run"
+else bad "other agents are another run" "$(ls "$tmp/named") $(tail -c 300 "$tmp/err")"; fi
+
 # Held-out questions of the gate are never asked.
 grow gate --prompts arithmetic,pick --n 100 --rounds 2 --held-out 0.3 --gate-alpha 1
 if python3 - "$tmp/runs/gate" <<'END'
@@ -85,11 +98,13 @@ if grep -rq 'never shown' "$tmp/runs/files"; then bad "the answers of a file are
 else ok "the answers of a file are not read as questions"; fi
 
 # refused CODE TEXT OPTIONS…
+number=0
 refused() {
     code=$1 text=$2
     shift 2
-    grow refused "$@"
-    if [ $? -eq "$code" ] && grep -q "$text" "$tmp/err" && [ ! -e "$tmp/refused" ]; then ok "refused: $text"
+    number=$((number + 1))
+    grow "refused$number" "$@"
+    if [ $? -eq "$code" ] && grep -q "$text" "$tmp/err" && [ ! -e "$tmp/refused$number" ]; then ok "refused: $text"
     else bad "refused: $text" "$(tail -c 300 "$tmp/err")"; fi
 }
 refused 1 'an answer that no agent finds cannot be learned' --prompts arithmetic --n 20 --check 'regex:^never$' --rounds 1

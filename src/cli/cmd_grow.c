@@ -95,7 +95,7 @@ static int plan_or_run(const struct cli_options *c, const struct options *o, con
     struct model_size size;
     int rc = memory_limit_parse(o->grow.learn.max_memory, err);
     if (rc == OK) rc = model_measure(path, cls, &size, err);
-    if (rc == OK) rc = grow_memory_check(&o->grow, &size, cls, pool, err);
+    if (rc == OK) rc = grow_memory_check(&o->grow, q, &size, cls, pool, err);
     if (rc == OK && o->dry_run) {
         json_t *plan = grow_plan(&o->grow, q, &size, cls, pool, err);
         if (plan) cli_print_dry_run(c, plan);

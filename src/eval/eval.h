@@ -132,6 +132,14 @@ double stats_min_detectable_effect(int64_t n, double discordant);
  * cluster of v[i], 0..n_clusters-1. */
 struct stats_interval stats_cluster_bootstrap(const double *v, const int32_t *cluster_of, int64_t n,
                                               int32_t n_clusters, uint64_t seed);
+/* Two results on the same n questions; the vectors are 0/1. */
+struct stats_pair {
+    const char *a_name, *b_name; /* may be NULL */
+    const uint8_t *a, *b;        /* [n] */
+};
+/* [{a, b, diff, lo, hi, p, p_holm}]: the differences a - b with McNemar's p. The p values are
+ * corrected by Holm, the intervals hold together. */
+json_t *stats_pairs_json(const struct stats_pair *v, int n_pairs, int64_t n);
 /* Two one-sided tests at 5 % (Schuirmann 1987): whether the 90 % normal interval of the mean is
  * inside (-margin, margin). */
 bool stats_tost(const double *diff, int64_t n, double margin);

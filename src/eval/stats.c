@@ -239,3 +239,24 @@ void stats_holm(const double *p, int n, double *adjusted) {
     }
     free(v);
 }
+
+json_t *stats_pairs_json(const struct stats_pair *v, int n_pairs, int64_t n) {
+    const size_t size = (size_t)MAX(n_pairs, 1);
+    struct stats_mcnemar *d = xcalloc(size, sizeof *d);
+    double *p = xcalloc(size, 2 * sizeof *p), *holm = p + size;
+    json_t *list = json_array();
+    for (int i = 0; i < n_pairs; i++) {
+        d[i] = stats_mcnemar(v[i].a, v[i].b, n);
+        p[i] = d[i].p;
+    }
+    stats_holm(p, n_pairs, holm);
+    for (int i = 0; i < n_pairs; i++) {
+        const struct stats_interval diff = stats_paired_interval(&d[i], n_pairs);
+        json_array_append_new(list, json_pack("{s:s*,s:s*,s:f,s:f,s:f,s:f,s:f}", "a", v[i].a_name,
+                                              "b", v[i].b_name, "diff", diff.value, "lo", diff.lo,
+                                              "hi", diff.hi, "p", p[i], "p_holm", holm[i]));
+    }
+    free(d);
+    free(p);
+    return list;
+}

@@ -204,25 +204,16 @@ static json_t *comparisons_json(const struct evolve_run *r, const char *best_fou
                               {"debate", best_founder},       {"debate", "first-round vote"},
                               {"debate", "self-consistency"}, {"generation", "self-consistency"}};
     enum { N = ARRAY_LEN(pairs), WITHOUT_DEBATE = 2 };
-    struct stats_mcnemar d[N];
-    double p[N], adjusted[N];
-    json_t *list = json_array();
+    struct stats_pair v[N];
     int n = r->o->rounds ? N : WITHOUT_DEBATE;
     for (int i = 0; i < n; i++) {
-        d[i] = stats_mcnemar(find_row(r, pairs[i][0])->right, find_row(r, pairs[i][1])->right,
-                             r->n_test);
-        p[i] = d[i].p;
+        const struct heldout_result *a = find_row(r, pairs[i][0]), *b = find_row(r, pairs[i][1]);
+        v[i] = (struct stats_pair){a->name, b->name, a->right, b->right};
     }
-    stats_holm(p, n, adjusted);
-    for (int i = 0; i < n; i++) {
-        bool significant = adjusted[i] < 0.05;
-        struct stats_interval v = stats_paired_interval(&d[i], n);
-        json_array_append_new(list, json_pack("{s:s,s:s,s:f,s:f,s:f,s:f,s:f,s:b}", "a",
-                                              find_row(r, pairs[i][0])->name, "b",
-                                              find_row(r, pairs[i][1])->name, "diff", v.value, "lo",
-                                              v.lo, "hi", v.hi, "p", p[i], "p_holm", adjusted[i],
-                                              "significant", (int)significant));
-    }
+    json_t *list = stats_pairs_json(v, n, r->n_test), *c;
+    size_t i;
+    json_array_foreach (list, i, c)
+        json_object_set_new(c, "significant", json_boolean(json_get_number(c, "p_holm") < 0.05));
     return list;
 }
 

@@ -52,8 +52,3 @@ int answers_sample(struct answering *a, const struct agent *team, int n_team,
                                        .grader = a->grader};
     return checked_samples_run(&a->llm, team, n_team, items, n, &so, out, p, err);
 }
-
-bool answer_is_right(const struct answering *a, const struct task_item *it, const char *text) {
-    const char *gold = it->gold;
-    return gold && text && grader_grade(a->grader, text, &gold, 1).score >= 0.5;
-}

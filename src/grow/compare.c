@@ -22,7 +22,7 @@ enum { MAX_ROWS = TEAM_MAX + 5 + 2 * GROW_MAX_REFERENCES };
 struct row {
     char name[80];
     uint8_t *right; /* [n] */
-    int64_t calls, prefilled, generated;
+    struct report_cost cost;
 };
 struct comparison {
     const struct grow_run *r;
@@ -33,7 +33,7 @@ struct comparison {
     int n_rows;
 };
 
-static struct row *row_find(struct comparison *c, const char *name) {
+static const struct row *row_find(const struct comparison *c, const char *name) {
     for (int i = 0; i < c->n_rows; i++)
         if (strcmp(c->rows[i].name, name) == 0) return &c->rows[i];
     return NULL;
@@ -46,7 +46,7 @@ static int row_measure(struct comparison *c, const char *name, const struct agen
     const struct sampling_plan plan = {
         .samples = samples, .passes = (int)c->r->o->passes, .checked = checked};
     struct check *check = c->a.check;
-    struct checked_samples s;
+    struct checked_samples s = {0};
     CHECK(c->n_rows < MAX_ROWS);
     struct row *row = &c->rows[c->n_rows++];
     *row = (struct row){.right = xcalloc((size_t)MAX(c->n, 1), 1)};
@@ -57,16 +57,12 @@ static int row_measure(struct comparison *c, const char *name, const struct agen
     for (int i = 0; rc == OK && i < c->n; i++) {
         const struct checked_sample *v = s.v + (int64_t)i * s.max_samples;
         const int best = checked_samples_decide(&s, i, s.n[i], checked);
-        row->right[i] = best >= 0 && answer_is_right(&c->a, &c->items[i], v[best].text);
-        row->calls += s.n[i];
-        for (int j = 0; j < s.n[i]; j++) {
-            row->prefilled += v[j].prefilled;
-            row->generated += v[j].generated;
-        }
+        row->right[i] = best >= 0 && answer_is_right(&c->items[i], c->a.grader, v[best].text);
     }
-    row->prefilled += c->a.questioner.prefilled;
-    row->generated += c->a.questioner.generated;
-    if (check) row->calls += check_cost(check).questions - questions;
+    if (rc == OK) row->cost = checked_samples_cost(&s);
+    row->cost.prefilled += c->a.questioner.prefilled;
+    row->cost.generated += c->a.questioner.generated;
+    if (check) row->cost.calls += check_cost(check).questions - questions;
     checked_samples_release(&s);
     return rc;
 }
@@ -173,44 +169,25 @@ static int references_measure(struct comparison *c, struct progress *p, struct e
 
 static json_t *rows_json(const struct comparison *c) {
     json_t *list = json_array();
-    for (int i = 0; i < c->n_rows; i++) {
-        const struct row *v = &c->rows[i];
-        const struct stats_interval ci = stats_wilson(count_right(v->right, c->n), c->n);
-        json_array_append_new(
-            list, json_pack("{s:s,s:f,s:f,s:f,s:I,s:I,s:I}", "name", v->name, "acc", ci.value, "lo",
-                            ci.lo, "hi", ci.hi, "calls", (json_int_t)v->calls, "prefilled",
-                            (json_int_t)v->prefilled, "generated", (json_int_t)v->generated));
-    }
+    for (int i = 0; i < c->n_rows; i++)
+        report_row_add(list, c->rows[i].name, "generated", c->rows[i].right, c->n, c->rows[i].cost);
     return list;
 }
 
-static json_t *comparisons_json(struct comparison *c) {
+static json_t *comparisons_json(const struct comparison *c) {
     const char *best = c->r->env->team[c->best].name;
     const int k = (int)c->r->o->samples;
     char majority[80], checked[80];
     snprintf(majority, sizeof majority, "%.40s@%d, votes", best, k);
     snprintf(checked, sizeof checked, "team@%d, checked", k);
-    const char *const pairs[][2] = {{"grown", best}, {checked, majority}, {"grown", "grown, one"}};
-    struct stats_mcnemar v[ARRAY_LEN(pairs)];
-    double p[ARRAY_LEN(pairs)], holm[ARRAY_LEN(pairs)];
-    int used[ARRAY_LEN(pairs)], n = 0;
-    json_t *list = json_array();
-    for (size_t i = 0; i < ARRAY_LEN(pairs); i++) {
-        const struct row *a = row_find(c, pairs[i][0]), *b = row_find(c, pairs[i][1]);
-        if (!a || !b) continue;
-        v[n] = stats_mcnemar(a->right, b->right, c->n);
-        p[n] = v[n].p;
-        used[n++] = (int)i;
+    const char *const names[][2] = {{"grown", best}, {checked, majority}, {"grown", "grown, one"}};
+    struct stats_pair v[ARRAY_LEN(names)];
+    int n = 0;
+    for (size_t i = 0; i < ARRAY_LEN(names); i++) {
+        const struct row *a = row_find(c, names[i][0]), *b = row_find(c, names[i][1]);
+        if (a && b) v[n++] = (struct stats_pair){a->name, b->name, a->right, b->right};
     }
-    stats_holm(p, n, holm);
-    for (int i = 0; i < n; i++) {
-        const struct stats_interval d = stats_paired_interval(&v[i], n);
-        json_array_append_new(list,
-                              json_pack("{s:s,s:s,s:f,s:f,s:f,s:f,s:f}", "a", pairs[used[i]][0],
-                                        "b", pairs[used[i]][1], "diff", d.value, "lo", d.lo, "hi",
-                                        d.hi, "p", p[i], "p_holm", holm[i]));
-    }
-    return list;
+    return stats_pairs_json(v, n, c->n);
 }
 
 /* Questions that every agent answers wrongly bound every vote and router. */

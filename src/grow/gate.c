@@ -48,7 +48,7 @@ static int questions_write(const struct grow_run *r, struct error *err) {
 static bool answer_accepted(const struct answering *a, int i, const struct checked_sample *s) {
     const struct grow_gate *g = &a->r->gate;
     if (a->r->labels == LABELS_CHECK) return s->passed;
-    if (a->r->labels == LABELS_GOLD) return answer_is_right(a, &g->items[i], s->text);
+    if (a->r->labels == LABELS_GOLD) return answer_is_right(&g->items[i], a->grader, s->text);
     return s->answer && g->votes[i] && strcmp(s->answer, g->votes[i]) == 0;
 }
 

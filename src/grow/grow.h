@@ -82,8 +82,9 @@ json_t *grow_plan(const struct grow_options *o, const struct grow_questions *q,
                   const struct model_size *size, enum numeric_class cls, struct pool *pool,
                   struct error *err);
 /* ERR_MEMORY: neither the proposals nor the training of a model of this size fit into the limit. */
-int grow_memory_check(const struct grow_options *o, const struct model_size *size,
-                      enum numeric_class cls, struct pool *pool, struct error *err);
+int grow_memory_check(const struct grow_options *o, const struct grow_questions *q,
+                      const struct model_size *size, enum numeric_class cls, struct pool *pool,
+                      struct error *err);
 /*
  * Runs, or continues, and publishes. The result, which the caller frees:
  *

@@ -69,9 +69,6 @@ void answering_close(struct answering *a);
 int answers_sample(struct answering *a, const struct agent *team, int n_team,
                    const struct task_item *items, int n, const struct sampling_plan *plan,
                    struct checked_samples *out, struct progress *p, struct error *err);
-/* Whether a text has the item's right answer, which is known. */
-bool answer_is_right(const struct answering *a, const struct task_item *it, const char *text);
-
 /* Selects the held-out questions and measures the baseline. */
 int grow_gate_open(struct grow_run *r, struct error *err);
 void grow_gate_close(struct grow_gate *g);

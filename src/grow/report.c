@@ -50,16 +50,8 @@ static void test_print(const json_t *test, FILE *f) {
     size_t i;
     fprintf(f, "generated answers to %lld test questions; all agents are wrong on %.1f %%\n",
             integer(test, "n"), 100 * json_get_number(test, "all_wrong"));
-    json_array_foreach (json_object_get(test, "rows"), i, v)
-        fprintf(f, "  %-28s %6.2f %%  (%.2f – %.2f) %9lld calls %10lld prompt %9lld generated\n",
-                json_get_string(v, "name"), 100 * json_get_number(v, "acc"),
-                100 * json_get_number(v, "lo"), 100 * json_get_number(v, "hi"), integer(v, "calls"),
-                integer(v, "prefilled"), integer(v, "generated"));
-    json_array_foreach (json_object_get(test, "comparisons"), i, v)
-        fprintf(f, "%s against %s: %+.2f (%+.2f … %+.2f), p = %.2g after Holm\n",
-                json_get_string(v, "a"), json_get_string(v, "b"), 100 * json_get_number(v, "diff"),
-                100 * json_get_number(v, "lo"), 100 * json_get_number(v, "hi"),
-                json_get_number(v, "p_holm"));
+    json_array_foreach (json_object_get(test, "rows"), i, v) report_row_print(v, f);
+    json_array_foreach (json_object_get(test, "comparisons"), i, v) report_comparison_print(v, f);
 }
 
 void grow_print(const json_t *result, FILE *f) {

@@ -109,21 +109,21 @@ static void agents_report(const struct grow_run *r, const struct checked_samples
 
 /* pass_at[k]: the share of the questions of which one of the first k + 1 samples passed. */
 static void coverage_report(const struct checked_samples *s, json_t *report) {
+    const double n = (double)MAX(s->n_items, 1);
+    int *first = xcalloc((size_t)s->max_samples, sizeof *first), found = 0;
     json_t *pass_at = json_array();
-    int found = 0;
+    for (int i = 0; i < s->n_items; i++) {
+        const int j = checked_samples_first_pass(s, i);
+        if (j >= 0) first[j]++;
+    }
     for (int k = 0; k < s->max_samples; k++) {
-        found = 0;
-        for (int i = 0; i < s->n_items; i++) {
-            bool passed = false;
-            for (int j = 0; j <= k && j < s->n[i]; j++)
-                passed |= s->v[(int64_t)i * s->max_samples + j].passed;
-            found += passed;
-        }
-        json_array_append_new(pass_at, json_real((double)found / (double)MAX(s->n_items, 1)));
+        found += first[k];
+        json_array_append_new(pass_at, json_real((double)found / n));
     }
     json_object_set_new(report, "passed", json_integer(found));
-    json_object_set_new(report, "coverage", json_real((double)found / (double)MAX(s->n_items, 1)));
+    json_object_set_new(report, "coverage", json_real((double)found / n));
     json_object_set_new(report, "pass_at", pass_at);
+    free(first);
 }
 
 static void kinds_report(const struct grow_run *r, const struct checked_samples *s,
@@ -131,10 +131,8 @@ static void kinds_report(const struct grow_run *r, const struct checked_samples 
     json_t *kinds = json_array();
     for (int i = 0; i < s->n_items; i++) {
         json_t *v = find_or_add(kinds, "kind", r->q->v[places[i]].kind);
-        bool passed = false;
-        for (int j = 0; j < s->n[i]; j++) passed |= s->v[(int64_t)i * s->max_samples + j].passed;
         add_to(v, "questions", 1);
-        add_to(v, "passed", passed);
+        add_to(v, "passed", checked_samples_first_pass(s, i) >= 0);
         add_to(v, "kept", kept[i] >= 0);
     }
     json_object_set_new(report, "kinds", kinds);
@@ -148,7 +146,7 @@ static void right_report(const struct answering *a, int first_kept, json_t *repo
     for (int i = first_kept; i < r->n_kept; i++) {
         const struct task_item *it = &r->q->v[r->kept[i].question].item;
         known += it->gold != NULL;
-        right += answer_is_right(a, it, r->kept[i].text);
+        right += answer_is_right(it, a->grader, r->kept[i].text);
     }
     if (known > 0)
         json_object_set_new(report, "right", json_pack("{s:i,s:i}", "right", right, "of", known));
@@ -158,27 +156,23 @@ static void samples_keep(struct grow_run *r, const struct answering *a, int roun
                          const struct checked_samples *s, const int *places, json_t *report) {
     int *kept = xcalloc((size_t)MAX(s->n_items, 1), sizeof *kept);
     const int first_kept = r->n_kept;
-    json_int_t calls = 0, prefilled = 0, generated = 0;
+    const struct report_cost cost = checked_samples_cost(s);
     for (int i = 0; i < s->n_items; i++) {
         const struct checked_sample *v = s->v + (int64_t)i * s->max_samples;
         kept[i] = sample_keep(r, s, i);
         if (kept[i] >= 0)
             answer_keep(r, places[i], round, kept[i], &r->team[kept[i] % r->n_agents],
                         v[kept[i]].text);
-        calls += s->n[i];
-        for (int j = 0; j < s->n[i]; j++) {
-            prefilled += v[j].prefilled;
-            generated += v[j].generated;
-        }
     }
     coverage_report(s, report);
     kinds_report(r, s, places, kept, report);
     agents_report(r, s, kept, report);
     right_report(a, first_kept, report);
     json_object_set_new(report, "kept", json_integer(r->n_kept - first_kept));
-    json_object_set_new(
-        report, "cost",
-        json_pack("{s:I,s:I,s:I}", "calls", calls, "prefilled", prefilled, "generated", generated));
+    json_object_set_new(report, "cost",
+                        json_pack("{s:I,s:I,s:I}", "calls", (json_int_t)cost.calls, "prefilled",
+                                  (json_int_t)cost.prefilled, "generated",
+                                  (json_int_t)cost.generated));
     free(kept);
 }
 

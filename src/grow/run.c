@@ -116,15 +116,21 @@ static struct train_settings learn_settings(const struct grow_options *o, struct
     return s;
 }
 
-int grow_memory_check(const struct grow_options *o, const struct model_size *size,
-                      enum numeric_class cls, struct pool *pool, struct error *err) {
+/* The smallest engine that samples answers. */
+static struct engine_options least_engine(const struct grow_options *o,
+                                          const struct grow_questions *q,
+                                          const struct model_config *c, struct pool *pool) {
+    return (struct engine_options){
+        .max_seqs = 1, .max_len = round_longest(o, q, c->max_seq_len), .pool = pool};
+}
+
+int grow_memory_check(const struct grow_options *o, const struct grow_questions *q,
+                      const struct model_size *size, enum numeric_class cls, struct pool *pool,
+                      struct error *err) {
     char *file = (char *)(uintptr_t) "adapter=kept.jsonl";
     struct strings data = {&file, 1};
     const struct train_settings s = learn_settings(o, &data);
-    const struct engine_options least = {
-        .max_seqs = 1,
-        .max_len = (int32_t)MIN(o->max_tokens + 256, size->config.max_seq_len),
-        .pool = pool};
+    const struct engine_options least = least_engine(o, q, &size->config, pool);
     const struct memory_step proposals = {.what = "sampling answers of this model",
                                           .least = model_loading_bytes(size) +
                                                    engine_least_bytes(&size->config, &least)};
@@ -136,10 +142,7 @@ json_t *grow_plan(const struct grow_options *o, const struct grow_questions *q,
                   const struct model_size *size, enum numeric_class cls, struct pool *pool,
                   struct error *err) {
     const struct model_config *c = &size->config;
-    const struct engine_options eo = {.max_rows = 512,
-                                      .max_seqs = 1,
-                                      .max_len = round_longest(o, q, c->max_seq_len),
-                                      .pool = pool};
+    const struct engine_options eo = least_engine(o, q, c, pool);
     struct train_memory_bounds learn;
     if (train_memory_bounds(&o->learn.train, 1, size, cls, eo.max_len, pool, &learn, err) != OK)
         return NULL;

@@ -23,10 +23,6 @@ static int questions_run(void *ctx, struct engine_request *reqs, int n, struct e
     return rc;
 }
 
-static bool spec_is_question(const char *spec) {
-    return strcmp(spec, "question") == 0;
-}
-
 static bool spec_is_allowed(const struct strings *allowed, const char *spec) {
     for (int i = 0; i < allowed->n; i++)
         if (strcmp(allowed->v[i], spec) == 0) return true;
@@ -36,7 +32,7 @@ static bool spec_is_allowed(const struct strings *allowed, const char *spec) {
 static struct check *filter_check_open(struct sample_filter *f, const char *spec,
                                        struct error *err) {
     const struct check_options o = {.sandbox = true, .model = &f->model};
-    bool confined = check_spec_is_pure(spec) || spec_is_question(spec);
+    bool confined = check_spec_is_pure(spec);
     f->alone = confined && strcmp(spec, "calculator") != 0;
     if (confined || spec_is_allowed(&f->s->options->checks, spec))
         return check_open_filter(spec, &o, err);
@@ -96,7 +92,7 @@ void sample_filter_free(struct sample_filter *f) {
 }
 
 size_t sample_filter_bytes(const struct sample_filter *f) {
-    return spec_is_question(check_kind(f->check)) ? QUESTION_BYTES : 0;
+    return strcmp(check_kind(f->check), "question") == 0 ? QUESTION_BYTES : 0;
 }
 
 /* Checks the texts, unless the client has disconnected. */

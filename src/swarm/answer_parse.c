@@ -93,9 +93,10 @@ int answer_candidate_find(char ***candidates, int *n, const char *text, const st
     return (*n)++;
 }
 
-static bool answer_is_gold(const struct task_item *item, const struct grader *g,
-                           const char *answer) {
-    if (!item->gold) return false;
+bool answer_is_right(const struct task_item *item, const struct grader *g, const char *answer) {
+    struct error err;
+    if (!item->gold || !answer) return false;
+    if (!g) g = grader_find("exact", &err);
     return grader_grade(g, answer, (const char *const *)&item->gold, 1).score >= 0.5 ||
            grader_grade(g, answer, (const char *const *)item->gold_aliases.v, item->gold_aliases.n)
                    .score >= 0.5;
@@ -104,9 +105,7 @@ static bool answer_is_gold(const struct task_item *item, const struct grader *g,
 uint8_t *answers_grade(const struct task_item *item, const struct grader *g, char *const *answers,
                        int n) {
     uint8_t *is_correct = xcalloc((size_t)MAX(n, 1), 1);
-    struct error err;
-    if (!g) g = grader_find("exact", &err);
     for (int i = 0; i < n; i++)
-        is_correct[i] = item->n_choices ? i == item->correct : answer_is_gold(item, g, answers[i]);
+        is_correct[i] = item->n_choices ? i == item->correct : answer_is_right(item, g, answers[i]);
     return is_correct;
 }

@@ -21,31 +21,19 @@ struct checked_report {
     struct check_confusion confusion;
 };
 
-static bool answer_is_right(const struct task_item *it, const struct grader *g, char *answer) {
-    uint8_t *graded = answers_grade(it, g, &answer, 1);
-    const bool right = graded[0];
-    free(graded);
-    return right;
-}
-
-/* Sets right[item], adds the samples to the confusion matrix, and the costs to *c. */
+/* Sets right[item], and adds the samples to the confusion matrix. */
 static void samples_score(struct checked_report *r, const struct checked_samples *s, bool checked,
-                          uint8_t *right, struct report_cost *c) {
+                          uint8_t *right) {
+    const struct grader *g = r->o->samples.grader;
     for (int i = 0; i < s->n_items; i++) {
+        const struct task_item *it = &r->o->items[i];
         const struct checked_sample *v = s->v + (int64_t)i * s->max_samples;
         const int best = checked_samples_decide(s, i, s->max_samples, checked);
-        right[i] =
-            best >= 0 && answer_is_right(&r->o->items[i], r->o->samples.grader, v[best].answer);
-        for (int j = 0; j < s->n[i]; j++) {
-            c->calls++;
-            c->prefilled += v[j].prefilled;
-            c->generated += v[j].generated;
+        right[i] = best >= 0 && answer_is_right(it, g, v[best].answer);
+        for (int j = 0; j < s->n[i]; j++)
             if (v[j].checked)
-                check_confusion_add(
-                    &r->confusion,
-                    answer_is_right(&r->o->items[i], r->o->samples.grader, v[j].answer),
-                    v[j].passed);
-        }
+                check_confusion_add(&r->confusion, answer_is_right(it, g, v[j].answer),
+                                    v[j].passed);
     }
 }
 
@@ -59,7 +47,7 @@ static int row_run(struct checked_report *r, int row, json_t *rows, struct progr
     struct checked_samples s;
     struct check_questioner *q = o->questioner;
     const int64_t questions = check_cost(o->samples.check).questions;
-    struct report_cost c = {0};
+    struct report_cost c;
     char name[96];
     if (!checked) with.check = NULL, with.passes = 0;
     q->prefilled = q->generated = 0;
@@ -67,7 +55,8 @@ static int row_run(struct checked_report *r, int row, json_t *rows, struct progr
     int rc = checked_samples_run(o->client, agents, team ? o->n_agents : 1, o->items, o->n_items,
                                  &with, &s, p, err);
     if (rc == OK) {
-        samples_score(r, &s, checked, r->right[row], &c);
+        samples_score(r, &s, checked, r->right[row]);
+        c = checked_samples_cost(&s);
         if (p && p->total > 0) p->total -= (int64_t)o->n_items * with.max_samples - c.calls;
         c.calls += check_cost(o->samples.check).questions - questions;
         c.prefilled += q->prefilled;
@@ -88,20 +77,12 @@ static json_t *comparisons_json(const struct checked_report *r) {
     static const char *const names[] = {"team, checked – one agent, majority",
                                         "team, checked – one agent, checked (the team's share)",
                                         "one agent, checked – majority (the check's share)"};
-    struct stats_mcnemar v[ARRAY_LEN(pairs)];
-    double p[ARRAY_LEN(pairs)], holm[ARRAY_LEN(pairs)];
-    json_t *list = json_array();
-    for (size_t i = 0; i < ARRAY_LEN(pairs); i++) {
-        v[i] = stats_mcnemar(r->right[pairs[i][0]], r->right[pairs[i][1]], r->o->n_items);
-        p[i] = v[i].p;
-    }
-    stats_holm(p, ARRAY_LEN(pairs), holm);
-    for (size_t i = 0; i < ARRAY_LEN(pairs); i++) {
-        const struct stats_interval d = stats_paired_interval(&v[i], ARRAY_LEN(pairs));
-        json_array_append_new(list, json_pack("{s:s,s:f,s:f,s:f,s:f,s:f}", "name", names[i], "diff",
-                                              d.value, "lo", d.lo, "hi", d.hi, "p", p[i], "p_holm",
-                                              holm[i]));
-    }
+    struct stats_pair v[ARRAY_LEN(pairs)];
+    for (size_t i = 0; i < ARRAY_LEN(pairs); i++)
+        v[i] = (struct stats_pair){.a = r->right[pairs[i][0]], .b = r->right[pairs[i][1]]};
+    json_t *list = stats_pairs_json(v, ARRAY_LEN(pairs), r->o->n_items);
+    for (size_t i = 0; i < ARRAY_LEN(pairs); i++)
+        json_object_set_new(json_array_get(list, i), "name", json_string(names[i]));
     return list;
 }
 

@@ -214,6 +214,23 @@ void checked_samples_release(struct checked_samples *s) {
     *s = (struct checked_samples){0};
 }
 
+struct report_cost checked_samples_cost(const struct checked_samples *s) {
+    struct report_cost c = {0};
+    for (int i = 0; i < s->n_items; i++)
+        for (int j = 0; j < s->n[i]; j++) {
+            c.calls++;
+            c.prefilled += sample_at(s, i, j)->prefilled;
+            c.generated += sample_at(s, i, j)->generated;
+        }
+    return c;
+}
+
+int checked_samples_first_pass(const struct checked_samples *s, int item) {
+    for (int j = 0; j < s->n[item]; j++)
+        if (sample_at(s, item, j)->passed) return j;
+    return -1;
+}
+
 int checked_samples_used(const struct checked_samples *s, int item, int n, int passes) {
     int passed = 0, i = 0;
     for (; i < MIN(n, s->n[item]) && (!passes || passed < passes); i++)

@@ -310,22 +310,11 @@ static int checked_report_add(struct report_builder *m, json_t *r, struct progre
 }
 
 static json_t *comparisons_json(const struct report_builder *m) {
-    struct stats_mcnemar v[MAX_BASELINES];
-    double p[MAX_BASELINES], holm[MAX_BASELINES];
-    json_t *list = json_array();
-    for (int i = 0; i < m->n_baselines; i++) {
-        v[i] = stats_mcnemar(m->d.decision_correct, m->baselines[i].right, m->n_items);
-        p[i] = v[i].p;
-    }
-    stats_holm(p, m->n_baselines, holm);
-    for (int i = 0; i < m->n_baselines; i++) {
-        struct stats_interval d = stats_paired_interval(&v[i], m->n_baselines);
-        json_array_append_new(list,
-                              json_pack("{s:s,s:s,s:f,s:f,s:f,s:f,s:f}", "a", decision_name(m), "b",
-                                        m->baselines[i].name, "diff", d.value, "lo", d.lo, "hi",
-                                        d.hi, "p", p[i], "p_holm", holm[i]));
-    }
-    return list;
+    struct stats_pair pairs[MAX_BASELINES];
+    for (int i = 0; i < m->n_baselines; i++)
+        pairs[i] = (struct stats_pair){decision_name(m), m->baselines[i].name,
+                                       m->d.decision_correct, m->baselines[i].right};
+    return stats_pairs_json(pairs, m->n_baselines, m->n_items);
 }
 
 static json_t *rounds_json(const struct report_builder *m) {
@@ -573,10 +562,21 @@ static json_int_t get_int(const json_t *v, const char *key) {
     return json_integer_value(json_object_get(v, key));
 }
 
-static const char *verdict(const json_t *c) {
-    return get_real(c, "p_holm") >= 0.05 ? "not significant"
-           : get_real(c, "diff") > 0     ? "better"
-                                         : "worse";
+void report_row_print(const json_t *v, FILE *f) {
+    fprintf(f, "  %-*s %6.2f %%  (%.2f – %.2f)  %9lld calls %11lld prompt %10lld generated\n",
+            utf8_field_width(get_text(v, "name"), 44), get_text(v, "name"),
+            100 * get_real(v, "acc"), 100 * get_real(v, "lo"), 100 * get_real(v, "hi"),
+            (long long)get_int(v, "calls"), (long long)get_int(v, "prefilled"),
+            (long long)get_int(v, "generated"));
+}
+
+void report_comparison_print(const json_t *v, FILE *f) {
+    const double diff = get_real(v, "diff"), p = get_real(v, "p_holm");
+    fprintf(f, "%s against %s: %+.2f (%+.2f … %+.2f), p = %.2g after Holm: %s\n", get_text(v, "a"),
+            get_text(v, "b"), 100 * diff, 100 * get_real(v, "lo"), 100 * get_real(v, "hi"), p,
+            p >= 0.05  ? "not significant"
+            : diff > 0 ? "better"
+                       : "worse");
 }
 
 static void print_credit(const json_t *credit, FILE *f) {
@@ -610,21 +610,12 @@ void debate_report_print(const json_t *r, FILE *f) {
             "points would be found\n",
             get_text(r, "name"), (long long)get_int(r, "n"), get_text(r, "protocol"),
             (long long)get_int(r, "rounds"), get_text(r, "vote"), 100 * get_real(r, "detectable"));
-    json_array_foreach (json_object_get(r, "rows"), i, v)
-        fprintf(f, "  %-*s %6.2f %%  (%.2f – %.2f)  %9lld calls %11lld prompt %10lld generated\n",
-                utf8_field_width(get_text(v, "name"), 44), get_text(v, "name"),
-                100 * get_real(v, "acc"), 100 * get_real(v, "lo"), 100 * get_real(v, "hi"),
-                (long long)get_int(v, "calls"), (long long)get_int(v, "prefilled"),
-                (long long)get_int(v, "generated"));
+    json_array_foreach (json_object_get(r, "rows"), i, v) report_row_print(v, f);
     fprintf(f,
             "every agent errs on %.1f %% of the questions: no vote and no choice of an agent is "
             "right on them\n",
             100 * get_real(r, "all_wrong"));
-    json_array_foreach (json_object_get(r, "comparisons"), i, v)
-        fprintf(f, "%s against %s: %+.2f (%+.2f … %+.2f), p = %.2g after Holm: %s\n",
-                get_text(v, "a"), get_text(v, "b"), 100 * get_real(v, "diff"),
-                100 * get_real(v, "lo"), 100 * get_real(v, "hi"), get_real(v, "p_holm"),
-                verdict(v));
+    json_array_foreach (json_object_get(r, "comparisons"), i, v) report_comparison_print(v, f);
     json_array_foreach (json_object_get(r, "by_round"), i, v) {
         if (i == 0) continue;
         fprintf(f,

@@ -89,13 +89,6 @@ void router_features_init(struct router_features *f, const char *text);
 /* The log-odds that weights [ROUTER_WEIGHTS] predict. */
 double router_logit(const double *weights, const struct router_features *f);
 
-/* Rows of the report of a debate. */
-struct report_cost {
-    int64_t calls, prefilled, generated;
-};
-void report_row_add(json_t *rows, const char *name, const char *kind,
-                    const uint8_t *right /* [n_items] */, int n_items, struct report_cost c);
-
 /* sample_tuning.c: the temperature of the samples of an agent. */
 struct sample_tuning_options {
     const struct llm_client *client;

@@ -218,6 +218,20 @@ void self_consistency_vote(const struct self_consistency *s, const struct task_i
                            uint8_t *right);
 void self_consistency_release(struct self_consistency *s);
 
+/* Rows of reports: {name, kind, acc, lo, hi, calls, prefilled, generated}, with Wilson's interval;
+ * and comparisons of rows (stats_pairs_json), a line each. */
+struct report_cost {
+    int64_t calls, prefilled, generated;
+};
+void report_row_add(json_t *rows, const char *name, const char *kind,
+                    const uint8_t *right /* [n_items] */, int n_items, struct report_cost c);
+void report_row_print(const json_t *row, FILE *f);
+void report_comparison_print(const json_t *comparison, FILE *f);
+
+/* Whether a text has the right answer of an item without choices; false if that is not known. g:
+ * NULL: exact. */
+bool answer_is_right(const struct task_item *it, const struct grader *g, const char *text);
+
 /* checked_samples.c: samples of a team's answers to items without choices, filtered by a check */
 
 struct checked_options {
@@ -246,6 +260,9 @@ int checked_samples_run(const struct llm_client *client, const struct agent *tea
                         const struct task_item *items, int n_items, const struct checked_options *o,
                         struct checked_samples *out, struct progress *p, struct error *err);
 void checked_samples_release(struct checked_samples *s);
+struct report_cost checked_samples_cost(const struct checked_samples *s);
+/* The first of an item's samples that passed; -1: none. */
+int checked_samples_first_pass(const struct checked_samples *s, int item);
 /* The number of an item's samples, at most n, that would have been drawn with this `passes`. */
 int checked_samples_used(const struct checked_samples *s, int item, int n, int passes);
 /* The first of an item's first n samples that has the most frequent answer: of those that passed,

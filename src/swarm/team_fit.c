@@ -230,23 +230,11 @@ static json_t *comparisons_json(const struct fit_table *t) {
                             {t->n_agents + ROW_ROUTER, vote},
                             {t->n_agents + ROW_WEIGHTED, best},
                             {t->n_agents + ROW_WEIGHTED, vote}};
-    enum { N = ARRAY_LEN(pairs) };
-    struct stats_mcnemar v[N];
-    double p[N], holm[N];
-    json_t *list = json_array();
-    for (int i = 0; i < N; i++) {
-        v[i] = stats_mcnemar(row_at(t, pairs[i][0]), row_at(t, pairs[i][1]), t->n);
-        p[i] = v[i].p;
-    }
-    stats_holm(p, N, holm);
-    for (int i = 0; i < N; i++) {
-        struct stats_interval d = stats_paired_interval(&v[i], N);
-        json_array_append_new(list, json_pack("{s:s,s:s,s:f,s:f,s:f,s:f,s:f}", "a",
-                                              row_name(t, pairs[i][0]), "b",
-                                              row_name(t, pairs[i][1]), "diff", d.value, "lo", d.lo,
-                                              "hi", d.hi, "p", p[i], "p_holm", holm[i]));
-    }
-    return list;
+    struct stats_pair v[ARRAY_LEN(pairs)];
+    for (size_t i = 0; i < ARRAY_LEN(pairs); i++)
+        v[i] = (struct stats_pair){row_name(t, pairs[i][0]), row_name(t, pairs[i][1]),
+                                   row_at(t, pairs[i][0]), row_at(t, pairs[i][1])};
+    return stats_pairs_json(v, ARRAY_LEN(pairs), t->n);
 }
 
 /* [{name, weight, routed}], routed: the share of the questions that the router gives the agent. */
@@ -347,20 +335,6 @@ static void tasks_print(const json_t *report, FILE *f) {
     }
 }
 
-static void comparisons_print(const json_t *report, FILE *f) {
-    size_t i;
-    json_t *v;
-    json_array_foreach (json_object_get(report, "comparisons"), i, v) {
-        double diff = json_get_number(v, "diff"), p = json_get_number(v, "p_holm");
-        fprintf(f, "%s against %s: %+.2f (%+.2f … %+.2f), p = %.2g after Holm: %s\n",
-                json_get_string(v, "a"), json_get_string(v, "b"), 100 * diff,
-                100 * json_get_number(v, "lo"), 100 * json_get_number(v, "hi"), p,
-                p >= 0.05  ? "not significant"
-                : diff > 0 ? "better"
-                           : "worse");
-    }
-}
-
 void team_fit_print(const json_t *report, FILE *f) {
     const json_t *better = json_object_get(report, "better");
     size_t i;
@@ -372,7 +346,7 @@ void team_fit_print(const json_t *report, FILE *f) {
     fprintf(f,
             "every agent errs on %.1f %% of the questions: no router and no vote is right there\n",
             100 * json_get_number(report, "all_wrong"));
-    comparisons_print(report, f);
+    json_array_foreach (json_object_get(report, "comparisons"), i, v) report_comparison_print(v, f);
     tasks_print(report, f);
     json_array_foreach (json_object_get(report, "agents"), i, v)
         fprintf(f, "%s: %.1f %% of the questions by the router, weight %.3f in the vote\n",

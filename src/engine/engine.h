@@ -175,8 +175,9 @@ enum dtype engine_lora_elem(const struct engine *e);
 int32_t engine_max_seqs(const struct engine *e);
 int32_t engine_max_rows(const struct engine *e);
 /* Limits the rows of prompts, suffixes and choices in a step in which a request decodes (1 ..
- * max_rows, the default), so that long prompts do not delay the tokens of other requests. Call it
- * between steps. It changes no results. */
+ * max_rows, the default), so that long prompts do not delay the tokens of other requests. A step in
+ * which none decodes runs at most four times as many, or 128: a request that comes meanwhile waits
+ * for its end. Call it between steps. It changes no results. */
 void engine_set_prompt_rows(struct engine *e, int32_t n);
 /* Adds a request to the waiting ones. ERR_USAGE for an invalid request: prompt + max_tokens +
  * suffix + longest choice > max_len (with a context shift: context_len > max_len), an empty prompt,

@@ -4,7 +4,7 @@
  * Every decoding request gets its row. The other rows go to the known tokens of prompts, suffixes
  * and choices: the request with the fewest remaining rows first, so that a short prompt does not
  * wait for a long one; but a quarter of the rows is for the oldest request, so that every prompt
- * ends. While a request decodes, known rows are limited to engine_set_prompt_rows.
+ * ends. engine_set_prompt_rows limits known rows, above all while a request decodes.
  *
  * No result depends on the schedule.
  */
@@ -13,7 +13,11 @@
 
 #include <stdlib.h>
 
-enum { OLDEST_SHARE = 4 }; /* the oldest prompt gets at least one row of OLDEST_SHARE */
+enum {
+    OLDEST_SHARE = 4, /* the oldest prompt gets at least one row of OLDEST_SHARE */
+    IDLE_ROWS = 128,  /* limit while no request decodes: IDLE_ROWS, or IDLE_FACTOR times the limit */
+    IDLE_FACTOR = 4,  /* while one decodes; see docs/SPEED.md, "Long prompts" */
+};
 
 /* True if the last row of the current phase needs logits. */
 static bool last_row_needs_logits(const struct engine_request *r) {
@@ -113,7 +117,7 @@ void step_schedule(struct engine *e) {
         any_mask_pending |= e->active[i]->state->mask_pending;
         if (decode_is_ready(e, e->active[i])) chunk_schedule(e, e->active[i], 1);
     }
-    int32_t room = e->o.max_rows - e->n_rows;
-    prompts_schedule(e, e->n_rows > 0 ? MIN(room, e->prompt_rows) : room);
+    int32_t limit = e->n_rows > 0 ? e->prompt_rows : MAX(IDLE_ROWS, IDLE_FACTOR * e->prompt_rows);
+    prompts_schedule(e, MIN(limit, e->o.max_rows - e->n_rows));
     CHECK(e->n_rows > 0 || any_mask_pending);
 }

@@ -147,16 +147,42 @@ INLINE __m512 tile_row_load(const struct tile_rows *r, int i, int64_t e, __mmask
     return elems_load(r->row[i], e, mask & r->mask[i], _mm512_set1_ps(r->scale[i]), type);
 }
 
+/* Elements e … e + 31 of row i as bf16. */
+INLINE __m512i tile_row_join(const struct tile_rows *r, int i, int64_t e, int64_t n,
+                             enum dtype type) {
+    const __mmask16 low = elems_mask(n - e), high = elems_mask(n - e - PANEL);
+    if (type == DTYPE_BF16) {
+        const __mmask32 both = _mm512_kunpackw(high & r->mask[i], low & r->mask[i]);
+        return _mm512_maskz_loadu_epi16(both, (const uint16_t *)r->row[i] + e);
+    }
+    return bf16_join(tile_row_load(r, i, e, low, type),
+                     tile_row_load(r, i, e + PANEL, high, type));
+}
+
+/* Elements e … e + 15 of rows i and i + 1 as 16 pairs of bf16. */
+INLINE __m512i tile_rows_interleave(const struct tile_rows *r, int i, int64_t e, int64_t n,
+                                    enum dtype type) {
+    const __mmask16 mask = elems_mask(n - e);
+    if (type == DTYPE_BF16) {
+        const __m256i even = _mm256_maskz_loadu_epi16(mask & r->mask[i],
+                                                      (const uint16_t *)r->row[i] + e),
+                      odd = _mm256_maskz_loadu_epi16(mask & r->mask[i + 1],
+                                                     (const uint16_t *)r->row[i + 1] + e);
+        return _mm512_or_si512(_mm512_cvtepu16_epi32(even),
+                               _mm512_slli_epi32(_mm512_cvtepu16_epi32(odd), 16));
+    }
+    return bf16_interleave(tile_row_load(r, i, e, mask, type),
+                           tile_row_load(r, i + 1, e, mask, type));
+}
+
 /* Packs 32 rows of n elements as [2][Ep/32][16 rows][32 elements]. */
 INLINE void rows_pack(uint16_t *to, const struct tile_rows *r, int64_t n, int64_t ep,
                       enum dtype type) {
     for (int64_t e = 0; e < ep; e += 32) {
-        const __mmask16 low = elems_mask(n - e), high = elems_mask(n - e - PANEL);
 #pragma GCC unroll 4
         for (int i = 0; i < KEY_TILE; i++)
             _mm512_storeu_si512(to + (i / 16 * (ep / 32) + e / 32) * TILE + i % 16 * 32,
-                                bf16_join(tile_row_load(r, i, e, low, type),
-                                          tile_row_load(r, i, e + PANEL, high, type)));
+                                tile_row_join(r, i, e, n, type));
     }
 }
 
@@ -164,12 +190,9 @@ INLINE void rows_pack(uint16_t *to, const struct tile_rows *r, int64_t n, int64_
 INLINE void rows_pack_transposed(uint16_t *to, const struct tile_rows *r, int64_t n, int64_t ep,
                                  enum dtype type) {
     for (int64_t e = 0; e < ep; e += 16, to += TILE) {
-        const __mmask16 mask = elems_mask(n - e);
         __m512i t[16];
 #pragma GCC unroll 16
-        for (int i = 0; i < 16; i++)
-            t[i] = bf16_interleave(tile_row_load(r, 2 * i, e, mask, type),
-                                   tile_row_load(r, 2 * i + 1, e, mask, type));
+        for (int i = 0; i < 16; i++) t[i] = tile_rows_interleave(r, 2 * i, e, n, type);
         transpose_16(t);
 #pragma GCC unroll 16
         for (int i = 0; i < 16; i++) _mm512_storeu_si512(to + i * 32, t[i]);
@@ -198,6 +221,19 @@ INLINE void keys_pack_as(const struct query_block *b, int64_t at, const struct t
                          const struct tile_rows *v, enum dtype type) {
     rows_pack(b->k + at % KEY_BLOCK * b->ep, k, b->e, b->ep, type);
     rows_pack_transposed(b->v + at % KEY_BLOCK * b->ep, v, b->e, b->ep, type);
+}
+
+/* Prefetches the keys and values of at most 32 positions [begin, end) of one page. */
+static void keys_prefetch(const struct query_block *b, int64_t begin, int64_t end) {
+    const struct attention_keys *keys = &b->job->keys;
+    const struct attention_page page = keys->get_page(keys->ctx, begin / keys->page);
+    const int64_t size = (int64_t)dtype_size(keys->dtype), bytes = keys->ld * size,
+                  first = begin % keys->page * bytes, used = b->e * size;
+    for (int64_t row = first; row < first + (end - begin) * bytes; row += bytes)
+        for (int64_t i = row; i < row + used; i += 64) {
+            __builtin_prefetch((const char *)page.k + i, 0, 3);
+            __builtin_prefetch((const char *)page.v + i, 0, 3);
+        }
 }
 
 /* Packs the keys and values of 32 positions from `at` on; positions outside of [begin, end) become
@@ -491,8 +527,11 @@ static void queries_attend(struct query_block *b) {
     const int64_t first = b->first[0], end = b->end[b->n - 1];
     for (int64_t block = first / KEY_BLOCK * KEY_BLOCK; block < end; block += KEY_BLOCK) {
         for (int64_t at = MAX(block, first / KEY_TILE * KEY_TILE); at < MIN(block + KEY_BLOCK, end);
-             at += KEY_TILE)
+             at += KEY_TILE) {
+            const int64_t next = at + KEY_BLOCK; // packed after this block's products
+            if (next < end) keys_prefetch(b, next, MIN(next + KEY_TILE, end));
             keys_pack(b, at, first, end);
+        }
         tile_memory_barrier(b->k);
         for (int64_t i = 0; i < tiles; i++) tile_attend(b, i, block);
     }

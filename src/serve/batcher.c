@@ -273,9 +273,13 @@ static void embed_task_run(struct batcher *b) {
     pthread_mutex_unlock(&b->lock);
 }
 
+/* Products compute whole tiles of 16 rows. */
+static int32_t prompt_rows_whole(int32_t limit) { return limit / PROMPT_ROWS_MIN * PROMPT_ROWS_MIN; }
+
 int32_t prompt_rows_adapt(int32_t limit, int32_t rows, double seconds, double goal) {
     if (seconds > goal) return MAX(PROMPT_ROWS_MIN, (int32_t)(rows * goal / seconds));
-    return rows < limit ? limit : limit + limit / 8 + 1;
+    if (rows < prompt_rows_whole(limit)) return limit;
+    return seconds < goal / 2 ? 2 * limit : limit + limit / 8 + 1;
 }
 
 /* Steps without replies, which have no limit, show the speed as well. `s`: the statistics after the
@@ -285,7 +289,7 @@ static void step_limit_prompts(struct batcher *b, const struct engine_stats *s) 
     if (b->step_goal == 0 || rows == 0) return;
     int32_t next = prompt_rows_adapt(b->prompt_rows, rows, b->step_seconds, b->step_goal);
     b->prompt_rows = MIN(next, most);
-    engine_set_prompt_rows(b->e, b->prompt_rows);
+    engine_set_prompt_rows(b->e, prompt_rows_whole(b->prompt_rows));
 }
 
 static void step(struct batcher *b) {

@@ -60,7 +60,7 @@ const struct option_row serve_option_rows[] = {
         "additional model names of the base"),
     ROW("max-waiting", OPT_INT, max_waiting, "2048", 1, 1e6, "N",
         "maximum waiting requests; further requests get status 503"),
-    ROW("max-step-ms", OPT_FLOAT, max_step_ms, "100", 0, 1e6, "MS",
+    ROW("max-step-ms", OPT_FLOAT, max_step_ms, "200", 0, 1e6, "MS",
         "goal for the time between two tokens of a reply while other prompts are computed; 0: "
         "none"),
     ROW("max-request-memory", OPT_STRING, max_request_memory, NULL, 0, 0, "SIZE",

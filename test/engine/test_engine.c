@@ -798,6 +798,33 @@ static void short_prompts_do_not_wait(void **state) {
     model_close(m);
 }
 
+/* A step in which no request decodes is limited as well: to 128 prompt rows, or four times the limit
+ * of the other steps. */
+static void idle_steps_are_limited(void **state) {
+    enum { N = 10, N_PROMPT = 60 };
+    (void)state;
+    struct model *m = fixture_model("tiny-llama", false, TENSOR_F32, NUMERIC_EXACT);
+    struct engine *e = engine_make(m, 512, N, NULL);
+    struct error err;
+    int32_t v[N][N_PROMPT];
+    struct engine_request r[N];
+    for (int i = 0; i < N; i++) {
+        r[i] = prompt_request(v[i], N_PROMPT, i + 1);
+        r[i].max_tokens = 0;
+        assert_int_equal(engine_submit(e, &r[i], &err), OK);
+    }
+    engine_set_prompt_rows(e, 16);
+    engine_step(e);
+    assert_int_equal(engine_stats(e).prefilled, 128);
+    engine_set_prompt_rows(e, 40);
+    engine_step(e);
+    assert_int_equal(engine_stats(e).prefilled, 128 + 160);
+    engine_drain(e);
+    for (int i = 0; i < N; i++) engine_request_release(&r[i]);
+    engine_free(e);
+    model_close(m);
+}
+
 /* New short prompts could use every step, but the oldest prompt gets a quarter of the rows. */
 static void long_prompts_end(void **state) {
     enum { STEPS = 60 / 4, NEW = 3, N = STEPS * NEW };
@@ -1877,6 +1904,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(base_is_read_once_per_step),
         cmocka_unit_test(short_prompts_do_not_wait),
         cmocka_unit_test(long_prompts_end),
+        cmocka_unit_test(idle_steps_are_limited),
         cmocka_unit_test(prefixes_are_shared),
         cmocka_unit_test(generated_tokens_are_not_reused),
         cmocka_unit_test(sampler_equals_naive),

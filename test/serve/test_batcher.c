@@ -268,6 +268,8 @@ static void test_prompt_rows_approach_the_goal(void **state) {
     }
     assert_int_equal(prompt_rows_adapt(40, 7, 0.01, 0.1), 40); // the prompts were short
     assert_int_equal(prompt_rows_adapt(40, 40, 5, 0.1), PROMPT_ROWS_MIN);
+    assert_int_equal(prompt_rows_adapt(40, 32, 0.06, 0.1), 46); // 32 is 40 in whole tiles
+    assert_int_equal(prompt_rows_adapt(40, 32, 0.04, 0.1), 80);
 }
 
 /* submission of too many requests, or of an invalid one */

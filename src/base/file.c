@@ -348,8 +348,13 @@ bool path_is_dir(const char *path) {
     return stat_keep_errno(path, &st) && S_ISDIR(st.st_mode);
 }
 
+const char *path_name(const char *path) {
+    const char *slash = strrchr(path, '/');
+    return slash ? slash + 1 : path;
+}
+
 bool path_has_extension(const char *path, const char *extension) {
-    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    const char *name = path_name(path);
     size_t n = strlen(name), m = strlen(extension);
     return n > m && strcasecmp(name + n - m, extension) == 0;
 }

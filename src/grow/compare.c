@@ -1,10 +1,10 @@
 /*
  * compare: the gain of a run, on questions with known answers that are in no run.
  *
- * Rows are accuracies of generated answers: each agent, samples of the team and of its best agent
- * with and without the check, the grown adapter, and adapters that further runs grow from the same
- * questions with as many updates: from votes instead of the check, by the best agent alone, from
- * the right answers. The best agent is the one with the most right answers on these questions,
+ * Rows are accuracies of generated answers: the base model, each agent, samples of the team and of
+ * its best agent with and without the check, the grown adapter, and adapters that further runs grow
+ * from the same questions with as many updates: from votes instead of the check, by the best agent
+ * alone, from the right answers. The best agent is the one with the most right answers on these questions,
  * which favours it. The check belongs to the task: rows of the best agent have it too.
  *
  * Three comparisons are named before the run: the grown adapter with the best agent; the team with
@@ -17,17 +17,18 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_ROWS = TEAM_MAX + 5 + 2 * GROW_MAX_REFERENCES };
+enum { MAX_ROWS = TEAM_MAX + 6 + 2 * GROW_MAX_REFERENCES };
 
 struct row {
     char name[80];
     uint8_t *right; /* [n] */
     struct report_cost cost;
+    int64_t retained; /* right answers to the questions of other tasks; -1: not measured */
 };
 struct comparison {
     const struct grow_run *r;
-    struct task_item *items; /* [n] */
-    int n, best;             /* best: index of the agent */
+    struct task_item *items, *other; /* [n], [n_other] questions of the tasks and of other ones */
+    int n, n_other, best;            /* best: row of the best agent */
     struct answering a;
     struct row rows[MAX_ROWS];
     int n_rows;
@@ -49,7 +50,7 @@ static int row_measure(struct comparison *c, const char *name, const struct agen
     struct checked_samples s = {0};
     CHECK(c->n_rows < MAX_ROWS);
     struct row *row = &c->rows[c->n_rows++];
-    *row = (struct row){.right = xcalloc((size_t)MAX(c->n, 1), 1)};
+    *row = (struct row){.right = xcalloc((size_t)MAX(c->n, 1), 1), .retained = -1};
     snprintf(row->name, sizeof row->name, "%s", name);
     c->a.questioner.prefilled = c->a.questioner.generated = 0;
     const int64_t questions = check ? check_cost(check).questions : 0;
@@ -73,16 +74,42 @@ static int64_t count_right(const uint8_t *right, int n) {
     return sum;
 }
 
+/* Sets the right answers of one agent to questions of other tasks. Their cost is not counted. */
+static int retained_measure(struct comparison *c, const struct agent *agent, struct row *row,
+                            struct progress *p, struct error *err) {
+    const struct sampling_plan plan = {.samples = 1};
+    struct checked_samples s = {0};
+    if (c->n_other == 0) return OK;
+    int rc = answers_sample(&c->a, agent, 1, c->other, c->n_other, &plan, &s, p, err);
+    row->retained = 0;
+    for (int i = 0; rc == OK && i < c->n_other; i++)
+        row->retained +=
+            answer_is_right(&c->other[i], c->a.grader, s.v[(int64_t)i * s.max_samples].text);
+    checked_samples_release(&s);
+    return rc;
+}
+
+/* The row of one agent's greedy answers. */
+static int agent_measure(struct comparison *c, const char *name, const struct agent *agent,
+                         struct progress *p, struct error *err) {
+    int rc = row_measure(c, name, agent, 1, 1, false, p, err);
+    return rc == OK ? retained_measure(c, agent, &c->rows[c->n_rows - 1], p, err) : rc;
+}
+
+/* Also the base model, unless it is an agent itself. */
 static int agents_measure(struct comparison *c, struct progress *p, struct error *err) {
     const struct grow_run *r = c->r;
+    const struct agent base = {.name = "base"};
+    bool has_base = false;
     int rc = OK;
     for (int a = 0; rc == OK && a < r->env->n_agents; a++) {
-        rc = row_measure(c, r->env->team[a].name, &r->env->team[a], 1, 1, false, p, err);
+        has_base |= !r->env->team[a].adapter;
+        rc = agent_measure(c, r->env->team[a].name, &r->env->team[a], p, err);
         if (rc == OK &&
             count_right(c->rows[a].right, c->n) > count_right(c->rows[c->best].right, c->n))
             c->best = a;
     }
-    return rc;
+    return rc == OK && !has_base ? agent_measure(c, "base", &base, p, err) : rc;
 }
 
 /* Samples of the best agent and of the team; those with the check end with their passes. */
@@ -106,7 +133,7 @@ static int samples_measure(struct comparison *c, struct progress *p, struct erro
 static int grown_measure(struct comparison *c, const char *name, struct adapter *a,
                          struct progress *p, struct error *err) {
     const struct agent agent = {.name = name, .adapter = a};
-    return row_measure(c, name, &agent, 1, 1, false, p, err);
+    return agent_measure(c, name, &agent, p, err);
 }
 
 /* further runs */
@@ -126,7 +153,7 @@ static int arm_run(struct comparison *c, const char *arm, struct adapter **out, 
         env.n_agents = 1;
     }
     o.compare = (struct strings){0};
-    o.test = NULL;
+    o.test = o.test_retained = NULL;
     o.id = NULL;
     o.learn.out = dir;
     json_t *result = grow_run(&env, &o, r->q, err);
@@ -158,8 +185,9 @@ static int arms_measure(struct comparison *c, json_t *arms, struct progress *p, 
 static int references_measure(struct comparison *c, struct progress *p, struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < c->r->o->references.n; i++) {
-        struct adapter *a = adapter_open(c->r->o->references.v[i], c->r->env->m, err);
-        rc = a ? grown_measure(c, c->r->o->references.v[i], a, p, err) : err->code;
+        const char *dir = c->r->o->references.v[i], *name = path_name(dir);
+        struct adapter *a = adapter_open(dir, c->r->env->m, err);
+        rc = a ? grown_measure(c, *name ? name : dir, a, p, err) : err->code;
         adapter_release(a);
     }
     return rc;
@@ -169,8 +197,13 @@ static int references_measure(struct comparison *c, struct progress *p, struct e
 
 static json_t *rows_json(const struct comparison *c) {
     json_t *list = json_array();
-    for (int i = 0; i < c->n_rows; i++)
-        report_row_add(list, c->rows[i].name, "generated", c->rows[i].right, c->n, c->rows[i].cost);
+    for (int i = 0; i < c->n_rows; i++) {
+        const struct row *row = &c->rows[i];
+        report_row_add(list, row->name, "generated", row->right, c->n, row->cost);
+        if (row->retained >= 0)
+            json_object_set_new(json_array_get(list, (size_t)i), "retained",
+                                json_real((double)row->retained / (double)c->n_other));
+    }
     return list;
 }
 
@@ -201,18 +234,18 @@ static double all_wrong(const struct comparison *c) {
     return (double)wrong / (double)MAX(c->n, 1);
 }
 
-/* The test split of families, or lines of files with their answers. */
-static int items_open(struct comparison *c, struct grow_questions *q, struct error *err) {
+/* The test split of families, or lines of files with their answers: *items [*n], borrowed from q. */
+static int items_open(const struct comparison *c, char *list, struct grow_questions *q,
+                      struct task_item **items, int *n, struct error *err) {
     struct grow_options o = *c->r->o;
-    struct strings list = {&o.test, 1};
-    o.prompts = list;
+    o.prompts = (struct strings){&list, 1};
     o.n = o.test_n;
     if (grow_questions_open_split(&o, SPLIT_TEST, q, err) != OK) return err->code;
-    c->items = xcalloc((size_t)MAX(q->n, 1), sizeof *c->items);
+    *items = xcalloc((size_t)MAX(q->n, 1), sizeof **items);
     for (int i = 0; i < q->n; i++)
-        if (q->v[i].item.gold) c->items[c->n++] = q->v[i].item; // borrowed
-    if (c->n > 0) return OK;
-    return error_set(err, ERR_FORMAT, "'%s' has no question with its 'answer'", o.test);
+        if (q->v[i].item.gold) (*items)[(*n)++] = q->v[i].item;
+    if (*n > 0) return OK;
+    return error_set(err, ERR_FORMAT, "'%s' has no question with its 'answer'", list);
 }
 
 static int rows_measure(struct comparison *c, json_t *arms, struct error *err) {
@@ -229,9 +262,12 @@ static int rows_measure(struct comparison *c, json_t *arms, struct error *err) {
 
 json_t *grow_compare(struct grow_run *r, struct error *err) {
     struct comparison c = {.r = r};
-    struct grow_questions q = {0};
+    struct grow_questions q = {0}, other = {0};
     json_t *v = NULL, *arms = json_object();
-    int rc = items_open(&c, &q, err);
+    int rc = items_open(&c, r->o->test, &q, &c.items, &c.n, err);
+    if (rc == OK && r->o->test_retained)
+        rc = items_open(&c, r->o->test_retained, &other, &c.other, &c.n_other, err);
+    q.longest = MAX(q.longest, other.longest);
     if (rc == OK) rc = answering_open(&c.a, r, &q, err);
     if (rc == OK) rc = rows_measure(&c, arms, err);
     if (rc == OK)
@@ -241,6 +277,8 @@ json_t *grow_compare(struct grow_run *r, struct error *err) {
     answering_close(&c.a);
     json_decref(arms);
     free(c.items);
+    free(c.other);
     grow_questions_release(&q);
+    grow_questions_release(&other);
     return v;
 }

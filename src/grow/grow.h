@@ -38,7 +38,7 @@ enum { GROW_MAX_ROUNDS = 100, GROW_MAX_REFERENCES = 8 };
 
 struct grow_options { /* filled from grow_option_rows */
     struct strings prompts, compare, references;
-    char *check, *labels, *id, *grader, *test;
+    char *check, *labels, *id, *grader, *test, *test_retained;
     int64_t n, test_n, rounds, samples, passes, per_round, repeat, max_tokens;
     double temperature, min_coverage, held_out;
     bool check_sandbox, chain_of_thought;

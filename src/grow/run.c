@@ -55,6 +55,9 @@ static const struct option_row grow_option_rows[] = {
      "adapter: families (their test split), or a file with answers",
      JOB_ARG_BUILTIN_OR_PATH_LIST},
     {"test-n", OPT_INT, AT(test_n), "500", 1, 1e6, "N", "questions of each family of --test"},
+    {"test-retained", OPT_STRING, AT(test_retained), NULL, 0, 0, "LIST",
+     "with --test: families or a file of other tasks, on which each adapter is measured as well",
+     JOB_ARG_BUILTIN_OR_PATH_LIST},
     {"compare", OPT_LIST, AT(compare), NULL, 0, 0, "NAME",
      "with --test: also grow adapters from votes, by the best agent alone (one), from the right "
      "answers (gold); --max-steps gives all as many updates",
@@ -202,12 +205,16 @@ static int round_adopt(struct grow_run *r, int round, json_t *report, struct err
     const json_t *adapter = json_object_get(report, "adapter");
     bool accepted = false;
     if (!adapter) return OK;
+    if (!json_is_true(json_object_get(adapter, "published"))) {
+        log_info("round %d: the adapter is rejected: %s", round, json_get_string(adapter, "why"));
+        json_object_set_new(report, "accepted", json_false());
+        return OK;
+    }
     char *path = round_path(r, round, "adapter");
     struct adapter *a = adapter_open(path, r->env->m, err);
     free(path);
     if (!a) return err->code;
     int rc = grow_gate_round(r, a, &accepted, report, err);
-    accepted = accepted && json_is_true(json_object_get(adapter, "published"));
     json_object_set_new(report, "accepted", json_boolean(accepted));
     if (!accepted) {
         adapter_release(a);
@@ -295,8 +302,8 @@ static json_t *agents_json(const struct grow_run *r) {
  * left out. */
 static json_t *recipe_json(const struct grow_run *r) {
     static const char *const others[] = {
-        "id",     "out",     "runs",       "max-memory",  "max-num-seqs",     "test",
-        "test-n", "compare", "references", "tensorboard", "activation-memory"};
+        "id",   "out",    "runs",          "max-memory", "max-num-seqs", "tensorboard",
+        "test", "test-n", "test-retained", "compare",    "references",   "activation-memory"};
     json_t *options = json_object();
     for (const struct option_table *t = grow_option_tables; t->rows; t++) {
         json_t *part = options_json(t->rows, (const char *)r->o + t->offset);

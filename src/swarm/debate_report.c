@@ -563,11 +563,14 @@ static json_int_t get_int(const json_t *v, const char *key) {
 }
 
 void report_row_print(const json_t *v, FILE *f) {
-    fprintf(f, "  %-*s %6.2f %%  (%.2f – %.2f)  %9lld calls %11lld prompt %10lld generated\n",
+    const json_t *retained = json_object_get(v, "retained");
+    fprintf(f, "  %-*s %6.2f %%  (%.2f – %.2f)  %9lld calls %11lld prompt %10lld generated",
             utf8_field_width(get_text(v, "name"), 44), get_text(v, "name"),
             100 * get_real(v, "acc"), 100 * get_real(v, "lo"), 100 * get_real(v, "hi"),
             (long long)get_int(v, "calls"), (long long)get_int(v, "prefilled"),
             (long long)get_int(v, "generated"));
+    if (retained) fprintf(f, ", other tasks %.1f %%", 100 * json_number_value(retained));
+    fprintf(f, "\n");
 }
 
 void report_comparison_print(const json_t *v, FILE *f) {

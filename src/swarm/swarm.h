@@ -218,8 +218,8 @@ void self_consistency_vote(const struct self_consistency *s, const struct task_i
                            uint8_t *right);
 void self_consistency_release(struct self_consistency *s);
 
-/* Rows of reports: {name, kind, acc, lo, hi, calls, prefilled, generated}, with Wilson's interval;
- * and comparisons of rows (stats_pairs_json), a line each. */
+/* Rows of reports: {name, kind, acc, lo, hi, calls, prefilled, generated}, with Wilson's interval,
+ * and perhaps "retained", the accuracy on questions of other tasks; and comparisons of rows (stats_pairs_json), a line each. */
 struct report_cost {
     int64_t calls, prefilled, generated;
 };

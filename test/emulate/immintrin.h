@@ -376,7 +376,10 @@ EMULATE_INT(_mm512_sub_epi32, 16, u, a.u[l] - b.u[l])
 /* In every 128-bit part: byte b of it from a's, or zero where b's upper bit is set. */
 EMULATE_INT(_mm512_shuffle_epi8, 64, b, b.b[l] & 0x80 ? 0 : a.b[(l & ~15) + (b.b[l] & 15)])
 EMULATE_INT(_mm512_and_si512, 16, u, a.u[l] & b.u[l])
+EMULATE_INT(_mm512_or_si512, 16, u, a.u[l] | b.u[l])
 EMULATE_INT(_mm512_xor_si512, 16, u, a.u[l] ^ b.u[l])
+
+EMULATED __mmask32 _mm512_kunpackw(__mmask32 a, __mmask32 b) { return a << 16 | (b & 0xFFFF); }
 
 EMULATED __m256i _mm512_cvtneps_pbh(__m512 a) {
     __m256i r;

@@ -173,37 +173,84 @@ static int run_recipe(const struct cli_options *c, const struct options *o, cons
     return rc;
 }
 
+/* Runs a command as if its words had been typed: those of `line`, separated by blanks, and `more`. */
+static int command_run(const struct cli_options *c, const struct cli_command *command,
+                       const char *line, const struct strings *more, struct error *err) {
+    struct option_row *command_rows = settings_command_rows(command);
+    struct strings words = {0}, args = {0};
+    void *options = xcalloc(1, command->size);
+    char *copy = xstrdup(line);
+    for (char *word, *rest = copy; (word = strsep(&rest, " "));) strings_add(&words, word);
+    for (int i = 0; i < more->n; i++) strings_add(&words, more->v[i]);
+    options_default(command_rows, options);
+    int rc = options_parse(command_rows, options, words.n, words.v, &args, err);
+    if (rc == OK) rc = command->run(c, options, &args, err);
+    options_release(command_rows, options);
+    strings_release(&words), strings_release(&args);
+    free(copy), free(options), free(command_rows);
+    return rc;
+}
+
+static const char *const founders[] = {"critic", "practitioner", "explorer"};
+
+/* Trains one adapter on the data of all founders, which have answers: a reference. */
+static int pooled_train(const struct cli_options *c, const struct options *o, const char *out,
+                        struct error *err) {
+    struct buf joined = {0};
+    char *path = xasprintf("%s.jsonl", out);
+    int rc = OK;
+    for (size_t i = 0; rc == OK && i < ARRAY_LEN(founders); i++) {
+        char *name = xasprintf("data/personas/%s.jsonl", founders[i]), *file = cli_find_file(name);
+        rc = file_read(file, (size_t)1 << 30, &joined, err);
+        free(file), free(name);
+    }
+    if (rc == OK) rc = file_write(path, joined.data, joined.len, err);
+    char *own[] = {"--data", path, "--out", (char *)(uintptr_t)out, "--runs", o->runs};
+    const struct strings more = {own, ARRAY_LEN(own)};
+    const bool quiet = log_quiet;
+    log_quiet = true;
+    if (rc == OK)
+        rc = command_run(c, &cmd_train,
+                         "models/fry --r 8 --lr 4e-3 --epochs 1 --bsz 4 --grad-accum 4 "
+                         "--lora-dropout 0",
+                         &more, err);
+    log_quiet = quiet;
+    buf_release(&joined);
+    free(path);
+    return rc;
+}
+
 /* The founders of a run teach one adapter (shoal grow), from questions without answers and with a
  * check. */
 static int founders_teach(const struct cli_options *c, const struct options *o, const char *run,
                           struct error *err) {
-    static const char *const founders[] = {"critic", "practitioner", "explorer"};
-    char settings[] = "--prompts arithmetic,order,route,pick --n 600 --rounds 1 --r 8 --lr 4e-3 "
-                      "--max-steps 400 --bsz 16 --grad-accum 1 --lora-dropout 0 "
-                      "--test arithmetic,order,route,pick --test-n 125";
-    struct option_row *rows_of_grow = settings_command_rows(&cmd_grow);
-    struct strings arguments = {0}, positional = {0}, model = {0};
-    void *grow = xcalloc(1, cmd_grow.size);
-    char *id = xasprintf("%s-grow", run), *out = xasprintf("%s/%s/grown", o->runs, run);
-    strings_add(&arguments, "--agents");
+    char *id = xasprintf("%s-grow", run), *dir = path_join(o->runs, run),
+         *out = path_join(dir, "grown"), *pooled = path_join(dir, "pooled data");
+    struct strings more = {0};
+    const char *const own[] = {"--runs", o->runs,        "--id", id,        "--out",
+                               out,      "--references", pooled, "--agents"};
+    printf("\nThe founders teach one adapter, from questions without answers and with a check. "
+           "Compared with it: adapters\ngrown by votes, by the best founder alone and from the "
+           "right answers, and one trained on all founders' data.\n\n");
+    fflush(stdout);
+    for (size_t i = 0; i < ARRAY_LEN(own); i++) strings_add(&more, own[i]);
     for (size_t i = 0; i < ARRAY_LEN(founders); i++) {
-        char *path = xasprintf("%s/%s/adapters/gen_0/%s", o->runs, run, founders[i]);
-        strings_add(&arguments, path);
+        char *path = xasprintf("%s/adapters/gen_0/%s", dir, founders[i]);
+        strings_add(&more, path);
         free(path);
     }
-    const char *const own[] = {"--runs", o->runs, "--id", id, "--out", out};
-    for (size_t i = 0; i < ARRAY_LEN(own); i++) strings_add(&arguments, own[i]);
-    for (char *word, *rest = settings; (word = strsep(&rest, " "));) strings_add(&arguments, word);
-    strings_add(&model, "models/fry");
-    options_default(rows_of_grow, grow);
-    int rc = options_parse(rows_of_grow, grow, arguments.n, arguments.v, &positional, err);
-    printf(
-        "\nThe founders teach one adapter, from questions without answers and with a check:\n\n");
-    if (rc == OK) rc = cmd_grow.run(c, grow, &model, err);
+    int rc = pooled_train(c, o, pooled, err);
+    if (rc == OK)
+        rc = command_run(c, &cmd_grow,
+                         "models/fry --prompts arithmetic,order,route,pick --n 600 --rounds 1 "
+                         "--rehearse deduction --r 8 --lr 4e-3 --max-steps 400 --bsz 16 "
+                         "--grad-accum 1 --lora-dropout 0 --compare votes one gold "
+                         "--test arithmetic,order,route,pick --test-n 125 "
+                         "--test-retained deduction",
+                         &more, err);
     if (rc == ERR_STATE) rc = OK; // nothing was published, which the report says
-    options_release(rows_of_grow, grow);
-    strings_release(&arguments), strings_release(&positional), strings_release(&model);
-    free(out), free(id), free(grow), free(rows_of_grow);
+    strings_release(&more);
+    free(pooled), free(out), free(dir), free(id);
     return rc;
 }
 

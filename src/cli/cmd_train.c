@@ -139,7 +139,7 @@ static void result_print(const struct train_result *r, int n_adapters) {
     printf("%s: ", r->job->name);
     change_print(r);
     printf("wrote '%s'\n", r->dir);
-    replies_print(e, n_adapters);
+    if (!log_quiet) replies_print(e, n_adapters);
     comparison_print("held out", &r->gate.eval);
     comparison_print("to retain", &r->gate.retain);
     for (int i = 0; i < r->n_families; i++) {

@@ -235,14 +235,17 @@ static double all_wrong(const struct comparison *c) {
 }
 
 /* The test split of families, or lines of files with their answers: *items [*n], borrowed from q. */
-static int items_open(const struct comparison *c, char *list, struct grow_questions *q,
-                      struct task_item **items, int *n, struct error *err) {
+static int items_open(const struct comparison *c, char *list, bool checked,
+                      struct grow_questions *q, struct task_item **items, int *n,
+                      struct error *err) {
     struct grow_options o = *c->r->o;
-    o.prompts = (struct strings){&list, 1};
-    o.n = o.test_n;
+    const struct strings lists[] = {{0}, {&list, 1}};
+    o.prompts = lists[checked];
+    o.rehearse = lists[!checked];
+    o.n = o.rehearse_n = o.test_n;
     if (grow_questions_open_split(&o, SPLIT_TEST, q, err) != OK) return err->code;
-    *items = xcalloc((size_t)MAX(q->n, 1), sizeof **items);
-    for (int i = 0; i < q->n; i++)
+    *items = xcalloc((size_t)MAX(q->n + q->n_rehearsal, 1), sizeof **items);
+    for (int i = 0; i < q->n + q->n_rehearsal; i++)
         if (q->v[i].item.gold) (*items)[(*n)++] = q->v[i].item;
     if (*n > 0) return OK;
     return error_set(err, ERR_FORMAT, "'%s' has no question with its 'answer'", list);
@@ -264,9 +267,9 @@ json_t *grow_compare(struct grow_run *r, struct error *err) {
     struct comparison c = {.r = r};
     struct grow_questions q = {0}, other = {0};
     json_t *v = NULL, *arms = json_object();
-    int rc = items_open(&c, r->o->test, &q, &c.items, &c.n, err);
+    int rc = items_open(&c, r->o->test, true, &q, &c.items, &c.n, err);
     if (rc == OK && r->o->test_retained)
-        rc = items_open(&c, r->o->test_retained, &other, &c.other, &c.n_other, err);
+        rc = items_open(&c, r->o->test_retained, false, &other, &c.other, &c.n_other, err);
     q.longest = MAX(q.longest, other.longest);
     if (rc == OK) rc = answering_open(&c.a, r, &q, err);
     if (rc == OK) rc = rows_measure(&c, arms, err);

@@ -17,6 +17,10 @@
  * run refuses to train if too few questions of its first round have an answer that passes, because
  * an answer that no agent finds cannot be learned.
  *
+ * An adapter that learns one task forgets others. Questions of such tasks (--rehearse) are answered
+ * once by each agent before the first round; the most frequent answer is learned as well, without a
+ * check, as in learning without forgetting (Li and Hoiem 2016).
+ *
  * A run is a function of model, agents, questions, options and numeric class. It stores no
  * position: calls are in RUNS/shoal.db and each round's adapter is in the run's folder, and a
  * continued run computes the rest from the start. So a run that was killed and continued ends with
@@ -37,9 +41,9 @@
 enum { GROW_MAX_ROUNDS = 100, GROW_MAX_REFERENCES = 8 };
 
 struct grow_options { /* filled from grow_option_rows */
-    struct strings prompts, compare, references;
+    struct strings prompts, rehearse, compare, references;
     char *check, *labels, *id, *grader, *test, *test_retained;
-    int64_t n, test_n, rounds, samples, passes, per_round, repeat, max_tokens;
+    int64_t n, rehearse_n, test_n, rounds, samples, passes, per_round, repeat, max_tokens;
     double temperature, min_coverage, held_out;
     bool check_sandbox, chain_of_thought;
     /* The training: its data are the kept answers. train.seed is the seed of the run. */
@@ -55,8 +59,9 @@ struct grow_question {
     char *kind; /* "arithmetic", "arithmetic, rare", or the member "kind" of a line; "": none */
 };
 struct grow_questions {
-    struct grow_question *v; /* [n] in the order in which rounds ask them */
-    int n;
+    struct grow_question *v; /* [n + n_rehearsal]: in the order in which rounds ask them; then those
+                                of --rehearse */
+    int n, n_rehearsal;
     size_t longest; /* bytes of the longest question */
     char hash[HASH_LEN];
 };
@@ -64,8 +69,8 @@ struct grow_questions {
  * Opens the questions of a list of families (their train split, n questions each) and of files. A
  * line of a file is {"question": text}, {"prompt": text} or {"messages": [question, perhaps
  * answer]} with the members that the check needs. The members "kind" and "answer" are optional; an
- * answer is read for --labels gold and to report how many kept answers are right. The caller
- * releases `out` also after an error.
+ * answer is read for --labels gold and to report how many kept answers are right. Those of
+ * --rehearse need no check. The caller releases `out` also after an error.
  */
 int grow_questions_open(const struct grow_options *o, struct grow_questions *out,
                         struct error *err);
@@ -77,7 +82,8 @@ struct grow_env {
     struct agent team[TEAM_MAX]; /* adapters bound to the model; room for one more agent */
     int n_agents;
 };
-/* {questions, rounds, questions_per_round, samples, max_calls, memory}. */
+/* {questions, rehearsal, rounds, questions_per_round, samples, max_calls, memory}; max_calls: of
+ * the rounds. */
 json_t *grow_plan(const struct grow_options *o, const struct grow_questions *q,
                   const struct model_size *size, enum numeric_class cls, struct pool *pool,
                   struct error *err);
@@ -88,7 +94,7 @@ int grow_memory_check(const struct grow_options *o, const struct grow_questions 
 /*
  * Runs, or continues, and publishes. The result, which the caller frees:
  *
- * {run, check, agents, rounds: [round], published, dir, hash, best_round, cost}; a round is {round,
+ * {run, check, agents, rehearsed, rounds: [round], published, dir, hash, best_round, cost}; a round is {round,
  * questions, passed, coverage, pass_at: [share of the questions with a passing answer among the
  * first k samples], kinds: [{kind, questions, passed, kept, repeated}], agents: [{name, samples,
  * passed, kept}], kept, lines, accepted, gate, right (of kept answers, where the right one is

@@ -37,7 +37,8 @@ struct grow_run {
     struct store *store;
     struct question_state *state; /* [q->n] */
     struct kept_answer *kept;     /* [n_kept] of all rounds */
-    int n_kept, n_agents;         /* agents of this round */
+    int n_kept, n_rehearsed;      /* n_rehearsed: the first of them, of --rehearse */
+    int n_agents;                 /* of this round */
     struct agent team[TEAM_MAX];
     struct adapter *grown; /* the last accepted adapter, or NULL */
     int best_round;        /* its number from 1; 0: none */
@@ -80,6 +81,8 @@ bool grow_gate_publish(const struct grow_run *r);
 /* {n, before, after, change, lo, hi, p} of two vectors of accepted answers. */
 json_t *grow_gate_json(const uint8_t *before, const uint8_t *after, int n);
 
+/* Asks the questions of --rehearse and adds the answers to r->kept. */
+int rehearsal_ask(struct grow_run *r, struct error *err);
 /* Proposes and checks answers to the round's questions, adds the kept ones to r->kept and the
  * figures to `report`. */
 int round_propose(struct grow_run *r, int round, json_t *report, struct error *err);

@@ -93,14 +93,15 @@ static int file_open(struct grow_questions *q, const char *path, struct error *e
 
 /* families */
 
+/* With `checked`, families without a check question are refused. */
 static int families_open(struct grow_questions *q, const char *list, const struct grow_options *o,
-                         enum data_split split, struct error *err) {
+                         int64_t n, enum data_split split, bool checked, struct error *err) {
     bool pick[MAX_FAMILIES] = {false};
     int rc = families_parse(list, pick, err);
     for (int f = 0; rc == OK && f < family_count(); f++) {
         if (!pick[f]) continue;
-        rc = family_check_questions(f, err);
-        for (uint32_t i = 0; rc == OK && i < (uint32_t)o->n; i++) {
+        rc = checked ? family_check_questions(f, err) : OK;
+        for (uint32_t i = 0; rc == OK && i < (uint32_t)n; i++) {
             struct grow_question *v = question_add(q);
             family_item(f, split, (uint64_t)o->learn.train.seed, i, false, &v->item);
             v->kind = xasprintf("%s%s", task_families[f]->name, v->item.rare ? ", rare" : "");
@@ -119,7 +120,7 @@ static void hash_text(struct sha256 *h, const char *text) {
 static void questions_hash(struct grow_questions *q) {
     struct sha256 h;
     sha256_init(&h);
-    for (int i = 0; i < q->n; i++) {
+    for (int i = 0; i < q->n + q->n_rehearsal; i++) {
         const struct task_item *it = &q->v[i].item;
         char *check = it->check_item ? json_canonical(it->check_item) : NULL;
         hash_text(&h, it->question);
@@ -133,15 +134,21 @@ static void questions_hash(struct grow_questions *q) {
     sha256_final(&h, q->hash);
 }
 
+static int list_open(struct grow_questions *q, const struct strings *list,
+                     const struct grow_options *o, int64_t n, enum data_split split, bool checked,
+                     struct error *err) {
+    int rc = OK;
+    for (int i = 0; rc == OK && i < list->n; i++)
+        rc = path_exists(list->v[i])
+                 ? file_open(q, list->v[i], err)
+                 : families_open(q, list->v[i], o, n, split, checked, err);
+    return rc;
+}
+
 int grow_questions_open_split(const struct grow_options *o, enum data_split split,
                               struct grow_questions *out, struct error *err) {
-    int rc = OK;
     *out = (struct grow_questions){0};
-    for (int i = 0; rc == OK && i < o->prompts.n; i++) {
-        const char *name = o->prompts.v[i];
-        rc =
-            path_exists(name) ? file_open(out, name, err) : families_open(out, name, o, split, err);
-    }
+    int rc = list_open(out, &o->prompts, o, o->n, split, true, err);
     if (rc != OK) return rc;
     struct rng r = rng_make((uint64_t)o->learn.train.seed, RNG_SHUFFLE, 0, 0);
     for (int i = out->n - 1; i > 0; i--) {
@@ -150,8 +157,12 @@ int grow_questions_open_split(const struct grow_options *o, enum data_split spli
         out->v[i] = out->v[j];
         out->v[j] = swapped;
     }
+    const int n = out->n;
+    rc = list_open(out, &o->rehearse, o, o->rehearse_n, split, false, err);
+    out->n_rehearsal = out->n - n;
+    out->n = n;
     questions_hash(out);
-    return OK;
+    return rc;
 }
 
 int grow_questions_open(const struct grow_options *o, struct grow_questions *out,
@@ -160,7 +171,7 @@ int grow_questions_open(const struct grow_options *o, struct grow_questions *out
 }
 
 void grow_questions_release(struct grow_questions *q) {
-    for (int i = 0; i < q->n; i++) {
+    for (int i = 0; i < q->n + q->n_rehearsal; i++) {
         task_item_release(&q->v[i].item);
         free(q->v[i].kind);
     }

@@ -57,6 +57,9 @@ static void test_print(const json_t *test, FILE *f) {
 void grow_print(const json_t *result, FILE *f) {
     const json_t *v;
     size_t i;
+    if (integer(result, "rehearsed"))
+        fprintf(f, "rehearsal: %lld answers to questions of other tasks, kept without a check\n",
+                integer(result, "rehearsed"));
     json_array_foreach (json_object_get(result, "rounds"), i, v) round_print(v, f);
     if (json_is_true(json_object_get(result, "published")))
         fprintf(f, "published '%s', the adapter of round %lld\n", json_get_string(result, "dir"),

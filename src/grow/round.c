@@ -218,6 +218,32 @@ static int proposals_run(struct grow_run *r, int round, const int *places, int n
     return rc;
 }
 
+int rehearsal_ask(struct grow_run *r, struct error *err) {
+    const struct sampling_plan plan = {.samples = r->n_agents}; // each agent's greedy answer
+    struct answering a;
+    struct checked_samples s = {0};
+    struct progress p;
+    const int n = r->q->n_rehearsal;
+    if (n == 0) return OK;
+    struct task_item *items = xcalloc((size_t)n, sizeof *items);
+    for (int i = 0; i < n; i++) items[i] = r->q->v[r->q->n + i].item; // borrowed
+    progress_start(&p, "rehearsal", (int64_t)n * plan.samples);
+    int rc = answering_open(&a, r, r->q, err);
+    if (rc == OK) rc = answers_sample(&a, r->team, r->n_agents, items, n, &plan, &s, &p, err);
+    progress_finish(&p, NULL);
+    for (int i = 0; rc == OK && i < n; i++) {
+        const struct checked_sample *v = s.v + (int64_t)i * s.max_samples;
+        const int best = checked_samples_decide(&s, i, s.n[i], false);
+        if (best < 0 || v[best].generated >= r->o->max_tokens) continue; // it may be cut off
+        answer_keep(r, r->q->n + i, 0, best, &r->team[best], v[best].text);
+    }
+    r->n_rehearsed = r->n_kept;
+    checked_samples_release(&s);
+    answering_close(&a);
+    free(items);
+    return rc;
+}
+
 /* The reference: the right answers are the labels, and nothing is sampled. */
 static int gold_keep(struct grow_run *r, int round, const int *places, int n, json_t *report,
                      struct error *err) {
@@ -283,14 +309,15 @@ int round_write(const struct grow_run *r, const char *dir, int *lines, json_t *r
     json_t *counts = json_object(), *repeated = json_object();
     int64_t most = 0;
     *lines = 0;
-    for (int i = 0; i < r->n_kept; i++) {
+    for (int i = r->n_rehearsed; i < r->n_kept; i++) {
         const char *kind = r->q->v[r->kept[i].question].kind;
         add_to(counts, kind, 1);
         most = MAX(most, (int64_t)json_integer_value(json_object_get(counts, kind)));
     }
     for (int i = 0; i < r->n_kept; i++) {
         const char *kind = r->q->v[r->kept[i].question].kind;
-        const int times = kind_repeat(counts, kind, most, r->o->repeat);
+        const int times =
+            i < r->n_rehearsed ? 1 : kind_repeat(counts, kind, most, r->o->repeat);
         json_t *v = line_json(r, &r->kept[i]);
         char *line = json_dumps(v, JSON_COMPACT);
         for (int j = 0; j < times; j++) buf_printf(&text, "%s\n", line);

@@ -20,6 +20,12 @@ static const struct option_row grow_option_rows[] = {
      "check needs",
      JOB_ARG_BUILTIN_OR_PATH_LIST},
     {"n", OPT_INT, AT(n), "1000", 1, 1e6, "N", "questions of each family"},
+    {"rehearse", OPT_LIST, AT(rehearse), NULL, 0, 0, "LIST",
+     "questions of other tasks, as --prompts: the agents' most frequent answer is learned without a "
+     "check, so that the adapter keeps these skills",
+     JOB_ARG_BUILTIN_OR_PATH_LIST},
+    {"rehearse-n", OPT_INT, AT(rehearse_n), "100", 1, 1e6, "N",
+     "questions of each family of --rehearse"},
     {"check", OPT_STRING, AT(check), "question", 0, 0, "CHECK",
      "question, calculator, tests, regex:PATTERN, json-schema:FILE, sql:FILE, command:WORDS …",
      JOB_ARG_REWARD},
@@ -92,6 +98,8 @@ int grow_options_check(const struct grow_options *o, struct error *err) {
         return err->code;
     if ((o->compare.n || o->references.n) && !o->test)
         return error_set(err, ERR_USAGE, "--compare and --references need --test LIST");
+    if (o->test_retained && !o->test)
+        return error_set(err, ERR_USAGE, "--test-retained needs --test LIST");
     if (o->compare.n && !o->learn.train.max_steps)
         return error_set(err, ERR_USAGE,
                          "--compare needs --max-steps N, so that all learn with as many updates");
@@ -152,7 +160,8 @@ json_t *grow_plan(const struct grow_options *o, const struct grow_questions *q,
     const int64_t asked = o->per_round ? MIN(o->per_round, q->n) : q->n;
     const size_t model = model_loading_bytes(size), sampling = engine_least_bytes(c, &eo);
     return json_pack(
-        "{s:i,s:I,s:I,s:I,s:I,s:{s:I,s:I,s:I}}", "questions", q->n, "rounds", (json_int_t)o->rounds,
+        "{s:i,s:i,s:I,s:I,s:I,s:I,s:{s:I,s:I,s:I}}", "questions", q->n, "rehearsal", q->n_rehearsal,
+        "rounds", (json_int_t)o->rounds,
         "questions_per_round", (json_int_t)asked, "samples", (json_int_t)o->samples, "max_calls",
         (json_int_t)(asked * o->samples * o->rounds), "memory", "model", (json_int_t)model,
         "sampling", (json_int_t)sampling, "training", (json_int_t)learn.least);
@@ -379,8 +388,8 @@ static int result_write(const struct grow_run *r, const json_t *result, struct e
 
 static json_t *result_make(struct grow_run *r, struct error *err) {
     json_t *result = json_pack(
-        "{s:s,s:s,s:s,s:o,s:O,s:b,s:i,s:s,s:s*,s:o}", "run", r->id, "labels", r->o->labels, "check",
-        r->o->check, "agents", agents_json(r), "rounds", r->rounds, "published",
+        "{s:s,s:s,s:s,s:o,s:i,s:O,s:b,s:i,s:s,s:s*,s:o}", "run", r->id, "labels", r->o->labels,
+        "check", r->o->check, "agents", agents_json(r), "rehearsed", r->n_rehearsed, "rounds", r->rounds, "published",
         (int)grow_gate_publish(r), "best_round", r->best_round, "dir", r->o->learn.out, "hash",
         r->grown ? r->grown->hash : NULL, "manifest",
         manifest_json(r->env->m, json_object(), json_pack("{s:s}", "questions", r->q->hash),
@@ -398,6 +407,7 @@ static json_t *result_make(struct grow_run *r, struct error *err) {
 static int rounds_run(struct grow_run *r, struct error *err) {
     bool more = true;
     int rc = grow_gate_open(r, err);
+    if (rc == OK) rc = rehearsal_ask(r, err);
     for (int round = 1; rc == OK && more && round <= r->o->rounds; round++)
         rc = round_run(r, round, &more, err);
     if (rc == OK && grow_gate_publish(r)) rc = result_publish(r, err);
@@ -414,7 +424,7 @@ json_t *grow_run(const struct grow_env *env, const struct grow_options *o,
         kv_cache_dtype_parse(o->learn.train.kv_cache_dtype, env->m->cls, &r.kv, err) != OK)
         return NULL;
     memcpy(r.team, env->team, sizeof r.team);
-    r.state = xcalloc((size_t)MAX(q->n, 1), sizeof *r.state);
+    r.state = xcalloc((size_t)MAX(q->n + q->n_rehearsal, 1), sizeof *r.state);
     r.rounds = json_array();
     const int recorded = record_open(&r, &lock, err);
     int rc = recorded;

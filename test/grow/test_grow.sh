@@ -97,6 +97,31 @@ else bad "questions of a file" "$(tail -c 300 "$tmp/err")"; fi
 if grep -rq 'never shown' "$tmp/runs/files"; then bad "the answers of a file are not read as questions" "in the run's folder"
 else ok "the answers of a file are not read as questions"; fi
 
+# The team's votes on questions of other tasks are learned too, once each; they are in the run's name and hash.
+grow rehearse --prompts arithmetic --rehearse pick --rehearse-n 20 --n 60 --rounds 2 --held-out 0 --test arithmetic --test-n 20 \
+    --test-retained pick
+if [ $? -eq 0 ] && python3 - "$tmp/runs/rehearse" <<'END'
+import json, sys, pathlib
+at = pathlib.Path(sys.argv[1])
+result = json.load(open(at / "result.json"))
+for path in at.glob("round-*/kept.jsonl"):
+    sources = [json.loads(x)["source"] for x in open(path)]
+    rehearsed = [s for s in sources if s["kind"].startswith("pick")]
+    assert len(rehearsed) == result["rehearsed"] > 10 and all(s["round"] == 0 for s in rehearsed), rehearsed
+rows = {r["name"]: r for r in result["test"]["rows"]}
+assert 0 <= rows["grown"]["retained"] <= 1 and "retained" in rows["base"] and "retained" not in rows["base@4, votes"]
+END
+then ok "rehearsal"; else bad "rehearsal" "$(tail -c 300 "$tmp/err")"; fi
+if grep -q '^  grown .*, other tasks [0-9.]* %$' "$tmp/out"; then ok "the accuracy on other tasks"
+else bad "the accuracy on other tasks" "$(cat "$tmp/out")"; fi
+
+# A condition of the training that rejects the adapter of the first round.
+for i in 1 2 3 4; do printf '{"messages": [{"role": "user", "content": "q%d"}, {"role": "assistant", "content": "zebra %d x"}]}\n' $i $i
+done >"$tmp/kept.jsonl"
+grow rejected --prompts arithmetic --n 60 --rounds 2 --held-out 0 --retain-data "$tmp/kept.jsonl" --retain-tolerance 0
+if [ $? -eq 1 ] && grep -q 'learned from .* lines: rejected' "$tmp/out" && grep -q 'nothing is published' "$tmp/err" && [ ! -e "$tmp/rejected" ]
+then ok "a rejected first round"; else bad "a rejected first round" "$(cat "$tmp/out" "$tmp/err")"; fi
+
 # refused CODE TEXT OPTIONS…
 number=0
 refused() {
@@ -112,6 +137,7 @@ refused 2 'prompts LIST' --rounds 1
 refused 2 'is unknown; labels are' --prompts pick --labels teacher
 refused 2 'compare needs --max-steps' --prompts pick --test pick --compare votes --max-steps 0
 refused 2 'compare and --references need --test' --prompts pick --compare votes
+refused 2 'test-retained needs --test' --prompts pick --test-retained pick
 refused 2 'cannot select among samples\|needs the right answer' --prompts pick --n 20 --check exact
 printf '{"text": "no question"}\n' >"$tmp/wrong.jsonl"
 refused 1 "line 1: expected" --prompts "$tmp/wrong.jsonl"

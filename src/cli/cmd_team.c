@@ -1,6 +1,6 @@
 /*
- * cmd_team: `shoal team fit TEAM`: fits a router and the weights of a vote to the first answers of
- * a team's agents, and writes the fitted team. The report is printed before the team is refused or
+ * cmd_team: `shoal team fit TEAM`: fits a router, the weights of a vote and the sub-team that votes
+ * best to the first answers of a team's agents, and writes the fitted team. The report is printed before the team is refused or
  * written, so that a fit that gains nothing is seen.
  */
 #define _GNU_SOURCE
@@ -33,7 +33,8 @@ static const struct option_row rows[] = {
         "for "
         "routed.yaml); without --out, only the report"),
     ROW("decide", OPT_STRING, decide, "router", 0, 0, "NAME",
-        "decision of the fitted team: router, or weighted for the weighted vote"),
+        "decision of the fitted team: router, weighted for the weighted vote, or subteam for the vote "
+        "of the agents that vote best together"),
     ROW("accept", OPT_BOOL, accept, NULL, 0, 0, NULL,
         "write a team also if the cross-validation shows no gain"),
     ROW("seed", OPT_INT, seed, "1", 0, 9e15, "N", "seed of questions and samples"),
@@ -62,10 +63,10 @@ struct team_command {
 };
 
 static int decide_parse(const char *name, enum team_decision *out, struct error *err) {
-    static const char *const names[] = {"router", "weighted"};
+    static const char *const names[] = {"router", "weighted", "subteam"};
     for (int i = 0; i < (int)ARRAY_LEN(names); i++)
         if (strcmp(name, names[i]) == 0) return *out = (enum team_decision)i, OK;
-    return error_set(err, ERR_USAGE, "--decide '%s': there are router and weighted", name);
+    return error_set(err, ERR_USAGE, "--decide '%s': there are router, weighted and subteam", name);
 }
 
 /* The inputs of the fit. NULL: `err` is set. */
@@ -121,8 +122,9 @@ static int work_print(struct team_command *r, struct error *err) {
 /* `fit` becomes a part of the router's file. */
 static int team_save(const struct team_command *r, const struct team_fit *f, const json_t *fit,
                      struct error *err) {
-    const char *subject =
-        r->decide == TEAM_DECIDE_ROUTER ? translate("the router") : translate("the weighted vote");
+    const char *subject = r->decide == TEAM_DECIDE_ROUTER     ? translate("the router")
+                          : r->decide == TEAM_DECIDE_WEIGHTED ? translate("the weighted vote")
+                                                              : translate("the sub-team");
     if (!r->o->out) return OK;
     if (!f->better[r->decide] && !r->o->accept)
         return error_set(err, ERR_STATE,
@@ -208,13 +210,14 @@ static int run(const struct cli_options *c, const void *options, const struct st
 const struct cli_command cmd_team = {
     .name = "team",
     .args = "fit TEAM",
-    .summary = "fit a router, which chooses the agent that answers, and the weights of a vote",
+    .summary = "fit a router, the weights of a vote, and the agents that vote best together",
     .about =
         "The agents of a team file answer the questions of --tasks. A router learns which agent\n"
         "is right on which question, from the question's text alone: then one agent answers,\n"
         "and the others are not called. The weights of the vote are the log-odds of the agents'\n"
-        "accuracy. The report compares both with the best agent and the unweighted vote, by\n"
-        "5-fold cross-validation (McNemar's exact test, Holm's correction).\n"
+        "accuracy. The sub-team is the one, of all, whose unweighted vote is right most often. The\n"
+        "report compares all three with the best agent and the unweighted vote, by 5-fold\n"
+        "cross-validation (McNemar's exact test, Holm's correction).\n"
         "\n"
         "--out writes the team with its router, for 'shoal debate --team', 'shoal eval --team'\n"
         "and 'shoal serve --team'. It is refused if the cross-validation shows no gain over the\n"

@@ -787,15 +787,15 @@ void router_fit(const struct router_data *d, struct pool *pool, struct router_fi
 void router_fit_release(struct router_fit *f);
 
 /*
- * team_fit: a router and the weights of a vote for a team, fitted to its agents' first answers to
- * the questions of tasks, with a cross-validated report.
+ * team_fit: a router, the weights of a vote and the sub-team that votes best, fitted to the first
+ * answers of a team's agents to the questions of tasks, with a cross-validated report.
  *
  * The weight of an agent is the log-odds of its accuracy less that of a guess (Nitzan & Paroush
  * 1982, for errors that are spread evenly over the other choices), at least 0.
  */
 
 /* The decision of a written team. */
-enum team_decision { TEAM_DECIDE_ROUTER, TEAM_DECIDE_WEIGHTED };
+enum team_decision { TEAM_DECIDE_ROUTER, TEAM_DECIDE_WEIGHTED, TEAM_DECIDE_SUBTEAM };
 struct team_answers { /* the agents' first answers to the questions of tasks */
     const struct team *team;
     const struct eval_task *tasks; /* [n_tasks], borrowed */
@@ -806,12 +806,13 @@ struct team_answers { /* the agents' first answers to the questions of tasks */
 struct team_fit {
     struct router *router;
     double weight[TEAM_MAX];
-    bool better[2]; /* by enum team_decision: more right answers than the best agent, and the
-                       weighted vote also more than the unweighted one */
+    uint32_t subteam; /* bit k: agent k */
+    bool better[3]; /* by enum team_decision: more right answers than the best agent; weighted vote
+                       and sub-team also more than the unweighted vote of all */
     json_t *report; /* {n, folds, l2, fold_l2, vote, best, rows: [{name, kind, acc, lo, hi, calls}],
-                       all_wrong, agents: [{name, weight, routed}], tasks: [{name, n, acc: [of
+                       all_wrong, agents: [{name, weight, routed, subteam}], tasks: [{name, n, acc: [of
                        each row], contaminated}], comparisons: [{a, b, diff, lo, hi, p, p_holm}],
-                       better: {router, weighted}} */
+                       better: {router, weighted, subteam}} */
 };
 /* The caller calls team_answers_release also after an error. ERR_USAGE if the protocol has roles or
  * no answers in its first step. */

@@ -1,9 +1,11 @@
 /*
- * team_fit: measures the first answers of a team's agents, fits a router and the weights of a vote
- * to them, reports both under cross-validation, and writes the fitted team.
+ * team_fit: measures the first answers of a team's agents, fits a router, the weights of a vote and
+ * the sub-team that votes best to them, reports all under cross-validation, and writes the fitted
+ * team.
  *
  * The agents and the unweighted vote have no fitted values, so they are measured on all questions.
- * The router and the weights of a question's fold are fitted on the other folds. The best agent is
+ * The router, the weights and the sub-team of a question's fold are fitted on the other folds. Every
+ * sub-team is tried: its vote needs no further calls. The best agent is
  * the best on the measured questions, which favours it against the router.
  */
 #define _GNU_SOURCE
@@ -18,10 +20,10 @@
 
 enum { QUESTIONS_MIN = 50, QUESTIONS_MAX = 20000 };
 /* Rows of the report after those of the agents. */
-enum { ROW_VOTE, ROW_WEIGHTED, ROW_ROUTER, ROW_ORACLE, N_ROWS };
-static const char *const row_names[N_ROWS] = {"unweighted vote", "weighted vote", "router",
-                                              "oracle"};
-static const char *const row_kinds[N_ROWS] = {"vote", "weighted", "router", "oracle"};
+enum { ROW_VOTE, ROW_WEIGHTED, ROW_SUBTEAM, ROW_ROUTER, ROW_ORACLE, N_ROWS };
+static const char *const row_names[N_ROWS] = {"unweighted vote", "weighted vote", "sub-team",
+                                              "router", "oracle"};
+static const char *const row_kinds[N_ROWS] = {"vote", "weighted", "subteam", "router", "oracle"};
 
 /* answers */
 
@@ -82,6 +84,7 @@ struct fit_table {
     int *task, *item, *fold;                   /* [n] */
     uint8_t *right;                            /* [n_agents + N_ROWS][n] */
     double weight[ROUTER_FOLDS + 1][TEAM_MAX]; /* fitted without the fold; the last: on all */
+    uint32_t subteam[ROUTER_FOLDS + 1];        /* likewise; bit k: agent k */
 };
 
 static uint8_t *row_at(const struct fit_table *t, int row) {
@@ -158,20 +161,67 @@ static void weights_fit(struct fit_table *t, int fold) {
     }
 }
 
-static bool weighted_is_right(const struct fit_table *t, int i) {
+/* Whether a vote of the agents of `subteam` decides question i rightly. `weights`: NULL, or of the
+ * agents. */
+static bool vote_is_right(const struct fit_table *t, int i, const struct vote *vote,
+                          uint32_t subteam, const double *weights) {
     const struct debate *d = &t->a->debates[t->task[i]];
     const struct task_item *items = t->a->items[t->task[i]];
     struct agent_answer ballots[TEAM_MAX];
     int n = 0, item = t->item[i];
     for (int k = 0; k < t->n_agents; k++) {
         const struct agent_answer *x = &d->answers[(size_t)k * (size_t)d->n_items + (size_t)item];
-        if (x->choice < 0) continue;
+        if (x->choice < 0 || !(subteam >> k & 1)) continue;
         ballots[n] = *x;
-        ballots[n++].weight = (float)t->weight[t->fold[i]][k];
+        if (weights) ballots[n].weight = (float)weights[k];
+        n++;
     }
-    int choice =
-        n ? vote_decide(vote_find("weighted"), ballots, n, d->transcripts[item].n_candidates) : -1;
+    int choice = n ? vote_decide(vote, ballots, n, d->transcripts[item].n_candidates) : -1;
     return debate_answer_is_correct(d, items, item, choice);
+}
+
+/* Right votes of each sub-team, by fold. */
+struct subteams {
+    const struct fit_table *t;
+    const struct vote *vote;
+    int (*right)[ROUTER_FOLDS]; /* [1 << n_agents] */
+};
+
+static void subteams_count(void *ctx, int64_t begin, int64_t end, int thread) {
+    const struct subteams *s = ctx;
+    (void)thread;
+    for (int64_t mask = begin; mask < end; mask++)
+        for (int i = 0; i < s->t->n; i++)
+            s->right[mask][s->t->fold[i]] +=
+                vote_is_right(s->t, i, s->vote, (uint32_t)mask, NULL);
+}
+
+/* The sub-team with the most right votes outside of `fold`; of several the smallest. */
+static uint32_t subteam_best(const struct subteams *s, int fold) {
+    uint32_t best = 1;
+    int most = -1;
+    for (uint32_t mask = 1; mask < 1u << s->t->n_agents; mask++) {
+        int right = 0;
+        for (int f = 0; f < ROUTER_FOLDS; f++)
+            if (f != fold) right += s->right[mask][f];
+        if (right > most ||
+            (right == most && __builtin_popcount(mask) < __builtin_popcount(best))) {
+            best = mask;
+            most = right;
+        }
+    }
+    return best;
+}
+
+static void subteams_fit(struct fit_table *t, struct pool *pool) {
+    struct subteams s = {.t = t, .vote = first_answers(t->a->team, 1).vote};
+    s.right = xcalloc((size_t)1 << t->n_agents, sizeof *s.right);
+    pool_run(pool, subteams_count, &s, (int64_t)1 << t->n_agents, 1);
+    for (int fold = 0; fold <= ROUTER_FOLDS; fold++) t->subteam[fold] = subteam_best(&s, fold);
+    for (int i = 0; i < t->n; i++)
+        row_at(t, t->n_agents + ROW_SUBTEAM)[i] =
+            vote_is_right(t, i, s.vote, t->subteam[t->fold[i]], NULL);
+    free(s.right);
 }
 
 static int64_t row_right(const struct fit_table *t, int row, int task) {
@@ -197,12 +247,15 @@ static const char *row_name(const struct fit_table *t, int row) {
 static json_t *rows_json(const struct fit_table *t) {
     json_t *rows = json_array();
     for (int r = 0; r < t->n_agents + N_ROWS; r++) {
-        bool one_call = r < t->n_agents || r == t->n_agents + ROW_ROUTER;
+        int calls = r < t->n_agents || r == t->n_agents + ROW_ROUTER ? 1
+                    : r == t->n_agents + ROW_SUBTEAM
+                        ? __builtin_popcount(t->subteam[ROUTER_FOLDS])
+                        : t->n_agents;
         struct stats_interval ci = stats_wilson(row_right(t, r, -1), t->n);
         json_array_append_new(
             rows, json_pack("{s:s,s:s,s:f,s:f,s:f,s:i}", "name", row_name(t, r), "kind",
                             r < t->n_agents ? "solo" : row_kinds[r - t->n_agents], "acc", ci.value,
-                            "lo", ci.lo, "hi", ci.hi, "calls", one_call ? 1 : t->n_agents));
+                            "lo", ci.lo, "hi", ci.hi, "calls", calls));
     }
     return rows;
 }
@@ -223,13 +276,15 @@ static json_t *tasks_json(const struct fit_table *t) {
     return list;
 }
 
-/* Router and weighted vote against the best agent and the unweighted vote. */
+/* Router, weighted vote and sub-team against the best agent and the unweighted vote. */
 static json_t *comparisons_json(const struct fit_table *t) {
     const int vote = t->n_agents + ROW_VOTE, best = best_agent(t);
     const int pairs[][2] = {{t->n_agents + ROW_ROUTER, best},
                             {t->n_agents + ROW_ROUTER, vote},
                             {t->n_agents + ROW_WEIGHTED, best},
-                            {t->n_agents + ROW_WEIGHTED, vote}};
+                            {t->n_agents + ROW_WEIGHTED, vote},
+                            {t->n_agents + ROW_SUBTEAM, best},
+                            {t->n_agents + ROW_SUBTEAM, vote}};
     struct stats_pair v[ARRAY_LEN(pairs)];
     for (size_t i = 0; i < ARRAY_LEN(pairs); i++)
         v[i] = (struct stats_pair){row_name(t, pairs[i][0]), row_name(t, pairs[i][1]),
@@ -237,15 +292,17 @@ static json_t *comparisons_json(const struct fit_table *t) {
     return stats_pairs_json(v, ARRAY_LEN(pairs), t->n);
 }
 
-/* [{name, weight, routed}], routed: the share of the questions that the router gives the agent. */
+/* [{name, weight, routed, subteam}], routed: the share of the questions that the router gives the
+ * agent. */
 static json_t *agents_json(const struct fit_table *t, const struct router_fit *f) {
     json_t *list = json_array();
     for (int k = 0; k < t->n_agents; k++) {
         int routed = 0;
         for (int i = 0; i < t->n; i++) routed += f->route[i] == k;
-        json_array_append_new(list, json_pack("{s:s,s:f,s:f}", "name", t->a->team->v[k].name,
+        json_array_append_new(list, json_pack("{s:s,s:f,s:f,s:b}", "name", t->a->team->v[k].name,
                                               "weight", t->weight[ROUTER_FOLDS][k], "routed",
-                                              (double)routed / t->n));
+                                              (double)routed / t->n, "subteam",
+                                              (int)(t->subteam[ROUTER_FOLDS] >> k & 1)));
     }
     return list;
 }
@@ -255,13 +312,14 @@ static json_t *report_json(const struct fit_table *t, const struct router_fit *f
     json_t *fold_l2 = json_array();
     int64_t oracle = row_right(t, t->n_agents + ROW_ORACLE, -1);
     for (int i = 0; i < ROUTER_FOLDS; i++) json_array_append_new(fold_l2, json_real(f->fold_l2[i]));
-    return json_pack("{s:i,s:i,s:f,s:o,s:s,s:s,s:o,s:f,s:o,s:o,s:o,s:{s:b,s:b}}", "n", t->n,
+    return json_pack("{s:i,s:i,s:f,s:o,s:s,s:s,s:o,s:f,s:o,s:o,s:o,s:{s:b,s:b,s:b}}", "n", t->n,
                      "folds", ROUTER_FOLDS, "l2", fit->router->l2, "fold_l2", fold_l2, "vote",
                      first_answers(t->a->team, 1).vote->name, "best", row_name(t, best_agent(t)),
                      "rows", rows_json(t), "all_wrong", 1 - (double)oracle / t->n, "agents",
                      agents_json(t, f), "tasks", tasks_json(t), "comparisons", comparisons_json(t),
                      "better", "router", (int)fit->better[TEAM_DECIDE_ROUTER], "weighted",
-                     (int)fit->better[TEAM_DECIDE_WEIGHTED]);
+                     (int)fit->better[TEAM_DECIDE_WEIGHTED], "subteam",
+                     (int)fit->better[TEAM_DECIDE_SUBTEAM]);
 }
 
 /* fitting */
@@ -270,8 +328,10 @@ static void fit_decisions(struct fit_table *t, struct pool *pool, struct router_
     const struct router_data data = {t->questions, t->right, t->n, t->n_agents};
     for (int fold = 0; fold <= ROUTER_FOLDS; fold++) weights_fit(t, fold);
     router_fit(&data, pool, f);
+    subteams_fit(t, pool);
     for (int i = 0; i < t->n; i++) {
-        row_at(t, t->n_agents + ROW_WEIGHTED)[i] = weighted_is_right(t, i);
+        row_at(t, t->n_agents + ROW_WEIGHTED)[i] = vote_is_right(
+            t, i, vote_find("weighted"), UINT32_MAX, t->weight[t->fold[i]]);
         row_at(t, t->n_agents + ROW_ROUTER)[i] = row_at(t, f->route[i])[i];
     }
 }
@@ -294,9 +354,12 @@ int team_fit_run(const struct team_answers *a, struct pool *pool, struct team_fi
         out->weight[k] = t.weight[ROUTER_FOLDS][k];
     }
     int64_t best = row_right(&t, best_agent(&t), -1), vote = row_right(&t, t.n_agents, -1),
-            weighted = row_right(&t, t.n_agents + ROW_WEIGHTED, -1);
+            weighted = row_right(&t, t.n_agents + ROW_WEIGHTED, -1),
+            subteam = row_right(&t, t.n_agents + ROW_SUBTEAM, -1);
+    out->subteam = t.subteam[ROUTER_FOLDS];
     out->better[TEAM_DECIDE_ROUTER] = row_right(&t, t.n_agents + ROW_ROUTER, -1) > best;
     out->better[TEAM_DECIDE_WEIGHTED] = weighted > best && weighted > vote;
+    out->better[TEAM_DECIDE_SUBTEAM] = subteam > best && subteam > vote;
     out->report = report_json(&t, &f, out);
     router_fit_release(&f);
     table_release(&t);
@@ -340,7 +403,8 @@ void team_fit_print(const json_t *report, FILE *f) {
     size_t i;
     json_t *v;
     fprintf(f,
-            "first answers to %d questions; router and weights are cross-validated in %d folds\n",
+            "first answers to %d questions; router, weights and sub-team are cross-validated in %d "
+            "folds\n",
             (int)json_get_number(report, "n"), (int)json_get_number(report, "folds"));
     rows_print(report, f);
     fprintf(f,
@@ -349,14 +413,18 @@ void team_fit_print(const json_t *report, FILE *f) {
     json_array_foreach (json_object_get(report, "comparisons"), i, v) report_comparison_print(v, f);
     tasks_print(report, f);
     json_array_foreach (json_object_get(report, "agents"), i, v)
-        fprintf(f, "%s: %.1f %% of the questions by the router, weight %.3f in the vote\n",
+        fprintf(f, "%s: %.1f %% of the questions by the router, weight %.3f in the vote, %s\n",
                 json_get_string(v, "name"), 100 * json_get_number(v, "routed"),
-                json_get_number(v, "weight"));
+                json_get_number(v, "weight"),
+                json_is_true(json_object_get(v, "subteam")) ? "in the sub-team"
+                                                            : "not in the sub-team");
     if (!json_is_true(json_object_get(better, "router")))
         fprintf(f, "the router is not better than its best agent, '%s'\n",
                 json_get_string(report, "best"));
     if (!json_is_true(json_object_get(better, "weighted")))
         fprintf(f, "the weighted vote is not better than both the best agent and the vote\n");
+    if (!json_is_true(json_object_get(better, "subteam")))
+        fprintf(f, "the sub-team is not better than both the best agent and the vote\n");
 }
 
 /* files */
@@ -407,6 +475,9 @@ static void fitted_keys_set(json_t *root, const struct team_fit *f, const struct
         json_object_set_new(agent, "name", json_string(t->v[i].name));
         json_object_set_new(agent, "weight", json_real(f->weight[i]));
     }
+    for (int i = t->n - 1; decide == TEAM_DECIDE_SUBTEAM && i >= 0; i--)
+        if (!(f->subteam >> i & 1))
+            json_array_remove(json_object_get(root, "agents"), (size_t)i);
 }
 
 /* Appends "KEY: VALUE" lines. A value in JSON is one in YAML. */

@@ -56,7 +56,7 @@ says "no gain" 1 "gains nothing in the cross-validation" "$shoal" team fit team.
 check "a refused team is not written" [ ! -e none.yaml ]
 says "--accept" 0 "wrote 'none.yaml'" "$shoal" team fit team.yaml --model "$model" --tasks pick --n 60 --out none.yaml --accept
 says "no tasks" 2 "--tasks is missing" "$shoal" team fit team.yaml
-says "another decision" 2 "there are router and weighted" fit --decide majority
+says "another decision" 2 "there are router, weighted and subteam" fit --decide majority
 says "another verb" 2 "there is fit" "$shoal" team train team.yaml
 says "too few questions" 2 "50 to 20000 questions" "$shoal" team fit team.yaml --model "$model" --tasks pick --n 20
 printf 'protocol: panel\nagents: [{}, {}]\n' >panel.yaml
@@ -73,6 +73,18 @@ check "one agent answers a topic" [ "$(grep -o '"name":' out | wc -l)" = 1 ]
 check "the debate has a row of the router" grep -q '"name":"router","kind":"router"' out
 says "the weighted vote" 0 "first answers to 120" fit --decide weighted --accept --out weighted.yaml
 check "its file" grep -q '^vote: "weighted"' weighted.yaml
+sed '$a\  - {name: wrong, adapter: adapters/order, system: "zzz zzz zzz zzz"}' team.yaml >three.yaml
+"$shoal" team fit three.yaml --model "$model" --tasks pick,order --n 60 --decide subteam --accept --out small.yaml --json >out 2>log
+check "every sub-team is tried" python3 - out <<'END'
+import json, sys
+r = json.load(open(sys.argv[1]))
+rows = {row["kind"]: row for row in r["rows"]}
+size = sum(a["subteam"] for a in r["agents"])
+assert 1 <= size <= 3 and rows["subteam"]["calls"] == size, (size, rows)
+assert open("small.yaml").read().count("adapter:") == size
+assert r["better"]["subteam"] == (rows["subteam"]["acc"] > max(x["acc"] for x in r["rows"] if x["kind"] in ("solo", "vote")))
+END
+says "a sub-team debates" 0 "first-round vote" "$shoal" debate "$model" --team small.yaml --tasks pick --n 20 --samples 0 --credit none
 "$shoal" eval "$model" --tasks pick,order --n 60 --team routed.yaml weighted.yaml --json >out 2>log
 check "the fitted teams are candidates of eval" [ "$(grep -c '"kind":"team"' out)" = 4 ]
 grep '"task":"pick","adapter":"routed"' out >row

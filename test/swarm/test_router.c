@@ -256,13 +256,15 @@ static void test_corrupted(void **state) {
 
 /* teams */
 
-/* Answers a question with choices: agent k of kind k is right, which is choice 0. */
+/* Answers a question with choices: agent k is right on kind k only, agent a, b or c on all kinds but
+ * 0, 1 or 2, agent x on all, others on none. */
 static int script_ask(void *ctx, struct llm_call *calls, int n, struct error *e) {
     int *n_calls = ctx;
     (void)e;
     for (int i = 0; i < n; i++) {
-        bool knows = kind_of(calls[i].item->question) == calls[i].agent->name[0] - '0' ||
-                     calls[i].agent->name[0] == 'x';
+        const int kind = kind_of(calls[i].item->question), name = calls[i].agent->name[0];
+        bool knows = kind == name - '0' || name == 'x' ||
+                     (name >= 'a' && name <= 'c' && kind != name - 'a');
         calls[i].answer.choice = knows ? calls[i].item->correct : !calls[i].item->correct;
         calls[i].answer.prob[calls[i].answer.choice] = 0.6f;
         calls[i].text = xstrdup("well");
@@ -322,6 +324,35 @@ static double row_acc(const struct team_fit *f, const char *name) {
         if (strcmp(json_get_string(v, "name"), name) == 0) return json_get_number(v, "acc");
     fail_msg("no row '%s'", name);
     return 0;
+}
+
+/* Of two agents that are always wrong and three that are wrong on different thirds, the three vote
+ * without an error. Of equal sub-teams the smallest is chosen. */
+static void test_fitted_subteam(void **state) {
+    (void)state;
+    struct case_files c = files_open("agents:\n  - name: z\n  - name: a\n  - name: b\n"
+                                     "  - name: y\n  - name: c\n");
+    struct team t, small;
+    struct team_fit f;
+    fit_team(&c, &t, &f);
+    assert_true(f.better[TEAM_DECIDE_SUBTEAM] && f.subteam == 0x16);
+    assert_true(row_acc(&f, "sub-team") == 1 && row_acc(&f, "unweighted vote") == 0);
+    if (team_fit_write(&f, TEAM_DECIDE_SUBTEAM, &t, c.team, c.out, NULL, &err) != OK)
+        fail_msg("%s", err.text);
+    if (team_read(&small, c.out, &err) != OK) fail_msg("%s", err.text);
+    assert_true(small.n == 3 && !small.router);
+    assert_string_equal(small.v[0].name, "a");
+    assert_string_equal(small.v[2].name, "c");
+    team_release(&small);
+    team_release(&t);
+    team_fit_release(&f);
+    files_close(&c);
+    c = files_open("agents:\n  - name: a\n  - name: x\n  - name: b\n");
+    fit_team(&c, &t, &f);
+    assert_true(f.subteam == 2 && !f.better[TEAM_DECIDE_SUBTEAM]);
+    team_release(&t);
+    team_fit_release(&f);
+    files_close(&c);
 }
 
 /* The fitted team calls one agent for each question, which is the one that knows the answer. */
@@ -485,6 +516,7 @@ int main(void) {
         cmocka_unit_test(test_fit_is_the_minimum), cmocka_unit_test(test_same_bits),
         cmocka_unit_test(test_folds_are_left_out), cmocka_unit_test(test_round_trip),
         cmocka_unit_test(test_corrupted),          cmocka_unit_test(test_fitted_team),
+        cmocka_unit_test(test_fitted_subteam),
         cmocka_unit_test(test_debate_report),      cmocka_unit_test(test_no_gain),
         cmocka_unit_test(test_other_agents),       cmocka_unit_test(test_too_few_questions),
         cmocka_unit_test(test_weighted_vote),

@@ -214,7 +214,7 @@ int path_rename(const char *from, const char *to, struct error *err);
 bool path_exists(const char *path);
 bool path_is_dir(const char *path);
 char *path_join(const char *dir, const char *name); /* malloc'ed */
-const char *path_name(const char *path); /* the part after the last slash */
+const char *path_name(const char *path);            /* the part after the last slash */
 /* Whether a file's name ends with the extension, ".gguf", in any case, after at least one letter.
  */
 bool path_has_extension(const char *path, const char *extension);

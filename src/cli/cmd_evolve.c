@@ -173,7 +173,8 @@ static int run_recipe(const struct cli_options *c, const struct options *o, cons
     return rc;
 }
 
-/* Runs a command as if its words had been typed: those of `line`, separated by blanks, and `more`. */
+/* Runs a command as if its words had been typed: those of `line`, separated by blanks, and `more`.
+ */
 static int command_run(const struct cli_options *c, const struct cli_command *command,
                        const char *line, const struct strings *more, struct error *err) {
     struct option_row *command_rows = settings_command_rows(command);

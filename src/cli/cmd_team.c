@@ -1,7 +1,7 @@
 /*
  * cmd_team: `shoal team fit TEAM`: fits a router, the weights of a vote and the sub-team that votes
- * best to the first answers of a team's agents, and writes the fitted team. The report is printed before the team is refused or
- * written, so that a fit that gains nothing is seen.
+ * best to the first answers of a team's agents, and writes the fitted team. The report is printed
+ * before the team is refused or written, so that a fit that gains nothing is seen.
  */
 #define _GNU_SOURCE
 #include "cli/setup.h"
@@ -33,7 +33,8 @@ static const struct option_row rows[] = {
         "for "
         "routed.yaml); without --out, only the report"),
     ROW("decide", OPT_STRING, decide, "router", 0, 0, "NAME",
-        "decision of the fitted team: router, weighted for the weighted vote, or subteam for the vote "
+        "decision of the fitted team: router, weighted for the weighted vote, or subteam for the "
+        "vote "
         "of the agents that vote best together"),
     ROW("accept", OPT_BOOL, accept, NULL, 0, 0, NULL,
         "write a team also if the cross-validation shows no gain"),
@@ -215,7 +216,8 @@ const struct cli_command cmd_team = {
         "The agents of a team file answer the questions of --tasks. A router learns which agent\n"
         "is right on which question, from the question's text alone: then one agent answers,\n"
         "and the others are not called. The weights of the vote are the log-odds of the agents'\n"
-        "accuracy. The sub-team is the one, of all, whose unweighted vote is right most often. The\n"
+        "accuracy. The sub-team is the one, of all, whose unweighted vote is right most often. "
+        "The\n"
         "report compares all three with the best agent and the unweighted vote, by 5-fold\n"
         "cross-validation (McNemar's exact test, Holm's correction).\n"
         "\n"

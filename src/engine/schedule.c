@@ -15,8 +15,8 @@
 
 enum {
     OLDEST_SHARE = 4, /* the oldest prompt gets at least one row of OLDEST_SHARE */
-    IDLE_ROWS = 128,  /* limit while no request decodes: IDLE_ROWS, or IDLE_FACTOR times the limit */
-    IDLE_FACTOR = 4,  /* while one decodes; see docs/SPEED.md, "Long prompts" */
+    IDLE_ROWS = 128, /* limit while no request decodes: IDLE_ROWS, or IDLE_FACTOR times the limit */
+    IDLE_FACTOR = 4, /* while one decodes; see docs/SPEED.md, "Long prompts" */
 };
 
 /* True if the last row of the current phase needs logits. */

@@ -4,8 +4,8 @@
  * Rows are accuracies of generated answers: the base model, each agent, samples of the team and of
  * its best agent with and without the check, the grown adapter, and adapters that further runs grow
  * from the same questions with as many updates: from votes instead of the check, by the best agent
- * alone, from the right answers. The best agent is the one with the most right answers on these questions,
- * which favours it. The check belongs to the task: rows of the best agent have it too.
+ * alone, from the right answers. The best agent is the one with the most right answers on these
+ * questions, which favours it. The check belongs to the task: rows of the best agent have it too.
  *
  * Three comparisons are named before the run: the grown adapter with the best agent; the team with
  * the check with samples of the best agent without it, at least as many tokens; the adapter of the
@@ -234,7 +234,8 @@ static double all_wrong(const struct comparison *c) {
     return (double)wrong / (double)MAX(c->n, 1);
 }
 
-/* The test split of families, or lines of files with their answers: *items [*n], borrowed from q. */
+/* The test split of families, or lines of files with their answers: *items [*n], borrowed from q.
+ */
 static int items_open(const struct comparison *c, char *list, bool checked,
                       struct grow_questions *q, struct task_item **items, int *n,
                       struct error *err) {

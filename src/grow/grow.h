@@ -94,11 +94,11 @@ int grow_memory_check(const struct grow_options *o, const struct grow_questions 
 /*
  * Runs, or continues, and publishes. The result, which the caller frees:
  *
- * {run, check, agents, rehearsed, rounds: [round], published, dir, hash, best_round, cost}; a round is {round,
- * questions, passed, coverage, pass_at: [share of the questions with a passing answer among the
- * first k samples], kinds: [{kind, questions, passed, kept, repeated}], agents: [{name, samples,
- * passed, kept}], kept, lines, accepted, gate, right (of kept answers, where the right one is
- * known), check, cost, adapter: {dir, hash, published, why, …}}. With o->test also test: {n,
+ * {run, check, agents, rehearsed, rounds: [round], published, dir, hash, best_round, cost}; a round
+ * is {round, questions, passed, coverage, pass_at: [share of the questions with a passing answer
+ * among the first k samples], kinds: [{kind, questions, passed, kept, repeated}], agents: [{name,
+ * samples, passed, kept}], kept, lines, accepted, gate, right (of kept answers, where the right one
+ * is known), check, cost, adapter: {dir, hash, published, why, …}}. With o->test also test: {n,
  * all_wrong, rows:
  * [{name, acc, lo, hi, calls, prefilled, generated}], comparisons: [{a, b, diff, lo, hi, p,
  * p_holm}], arms: {NAME: result of a further run}}.

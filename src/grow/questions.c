@@ -139,9 +139,8 @@ static int list_open(struct grow_questions *q, const struct strings *list,
                      struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < list->n; i++)
-        rc = path_exists(list->v[i])
-                 ? file_open(q, list->v[i], err)
-                 : families_open(q, list->v[i], o, n, split, checked, err);
+        rc = path_exists(list->v[i]) ? file_open(q, list->v[i], err)
+                                     : families_open(q, list->v[i], o, n, split, checked, err);
     return rc;
 }
 

@@ -316,8 +316,7 @@ int round_write(const struct grow_run *r, const char *dir, int *lines, json_t *r
     }
     for (int i = 0; i < r->n_kept; i++) {
         const char *kind = r->q->v[r->kept[i].question].kind;
-        const int times =
-            i < r->n_rehearsed ? 1 : kind_repeat(counts, kind, most, r->o->repeat);
+        const int times = i < r->n_rehearsed ? 1 : kind_repeat(counts, kind, most, r->o->repeat);
         json_t *v = line_json(r, &r->kept[i]);
         char *line = json_dumps(v, JSON_COMPACT);
         for (int j = 0; j < times; j++) buf_printf(&text, "%s\n", line);

@@ -21,7 +21,8 @@ static const struct option_row grow_option_rows[] = {
      JOB_ARG_BUILTIN_OR_PATH_LIST},
     {"n", OPT_INT, AT(n), "1000", 1, 1e6, "N", "questions of each family"},
     {"rehearse", OPT_LIST, AT(rehearse), NULL, 0, 0, "LIST",
-     "questions of other tasks, as --prompts: the agents' most frequent answer is learned without a "
+     "questions of other tasks, as --prompts: the agents' most frequent answer is learned without "
+     "a "
      "check, so that the adapter keeps these skills",
      JOB_ARG_BUILTIN_OR_PATH_LIST},
     {"rehearse-n", OPT_INT, AT(rehearse_n), "100", 1, 1e6, "N",
@@ -159,12 +160,12 @@ json_t *grow_plan(const struct grow_options *o, const struct grow_questions *q,
         return NULL;
     const int64_t asked = o->per_round ? MIN(o->per_round, q->n) : q->n;
     const size_t model = model_loading_bytes(size), sampling = engine_least_bytes(c, &eo);
-    return json_pack(
-        "{s:i,s:i,s:I,s:I,s:I,s:I,s:{s:I,s:I,s:I}}", "questions", q->n, "rehearsal", q->n_rehearsal,
-        "rounds", (json_int_t)o->rounds,
-        "questions_per_round", (json_int_t)asked, "samples", (json_int_t)o->samples, "max_calls",
-        (json_int_t)(asked * o->samples * o->rounds), "memory", "model", (json_int_t)model,
-        "sampling", (json_int_t)sampling, "training", (json_int_t)learn.least);
+    return json_pack("{s:i,s:i,s:I,s:I,s:I,s:I,s:{s:I,s:I,s:I}}", "questions", q->n, "rehearsal",
+                     q->n_rehearsal, "rounds", (json_int_t)o->rounds, "questions_per_round",
+                     (json_int_t)asked, "samples", (json_int_t)o->samples, "max_calls",
+                     (json_int_t)(asked * o->samples * o->rounds), "memory", "model",
+                     (json_int_t)model, "sampling", (json_int_t)sampling, "training",
+                     (json_int_t)learn.least);
 }
 
 /* rounds */
@@ -389,9 +390,9 @@ static int result_write(const struct grow_run *r, const json_t *result, struct e
 static json_t *result_make(struct grow_run *r, struct error *err) {
     json_t *result = json_pack(
         "{s:s,s:s,s:s,s:o,s:i,s:O,s:b,s:i,s:s,s:s*,s:o}", "run", r->id, "labels", r->o->labels,
-        "check", r->o->check, "agents", agents_json(r), "rehearsed", r->n_rehearsed, "rounds", r->rounds, "published",
-        (int)grow_gate_publish(r), "best_round", r->best_round, "dir", r->o->learn.out, "hash",
-        r->grown ? r->grown->hash : NULL, "manifest",
+        "check", r->o->check, "agents", agents_json(r), "rehearsed", r->n_rehearsed, "rounds",
+        r->rounds, "published", (int)grow_gate_publish(r), "best_round", r->best_round, "dir",
+        r->o->learn.out, "hash", r->grown ? r->grown->hash : NULL, "manifest",
         manifest_json(r->env->m, json_object(), json_pack("{s:s}", "questions", r->q->hash),
                       (uint64_t)r->o->learn.train.seed));
     if (r->gate.n > 0)

@@ -155,8 +155,7 @@ INLINE __m512i tile_row_join(const struct tile_rows *r, int i, int64_t e, int64_
         const __mmask32 both = _mm512_kunpackw(high & r->mask[i], low & r->mask[i]);
         return _mm512_maskz_loadu_epi16(both, (const uint16_t *)r->row[i] + e);
     }
-    return bf16_join(tile_row_load(r, i, e, low, type),
-                     tile_row_load(r, i, e + PANEL, high, type));
+    return bf16_join(tile_row_load(r, i, e, low, type), tile_row_load(r, i, e + PANEL, high, type));
 }
 
 /* Elements e … e + 15 of rows i and i + 1 as 16 pairs of bf16. */

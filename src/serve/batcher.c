@@ -274,7 +274,9 @@ static void embed_task_run(struct batcher *b) {
 }
 
 /* Products compute whole tiles of 16 rows. */
-static int32_t prompt_rows_whole(int32_t limit) { return limit / PROMPT_ROWS_MIN * PROMPT_ROWS_MIN; }
+static int32_t prompt_rows_whole(int32_t limit) {
+    return limit / PROMPT_ROWS_MIN * PROMPT_ROWS_MIN;
+}
 
 int32_t prompt_rows_adapt(int32_t limit, int32_t rows, double seconds, double goal) {
     if (seconds > goal) return MAX(PROMPT_ROWS_MIN, (int32_t)(rows * goal / seconds));

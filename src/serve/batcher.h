@@ -74,7 +74,8 @@ void batcher_set_step_seconds(struct batcher *b, double seconds);
 /* The limit on prompt rows for the next step, after a step with `rows` prompt rows under `limit`
  * that took `seconds`: fewer rows after a step that was too long; after one in which the limit,
  * rounded down to a multiple of PROMPT_ROWS_MIN, was reached, slowly more, or twice as many if it
- * took less than half of the goal. At least PROMPT_ROWS_MIN; PROMPT_ROWS_START before the first step. */
+ * took less than half of the goal. At least PROMPT_ROWS_MIN; PROMPT_ROWS_START before the first
+ * step. */
 enum { PROMPT_ROWS_MIN = 16, PROMPT_ROWS_START = 64 };
 int32_t prompt_rows_adapt(int32_t limit, int32_t rows, double seconds, double goal);
 /* Sets the function that the batcher's thread calls after every step. Call this before any

@@ -13,7 +13,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_BASELINES = 5, CONTRIBUTION_SAMPLES = 200, SAMPLING_SEEDS = 8 };
+enum { MAX_BASELINES = 6, CONTRIBUTION_SAMPLES = 200, SAMPLING_SEEDS = 8 };
 
 static json_t *interval_json(struct stats_interval v) {
     return json_pack("[f,f,f]", v.value, v.lo, v.hi);
@@ -180,12 +180,43 @@ static int64_t coalition_calls(const struct report_builder *m) {
     return calls;
 }
 
+/* The team without its adapters. Returns whether an agent lost one; *prompted: whether agents still
+ * differ from the base model, by a system prompt. */
+static bool team_without_adapters(const struct report_builder *m, struct agent bare[TEAM_MAX],
+                                  bool *prompted) {
+    bool lost = false;
+    *prompted = false;
+    for (int i = 0; i < m->n_agents; i++) {
+        bare[i] = m->team[i];
+        lost |= bare[i].adapter || bare[i].n_mix;
+        *prompted |= bare[i].system && *bare[i].system;
+        bare[i].adapter = NULL;
+        bare[i].mix = NULL;
+        bare[i].n_mix = 0;
+    }
+    return lost;
+}
+
+/* Whether the rows without adapters are measured: not for split evidence, of which one agent sees
+ * only a part. */
+static bool base_is_measured(const struct report_builder *m) {
+    return m->report_options->base && m->n_items > 0 && !m->items[0].n_views;
+}
+
+static int64_t expected_base_calls(const struct report_builder *m, int64_t debate_calls) {
+    struct agent bare[TEAM_MAX];
+    bool prompted;
+    if (!base_is_measured(m) || !team_without_adapters(m, bare, &prompted)) return 0;
+    return m->n_items + (prompted ? debate_calls : 0);
+}
+
 /* The calls that the report will probably make. */
 static int64_t expected_calls(const struct report_builder *m) {
     int64_t debate_calls = debate_max_calls(m->team, m->n_agents, m->items, m->n_items, m->o);
     bool splits = m->n_items > 0 && m->items[0].n_views;
-    return debate_calls + (splits ? m->n_items : 0) + expected_sample_calls(m, debate_calls) +
-           coalition_calls(m) + sample_tuning_calls(m->report_options->n_tuning) +
+    return debate_calls + expected_base_calls(m, debate_calls) + (splits ? m->n_items : 0) +
+           expected_sample_calls(m, debate_calls) + coalition_calls(m) +
+           sample_tuning_calls(m->report_options->n_tuning) +
            (m->report_options->check
                 ? checked_report_max_calls(m->n_items, m->report_options->check_samples)
                 : 0);
@@ -211,6 +242,33 @@ static int baseline_full_evidence(struct report_builder *m, struct progress *p, 
     }
     debate_release(&d);
     free(full_items);
+    return rc;
+}
+
+/* What the adapters add: the base model, which answers once, and, if the agents have system
+ * prompts, a debate of the same team without adapters. Greedy answers of several base models
+ * without prompts would be equal. */
+static int baseline_without_adapters(struct report_builder *m, struct progress *p,
+                                     struct error *err) {
+    struct agent bare[TEAM_MAX];
+    const struct agent base = {.name = "base"};
+    struct debate_options once = *m->o;
+    struct debate d;
+    bool prompted;
+    if (!base_is_measured(m) || !team_without_adapters(m, bare, &prompted)) return OK;
+    once.rounds = 1;
+    once.workflow = NULL; // a protocol may need more agents
+    int rc = debate_run(m->llm_client, &base, 1, m->items, m->n_items, &once, &d, p, err);
+    if (rc == OK) row_add(m, "base", "base", d.first_correct, cost_of(&d, 1, -1));
+    debate_release(&d);
+    if (rc != OK || !prompted) return rc;
+    rc = debate_run(m->llm_client, bare, m->n_agents, m->items, m->n_items, m->o, &d, p, err);
+    if (rc == OK) {
+        row_add(m, "debate without adapters", "prompted", d.decision_correct,
+                cost_of(&d, d.rounds, -1));
+        baseline_add(m, "debate without adapters", d.decision_correct);
+    }
+    debate_release(&d);
     return rc;
 }
 
@@ -492,6 +550,7 @@ static int report_fill(struct report_builder *m, json_t *r, struct progress *p, 
     int rc = OK;
     result_rows_add(m, r);
     if (m->n_items > 0 && m->items[0].n_views) rc = baseline_full_evidence(m, p, err);
+    if (rc == OK) rc = baseline_without_adapters(m, p, err);
     if (rc == OK) rc = sample_temperature_tune(m, r, p, err);
     if (rc == OK && samples_are_taken(m)) rc = baseline_self_consistency(m, p, curve, err);
     if (rc == OK) rc = checked_report_add(m, r, p, err);

@@ -50,6 +50,9 @@ const struct option_row debate_request_rows[] = {
         "the protocol's)"),
     ROW("samples", OPT_INT, samples, "32", 0, 256, "N",
         "--tasks: maximum samples of self-consistency; 0: none"),
+    ROW("base", OPT_BOOL, base, "true", 0, 0, NULL,
+        "--tasks: also measure the base model and, if agents have system prompts, the team without "
+        "adapters"),
     ROW("sample-temperature", OPT_STRING, sample_temperature, "0.7", 0, 0, "X",
         "temperature of the samples of --samples and --check; auto: the best one of the best agent "
         "on N other questions, of the dev split",
@@ -262,6 +265,7 @@ json_t *debate_request_run_task(const struct debate_request *r, const struct llm
     const struct check_model model = check_questioner_as_model(&questioner);
     struct debate_report_options needs = {.name = task->name,
                                           .samples = (int)r->samples,
+                                          .base = r->base,
                                           .max_tokens = o.max_tokens ? o.max_tokens : SAMPLE_TOKENS,
                                           .credit_debate = strcmp(r->credit, "debate") == 0,
                                           .credit_none = strcmp(r->credit, "none") == 0,

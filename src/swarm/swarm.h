@@ -219,7 +219,8 @@ void self_consistency_vote(const struct self_consistency *s, const struct task_i
 void self_consistency_release(struct self_consistency *s);
 
 /* Rows of reports: {name, kind, acc, lo, hi, calls, prefilled, generated}, with Wilson's interval,
- * and perhaps "retained", the accuracy on questions of other tasks; and comparisons of rows (stats_pairs_json), a line each. */
+ * and perhaps "retained", the accuracy on questions of other tasks; and comparisons of rows
+ * (stats_pairs_json), a line each. */
 struct report_cost {
     int64_t calls, prefilled, generated;
 };
@@ -810,9 +811,9 @@ struct team_fit {
     bool better[3]; /* by enum team_decision: more right answers than the best agent; weighted vote
                        and sub-team also more than the unweighted vote of all */
     json_t *report; /* {n, folds, l2, fold_l2, vote, best, rows: [{name, kind, acc, lo, hi, calls}],
-                       all_wrong, agents: [{name, weight, routed, subteam}], tasks: [{name, n, acc: [of
-                       each row], contaminated}], comparisons: [{a, b, diff, lo, hi, p, p_holm}],
-                       better: {router, weighted, subteam}} */
+                       all_wrong, agents: [{name, weight, routed, subteam}], tasks: [{name, n, acc:
+                       [of each row], contaminated}], comparisons: [{a, b, diff, lo, hi, p,
+                       p_holm}], better: {router, weighted, subteam}} */
 };
 /* The caller calls team_answers_release also after an error. ERR_USAGE if the protocol has roles or
  * no answers in its first step. */
@@ -845,7 +846,7 @@ struct debate_request { /* filled from debate_request_rows */
     char *sample_temperature, *tune_data;
     int64_t rounds, n, shots, max_tokens, samples, check_samples, passes, seed;
     double temperature, seconds;
-    bool chain_of_thought, free_answers, check_sandbox;
+    bool chain_of_thought, free_answers, check_sandbox, base;
 };
 extern const struct option_row debate_request_rows[];
 /* Overrides options of a team with those that the request sets, and checks `credit`. */
@@ -916,6 +917,7 @@ struct debate_report_options {
     const struct task_item *tuning_items;
     int n_tuning;
     const struct grader *tuning_grader; /* as debate_options.grader */
+    bool base; /* also rows without adapters: of the base model and of prompted agents */
     /* The game of the contributions: credit_debate: debates of all coalitions; credit_none: no
      * contributions; neither: the first-round vote. */
     bool credit_debate, credit_none;

@@ -4,9 +4,9 @@
  * team.
  *
  * The agents and the unweighted vote have no fitted values, so they are measured on all questions.
- * The router, the weights and the sub-team of a question's fold are fitted on the other folds. Every
- * sub-team is tried: its vote needs no further calls. The best agent is
- * the best on the measured questions, which favours it against the router.
+ * The router, the weights and the sub-team of a question's fold are fitted on the other folds.
+ * Every sub-team is tried: its vote needs no further calls. The best agent is the best on the
+ * measured questions, which favours it against the router.
  */
 #define _GNU_SOURCE
 #include "swarm/internal.h"
@@ -192,8 +192,7 @@ static void subteams_count(void *ctx, int64_t begin, int64_t end, int thread) {
     (void)thread;
     for (int64_t mask = begin; mask < end; mask++)
         for (int i = 0; i < s->t->n; i++)
-            s->right[mask][s->t->fold[i]] +=
-                vote_is_right(s->t, i, s->vote, (uint32_t)mask, NULL);
+            s->right[mask][s->t->fold[i]] += vote_is_right(s->t, i, s->vote, (uint32_t)mask, NULL);
 }
 
 /* The sub-team with the most right votes outside of `fold`; of several the smallest. */
@@ -248,14 +247,13 @@ static json_t *rows_json(const struct fit_table *t) {
     json_t *rows = json_array();
     for (int r = 0; r < t->n_agents + N_ROWS; r++) {
         int calls = r < t->n_agents || r == t->n_agents + ROW_ROUTER ? 1
-                    : r == t->n_agents + ROW_SUBTEAM
-                        ? __builtin_popcount(t->subteam[ROUTER_FOLDS])
-                        : t->n_agents;
+                    : r == t->n_agents + ROW_SUBTEAM ? __builtin_popcount(t->subteam[ROUTER_FOLDS])
+                                                     : t->n_agents;
         struct stats_interval ci = stats_wilson(row_right(t, r, -1), t->n);
-        json_array_append_new(
-            rows, json_pack("{s:s,s:s,s:f,s:f,s:f,s:i}", "name", row_name(t, r), "kind",
-                            r < t->n_agents ? "solo" : row_kinds[r - t->n_agents], "acc", ci.value,
-                            "lo", ci.lo, "hi", ci.hi, "calls", calls));
+        json_array_append_new(rows,
+                              json_pack("{s:s,s:s,s:f,s:f,s:f,s:i}", "name", row_name(t, r), "kind",
+                                        r < t->n_agents ? "solo" : row_kinds[r - t->n_agents],
+                                        "acc", ci.value, "lo", ci.lo, "hi", ci.hi, "calls", calls));
     }
     return rows;
 }
@@ -279,12 +277,9 @@ static json_t *tasks_json(const struct fit_table *t) {
 /* Router, weighted vote and sub-team against the best agent and the unweighted vote. */
 static json_t *comparisons_json(const struct fit_table *t) {
     const int vote = t->n_agents + ROW_VOTE, best = best_agent(t);
-    const int pairs[][2] = {{t->n_agents + ROW_ROUTER, best},
-                            {t->n_agents + ROW_ROUTER, vote},
-                            {t->n_agents + ROW_WEIGHTED, best},
-                            {t->n_agents + ROW_WEIGHTED, vote},
-                            {t->n_agents + ROW_SUBTEAM, best},
-                            {t->n_agents + ROW_SUBTEAM, vote}};
+    const int pairs[][2] = {{t->n_agents + ROW_ROUTER, best},   {t->n_agents + ROW_ROUTER, vote},
+                            {t->n_agents + ROW_WEIGHTED, best}, {t->n_agents + ROW_WEIGHTED, vote},
+                            {t->n_agents + ROW_SUBTEAM, best},  {t->n_agents + ROW_SUBTEAM, vote}};
     struct stats_pair v[ARRAY_LEN(pairs)];
     for (size_t i = 0; i < ARRAY_LEN(pairs); i++)
         v[i] = (struct stats_pair){row_name(t, pairs[i][0]), row_name(t, pairs[i][1]),
@@ -330,8 +325,8 @@ static void fit_decisions(struct fit_table *t, struct pool *pool, struct router_
     router_fit(&data, pool, f);
     subteams_fit(t, pool);
     for (int i = 0; i < t->n; i++) {
-        row_at(t, t->n_agents + ROW_WEIGHTED)[i] = vote_is_right(
-            t, i, vote_find("weighted"), UINT32_MAX, t->weight[t->fold[i]]);
+        row_at(t, t->n_agents + ROW_WEIGHTED)[i] =
+            vote_is_right(t, i, vote_find("weighted"), UINT32_MAX, t->weight[t->fold[i]]);
         row_at(t, t->n_agents + ROW_ROUTER)[i] = row_at(t, f->route[i])[i];
     }
 }
@@ -476,8 +471,7 @@ static void fitted_keys_set(json_t *root, const struct team_fit *f, const struct
         json_object_set_new(agent, "weight", json_real(f->weight[i]));
     }
     for (int i = t->n - 1; decide == TEAM_DECIDE_SUBTEAM && i >= 0; i--)
-        if (!(f->subteam >> i & 1))
-            json_array_remove(json_object_get(root, "agents"), (size_t)i);
+        if (!(f->subteam >> i & 1)) json_array_remove(json_object_get(root, "agents"), (size_t)i);
 }
 
 /* Appends "KEY: VALUE" lines. A value in JSON is one in YAML. */

@@ -133,8 +133,10 @@ estimate "the estimate of eval that generates" eval "$model" --tasks pick --n 30
 "$shoal" eval "$model" --tasks pick --n 30 --chain-of-thought --json >"$tmp/out" 2>"$tmp/err"
 same "prompt tokens of eval that generates" "$prompt" "$(sums prefilled)"
 most "generated tokens of eval" "$generated" "$(sums generated)"
-estimate "the estimate of debate" debate "$model" --tasks pick --n 20 --agents a b --samples 0 --credit none
-"$shoal" debate "$model" --tasks pick --n 20 --agents a b --samples 0 --credit none --json --store "$tmp/calls.db" 2>"$tmp/err" |
+estimate "the estimate of debate with its base model" debate "$model" --tasks pick --n 20 --agents a b --samples 0 --credit none
+same "requests of debate with its base model" "$requests" 100
+estimate "the estimate of debate" debate "$model" --tasks pick --n 20 --agents a b --samples 0 --credit none --no-base
+"$shoal" debate "$model" --tasks pick --n 20 --agents a b --samples 0 --credit none --no-base --json --store "$tmp/calls.db" 2>"$tmp/err" |
     sed 's/.*"cost":{\([^}]*\)}.*/\1/' >"$tmp/out"
 same "requests of debate" "$requests" "$(sums calls)"
 most "prompt tokens of debate" "$prompt" "$(sums prefilled)"

@@ -84,6 +84,13 @@ assert 1 <= size <= 3 and rows["subteam"]["calls"] == size, (size, rows)
 assert open("small.yaml").read().count("adapter:") == size
 assert r["better"]["subteam"] == (rows["subteam"]["acc"] > max(x["acc"] for x in r["rows"] if x["kind"] in ("solo", "vote")))
 END
+# What the adapters add: the base model, and the same team without adapters if it has system prompts.
+base() { "$shoal" debate "$model" --team "$1" --tasks pick --n 20 --samples 0 --credit none --json ${2:-} >out 2>log; grep -o '"kind":"[a-z]*"' out | sort | tr -d '\n'; }
+check "a debate has a row of the base model" [ "$(base team.yaml)" = '"kind":"base""kind":"debate""kind":"oracle""kind":"solo""kind":"solo""kind":"vote"' ]
+base three.yaml >rows
+check "and one of the prompted base model" grep -q '"kind":"base".*"kind":"prompted"' rows
+base three.yaml --no-base >rows
+check "--no-base" [ -z "$(grep -e base -e prompted rows)" ]
 says "a sub-team debates" 0 "first-round vote" "$shoal" debate "$model" --team small.yaml --tasks pick --n 20 --samples 0 --credit none
 "$shoal" eval "$model" --tasks pick,order --n 60 --team routed.yaml weighted.yaml --json >out 2>log
 check "the fitted teams are candidates of eval" [ "$(grep -c '"kind":"team"' out)" = 4 ]

@@ -379,7 +379,9 @@ EMULATE_INT(_mm512_and_si512, 16, u, a.u[l] & b.u[l])
 EMULATE_INT(_mm512_or_si512, 16, u, a.u[l] | b.u[l])
 EMULATE_INT(_mm512_xor_si512, 16, u, a.u[l] ^ b.u[l])
 
-EMULATED __mmask32 _mm512_kunpackw(__mmask32 a, __mmask32 b) { return a << 16 | (b & 0xFFFF); }
+EMULATED __mmask32 _mm512_kunpackw(__mmask32 a, __mmask32 b) {
+    return a << 16 | (b & 0xFFFF);
+}
 
 EMULATED __m256i _mm512_cvtneps_pbh(__m512 a) {
     __m256i r;

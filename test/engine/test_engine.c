@@ -798,8 +798,8 @@ static void short_prompts_do_not_wait(void **state) {
     model_close(m);
 }
 
-/* A step in which no request decodes is limited as well: to 128 prompt rows, or four times the limit
- * of the other steps. */
+/* A step in which no request decodes is limited as well: to 128 prompt rows, or four times the
+ * limit of the other steps. */
 static void idle_steps_are_limited(void **state) {
     enum { N = 10, N_PROMPT = 60 };
     (void)state;

@@ -256,15 +256,15 @@ static void test_corrupted(void **state) {
 
 /* teams */
 
-/* Answers a question with choices: agent k is right on kind k only, agent a, b or c on all kinds but
- * 0, 1 or 2, agent x on all, others on none. */
+/* Answers a question with choices: agent k is right on kind k only, agent a, b or c on all kinds
+ * but 0, 1 or 2, agent x on all, others on none. */
 static int script_ask(void *ctx, struct llm_call *calls, int n, struct error *e) {
     int *n_calls = ctx;
     (void)e;
     for (int i = 0; i < n; i++) {
         const int kind = kind_of(calls[i].item->question), name = calls[i].agent->name[0];
-        bool knows = kind == name - '0' || name == 'x' ||
-                     (name >= 'a' && name <= 'c' && kind != name - 'a');
+        bool knows =
+            kind == name - '0' || name == 'x' || (name >= 'a' && name <= 'c' && kind != name - 'a');
         calls[i].answer.choice = knows ? calls[i].item->correct : !calls[i].item->correct;
         calls[i].answer.prob[calls[i].answer.choice] = 0.6f;
         calls[i].text = xstrdup("well");
@@ -512,13 +512,19 @@ static void test_weighted_vote(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_features),           cmocka_unit_test(test_separable),
-        cmocka_unit_test(test_fit_is_the_minimum), cmocka_unit_test(test_same_bits),
-        cmocka_unit_test(test_folds_are_left_out), cmocka_unit_test(test_round_trip),
-        cmocka_unit_test(test_corrupted),          cmocka_unit_test(test_fitted_team),
+        cmocka_unit_test(test_features),
+        cmocka_unit_test(test_separable),
+        cmocka_unit_test(test_fit_is_the_minimum),
+        cmocka_unit_test(test_same_bits),
+        cmocka_unit_test(test_folds_are_left_out),
+        cmocka_unit_test(test_round_trip),
+        cmocka_unit_test(test_corrupted),
+        cmocka_unit_test(test_fitted_team),
         cmocka_unit_test(test_fitted_subteam),
-        cmocka_unit_test(test_debate_report),      cmocka_unit_test(test_no_gain),
-        cmocka_unit_test(test_other_agents),       cmocka_unit_test(test_too_few_questions),
+        cmocka_unit_test(test_debate_report),
+        cmocka_unit_test(test_no_gain),
+        cmocka_unit_test(test_other_agents),
+        cmocka_unit_test(test_too_few_questions),
         cmocka_unit_test(test_weighted_vote),
     };
     return cmocka_run_group_tests(tests, questions_init, questions_free);

@@ -76,7 +76,7 @@ def main():
             rows.setdefault("best agent" if name == best else name, []).append(value)
             if name == best:
                 rows.setdefault(name, []).append(value)
-    print(f"# What a grown adapter gains (`sh scripts/results-grow.sh`)\n")
+    print(f"# What a grown adapter gains (`make results-grow`)\n")
     first = {k: statistics.mean(v) for k, v in rows.items() if len(v) == len(seeds)}
     print(f"One adapter that learned from answers its three teachers proposed and a check selected is right on {first['grown']:.1f} % of unseen questions; "
           f"the best teacher is right on {first['best agent']:.1f} %.\n")

@@ -30,12 +30,10 @@ static const struct option_row rows[] = {
         "few-shot examples, from the task's dev or train file"),
     ROW("out", OPT_STRING, out, NULL, 0, 0, "FILE",
         "write the fitted team to this file, and its router to a second one (routed.router.json "
-        "for "
-        "routed.yaml); without --out, only the report"),
+        "for routed.yaml); without --out, only the report"),
     ROW("decide", OPT_STRING, decide, "router", 0, 0, "NAME",
         "decision of the fitted team: router, weighted for the weighted vote, or subteam for the "
-        "vote "
-        "of the agents that vote best together"),
+        "vote of the agents that vote best together"),
     ROW("accept", OPT_BOOL, accept, NULL, 0, 0, NULL,
         "write a team also if the cross-validation shows no gain"),
     ROW("seed", OPT_INT, seed, "1", 0, 9e15, "N", "seed of questions and samples"),
@@ -217,8 +215,7 @@ const struct cli_command cmd_team = {
         "is right on which question, from the question's text alone: then one agent answers,\n"
         "and the others are not called. The weights of the vote are the log-odds of the agents'\n"
         "accuracy. The sub-team is the one, of all, whose unweighted vote is right most often. "
-        "The\n"
-        "report compares all three with the best agent and the unweighted vote, by 5-fold\n"
+        "The\nreport compares all three with the best agent and the unweighted vote, by 5-fold\n"
         "cross-validation (McNemar's exact test, Holm's correction).\n"
         "\n"
         "--out writes the team with its router, for 'shoal debate --team', 'shoal eval --team'\n"

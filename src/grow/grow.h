@@ -99,9 +99,8 @@ int grow_memory_check(const struct grow_options *o, const struct grow_questions 
  * among the first k samples], kinds: [{kind, questions, passed, kept, repeated}], agents: [{name,
  * samples, passed, kept}], kept, lines, accepted, gate, right (of kept answers, where the right one
  * is known), check, cost, adapter: {dir, hash, published, why, …}}. With o->test also test: {n,
- * all_wrong, rows:
- * [{name, acc, lo, hi, calls, prefilled, generated}], comparisons: [{a, b, diff, lo, hi, p,
- * p_holm}], arms: {NAME: result of a further run}}.
+ * all_wrong, rows (report_row_add), comparisons (stats_pairs_json), arms: {NAME: result of a
+ * further run}}.
  */
 json_t *grow_run(const struct grow_env *env, const struct grow_options *o,
                  const struct grow_questions *q, struct error *err);

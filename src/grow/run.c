@@ -21,9 +21,8 @@ static const struct option_row grow_option_rows[] = {
      JOB_ARG_BUILTIN_OR_PATH_LIST},
     {"n", OPT_INT, AT(n), "1000", 1, 1e6, "N", "questions of each family"},
     {"rehearse", OPT_LIST, AT(rehearse), NULL, 0, 0, "LIST",
-     "questions of other tasks, as --prompts: the agents' most frequent answer is learned without "
-     "a "
-     "check, so that the adapter keeps these skills",
+     "questions of other tasks, as --prompts: the agents' most frequent answer is learned "
+     "without a check, so that the adapter keeps these skills",
      JOB_ARG_BUILTIN_OR_PATH_LIST},
     {"rehearse-n", OPT_INT, AT(rehearse_n), "100", 1, 1e6, "N",
      "questions of each family of --rehearse"},

@@ -1,0 +1,125 @@
+#!/bin/sh
+# results-specialists: writes docs/results/specialists.md: whether adapters of one family each can be bred, without data, into
+# one adapter for all families.
+#
+# For each of SEEDS (10) seeds: one founder per family (LINES conversations of it, rank 8, one start), then every method from
+# the same founders with at most FLOPS floating-point operations, each as a run METHOD-sSEED in WORK/runs; a router, which
+# keeps all founders; and one adapter trained on all their data, as the reference. Finished runs are skipped, interrupted
+# ones are continued. In the exact class the same commands give the same digits on every processor.
+# FAMILIES, METHODS, N (test questions, 2000), JOBS (2 seeds at once, one thread each), WORK and SHOAL may be set.
+set -eu
+script=$(basename "$0")
+cd "$(dirname "$0")/.."
+shoal="${SHOAL:-$PWD/build/shoal}" work="${WORK:-build/results-specialists}" n="${N:-2000}" seeds="${SEEDS:-10}"
+families="${FAMILIES:-arithmetic order route pick deduction}" methods="${METHODS-breed cma soup ties}"
+lines="${LINES_EACH:-400}" flops="${FLOPS:-3e12}"
+case $work in /*) ;; *) work="$PWD/$work" ;; esac
+runs="$work/runs"
+
+# recipe METHOD: the founders are trained in the run "founder", and opened from it in the others.
+recipe() {
+    echo "model: models/fry"
+    echo "seed: $seed"
+    echo "personas:"
+    for family in $families; do
+        case $1 in
+        founder) echo "  - $family=$at/$family.jsonl" ;;
+        *) echo "  - $family=$runs/founder-s$seed/adapters/gen_0/$family" ;;
+        esac
+    done
+    [ "$1" != joint ] || echo "  - joint=$at/joint"
+    cat <<END
+tasks: [$(echo "$families" | tr ' ' ',')]
+rounds: 0
+chain_of_thought: false
+curve: false
+test_items: $n
+save: best
+kv_cache_dtype: f32
+train: {r: 8, lr: 0.004, bsz: 8, grad_accum: 1, epochs: 2, lora_dropout: 0}
+fitness: {items: 400, metric: probability, performance: 1, cooperation: 0, novelty: 0}
+END
+    limit="max_flops: $flops, generations: 1000"
+    case $1 in
+    founder | joint) echo "evolve: {search: none}" ;;
+    soup) echo "evolve: {search: merge, merge_operator: delta}" ;;
+    ties) echo "evolve: {search: merge, merge_operator: delta_ties}" ;;
+    cma) echo "evolve: {search: coefficients, $limit}" && echo "search: {searcher: cma, sigma: 0.1}" ;;
+    breed) echo "evolve: {search: breed, $limit, population: 10, elites: 1, rank: 16, crossovers: [delta, delta_ties, delta_dare]}" ;;
+    esac
+}
+
+run() { # METHOD
+    id="$1-s$seed"
+    [ ! -f "$runs/$id/result.json" ] || return 0
+    recipe "$1" >"$at/$1.yaml"
+    echo "$id" >&2
+    "$shoal" resume "$id" --runs "$runs" --exact --quiet --threads 1 >/dev/null 2>&1 ||
+        "$shoal" evolve "$at/$1.yaml" --runs "$runs" --id "$id" --exact --quiet --threads 1 >/dev/null
+}
+
+# One adapter trained on the data of all founders, with as many updates as they have together.
+joint() {
+    for family in $families; do cat "$at/$family.jsonl"; done >"$at/joint.jsonl"
+    [ -s "$at/joint/adapter_model.safetensors" ] ||
+        "$shoal" train models/fry --exact --quiet --threads 1 --data "$at/joint.jsonl" --out "$at/joint" --r 8 --lr 4e-3 --bsz 8 \
+            --grad-accum 1 --epochs 2 --lora-dropout 0 --seed "$seed" --runs "$at/train" >/dev/null
+    run joint
+}
+
+# A router of the founders, fitted on other questions.
+router() {
+    [ ! -s "$at/router.json" ] || return 0
+    {
+        echo "chain-of-thought: false"
+        echo "agents:"
+        for family in $families; do echo "  - {name: $family, adapter: $runs/founder-s$seed/adapters/gen_0/$family}"; done
+    } >"$at/team.yaml"
+    list=$(echo "$families" | tr ' ' ',')
+    "$shoal" team fit "$at/team.yaml" --exact --quiet --threads 1 --tasks "$list" --n 400 --seed "$seed" --out "$at/routed.yaml" \
+        --store "$at/calls.db" >/dev/null
+    "$shoal" eval models/fry --exact --quiet --threads 1 --json --tasks "$list" --n $((n / $(echo "$families" | wc -w))) \
+        --seed "$seed" --team "$at/routed.yaml" --store "$at/calls.db" >"$at/router.tmp"
+    mv "$at/router.tmp" "$at/router.json"
+}
+
+if [ "${1:-}" = --seed ]; then
+    seed=$2 at="$work/$2"
+    mkdir -p "$at" "$runs"
+    for family in $families; do
+        [ -s "$at/$family.jsonl" ] ||
+            "$shoal" model data --quiet --tasks "$family" --n "$lines" --seed "$seed" "$at/$family.jsonl"
+    done
+    run founder
+    for method in $methods; do run "$method"; done
+    joint
+    router
+    exit
+fi
+mkdir -p "$work" docs/results
+seq 1 "$seeds" | xargs -P "${JOBS:-2}" -n 1 sh "scripts/$script" --seed
+{
+    cat <<END
+# Specialists bred into a generalist (\`make results-specialists\`)
+
+Each founder learned $lines conversations of one of: $families. The methods get these adapters, no data, and at most $flops FLOPs; *founder* is the best of them, *joint* one
+adapter trained on the data of all. $n test questions of all families per seed, $seeds seeds, exact class. Intervals are 95 % intervals over the seeds. Retention: points gained or lost
+against the best founder.
+
+END
+    # shellcheck disable=SC2086
+    "$shoal" runs --runs "$runs" --compare $methods founder joint --base founder | sed 's/^/    /'
+    echo
+    python3 - "$work" "$seeds" <<'END'
+import json, statistics, sys
+work, seeds = sys.argv[1], int(sys.argv[2])
+values = []
+for seed in range(1, seeds + 1):
+    rows = [json.loads(line) for line in open(f"{work}/{seed}/router.json")]
+    routed = [r for r in rows if r.get("kind") == "team"]
+    values.append(100 * statistics.mean(r["acc"] for r in routed))
+print(f"A router (`shoal team fit`), which keeps all founders and calls one: {statistics.mean(values):.1f} % right.")
+END
+} >"$work/page.md"
+cp "$work/page.md" docs/results/specialists.md
+echo "wrote docs/results/specialists.md"

@@ -163,8 +163,10 @@ gives recipe.strategies generations new/runs/again-e
 for r in rules map flags; do gives world.$r last_hash new/$r.jsonl; done
 for e in tasks:eval working:working shots:shots team:team; do gives "eval.${e%:*}" calls "new/${e#*:}.db"; done
 same eval.items "$(numbers new/items.jsonl)"
+export SHOAL_DEBATE_BASE=false # version 0.1 did not ask the base model
 for d in team:debate judge:judge agents:agents; do gives "debate.${d%:*}" calls "new/${d#*:}.db"; done
 gives alias.debate calls new/adapters.db
+unset SHOAL_DEBATE_BASE
 for a in ask:ask alias.ask:iter ask.path:path ask.protocol:protocol ask.slots:slots; do gives "${a%:*}" calls "new/${a#*:}.db"; done
 for r in batch choices regex; do gives run.$r calls new/$r.db; done
 gives run.schema calls new/json.db

@@ -717,11 +717,11 @@ END
     for f in du revise-on-error-tail mad legacy; do
         "$shoal" debate --show-protocol $f >"$tmp/mine.yaml"
         for p in $f "$tmp/mine.yaml"; do
-            "$shoal" debate test/models/fry-1 --agents base "$tmp/t1" base --personas a b c --tasks sort --n 3 --samples 0 --protocol "$p" --store "$tmp/flow.db" >"$tmp/out.${p##*/}" 2>"$tmp/err"
+            "$shoal" debate test/models/fry-1 --agents base "$tmp/t1" base --personas a b c --tasks sort --n 3 --samples 0 --no-base --protocol "$p" --store "$tmp/flow.db" >"$tmp/out.${p##*/}" 2>"$tmp/err"
         done
         same "a copy of $f debates as it does" "$tmp/out.$f" "$tmp/out.mine.yaml"
     done
-    "$shoal" debate test/models/fry-1 --agents base "$tmp/t1" base --personas a b c --tasks sort --n 3 --samples 0 --protocol test/cases/graph-du.yaml --store "$tmp/flow.db" >"$tmp/out" 2>"$tmp/err"
+    "$shoal" debate test/models/fry-1 --agents base "$tmp/t1" base --personas a b c --tasks sort --n 3 --samples 0 --no-base --protocol test/cases/graph-du.yaml --store "$tmp/flow.db" >"$tmp/out" 2>"$tmp/err"
     same "another graph for du debates as it does" "$tmp/out.du" "$tmp/out"
     holds "equal workflows make equal calls" "27 of 27 calls were in the store" "$tmp/err"
     # ---- teams

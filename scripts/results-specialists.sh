@@ -2,7 +2,7 @@
 # results-specialists: writes docs/results/specialists.md: whether adapters of one family each can be bred, without data, into
 # one adapter for all families.
 #
-# For each of SEEDS (10) seeds: one founder per family (LINES conversations of it, rank 8, one start), then every method from
+# For each of SEEDS (10) seeds: one founder per family (LINES_EACH conversations of it, rank 8, one start), then every method from
 # the same founders with at most FLOPS floating-point operations, each as a run METHOD-sSEED in WORK/runs; a router, which
 # keeps all founders; and one adapter trained on all their data, as the reference. Finished runs are skipped, interrupted
 # ones are continued. In the exact class the same commands give the same digits on every processor.

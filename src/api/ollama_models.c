@@ -433,7 +433,7 @@ static int adapters_by_name(const json_t *named, json_t *list, struct error *err
     const json_t *v;
     int rc = OK;
     json_object_foreach ((json_t *)(uintptr_t)named, name, v) {
-        const char *slash = strrchr(name, '/'), *file = slash ? slash + 1 : name;
+        const char *file = path_name(name);
         bool peft = strcmp(file, "adapter_config.json") == 0 ||
                     strcmp(file, "adapter_model.safetensors") == 0;
         if (!json_is_string(v) || (peft && !digest_hash(json_string_value(v)))) {

@@ -18,9 +18,8 @@
 static bool is_for_base(const struct server *s, const char *config) {
     struct error err;
     json_t *v = json_parse_file(config, &err);
-    const char *base = json_get_string(v, "base_model_name_or_path"), *slash = strrchr(base, '/');
-    bool matches =
-        *base && (strcmp(base, s->path) == 0 || strcmp(slash ? slash + 1 : base, s->name) == 0);
+    const char *base = json_get_string(v, "base_model_name_or_path");
+    bool matches = *base && (strcmp(base, s->path) == 0 || strcmp(path_name(base), s->name) == 0);
     for (int i = 0; i < s->options->names.n; i++)
         matches |= strcmp(base, s->options->names.v[i]) == 0;
     json_decref(v);

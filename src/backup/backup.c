@@ -586,7 +586,7 @@ static bool is_token(const char *path, const struct stat *st) {
 static int path_back_up(struct backup_run *run, const struct backup_root *r, const char *path,
                         int depth, struct error *err) {
     char *full = *path ? path_join(r->path, path) : xstrdup(r->path);
-    const char *slash = strrchr(path, '/'), *name = slash ? slash + 1 : path;
+    const char *name = path_name(path);
     struct stat st;
     struct backup_entry *e;
     int rc = OK;

@@ -198,7 +198,7 @@ static char *path_resolve(const char *path, struct error *err) {
     bool absent = errno == ENOENT;
     char *plain = xstrdup(path);
     for (size_t n = strlen(plain); n > 1 && plain[n - 1] == '/';) plain[--n] = 0;
-    const char *slash = strrchr(plain, '/'), *name = slash ? slash + 1 : plain;
+    const char *name = path_name(plain);
     char *parent = parent_of(plain), *parent_real = NULL;
     if (absent && strcmp(name, ".") != 0 && strcmp(name, "..") != 0)
         parent_real = path_resolve(parent, err);

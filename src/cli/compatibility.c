@@ -101,7 +101,8 @@ static const struct foreign_word world_words[] = {
     {"NUM_RULE_AGENTS", NULL, NULL, VALUE_NONE, rule_agents},
     {"RENDER_INTERVAL", NULL, NULL, VALUE_NONE, live_view},
     {"SHOW_GRID", NULL, NULL, VALUE_NONE, live_view},
-    {"CONTEXT_SIZE", NULL, NULL, VALUE_NONE, "a prompt has at most as many tokens as the model's context"},
+    {"CONTEXT_SIZE", NULL, NULL, VALUE_NONE,
+     "a prompt has at most as many tokens as the model's context"},
     {"OPENAI_API_KEY", NULL, NULL, VALUE_NONE, "models run in Shoal itself, without a key"},
     {"DOWNLOAD_MODEL", NULL, NULL, VALUE_NONE,
      "a document of that program; 'shoal pull' downloads models"},
@@ -414,7 +415,7 @@ static int launcher_words(int argc, char **argv) {
 /* The command of a line whose first word is its name; *n is the number of words of the name. */
 static const struct foreign_command *command_find(int argc, char **argv, int *n) {
     if (argc < 1) return NULL;
-    const char *slash = strrchr(argv[0], '/'), *base = slash ? slash + 1 : argv[0];
+    const char *base = path_name(argv[0]);
     size_t len = strlen(base) - (path_has_extension(base, ".py") ? 3 : 0);
     for (size_t i = 0; i < ARRAY_LEN(commands); i++) {
         const char *name = commands[i].name;

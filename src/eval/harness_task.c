@@ -624,8 +624,8 @@ int harness_task_open(struct harness_task *h, const struct yaml *y, const char *
     *h = (struct harness_task){.keys = json_object(), .places = json_object()};
     if (file_merge(h, y, 0, err) != OK) return err->code;
     nulls_remove(h->keys);
-    const char *name = key_text(h, "task"), *slash = strrchr(y->path, '/');
-    h->name = xstrdup(name ? name : slash ? slash + 1 : y->path);
+    const char *name = key_text(h, "task");
+    h->name = xstrdup(name ? name : path_name(y->path));
     if (keys_check(h, err) != OK) return err->code;
     h->target_delimiter = key_get(h, "target_delimiter") ? key_text(h, "target_delimiter") : " ";
     h->fewshot_delimiter =

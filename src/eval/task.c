@@ -343,8 +343,7 @@ static int subject_find_or_add(struct eval_task *b, const char *name) {
 
 /* ".../high_school_physics_test.csv" → "high_school_physics". */
 static char *subject_from_path(const char *path) {
-    const char *slash = strrchr(path, '/');
-    char *name = xstrdup(slash ? slash + 1 : path), *dot = strchr(name, '.'), *last;
+    char *name = xstrdup(path_name(path)), *dot = strchr(name, '.'), *last;
     if (dot) *dot = 0;
     last = strrchr(name, '_');
     if (last &&
@@ -1007,8 +1006,7 @@ static int file_task_read(struct eval_task *b, const char *path, const struct ev
 
 /* "dir/set.jsonl" → "set". */
 static char *name_from_path(const char *path) {
-    const char *slash = strrchr(path, '/');
-    char *name = xstrdup(slash ? slash + 1 : path), *dot = strrchr(name, '.');
+    char *name = xstrdup(path_name(path)), *dot = strrchr(name, '.');
     if (dot && dot > name) *dot = 0;
     return name;
 }

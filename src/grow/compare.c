@@ -103,7 +103,7 @@ static int agents_measure(struct comparison *c, struct progress *p, struct error
     bool has_base = false;
     int rc = OK;
     for (int a = 0; rc == OK && a < r->env->n_agents; a++) {
-        has_base |= !r->env->team[a].adapter;
+        has_base |= !agent_has_adapter(&r->env->team[a]);
         rc = agent_measure(c, r->env->team[a].name, &r->env->team[a], p, err);
         if (rc == OK &&
             count_right(c->rows[a].right, c->n) > count_right(c->rows[c->best].right, c->n))

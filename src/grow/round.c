@@ -188,6 +188,24 @@ static void check_report(const struct answering *a, json_t *report) {
                                   (json_int_t)a->questioner.generated, "seconds", cost.seconds));
 }
 
+/* Samples answers to the questions `places` [n]. The caller calls answering_close and
+ * checked_samples_release, also after an error. */
+static int questions_sample(const struct grow_run *r, struct answering *a, const char *title,
+                            const int *places, int n, const struct sampling_plan *plan,
+                            struct checked_samples *s, struct error *err) {
+    struct progress p;
+    struct task_item *items = xcalloc((size_t)MAX(n, 1), sizeof *items);
+    for (int i = 0; i < n; i++) items[i] = r->q->v[places[i]].item; // borrowed
+    *s = (struct checked_samples){0};
+    progress_start(&p, title, (int64_t)n * plan->samples);
+    int rc = answering_open(a, r, r->q, err);
+    if (rc == OK) rc = answers_sample(a, r->team, r->n_agents, items, n, plan, s, &p, err);
+    if (rc == OK) p.total = p.done; // questions end with their passes
+    progress_finish(&p, NULL);
+    free(items);
+    return rc;
+}
+
 /* Samples answers to the questions `places` [n] and keeps some of them. */
 static int proposals_run(struct grow_run *r, int round, const int *places, int n, json_t *report,
                          struct error *err) {
@@ -196,51 +214,39 @@ static int proposals_run(struct grow_run *r, int round, const int *places, int n
                                        .checked = r->labels == LABELS_CHECK,
                                        .round = (uint64_t)round};
     struct answering a;
-    struct checked_samples s = {0};
-    struct progress p;
-    struct task_item *items = xcalloc((size_t)MAX(n, 1), sizeof *items);
-    for (int i = 0; i < n; i++) items[i] = r->q->v[places[i]].item; // borrowed
+    struct checked_samples s;
     char *title = xasprintf("round %d, proposals", round);
-    progress_start(&p, title, (int64_t)n * plan.samples);
-    int rc = answering_open(&a, r, r->q, err);
-    if (rc == OK) rc = answers_sample(&a, r->team, r->n_agents, items, n, &plan, &s, &p, err);
+    int rc = questions_sample(r, &a, title, places, n, &plan, &s, err);
     if (rc == OK) {
         for (int i = 0; i < n; i++) r->state[places[i]].asked = true;
         samples_keep(r, &a, round, &s, places, report);
         if (a.check) check_report(&a, report);
-        p.total = p.done; // questions end with their passes
     }
-    progress_finish(&p, NULL);
     checked_samples_release(&s);
     answering_close(&a);
     free(title);
-    free(items);
     return rc;
 }
 
 int rehearsal_ask(struct grow_run *r, struct error *err) {
     const struct sampling_plan plan = {.samples = r->n_agents}; // each agent's greedy answer
     struct answering a;
-    struct checked_samples s = {0};
-    struct progress p;
+    struct checked_samples s;
     const int n = r->q->n_rehearsal;
     if (n == 0) return OK;
-    struct task_item *items = xcalloc((size_t)n, sizeof *items);
-    for (int i = 0; i < n; i++) items[i] = r->q->v[r->q->n + i].item; // borrowed
-    progress_start(&p, "rehearsal", (int64_t)n * plan.samples);
-    int rc = answering_open(&a, r, r->q, err);
-    if (rc == OK) rc = answers_sample(&a, r->team, r->n_agents, items, n, &plan, &s, &p, err);
-    progress_finish(&p, NULL);
+    int *places = xcalloc((size_t)n, sizeof *places);
+    for (int i = 0; i < n; i++) places[i] = r->q->n + i;
+    int rc = questions_sample(r, &a, "rehearsal", places, n, &plan, &s, err);
     for (int i = 0; rc == OK && i < n; i++) {
         const struct checked_sample *v = s.v + (int64_t)i * s.max_samples;
         const int best = checked_samples_decide(&s, i, s.n[i], false);
         if (best < 0 || v[best].generated >= r->o->max_tokens) continue; // it may be cut off
-        answer_keep(r, r->q->n + i, 0, best, &r->team[best], v[best].text);
+        answer_keep(r, places[i], 0, best, &r->team[best], v[best].text);
     }
     r->n_rehearsed = r->n_kept;
     checked_samples_release(&s);
     answering_close(&a);
-    free(items);
+    free(places);
     return rc;
 }
 

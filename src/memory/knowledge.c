@@ -338,7 +338,7 @@ struct source_file {
  * without its suffix. */
 static int document_add(struct source_file *s, const char *title, const char *text, size_t len,
                         struct error *err) {
-    const char *slash = strrchr(s->path, '/'), *name = slash ? slash + 1 : s->path;
+    const char *name = path_name(s->path);
     const char *dot = strrchr(name, '.');
     char *chunk_title = *title ? strndup(title, utf8_prefix_len(title, strlen(title), TITLE_CHARS))
                                : strndup(name, dot ? (size_t)(dot - name) : strlen(name));

@@ -188,7 +188,7 @@ static bool team_without_adapters(const struct report_builder *m, struct agent b
     *prompted = false;
     for (int i = 0; i < m->n_agents; i++) {
         bare[i] = m->team[i];
-        lost |= bare[i].adapter || bare[i].n_mix;
+        lost |= agent_has_adapter(&bare[i]);
         *prompted |= bare[i].system && *bare[i].system;
         bare[i].adapter = NULL;
         bare[i].mix = NULL;

@@ -28,6 +28,10 @@ struct agent {
     int32_t max_tokens; /* above 0: replaces the node's limit, unless the run sets a limit */
     float weight;       /* ballots count this much in the vote `weighted` */
 };
+/* Whether it is more than the base model with a prompt. */
+static inline bool agent_has_adapter(const struct agent *a) {
+    return a->adapter || a->n_mix > 0;
+}
 struct agent_answer {
     int32_t choice;               /* index of an item's choice or of a candidate; -1: none */
     float prob[EVAL_MAX_CHOICES]; /* probability of each choice; a free answer sets only its own */

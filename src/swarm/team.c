@@ -217,7 +217,7 @@ static int top_level_read(struct team *t, const struct yaml *y, const struct tea
     free(path);
     if (!w) return error_add_location(y, "protocol", err);
     team_set_workflow(t, w);
-    const char *slash = strrchr(y->path, '/'), *file = slash ? slash + 1 : y->path;
+    const char *file = path_name(y->path);
     t->name = o->name ? xstrdup(o->name) : strndup(file, strcspn(file, "."));
     t->description = xstrdup(o->about);
     t->options.chain_of_thought = o->chain_of_thought;

@@ -517,7 +517,6 @@ static int router_write(const struct router *r, const char *path, const json_t *
 
 static int team_write(const struct team_fit *f, enum team_decision decide, const struct team *t,
                       const char *path, const char *out, const char *router, struct error *err) {
-    const char *slash = strrchr(router, '/');
     char *from = folder_real(path), *to = folder_real(out);
     struct buf text = {0};
     struct yaml y;
@@ -528,7 +527,7 @@ static int team_write(const struct team_fit *f, enum team_decision decide, const
         for (int i = 0; moved && i < t->n; i++)
             json_object_set_new(json_array_get(json_object_get(y.root, "agents"), (size_t)i),
                                 "adapter", adapters_absolute(t, i));
-        fitted_keys_set(y.root, f, t, decide, slash ? slash + 1 : router);
+        fitted_keys_set(y.root, f, t, decide, path_name(router));
         team_yaml(y.root, &text);
         rc = file_write(out, text.data, text.len, err);
         yaml_release(&y);

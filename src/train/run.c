@@ -164,7 +164,7 @@ static int gated_job_open(struct recorded_run *r, struct gated_job *t, const str
 
 char *run_id_make(const char *kind, const char *out, const json_t *recipe) {
     char *text = json_canonical(recipe), *path = path_absolute(out), slug[25] = "";
-    const char *name = strrchr(path, '/') ? strrchr(path, '/') + 1 : path;
+    const char *name = path_name(path);
     struct sha256 h;
     char hash[HASH_LEN];
     size_t n = 0;

@@ -1,5 +1,5 @@
 #!/bin/sh
-# results-grow: writes docs/results/grow.md: what a grown adapter gains over its teachers, by seeds.
+# results-grow: writes docs/results/grow.md and a part of docs/RESULTS.md: what a grown adapter gains over its teachers, by seeds.
 #
 # Trains three personas for each of SEEDS (10) seeds, and grows an adapter from unlabelled questions: by the team with the
 # check, by the best agent with the check, from votes, and from the right answers, with as many updates; questions of
@@ -30,6 +30,5 @@ if [ "${1:-}" = --seed ]; then
 fi
 mkdir -p "$work" docs/results
 seq 1 "$seeds" | xargs -P "${JOBS:-2}" -n 1 sh "scripts/$script" --seed
-python3 scripts/results_grow.py "$work" "$families" "$n" "$test_n" "$other" >"$work/page.md"
-cp "$work/page.md" docs/results/grow.md
-echo "wrote docs/results/grow.md"
+python3 scripts/results_grow.py "$work" "$families" "$n" "$test_n" "$other" >"$work/part.md"
+sh scripts/results-part.sh "Growing" <"$work/part.md"

@@ -1,58 +1,80 @@
 #!/bin/sh
-# results-swarm: writes docs/RESULTS.md's part on debates, from models/fry and this file only.
+# results-swarm: writes docs/results/debates.md and a part of docs/RESULTS.md: what votes, debates, samples and checks of a team gain.
 #
-# Trains three personas, a critic and a talker (minutes), then runs N (10000) questions of every family. Calls are
-# stored in $WORK/calls.db, so that an interrupted run continues. In the exact class the same commands give the same
-# digits on every processor. N, WORK (build/results-swarm) and SHOAL may be set.
+# For each of SEEDS (10) seeds: three personas, then N (500) test questions of every family, generated answers: each agent, votes,
+# debate, self-consistency with a tuned temperature, samples with a check; then agents that learned second turns of debates, and
+# agents that learned the same labels directly; then split evidence. Runs JOBS (2) seeds at once, each with one thread. Calls are
+# stored in WORK (build/results-swarm), so that an interrupted command continues. In the exact class the same commands give the
+# same digits on every processor. LEARN (1200) questions of each family and UPDATES (200) are for the second turns.
 set -eu
+script=$(basename "$0")
 cd "$(dirname "$0")/.."
-export SHOAL_TRAIN_KV_CACHE_DTYPE=f32 SHOAL_DEBATE_KV_CACHE_DTYPE=f32 # as in the recorded figures
-shoal="${SHOAL:-$PWD/build/shoal}" n="${N:-10000}" work="${WORK:-build/results-swarm}"
-families=arithmetic,pick,order,route,deduction
-mkdir -p "$work"
+shoal="${SHOAL:-$PWD/build/shoal}" seeds="${SEEDS:-10}" n="${N:-500}" work="${WORK:-build/results-swarm}"
+families="${FAMILIES:-arithmetic,order,route,pick}" learn="${LEARN:-1200}" updates="${UPDATES:-200}"
+names="critic practitioner explorer"
 
-# train NAME DATA STEPS: rank 8, with some data of all families against catastrophic forgetting.
+# train NAME DATA OPTION...
 train() {
-    [ -f "$work/$1/adapter_model.safetensors" ] && return
-    cat "$2" "$work/rest.jsonl" >"$work/$1.jsonl"
-    "$shoal" train models/fry --exact --data "$work/$1.jsonl" --out "$work/$1" --r 8 --lr 3e-3 --bsz 16 \
-        --grad-accum 1 --max-steps "$3" --lora-dropout 0 --runs "$work/runs" >&2
+    to="$at/$1" data=$2
+    shift 2
+    [ -s "$to/adapter_model.safetensors" ] ||
+        "$shoal" train models/fry --exact --quiet --threads 1 --data "$data" --out "$to" --seed "$seed" --runs "$at/runs" \
+            --lora-dropout 0 "$@" >&2
 }
 
-"$shoal" model data --n 3000 "$work/personas"
-"$shoal" model data --tasks fry --n 3000 --seed 2 "$work/rest.jsonl"
-"$shoal" model data --tasks pick,order,arithmetic --critic --n 6000 --seed 3 "$work/verify.jsonl"
-for kind in largest earliest; do "$shoal" model data --tasks $kind --n 9000 "$work/$kind.jsonl"; done
-cat "$work/largest.jsonl" "$work/earliest.jsonl" >"$work/shares.jsonl"
-for persona in critic practitioner explorer; do train $persona "$work/personas/$persona.jsonl" 400; done
-train verifier "$work/verify.jsonl" 500
-train talker "$work/shares.jsonl" 1100
-
+# debate FILE AGENTS OPTION...: agents are folders below $at. The temporary file is kept if the command is interrupted.
 debate() {
-    echo
-    echo "    shoal debate models/fry --exact $*" | sed "s|$work/||g"
-    echo
-    "$shoal" debate models/fry --exact --quiet --store "$work/calls.db" "$@" | sed "s|^|    |"
+    file="$at/$1.jsonl" agents=
+    for name in $2; do agents="$agents $at/$name"; done
+    shift 2
+    [ -s "$file" ] && return
+    # shellcheck disable=SC2086
+    "$shoal" debate models/fry --exact --quiet --json --threads 1 --agents $agents --n "$n" --seed "$seed" --credit none \
+        --store "$at/calls.db" "$@" >"$file.tmp"
+    mv "$file.tmp" "$file"
 }
-{
-    cat <<END
-## Debates (\`make results-swarm\`)
 
-Three personas and a verifier (a critic trained to weigh first answers on pick, order and arithmetic) on the starter model, rank 8 each; $n questions of the test
-split per family. Answers are selected among the choices by exact probabilities, never parsed from text. Intervals are 95 % intervals, differences are paired on the same questions,
-p is from McNemar's test with Holm's correction. Self-consistency uses the agent with the best single accuracy on the same questions, which favours self-consistency.
+if [ "${1:-}" = --seed ]; then
+    seed=$2 at="$work/$2"
+    mkdir -p "$at"
+    "$shoal" model data --quiet --n 2000 --seed "$seed" "$at/personas" >&2
+    for name in $names; do
+        train "$name" "$at/personas/$name.jsonl" --r 8 --lr 4e-3 --bsz 4 --grad-accum 4 --epochs 1
+    done
+    debate free "$names" --tasks "$families" --free-answers --no-chain-of-thought --check question --sample-temperature auto
 
-### The personas
-END
-    p="$work/critic $work/practitioner $work/explorer"
-    debate --agents $p --tasks $families --n "$n"
-    echo
-    echo "### The personas and the verifier"
-    debate --agents $p "$work/verifier" --tasks $families --n "$n" --samples 0
-    echo
-    echo "### Split evidence"
-    echo
-    echo "Every agent sees a third of the facts. A vote without communication cannot determine the answer; a debate can."
-    debate --agents "$work/talker" "$work/talker" "$work/talker" --tasks largest,earliest --n "$n" --chain-of-thought=false
-} >"$work/part.md"
+    # Second turns, and the same labels directly.
+    [ -d "$at/turns" ] || {
+        agents=
+        for name in $names; do agents="$agents $at/$name"; done
+        # shellcheck disable=SC2086
+        "$shoal" debate models/fry --exact --quiet --threads 1 --agents $agents --tasks "$families" --n "$learn" --split train \
+            --no-chain-of-thought --seed $((seed + 1000)) --store "$at/calls.db" --second-turns "$at/turns.tmp" >&2
+        mv "$at/turns.tmp" "$at/turns"
+    }
+    debate choices "$names" --tasks "$families" --no-chain-of-thought --samples 0
+    for kind in second direct; do
+        learned=
+        for name in $names; do
+            train "$name-$kind" "$at/turns/$kind/$name.jsonl" --init-adapter "$at/$name" --lr 2e-3 --bsz 16 --grad-accum 1 --max-steps "$updates"
+            learned="$learned $name-$kind"
+        done
+        debate "$kind" "$learned" --tasks "$families" --no-chain-of-thought --samples 0
+    done
+
+    # Split evidence: every agent sees a third of the facts.
+    for kind in largest earliest; do
+        "$shoal" model data --quiet --tasks $kind --n 9000 --seed "$seed" "$at/$kind.jsonl" >&2
+        cat "$at/$kind.jsonl"
+    done >"$at/shares.jsonl"
+    "$shoal" model data --quiet --tasks fry --n 3000 --seed "$seed" "$at/rest.jsonl" >&2
+    cat "$at/rest.jsonl" >>"$at/shares.jsonl"
+    train talker "$at/shares.jsonl" --r 8 --lr 3e-3 --bsz 16 --grad-accum 1 --max-steps 1100
+    debate split "talker talker talker" --tasks largest,earliest --no-chain-of-thought --samples 0
+    touch "$at/done"
+    exit
+fi
+mkdir -p "$work" docs/results
+seq 1 "$seeds" | xargs -P "${JOBS:-2}" -n 1 sh "scripts/$script" --seed
+python3 scripts/results_swarm.py "$work" "$families" "$n" >"$work/part.md"
 sh scripts/results-part.sh "Debates" <"$work/part.md"

@@ -1,0 +1,62 @@
+"""results_seeds: statistics over seeds, Markdown tables and bar charts of the pages in docs/results."""
+import itertools
+import math
+import statistics
+from html import escape
+
+T95 = [0, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131]
+
+
+def mean_interval(values):
+    """(mean, lo, hi): the 95 % t interval of the mean; NaN with one value."""
+    n, mean = len(values), statistics.mean(values)
+    if n < 2:
+        return mean, math.nan, math.nan
+    half = T95[min(n - 1, len(T95) - 1)] * statistics.stdev(values) / math.sqrt(n)
+    return mean, mean - half, mean + half
+
+
+def sign_flip(values):
+    """Two-sided p of the mean under all flips of signs."""
+    seen = abs(sum(values)) - 1e-12
+    flips = itertools.product((1, -1), repeat=len(values))
+    return sum(abs(sum(s * v for s, v in zip(f, values))) >= seen for f in flips) / 2 ** len(values)
+
+
+def holm(p):
+    """The p values corrected for their number (Holm 1979)."""
+    order, adjusted, most = sorted(range(len(p)), key=p.__getitem__), [0] * len(p), 0
+    for rank, i in enumerate(order):
+        most = max(most, min(1, p[i] * (len(p) - rank)))
+        adjusted[i] = most
+    return adjusted
+
+
+def print_comparisons(rows, named, more=(), label=str):
+    """rows: {name: [value per seed]}; named: pairs chosen before the runs, which Holm's correction counts."""
+    print("\n| comparison | difference, points | 95 % interval | p over seeds |\n|---|---:|---:|---:|")
+    pairs = [*named, *more]
+    differences = [[a - b for a, b in zip(rows[x], rows[y])] for x, y in pairs]
+    corrected = holm([sign_flip(d) for d in differences[:len(named)]])
+    for i, ((x, y), d) in enumerate(zip(pairs, differences)):
+        mean, lo, hi = mean_interval(d)
+        p = f"{corrected[i]:.2g} (Holm)" if i < len(named) else f"{sign_flip(d):.2g}"
+        print(f"| {label(x)} – {label(y)} | {mean:+.1f} | {lo:+.1f} to {hi:+.1f} | {p} |")
+
+
+def bar_chart(path, title, bars):
+    """Writes an SVG of bars [(label, mean, lo, hi)], values from 0 to 100."""
+    left, width, row = 240, 420, 24
+    height = 40 + row * len(bars)
+    out = [f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {left + width + 70} {height}" font-family="sans-serif" '
+           f'font-size="13"><rect width="100%" height="100%" fill="#fff"/><text x="8" y="20">{escape(title)}</text>']
+    for i, (label, mean, lo, hi) in enumerate(bars):
+        y = 32 + i * row
+        out.append(f'<text x="{left - 8}" y="{y + 14}" text-anchor="end">{escape(label)}</text>'
+                   f'<rect x="{left}" y="{y + 3}" width="{mean / 100 * width:.1f}" height="{row - 8}" fill="#7aa6c2"/>')
+        if not math.isnan(lo):
+            out.append(f'<path d="M{left + lo / 100 * width:.1f} {y + 11}H{left + hi / 100 * width:.1f}" stroke="#222" '
+                       'stroke-width="2"/>')
+        out.append(f'<text x="{left + width + 8}" y="{y + 14}">{mean:.1f} %</text>')
+    with open(path, "w") as f:
+        f.write("\n".join(out) + "\n</svg>\n")

@@ -1,6 +1,6 @@
 /*
- * cmd_grow: `shoal grow`: agents propose answers, a check selects them, and one adapter learns from
- * them (grow/grow.h).
+ * cmd_grow: `shoal grow`: agents propose answers, a check selects them, and one adapter, or each
+ * agent's, learns from them (grow/grow.h).
  */
 #define _GNU_SOURCE
 #include "cli/setup.h"
@@ -48,6 +48,19 @@ static struct adapter *agent_adapter_open(void *ctx, const char *path, struct er
     return a->v[a->n] = adapter_open(path, a->m, err), a->v[a->n] ? a->v[a->n++] : NULL;
 }
 
+/* What can be done with the published adapters. */
+static void next_print(const char *model, const json_t *result) {
+    const json_t *learners = json_object_get(result, "learners"), *v;
+    size_t i;
+    if (!learners)
+        printf("next: shoal chat %s --adapter %s\n", model, json_get_string(result, "dir"));
+    else
+        printf("next: shoal debate %s --agents", model);
+    json_array_foreach (learners, i, v)
+        if (json_is_true(json_object_get(v, "published"))) printf(" %s", json_get_string(v, "dir"));
+    if (learners) printf("\n");
+}
+
 static int result_print(const struct cli_options *c, const char *model, const struct options *o,
                         json_t *result, double joules, struct error *err) {
     const bool published = json_is_true(json_object_get(result, "published"));
@@ -59,8 +72,7 @@ static int result_print(const struct cli_options *c, const char *model, const st
         printf("\n%s/%s/report.html shows it\n", o->grow.learn.gate.runs,
                json_get_string(result, "run"));
         cli_energy_log(joules);
-        if (published && !log_quiet)
-            printf("next: shoal chat %s --adapter %s\n", model, o->grow.learn.out);
+        if (published && !log_quiet) next_print(model, result);
         json_decref(result);
     }
     setup_print_peak_memory(c, memory_limit_named());
@@ -95,9 +107,9 @@ static int plan_or_run(const struct cli_options *c, const struct options *o, con
     struct model_size size;
     int rc = memory_limit_parse(o->grow.learn.max_memory, err);
     if (rc == OK) rc = model_measure(path, cls, &size, err);
-    if (rc == OK) rc = grow_memory_check(&o->grow, q, &size, cls, pool, err);
+    if (rc == OK) rc = grow_memory_check(&o->grow, q, t->n, &size, cls, pool, err);
     if (rc == OK && o->dry_run) {
-        json_t *plan = grow_plan(&o->grow, q, &size, cls, pool, err);
+        json_t *plan = grow_plan(&o->grow, q, t->n, &size, cls, pool, err);
         if (plan) cli_print_dry_run(c, plan);
         rc = plan ? OK : err->code;
     } else if (rc == OK) {

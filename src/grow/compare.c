@@ -4,12 +4,15 @@
  * Rows are accuracies of generated answers: the base model, each agent, samples of the team and of
  * its best agent with and without the check, the grown adapter, and adapters that further runs grow
  * from the same questions with as many updates: from votes instead of the check, by the best agent
- * alone, from the right answers. The best agent is the one with the most right answers on these
- * questions, which favours it. The check belongs to the task: rows of the best agent have it too.
+ * alone, from the right answers. With --learn each: every learner's adapter, and samples of the
+ * team of them. The best agent is the one with the most right answers on these questions, which
+ * favours it. The check belongs to the task: rows of the best agent have it too.
  *
  * Three comparisons are named before the run: the grown adapter with the best agent; the team with
  * the check with samples of the best agent without it, at least as many tokens; the adapter of the
- * team with that of one agent. Their p values are corrected together (Holm).
+ * team with that of one agent. With --learn each: the best agent's adapter with the best agent; as
+ * above; the grown team with the team, both with the check. Their p values are corrected together
+ * (Holm).
  */
 #define _GNU_SOURCE
 #include "grow/internal.h"
@@ -17,7 +20,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_ROWS = TEAM_MAX + 6 + 2 * GROW_MAX_REFERENCES };
+enum { MAX_ROWS = 2 * TEAM_MAX + 8 + 2 * GROW_MAX_REFERENCES };
 
 struct row {
     char name[80];
@@ -112,20 +115,15 @@ static int agents_measure(struct comparison *c, struct progress *p, struct error
     return rc == OK && !has_base ? agent_measure(c, "base", &base, p, err) : rc;
 }
 
-/* Samples of the best agent and of the team; those with the check end with their passes. */
-static int samples_measure(struct comparison *c, struct progress *p, struct error *err) {
-    const struct grow_run *r = c->r;
-    const struct agent *best = &r->env->team[c->best];
-    const int k = (int)r->o->samples;
+/* Samples of a team, without the check and with it; those with the check end with their passes. */
+static int samples_measure(struct comparison *c, const char *who, const struct agent *team,
+                           int n_team, struct progress *p, struct error *err) {
+    const int k = (int)c->r->o->samples;
     int rc = OK;
-    for (int i = 0; rc == OK && i < 4; i++) {
-        const bool team = i >= 2, checked = i % 2;
+    for (int checked = 0; rc == OK && checked <= (c->a.check != NULL); checked++) {
         char name[80];
-        if (checked && !c->a.check) continue;
-        snprintf(name, sizeof name, "%.40s@%d%s", team ? "team" : best->name, k,
-                 checked ? ", checked" : ", votes");
-        rc = row_measure(c, name, team ? r->env->team : best, team ? r->env->n_agents : 1, k,
-                         checked, p, err);
+        snprintf(name, sizeof name, "%.40s@%d%s", who, k, checked ? ", checked" : ", votes");
+        rc = row_measure(c, name, team, n_team, k, checked, p, err);
     }
     return rc;
 }
@@ -134,6 +132,21 @@ static int grown_measure(struct comparison *c, const char *name, struct adapter 
                          struct progress *p, struct error *err) {
     const struct agent agent = {.name = name, .adapter = a};
     return agent_measure(c, name, &agent, p, err);
+}
+
+/* The adapters that the gates accepted and, with --learn each, samples of the team of them: an
+ * agent without an accepted adapter is in it unchanged. */
+static int learners_measure(struct comparison *c, struct progress *p, struct error *err) {
+    const struct grow_run *r = c->r;
+    int rc = OK, n = 0;
+    for (int i = 0; rc == OK && i < r->n_learners; i++) {
+        const struct grow_learner *l = &r->learners[i];
+        char name[80] = "grown";
+        if (!l->grown) continue;
+        if (l->agent >= 0) snprintf(name, sizeof name, "grown, %.40s", l->name), n++;
+        rc = grown_measure(c, name, l->grown, p, err);
+    }
+    return rc == OK && n ? samples_measure(c, "grown team", r->team, r->n_agents, p, err) : rc;
 }
 
 /* further runs */
@@ -210,10 +223,15 @@ static json_t *rows_json(const struct comparison *c) {
 static json_t *comparisons_json(const struct comparison *c) {
     const char *best = c->r->env->team[c->best].name;
     const int k = (int)c->r->o->samples;
-    char majority[80], checked[80];
+    const bool each = grow_learns_each(c->r->o);
+    char majority[80], checked[80], grown[80] = "grown", grown_checked[80];
     snprintf(majority, sizeof majority, "%.40s@%d, votes", best, k);
     snprintf(checked, sizeof checked, "team@%d, checked", k);
-    const char *const names[][2] = {{"grown", best}, {checked, majority}, {"grown", "grown, one"}};
+    snprintf(grown_checked, sizeof grown_checked, "grown team@%d, checked", k);
+    if (each) snprintf(grown, sizeof grown, "grown, %.40s", best);
+    const char *const names[][2] = {{grown, best},
+                                    {checked, majority},
+                                    {each ? grown_checked : grown, each ? checked : "grown, one"}};
     struct stats_pair v[ARRAY_LEN(names)];
     int n = 0;
     for (size_t i = 0; i < ARRAY_LEN(names); i++) {
@@ -253,12 +271,14 @@ static int items_open(const struct comparison *c, char *list, bool checked,
 }
 
 static int rows_measure(struct comparison *c, json_t *arms, struct error *err) {
-    const struct grow_run *r = c->r;
+    const struct grow_env *env = c->r->env;
     struct progress p;
     progress_start(&p, "answers to test questions", 0);
     int rc = agents_measure(c, &p, err);
-    if (rc == OK) rc = samples_measure(c, &p, err);
-    if (rc == OK && r->grown) rc = grown_measure(c, "grown", r->grown, &p, err);
+    const struct agent *best = &env->team[c->best];
+    if (rc == OK) rc = samples_measure(c, best->name, best, 1, &p, err);
+    if (rc == OK) rc = samples_measure(c, "team", env->team, env->n_agents, &p, err);
+    if (rc == OK) rc = learners_measure(c, &p, err);
     if (rc == OK) rc = references_measure(c, &p, err);
     progress_finish(&p, NULL);
     return rc == OK ? arms_measure(c, arms, NULL, err) : rc;

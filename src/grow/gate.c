@@ -5,8 +5,8 @@
  * the run accept it: it passes the check, is the team's most frequent answer, or is right. The
  * answers are paired by question, so that rare kinds of questions, which an average of losses
  * hides, count as much as they occur. A round's adapter is accepted if it has at least as many
- * accepted answers as the best before; the run's is published if it has more than the baseline
- * beyond chance (McNemar).
+ * accepted answers as the learner's best before; the run's is published if it has more than the
+ * baseline beyond chance (McNemar). Learners share the questions; each has its own baseline.
  */
 #define _GNU_SOURCE
 #include "grade/grade.h"
@@ -80,19 +80,21 @@ static int votes_measure(struct grow_run *r, struct answering *a, struct error *
     return rc;
 }
 
-/* The adapter that the published one must be better than: at first the current version at --out,
- * else the adapter from which training starts; *out NULL: the base model. The run's folder keeps a
- * copy: the version at --out may be the run's own when it continues. */
-static int baseline_open(const struct grow_run *r, struct adapter **out, struct error *err) {
-    char *config = path_join(r->o->learn.out, "adapter_config.json"),
-         *copy = path_join(r->dir, "baseline"), *done = path_join(r->dir, "baseline.json"),
-         *text = NULL;
+/* The adapter that the published one must be better than: at first the current version at its
+ * output folder, else the adapter from which training starts; *out NULL: the base model. The run's
+ * folder keeps a copy: the version in the output folder may be the run's own when it continues. */
+static int baseline_open(const struct grow_run *r, const struct grow_learner *l,
+                         struct adapter **out, struct error *err) {
+    char *config = path_join(l->out, "adapter_config.json"), *copy = path_join(l->dir, "baseline"),
+         *done = path_join(l->dir, "baseline.json"), *text = NULL;
     const bool known = path_exists(done);
     const char *dir = known                 ? path_exists(copy) ? copy : NULL
-                      : path_exists(config) ? r->o->learn.out
+                      : path_exists(config) ? l->out
                                             : r->o->learn.init_adapter;
-    *out = dir ? adapter_open(dir, r->env->m, err) : NULL;
-    int rc = dir && !*out ? err->code : OK;
+    int rc = dir_make_private(l->dir, err);
+    *out = NULL;
+    if (rc == OK && dir && !(*out = adapter_open(dir, r->env->m, err))) rc = err->code;
+    if (rc == OK && !dir && !known && l->start) *out = adapter_retain(l->start);
     if (rc == OK && !known && *out) rc = adapter_publish(*out, copy, r->env->m->name, NULL, err);
     if (rc == OK && !known) {
         text = xasprintf("{\"adapter\": \"%s\"}\n", *out ? (*out)->hash : "base");
@@ -102,9 +104,19 @@ static int baseline_open(const struct grow_run *r, struct adapter **out, struct 
     return rc;
 }
 
+/* Measures the baseline of a learner, which is the best adapter until a round has a better one. */
+static int baseline_measure(const struct grow_run *r, struct answering *a, struct grow_learner *l,
+                            struct error *err) {
+    struct adapter *baseline;
+    int rc = baseline_open(r, l, &baseline, err);
+    if (rc == OK) rc = accepted_measure(r, a, baseline, l->baseline, err);
+    if (rc == OK) memcpy(l->best, l->baseline, (size_t)r->gate.n);
+    adapter_release(baseline);
+    return rc;
+}
+
 int grow_gate_open(struct grow_run *r, struct error *err) {
     struct grow_gate *g = &r->gate;
-    struct adapter *baseline = NULL;
     struct answering a = {0};
     g->items = xcalloc((size_t)r->q->n + 1, sizeof *g->items);
     g->places = xcalloc((size_t)r->q->n + 1, sizeof *g->places);
@@ -114,23 +126,24 @@ int grow_gate_open(struct grow_run *r, struct error *err) {
         g->items[g->n] = r->q->v[i].item; // borrowed
         g->places[g->n++] = i;
     }
-    g->baseline = xcalloc((size_t)g->n + 1, 1);
-    g->best = xcalloc((size_t)g->n + 1, 1);
+    for (int i = 0; i < r->n_learners; i++) {
+        r->learners[i].baseline = xcalloc((size_t)g->n + 1, 1);
+        r->learners[i].best = xcalloc((size_t)g->n + 1, 1);
+    }
     if (g->n == 0) return OK;
     int rc = questions_write(r, err);
-    if (rc == OK) rc = baseline_open(r, &baseline, err);
     if (rc == OK) rc = answering_open(&a, r, r->q, err);
     if (rc == OK && r->labels == LABELS_VOTES) rc = votes_measure(r, &a, err);
-    if (rc == OK) rc = accepted_measure(r, &a, baseline, g->baseline, err);
-    if (rc == OK) memcpy(g->best, g->baseline, (size_t)g->n);
+    for (int i = 0; rc == OK && i < r->n_learners; i++)
+        rc = baseline_measure(r, &a, &r->learners[i], err);
     answering_close(&a);
-    adapter_release(baseline);
     return rc;
 }
 
-void grow_gate_close(struct grow_gate *g) {
+void grow_gate_close(struct grow_run *r) {
+    struct grow_gate *g = &r->gate;
     for (int i = 0; g->votes && i < g->n; i++) free(g->votes[i]);
-    free(g->votes), free(g->items), free(g->places), free(g->baseline), free(g->best);
+    free(g->votes), free(g->items), free(g->places);
     *g = (struct grow_gate){0};
 }
 
@@ -143,8 +156,8 @@ json_t *grow_gate_json(const uint8_t *before, const uint8_t *after, int n) {
                      "hi", d.hi, "p", v.p);
 }
 
-int grow_gate_round(struct grow_run *r, struct adapter *candidate, bool *accepted, json_t *report,
-                    struct error *err) {
+int grow_gate_round(struct grow_run *r, struct grow_learner *l, struct adapter *candidate,
+                    bool *accepted, json_t *record, struct error *err) {
     struct grow_gate *g = &r->gate;
     struct answering a = {0};
     uint8_t *now = xcalloc((size_t)g->n + 1, 1);
@@ -152,17 +165,17 @@ int grow_gate_round(struct grow_run *r, struct adapter *candidate, bool *accepte
     if (rc == OK && g->n > 0) rc = accepted_measure(r, &a, candidate, now, err);
     answering_close(&a);
     int64_t gain = 0;
-    for (int i = 0; i < g->n; i++) gain += now[i] - g->best[i];
+    for (int i = 0; i < g->n; i++) gain += now[i] - l->best[i];
     *accepted = rc == OK && gain >= 0;
     if (rc == OK && g->n > 0)
-        json_object_set_new(report, "gate", grow_gate_json(g->best, now, g->n));
-    if (*accepted) memcpy(g->best, now, (size_t)g->n);
+        json_object_set_new(record, "gate", grow_gate_json(l->best, now, g->n));
+    if (*accepted) memcpy(l->best, now, (size_t)g->n);
     free(now);
     return rc;
 }
 
-bool grow_gate_publish(const struct grow_run *r) {
-    const struct grow_gate *g = &r->gate;
-    const struct stats_mcnemar v = stats_mcnemar(g->best, g->baseline, g->n);
-    return r->grown && (g->n == 0 || (v.diff.value > 0 && v.p <= r->o->learn.gate.alpha));
+bool grow_gate_publish(const struct grow_run *r, const struct grow_learner *l) {
+    const int n = r->gate.n;
+    const struct stats_mcnemar v = stats_mcnemar(l->best, l->baseline, n);
+    return l->grown && (n == 0 || (v.diff.value > 0 && v.p <= r->o->learn.gate.alpha));
 }

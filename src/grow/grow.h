@@ -1,5 +1,5 @@
 /*
- * grow: a team of agents teaches one adapter, without labels.
+ * grow: a team of agents teaches one adapter, or each of its agents, without labels.
  *
  * A run has rounds of three steps:
  *
@@ -12,7 +12,12 @@
  *            the gate (gate.c) compares its answers to held-out questions with those of the best
  *            adapter before
  *
- * Every round trains a new adapter: repeated training on the same answers overfits (Zelikman et al.
+ * With --learn each the agents are the learners: each one's adapter is trained on all kept answers,
+ * also those of the other agents, and replaces the agent in the proposals of the next round. Each
+ * learner has its own gate and is published in its own folder below --out.
+ *
+ * Every round trains a new adapter, or from the adapter with which the agent entered the run, never
+ * from that of the round before: repeated training on the same answers overfits (Zelikman et al.
  * 2022). The last adapter that the gate accepted is published if it is better than the baseline. A
  * run refuses to train if too few questions of its first round have an answer that passes, because
  * an answer that no agent finds cannot be learned.
@@ -28,7 +33,7 @@
  *
  *   RUNS/ID/round-N/kept.jsonl      lines {messages, source} for the training
  *   RUNS/ID/held_out.jsonl          the questions of the gate, which are in no round
- *   RUNS/ID/round-N/adapter/        the adapter of the round
+ *   RUNS/ID/round-N/adapter/        the adapter of the round; --learn each: NAME/ of each agent
  *   RUNS/ID/round-N/round.json      figures of the round; exists when the round is complete
  *   RUNS/ID/result.json, report.html
  */
@@ -42,7 +47,7 @@ enum { GROW_MAX_ROUNDS = 100, GROW_MAX_REFERENCES = 8 };
 
 struct grow_options { /* filled from grow_option_rows */
     struct strings prompts, rehearse, compare, references;
-    char *check, *labels, *id, *grader, *test, *test_retained;
+    char *check, *labels, *learners, *id, *grader, *test, *test_retained;
     int64_t n, rehearse_n, test_n, rounds, samples, passes, per_round, repeat, max_tokens;
     double temperature, min_coverage, held_out;
     bool check_sandbox, chain_of_thought;
@@ -82,13 +87,13 @@ struct grow_env {
     struct agent team[TEAM_MAX]; /* adapters bound to the model; room for one more agent */
     int n_agents;
 };
-/* {questions, rehearsal, rounds, questions_per_round, samples, max_calls, memory}; max_calls: of
- * the rounds. */
-json_t *grow_plan(const struct grow_options *o, const struct grow_questions *q,
+/* {questions, rehearsal, rounds, questions_per_round, samples, max_calls, trainings, memory};
+ * max_calls, trainings: of all rounds at most. n_agents: size of the team. */
+json_t *grow_plan(const struct grow_options *o, const struct grow_questions *q, int n_agents,
                   const struct model_size *size, enum numeric_class cls, struct pool *pool,
                   struct error *err);
 /* ERR_MEMORY: neither the proposals nor the training of a model of this size fit into the limit. */
-int grow_memory_check(const struct grow_options *o, const struct grow_questions *q,
+int grow_memory_check(const struct grow_options *o, const struct grow_questions *q, int n_agents,
                       const struct model_size *size, enum numeric_class cls, struct pool *pool,
                       struct error *err);
 /*
@@ -98,7 +103,9 @@ int grow_memory_check(const struct grow_options *o, const struct grow_questions 
  * is {round, questions, passed, coverage, pass_at: [share of the questions with a passing answer
  * among the first k samples], kinds: [{kind, questions, passed, kept, repeated}], agents: [{name,
  * samples, passed, kept}], kept, lines, accepted, gate, right (of kept answers, where the right one
- * is known), check, cost, adapter: {dir, hash, published, why, …}}. With o->test also test: {n,
+ * is known), check, cost, adapter: {dir, hash, published, why, …}}. With --learn each, accepted,
+ * gate and adapter of a round, and dir, hash, best_round and gate of the result, are members of the
+ * list `learners`: [{name, …}]; published: whether one of them is. With o->test also test: {n,
  * all_wrong, rows (report_row_add), comparisons (stats_pairs_json), arms: {NAME: result of a
  * further run}}.
  */

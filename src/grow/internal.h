@@ -23,7 +23,16 @@ struct grow_gate {
     struct task_item *items; /* [n] borrowed */
     int *places, n;          /* indices in the questions */
     char **votes;            /* [n] the team's answers, with LABELS_VOTES */
-    /* [n] whether the answer of the baseline, and of the best round, is accepted */
+};
+/* An adapter that the run trains. */
+struct grow_learner {
+    const char *name;      /* "adapter", or the agent's name: its folder in a round */
+    int agent;             /* --learn each: its place in the team; -1: it joins the team */
+    struct adapter *start; /* borrowed: every round trains from it; NULL: --init-adapter or none */
+    char *out, *dir;       /* where it is published; folder of its baseline */
+    struct adapter *grown; /* the last accepted adapter, or NULL */
+    int best_round;        /* its number from 1; 0: none */
+    /* [gate.n] whether the answer of the baseline, and of the best round, is accepted */
     uint8_t *baseline, *best;
 };
 
@@ -40,8 +49,8 @@ struct grow_run {
     int n_kept, n_rehearsed;      /* n_rehearsed: the first of them, of --rehearse */
     int n_agents;                 /* of this round */
     struct agent team[TEAM_MAX];
-    struct adapter *grown; /* the last accepted adapter, or NULL */
-    int best_round;        /* its number from 1; 0: none */
+    struct grow_learner learners[TEAM_MAX];
+    int n_learners;
     struct grow_gate gate;
     json_t *rounds;
 };
@@ -70,14 +79,31 @@ void answering_close(struct answering *a);
 int answers_sample(struct answering *a, const struct agent *team, int n_team,
                    const struct task_item *items, int n, const struct sampling_plan *plan,
                    struct checked_samples *out, struct progress *p, struct error *err);
-/* Selects the held-out questions and measures the baseline. */
+/* Whether every agent learns, instead of one new adapter. */
+bool grow_learns_each(const struct grow_options *o);
+/* The settings of a training whose data is `data`; borrowed from o. */
+struct train_settings learn_settings(const struct grow_options *o, const struct strings *data);
+/* Sets the learners of a run (learners.c). Call learners_close also after an error. */
+int learners_open(struct grow_run *r, struct error *err);
+void learners_close(struct grow_run *r);
+/* Where a learner's members are in the report of a round or of a run: the report itself or, with
+ * --learn each, an object of its list "learners"; borrowed. */
+json_t *learner_record(const struct grow_run *r, int learner, json_t *report);
+/* Trains all learners on the files of a round; adds "adapter" to their records in `report`. */
+int learners_round(const struct grow_run *r, int round, json_t *report, struct error *err);
+/* A learner's adapter of a round that the gates accept becomes an agent. */
+int learner_adopt(struct grow_run *r, struct grow_learner *l, int round, json_t *record,
+                  struct error *err);
+/* Publishes the adapters that are better than their baselines. */
+int learners_publish(const struct grow_run *r, struct error *err);
+/* Selects the held-out questions and measures the learners' baselines. */
 int grow_gate_open(struct grow_run *r, struct error *err);
-void grow_gate_close(struct grow_gate *g);
-/* Measures a round's adapter and adds "gate" to `report`. */
-int grow_gate_round(struct grow_run *r, struct adapter *candidate, bool *accepted, json_t *report,
-                    struct error *err);
+void grow_gate_close(struct grow_run *r);
+/* Measures a learner's adapter of a round and adds "gate" to `record`. */
+int grow_gate_round(struct grow_run *r, struct grow_learner *l, struct adapter *candidate,
+                    bool *accepted, json_t *record, struct error *err);
 /* Whether the grown adapter is better than the baseline beyond chance. */
-bool grow_gate_publish(const struct grow_run *r);
+bool grow_gate_publish(const struct grow_run *r, const struct grow_learner *l);
 /* {n, before, after, change, lo, hi, p} of two vectors of accepted answers. */
 json_t *grow_gate_json(const uint8_t *before, const uint8_t *after, int n);
 

@@ -22,9 +22,25 @@ static void gate_print(const json_t *gate, const char *other, FILE *f) {
             json_get_number(gate, "p"));
 }
 
+/* The records of the learners: the list of --learn each, else the report itself. The caller frees
+ * the array. */
+static json_t *learner_records(const json_t *report) {
+    const json_t *list = json_object_get(report, "learners");
+    return json_is_array(list) ? json_copy((json_t *)(uintptr_t)list) : json_pack("[O]", report);
+}
+
+/* The result of a learner in a round. Its name is that of its agent, or "". */
+static void learner_print(const json_t *record, long long lines, FILE *f) {
+    const char *name = json_get_string(record, "name");
+    if (json_object_get(record, "adapter"))
+        fprintf(f, "  %s%slearned from %lld lines: %s\n", name, *name ? " " : "", lines,
+                json_is_true(json_object_get(record, "accepted")) ? "accepted" : "rejected");
+    gate_print(json_object_get(record, "gate"), "the best adapter before", f);
+}
+
 static void round_print(const json_t *round, FILE *f) {
-    const json_t *adapter = json_object_get(round, "adapter"),
-                 *right = json_object_get(round, "right"), *v;
+    const json_t *right = json_object_get(round, "right"), *v;
+    json_t *learners = learner_records(round);
     size_t i;
     fprintf(f, "round %lld: %lld questions", integer(round, "round"), integer(round, "questions"));
     if (json_object_get(round, "coverage"))
@@ -39,10 +55,8 @@ static void round_print(const json_t *round, FILE *f) {
     json_array_foreach (json_object_get(round, "agents"), i, v)
         fprintf(f, "  %-16s %6lld answers, %6lld pass, %6lld kept\n", json_get_string(v, "name"),
                 integer(v, "samples"), integer(v, "passed"), integer(v, "kept"));
-    if (adapter)
-        fprintf(f, "  learned from %lld lines: %s\n", integer(round, "lines"),
-                json_is_true(json_object_get(round, "accepted")) ? "accepted" : "rejected");
-    gate_print(json_object_get(round, "gate"), "the best adapter before", f);
+    json_array_foreach (learners, i, v) learner_print(v, integer(round, "lines"), f);
+    json_decref(learners);
 }
 
 static void test_print(const json_t *test, FILE *f) {
@@ -54,19 +68,28 @@ static void test_print(const json_t *test, FILE *f) {
     json_array_foreach (json_object_get(test, "comparisons"), i, v) report_comparison_print(v, f);
 }
 
+static void published_print(const json_t *record, FILE *f) {
+    const char *name = json_get_string(record, "name");
+    if (json_is_true(json_object_get(record, "published")))
+        fprintf(f, "published '%s', the adapter of round %lld\n", json_get_string(record, "dir"),
+                integer(record, "best_round"));
+    else if (*name)
+        fprintf(f, "no round's adapter of '%s' passed the gate; it is not published\n", name);
+    else
+        fprintf(f, "no round's adapter passed the gate; nothing is published\n");
+    gate_print(json_object_get(record, "gate"), "the baseline", f);
+}
+
 void grow_print(const json_t *result, FILE *f) {
+    json_t *learners = learner_records(result);
     const json_t *v;
     size_t i;
     if (integer(result, "rehearsed"))
         fprintf(f, "rehearsal: %lld answers to questions of other tasks, kept without a check\n",
                 integer(result, "rehearsed"));
     json_array_foreach (json_object_get(result, "rounds"), i, v) round_print(v, f);
-    if (json_is_true(json_object_get(result, "published")))
-        fprintf(f, "published '%s', the adapter of round %lld\n", json_get_string(result, "dir"),
-                integer(result, "best_round"));
-    else
-        fprintf(f, "no round's adapter passed the gate; nothing is published\n");
-    gate_print(json_object_get(result, "gate"), "the baseline", f);
+    json_array_foreach (learners, i, v) published_print(v, f);
+    json_decref(learners);
     if ((v = json_object_get(result, "test"))) test_print(v, f);
 }
 
@@ -89,6 +112,23 @@ static json_t *rounds_table(const json_t *rounds) {
             json_object_set(row, "hash", json_object_get(adapter, "hash"));
         }
         json_array_append_new(rows, row);
+    }
+    return rows;
+}
+
+/* Rows of the adapters of one round, with --learn each. */
+static json_t *learners_table(const json_t *learners) {
+    json_t *rows = json_array();
+    const json_t *v;
+    size_t i;
+    json_array_foreach (learners, i, v) {
+        const json_t *gate = json_object_get(v, "gate");
+        json_array_append_new(
+            rows,
+            json_pack("{s:s,s:O*,s:O*,s:O*,s:O*}", "learner", json_get_string(v, "name"),
+                      "accepted", json_object_get(v, "accepted"), "before",
+                      json_object_get(gate, "before"), "after", json_object_get(gate, "after"),
+                      "hash", json_object_get(json_object_get(v, "adapter"), "hash")));
     }
     return rows;
 }
@@ -130,7 +170,10 @@ void grow_page(const json_t *result, struct buf *page) {
     }
     json_array_foreach (rounds, i, v) {
         buf_printf(page, "<h2>Round %lld</h2>\n", integer(v, "round"));
+        json_t *learners = learners_table(json_object_get(v, "learners"));
         if (json_object_get(v, "agents")) html_table(page, json_object_get(v, "agents"));
+        if (json_array_size(learners)) html_table(page, learners);
+        json_decref(learners);
         if (json_object_get(v, "kinds")) html_table(page, json_object_get(v, "kinds"));
     }
     html_page_close(page);

@@ -50,6 +50,13 @@ static const struct option_row grow_option_rows[] = {
      "source of the labels: check; or, to compare with, votes (the most frequent answer) or gold "
      "(the right answers)",
      JOB_ARG_TEXT},
+    {"learn", OPT_STRING, AT(learners), "one", 0, 0, "NAME",
+     "adapters that learn the kept answers: one (a new adapter, besides the agents), or each "
+     "(every "
+     "agent's adapter, which then replaces the agent and is published in a folder of its name "
+     "below "
+     "--out)",
+     JOB_ARG_TEXT},
     {"min-coverage", OPT_FLOAT, AT(min_coverage), "0.05", 0, 1, "X",
      "least share of the questions with a passing answer in the first round"},
     {"held-out", OPT_FLOAT, AT(held_out), "0.1", 0, 0.9, "X",
@@ -94,6 +101,14 @@ int grow_options_check(const struct grow_options *o, struct error *err) {
         return error_set(err, ERR_USAGE,
                          "no questions; name a file or families with --prompts LIST");
     if (!o->learn.out) return error_set(err, ERR_USAGE, "--out is missing");
+    if (strcmp(o->learners, "one") != 0 && !grow_learns_each(o))
+        return error_set(err, ERR_USAGE, "'%s' is unknown; --learn takes one or each", o->learners);
+    if (grow_learns_each(o) && o->learn.init_adapter)
+        return error_set(err, ERR_USAGE,
+                         "--init-adapter is for --learn one; with each, every agent trains from "
+                         "its own adapter");
+    if (grow_learns_each(o) && o->compare.n)
+        return error_set(err, ERR_USAGE, "--compare is for --learn one, not for each");
     if (grow_labels_parse(o->labels, &labels, err) != OK || !grader_find(o->grader, err))
         return err->code;
     if ((o->compare.n || o->references.n) && !o->test)
@@ -119,14 +134,6 @@ int grow_options_check(const struct grow_options *o, struct error *err) {
 
 /* plan */
 
-/* The settings of a training whose data is `data`; borrowed from o. */
-static struct train_settings learn_settings(const struct grow_options *o, struct strings *data) {
-    struct train_settings s = o->learn;
-    s.data = *data;
-    s.method = (char *)(uintptr_t) "sft";
-    return s;
-}
-
 /* The smallest engine that samples answers. */
 static struct engine_options least_engine(const struct grow_options *o,
                                           const struct grow_questions *q,
@@ -135,11 +142,18 @@ static struct engine_options least_engine(const struct grow_options *o,
         .max_seqs = 1, .max_len = round_longest(o, q, c->max_seq_len), .pool = pool};
 }
 
-int grow_memory_check(const struct grow_options *o, const struct grow_questions *q,
+/* Adapters that a round trains. */
+static int learners_count(const struct grow_options *o, int n_agents) {
+    return grow_learns_each(o) ? n_agents : 1;
+}
+
+int grow_memory_check(const struct grow_options *o, const struct grow_questions *q, int n_agents,
                       const struct model_size *size, enum numeric_class cls, struct pool *pool,
                       struct error *err) {
-    char *file = (char *)(uintptr_t) "adapter=kept.jsonl";
-    struct strings data = {&file, 1};
+    char *files[TEAM_MAX];
+    for (size_t i = 0; i < ARRAY_LEN(files); i++)
+        files[i] = (char *)(uintptr_t) "adapter=kept.jsonl";
+    const struct strings data = {files, learners_count(o, n_agents)};
     const struct train_settings s = learn_settings(o, &data);
     const struct engine_options least = least_engine(o, q, &size->config, pool);
     const struct memory_step proposals = {.what = "sampling answers of this model",
@@ -149,93 +163,30 @@ int grow_memory_check(const struct grow_options *o, const struct grow_questions 
     return rc == OK ? train_memory_check(&s, size, cls, pool, err) : rc;
 }
 
-json_t *grow_plan(const struct grow_options *o, const struct grow_questions *q,
+json_t *grow_plan(const struct grow_options *o, const struct grow_questions *q, int n_agents,
                   const struct model_size *size, enum numeric_class cls, struct pool *pool,
                   struct error *err) {
     const struct model_config *c = &size->config;
     const struct engine_options eo = least_engine(o, q, c, pool);
+    const int n_learners = learners_count(o, n_agents);
     struct train_memory_bounds learn;
-    if (train_memory_bounds(&o->learn.train, 1, size, cls, eo.max_len, pool, &learn, err) != OK)
+    if (train_memory_bounds(&o->learn.train, n_learners, size, cls, eo.max_len, pool, &learn,
+                            err) != OK)
         return NULL;
     const int64_t asked = o->per_round ? MIN(o->per_round, q->n) : q->n;
     const size_t model = model_loading_bytes(size), sampling = engine_least_bytes(c, &eo);
-    return json_pack("{s:i,s:i,s:I,s:I,s:I,s:I,s:{s:I,s:I,s:I}}", "questions", q->n, "rehearsal",
-                     q->n_rehearsal, "rounds", (json_int_t)o->rounds, "questions_per_round",
-                     (json_int_t)asked, "samples", (json_int_t)o->samples, "max_calls",
-                     (json_int_t)(asked * o->samples * o->rounds), "memory", "model",
-                     (json_int_t)model, "sampling", (json_int_t)sampling, "training",
-                     (json_int_t)learn.least);
+    return json_pack("{s:i,s:i,s:I,s:I,s:I,s:I,s:I,s:{s:I,s:I,s:I}}", "questions", q->n,
+                     "rehearsal", q->n_rehearsal, "rounds", (json_int_t)o->rounds,
+                     "questions_per_round", (json_int_t)asked, "samples", (json_int_t)o->samples,
+                     "max_calls", (json_int_t)(asked * o->samples * o->rounds), "trainings",
+                     (json_int_t)(n_learners * o->rounds), "memory", "model", (json_int_t)model,
+                     "sampling", (json_int_t)sampling, "training", (json_int_t)learn.least);
 }
 
 /* rounds */
 
 static char *round_path(const struct grow_run *r, int round, const char *name) {
     return xasprintf("%s/round-%d%s%s", r->dir, round, *name ? "/" : "", name);
-}
-
-static void on_learned(void *ctx, const struct train_result *t) {
-    json_t **result = ctx;
-    *result = train_result_json(t);
-    json_object_set_new(*result, "why", json_string(t->gate.why));
-    json_object_del(*result, "manifest");
-}
-
-/* Trains the adapter of a round on its files. The folder holds the adapter of the round before, so
- * that the gate compares the new one with it. Adds "adapter" to `report`. */
-static int round_learn(struct grow_run *r, int round, json_t *report, struct error *err) {
-    char *dir = round_path(r, round, ""), *adapter = round_path(r, round, "adapter"),
-         *kept = round_path(r, round, "kept.jsonl"), *data = xasprintf("adapter=%s", kept);
-    struct strings files = {&data, 1};
-    struct train_settings s = learn_settings(r->o, &files);
-    struct train_request q = {0};
-    json_t *learned = NULL;
-    const size_t limit = memory_limit_get();
-    tree_delete(adapter);
-    s.out = dir;
-    int rc = r->grown ? adapter_publish(r->grown, adapter, r->env->m->name, NULL, err) : OK;
-    if (rc == OK) rc = train_request_open(&q, &s, r->env->m, r->env->pool, err);
-    if (rc == OK) {
-        struct train_output out = train_settings_output(&s);
-        out.accept_rejected = true;
-        out.on_result = on_learned;
-        out.ctx = &learned;
-        rc = train_and_publish(&q, &out, err);
-    }
-    train_request_close(&q);
-    memory_limit_set(limit);
-    if (rc == OK) json_object_set(report, "adapter", learned);
-    json_decref(learned);
-    free(data), free(kept), free(adapter), free(dir);
-    return rc;
-}
-
-/* A round's adapter that the gates accept becomes an agent. */
-static int round_adopt(struct grow_run *r, int round, json_t *report, struct error *err) {
-    const json_t *adapter = json_object_get(report, "adapter");
-    bool accepted = false;
-    if (!adapter) return OK;
-    if (!json_is_true(json_object_get(adapter, "published"))) {
-        log_info("round %d: the adapter is rejected: %s", round, json_get_string(adapter, "why"));
-        json_object_set_new(report, "accepted", json_false());
-        return OK;
-    }
-    char *path = round_path(r, round, "adapter");
-    struct adapter *a = adapter_open(path, r->env->m, err);
-    free(path);
-    if (!a) return err->code;
-    int rc = grow_gate_round(r, a, &accepted, report, err);
-    json_object_set_new(report, "accepted", json_boolean(accepted));
-    if (!accepted) {
-        adapter_release(a);
-        return rc;
-    }
-    adapter_release(r->grown);
-    r->grown = a;
-    r->best_round = round;
-    r->team[0] = (struct agent){.name = "grown", .adapter = a}; // first: it is the best
-    memcpy(r->team + 1, r->env->team, (size_t)r->env->n_agents * sizeof *r->team);
-    r->n_agents = r->env->n_agents + 1;
-    return rc;
 }
 
 static int coverage_check(const struct grow_run *r, const json_t *report, struct error *err) {
@@ -250,18 +201,38 @@ static int coverage_check(const struct grow_run *r, const json_t *report, struct
         (long long)r->o->samples, 100 * r->o->min_coverage);
 }
 
-static void round_log(const json_t *report) {
-    const json_t *gate = json_object_get(report, "gate");
+static void gate_log(const struct grow_learner *l, const json_t *gate) {
+    if (!gate) return;
+    log_info("%s%sanswers to %lld held-out questions: %.1f %% pass, %.1f %% of the best adapter "
+             "before",
+             l->agent >= 0 ? l->name : "", l->agent >= 0 ? ": " : "",
+             (long long)json_integer_value(json_object_get(gate, "n")),
+             100 * json_get_number(gate, "after"), 100 * json_get_number(gate, "before"));
+}
+
+static void round_log(const struct grow_run *r, json_t *report) {
     log_info("round %lld: %lld questions, %.1f %% with an answer that passes, %lld kept",
              (long long)json_integer_value(json_object_get(report, "round")),
              (long long)json_integer_value(json_object_get(report, "questions")),
              100 * json_get_number(report, "coverage"),
              (long long)json_integer_value(json_object_get(report, "kept")));
-    if (gate)
-        log_info("answers to %lld held-out questions: %.1f %% pass, %.1f %% of the best adapter "
-                 "before",
-                 (long long)json_integer_value(json_object_get(gate, "n")),
-                 100 * json_get_number(gate, "after"), 100 * json_get_number(gate, "before"));
+    for (int i = 0; i < r->n_learners; i++)
+        gate_log(&r->learners[i], json_object_get(learner_record(r, i, report), "gate"));
+}
+
+/* Trains the learners on the files of a round, unless it is complete: `stored` is its record. */
+static int round_learn(struct grow_run *r, int round, int lines, json_t *stored, json_t *report,
+                       struct error *err) {
+    int rc = OK;
+    if (!stored && lines > 0) rc = learners_round(r, round, report, err);
+    for (int i = 0; rc == OK && i < r->n_learners; i++) {
+        json_t *record = learner_record(r, i, report);
+        if (stored)
+            json_object_set(record, "adapter",
+                            json_object_get(learner_record(r, i, stored), "adapter"));
+        rc = learner_adopt(r, &r->learners[i], round, record, err);
+    }
+    return rc;
 }
 
 /* *more: whether a further round can change anything. */
@@ -275,18 +246,15 @@ static int round_run(struct grow_run *r, int round, bool *more, struct error *er
     if (rc == OK && *more) rc = round_write(r, dir, &lines, report, err);
     if (rc == OK && path_exists(done)) {
         stored = json_parse_file(done, err);
-        if (stored) json_object_set(report, "adapter", json_object_get(stored, "adapter"));
         rc = stored ? OK : err->code;
-    } else if (rc == OK && lines > 0) {
-        rc = round_learn(r, round, report, err);
     }
-    if (rc == OK) rc = round_adopt(r, round, report, err);
+    if (rc == OK) rc = round_learn(r, round, lines, stored, report, err);
     if (rc == OK && !stored) {
         char *text = json_dumps(report, JSON_INDENT(1));
         rc = file_write_private(done, text, strlen(text), err);
         free(text);
     }
-    if (rc == OK) round_log(report);
+    if (rc == OK) round_log(r, report);
     if (rc == OK) json_array_append(r->rounds, report);
     json_decref(stored);
     json_decref(report);
@@ -320,6 +288,7 @@ static json_t *recipe_json(const struct grow_run *r) {
         json_decref(part);
     }
     for (size_t i = 0; i < ARRAY_LEN(others); i++) json_object_del(options, others[i]);
+    if (!grow_learns_each(r->o)) json_object_del(options, "learn"); // as in earlier versions
     return json_pack("{s:s,s:s,s:o,s:s,s:o}", "model", r->env->m->name, "model_sha256",
                      r->env->m->hash, "agents", agents_json(r), "questions_sha256", r->q->hash,
                      "options", options);
@@ -356,22 +325,6 @@ static int record_open(struct grow_run *r, int *lock, struct error *err) {
     return rc;
 }
 
-/* Publishes the adapter of the best round, unless it is the current version. */
-static int result_publish(const struct grow_run *r, struct error *err) {
-    json_t *versions = adapter_versions(r->o->learn.out, err), *v, *notes;
-    bool current = false;
-    size_t i;
-    if (!versions) return err->code;
-    json_array_foreach (versions, i, v)
-        current |= json_is_true(json_object_get(v, "current")) &&
-                   strcmp(json_get_string(v, "hash"), r->grown->hash) == 0;
-    notes = json_pack("{s:s,s:i}", "run", r->id, "round", r->best_round);
-    int rc = current ? OK : adapter_publish(r->grown, r->o->learn.out, r->env->m->name, notes, err);
-    json_decref(notes);
-    json_decref(versions);
-    return rc;
-}
-
 static int result_write(const struct grow_run *r, const json_t *result, struct error *err) {
     struct buf page = {0};
     char *json = path_join(r->dir, "result.json"), *html = path_join(r->dir, "report.html"),
@@ -386,17 +339,32 @@ static int result_write(const struct grow_run *r, const json_t *result, struct e
     return rc;
 }
 
+static void learner_report(const struct grow_run *r, const struct grow_learner *l, json_t *record) {
+    json_object_set_new(record, "published", json_boolean(grow_gate_publish(r, l)));
+    json_object_set_new(record, "best_round", json_integer(l->best_round));
+    json_object_set_new(record, "dir", json_string(l->out));
+    if (l->grown) json_object_set_new(record, "hash", json_string(l->grown->hash));
+}
+
 static json_t *result_make(struct grow_run *r, struct error *err) {
-    json_t *result = json_pack(
-        "{s:s,s:s,s:s,s:o,s:i,s:O,s:b,s:i,s:s,s:s*,s:o}", "run", r->id, "labels", r->o->labels,
-        "check", r->o->check, "agents", agents_json(r), "rehearsed", r->n_rehearsed, "rounds",
-        r->rounds, "published", (int)grow_gate_publish(r), "best_round", r->best_round, "dir",
-        r->o->learn.out, "hash", r->grown ? r->grown->hash : NULL, "manifest",
-        manifest_json(r->env->m, json_object(), json_pack("{s:s}", "questions", r->q->hash),
-                      (uint64_t)r->o->learn.train.seed));
-    if (r->gate.n > 0)
-        json_object_set_new(result, "gate",
-                            grow_gate_json(r->gate.baseline, r->gate.best, r->gate.n));
+    bool published = false;
+    json_t *result = json_pack("{s:s,s:s,s:s,s:o,s:i,s:O}", "run", r->id, "labels", r->o->labels,
+                               "check", r->o->check, "agents", agents_json(r), "rehearsed",
+                               r->n_rehearsed, "rounds", r->rounds);
+    for (int i = 0; i < r->n_learners; i++) {
+        learner_report(r, &r->learners[i], learner_record(r, i, result));
+        published |= grow_gate_publish(r, &r->learners[i]);
+    }
+    json_object_set_new(result, "published", json_boolean(published));
+    json_object_set_new(result, "manifest",
+                        manifest_json(r->env->m, json_object(),
+                                      json_pack("{s:s}", "questions", r->q->hash),
+                                      (uint64_t)r->o->learn.train.seed));
+    for (int i = 0; r->gate.n > 0 && i < r->n_learners; i++) {
+        const struct grow_learner *l = &r->learners[i];
+        json_object_set_new(learner_record(r, i, result), "gate",
+                            grow_gate_json(l->baseline, l->best, r->gate.n));
+    }
     json_t *test = r->o->test ? grow_compare(r, err) : NULL;
     if (test) json_object_set_new(result, "test", test);
     if ((test || !r->o->test) && result_write(r, result, err) == OK) return result;
@@ -410,7 +378,7 @@ static int rounds_run(struct grow_run *r, struct error *err) {
     if (rc == OK) rc = rehearsal_ask(r, err);
     for (int round = 1; rc == OK && more && round <= r->o->rounds; round++)
         rc = round_run(r, round, &more, err);
-    if (rc == OK && grow_gate_publish(r)) rc = result_publish(r, err);
+    if (rc == OK) rc = learners_publish(r, err);
     return rc;
 }
 
@@ -428,14 +396,15 @@ json_t *grow_run(const struct grow_env *env, const struct grow_options *o,
     r.rounds = json_array();
     const int recorded = record_open(&r, &lock, err);
     int rc = recorded;
+    if (rc == OK) rc = learners_open(&r, err);
     if (rc == OK) rc = rounds_run(&r, err);
     if (rc == OK) result = result_make(&r, err);
     if (recorded == OK) store_run_status(r.store, r.id, result ? "done" : "failed", &ignored);
     store_close(r.store);
     if (lock >= 0) dir_unlock(lock, r.dir);
     for (int i = 0; i < r.n_kept; i++) free(r.kept[i].text), free(r.kept[i].adapter_hash);
-    adapter_release(r.grown);
-    grow_gate_close(&r.gate);
+    grow_gate_close(&r);
+    learners_close(&r);
     json_decref(r.rounds);
     free(r.kept), free(r.state), free(r.id), free(r.dir);
     return result;

@@ -85,6 +85,66 @@ grow gate --prompts arithmetic,pick --n 100 --rounds 2 --held-out 0.3 --gate-alp
 if cmp -s "$tmp/out" "$tmp/first" && [ "$before" = "$(weights gate)" ]; then ok "a complete run again: the same report"
 else bad "a complete run again: the same report" "$(diff "$tmp/first" "$tmp/out")"; fi
 
+# Every agent learns. An agent without an adapter trains a new one (rank 4), the other continues its own (rank 2); the
+# second round's questions are new ones, which the adapters of the first round answer in place of the agents.
+each() {
+    name=$1
+    shift
+    grow "$name" --learn each --agents base "$tmp/agent" --prompts arithmetic,pick --n 30 --questions-per-round 30 --rounds 2 \
+        --held-out 0 --max-steps 8 "$@"
+}
+each_weights() { for agent in base agent; do weights "$1/$agent"; done; }
+each each --threads 1 --test pick --test-n 10
+if [ $? -eq 0 ] && python3 - "$tmp/runs/each" "$tmp/each" <<'END'
+import json, sys, pathlib
+at, out = map(pathlib.Path, sys.argv[1:])
+result = json.load(open(at / "result.json"))
+learners = {l["name"]: l for l in result["learners"]}
+assert list(learners) == ["base", "agent"] and all(l["published"] and l["dir"] == f"{out}/{n}" for n, l in learners.items())
+ranks = [json.load(open(out / n / "adapter_config.json"))["r"] for n in learners]
+assert ranks == [4, 2], ranks
+hashes = [(out / n / "training_data.hashes").read_bytes() for n in learners]
+assert hashes[0] == hashes[1] and learners["base"]["hash"] != learners["agent"]["hash"]
+first, second = result["rounds"]
+assert [a["name"] for a in second["agents"]] == ["base", "agent"]
+grown = {l["name"]: l["adapter"]["hash"] for l in first["learners"]}
+later = [s for s in (json.loads(x)["source"] for x in open(at / "round-2" / "kept.jsonl")) if s["round"] == 2]
+assert later and all(s["adapter"] == grown[s["agent"]] for s in later), later
+rows = {r["name"] for r in result["test"]["rows"]}
+assert rows > {"grown, base", "grown, agent", "grown team@4, votes", "grown team@4, checked", "team@4, checked"}, rows
+END
+then ok "every agent learns and proposes"; else bad "every agent learns and proposes" "$(tail -c 600 "$tmp/err")"; fi
+if [ "$(grep -c '^  \(base\|agent\) learned from .* lines: accepted$' "$tmp/out")" = 4 ] && grep -q "^published '$tmp/each/agent', the adapter of round 2$" "$tmp/out"
+then ok "the report names the learners"; else bad "the report names the learners" "$(cat "$tmp/out")"; fi
+each each2 --threads 2
+if [ "$(each_weights each)" = "$(each_weights each2)" ]; then ok "every agent learns, one and two threads: the same adapters"
+else bad "every agent learns, one and two threads: the same adapters" "$(tail -c 300 "$tmp/err")"; fi
+for delay in 0.4 0.9 1.6; do
+    each each3 &
+    victim=$!
+    sleep $delay
+    pkill -9 -P $victim 2>/dev/null
+    wait $victim 2>/dev/null
+done
+each each3
+each each3
+if [ $? -eq 0 ] && [ "$(each_weights each)" = "$(each_weights each3)" ] && [ "$(ls "$tmp/each3/agent/.versions")" = "$(ls "$tmp/each/agent/.versions")" ]
+then ok "every agent learns, killed three times and continued: the same adapters"
+else bad "every agent learns, killed three times and continued: the same adapters" "$(tail -c 300 "$tmp/err")"; fi
+grow gates --learn each --agents base "$tmp/agent" --prompts arithmetic,pick --n 40 --rounds 1 --held-out 0.3 --gate-alpha 1 --max-steps 8
+if python3 - "$tmp/runs/gates" <<'END'
+import json, sys, pathlib
+at = pathlib.Path(sys.argv[1])
+result = json.load(open(at / "result.json"))
+baselines = [json.load(open(at / n / "baseline.json"))["adapter"] for n in ("base", "agent")]
+assert baselines == ["base", result["agents"][1]["adapter"]], baselines
+for l in result["learners"]:
+    assert l["gate"]["n"] > 5 and l["published"] == (l["gate"]["change"] > 0), l
+assert all(l["gate"]["n"] > 5 for l in result["rounds"][0]["learners"])
+assert result["published"] == any(l["published"] for l in result["learners"])
+END
+then ok "each learner has its gate"; else bad "each learner has its gate" "$(tail -c 600 "$tmp/err")"; fi
+
 # Files of questions, in all forms, Japanese and Chinese; a regular expression as the check.
 cat >"$tmp/q.jsonl" <<'END'
 {"question": "which is larger, 42 or 17?", "answer": "42", "kind": "compare", "pattern": "42"}
@@ -139,6 +199,9 @@ refused 2 'compare needs --max-steps' --prompts pick --test pick --compare votes
 refused 2 'compare and --references need --test' --prompts pick --compare votes
 refused 2 'test-retained needs --test' --prompts pick --test-retained pick
 refused 2 'cannot select among samples\|needs the right answer' --prompts pick --n 20 --check exact
+refused 2 'learn takes one or each' --prompts pick --learn all
+refused 2 'init-adapter is for --learn one' --prompts pick --learn each --init-adapter "$tmp/agent"
+refused 2 'compare is for --learn one' --prompts pick --learn each --test pick --compare votes --max-steps 5
 printf '{"text": "no question"}\n' >"$tmp/wrong.jsonl"
 refused 1 "line 1: expected" --prompts "$tmp/wrong.jsonl"
 printf '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]}\n' >"$tmp/turns.jsonl"
@@ -151,6 +214,12 @@ refused 1 "no question has an 'answer'" --prompts "$tmp/bare.jsonl" --labels gol
 "$shoal" grow $model --prompts pick --n 30 --out "$tmp/plan" --runs "$tmp/plan-runs" --dry-run --json >"$tmp/out" 2>"$tmp/err"
 if [ "$(field "$tmp/out" 'v["dry_run"]["questions"], v["dry_run"]["max_calls"]')" = "(30, 540)" ] && [ ! -e "$tmp/plan" ] && [ ! -e "$tmp/plan-runs" ]
 then ok "a dry run"; else bad "a dry run" "$(cat "$tmp/out" "$tmp/err")"; fi
+
+plan() { "$shoal" grow $model --prompts pick --n 30 --out "$tmp/plan" --agents base base base "$@" --dry-run --json 2>"$tmp/err"; }
+plan --learn one >"$tmp/out" && plan --learn each >"$tmp/each.json"
+if [ "$(field "$tmp/out" 'v["dry_run"]["trainings"]') $(field "$tmp/each.json" 'v["dry_run"]["trainings"]')" = "3 9" ] &&
+    [ "$(field "$tmp/each.json" 'v["dry_run"]["memory"]["training"]')" -gt "$(field "$tmp/out" 'v["dry_run"]["memory"]["training"]')" ]
+then ok "a dry run counts every training"; else bad "a dry run counts every training" "$(cat "$tmp/out" "$tmp/each.json" "$tmp/err")"; fi
 
 # The measurements of --test, and adapters to compare with.
 grow compare --prompts pick,arithmetic --n 60 --rounds 1 --held-out 0 --test pick,arithmetic --test-n 40 --compare one votes gold

@@ -102,9 +102,7 @@ static int flags_check(const struct options *o, struct error *err) {
             rc = error_set(err, ERR_USAGE, "'--%s' has no effect %s --team", row->name,
                            o->team ? "with" : "without");
     options_release(rows, &defaults);
-    if (rc == OK && o->samples > 1 && !o->check)
-        rc = error_set(err, ERR_USAGE, "'--samples' needs '--check', which selects among them");
-    return rc;
+    return rc == OK ? sample_check_options(o->samples, o->check, err) : rc;
 }
 
 /* Ctrl-C: while a reply of an interactive chat is generated, it stops the reply */
@@ -280,11 +278,9 @@ static int reply_single(struct chat_session *ch, const char *line, struct error 
 /* replies selected by --check */
 
 static int chat_check_open(struct chat_session *ch, struct error *err) {
-    struct prompt line = {.text = (char[]){""}};
-    const struct prompts lines = {.v = &line, .n = 1};
     if (!ch->o->check) return OK;
-    return sample_check_open(&ch->check, ch->o->check, ch->o->check_sandbox, &lines,
-                             (int)ch->o->samples, err);
+    return sample_check_open_lines(&ch->check, ch->o->check, ch->o->check_sandbox,
+                                   (int)ch->o->samples, err);
 }
 
 /* Prints the selected reply, and on stderr how many samples passed and the tokens of all samples
@@ -292,7 +288,6 @@ static int chat_check_open(struct chat_session *ch, struct error *err) {
 static void selected_print(const struct chat_session *ch, const struct engine_request *reqs,
                            const char *line, const char *reply) {
     const struct sample_check *c = &ch->check;
-    const int passed = sample_check_passed(c, 0);
     int64_t prefilled = c->questioner.prefilled, generated = c->questioner.generated;
     for (int i = 0; i < c->n_samples; i++) {
         prefilled += reqs[i].n_prefilled;
@@ -300,15 +295,12 @@ static void selected_print(const struct chat_session *ch, const struct engine_re
     }
     if (ch->c->json) {
         json_t *v = reply_json_with_tokens(line, reply, prefilled, generated);
-        json_object_set_new(v, "samples", json_integer(c->n_samples));
-        json_object_set_new(v, "passed", json_integer(passed));
+        sample_check_add_json(c, v);
         cli_print_json(v);
         return;
     }
     printf("%s\n", reply);
-    log_info("%d of %d samples passed check '%s'; %lld prompt tokens, %lld completion tokens",
-             passed, c->n_samples, check_kind(c->check), (long long)prefilled,
-             (long long)generated);
+    sample_check_log(c, prefilled, generated);
 }
 
 /* Checks the samples and replies with the selected one, or without an answer with the first. */

@@ -35,6 +35,18 @@ int sample_check_open(struct sample_check *c, const char *spec, bool sandbox,
     return rc;
 }
 
+int sample_check_open_lines(struct sample_check *c, const char *spec, bool sandbox, int n_samples,
+                            struct error *err) {
+    struct prompt line = {.text = (char[]){""}};
+    const struct prompts lines = {.v = &line, .n = 1};
+    return sample_check_open(c, spec, sandbox, &lines, n_samples, err);
+}
+
+int sample_check_options(int64_t n_samples, const char *spec, struct error *err) {
+    if (n_samples <= 1 || spec) return OK;
+    return error_set(err, ERR_USAGE, "'--samples' needs '--check', which selects among them");
+}
+
 void sample_check_set_question(struct sample_check *c, int prompt, const char *text) {
     json_t *question = json_string(text);
     json_object_set_new(c->items[prompt], "question", question ? question : json_null());
@@ -66,6 +78,17 @@ int sample_check_passed(const struct sample_check *c, int prompt) {
     for (int i = 0; i < c->n_samples; i++)
         passed += c->samples.v[(int64_t)prompt * c->n_samples + i].passed;
     return passed;
+}
+
+void sample_check_log(const struct sample_check *c, int64_t prefilled, int64_t generated) {
+    log_info("%d of %d samples passed check '%s'; %lld prompt tokens, %lld completion tokens",
+             sample_check_passed(c, 0), c->n_samples, check_kind(c->check), (long long)prefilled,
+             (long long)generated);
+}
+
+void sample_check_add_json(const struct sample_check *c, json_t *v) {
+    json_object_set_new(v, "samples", json_integer(c->n_samples));
+    json_object_set_new(v, "passed", json_integer(sample_check_passed(c, 0)));
 }
 
 void sample_check_release(struct sample_check *c) {

@@ -10,6 +10,8 @@
  * 3. The board has the latest utterance of each internal agent under the agent's key, every summary
  *    under a separate key, the final answer under BOARD_FINAL_RESPONSE, and all nonempty utterances
  *    of an agent in the agent's slot.
+ * 4. With a selector, a reply of the role "output" is the selected one of its samples, before it is
+ *    written. Sample 0 is the reply without a selector.
  */
 #define _GNU_SOURCE
 #include "swarm/swarm.h"
@@ -47,8 +49,9 @@ struct pipeline_state {
     char *system[TEAM_MAX]; /* system prompts, owned */
     char **names;           /* [TEAM_MAX] in the pipeline_answer, which owns the texts */
     int n_agents;
-    int n_utterances[TEAM_MAX]; /* by agent, in this attempt */
-    int n_halvings;             /* attempts before this one; each halves context and references */
+    int n_utterances[TEAM_MAX];  /* by agent, in this attempt */
+    int n_halvings;              /* attempts before this one; each halves context and references */
+    struct report_cost *sampled; /* in the pipeline_answer */
 };
 
 /* LLM calls */
@@ -86,6 +89,72 @@ static int calls_run(const struct pipeline_state *t, struct llm_call *calls, int
             done = done || same_client(&t->o->stage[k].llm_client, &t->o->stage[s].llm_client);
         if (!done) rc = calls_run_on_client(t, &t->o->stage[s].llm_client, calls, n, err);
     }
+    return rc;
+}
+
+/* samples of the answer */
+
+static bool is_sampled(const struct pipeline_state *t, const struct llm_call *c) {
+    return t->o->selector.n_samples && pipeline_stage_of_role(c->agent->role) == PIPELINE_OUTPUT;
+}
+
+/* Selects among the samples of an answer that have usable text; without one it is the first. */
+static int sample_select(const struct pipeline_state *t, const struct llm_call *samples,
+                         int *selected, struct error *err) {
+    const struct answer_selector *s = &t->o->selector;
+    char **texts = xcalloc((size_t)s->n_samples, sizeof *texts);
+    bool usable = false;
+    for (int i = 0; i < s->n_samples; i++) {
+        const struct llm_call *c = &samples[i];
+        struct buf text = {0};
+        usable |= !c->failed && answer_clean(c->text, c->truncated, &text);
+        buf_puts(&text, "");
+        texts[i] = text.data;
+    }
+    int rc = usable ? s->select(s->ctx, t->question, texts, s->n_samples, selected, err) : OK;
+    for (int i = 0; i < s->n_samples; i++) free(texts[i]);
+    free(texts);
+    return rc;
+}
+
+/* Moves the selected sample to `out` and releases the others; after an error too. */
+static int samples_take(const struct pipeline_state *t, struct llm_call *samples,
+                        struct llm_call *out, int rc, struct error *err) {
+    const int n = t->o->selector.n_samples;
+    int selected = 0;
+    if (rc == OK) rc = sample_select(t, samples, &selected, err);
+    *out = samples[selected];
+    for (int i = 0; i < n; i++) {
+        t->sampled->prefilled += samples[i].n_prefilled;
+        t->sampled->generated += samples[i].n_generated;
+        if (i != selected) llm_call_release(&samples[i]);
+    }
+    t->sampled->calls += n;
+    return rc;
+}
+
+/* Runs the calls as one batch, with all samples of the answer. */
+static int calls_run_sampled(const struct pipeline_state *t, struct llm_call *calls, int n,
+                             struct error *err) {
+    int total = 0, at = 0;
+    for (int i = 0; i < n; i++) total += is_sampled(t, &calls[i]) ? t->o->selector.n_samples : 1;
+    struct llm_call *all = xcalloc((size_t)total, sizeof *all);
+    for (int i = 0; i < n; i++)
+        for (int k = 0; k < (is_sampled(t, &calls[i]) ? t->o->selector.n_samples : 1); k++) {
+            all[at] = calls[i];
+            all[at++].seed += (uint64_t)k;
+        }
+    int rc = calls_run(t, all, total, err);
+    at = 0;
+    for (int i = 0; i < n; i++) {
+        if (is_sampled(t, &calls[i])) {
+            rc = samples_take(t, &all[at], &calls[i], rc, err);
+            at += t->o->selector.n_samples;
+        } else {
+            calls[i] = all[at++];
+        }
+    }
+    free(all);
     return rc;
 }
 
@@ -161,7 +230,7 @@ static int pipeline_ask(void *ctx, struct llm_call *calls, int n, struct error *
     if (t->o->progress)
         t->o->progress(t->o->progress_ctx, calls[0].agent->role,
                        t->n_utterances[calls[0].agent - t->agents] + 1, n);
-    int rc = calls_run(t, calls, n, err);
+    int rc = calls_run_sampled(t, calls, n, err);
     for (int i = 0; rc == OK && i < n; i++) rc = utterance_put(t, &calls[i], err);
     return rc;
 }
@@ -186,9 +255,11 @@ static void agent_add(struct pipeline_state *t, const char *role, const char *na
 static int team_build(struct pipeline_state *t, struct error *err) {
     const struct pipeline_options *o = t->o;
     int n_roles = workflow_n_roles(o->workflow);
+    bool has_output = false;
     for (int r = 0; r < n_roles; r++) {
         const char *role = workflow_role(o->workflow, r);
         bool is_agent_role = strcmp(role, "agent") == 0;
+        has_output |= pipeline_stage_of_role(role) == PIPELINE_OUTPUT;
         if (t->n_agents + (is_agent_role ? o->agents : 1) > TEAM_MAX)
             return error_set(
                 err, ERR_USAGE,
@@ -203,6 +274,10 @@ static int team_build(struct pipeline_state *t, struct error *err) {
         }
         if (!is_agent_role) agent_add(t, role, role, NULL, 0);
     }
+    if (n_roles && o->selector.n_samples && !has_output)
+        return error_set(err, ERR_USAGE,
+                         "workflow '%s' has no role 'output', whose answer a check selects",
+                         workflow_name(o->workflow));
     return n_roles ? OK
                    : error_set(err, ERR_USAGE, "workflow '%s' has no roles",
                                workflow_name(o->workflow));
@@ -398,7 +473,8 @@ static bool answer_from_memory(const struct pipeline_state *t, struct pipeline_a
 int pipeline_run(const struct pipeline_options *o, const char *question,
                  struct pipeline_answer *out, struct error *err) {
     *out = (struct pipeline_answer){.source = ANSWER_FALLBACK};
-    struct pipeline_state t = {.o = o, .question = question, .names = out->names};
+    struct pipeline_state t = {
+        .o = o, .question = question, .names = out->names, .sampled = &out->sampled};
     t.lang = o->language < 0 ? language_detect(question) : (enum language)o->language;
     t.type = o->type < 0 ? question_classify(question, o->compat) : (enum question_type)o->type;
     int rc = blackboard_clear_current_turn(o->board, err);

@@ -977,6 +977,15 @@ struct pipeline_stage_options {
  * the user stated. */
 enum fact_source { FACTS_NONE, FACTS_RULES, FACTS_MODEL };
 
+/* Selects the final answer among samples. */
+struct answer_selector {
+    int n_samples; /* 0: the final answer is not selected */
+    /* texts: [n_samples] after answer_clean; "": not usable. *selected: the index of the answer. */
+    int (*select)(void *ctx, const char *question, char *const *texts, int n, int *selected,
+                  struct error *err);
+    void *ctx;
+};
+
 enum { QUESTION_TYPE_BY_MODEL = -2 };
 struct pipeline_options {
     const struct workflow *workflow;
@@ -998,6 +1007,9 @@ struct pipeline_options {
     double seconds;     /* no turn starts after this time; 0: no limit */
     enum fact_source facts;
     uint64_t seed;
+    /* The replies of the agent in the role "output" are sampled in one batch, sample i with the
+     * reply's seed + i, and one of them is selected; the others are not written to the board. */
+    struct answer_selector selector;
     /* Called before a batch of `n` agents; may be NULL. Iterations count from 1. */
     void (*progress)(void *ctx, const char *role, int iteration, int n);
     void *progress_ctx;
@@ -1019,11 +1031,13 @@ struct pipeline_answer {
                                    failed call, or NULL */
     struct transcript transcript; /* the unmodified utterances; empty if the memory answered */
     char *names[TEAM_MAX];        /* names of the agents, owned */
+    struct report_cost sampled;   /* with a selector: of all samples of the answer */
 };
 /*
  * An agent that fails abstains, so there is always an answer. Errors: a question that is not UTF-8,
- * a store that cannot be written, a client that fails, a workflow without roles, a team that is too
- * large. Release `out` also after an error.
+ * a store that cannot be written, a client that fails, a selector that fails or a workflow without
+ * its role "output", a workflow without roles, a team that is too large. Release `out` also after
+ * an error.
  */
 int pipeline_run(const struct pipeline_options *o, const char *question,
                  struct pipeline_answer *out, struct error *err);

@@ -332,6 +332,15 @@ says "an invalid --rag-mode" 2 "no mode 'cloud'" team x --rag-mode cloud
 says "ask without a model" 2 "no model: name the base model of the team" "$shoal" ask
 team "good or bad?" --slots --iterations 1 --board --json --quiet >"$tmp/out" 2>"$tmp/err"
 holds "--slots" '"slots":{"reformulator":1,"critic":1,"supporter":1,"synthesizer":1,"output":1}' "$tmp/out"
+picked() { team "12 + 30 = ?" --agents 1 --iterations 1 "$@" >"$tmp/out" 2>"$tmp/err"; }
+generated() { sed -n 's/.*"generated":\([0-9]*\).*/\1/p' "$tmp/out"; }
+picked --samples 3 --check 'regex:.' && holds "ask --check reports the passed samples and the tokens" "3 of 3 samples passed check 'regex'; " "$tmp/err"
+picked --output-temperature 0.01 --samples 1 --check 'regex:.' --json --quiet; one=$(generated)
+picked --output-temperature 0.01 --samples 3 --check 'regex:\Anever\z' --json --quiet
+if [ "$(generated)" = $((3 * one)) ]; then ok "ask --check counts all samples"; else bad "ask --check counts all samples" "one has $one: $(cat "$tmp/out" "$tmp/err")"; fi
+holds "ask --check: an answer if no sample passes" '"samples":3,"passed":0}' "$tmp/out"
+says "ask: samples without a check" 2 "needs '--check', which selects among them" team x --samples 3
+says "ask: a check that needs fields" 1 "'check.question' is missing" team x --check question
 team "which?" --output-model "$tmp/a.gguf" --max-memory 130M --agents 2 --iterations 1 --quiet --json >"$tmp/out" 2>"$tmp/err"
 holds "two models answer within one memory limit" '"said":[{"name":"1' "$tmp/out"
 peak=$(sed -n 's/.*"peak":\([0-9]*\).*/\1/p' "$tmp/out")

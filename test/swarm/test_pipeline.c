@@ -470,6 +470,94 @@ static void test_invalid_options(void **state) {
     workflow_free(w);
 }
 
+/* an answer that is selected among samples */
+
+static int n_outputs;
+static const char *numbered_reply(const char *role, const char *messages) {
+    static const char *const outputs[] = {"the answer is 1", "", NULL, "the answer is **4**"};
+    (void)messages;
+    return strcmp(role, "output") == 0 ? outputs[n_outputs++ % 4] : "an opinion";
+}
+
+struct selection {
+    int calls, choose;
+    char *question, *texts[4];
+    int code;
+};
+
+static int selection_make(void *ctx, const char *question, char *const *texts, int n, int *selected,
+                          struct error *e) {
+    struct selection *s = ctx;
+    assert_int_equal(n, 4);
+    s->calls++;
+    free(s->question);
+    s->question = xstrdup(question);
+    for (int i = 0; i < n; i++) free(s->texts[i]), s->texts[i] = xstrdup(texts[i]);
+    *selected = s->choose;
+    return s->code ? error_set(e, s->code, "the check failed") : OK;
+}
+
+static void test_selected_answer(void **state) {
+    (void)state;
+    struct selection s = {.choose = 3};
+    struct pipeline_answer a;
+    options.selector = (struct answer_selector){4, selection_make, &s};
+    n_outputs = 0;
+    check_answer("what is larger?", numbered_reply, "the answer is 4", ANSWER_FROM_OUTPUT);
+    assert_int_equal(s.calls, 1);
+    assert_string_equal(s.question, "what is larger?");
+    assert_string_equal(s.texts[0], "the answer is 1");
+    assert_string_equal(s.texts[1], "");
+    assert_string_equal(s.texts[2], "");
+    assert_string_equal(s.texts[3], "the answer is 4");
+    assert_int_equal(count_calls("output"), 4);
+    int batch = 0;
+    for (int i = 0; i < script.n; i++) {
+        if (strcmp(script.v[i].role, "output") != 0) continue;
+        assert_true(batch == 0 || script.v[i].batch == batch);
+        batch = script.v[i].batch;
+    }
+
+    s.code = ERR_IO;
+    script.respond = numbered_reply;
+    assert_int_equal(pipeline_run(&options, "and now?", &a, &err), ERR_IO);
+    assert_string_equal(err.text, "the check failed");
+    assert_int_equal(a.sampled.calls, 4);
+    assert_int_equal(a.sampled.generated, 4);
+    pipeline_answer_release(&a);
+    for (int i = 0; i < 4; i++) free(s.texts[i]);
+    free(s.question);
+}
+
+static const char *no_output(const char *role, const char *messages) {
+    (void)messages;
+    return strcmp(role, "output") == 0 ? NULL : "an opinion";
+}
+
+/* Samples that all fail are not given to the selector. */
+static void test_selected_answer_missing(void **state) {
+    (void)state;
+    struct selection s = {0};
+    options.selector = (struct answer_selector){4, selection_make, &s};
+    check_answer("what is larger?", no_output, "an opinion", ANSWER_FROM_AGENT);
+    assert_int_equal(s.calls, 0);
+}
+
+static void test_selector_needs_output(void **state) {
+    (void)state;
+    struct selection s = {0};
+    struct pipeline_answer a;
+    struct workflow *debate = workflow_open("mad", &err);
+    assert_non_null(debate);
+    options.workflow = debate;
+    options.selector = (struct answer_selector){4, selection_make, &s};
+    script.respond = no_output;
+    assert_int_equal(pipeline_run(&options, "what?", &a, &err), ERR_USAGE);
+    assert_non_null(strstr(err.text, "has no role 'output'"));
+    pipeline_answer_release(&a);
+    workflow_free(debate);
+}
+
 int main(void) {
 #define TEST(f) cmocka_unit_test_setup_teardown(f, set_up, tear_down)
     const struct CMUnitTest tests[] = {
@@ -484,6 +572,9 @@ int main(void) {
         TEST(test_facts),
         TEST(test_memory),
         TEST(test_invalid_options),
+        TEST(test_selected_answer),
+        TEST(test_selected_answer_missing),
+        TEST(test_selector_needs_output),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

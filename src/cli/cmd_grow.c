@@ -48,7 +48,7 @@ static struct adapter *agent_adapter_open(void *ctx, const char *path, struct er
     return a->v[a->n] = adapter_open(path, a->m, err), a->v[a->n] ? a->v[a->n++] : NULL;
 }
 
-/* What can be done with the published adapters. */
+/* Prints a command for the published adapters. */
 static void next_print(const char *model, const json_t *result) {
     const json_t *learners = json_object_get(result, "learners"), *v;
     size_t i;

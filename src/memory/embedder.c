@@ -20,13 +20,14 @@ static int text_encode(const struct engine_embedder *e, const char *text, struct
 
 static int engine_embed_texts(void *ctx, const char *const *texts, int n, float *out,
                               struct error *err) {
-    const struct engine_embedder *e = ctx;
+    struct engine_embedder *e = ctx;
     struct token_ids *ids = xcalloc((size_t)n, sizeof *ids);
     struct token_seq *seq = xcalloc((size_t)n, sizeof *seq);
     int rc = OK;
     for (int i = 0; i < n && rc == OK; i++) {
         rc = text_encode(e, texts[i], &ids[i], err);
         seq[i] = (struct token_seq){ids[i].v, ids[i].n};
+        e->n_tokens += ids[i].n;
     }
     if (rc == OK) rc = engine_embed(e->engine, seq, n, e->adapter, out, err);
     for (int i = 0; i < n; i++) token_ids_release(&ids[i]);

@@ -91,6 +91,7 @@ struct engine_embedder {
     struct adapter *adapter; /* or NULL */
     int32_t max_len;         /* tokens */
     char hash[HASH_LEN];
+    int64_t n_tokens; /* tokens of the texts embedded so far */
 };
 int embedder_open(struct embedder *out, struct engine_embedder *e, struct error *err);
 

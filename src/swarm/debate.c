@@ -100,13 +100,22 @@ static int disagreeing_ask(void *ctx, struct llm_call *calls, int n, struct erro
     return OK;
 }
 
+static int constant_embed(void *ctx, const char *const *texts, int n, float **out, int32_t *d,
+                          int64_t *n_tokens, struct error *err) {
+    (void)ctx, (void)texts, (void)err;
+    *out = xcalloc((size_t)n, sizeof **out);
+    *d = 1;
+    *n_tokens = 0;
+    return OK;
+}
+
 int64_t debate_max_calls(const struct agent *team, int n_agents, const struct task_item *items,
                          int n_items, const struct debate_options *o) {
     int64_t count = 0;
     struct debate_options one = *o;
     struct debate d;
     struct error ignored;
-    const struct llm_client client = {&count, disagreeing_ask};
+    const struct llm_client client = {&count, disagreeing_ask, constant_embed};
     one.on_step = NULL;
     if (n_items > 0) {
         debate_run(&client, team, n_agents, items, 1, &one, &d, NULL, &ignored);
@@ -152,6 +161,7 @@ int debate_run(const struct llm_client *client, const struct agent *team, int n_
                                         .max_tokens = o->max_tokens,
                                         .vote = o->vote,
                                         .grader = o->grader,
+                                        .flock = o->flock,
                                         .only = only,
                                         .seconds = o->seconds,
                                         .seed = o->seed,

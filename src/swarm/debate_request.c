@@ -4,7 +4,7 @@
  */
 #define _GNU_SOURCE
 #include "grade/grade.h"
-#include "swarm/swarm.h"
+#include "swarm/internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -36,6 +36,16 @@ const struct option_row debate_request_rows[] = {
         "built-in protocol (default brief), or a workflow file", JOB_ARG_BUILTIN_OR_PATH),
     ROW("rounds", OPT_INT, rounds, "-1", -1, 64, "N",
         "maximum rounds (-1: the protocol's); 0: check the arguments and exit"),
+    ROW("separation", OPT_FLOAT, flock.separation, "-1", -1, FLOCK_MAX_COEFFICIENT, "X",
+        "--protocol flock: coefficient of the rule that moves an agent's mix of adapters away from "
+        "agents with near answers (-1: the protocol's)"),
+    ROW("alignment", OPT_FLOAT, flock.alignment, "-1", -1, FLOCK_MAX_COEFFICIENT, "X",
+        "--protocol flock: coefficient of the rule that moves it as the others moved (-1: the "
+        "protocol's)"),
+    ROW("cohesion", OPT_FLOAT, flock.cohesion, "-1", -1, FLOCK_MAX_COEFFICIENT, "X",
+        "--protocol flock: coefficient of the rule that moves it toward agents with distant "
+        "answers "
+        "(-1: the protocol's)"),
     ROW("vote", OPT_STRING, vote, NULL, 0, 0, "NAME",
         "majority, confidence, logprob, borda, quorum or weighted (default: the protocol's)",
         JOB_ARG_TEXT),
@@ -103,6 +113,19 @@ static int sample_temperature_parse(const struct debate_request *r, float *out, 
                      "--sample-temperature is a number of 0 to 100, or auto, not '%s'", text);
 }
 
+/* Sets the rules of a flock if the request sets one of them. */
+static int flock_apply(const struct debate_request *r, struct debate_options *o,
+                       struct error *err) {
+    const struct flock_rules *f = &r->flock;
+    if (f->separation < 0 && f->alignment < 0 && f->cohesion < 0) return OK;
+    if (!o->workflow || !workflow_has_flock(o->workflow))
+        return error_set(err, ERR_USAGE,
+                         "--separation, --alignment and --cohesion are for protocols with 'flock', "
+                         "such as --protocol flock");
+    o->flock = f;
+    return OK;
+}
+
 int debate_request_apply(const struct debate_request *r, struct debate_options *o,
                          struct error *err) {
     float sample_temperature;
@@ -115,6 +138,7 @@ int debate_request_apply(const struct debate_request *r, struct debate_options *
     if (r->seconds > 0) o->seconds = r->seconds;
     if (r->vote && !(o->vote = vote_parse(r->vote, err))) return err->code;
     if (r->grader && !(o->grader = grader_find(r->grader, err))) return err->code;
+    if (flock_apply(r, o, err) != OK) return err->code;
     return credit_check(r->credit, err);
 }
 

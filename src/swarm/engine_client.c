@@ -128,9 +128,13 @@ static int pending_prepare(struct call_batch *b, struct pending_llm_call *p, boo
     int rc = pending_prompt_init(b, p, rationale, err);
     if (rc) return rc;
     bool free_text = rationale || (c->reply != REPLY_JUDGE && !is_multiple_choice(c));
-    choice_prompt_request(&p->prompt, c->agent->adapter, c->max_tokens, &p->req);
-    p->req.mix = c->agent->mix;
-    p->req.n_mix = c->agent->n_mix;
+    choice_prompt_request(&p->prompt, c->mix ? NULL : c->agent->adapter, c->max_tokens, &p->req);
+    p->req.mix = c->mix ? c->mix : c->agent->mix;
+    p->req.n_mix = c->mix ? c->n_mix : c->agent->n_mix;
+    if (c->mix && c->n_mix == 1 && c->mix[0].weight == 1) { // the request of the adapter's agent
+        p->req.adapter = c->mix[0].adapter;
+        p->req.n_mix = 0;
+    }
     if (free_text) p->req.max_tokens = c->max_tokens;
     if (free_text) p->req.loop_tokens = LOOP_TOKENS;
     if (free_text) p->req.grammar = rationale ? b->rationale : c->grammar;
@@ -339,8 +343,26 @@ static int client_ask(void *ctx, struct llm_call *calls, int n, struct error *er
     return rc;
 }
 
+static int client_embed(void *ctx, const char *const *texts, int n, float **out, int32_t *d,
+                        int64_t *n_tokens, struct error *err) {
+    const struct engine_client *client = ctx;
+    struct engine_embedder e = {.engine = client->engine,
+                                .model = client->model,
+                                .max_len = engine_max_len(client->engine)};
+    struct embedder embedder;
+    if (embedder_open(&embedder, &e, err) != OK) return err->code;
+    *d = embedder.d;
+    *out = xcalloc((size_t)n * (size_t)embedder.d, sizeof **out);
+    int rc = embedder.embed(embedder.ctx, texts, n, *out, err);
+    *n_tokens = e.n_tokens;
+    if (rc == OK) return OK;
+    free(*out);
+    *out = NULL;
+    return rc;
+}
+
 struct llm_client engine_client_as_llm(struct engine_client *client) {
-    return (struct llm_client){client, client_ask};
+    return (struct llm_client){client, client_ask, client->run ? NULL : client_embed};
 }
 
 const char *task_item_question(const struct task_item *it, int view) {

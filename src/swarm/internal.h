@@ -21,6 +21,8 @@ struct workflow_node {
     int tail_chars; /* characters kept of each earlier utterance; 0: all */
     float temperature, top_p;
     int32_t max_tokens;
+    bool has_flock;
+    struct flock_rules flock;
 };
 struct workflow_edge {
     int from, to;
@@ -67,6 +69,9 @@ uint8_t *answers_grade(const struct task_item *item, const struct grader *g, cha
 
 /* Whether a built-in workflow has this name or had it earlier. */
 bool workflow_is_builtin(const char *protocol);
+
+/* Whether a node has the key `flock`. */
+bool workflow_has_flock(const struct workflow *w);
 
 /* Whether every agent answers in the first step and the vote decides, as a router requires. */
 bool workflow_has_first_answers(const struct workflow *w);

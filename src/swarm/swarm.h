@@ -49,6 +49,10 @@ enum reply_format {
 };
 struct llm_call { /* one LLM call: the prompt of one agent in one step */
     const struct agent *agent;
+    /* Not NULL: the adapters [n_mix] that answer, instead of the agent's; n_mix 0: the base model
+     */
+    const struct weighted_adapter *mix;
+    int n_mix;
     const struct task_item *item;
     const struct chat_message *messages;
     int n_messages;
@@ -77,6 +81,10 @@ struct llm_client {
     void *ctx;
     /* Fills the results of the n calls; the caller releases them with llm_call_release. */
     int (*ask)(void *ctx, struct llm_call *calls, int n, struct error *err);
+    /* Sets *out to the embeddings of n texts by the base model, [n][*d], malloc'ed, and *n_tokens
+     * to the number of their tokens. NULL: the client has no embeddings. */
+    int (*embed)(void *ctx, const char *const *texts, int n, float **out, int32_t *d,
+                 int64_t *n_tokens, struct error *err);
 };
 /* The question of an item as agent `view` of a team sees it; -1: the whole question. */
 const char *task_item_question(const struct task_item *it, int view);
@@ -97,6 +105,7 @@ struct engine_client {
     int (*run)(void *ctx, struct engine_request *reqs, int n, struct error *err);
     void *run_ctx;
 };
+/* The llm_client has embeddings if `run` is not set: they run on `engine` directly. */
 struct llm_client engine_client_as_llm(struct engine_client *s);
 
 /* votes */
@@ -137,7 +146,8 @@ struct debate_options {
     float temperature;           /* below 0: the workflow's temperature */
     int32_t max_tokens;          /* 0: the workflow's limit */
     double seconds;              /* time limit of each run; 0: the workflow's limit */
-    const struct grader *grader; /* grader and on_step: see struct workflow_options */
+    const struct grader *grader; /* grader, flock and on_step: see struct workflow_options */
+    const struct flock_rules *flock;
     /* Not NULL: only the agent that the router chooses answers an item, and `rounds` is 1. The
      * router has as many agents as the team. */
     const struct router *router;
@@ -396,6 +406,48 @@ void behaviour_novelty(behaviour_distance_fn distance_fn, const void *ctx, int n
                        int n_items, struct stats_interval *value, double *distance);
 
 /*
+ * flock: the adapter mixes of the agents that answer one item, steered by the three rules of
+ * Reynolds (1987, "Flocks, herds, and schools: a distributed behavioral model").
+ *
+ * A boid's position is a point that it can move. An agent cannot move its answer directly, but only
+ * the mix of adapters that gives the answer. So the rules move mixes, and the embeddings of the
+ * answers decide how strongly. In a flock of n agents, agent i has
+ *
+ *   w_i   weights [n], at least 0, with sum 1: w_ik is the weight of agent k's adapter in the mix
+ *         that answers for agent i. Before the first step w_i is the i-th unit vector: agent i has
+ *         its own adapter only.
+ *   v_i   velocity, the change of w_i in the last step. Before the first step it is w_i - 1/n, the
+ *         direction from the uniform mix to its own adapter.
+ *   x_i   the embedding [d] of its last answer
+ *
+ * and two agents have the distance d_ij = |x_i - x_j| / max_kl |x_k - x_l|, or 0 if all answers are
+ * equal. The share of the largest distance makes the rules independent of the embedder's scale. A
+ * step moves all agents at once. The means are over the other agents j:
+ *
+ *   separation_i = mean_j (1 - d_ij) (w_i - w_j)    away from agents with near answers
+ *   alignment_i  = mean_j (v_j - v_i)               to the mean velocity
+ *   cohesion_i   = mean_j d_ij (w_j - w_i)          toward agents with distant answers
+ *   w_i <- max(0, w_i + s separation_i + a alignment_i + c cohesion_i), divided by its sum
+ *
+ * Consequences: agents with equal answers do not move by cohesion alone. Unit vectors do not move
+ * by separation alone, because their weights of the other adapters are 0 already. In the first step
+ * v_j - v_i = w_j - w_i, so that separation + alignment = cohesion.
+ */
+enum { FLOCK_MAX_COEFFICIENT = 100 };
+struct flock_rules { /* coefficients, 0 to FLOCK_MAX_COEFFICIENT */
+    double separation, alignment, cohesion;
+};
+struct boid_flock {
+    int n; /* agents */
+    double weights[TEAM_MAX][TEAM_MAX], velocity[TEAM_MAX][TEAM_MAX];
+};
+void flock_init(struct boid_flock *f, int n_agents);
+/* One step. answers[i]: x_i [d]; NULL: the agent has no answer, so it keeps its weights and the
+ * others do not see it. */
+void flock_step(struct boid_flock *f, const struct flock_rules *rules, const float *const *answers,
+                int32_t d);
+
+/*
  * workflow: debates, panels with a judge and answer pipelines as small declared graphs, and the
  * executor that runs a graph for many items at once.
  *
@@ -432,6 +484,9 @@ void behaviour_novelty(behaviour_distance_fn distance_fn, const void *ctx, int n
  *       tail: 3000                 an earlier utterance is cut to its last 3000 characters; 0: not
  *                                  cut (0)
  *       temperature, top_p, max_tokens   (0.7, 1, 256)
+ *       flock: {separation: 0.25, alignment: 0.25, cohesion: 0.25}   the step begins with a step of
+ *                                  the item's flock, whose weights mix the adapters of the calls
+ *                                  (the agents' own adapters); a rule that is left out is 0
  *   edges:                         the first edge whose condition holds leads to the next node; if
  *                                  no edge does, the item ends
  *     - {from: first, to: first, when: round < rounds and not agreed}
@@ -509,6 +564,8 @@ struct workflow_options {
     /* For items without choices: extracts the answer from a text and decides which answers are
      * equal. NULL: the text after "answer:", compared by the grader "exact". */
     const struct grader *grader;
+    /* Replaces the rules of nodes with `flock`; below 0: the node's. NULL: the nodes' rules. */
+    const struct flock_rules *flock;
     const int *only; /* [n_items] the one agent that speaks about the item, as in a team without the
                         others; NULL: all agents speak */
     const json_t *given;   /* the variable `given` of templates, an object; may be NULL */
@@ -522,7 +579,8 @@ struct workflow_options {
 };
 /* The caller zeroes transcripts [n_items] and releases them with transcript_release, also after an
  * error. Errors: the size of the team, a text that is not UTF-8, an error of the client, an error
- * in a template (the message names node and line). */
+ * in a template (the message names node and line), a node with `flock` and a client without
+ * embeddings. */
 int workflow_run(const struct workflow *w, const struct llm_client *client,
                  const struct agent *team, int n_agents, const struct task_item *items, int n_items,
                  const struct workflow_options *o, struct transcript *transcripts,
@@ -850,10 +908,12 @@ struct debate_request { /* filled from debate_request_rows */
     char *sample_temperature, *tune_data;
     int64_t rounds, n, shots, max_tokens, samples, check_samples, passes, seed;
     double temperature, seconds;
+    struct flock_rules flock; /* below 0: the protocol's */
     bool chain_of_thought, free_answers, check_sandbox, base;
 };
 extern const struct option_row debate_request_rows[];
-/* Overrides options of a team with those that the request sets, and checks `credit`. */
+/* Overrides options of a team with those that the request sets, and checks `credit`. `o` borrows
+ * the rules of `r`. */
 int debate_request_apply(const struct debate_request *r, struct debate_options *o,
                          struct error *err);
 struct debate_questions {

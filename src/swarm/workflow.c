@@ -149,6 +149,21 @@ static int messages_read(struct workflow_reader *r, const json_t *v, struct work
     return OK;
 }
 
+/* Reads the key `flock` of a node: the coefficients of the rules. */
+static int flock_read(struct workflow_reader *r, const json_t *v, struct flock_rules *out) {
+    static const char *const rules[] = {"separation", "alignment", "cohesion", NULL};
+    double *const coefficients[] = {&out->separation, &out->alignment, &out->cohesion};
+    char path[sizeof r->key_path];
+    memcpy(path, r->key_path, sizeof path);
+    int rc = keys_check(r, v, path, rules);
+    for (int i = 0; rc == OK && rules[i]; i++) {
+        const json_t *x = json_object_get(v, rules[i]);
+        snprintf(r->key_path, sizeof r->key_path, "%.100s.%s", path, rules[i]);
+        if (x) rc = number_read(r, x, 0, FLOCK_MAX_COEFFICIENT, coefficients[i]);
+    }
+    return rc;
+}
+
 static int node_key_read(struct workflow_reader *r, struct workflow_node *n, const char *key,
                          const json_t *v) {
     static const char *const replies[] = {"text", "answer", "judge", "legacy", NULL};
@@ -157,6 +172,10 @@ static int node_key_read(struct workflow_reader *r, struct workflow_node *n, con
     int rc, i = 0;
     if (strcmp(key, "by") == 0) return speakers_read(r, v, n);
     if (strcmp(key, "messages") == 0) return messages_read(r, v, n);
+    if (strcmp(key, "flock") == 0) {
+        n->has_flock = true;
+        return flock_read(r, v, &n->flock);
+    }
     if (strcmp(key, "same_round") == 0) {
         n->same_round = json_is_true(v);
         return json_is_boolean(v) ? OK : format_error(r, "true or false is expected at", n->name);
@@ -439,6 +458,12 @@ bool workflow_has_first_answers(const struct workflow *w) {
     return first->role_mask == ~0u &&
            (first->reply == REPLY_ANSWER || first->reply == REPLY_LEGACY) && w->judge_node < 0 &&
            w->text_node < 0;
+}
+
+bool workflow_has_flock(const struct workflow *w) {
+    for (int i = 0; i < w->n_nodes; i++)
+        if (w->nodes[i].has_flock) return true;
+    return false;
 }
 
 int workflow_n_roles(const struct workflow *w) {

@@ -22,13 +22,15 @@ struct workflow_track {
     int index;                     /* index of the item; part of the seeds of its random orders */
     int only;                      /* the one agent that speaks; -1: all do */
     int node;                      /* current node; -1: the item has ended */
-    int n_spoken;            /* in-turn nodes: number of agents that have replied in this step */
-    int waiting;             /* number of agents that have not replied in this step */
-    int step_begin;          /* index of the first utterance of this step */
-    int reported_utterances; /* utterances already passed to `on_step` */
-    int round, capacity;     /* current round, from 0; capacity of transcript->v */
-    int calls;               /* calls so far; a step without speakers counts as one */
-    int64_t generated;       /* generated tokens so far */
+    int n_spoken;             /* in-turn nodes: number of agents that have replied in this step */
+    int waiting;              /* number of agents that have not replied in this step */
+    int step_begin;           /* index of the first utterance of this step */
+    int reported_utterances;  /* utterances already passed to `on_step` */
+    int round, capacity;      /* current round, from 0; capacity of transcript->v */
+    int calls;                /* calls so far; a step without speakers counts as one */
+    int64_t generated;        /* generated tokens so far */
+    struct boid_flock *flock; /* from the first node with `flock` on */
+    int64_t n_embedded;       /* tokens of the embeddings of this step */
 };
 struct workflow_execution {
     const struct workflow *w;
@@ -50,6 +52,7 @@ struct pending_call {
     int agent;
     struct chat_message messages[NODE_MESSAGES_MAX];
     struct jinja_output texts[NODE_MESSAGES_MAX];
+    struct weighted_adapter *mix; /* at a node with `flock` */
 };
 
 static const char *role_name(const struct workflow_execution *r, int agent) {
@@ -195,6 +198,81 @@ static json_t *agent_vars(const struct workflow_execution *r, const struct workf
     return vars;
 }
 
+/* flocks */
+
+/* The node's rules with the caller's coefficients. */
+static struct flock_rules rules_of(const struct workflow_execution *r,
+                                   const struct workflow_node *n) {
+    struct flock_rules v = n->flock;
+    const struct flock_rules *o = r->options->flock;
+    if (o && o->separation >= 0) v.separation = o->separation;
+    if (o && o->alignment >= 0) v.alignment = o->alignment;
+    if (o && o->cohesion >= 0) v.cohesion = o->cohesion;
+    return v;
+}
+
+/* Sets distinct[n] to the agents' different last answers, and of[a] to the place of agent a's
+ * answer in it, or -1. Returns their number. */
+static int distinct_answers(const struct workflow_execution *r, const struct workflow_track *t,
+                            const char *distinct[TEAM_MAX], int of[TEAM_MAX]) {
+    int n = 0, answer[TEAM_MAX];
+    for (int a = 0; a < r->n_agents; a++) {
+        const struct utterance *u = latest_utterance(t, a, t->step_begin, true);
+        of[a] = -1;
+        if (!u) continue;
+        for (of[a] = 0; of[a] < n && answer[of[a]] != u->answer;) of[a]++;
+        if (of[a] < n) continue;
+        answer[n] = u->answer;
+        distinct[n++] = answer_text(t->transcript, u);
+    }
+    return n;
+}
+
+/* The step of an item's flock. Different answers are embedded once; equal ones need no embedding,
+ * because only distances count. */
+static int track_flock_step(const struct workflow_execution *r, struct workflow_track *t,
+                            const struct llm_client *client, struct error *err) {
+    static const float origin;
+    const struct flock_rules rules = rules_of(r, &r->w->nodes[t->node]);
+    const char *distinct[TEAM_MAX];
+    const float *answers[TEAM_MAX] = {NULL};
+    int of[TEAM_MAX], n = distinct_answers(r, t, distinct, of), rc = OK;
+    int32_t d = 1;
+    float *v = NULL;
+    if (!t->flock) {
+        t->flock = xcalloc(1, sizeof *t->flock);
+        flock_init(t->flock, r->n_agents);
+    }
+    if (n > 1) rc = client->embed(client->ctx, distinct, n, &v, &d, &t->n_embedded, err);
+    if (rc != OK) return error_wrap(err, "workflow '%s', embeddings of the answers", r->w->name);
+    for (int a = 0; a < r->n_agents; a++)
+        if (of[a] >= 0) answers[a] = v ? v + (size_t)of[a] * (size_t)d : &origin;
+    flock_step(t->flock, &rules, answers, d);
+    free(v);
+    return OK;
+}
+
+/* Sets the adapters of a call by the weights of agent `me`, malloc'ed. An agent without an adapter
+ * adds nothing: its weight is that of the base model. */
+static void call_mix(const struct workflow_execution *r, const struct workflow_track *t, int me,
+                     struct pending_call *a, struct llm_call *c) {
+    int room = 1, n = 0;
+    for (int k = 0; k < r->n_agents; k++) room += MAX(r->team[k].n_mix, 1);
+    a->mix = xcalloc((size_t)room, sizeof *a->mix);
+    for (int k = 0; k < r->n_agents; k++) {
+        const struct agent *of = &r->team[k];
+        const float w = (float)t->flock->weights[me][k];
+        if (w > 0 && of->adapter)
+            a->mix[n++] = (struct weighted_adapter){.adapter = of->adapter, .weight = w};
+        for (int i = 0; w > 0 && !of->adapter && i < of->n_mix; i++) {
+            a->mix[n] = of->mix[i];
+            a->mix[n++].weight *= w;
+        }
+    }
+    c->mix = a->mix;
+    c->n_mix = n;
+}
+
 /* calls */
 
 static bool agent_speaks(const struct workflow_execution *r, const struct workflow_node *n,
@@ -256,6 +334,7 @@ static int call_init(const struct workflow_execution *r, struct pending_call *a,
         c->max_tokens = r->team[a->agent].max_tokens;
     if (c->temperature > 0) c->seed = call_seed(r, t, a->agent);
     c->max_tokens = (int32_t)MIN((int64_t)c->max_tokens, token_share);
+    if (n->has_flock) call_mix(r, t, a->agent, a, c);
     return messages_render(r, a, c, err);
 }
 
@@ -454,6 +533,8 @@ static int workflow_step(struct workflow_execution *r, const struct llm_client *
         if (t->node >= 0 && n_speakers == 0) { // no agent has the role
             t->calls++;                        // such a step counts as a call, so that cycles end
             rc = track_advance(r, t, err);
+        } else if (n_speakers > 0 && t->n_spoken == 0 && r->w->nodes[t->node].has_flock) {
+            rc = track_flock_step(r, t, client, err);
         }
         for (int k = 0; rc == OK && k < n_speakers; k++, n++) {
             a[n].track = t;
@@ -463,6 +544,8 @@ static int workflow_step(struct workflow_execution *r, const struct llm_client *
     }
     if (rc == OK && n > 0) rc = client->ask(client->ctx, calls, n, err);
     for (int i = 0; rc == OK && i < n; i++) {
+        calls[i].n_prefilled += (int32_t)a[i].track->n_embedded;
+        a[i].track->n_embedded = 0;
         utterance_add(r, a[i].track, a[i].agent, &calls[i]);
         if (i + 1 < n && a[i + 1].track == a[i].track) continue;
         track_report(r, a[i].track);
@@ -471,6 +554,7 @@ static int workflow_step(struct workflow_execution *r, const struct llm_client *
     for (int i = 0; i < n + (rc != OK && (size_t)n < max_calls); i++) {
         for (int m = 0; m < NODE_MESSAGES_MAX; m++) jinja_output_release(&a[i].texts[m]);
         llm_call_release(&calls[i]);
+        free(a[i].mix);
     }
     *n_calls = n;
     free(a);
@@ -518,6 +602,12 @@ int workflow_run(const struct workflow *w, const struct llm_client *client,
                  struct progress *p, struct error *err) {
     if (n_agents < 1 || n_agents > TEAM_MAX)
         return error_set(err, ERR_USAGE, "a team has 1 to %d agents, not %d", TEAM_MAX, n_agents);
+    if (workflow_has_flock(w) && !client->embed)
+        return error_set(
+            err, ERR_USAGE,
+            "workflow '%s' has a flock, for which there are no embeddings here; 'shoal "
+            "debate', 'shoal eval --team' and the library have them",
+            w->name);
     struct workflow_execution r = {.w = w,
                                    .team = team,
                                    .n_agents = n_agents,
@@ -542,6 +632,7 @@ int workflow_run(const struct workflow *w, const struct llm_client *client,
         if (rc == OK && open > 0) rc = log_check_cancelled(err);
     }
     for (int i = 0; rc == OK && i < n_items; i++) track_decide(&r, &r.tracks[i]);
+    for (int i = 0; i < n_items; i++) free(r.tracks[i].flock);
     free(r.tracks);
     return rc;
 }

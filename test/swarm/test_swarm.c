@@ -968,6 +968,15 @@ static int replies_ask(void *ctx, struct llm_call *calls, int n, struct error *e
     return OK;
 }
 
+static int replies_embed(void *ctx, const char *const *texts, int n, float **out, int32_t *d,
+                         int64_t *n_tokens, struct error *e) {
+    (void)ctx, (void)texts, (void)e;
+    *d = 1;
+    *n_tokens = n;
+    *out = xcalloc((size_t)n, sizeof **out);
+    return OK;
+}
+
 struct progress_seen {
     int64_t first_total, done, total;
     bool exceeded;
@@ -991,7 +1000,7 @@ static struct progress_seen report_watch(const char *protocol, struct replies *r
                     *before = log_set_sink(&sink);
     struct workflow *w = workflow_open(protocol, &err);
     struct debate_options o = options_make(3, 1);
-    const struct llm_client client = {replies, replies_ask};
+    const struct llm_client client = {replies, replies_ask, replies_embed};
     const struct debate_report_options needs = {.name = "watched",
                                                 .samples = 64,
                                                 .temperature = 1,

@@ -119,6 +119,18 @@ static int script_ask(void *ctx, struct llm_call *calls, int n, struct error *e)
     return OK;
 }
 
+/* The embedding of a text is its length. */
+static int script_embed(void *ctx, const char *const *texts, int n, float **out, int32_t *d,
+                        int64_t *n_tokens, struct error *e) {
+    (void)ctx;
+    (void)e;
+    *d = 1;
+    *n_tokens = n;
+    *out = xcalloc((size_t)n, sizeof **out);
+    for (int i = 0; i < n; i++) (*out)[i] = (float)strlen(texts[i]);
+    return OK;
+}
+
 static void script_reset(void) {
     for (int i = 0; i < script.n; i++) free(script.v[i].messages);
     buf_release(&script.log);
@@ -132,7 +144,7 @@ static const struct agent four_agents[] = {
 static void run_team(const struct workflow *w, const struct agent *team, int n_agents,
                      const struct task_item *items, int n_items, struct workflow_options o,
                      reply_fn *respond, struct transcript *talks) {
-    struct llm_client a = {NULL, script_ask};
+    struct llm_client a = {NULL, script_ask, script_embed};
     script_reset();
     script.team = team;
     script.items = items;
@@ -246,7 +258,7 @@ static void protocol_log(const char *name, const char *head, const struct task_i
     for (int i = 0; i < n_agents; i += 2)
         team[i].system = systems[respond == reply_choices ? it - questions : 0];
     script_reset();
-    struct llm_client a = {NULL, script_ask};
+    struct llm_client a = {NULL, script_ask, script_embed};
     script = (struct script){.team = team,
                              .items = respond == reply_choices ? questions : it,
                              .respond = respond,
@@ -616,7 +628,7 @@ static void test_many_answers(void **state) {
     for (int i = 0; i < TEAM_MAX; i++) truncated += o.v[i].truncated;
     assert_int_equal(truncated, 4);
     transcript_release(&o);
-    struct llm_client a = {NULL, script_ask};
+    struct llm_client a = {NULL, script_ask, script_embed};
     struct debate d;
     struct debate_options options = {
         .workflow = w, .rounds = 1, .vote = vote_find("majority"), .temperature = -1};
@@ -741,7 +753,7 @@ static void test_free_answers_are_graded(void **state) {
     (void)state;
     static char gold[] = "0.5";
     struct task_item items[2] = {open_item, open_item};
-    struct llm_client a = {NULL, script_ask};
+    struct llm_client a = {NULL, script_ask, script_embed};
     struct debate d;
     struct self_consistency s;
     uint8_t right[2];
@@ -1306,7 +1318,7 @@ static void test_template_errors(void **state) {
     for (int i = 0; i < 3; i++) {
         struct transcript o[2] = {0};
         struct task_item items[2] = {abc, open_item};
-        struct llm_client a = {NULL, script_ask};
+        struct llm_client a = {NULL, script_ask, script_embed};
         struct workflow *w = workflow_of_yaml(cases[i][0]);
         script_reset();
         script.team = four_agents;
@@ -1321,7 +1333,7 @@ static void test_template_errors(void **state) {
     }
     struct transcript o = {0};
     struct workflow *w = workflow_of_yaml("name: x\n" ASK);
-    struct llm_client a = {NULL, script_ask};
+    struct llm_client a = {NULL, script_ask, script_embed};
     assert_int_equal(workflow_run(w, &a, four_agents, 0, &abc, 1, &default_options, &o, NULL, &err),
                      ERR_USAGE);
     assert_int_equal(

@@ -20,7 +20,7 @@
 struct options {
     char *world, *policy_pipe, *env_pipe, *record, *replay, *max_memory;
     struct strings policies;
-    int64_t agents, steps, maps, seed, at;
+    int64_t agents, steps, maps, seed, at, at_decisions;
     double timeout;
     struct engine_limits limits;
     bool watch, do_continue, pipe, best;
@@ -72,6 +72,9 @@ static const struct option_row command_rows[] = {
     ROW("best", OPT_BOOL, best, NULL, 0, 0, NULL, "export: the fittest adapter (the default)"),
     ROW("adapter-name", OPT_STRING, adapter_name, NULL, 0, 0, "NAME", "export: the adapter NAME",
         JOB_ARG_TEXT),
+    ROW("at-decisions", OPT_INT, at_decisions, NULL, 0, 1e15, "N",
+        "compare: the results of every run after N decisions, interpolated between generations; "
+        "0: at its end"),
     {0},
 };
 
@@ -612,6 +615,8 @@ static int options_check(const struct cli_options *c, const struct options *o, b
     if (o->best || o->adapter_name)
         return error_set(err, ERR_USAGE,
                          "--best and --adapter-name are of 'shoal world export RUN'");
+    if (o->at_decisions)
+        return error_set(err, ERR_USAGE, "--at-decisions is of 'shoal world compare GROUP …'");
     if (model && o->pipe) return error_set(err, ERR_USAGE, "--pipe is without a model");
     if (model && simulation_options_check(&o->simulation.simulation, err) != OK) return err->code;
     if (o->replay) return replay_check(o, err);
@@ -780,7 +785,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
     const struct options *o = options;
     if (args->n && strcmp(args->v[0], "export") == 0) return run_export(o, args, err);
     if (args->n > 1 && strcmp(args->v[0], "compare") == 0)
-        return world_compare(c, &o->simulation, args, err);
+        return world_compare(c, &o->simulation, args, o->at_decisions, err);
     if (args->n > 1) return error_set(err, ERR_USAGE, "'%s': one model at most", args->v[1]);
     if (options_check(c, o, args->n, err) != OK) return err->code;
     if (args->n) return model_play(c, o, args->v[0], err);

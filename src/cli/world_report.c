@@ -130,6 +130,7 @@ static json_t *group_json(const struct simulation_comparison *c, const struct si
         json_pack("{s:s,s:i,s:f,s:o,s:o}", "group", g->name, "runs", g->n_runs, "decisions",
                   g->decisions, "delivered", stats_interval_json(g->delivered),
                   "decisions_to_80_percent", isfinite(time) ? json_real(time) : json_null());
+    if (c->at_decisions > 0) json_object_set_new(v, "at_decisions", json_real(c->at_decisions));
     if (g->pairs > 1)
         json_object_update_new(v, json_pack("{s:s,s:i,s:o,s:f}", "against", c->groups[0].name,
                                             "pairs", g->pairs, "difference",
@@ -151,9 +152,12 @@ static void group_print(const struct simulation_comparison *c, const struct simu
 }
 
 static void comparison_print(const struct simulation_comparison *c) {
-    printf("delivered by an agent on held-out maps, at the end; rule %.2f, random %.2f [95 %% "
+    char when[48] = "at the end";
+    if (c->at_decisions > 0)
+        snprintf(when, sizeof when, "after %.0f decisions of each run", c->at_decisions);
+    printf("delivered by an agent on held-out maps, %s; rule %.2f, random %.2f [95 %% "
            "over runs]\n\n%-16s %4s  ",
-           c->rule, c->random, "group", "runs");
+           when, c->rule, c->random, "group", "runs");
     if (c->trained) printf("%9s  ", "decisions");
     printf("%-22s  %6s  ", "delivered", "rule's");
     if (c->trained) printf("%9s", "to 80 %");
@@ -162,8 +166,9 @@ static void comparison_print(const struct simulation_comparison *c) {
 }
 
 int world_compare(const struct cli_options *common, const struct simulation_run_options *o,
-                  const struct strings *names, struct error *err) {
-    struct simulation_comparison *c = simulation_compare(o->runs, names->v + 1, names->n - 1, err);
+                  const struct strings *names, int64_t at_decisions, struct error *err) {
+    struct simulation_comparison *c =
+        simulation_compare(o->runs, names->v + 1, names->n - 1, (double)at_decisions, err);
     int rc = c ? OK : err->code;
     for (int i = 0; c && common->json && i < c->n; i++)
         cli_print_json(group_json(c, &c->groups[i]));

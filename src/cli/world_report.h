@@ -12,8 +12,9 @@ int world_simulate(const struct cli_options *c, const struct simulation_request 
 /* Exports a policy of the run; name NULL: the best one. */
 int world_export(const struct simulation_run_options *o, const char *run, const char *name,
                  struct error *err);
-/* Compares the groups names[1], names[2] …; writes a chart (SVG) to o->out if it is set. */
+/* Compares the groups names[1], names[2] … after at_decisions, or at the ends of their runs if that
+ * is 0; writes a chart (SVG) to o->out if it is set. */
 int world_compare(const struct cli_options *c, const struct simulation_run_options *o,
-                  const struct strings *names, struct error *err);
+                  const struct strings *names, int64_t at_decisions, struct error *err);
 
 #endif

@@ -7,7 +7,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { MAX_RUNS = 64, MAX_GROUPS = 8, MAX_LINES = MAX_GROUPS + 2, MAX_POINTS = 256 };
+enum { MAX_RUNS = 64, MAX_GROUPS = 16, MAX_LINES = MAX_GROUPS + 2, MAX_POINTS = 256 };
 /* The share of the deliveries of the policy `rule` that a run has to reach: decisions_to_target. */
 #define TARGET_FRACTION 0.8
 
@@ -15,6 +15,7 @@ struct run_curve {
     char *key;
     int n; /* number of points */
     double decisions[MAX_POINTS], delivered[MAX_POINTS];
+    double result; /* the deliveries that are compared */
 };
 struct group {
     const char *name;
@@ -77,13 +78,39 @@ static int group_read(struct comparison *c, struct group *g, const char *root, s
     return rc;
 }
 
+static double final_decisions(const struct run_curve *m) {
+    return m->n ? m->decisions[m->n - 1] : 0;
+}
+
 static double final_delivered(const struct run_curve *m) {
     return m->n ? m->delivered[m->n - 1] : 0;
 }
 
-static struct stats_interval group_final_delivered(const struct group *g) {
+/* The deliveries of a run after x decisions, which it must have: linear between two generations. */
+static double delivered_at(const struct run_curve *m, double x) {
+    int i = 0;
+    while (m->decisions[i] < x) i++;
+    if (i == 0) return m->delivered[0];
+    double width = m->decisions[i] - m->decisions[i - 1];
+    double fraction = (x - m->decisions[i - 1]) / width;
+    return m->delivered[i - 1] + fraction * (m->delivered[i] - m->delivered[i - 1]);
+}
+
+/* Sets the result of each run of a group, see simulation_compare. */
+static int group_evaluate(struct group *g, double at, struct error *err) {
+    for (int i = 0; i < g->n; i++) {
+        struct run_curve *m = g->v[i];
+        if (at > final_decisions(m))
+            return error_set(err, ERR_USAGE, "'%s-%s' ends after %.0f decisions", g->name, m->key,
+                             final_decisions(m));
+        m->result = at > 0 ? delivered_at(m, at) : final_delivered(m);
+    }
+    return OK;
+}
+
+static struct stats_interval group_mean_delivered(const struct group *g) {
     double v[MAX_RUNS];
-    for (int i = 0; i < g->n; i++) v[i] = final_delivered(g->v[i]);
+    for (int i = 0; i < g->n; i++) v[i] = g->v[i]->result;
     return stats_mean_interval(v, g->n);
 }
 
@@ -107,28 +134,25 @@ static int paired_differences(const struct group *a, const struct group *b, doub
     for (int i = 0; i < a->n; i++)
         for (int j = 0; j < b->n; j++)
             if (strcmp(a->v[i]->key, b->v[j]->key) == 0)
-                diff[n++] = final_delivered(a->v[i]) - final_delivered(b->v[j]);
+                diff[n++] = a->v[i]->result - b->v[j]->result;
     return n;
 }
 
 /* Whether any run has a learning curve. A run that only evaluates has none. */
 static bool any_trained(const struct comparison *c) {
     for (int i = 0; i < c->result.n; i++)
-        for (int k = 0; k < c->groups[i].n; k++) {
-            const struct run_curve *m = c->groups[i].v[k];
-            if (m->n && m->decisions[m->n - 1] > 0) return true;
-        }
+        for (int k = 0; k < c->groups[i].n; k++)
+            if (final_decisions(c->groups[i].v[k]) > 0) return true;
     return false;
 }
 
 static struct simulation_group group_result(const struct comparison *c, int i) {
     const struct group *g = &c->groups[i];
-    const struct run_curve *m = g->v[0];
     double diff[MAX_RUNS];
     struct simulation_group out = {.name = g->name,
                                    .n_runs = g->n,
-                                   .decisions = m->n ? m->decisions[m->n - 1] : 0,
-                                   .delivered = group_final_delivered(g),
+                                   .decisions = final_decisions(g->v[0]),
+                                   .delivered = group_mean_delivered(g),
                                    .decisions_to_80_percent = median_decisions_to_target(c, g)};
     if (i) out.pairs = paired_differences(&c->groups[0], g, diff);
     if (out.pairs > 1) {
@@ -194,15 +218,17 @@ void simulation_comparison_free(struct simulation_comparison *result) {
 }
 
 struct simulation_comparison *simulation_compare(const char *runs, char *const *names, int n,
-                                                 struct error *err) {
+                                                 double at_decisions, struct error *err) {
     struct comparison *c = xcalloc(1, sizeof *c);
     int rc = OK;
-    c->result = (struct simulation_comparison){.rule = NAN, .random = NAN, .groups = c->results};
+    c->result = (struct simulation_comparison){
+        .at_decisions = at_decisions, .rule = NAN, .random = NAN, .groups = c->results};
     if (n > MAX_GROUPS) rc = error_set(err, ERR_USAGE, "at most %d groups", MAX_GROUPS);
     for (int i = 0; rc == OK && i < n; i++) {
         c->groups[i].name = names[i];
         c->result.n++;
         rc = group_read(c, &c->groups[i], runs, err);
+        if (rc == OK) rc = group_evaluate(&c->groups[i], at_decisions, err);
     }
     for (int i = 0; rc == OK && i < n; i++) c->results[i] = group_result(c, i);
     c->result.trained = any_trained(c);

@@ -741,15 +741,15 @@ void model_policy_describe(const struct model_policy *p, int agent, struct buf *
 
 /*
  * compare: statistics of groups of runs over seeds. A group NAME consists of the runs in folders
- * NAME-KEY (both-s1, both-s2, …). Groups are compared with the first one, at the end of their runs,
- * on the keys that both have.
+ * NAME-KEY (both-s1, both-s2, …). Groups are compared with the first one, at the end of their runs
+ * or after an equal number of decisions, on the keys that both have.
  */
 
 struct simulation_group {
     const char *name;
     int n_runs;
     double decisions;                /* number of decisions of the first run by key */
-    struct stats_interval delivered; /* at the end of the runs */
+    struct stats_interval delivered; /* at the end of the runs or after `at_decisions` */
     /* The median over runs of the decisions until a run delivers 80 % of what the policy `rule`
      * delivers; INFINITY: never. */
     double decisions_to_80_percent;
@@ -758,14 +758,17 @@ struct simulation_group {
     double p;
 };
 struct simulation_comparison {
+    double at_decisions; /* where the runs are compared; 0: at their ends */
     double rule, random; /* deliveries of these policies on the same maps; NAN: unknown */
     bool trained;        /* any run has trained, not only evaluated */
     const struct simulation_group *groups; /* [n] */
     int n;
 };
-/* Reads the curves of the n groups in the folder `runs`. The names are borrowed. */
+/* Reads the curves of the n groups in the folder `runs`. The names are borrowed. A run that ends
+ * before at_decisions > 0 is an error. A run's deliveries there are interpolated linearly between
+ * the generations before and after. */
 struct simulation_comparison *simulation_compare(const char *runs, char *const *names, int n,
-                                                 struct error *err);
+                                                 double at_decisions, struct error *err);
 /* Writes the curves of all groups as SVG. */
 int simulation_comparison_plot(const struct simulation_comparison *c, const char *path,
                                struct error *err);

@@ -973,6 +973,18 @@ fi
 says "flags of simulations without a model" 2 "require a model" "$shoal" world --generations 3
 says "--best elsewhere" 2 "of 'shoal world export RUN'" "$shoal" world --best
 says "missing groups" 1 "has no run of a world 'both-" "$shoal" world compare both --runs "$tmp"
+says "--at-decisions elsewhere" 2 "of 'shoal world compare" "$shoal" world --at-decisions 9
+for run in slow-s1:200:4 fast-s1:100:5; do # name, decisions of a generation, deliveries that it adds
+    mkdir "$tmp/${run%%:*}"
+    echo "$run" | awk -F: '{ print "{\"policy\":\"rule\",\"held_out\":{\"delivered\":{\"value\":20}}}"
+        for (i = 0; i < 3; i++) printf "{\"generation\":%d,\"decisions\":%d,\"held_out\":{\"delivered\":{\"value\":%d}}}\n", i, i * $2, i * $3 }' >"$tmp/${run%%:*}/curve.jsonl"
+done
+prints "groups at their ends" "at the end; rule 20.00" "$shoal" world compare slow fast --runs "$tmp"
+prints "deliveries between two generations" "slow                1        400    3.00 [" "$shoal" world compare slow fast --runs "$tmp" --at-decisions 150
+holds "of every group" "fast                1        200    7.50 [" "$tmp/out"
+holds "which the header names" "after 150 decisions of each run" "$tmp/out"
+prints "and in JSON" '"at_decisions":150' "$shoal" world compare slow fast --runs "$tmp" --at-decisions 150 --json
+says "decisions that a run has not made" 2 "'fast-s1' ends after 200 decisions" "$shoal" world compare slow fast --runs "$tmp" --at-decisions 201
 if [ -e test/models/fry-1/config.json ]; then
     lives="$shoal world test/models/fry-1 --steps 20 --agents 4 --held-out 2 --update-interval 5 --batch-size 2 --runs $tmp/lruns --quiet"
     $lives --generations 1 --out "$tmp/lone" >"$tmp/one" 2>"$tmp/err" || bad "a simulation" "$(cat "$tmp/err")"

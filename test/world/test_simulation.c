@@ -2275,6 +2275,59 @@ static void test_failed_saves(void **state) {
 
 /* options */
 
+/* Writes the curve of a run: a point for each pair of decisions and deliveries. */
+static void curve_write(const char *root, const char *run, const double (*points)[2], int n) {
+    char *dir = path_join(root, run), *path = path_join(dir, "curve.jsonl");
+    struct buf b = {0};
+    struct error err;
+    buf_puts(&b, "{\"policy\":\"rule\",\"held_out\":{\"delivered\":{\"value\":10}}}\n");
+    for (int i = 0; i < n; i++)
+        buf_printf(&b,
+                   "{\"generation\":%d,\"decisions\":%g,"
+                   "\"held_out\":{\"delivered\":{\"value\":%g}}}\n",
+                   i, points[i][0], points[i][1]);
+    assert_int_equal(dir_make(dir, &err), OK);
+    assert_int_equal(file_write(path, b.data, b.len, &err), OK);
+    buf_release(&b);
+    free(path);
+    free(dir);
+}
+
+/* Two groups of two runs of different lengths, compared at their ends and after equal decisions. */
+static void test_comparison(void **state) {
+    static const double slow[2][3][2] = {{{0, 0}, {100, 5}, {300, 9}},
+                                         {{0, 1}, {200, 3}, {400, 5}}},
+                        fast[2][3][2] = {{{0, 0}, {50, 4}, {100, 6}}, {{0, 1}, {50, 8}, {150, 9}}};
+    static const struct {
+        double at, delivered[2], difference;
+    } cases[] = {{0, {7, 7.5}, -0.5},          // 9, 5; 6, 9
+                 {50, {2, 6}, -4},             // 2.5, 1.5; 4, 8
+                 {100, {3.5, 7.25}, -3.75},    // 5, 2; 6, 8.5
+                 {75, {2.75, 6.625}, -3.875}}; // 3.75, 1.75; 5, 8.25
+    char *root = path_in_folder("compared"), *names[] = {"slow", "fast"};
+    struct error err;
+    (void)state;
+    for (int i = 0; i < 2; i++) {
+        curve_write(root, i ? "slow-s2" : "slow-s1", slow[i], 3);
+        curve_write(root, i ? "fast-s2" : "fast-s1", fast[i], 3);
+    }
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct simulation_comparison *c = simulation_compare(root, names, 2, cases[i].at, &err);
+        assert_non_null(c);
+        for (int k = 0; k < 2; k++)
+            assert_float_equal(c->groups[k].delivered.value, cases[i].delivered[k], 1e-12);
+        assert_int_equal(c->groups[1].pairs, 2);
+        assert_float_equal(c->groups[1].difference.value, cases[i].difference, 1e-12);
+        assert_float_equal(c->groups[1].decisions, 100, 0);
+        assert_float_equal(c->groups[1].decisions_to_80_percent, 50, 0);
+        simulation_comparison_free(c);
+    }
+    assert_null(simulation_compare(root, names, 2, 101, &err));
+    assert_int_equal(err.code, ERR_USAGE);
+    assert_string_equal(err.text, "'fast-s1' ends after 100 decisions");
+    free(root);
+}
+
 static void test_options(void **state) {
     (void)state;
     static const struct {
@@ -2355,6 +2408,7 @@ int main(void) {
         cmocka_unit_test(test_carry_elite_stats),
         cmocka_unit_test(test_damaged_states),
         cmocka_unit_test(test_failed_saves),
+        cmocka_unit_test(test_comparison),
         cmocka_unit_test(test_options),
     };
     log_quiet = true;

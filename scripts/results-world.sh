@@ -4,12 +4,12 @@
 # Every group is one configuration, each of its runs a seed, GROUP-sSEED below $WORK/runs; all are evaluated after each
 # generation on the same few held-out maps, and at the end on many. Finished runs are skipped, interrupted ones are
 # continued. In the exact class the same commands give the same digits everywhere. SEEDS, GROUPS_OF_RUNS, GENERATIONS,
-# HELD and FINAL (number of maps), WORK (build/results-world), THREADS and SHOAL may be set.
+# HELD and FINAL (number of maps), AT (decisions), WORK (build/results-world), THREADS and SHOAL may be set.
 set -eu
 cd "$(dirname "$0")/.."
 export SHOAL_WORLD_KV_CACHE_DTYPE=f32 # as in the recorded figures
-shoal="${SHOAL:-$PWD/build/shoal}" work="${WORK:-build/results-world}" held="${HELD:-2}" final="${FINAL:-16}" generations="${GENERATIONS:-12}"
-seeds="${SEEDS:-1 2 3 4 5}" groups="${GROUPS_OF_RUNS:-both online evolution frozen untrained taught taught_online one_taught}"
+shoal="${SHOAL:-$PWD/build/shoal}" work="${WORK:-build/results-world}" held="${HELD:-2}" final="${FINAL:-16}" generations="${GENERATIONS:-12}" at="${AT:-60000}"
+seeds="${SEEDS:-1 2 3 4 5}" groups="${GROUPS_OF_RUNS:-both online evolution frozen untrained taught taught_online one_taught one_online}"
 runs="$work/runs" base="$work/fry-q8_0.gguf"
 mkdir -p "$runs"
 [ -f "$base" ] || "$shoal" quantize --quiet models/fry "$base" --type q8_0 >/dev/null # a third of f32's time
@@ -22,6 +22,7 @@ flags() {
     rewards="--update-interval 2 --batch-size 16 --shared-experience-fraction 1 --lr 2e-3 --entropy-coef 0.03"
     twice="--generations $((2 * generations))" # without a teacher: they need more generations
     teacher="--learn clone --update-interval 2 --batch-size 8 --replay-fraction 1"
+    shared="--num-adapters 1 --no-breed --init-noise 0 --update-interval 2 --batch-size 64 --buffer-size 20000"
     case $1 in
     both) echo "$rewards $twice" ;;
     online) echo "$rewards $twice --no-breed" ;;
@@ -30,7 +31,8 @@ flags() {
     untrained) echo "--learn none --no-breed --init-noise 0 --generations 1" ;;
     taught) echo "$teacher" ;;
     taught_online) echo "$teacher --no-breed" ;;
-    one_taught) echo "--learn clone --num-adapters 1 --no-breed --init-noise 0 --update-interval 2 --batch-size 64 --buffer-size 20000" ;;
+    one_taught) echo "--learn clone $shared" ;;
+    one_online) echo "$shared $twice --lr 2e-3 --entropy-coef 0.03" ;;
     esac
 }
 
@@ -58,18 +60,31 @@ for seed in $seeds; do
     done
 done
 
+# The deliveries of a group after $at decisions of each run.
+delivered() { "$shoal" world compare "$1" --runs "$runs" --at-decisions "$at" | awk -v group="$1" '$1 == group { print $4 }'; }
+
 {
     cat <<END
 ## The world (\`make results-world\`)
 
-Twenty agents on the starter model in q8_0, rules \`repaired\`, episodes of 500 ticks, $generations generations with a teacher and $((2 * generations)) without, $(echo "$seeds" | wc -w) seeds. Every agent has its own
-adapter (rank 8, all projections), except in \`one_taught\`. \`both\` learns during its episode by policy gradient from rewards, from its own steps and those of other agents, and the next
-generation is bred from it. \`online\` learns and is not bred, \`evolution\` is bred and does not learn, \`frozen\` does neither, \`untrained\` is the model without adapters. \`taught\`
-and \`taught_online\` are \`both\` and \`online\` with a teacher (\`reflex\`, which has the same observations) instead of rewards; \`one_taught\` is one adapter that all twenty agents share.
+Twenty agents learn from rewards alone to find food and carry it home: after $at decisions an agent delivers $(delivered one_online) units in an episode if all twenty share one adapter, $(delivered both) if each
+has its own adapter and the best adapters are bred, and $(delivered online) if each has its own adapter and none is bred. So breeding is compared with both alternatives at an equal number of decisions: to share
+one adapter, and to keep twenty separate adapters.
+
+The agents run on the starter model in q8_0, with the rules \`repaired\` and episodes of 500 ticks, $generations generations with a teacher and $((2 * generations)) without, $(echo "$seeds" | wc -w) seeds. An adapter has
+rank 8 on all projections. \`one_online\` is the shared adapter, which learns during its episode by policy gradient from rewards. In \`both\` each adapter learns from its own steps and
+those of other agents, and the next generation is bred from it. \`online\` learns in the same way and is not bred, \`evolution\` is bred and does not learn, \`frozen\` does neither,
+\`untrained\` is the model without adapters. \`taught\`, \`taught_online\` and \`one_taught\` are \`both\`, \`online\` and \`one_online\` with a teacher (\`reflex\`, which has the same
+observations) instead of rewards. An update uses 64 decisions in \`one_online\` and 16 for each of the twenty adapters in \`both\` and \`online\`; their other options of learning are equal.
 
 ![Learning curves](world.svg)
 
-During training, on $held held-out maps (80 % refers to the deliveries of the policy \`rule\`):
+END
+    printf 'At an equal number of decisions, on %s held-out maps:\n\n' "$held"
+    "$shoal" world compare one_online both online --runs "$runs" --at-decisions "$at" | sed 's/^/    /'
+    cat <<END
+
+At the ends of the runs, on the same maps (80 % refers to the deliveries of the policy \`rule\`):
 
 END
     "$shoal" world compare $groups --runs "$runs" --out docs/world.svg | sed 's/^/    /'

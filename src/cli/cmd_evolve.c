@@ -91,15 +91,12 @@ static struct evolve_env env_init(const struct cli_options *c, const char *runs_
                                .pause = &pause_wanted};
 }
 
-static const struct recipe_section sections[] = {{"", evolve_recipe_rows},
-                                                 {"train", train_option_rows},
-                                                 {"evolve", evolve_option_rows},
-                                                 {"fitness", fitness_option_rows},
-                                                 {"search", search_option_rows},
-                                                 {"race", race_option_rows},
-                                                 {"finetune", train_option_rows},
-                                                 {"es", es_option_rows},
-                                                 {0}};
+static const struct recipe_section sections[] = {
+    {"", evolve_recipe_rows},        {"train", train_option_rows},
+    {"evolve", evolve_option_rows},  {"fitness", fitness_option_rows},
+    {"search", search_option_rows},  {"race", race_option_rows},
+    {"finetune", train_option_rows}, {"es", es_option_rows},
+    {"genome", genome_option_rows},  {0}};
 
 /* joules: those of this process. The stored result does not have them. */
 static void print_result(const struct cli_options *c, const struct options *o, json_t *result,

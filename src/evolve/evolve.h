@@ -18,6 +18,31 @@
 #include "swarm/swarm.h"
 #include "train/train.h"
 
+/*
+ * genome: the genes that are evolved together with a candidate's weights: a system prompt, the
+ * temperature of its chains of thought, and hyper-parameters of its fine-tuning (genome.c).
+ *
+ * A founder has no genes. A child takes each gene from one of its parents, with equal probability
+ * (uniform crossover), or draws it from the recipe's range if both parents lack it; then an
+ * inherited gene mutates. The draws use a separate random stream, so a recipe without genes keeps
+ * its bits.
+ */
+enum gene { GENE_PROMPT, GENE_TEMPERATURE, GENE_LR, GENE_MAX_STEPS, GENE_LORA_DROPOUT, N_GENES };
+struct genome_options {
+    struct strings prompts; /* texts; "": no system prompt. genome_resolve replaces role names */
+    /* Ranges of the numbers; a gene is evolved if 0 < min < max. */
+    double min[N_GENES], max[N_GENES];
+    double mutation_rate; /* probability that an inherited gene mutates */
+    double sigma;         /* a mutation multiplies a number by exp(sigma · N(0, 1)) */
+    double keep_weights;  /* share of the children that have the weights of their first parent */
+};
+extern const struct option_row genome_option_rows[];
+struct genome {
+    unsigned genes;     /* bit 1 << gene: the candidate has this gene */
+    const char *prompt; /* one of the options' prompts, borrowed */
+    double value[N_GENES];
+};
+
 /* population */
 
 struct evolve_options {
@@ -44,6 +69,7 @@ struct evolve_options {
     char *merge_operator; /* search over coefficients: the operator that merges a candidate */
     int64_t finetune_steps; /* fine-tuning steps of each child before its evaluation (Lamarckian) */
     char *finetune_data;    /* conversations for fine-tuning and for the searches gradient and es */
+    struct genome_options genome; /* section "genome" */
 };
 extern const struct option_row evolve_option_rows[];
 
@@ -65,10 +91,12 @@ struct candidate {
     const struct weighted_adapter *mix; /* [n_mix] evaluated if `adapter` is NULL; borrowed */
     int n_mix;
     char parents[2][32]; /* "" for founders, and for the second parent of a mutant */
-    const struct adapter_operator *operator; /* operator that made it; NULL: a founder */
+    /* operator that made it; NULL: a founder, or a child with its first parent's weights */
+    const struct adapter_operator *operator;
     double blend, step; /* weight of the second parent; step of the operator; NAN: not used */
     int role;           /* 0 without roles */
     bool elite;         /* copied unchanged from the previous generation */
+    struct genome genome;
     /* Filled by the fitness function. */
     struct stats_interval performance, cooperation, novelty;
     double descriptor[N_DESCRIPTORS]; /* behaviour descriptors, each in 0..1 */
@@ -160,6 +188,32 @@ json_t *candidate_json(const struct candidate *c);
 void candidate_fitness(struct candidate *c, const struct fitness_options *f, const double *scores,
                        int n_items);
 
+/* genome.c */
+
+bool genome_evolves(const struct genome_options *o, enum gene g);
+int genome_count(const struct genome_options *o); /* number of genes that are evolved */
+/* Replaces the prompts "role:NAME" and "none". ERR_USAGE: no role has the name. */
+int genome_resolve(struct genome_options *o, struct error *err);
+/* Bytes of the longest prompt: at least as many as its tokens. */
+size_t genome_prompt_bytes(const struct genome_options *o);
+/* The genes of a child; b NULL: it has one parent; a NULL: every gene is drawn from its range. */
+struct genome genome_breed(const struct genome_options *o, const struct genome *a,
+                           const struct genome *b, struct rng *rng);
+bool genome_equal(const struct genome *a, const struct genome *b);
+/* Whether prompt and temperature are equal: the same weights then give the same answers. */
+bool genome_asks_equally(const struct genome *a, const struct genome *b);
+/* The value of a number; `fallback` if the candidate does not have the gene. */
+double genome_value(const struct genome *x, enum gene g, double fallback);
+/* The candidate as an agent, with its prompt and its temperature. */
+struct agent candidate_agent(const struct candidate *c);
+/* {prompt, temperature, lr, max_steps, lora_dropout}: those that it has; NULL: no genes. */
+json_t *genome_json(const struct genome *x);
+/* The same as one line of JSON, for an adapter's lineage; malloc'ed. NULL: no genes. */
+char *genes_text(const json_t *genes);
+/* Appends the genes of a record for people, on one line: prompt 'Be brief.', lr 0.002. */
+void genes_describe(const json_t *genes, struct buf *b);
+extern const char *const gene_names[N_GENES]; /* keys of genome_json */
+
 /* diversity.c */
 
 /* Statistics of n adapters: minimum and mean relative distance, mean cosine of ΔW, mean ‖ΔW‖, and
@@ -202,7 +256,7 @@ struct evolve_recipe {
     struct race_options race;       /* section "race" */
     /* section "finetune": for finetune_steps and for the searches gradient and es */
     struct train_options finetune;
-    struct es_options es; /* section "es" */
+    struct es_options es; /* section "es"; section "genome" is a part of `evolve` */
     char *text;           /* contents of the recipe file */
 };
 extern const struct option_row evolve_recipe_rows[]; /* rows of the top level */

@@ -167,6 +167,7 @@ struct generation_eval {
     struct evolve_run *r;
     const struct evolve_recipe *o;
     struct candidate *c;
+    int generation;
     int n, n_team; /* n: all candidates; n_team: without the re-evaluated parents */
     struct task_item *items;
     int n_items;
@@ -191,25 +192,29 @@ static double candidate_flops(const struct evolve_run *r, const struct candidate
 
 enum { CALLS_PER_BATCH = 8192 };
 
+/* The seed of samples: the same for all candidates. */
+static uint64_t item_seed(const struct generation_eval *t, int item) {
+    struct rng rng =
+        rng_make((uint64_t)t->o->seed, RNG_SAMPLE, (uint32_t)t->generation, (uint32_t)item);
+    return rng_u64(&rng) >> 11; // exact as a double, as other seeds of calls
+}
+
 /* The candidates which[n_which] answer the items [from, to). */
 static int answer_items(struct generation_eval *t, const int *which, int n_which, int from, int to,
                         struct error *err) {
     int n = to - from, rc = OK;
     struct llm_call *calls = xcalloc((size_t)n_which * (size_t)n + 1, sizeof *calls);
-    struct chat_message(*chats)[2] = xcalloc((size_t)n + 1, sizeof *chats);
+    struct chat_message(*chats)[2] = xcalloc((size_t)n_which * (size_t)n + 1, sizeof *chats);
     struct agent *agents = xcalloc((size_t)n_which + 1, sizeof *agents);
     for (int k = 0; k < n_which; k++) {
-        const struct candidate *c = &t->c[which[k]];
-        bool mixed = !c->adapter;
-        agents[k] = (struct agent){.name = c->name,
-                                   .adapter = c->adapter,
-                                   .mix = mixed ? c->mix : NULL,
-                                   .n_mix = mixed ? c->n_mix : 0};
+        agents[k] = candidate_agent(&t->c[which[k]]);
         for (int i = 0; i < n; i++) {
             struct llm_call *call = &calls[k * n + i];
-            *call = llm_call_question(&agents[k], &t->items[from + i], -1, chats[i]);
+            *call = llm_call_question(&agents[k], &t->items[from + i], -1, chats[k * n + i]);
             call->chain_of_thought = t->o->chain_of_thought;
             call->max_tokens = (int32_t)t->o->max_tokens;
+            call->temperature = agents[k].temperature;
+            call->seed = item_seed(t, from + i);
         }
     }
     for (int begin = 0; rc == OK && begin < n_which * n; begin += CALLS_PER_BATCH) {
@@ -458,6 +463,7 @@ int evolve_run_evaluate(void *ctx, int generation, struct candidate *c, int n, i
     struct evolve_run *r = ctx;
     struct generation_eval t = {.r = r,
                                 .o = evolve_run_recipe_at(r, generation),
+                                .generation = generation,
                                 .c = c,
                                 .n = n,
                                 .n_team = n - n_reevaluated,

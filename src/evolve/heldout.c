@@ -19,13 +19,15 @@ static struct heldout_result *add_row(struct evolve_run *r, const char *name) {
 }
 
 /* Evaluates one agent, without debate, on the items [n], and stores the result in `m`. */
-static int evaluate_solo(struct evolve_run *r, struct adapter *a, const struct task_item *items,
+static int evaluate_solo(struct evolve_run *r, struct agent agent, const struct task_item *items,
                          int n, struct heldout_result *m, struct progress *bar, struct error *err) {
-    struct agent agent = {.name = "solo", .adapter = a};
     struct debate_options o = {.rounds = 1,
                                .chain_of_thought = r->o->chain_of_thought,
                                .vote = vote_find(r->o->vote),
+                               .temperature = agent.temperature,
+                               .seed = agent.temperature > 0 ? (uint64_t)r->o->seed : 0,
                                .max_tokens = (int32_t)r->o->max_tokens};
+    agent.name = "solo";
     struct debate d;
     int rc = evolve_run_check_pause(r, err);
     if (rc != OK) return rc;
@@ -37,9 +39,9 @@ static int evaluate_solo(struct evolve_run *r, struct adapter *a, const struct t
     return rc;
 }
 
-static int measure_solo(struct evolve_run *r, const char *name, struct adapter *a,
+static int measure_solo(struct evolve_run *r, const char *name, struct agent agent,
                         struct progress *bar, struct error *err) {
-    return evaluate_solo(r, a, r->test, r->n_test, add_row(r, name), bar, err);
+    return evaluate_solo(r, agent, r->test, r->n_test, add_row(r, name), bar, err);
 }
 
 static json_t *transcripts(const struct evolve_run *r, const struct debate *d,
@@ -155,15 +157,16 @@ static bool is_founder_measured(const struct evolve_run *r, int founder) {
 
 static int measure_rows(struct evolve_run *r, struct progress *bar, struct error *err) {
     char name[80];
-    int rc = measure_solo(r, "base", NULL, bar, err);
+    int rc = measure_solo(r, "base", (struct agent){0}, bar, err);
     for (int i = 0; rc == OK && i < r->n_founders; i++)
-        if (is_founder_measured(r, i)) rc = measure_solo(r, r->names[i], r->founders[i], bar, err);
+        if (is_founder_measured(r, i))
+            rc = measure_solo(r, r->names[i], (struct agent){.adapter = r->founders[i]}, bar, err);
     if (rc == OK && r->o->rounds) rc = measure_debate(r, bar, err);
     if (rc == OK && r->o->rounds) rc = measure_self_consistency(r, &r->best[0], bar, err);
     for (int g = 0; rc == OK && g < r->n_best; g++) {
         if (!is_shown(r, g)) continue;
         snprintf(name, sizeof name, "generation %d best (%s)", g, r->best[g].name);
-        rc = measure_solo(r, name, r->best[g].adapter, bar, err);
+        rc = measure_solo(r, name, candidate_agent(&r->best[g]), bar, err);
     }
     return rc;
 }
@@ -232,9 +235,10 @@ static int measure_retention(struct evolve_run *r, struct progress *bar, struct 
         int n = evolve_run_count_items(r, &family, SPLIT_TEST, max_items);
         struct task_item *items =
             evolve_run_task_items(r, &family, SPLIT_TEST, (uint64_t)r->o->seed, 0, n);
-        rc = evaluate_solo(r, r->best[0].adapter, items, n, &before, bar, err);
+        rc = evaluate_solo(r, candidate_agent(&r->best[0]), items, n, &before, bar, err);
         if (rc == OK)
-            rc = evaluate_solo(r, r->best[r->n_best - 1].adapter, items, n, &after, bar, err);
+            rc = evaluate_solo(r, candidate_agent(&r->best[r->n_best - 1]), items, n, &after, bar,
+                               err);
         d[i] = stats_mcnemar(after.right, before.right, n);
         p[i] = d[i].p;
         struct stats_interval b = stats_wilson(count_right(&before, n), n),

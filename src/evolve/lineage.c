@@ -271,7 +271,8 @@ static void add_origin(struct buf *b, const struct lineage *l, const struct line
     double step = json_number_or_nan(v->birth_record, "step");
     const char *operator_name = operator_label(v->birth_record, "operator"),
                *mutation = operator_label(v->birth_record, "mutation");
-    const json_t *weights = json_object_get(v->birth_record, "weights"), *weight;
+    const json_t *weights = json_object_get(v->birth_record, "weights"), *weight,
+                 *genes = json_object_get(v->birth_record, "genes");
     size_t i;
     buf_add_one_line(b, *operator_name ? operator_name : is_founder(v) ? "founder" : "child");
     for (int k = 0; k < 2 && v->parent[k] >= 0; k++) {
@@ -286,6 +287,8 @@ static void add_origin(struct buf *b, const struct lineage *l, const struct line
     }
     json_array_foreach (weights, i, weight)
         buf_printf(b, "%s%.3g", i ? " " : ", weights ", json_number_value(weight));
+    if (genes) buf_puts(b, ", ");
+    genes_describe(genes, b);
 }
 
 /* Lines of text in columns; the first column is as wide as its widest text. */
@@ -426,7 +429,7 @@ int lineage_print(const json_t *generations, const char *name, FILE *f, struct e
 
 static json_t *node_json(const struct lineage_node *v) {
     static const char *const keys[] = {"hash",  "role",    "operator", "mutation", "step",
-                                       "blend", "weights", "fitness",  "alive"};
+                                       "blend", "weights", "fitness",  "alive",    "genes"};
     json_t *out = json_pack("{s:s,s:i,s:i}", "name", v->name, "generation", v->generation, "last",
                             v->last_generation);
     for (size_t i = 0; i < ARRAY_LEN(keys); i++) {

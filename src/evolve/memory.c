@@ -11,6 +11,7 @@
  */
 #include "evolve/run.h"
 
+#include <math.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/resource.h>
@@ -32,9 +33,11 @@ enum dtype evolve_run_kv_dtype(const struct evolve_env *env, const struct evolve
 static struct engine_options engine_options_for(const struct evolve_env *env,
                                                 const struct evolve_recipe *o,
                                                 const struct model_config *c) {
+    enum { LONGEST = 384 }; /* tokens of a question with its answer */
+    int64_t longest = LONGEST + (int64_t)genome_prompt_bytes(&o->evolve.genome);
     return (struct engine_options){.max_rows = 512,
                                    .max_seqs = env->max_seqs ? env->max_seqs : 192,
-                                   .max_len = MIN(384, c->max_seq_len),
+                                   .max_len = (int32_t)MIN(longest, c->max_seq_len),
                                    .kv_elem = evolve_run_kv_dtype(env, o),
                                    .pool = env->pool};
 }
@@ -120,6 +123,7 @@ static struct train_options finetune_options(const struct evolve_recipe *o,
     t.r = (int64_t)d->rank;
     t.target = o->train.target;
     t.layers = o->train.layers;
+    t.lora_dropout = fmax(t.lora_dropout, o->evolve.genome.max[GENE_LORA_DROPOUT]);
     train_options_fix(&t);
     return t;
 }

@@ -65,15 +65,28 @@ static void add_origin(struct buf *b, const char *run, int generation, const jso
     add_text_row(b, "run", run);
     buf_printf(b, "| generation | %d |\n", generation);
     add_text_row(b, "made by",
-                 *operator_name             ? operator_name
-                 : json_array_size(parents) ? "crossover"
-                                            : "training");
+                 *operator_name                ? operator_name
+                 : json_object_get(c, "genes") ? "other genes, the parent's weights"
+                 : json_array_size(parents)    ? "crossover"
+                                               : "training");
     json_array_foreach (parents, i, parent)
         add_text_row(b, i ? "second parent" : "parent",
                      json_string_value(parent) ? json_string_value(parent) : "");
     add_number_row(b, "share of the second parent", json_number_or_nan(c, "blend"));
     add_number_row(b, "step", json_number_or_nan(c, "step"));
     add_text_row(b, "SHA-256 of config and weights", json_get_string(c, "hash"));
+}
+
+static void add_genes(struct buf *b, const json_t *genes) {
+    if (!genes) return;
+    buf_puts(b, "\n| gene | |\n|---|---|\n");
+    for (int g = 0; g < N_GENES; g++) {
+        const json_t *x = json_object_get(genes, gene_names[g]);
+        if (json_is_string(x))
+            add_text_row(b, "system prompt", json_string_length(x) ? json_string_value(x) : "none");
+        else if (x)
+            add_number_row(b, gene_names[g], json_number_value(x));
+    }
 }
 
 static void add_scores(struct buf *b, const json_t *c) {
@@ -104,10 +117,19 @@ int model_card_write(const char *dir, const char *model, const char *run, int ge
     add_markdown_text(&b, model);
     buf_puts(&b, ", from a population that `shoal evolve` bred.\n\n");
     add_origin(&b, run, generation, candidate);
+    const json_t *genes = json_object_get(candidate, "genes");
+    const char *prompt = json_get_string(genes, gene_names[GENE_PROMPT]);
+    add_genes(&b, genes);
     add_scores(&b, candidate);
     buf_puts(&b, "\nTo use it (DIR is the folder of this file):\n\n    shoal run ");
     add_shell_word(&b, model);
-    buf_puts(&b, " --adapter DIR --chat 'a question'\n");
+    buf_puts(&b, " --adapter DIR --chat 'a question'");
+    if (*prompt) {
+        buf_puts(&b, " --system ");
+        add_shell_word(&b, prompt);
+    }
+    buf_puts(&b, "\n");
+    if (*prompt) buf_puts(&b, "\nThe scores are those of the adapter with this system prompt.\n");
     int rc = file_write(path, b.data, b.len, err);
     buf_release(&b);
     free(path);

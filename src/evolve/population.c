@@ -372,7 +372,9 @@ static void apply_fitness_sharing(struct population *p) {
     free(distance);
 }
 
-/* Credits the child's operator with its gain, and adapts a mutation's step to its divergence. */
+/* Credits the child's operator with its gain, and adapts a mutation's step to its divergence. A
+ * child with another prompt or temperature than a parent changes for that reason too: it credits no
+ * operator. */
 static void credit_operator(struct population *p, int i) {
     const struct candidate *c = &p->c[i], *a = find_candidate(p, c->parents[0]),
                            *b = find_candidate(p, c->parents[1]);
@@ -380,7 +382,9 @@ static void credit_operator(struct population *p, int i) {
     struct operator_set *s = mutant ? &p->mutations : &p->crossovers;
     int which = 0;
     while (which < s->selector.n && s->op[which] != c->operator) which++;
-    if (!a || which == s->selector.n) return;
+    if (!a || which == s->selector.n || !genome_asks_equally(&c->genome, &a->genome) ||
+        (b && !genome_asks_equally(&c->genome, &b->genome)))
+        return;
     double parent_fitness = b ? (a->fitness.value + b->fitness.value) / 2 : a->fitness.value;
     operator_selector_update(&s->selector, which, c->fitness.value - parent_fitness);
     if (!mutant || !c->operator->unit ||
@@ -578,14 +582,39 @@ static int make_mutant(const struct operator_set *s, int which, const struct can
     return out->adapter ? OK : err->code;
 }
 
+/* A child with the weights of `a`. Its genes come from another parent too. */
+static void make_copy(const struct population *p, const struct candidate *a, struct candidate *out,
+                      struct rng *rng) {
+    out->role = a->role;
+    out->blend = 0;
+    out->adapter = adapter_retain(a->adapter);
+    strcpy(out->parents[0], a->name);
+    strcpy(out->parents[1], second_parent(p, a, rng)->name);
+}
+
+static const struct candidate *find_parent(const struct population *p, const char *name) {
+    const struct candidate *c = find_candidate(p, name);
+    for (int j = 0; !c && j < p->n_archived; j++)
+        if (strcmp(p->archived[j].name, name) == 0) c = &p->archived[j];
+    return c;
+}
+
+static void breed_genes(const struct population *p, struct candidate *child, struct rng *genes) {
+    const struct candidate *a = find_parent(p, child->parents[0]),
+                           *b = find_parent(p, child->parents[1]);
+    child->genome = genome_breed(&p->o->genome, &a->genome, b ? &b->genome : NULL, genes);
+}
+
 /* The role of the k-th child, or -1: any. */
 static int role_of_child(const struct population *p, int k) {
     return p->o->roles ? k % p->n_roles : -1;
 }
 
-static bool contains_hash(const struct candidate *c, int n, const char *hash) {
+static bool has_duplicate(const struct candidate *c, int n, const struct candidate *of) {
     for (int i = 0; i < n; i++)
-        if (strcmp(c[i].adapter->hash, hash) == 0) return true;
+        if (strcmp(c[i].adapter->hash, of->adapter->hash) == 0 &&
+            genome_equal(&c[i].genome, &of->genome))
+            return true;
     return false;
 }
 
@@ -594,21 +623,27 @@ static bool contains_hash(const struct candidate *c, int n, const char *hash) {
  * child is an error. */
 static int make_child(const struct population *p, int generation, int k, struct candidate *next,
                       int n, struct error *err) {
-    struct rng rng = rng_make(p->seed, RNG_SELECT, (uint32_t)generation, (uint32_t)k);
+    struct rng rng = rng_make(p->seed, RNG_SELECT, (uint32_t)generation, (uint32_t)k),
+               genes = rng_make(p->seed, RNG_MUTATE, (uint32_t)generation, (uint32_t)k);
     struct candidate *out = &next[n];
     enum { TRIES = 8 };
     for (int try = 1;; try++) {
+        bool copy = (double)rng_uniform(&genes) < p->o->genome.keep_weights;
         bool mutant = (double)rng_uniform(&rng) < p->o->mutation_rate;
         const struct operator_set *s = mutant ? &p->mutations : &p->crossovers;
         const struct candidate *a = first_parent(p, role_of_child(p, k), &rng);
         int which = operator_selector_pick(&s->selector, &rng);
-        *out = (struct candidate){.operator= s->op[which], .step = NAN, .blend = NAN};
+        *out = (struct candidate){.operator= copy ? NULL : s->op[which], .step = NAN, .blend = NAN};
         snprintf(out->name, sizeof out->name, "g%dc%d", generation, k);
-        int rc = mutant ? make_mutant(s, which, a, out, &rng, err)
+        int rc = OK;
+        if (copy)
+            make_copy(p, a, out, &rng);
+        else
+            rc = mutant ? make_mutant(s, which, a, out, &rng, err)
                         : make_crossover(p, s->op[which], a, out, &rng, err);
-        bool retry =
-            rc == ERR_STATE || (rc == OK && (contains_hash(p->c, p->n, out->adapter->hash) ||
-                                             contains_hash(next, n, out->adapter->hash)));
+        if (rc == OK) breed_genes(p, out, &genes);
+        bool retry = rc == ERR_STATE ||
+                     (rc == OK && (has_duplicate(p->c, p->n, out) || has_duplicate(next, n, out)));
         if (!retry || try == TRIES) return rc;
         adapter_release(out->adapter);
         out->adapter = NULL;
@@ -639,9 +674,7 @@ static int add_reevaluated_parents(const struct population *p, struct candidate 
             bool is_present = !next[i].parents[k][0];
             for (int j = 0; j < n_all; j++)
                 is_present |= strcmp(next[j].name, next[i].parents[k]) == 0;
-            const struct candidate *c = is_present ? NULL : find_candidate(p, next[i].parents[k]);
-            for (int j = 0; !is_present && !c && j < p->n_archived; j++)
-                if (strcmp(p->archived[j].name, next[i].parents[k]) == 0) c = &p->archived[j];
+            const struct candidate *c = is_present ? NULL : find_parent(p, next[i].parents[k]);
             if (c && n_all < MAX_CANDIDATES) candidate_copy(&next[n_all++], c);
         }
     return n_all - n;
@@ -655,10 +688,12 @@ static void offload_child(const struct population *p, struct adapter *child) {
         if (p->archived[i].adapter) adapter_free_pages(p->archived[i].adapter);
 }
 
-/* A child like `bred`, without breeding. */
+/* A child like `bred`, without breeding, and with new genes. */
 static void rehearse_child(const struct population *p, const struct candidate *bred, int k,
                            struct candidate *out) {
+    struct rng genes = rng_make(p->seed, RNG_MUTATE, (uint32_t)p->generation + 1, (uint32_t)k);
     *out = *bred;
+    out->genome = genome_breed(&p->o->genome, NULL, NULL, &genes);
     snprintf(out->name, sizeof out->name, "g%dc%d", p->generation + 1, k);
     const struct adapter *a = bred->adapter;
     out->adapter = a->magnitude || a->vocab_overrides
@@ -710,6 +745,8 @@ json_t *candidate_json(const struct candidate *c) {
     if (!isnan(c->step)) json_object_set_new(v, "step", json_real(c->step));
     if (!isnan(c->blend)) json_object_set_new(v, "blend", json_real(c->blend));
     if (weights) json_object_set_new(v, "weights", weights);
+    json_t *genes = genome_json(&c->genome);
+    if (genes) json_object_set_new(v, "genes", genes);
     return v;
 }
 

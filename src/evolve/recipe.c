@@ -57,10 +57,15 @@ struct recipe_section {
     size_t offset; /* in struct evolve_recipe */
 };
 static const struct recipe_section sections[] = {
-    SECTION(train, train_option_rows),     SECTION(evolve, evolve_option_rows),
-    SECTION(fitness, fitness_option_rows), SECTION(search, search_option_rows),
-    SECTION(race, race_option_rows),       SECTION(finetune, train_option_rows),
-    SECTION(es, es_option_rows),           {0},
+    SECTION(train, train_option_rows),
+    SECTION(evolve, evolve_option_rows),
+    SECTION(fitness, fitness_option_rows),
+    SECTION(search, search_option_rows),
+    SECTION(race, race_option_rows),
+    SECTION(finetune, train_option_rows),
+    SECTION(es, es_option_rows),
+    {"genome", genome_option_rows, offsetof(struct evolve_recipe, evolve.genome)},
+    {0},
 };
 
 static void recipe_set_defaults(struct evolve_recipe *o) {
@@ -138,9 +143,37 @@ static int check_search(const struct evolve_options *o, struct error *err) {
     return OK;
 }
 
+/* ERR_USAGE: a range with min >= max, or a gene without an effect in this run. */
+static int check_genome(const struct evolve_recipe *o, struct error *err) {
+    const struct genome_options *x = &o->evolve.genome;
+    for (int g = 0; g < N_GENES; g++) {
+        bool evolves = genome_evolves(x, (enum gene)g);
+        if (g != GENE_PROMPT && !evolves && (x->min[g] != 0 || x->max[g] != 0))
+            return error_set(err, ERR_USAGE, "genome.%s needs a range with 0 < min < max",
+                             gene_names[g]);
+        if (evolves && g >= GENE_LR && o->evolve.finetune_steps == 0)
+            return error_set(err, ERR_USAGE,
+                             "genome.%s is a setting of fine-tuning: set evolve.finetune_steps",
+                             gene_names[g]);
+    }
+    if (genome_evolves(x, GENE_TEMPERATURE) && !o->chain_of_thought)
+        return error_set(err, ERR_USAGE,
+                         "genome.temperature is a setting of chains of thought, which "
+                         "'chain_of_thought: false' omits");
+    if (genome_count(x) > 0 && strcmp(o->evolve.search, "breed") != 0)
+        return error_set(err, ERR_USAGE, "section 'genome' needs search 'breed', not '%s'",
+                         o->evolve.search);
+    if (x->keep_weights > 0 && genome_count(x) == 0)
+        return error_set(err, ERR_USAGE,
+                         "genome.keep_weights needs an evolved gene: without one, such a child "
+                         "is a copy of its parent");
+    return OK;
+}
+
 /* Checks each section with the function of the module that uses it. */
 static int check_sections(const struct evolve_recipe *o, struct error *err) {
     int rc = check_search(&o->evolve, err);
+    if (rc == OK) rc = check_genome(o, err);
     if (rc == OK) rc = population_check_options(&o->evolve, &o->fitness, err);
     if (rc == OK) rc = train_options_require_plain(&o->train, "evolution", err);
     if (rc == OK) rc = train_options_require_plain(&o->finetune, "evolution", err);
@@ -254,6 +287,8 @@ int evolve_recipe_load(struct evolve_recipe *o, const char *path, struct error *
     if (rc == OK) rc = options_from_yaml(evolve_recipe_rows, o, &y, NULL, err);
     yaml_release(&y);
     if (rc == OK) rc = share_kv(o, path, err);
+    if (rc == OK && genome_resolve(&o->evolve.genome, err) != OK)
+        rc = error_wrap(err, "'%s'", path);
     if (rc == OK) rc = file_read(path, 1 << 20, &text, err);
     o->text = text.data;
     return rc == OK ? check_options(o, path, err) : rc;

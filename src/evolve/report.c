@@ -422,7 +422,31 @@ static void archive_map(const struct evolve_report *r) {
 
 /* candidates and cost */
 
-static void candidate_row(const struct evolve_report *r, const json_t *c, int generation) {
+/* A cell per gene that is a column. A long prompt is cut; the whole text is its title. */
+static void gene_cells(struct buf *b, const json_t *genes, unsigned columns) {
+    enum { SHOWN = 40 }; /* bytes */
+    for (int g = 0; g < N_GENES; g++) {
+        const json_t *x = json_object_get(genes, gene_names[g]);
+        if (!(columns >> g & 1)) continue;
+        if (!json_is_string(x)) {
+            buf_puts(b, "<td class=n>");
+            if (x) buf_printf(b, "%.4g", json_number_value(x));
+            continue;
+        }
+        const char *text = json_string_length(x) ? json_string_value(x) : "none";
+        size_t n = strlen(text), cut = utf8_complete_len(text, MIN(n, SHOWN));
+        char *begin = xasprintf("%.*s", (int)cut, text);
+        buf_puts(b, "<td title=\"");
+        html_escape(b, text);
+        buf_puts(b, "\">");
+        html_escape(b, begin);
+        if (cut < n) buf_puts(b, "…");
+        free(begin);
+    }
+}
+
+static void candidate_row(const struct evolve_report *r, const json_t *c, int generation,
+                          unsigned genes) {
     struct buf *b = r->b;
     struct stats_interval f = json_interval(c, "fitness");
     const json_t *parents = json_object_get(c, "parents"), *parent;
@@ -436,9 +460,12 @@ static void candidate_row(const struct evolve_report *r, const json_t *c, int ge
     add_number_cell(b, "", 4, json_interval(c, "cooperation").value, "");
     add_number_cell(b, "", 4, json_interval(c, "novelty").value, "");
     add_number_cell(b, "", 0, json_number_or_nan(c, "items"), "");
+    gene_cells(b, json_object_get(c, "genes"), genes);
     buf_puts(b, "<td>");
     bool kept = json_is_true(json_object_get(c, "elite"));
-    html_escape(b, kept ? "kept" : operator_label(c, "operator"));
+    const char *operator_name = operator_label(c, "operator");
+    bool copies = !*operator_name && json_object_get(c, "genes");
+    html_escape(b, kept ? "kept" : copies ? "weights kept" : operator_name);
     if (!kept)
         json_array_foreach (parents, i, parent) {
             buf_puts(b, i ? " × " : " <span class=soft>of</span> ");
@@ -447,8 +474,21 @@ static void candidate_row(const struct evolve_report *r, const json_t *c, int ge
     buf_printf(b, "<td class=soft>%.8s</tr>\n", json_get_string(c, "hash"));
 }
 
+/* The genes that any candidate has, as bits. */
+static unsigned genes_of(const json_t *generations) {
+    size_t k, i;
+    json_t *v, *c;
+    unsigned all = 0;
+    json_array_foreach (generations, k, v)
+        json_array_foreach (candidates_of(v), i, c)
+            for (int g = 0; g < N_GENES; g++)
+                if (json_object_get(json_object_get(c, "genes"), gene_names[g])) all |= 1u << g;
+    return all;
+}
+
 static void candidates_table(const struct evolve_report *r) {
     size_t i, shown = 0, n_candidates = candidates_count(r->generations);
+    unsigned genes = genes_of(r->generations);
     json_t *c;
     buf_puts(r->b, "<h2>Candidates</h2>");
     if (n_candidates > CANDIDATES_SHOWN)
@@ -457,10 +497,13 @@ static void candidates_table(const struct evolve_report *r) {
     buf_puts(r->b,
              WIDE_TABLE "<tr><th class=n>generation<th>name<th class=n>fitness<th>95 % interval"
                         "<th class=n>performance<th class=n>cooperation<th class=n>novelty<th "
-                        "class=n>items<th>made by<th>hash</tr>\n");
+                        "class=n>items");
+    for (int g = 0; g < N_GENES; g++)
+        if (genes >> g & 1) buf_printf(r->b, "<th>%s", gene_names[g]);
+    buf_puts(r->b, "<th>made by<th>hash</tr>\n");
     for (size_t g = json_array_size(r->generations); g-- > 0;)
         json_array_foreach (candidates_of(json_array_get(r->generations, g)), i, c)
-            if (shown++ < CANDIDATES_SHOWN) candidate_row(r, c, (int)g);
+            if (shown++ < CANDIDATES_SHOWN) candidate_row(r, c, (int)g, genes);
     buf_puts(r->b, WIDE_TABLE_END);
 }
 
@@ -595,6 +638,24 @@ static void retention_print(const json_t *list, FILE *f) {
     }
 }
 
+/* The genes of the result, and the option that its prompt needs. */
+static void best_genes_print(const json_t *best, FILE *f) {
+    const json_t *genes = json_object_get(best, "genes");
+    const char *prompt = json_get_string(genes, gene_names[GENE_PROMPT]);
+    struct buf b = {0}, line = {0};
+    if (!genes) return;
+    genes_describe(genes, &b);
+    fprintf(f, "\ngenes of %s, the best of the last generation: %s\n",
+            json_get_string(best, "name"), b.data);
+    b.len = 0;
+    buf_add_one_line(&line, prompt);
+    buf_puts(&line, "");
+    buf_add_shell_word(&b, line.data);
+    if (*prompt) fprintf(f, "use it with its prompt: --system %s\n", b.data);
+    buf_release(&b);
+    buf_release(&line);
+}
+
 void evolve_run_print(const json_t *result, FILE *f) {
     size_t i;
     json_t *row;
@@ -618,4 +679,5 @@ void evolve_run_print(const json_t *result, FILE *f) {
                                                       : "worse");
     }
     retention_print(json_object_get(result, "retention"), f);
+    best_genes_print(json_object_get(result, "best"), f);
 }

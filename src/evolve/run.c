@@ -144,6 +144,15 @@ static char *adapter_dir(const struct evolve_run *r, const char *id, int generat
     return xasprintf("%s/%s/adapters/gen_%d/%s", r->env->root, id, generation, name);
 }
 
+void evolve_lineage_set_genes(json_t *lineage, const json_t *genes) {
+    char *text = genes_text(genes);
+    if (text)
+        json_object_set_new(lineage, LINEAGE_GENES, json_string(text));
+    else
+        json_object_del(lineage, LINEAGE_GENES);
+    free(text);
+}
+
 /* The adapter with the lineage that its files get. An adapter without a base gets the run's model
  * as its base; "fitness" is the value in the generation's scores. */
 static struct adapter *adapter_with_fitness(const struct evolve_run *r, const struct adapter *a,
@@ -152,6 +161,7 @@ static struct adapter *adapter_with_fitness(const struct evolve_run *r, const st
     double fitness = json_interval(scores, "fitness").value;
     if (!json_object_get(lineage, ADAPTER_BASE_HASH)) adapter_lineage_set_model(lineage, r->model);
     if (isfinite(fitness)) json_object_set_new(lineage, "fitness", json_sprintf("%.9g", fitness));
+    if (scores) evolve_lineage_set_genes(lineage, json_object_get(scores, "genes"));
     struct adapter *out = adapter_from_data(&a->shape, &a->config, a->data, lineage);
     adapter_add_training_data(out, a->training_data);
     json_decref(lineage);
@@ -513,12 +523,12 @@ static int make_manifest(struct evolve_run *r, json_t **out, struct error *err) 
     sha256_bytes(r->o->text, strlen(r->o->text), recipe);
     json_t *files = json_object();
     if (hash_data(r, files, err) != OK) return json_decref(files), err->code;
-    *out = json_pack("{s:s,s:s,s:s,s:s,s:s,s:o,s:I,s:s,s:s,s:s,s:i}", "run", r->id, "version",
-                     SHOAL_VERSION, "program", program, "base", base, "recipe", recipe, "data",
-                     files, "seed", (json_int_t)r->o->seed, "class",
-                     numeric_class_name(r->env->cls), "kv_cache_dtype",
-                     dtype_name(evolve_run_kv_dtype(r->env, r->o)), "level", kernels_get()->name,
-                     "threads", pool_size(r->env->pool));
+    *out =
+        json_pack("{s:s,s:s,s:s,s:s,s:s,s:o,s:I,s:s,s:s,s:s,s:i}", "run", r->id, "version",
+                  SHOAL_VERSION, "program", program, "base", base, "recipe", recipe, "data", files,
+                  "seed", (json_int_t)r->o->seed, "class", numeric_class_name(r->env->cls),
+                  "kv_cache_dtype", dtype_name(evolve_run_kv_dtype(r->env, r->o)), "level",
+                  kernels_get()->name, "threads", pool_size(r->env->pool));
     return OK;
 }
 
@@ -578,10 +588,20 @@ static struct evolve_cost training_cost(const struct evolve_run *r) {
                                 .flops = 2 * t.tokens * evolve_run_token_flops(r, r->founders[0])};
 }
 
+/* The fittest candidate of the last generation, if it has genes that its user needs to know. */
+static void add_best_genes(struct evolve_run *r) {
+    const struct candidate *best = &r->best[r->n_best - 1];
+    json_t *genes = genome_json(&best->genome);
+    if (genes)
+        json_object_set_new(r->result, "best",
+                            json_pack("{s:s,s:o}", "name", best->name, "genes", genes));
+}
+
 static int write_results(struct evolve_run *r, json_t *manifest, struct error *err) {
     char *page = path_join(r->dir, "report.html");
     json_object_set(r->result, "adapters", r->adapters);
     json_object_set(r->result, "generations", r->generations);
+    add_best_genes(r);
     const struct evolve_cost training = training_cost(r);
     json_object_set_new(r->result, "spent", evolve_cost_json(&r->spent));
     json_object_set_new(r->result, "spent_on_founders", evolve_cost_json(&training));
@@ -685,10 +705,10 @@ static char *make_id(const struct evolve_env *env, int64_t seed) {
  * settings that a resume needs in addition to the recipe. */
 static int register_run(struct evolve_run *r, struct error *err) {
     char *path = path_join(r->dir, "recipe.yaml");
-    json_t *settings = json_pack(
-        "{s:I,s:b,s:s,s:s,s:s}", "seed", (json_int_t)r->o->seed, "zero_adapters",
-        (int)r->o->zero_adapters, "class", numeric_class_name(r->env->cls), "level",
-        kernels_get()->name, "kv_cache_dtype", dtype_name(evolve_run_kv_dtype(r->env, r->o)));
+    json_t *settings = json_pack("{s:I,s:b,s:s,s:s,s:s}", "seed", (json_int_t)r->o->seed,
+                                 "zero_adapters", (int)r->o->zero_adapters, "class",
+                                 numeric_class_name(r->env->cls), "level", kernels_get()->name,
+                                 "kv_cache_dtype", dtype_name(evolve_run_kv_dtype(r->env, r->o)));
     int rc = file_write(path, r->o->text, strlen(r->o->text), err);
     if (rc == OK) rc = store_run_add(r->store, r->id, "evolve", settings, err);
     json_decref(settings);
@@ -803,6 +823,8 @@ static json_t *checked_plan(const struct evolve_env *env, const struct evolve_re
                       "test items",
                       evolve_run_count_items(&r, &o->tasks, SPLIT_TEST, o->test_items),
                       "rounds of debate", (json_int_t)o->rounds, "writes", env->root);
+    if (v && genome_count(&o->evolve.genome) > 0)
+        json_object_set_new(v, "genes", json_integer(genome_count(&o->evolve.genome)));
     if (v && memory_limit_named())
         json_object_set_new(v, "memory limit", json_integer((json_int_t)memory_limit_named()));
     if (v) {

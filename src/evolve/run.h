@@ -83,6 +83,9 @@ int evolve_run_check_pause(const struct evolve_run *r, struct error *err);
  * and adds its hash to the result. Does nothing in a replay. */
 int evolve_run_save_adapter(struct evolve_run *r, int generation, const char *name,
                             const struct adapter *a, const json_t *scores, struct error *err);
+/* Sets the genes in an adapter's lineage, as text; NULL: no genes. */
+#define LINEAGE_GENES "genes"
+void evolve_lineage_set_genes(json_t *lineage, const json_t *genes);
 /* Loads an adapter that an earlier process of this run, or the parent run, saved. Its files must
  * have the ledger's hash, and its lineage the value `value` at `key` (key NULL: any lineage). NULL:
  * not found, or a replay computes this generation again. */

@@ -106,25 +106,31 @@ static double tokens_per_update(const struct evolve_run *r, const struct train_o
     return r->tokens_per_sample * (double)(o->bsz * o->grad_accum);
 }
 
-/* The lineage of a fine-tuned adapter: its earlier lineage, with the training data added. */
+/* The lineage of a fine-tuned adapter: its earlier lineage, with the training data and the genes
+ * added. */
 static json_t *finetuned_lineage(const struct adapter *before, const char *data, const char *method,
-                                 int64_t updates, int64_t seed) {
+                                 int64_t updates, int64_t seed, const struct genome *x) {
     json_t *l = before->lineage ? json_copy(before->lineage) : json_object();
     json_object_set_new(l, "before", json_string(before->hash));
     json_object_set_new(l, "learned",
                         json_sprintf("%s, %lld updates of '%s', seed %lld", method,
                                      (long long)updates, data, (long long)seed));
+    json_t *genes = genome_json(x);
+    evolve_lineage_set_genes(l, genes);
+    json_decref(genes);
     return l;
 }
 
-/* Trains the adapters a [n] together for `updates` updates, and replaces each by its result; after
- * an error they are unchanged. es: NULL, or the options of gradient estimates. A run of one adapter
- * that is `alone` in its generation has a checkpoint. */
+/* Trains the adapters a [n] together for `updates` updates, with the hyper-parameters of x, and
+ * replaces each by its result; after an error they are unchanged. es: NULL, or the options of
+ * gradient estimates. A run of one adapter that is `alone` in its generation has a checkpoint. */
 static int finetune(struct evolve_run *r, int generation, struct adapter **a,
                     char (*const names)[32], int n, bool alone, int64_t updates,
-                    const struct es_options *es, struct error *err) {
+                    const struct genome *x, const struct es_options *es, struct error *err) {
     const struct evolve_recipe *o = evolve_run_recipe_at(r, generation);
     struct train_options t = o->finetune;
+    t.lr = genome_value(x, GENE_LR, t.lr);
+    t.lora_dropout = genome_value(x, GENE_LORA_DROPOUT, t.lora_dropout);
     struct train_job *jobs = xcalloc((size_t)n, sizeof *jobs);
     char *data = r->env->find(o->evolve.finetune_data),
          *checkpoint = alone ? path_join(r->dir, "learn.bin") : NULL;
@@ -145,7 +151,7 @@ static int finetune(struct evolve_run *r, int generation, struct adapter **a,
             continue;
         }
         json_t *l =
-            finetuned_lineage(a[i], o->evolve.finetune_data, es ? "es" : "sft", updates, t.seed);
+            finetuned_lineage(a[i], o->evolve.finetune_data, es ? "es" : "sft", updates, t.seed, x);
         adapter_release(a[i]);
         a[i] = operator_set_lineage(jobs[i].result, l);
         adapter_offload(a[i], r->dir);
@@ -170,7 +176,8 @@ static int finetune_or_load(struct evolve_run *r, int generation, struct adapter
         *a = saved;
         return OK;
     }
-    int rc = finetune(r, generation, a, names, 1, true, updates, es, err);
+    static const struct genome none = {0};
+    int rc = finetune(r, generation, a, names, 1, true, updates, &none, es, err);
     return rc == OK ? evolve_run_save_adapter(r, generation, name, *a, NULL, err) : rc;
 }
 
@@ -217,6 +224,33 @@ static int method_es(struct evolve_run *r, struct error *err) {
 
 /* breeding */
 
+static double child_updates(const struct evolve_recipe *o, const struct candidate *c) {
+    return genome_value(&c->genome, GENE_MAX_STEPS, (double)o->evolve.finetune_steps);
+}
+
+/* Whether children may have different hyper-parameters, so that each is trained separately. */
+static bool hyperparameters_evolve(const struct genome_options *o) {
+    bool any = false;
+    for (int g = GENE_LR; g < N_GENES; g++) any |= genome_evolves(o, (enum gene)g);
+    return any;
+}
+
+/* The child's result of an earlier process, for this adapter and these genes; NULL: not found. */
+static struct adapter *load_finetuned(struct evolve_run *r, int generation,
+                                      const struct candidate *c) {
+    struct adapter *saved =
+        evolve_run_load_adapter(r, generation, c->name, "before", c->adapter->hash);
+    json_t *v = genome_json(&c->genome);
+    char *genes = genes_text(v);
+    bool same =
+        saved && strcmp(json_get_string(saved->lineage, LINEAGE_GENES), genes ? genes : "") == 0;
+    json_decref(v);
+    free(genes);
+    if (same) return saved;
+    adapter_release(saved);
+    return NULL;
+}
+
 /* Lamarckian step: fine-tunes children before their evaluation, or loads the results that an
  * earlier process saved. */
 static int finetune_children(struct evolve_run *r, struct population *p, struct error *err) {
@@ -227,11 +261,9 @@ static int finetune_children(struct evolve_run *r, struct population *p, struct 
     for (int i = 0; i < p->n; i++) {
         struct candidate *c = &p->c[i];
         if (c->elite) continue;
-        evolve_cost_add_training(
-            r, tokens_per_update(r, &o->finetune) * (double)o->evolve.finetune_steps,
-            evolve_run_token_flops(r, c->adapter));
-        struct adapter *saved =
-            evolve_run_load_adapter(r, p->generation, c->name, "before", c->adapter->hash);
+        evolve_cost_add_training(r, tokens_per_update(r, &o->finetune) * child_updates(o, c),
+                                 evolve_run_token_flops(r, c->adapter));
+        struct adapter *saved = load_finetuned(r, p->generation, c);
         if (saved) {
             adapter_release(c->adapter);
             c->adapter = saved;
@@ -241,12 +273,14 @@ static int finetune_children(struct evolve_run *r, struct population *p, struct 
         a[n] = c->adapter;
         index[n++] = i;
     }
-    int together = n > 0 ? evolve_run_finetuned_together(r, o, n, err) : 0;
+    bool separate = hyperparameters_evolve(&o->evolve.genome);
+    int together = n == 0 ? 0 : separate ? 1 : evolve_run_finetuned_together(r, o, n, err);
     if (together < 0) rc = together;
     for (int k = 0, m; rc == OK && k < n; k += m) {
         m = MIN(n - k, together);
-        rc = finetune(r, p->generation, a + k, names + k, m, n == 1, o->evolve.finetune_steps, NULL,
-                      err);
+        const struct candidate *first = &p->c[index[k]];
+        rc = finetune(r, p->generation, a + k, names + k, m, n == 1,
+                      (int64_t)child_updates(o, first), &first->genome, NULL, err);
         for (int i = k; i < k + m; i++) p->c[index[i]].adapter = a[i];
         for (int i = k; rc == OK && i < k + m; i++)
             rc = evolve_run_save_adapter(r, p->generation, names[i], a[i], NULL, err);
@@ -259,10 +293,11 @@ static int finetune_children(struct evolve_run *r, struct population *p, struct 
 static double generation_cost(const struct evolve_run *r, const struct population *p,
                               double candidate_cost) {
     const struct evolve_recipe *o = evolve_run_recipe_at(r, p->generation);
-    double training_flops = 0,
-           tokens = (double)o->evolve.finetune_steps * tokens_per_update(r, &o->finetune);
+    double training_flops = 0, tokens = tokens_per_update(r, &o->finetune);
     for (int i = 0; i < p->n; i++)
-        if (!p->c[i].elite) training_flops += tokens * evolve_run_token_flops(r, p->c[i].adapter);
+        if (!p->c[i].elite)
+            training_flops +=
+                child_updates(o, &p->c[i]) * tokens * evolve_run_token_flops(r, p->c[i].adapter);
     return candidate_cost * (p->n + p->n_reevaluated) + 2 * training_flops;
 }
 

@@ -531,6 +531,205 @@ static void test_invalid_populations_are_refused(void **state) {
     breeding_close(&g);
 }
 
+/* genes */
+
+/* Options with two prompts, a learning rate and a number of updates. */
+static void set_genes(struct genome_options *x, double mutation_rate) {
+    strings_release(&x->prompts);
+    strings_add(&x->prompts, "Be brief.");
+    strings_add(&x->prompts, "none");
+    x->min[GENE_LR] = 1e-3, x->max[GENE_LR] = 1e-1;
+    x->min[GENE_MAX_STEPS] = 1, x->max[GENE_MAX_STEPS] = 40;
+    x->mutation_rate = mutation_rate;
+    x->sigma = 0.3;
+    assert_int_equal(genome_resolve(x, &err), OK);
+}
+
+static bool has_prompt(const struct genome *x) {
+    return *x->prompt != 0;
+}
+
+/* A founder's child draws each gene from its range: prompts and the logarithm of a number are
+ * uniform. */
+static void test_genes_are_drawn(void **state) {
+    (void)state;
+    enum { N = 4000 };
+    struct genome_options x = {0};
+    const struct genome founder = {0};
+    int prompts = 0, below = 0;
+    set_genes(&x, 0);
+    assert_int_equal(genome_count(&x), 3);
+    assert_false(genome_evolves(&x, GENE_TEMPERATURE));
+    for (uint32_t i = 0; i < N; i++) {
+        struct rng r = rng_make(1, RNG_TEST, i, 0);
+        struct genome g = genome_breed(&x, &founder, i % 2 ? &founder : NULL, &r);
+        double lr = genome_value(&g, GENE_LR, 0), steps = genome_value(&g, GENE_MAX_STEPS, 0);
+        assert_true(lr >= 1e-3 && lr <= 1e-1);
+        assert_true(steps >= 1 && steps <= 40 && steps == floor(steps));
+        assert_close(genome_value(&g, GENE_TEMPERATURE, -5), -5, 0);
+        prompts += has_prompt(&g);
+        below += lr < 1e-2;
+    }
+    /* four standard errors */
+    assert_close(prompts, N / 2, 4 * sqrt(N) / 2);
+    assert_close(below, N / 2, 4 * sqrt(N) / 2);
+    strings_release(&x.prompts);
+}
+
+/* Each gene comes from either parent with equal probability, independently of the others; a gene
+ * that one parent lacks comes from the other one. */
+static void test_genes_are_inherited(void **state) {
+    (void)state;
+    enum { N = 4000, ALL = 1 << GENE_PROMPT | 1 << GENE_LR | 1 << GENE_MAX_STEPS };
+    struct genome_options x = {0};
+    int counts[8] = {0};
+    set_genes(&x, 0);
+    const struct genome founder = {0},
+                        a = {ALL, x.prompts.v[0], {[GENE_LR] = 0.002, [GENE_MAX_STEPS] = 3}},
+                        b = {ALL, x.prompts.v[1], {[GENE_LR] = 0.05, [GENE_MAX_STEPS] = 30}};
+    for (uint32_t i = 0; i < N; i++) {
+        struct rng r = rng_make(2, RNG_TEST, i, 0);
+        struct genome g = genome_breed(&x, &a, &b, &r), h = genome_breed(&x, &founder, &a, &r);
+        bool lr = g.value[GENE_LR] == 0.05, steps = g.value[GENE_MAX_STEPS] == 30;
+        assert_true(lr || g.value[GENE_LR] == 0.002);
+        assert_true(steps || g.value[GENE_MAX_STEPS] == 3);
+        counts[!has_prompt(&g) + 2 * lr + 4 * steps]++;
+        assert_true(genome_equal(&h, &a));
+    }
+    for (int k = 0; k < 8; k++) assert_close(counts[k], N / 8, 4 * sqrt(N / 8));
+    /* after a fork: a prompt that the options lack is drawn again, a number is moved into its range
+     */
+    struct genome old = a;
+    old.prompt = "forgotten";
+    x.max[GENE_LR] = 0.0015;
+    struct rng r = rng_make(3, RNG_TEST, 0, 0);
+    struct genome g = genome_breed(&x, &old, NULL, &r);
+    assert_true(g.prompt == x.prompts.v[0] || g.prompt == x.prompts.v[1]);
+    assert_close(g.value[GENE_LR], 0.0015, 0);
+    strings_release(&x.prompts);
+}
+
+/* A mutated prompt is another one; the logarithm of a mutated number has the standard deviation
+ * sigma; a mutated number of updates is another one. */
+static void test_genes_mutate(void **state) {
+    (void)state;
+    enum { N = 4000, ALL = 1 << GENE_PROMPT | 1 << GENE_LR | 1 << GENE_MAX_STEPS };
+    struct genome_options x = {0};
+    double sum = 0, squares = 0;
+    int changed = 0;
+    set_genes(&x, 1);
+    const struct genome a = {ALL, x.prompts.v[0], {[GENE_LR] = 0.01, [GENE_MAX_STEPS] = 2}};
+    for (uint32_t i = 0; i < N; i++) {
+        struct rng r = rng_make(4, RNG_TEST, i, 0);
+        struct genome g = genome_breed(&x, &a, NULL, &r);
+        double log_ratio = log(g.value[GENE_LR] / 0.01);
+        assert_false(has_prompt(&g));
+        assert_true(g.value[GENE_MAX_STEPS] != 2 && g.value[GENE_MAX_STEPS] >= 1);
+        sum += log_ratio;
+        squares += log_ratio * log_ratio;
+    }
+    assert_close(sum / N, 0, 4 * 0.3 / sqrt(N));
+    assert_close(sqrt(squares / N), 0.3, 0.02);
+    x.mutation_rate = 0.25;
+    for (uint32_t i = 0; i < N; i++) {
+        struct rng r = rng_make(5, RNG_TEST, i, 0);
+        struct genome g = genome_breed(&x, &a, NULL, &r);
+        changed += g.value[GENE_LR] != 0.01;
+    }
+    assert_close(changed, N / 4, 4 * sqrt(N * 0.25 * 0.75));
+    strings_release(&x.prompts);
+}
+
+/* Roles are those of 'shoal ask', in any language. */
+static void test_prompts_of_roles(void **state) {
+    (void)state;
+    struct genome_options x = {0};
+    strings_add(&x.prompts, "role:Critical Thinking");
+    strings_add(&x.prompts, "role: 専門知識AI");
+    assert_int_equal(genome_resolve(&x, &err), OK);
+    assert_non_null(strstr(x.prompts.v[0], "where the reasoning is weak"));
+    assert_non_null(strstr(x.prompts.v[1], "専門家の知識"));
+    assert_int_equal(genome_prompt_bytes(&x), strlen(x.prompts.v[0]));
+    strings_add(&x.prompts, "role:Guessing");
+    assert_int_equal(genome_resolve(&x, &err), ERR_USAGE);
+    assert_non_null(strstr(err.text, "no role 'Guessing'"));
+    strings_release(&x.prompts);
+}
+
+/* Genes use a separate random stream: a fitness that does not depend on them sees the same
+ * weights with genes and without. */
+static void test_genes_leave_weights_alone(void **state) {
+    (void)state;
+    struct breeding g;
+    struct buf plain = {0}, with = {0};
+    breeding_open(&g, false);
+    record_history(&g, 5, &plain);
+    set_genes(&g.o.genome, 0.5);
+    record_history(&g, 5, &with);
+    assert_string_equal(plain.data, with.data);
+    for (int i = 0; i < g.p.n; i++)
+        assert_int_equal(g.p.c[i].genome.genes != 0, candidate_name_is_child(g.p.c[i].name));
+    strings_release(&g.o.genome.prompts);
+    buf_release(&plain);
+    buf_release(&with);
+    breeding_close(&g);
+}
+
+/* With keep_weights 1 every child has the weights of its first parent and other genes than any
+ * candidate with these weights. */
+static void test_keep_weights(void **state) {
+    (void)state;
+    struct breeding g;
+    breeding_open(&g, false);
+    set_genes(&g.o.genome, 0.5);
+    g.o.genome.keep_weights = 1;
+    breeding_begin(&g, 1);
+    for (int t = 0; t < 3; t++) {
+        struct candidate before[FOUNDERS];
+        breeding_evaluate(&g);
+        memcpy(before, g.p.c, sizeof before);
+        breeding_next(&g);
+        for (int i = 2; i < g.p.n; i++) {
+            const struct candidate *c = &g.p.c[i], *a = NULL;
+            for (int k = 0; k < FOUNDERS; k++)
+                if (strcmp(before[k].name, c->parents[0]) == 0) a = &before[k];
+            assert_non_null(a);
+            assert_null(c->operator);
+            assert_string_equal(c->adapter->hash, a->adapter->hash);
+            assert_true(c->parents[1][0] != 0);
+            assert_close(c->blend, 0, 0);
+            for (int k = 0; k < i; k++)
+                assert_true(strcmp(c->adapter->hash, g.p.c[k].adapter->hash) != 0 ||
+                            !genome_equal(&c->genome, &g.p.c[k].genome));
+        }
+    }
+    for (int i = 0; i < g.p.crossovers.selector.n; i++)
+        assert_int_equal(g.p.crossovers.selector.v[i].used, 0);
+    strings_release(&g.o.genome.prompts);
+    breeding_close(&g);
+}
+
+/* A child whose prompt differs from that of its parents does not credit its operator. */
+static void test_credit_needs_equal_prompts(void **state) {
+    (void)state;
+    struct breeding g;
+    int64_t used[2] = {0};
+    breeding_open(&g, false);
+    for (int pass = 0; pass < 2; pass++) {
+        strings_release(&g.o.genome.prompts);
+        strings_add(&g.o.genome.prompts, pass ? "Be brief." : ""); // founders have no prompt
+        breeding_begin(&g, 1);
+        breeding_evaluate(&g);
+        breeding_next(&g);
+        breeding_evaluate(&g);
+        used[pass] = g.p.crossovers.selector.v[0].used + g.p.mutations.selector.v[0].used;
+    }
+    assert_int_equal(used[0], 4);
+    assert_int_equal(used[1], 0);
+    strings_release(&g.o.genome.prompts);
+    breeding_close(&g);
+}
+
 /* Whole runs. All files are in one temporary folder: the model, two conversation files, a recipe,
  * and run roots. */
 
@@ -1394,6 +1593,235 @@ static void test_fork_and_replay(void **state) {
     env_release(&env);
 }
 
+/* A recipe with all genes; the second one has nothing but prompts and zero adapters. */
+static char *genes_recipe(void) {
+    return xasprintf(
+        "model: %s/tiny\nseed: 3\nrounds: 0\nmax_tokens: 4\ntest_items: 6\ntasks: [copy, pick]\n"
+        "personas: [a=%s/ref/r/adapters/gen_0/a, b=%s/ref/r/adapters/gen_0/b]\n"
+        "evolve: {generations: 3, population: 5, elites: 2, rank: 4, finetune_steps: 2, "
+        "finetune_data: %s/a.jsonl}\n"
+        "finetune: {bsz: 2, grad_accum: 1, lr: 0.01, lora_dropout: 0}\nfitness: {items: 6}\n"
+        "retain: [sort]\nretain_items: 4\n"
+        "genome: {prompts: [none, 'Say *only* the answer.', 'role:Facts'], temperature_min: 0.2, "
+        "temperature_max: 1.5, lr_min: 0.001, lr_max: 0.1, max_steps_min: 1, max_steps_max: 4, "
+        "lora_dropout_min: 0.01, lora_dropout_max: 0.3, mutation_rate: 0.5, keep_weights: 0.6}\n",
+        dir, dir, dir, dir);
+}
+
+/* Runs ROOT/r of the recipe with genes, or continues it. */
+static json_t *genes_run(const char *root, bool resume, int threads) {
+    char *text = genes_recipe();
+    json_t *v =
+        resume ? run_expect_ok(root, true, false, threads) : method_run(root, text, threads);
+    free(text);
+    return v;
+}
+
+static pid_t genes_child(const char *root) {
+    pid_t child = fork();
+    if (child != 0) return child;
+    char *status = run_status(root);
+    json_decref(genes_run(root, status != NULL, 1));
+    _exit(0);
+}
+
+/* The candidates of the last generation with the key of a gene. */
+static int candidates_with(const json_t *result, int generation, const char *gene) {
+    const json_t *g = json_array_get(json_object_get(result, "generations"), (size_t)generation),
+                 *c;
+    size_t i;
+    int n = 0;
+    json_array_foreach (json_object_get(g, "candidates"), i, c)
+        n += json_object_get(json_object_get(c, "genes"), gene) != NULL;
+    return n;
+}
+
+/* Trains the child again from its parent, outside the run, with the numbers of its genes. */
+static void assert_trained_with_genes(const json_t *c) {
+    struct evolve_recipe o;
+    char *recipe = path_join(dir, "way.yaml"), *model_dir = path_join(dir, "tiny"),
+         *data = path_join(dir, "a.jsonl"),
+         *start = xasprintf("%s/ref/r/adapters/gen_0/%s", dir,
+                            json_string_value(json_array_get(json_object_get(c, "parents"), 0)));
+    const json_t *genes = json_object_get(c, "genes");
+    struct pool *pool = pool_new(1);
+    struct model *m = model_open(model_dir, NUMERIC_EXACT, &err);
+    if (!m || evolve_recipe_load(&o, recipe, &err) != OK) fail_msg("%s", err.text);
+    evolve_recipe_set_kv(&o, "f16");
+    struct train_options t = o.finetune;
+    t.lr = json_number_of(genes, "lr");
+    t.lora_dropout = json_number_of(genes, "lora_dropout");
+    t.max_steps = (int64_t)json_number_of(genes, "max_steps");
+    t.seed = o.seed + 1; // generation 1
+    struct train_job job = {.name = json_get_string(c, "name"), .data = data};
+    if (!(job.start = adapter_open(start, m, &err))) fail_msg("%s", err.text);
+    if (sft_run(m, &job, 1, &t, pool, NULL, NULL, &err) != OK) fail_msg("%s", err.text);
+    assert_string_equal(job.result->hash, json_get_string(c, "hash"));
+    adapter_release(job.result);
+    adapter_release(job.start);
+    model_close(m);
+    pool_free(pool);
+    evolve_recipe_release(&o);
+    free(recipe), free(model_dir), free(data), free(start);
+}
+
+/* Children have all genes, founders none; the card and the lineage of a saved adapter name them; a
+ * child of generation 1 that kept its weights was trained with its own hyper-parameters. */
+static void test_genes_of_a_run(void **state) {
+    (void)state;
+    reference_run();
+    json_t *v = genes_run("genes", false, 1);
+    for (int g = 0; g < N_GENES; g++) {
+        assert_int_equal(candidates_with(v, 0, gene_names[g]), 0);
+        assert_true(candidates_with(v, 1, gene_names[g]) >= 3);
+    }
+    const json_t *list = json_object_get(json_array_get(json_object_get(v, "generations"), 1),
+                                         "candidates"),
+                 *c;
+    size_t i;
+    int prompts = 0, trained = 0;
+    json_array_foreach (list, i, c) {
+        const json_t *genes = json_object_get(c, "genes");
+        const char *prompt = json_get_string(genes, "prompt"), *name = json_get_string(c, "name");
+        char *folder = xasprintf("%s/genes/r/adapters/gen_1/%s", dir, name),
+             *card_path = path_join(folder, "README.md");
+        struct model_config shape;
+        struct buf card = {0};
+        assert_int_equal(model_preset_find("tiny-llama", &shape, &err), OK);
+        assert_int_equal(file_read(card_path, 1 << 20, &card, &err), OK);
+        struct adapter *a = adapter_load(folder, &shape, &err);
+        const char *stored = json_get_string(a->lineage, "genes");
+        assert_int_equal(*stored != 0, genes != NULL);
+        assert_true(!*prompt || strstr(stored, prompt));
+        assert_int_equal(strstr(card.data, "--system '") != NULL, *prompt != 0);
+        prompts += *prompt != 0;
+        bool kept_weights = genes && !json_object_get(c, "operator");
+        if (kept_weights) assert_trained_with_genes(c);
+        trained += kept_weights;
+        adapter_release(a);
+        buf_release(&card);
+        free(folder), free(card_path);
+    }
+    assert_true(prompts > 0);
+    assert_true(trained > 0);
+    char *page_path = path_join(dir, "genes/r/report.html");
+    struct buf page = {0};
+    assert_int_equal(file_read(page_path, 1 << 24, &page, &err), OK);
+    assert_non_null(strstr(page.data, "<th>lora_dropout<th>made by"));
+    assert_non_null(strstr(page.data, "Say *only* the answer."));
+    buf_release(&page);
+    free(page_path);
+    json_t *two = genes_run("genes2", false, 2);
+    assert_results_equal(v, two);
+    json_decref(two);
+    json_decref(v);
+}
+
+/* A run with genes that was killed many times ends with the same bytes, and its generations can be
+ * computed again; a fork with other genes differs after the fork only. */
+static void test_genes_survive_kills(void **state) {
+    (void)state;
+    reference_run();
+    double start = clock_now();
+    json_t *whole = genes_run("genes3", false, 1);
+    double seconds = clock_now() - start;
+    struct rng r = rng_make(21, RNG_TEST, 0, 0);
+    int killed = 0;
+    for (; killed < 8; killed++) {
+        pid_t child = genes_child("genes4");
+        usleep((unsigned)(1e6 * seconds / 2 * (double)rng_uniform(&r)));
+        if (!child_kill(child)) break;
+    }
+    assert_true(killed > 1);
+    char *status = run_status("genes4");
+    json_t *again = genes_run("genes4", status != NULL, 2);
+    free(status);
+    assert_results_equal(whole, again);
+    struct evolve_env env = env_open("genes4", 1);
+    for (int g = 1; g <= 3; g++) {
+        json_t *replayed = evolve_run_replay(&env, "r", g, &err);
+        if (!replayed) fail_msg("%s", err.text);
+        assert_true(json_is_true(json_object_get(replayed, "equal")));
+        json_decref(replayed);
+    }
+    char *text = genes_recipe(), *path = path_join(dir, "fork.yaml"),
+         *range = strstr(text, "lr_min: 0.001");
+    memcpy(range, "lr_min: 0.050", strlen("lr_min: 0.050"));
+    assert_int_equal(file_write(path, text, strlen(text), &err), OK);
+    json_t *other = fork_run(&env, "r", 1, path, -1, "higher");
+    if (!other) fail_msg("%s", err.text);
+    const json_t *g = json_object_get(whole, "generations"),
+                 *h = json_object_get(other, "generations"), *c;
+    for (size_t i = 0; i < 2; i++)
+        assert_true(json_equal(json_array_get(g, i), json_array_get(h, i)));
+    size_t i;
+    json_array_foreach (json_object_get(json_array_get(h, 3), "candidates"), i, c)
+        if (strncmp(json_get_string(c, "name"), "g3", 2) == 0)
+            assert_true(json_number_of(json_object_get(c, "genes"), "lr") >= 0.05);
+    env_release(&env);
+    json_decref(other);
+    json_decref(again);
+    json_decref(whole);
+    free(text);
+    free(path);
+}
+
+/* The performance of the candidates of generation 1 with this prompt, which is the same for all,
+ * because their weights are zero; NAN: there is none. */
+static double performance_with(const json_t *result, const char *prompt) {
+    const json_t *g = json_array_get(json_object_get(result, "generations"), 1), *c;
+    double found = NAN;
+    size_t i;
+    json_array_foreach (json_object_get(g, "candidates"), i, c) {
+        if (strcmp(json_get_string(json_object_get(c, "genes"), "prompt"), prompt) != 0) continue;
+        if (!isnan(found)) assert_close(value_of(c, "performance"), found, 0);
+        found = value_of(c, "performance");
+    }
+    return found;
+}
+
+static json_t *prompts_run(const char *root, int population, const char *prompts) {
+    char
+        *method = xasprintf(
+            "zero_adapters: true\nevolve: {generations: 1, population: %d, elites: 1}\n"
+            "fitness: {items: 6, metric: probability, performance: 1, cooperation: 0, novelty: 0}\n"
+            "genome: {prompts: %s, keep_weights: 1}\n",
+            population, prompts),
+        *text = method_recipe(method);
+    json_t *v = method_run(root, text, 1);
+    free(method);
+    free(text);
+    return v;
+}
+
+/* With zero adapters and no training, the performance is a function of the prompt: the same for all
+ * candidates, in a population of other prompts, and in one where all have this prompt. */
+static void test_prompts_are_used(void **state) {
+    (void)state;
+    static const char *const prompts[] = {"", "Answer like a pirate.", "Be very brief."};
+    double performance[3];
+    reference_run();
+    json_t *mixed = prompts_run("prompts", 12, "[none, 'Answer like a pirate.', 'Be very brief.']");
+    for (int k = 0; k < 3; k++) {
+        performance[k] = performance_with(mixed, prompts[k]);
+        assert_false(isnan(performance[k]));
+        for (int j = 0; j < k; j++) assert_true(performance[j] != performance[k]);
+    }
+    for (int k = 1; k < 3; k++) {
+        char root[16], *list = xasprintf("['%s']", prompts[k]);
+        snprintf(root, sizeof root, "prompts%d", k);
+        json_t *v = prompts_run(root, 4, list);
+        assert_close(performance_with(v, prompts[k]), performance[k], 0);
+        free(list);
+        json_decref(v);
+    }
+    /* the table's row uses the prompt */
+    const json_t *row = table_row(mixed, "generation 1"), *base = table_row(mixed, "base");
+    bool has = *json_get_string(json_object_get(json_object_get(mixed, "best"), "genes"), "prompt");
+    assert_int_equal(json_number_of(row, "prefilled") > json_number_of(base, "prefilled"), has);
+    json_decref(mixed);
+}
+
 static void test_pause(void **state) {
     (void)state;
     volatile bool pause = true;
@@ -1515,6 +1943,17 @@ static void test_bad_recipes(void **state) {
     assert_recipe_refused(TWO TASK "chain_of_thought: false\nfitness: {distance: embedding}\n",
                           "chain_of_thought");
     assert_recipe_refused(TWO TASK "fitness: {credit: all}\n", "loo or shapley");
+    assert_recipe_refused(TWO TASK "genome: {prompts: ['role:Guessing']}\n", "no role 'Guessing'");
+    assert_recipe_refused(TWO TASK "genome: {lr_min: 0.01, lr_max: 0.001}\n", "genome.lr needs");
+    assert_recipe_refused(TWO TASK "genome: {lr_max: 0.001}\n", "0 < min < max");
+    assert_recipe_refused(TWO TASK "genome: {lr_min: 0.001, lr_max: 0.01}\n",
+                          "set evolve.finetune_steps");
+    assert_recipe_refused(TWO TASK "chain_of_thought: false\n"
+                                   "genome: {temperature_min: 0.1, temperature_max: 1}\n",
+                          "chain_of_thought");
+    assert_recipe_refused(TWO TASK "genome: {prompts: [x]}\nevolve: {search: merge}\n",
+                          "needs search 'breed'");
+    assert_recipe_refused(TWO TASK "genome: {keep_weights: 1}\n", "is a copy of its parent");
     assert_recipe_refused(TWO TASK "retain: [knitting]\n", "knitting");
     assert_recipe_refused(TWO TASK "save: none\n", "save is all or best");
     assert_recipe_refused("personas: [a=x, b]\n" TASK, "'b' is not name=file");
@@ -1575,6 +2014,13 @@ int main(void) {
         cmocka_unit_test(test_every_selection),
         cmocka_unit_test(test_preserve_norm),
         cmocka_unit_test(test_invalid_populations_are_refused),
+        cmocka_unit_test(test_genes_are_drawn),
+        cmocka_unit_test(test_genes_are_inherited),
+        cmocka_unit_test(test_genes_mutate),
+        cmocka_unit_test(test_prompts_of_roles),
+        cmocka_unit_test(test_genes_leave_weights_alone),
+        cmocka_unit_test(test_keep_weights),
+        cmocka_unit_test(test_credit_needs_equal_prompts),
         cmocka_unit_test(test_run),
         cmocka_unit_test(test_costs),
         cmocka_unit_test(test_saved_lineage),
@@ -1597,6 +2043,9 @@ int main(void) {
         cmocka_unit_test(test_every_search_method),
         cmocka_unit_test(test_flop_budget),
         cmocka_unit_test(test_fork_and_replay),
+        cmocka_unit_test(test_genes_of_a_run),
+        cmocka_unit_test(test_genes_survive_kills),
+        cmocka_unit_test(test_prompts_are_used),
         cmocka_unit_test(test_pause),
         cmocka_unit_test(test_copies_are_refused),
         cmocka_unit_test(test_bad_recipes),

@@ -221,7 +221,8 @@ struct adapter *evolve_run_load_adapter(struct evolve_run *r, int generation, co
                                         const char *key, const char *value) {
     if (r->replay_generation == generation && generation > 0) return NULL;
     struct adapter *a = load_adapter_of_run(r, r->id, generation, name, key, value);
-    if (!a && r->parent_id) a = load_adapter_of_run(r, r->parent_id, generation, name, key, value);
+    bool is_shared = r->n_forks > 0 && generation <= r->forks[r->n_forks - 1].until;
+    if (!a && is_shared) a = load_adapter_of_run(r, r->parent_id, generation, name, key, value);
     if (a) adapter_offload(a, r->dir);
     return a;
 }

@@ -86,7 +86,8 @@ int evolve_run_save_adapter(struct evolve_run *r, int generation, const char *na
 /* Sets the genes in an adapter's lineage, as text; NULL: no genes. */
 #define LINEAGE_GENES "genes"
 void evolve_lineage_set_genes(json_t *lineage, const json_t *genes);
-/* Loads an adapter that an earlier process of this run, or the parent run, saved. Its files must
+/* Loads an adapter that an earlier process of this run saved, or the parent run in a shared
+ * generation: in later ones the options of its training may differ. Its files must
  * have the ledger's hash, and its lineage the value `value` at `key` (key NULL: any lineage). NULL:
  * not found, or a replay computes this generation again. */
 struct adapter *evolve_run_load_adapter(struct evolve_run *r, int generation, const char *name,

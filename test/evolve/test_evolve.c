@@ -1567,6 +1567,23 @@ static void test_fork_and_replay(void **state) {
     for (size_t i = 0; i < 2; i++)
         assert_true(json_equal(json_array_get(g, i), json_array_get(h, i)));
     assert_false(json_equal(json_array_get(g, 2), json_array_get(h, 2)));
+    /* other hyper-parameters of the fine-tuning: the parent's results are not loaded */
+    char *text = recipe_text(), *path = path_join(dir, "way.yaml"),
+         *rate = strstr(text, "lr: 0.01");
+    memcpy(rate, "lr: 0.07", strlen("lr: 0.07"));
+    assert_int_equal(file_write(path, text, strlen(text), &err), OK);
+    json_t *faster = fork_run(&env, "r", 1, path, -1, "faster");
+    if (!faster) fail_msg("%s", err.text);
+    const json_t *slow_hashes = json_object_get(reference, "adapters"),
+                 *fast_hashes = json_object_get(faster, "adapters");
+    for (int i = 0; i < 2; i++) {
+        const char *key = i ? "gen_2/g2c0" : "gen_1/g1c0";
+        const json_t *a = json_object_get(slow_hashes, key), *b = json_object_get(fast_hashes, key);
+        assert_int_equal(json_equal(a, b), i == 0);
+    }
+    json_decref(faster);
+    free(text);
+    free(path);
     json_t *far = fork_run(&env, "other", 2, NULL, -1, "far");
     if (!far) fail_msg("%s", err.text);
     assert_true(json_equal(h, json_object_get(far, "generations")));
@@ -1581,7 +1598,8 @@ static void test_fork_and_replay(void **state) {
     assert_non_null(strstr(err.text, "no generation 9"));
     assert_null(fork_run(&env, "r", 1, NULL, -1, "same"));
     assert_int_equal(err.code, ERR_STATE);
-    char *text = method_recipe(methods[0]), *path = path_join(dir, "way.yaml");
+    text = method_recipe(methods[0]);
+    path = path_join(dir, "way.yaml");
     assert_int_equal(file_write(path, text, strlen(text), &err), OK);
     assert_null(fork_run(&env, "r", 1, path, -1, "stranger"));
     assert_int_equal(err.code, ERR_MISMATCH);

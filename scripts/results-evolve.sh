@@ -1,24 +1,26 @@
 #!/bin/sh
-# results-evolve: writes docs/RESULTS.md's part on evolution, from models/fry and this file only.
+# results-evolve: writes docs/results/evolution.md and a part of docs/RESULTS.md: methods that make one adapter from founders.
 #
-# For every family and seed: eight founders trained on one language each, then every method from the same founders with
-# the same FLOPs, each as a separate run METHOD-FAMILY-sSEED below $WORK/runs. Finished runs are skipped, interrupted
-# ones are continued. In the exact class the same commands give the same digits everywhere. Learning rates and updates
-# of gradient and hybrid were chosen for each family on seed 100, which is not reported, from the same six pairs
-# (docs/EVOLUTION.md).
-# SEEDS, FAMILIES, METHODS, N (test questions), WORK (build/results-evolve), THREADS and SHOAL may be set.
+# For every family and each of SEEDS (10) seeds: eight founders trained on one language each, then every method from the
+# same founders with the same FLOPs, each as a separate run METHOD-FAMILY-sSEED below $WORK/runs; the reference "pooled" is
+# one adapter trained on the data of all founders, with as many updates as they have together. Runs JOBS (2) seeds at once,
+# each with one thread. Finished runs are skipped, interrupted ones are continued. In the exact class the same commands give
+# the same digits everywhere. Learning rates and updates of gradient and hybrid were chosen for each family on seed 100,
+# which is not reported, from the same six pairs (docs/EVOLUTION.md).
+# UPDATES (150, of a founder), FAMILIES, METHODS, N (test questions, 2000), WORK (build/results-evolve) and SHOAL may be set.
 set -eu
+script=$(basename "$0")
 cd "$(dirname "$0")/.."
 export SHOAL_EVOLVE_KV_CACHE_DTYPE=f32 # as in the recorded figures
-shoal="${SHOAL:-$PWD/build/shoal}" work="${WORK:-build/results-evolve}" n="${N:-5000}"
-seeds="${SEEDS:-1 2 3 4 5}" families="${FAMILIES:-arithmetic order pick route}"
-methods="${METHODS-hybrid founder soup ties dare cma pso ga gradient es}"
+shoal="${SHOAL:-$PWD/build/shoal}" work="${WORK:-build/results-evolve}" n="${N:-2000}"
+seeds="${SEEDS:-10}" families="${FAMILIES:-arithmetic order pick route}"
+methods="${METHODS-hybrid soup ties dare cma pso ga gradient es pooled}"
 flops=${FLOPS:-2e12} hard="arithmetic pick order route deduction" easy="copy sort compare sequence voice"
 founders="en1 en2 en3 en4 ja1 ja2 zh1 zh2"
 own=${OWN:-100} rest=${REST:-50} learn=${LEARN:-150} # number of conversations: founder's family, each other family, common data of learning methods
+founder_updates="${UPDATES:-150}"
 runs="$work/runs" recipes="$work/recipes" base="$work/fry-q8_0.gguf"
 mkdir -p "$runs" "$recipes"
-[ -f "$base" ] || "$shoal" quantize --quiet models/fry "$base" --type q8_0 >/dev/null # a third of f32's time
 
 # without NAME LIST: the other items, joined by commas.
 without() { echo "$2" | tr ' ' '\n' | grep -vx "$1" | paste -sd, -; }
@@ -55,11 +57,15 @@ personas() {
 # recipe METHOD: the keys common to all, and those of the method.
 recipe() {
     items=60
-    case $1 in founder | gradient | es) items=200 ;; esac # methods that evaluate founders only can afford more
+    case $1 in founder | pooled | gradient | es) items=200 ;; esac # methods that evaluate founders only can afford more
     echo "model: $base"
     echo "seed: $seed"
     echo "personas:"
-    if [ "$1" = founder ]; then personas .jsonl "$data"; else personas "" "$runs/founder-$family-s$seed/adapters/gen_0"; fi
+    case $1 in
+    founder) personas .jsonl "$data" ;;
+    pooled) for name in pooled zero; do echo "  - $name=$data/$name"; done ;; # a recipe has at least two
+    *) personas "" "$runs/founder-$family-s$seed/adapters/gen_0" ;;
+    esac
     cat <<END
 tasks: [$family]
 retain: [$(without "$family" "$hard")]
@@ -69,7 +75,7 @@ curve: false
 test_items: $n
 retain_items: ${RETAIN:-500}
 save: best
-train: {r: 8, lr: 0.003, bsz: 12, grad_accum: 1, max_steps: 150, lora_dropout: 0}
+train: {r: 8, lr: 0.003, bsz: 12, grad_accum: 1, max_steps: $founder_updates, lora_dropout: 0}
 fitness: {items: $items, metric: probability, performance: 1, cooperation: 0, novelty: 0}
 END
     lr=0.003 updates=120
@@ -85,7 +91,7 @@ END
     cma="search: {searcher: cma, sigma: 0.1}"
     learner="max_flops: $flops, finetune_data: $data/learn.jsonl"
     case $1 in
-    founder) echo "evolve: {search: none}" ;;
+    founder | pooled) echo "evolve: {search: none}" ;;
     soup) echo "evolve: {search: merge, merge_operator: delta}" ;;
     ties) echo "$made, merge_operator: delta_ties}" && echo "$cma" ;;
     dare) echo "$made, merge_operator: delta_dare_ties}" && echo "$cma" ;;
@@ -103,41 +109,49 @@ END
     echo "finetune: {lr: $lr, max_steps: $updates, bsz: 16, grad_accum: 1, lora_dropout: 0}"
 }
 
+# pooled: the adapter of that row.
+pooled() {
+    [ -s "$data/pooled/adapter_model.safetensors" ] && return
+    for who in $founders; do cat "$data/$who.jsonl"; done >"$data/pooled.jsonl"
+    "$shoal" adapter new --quiet --model "$base" --rank 8 --seed 1 "$data/zero" >/dev/null # the base model
+    "$shoal" train "$base" --exact --quiet --threads 1 --data "$data/pooled.jsonl" --out "$data/pooled" --seed "$seed" --r 8 \
+        --lr 0.003 --bsz 12 --grad-accum 1 --max-steps $((founder_updates * $(echo "$founders" | wc -w))) --lora-dropout 0 \
+        --runs "$data/train" >/dev/null
+}
+
 # run METHOD, unless it is finished.
 run() {
     id="$1-$family-s$seed"
     [ -f "$runs/$id/result.json" ] && return
     recipe "$1" >"$recipes/$id.yaml"
     echo "$id" >&2
-    "$shoal" resume "$id" --runs "$runs" --exact --quiet --threads "${THREADS:-0}" >/dev/null 2>&1 ||
-        "$shoal" evolve "$recipes/$id.yaml" --runs "$runs" --id "$id" --exact --quiet --threads "${THREADS:-0}" >/dev/null
+    "$shoal" resume "$id" --runs "$runs" --exact --quiet --threads 1 >/dev/null 2>&1 ||
+        "$shoal" evolve "$recipes/$id.yaml" --runs "$runs" --id "$id" --exact --quiet --threads 1 >/dev/null
 }
 
-for seed in $seeds; do
+if [ "${1:-}" = --seed ]; then
+    seed=$2
     for family in $families; do
         data
         run founder
-        for method in $methods; do run "$method"; done
+        for method in $methods; do
+            [ "$method" != pooled ] || pooled
+            run "$method"
+        done
     done
-done
+    exit
+fi
+[ -f "$base" ] || "$shoal" quantize --quiet models/fry "$base" --type q8_0 >/dev/null # a third of f32's time
+mkdir -p docs/results
+seq 1 "$seeds" | xargs -P "${JOBS:-2}" -n 1 sh "scripts/$script" --seed
 
 # A group is a method on a family; its runs are the seeds.
-{
-    cat <<END
-## Evolution (\`make results-evolve\`)
-
-Methods that make a better adapter from the same founders ($(echo "$founders" | wc -w) of rank 8, each of which learned $own conversations of the family in one language and $rest of others) on
-the starter model in q8_0, each with at most $flops FLOPs (ties and dare make few candidates, since making a candidate costs more than evaluating it); gradient, es and hybrid learn from the same
-$learn further conversations. $n test questions per seed, $(echo "$seeds" | wc -w) seeds. Intervals are 95 % intervals over the seeds, differences are paired by seed. Retention: points lost or gained on the other
-hard families, relative to the best founder.
-END
-    for family in $families; do
-        groups=""
-        for method in $methods; do groups="$groups $method-$family"; done
-        echo
-        echo "### $family"
-        echo
-        "$shoal" runs --runs "$runs" --compare $groups --base "founder-$family" | sed 's/^/    /'
-    done
-} >"$work/part.md"
+for family in $families; do
+    groups=
+    for method in $methods founder; do groups="$groups $method-$family"; done
+    printf '\n## %s\n\n' "$family"
+    # shellcheck disable=SC2086
+    "$shoal" runs --runs "$runs" --compare $groups --base "founder-$family" | sed 's/^/    /'
+done >"$work/tables.md"
+python3 scripts/results_evolve.py "$runs" "$families" "$methods founder" "$flops" "$own" "$rest" "$learn" "$work/tables.md" >"$work/part.md"
 sh scripts/results-part.sh "Evolution" <"$work/part.md"

@@ -15,12 +15,7 @@ families="${FAMILIES:-arithmetic,order,route,pick}" other="${OTHER:-deduction}" 
 if [ "${1:-}" = --seed ]; then
     seed=$2 at="$work/$2"
     [ ! -s "$at/result.json" ] || exit 0
-    "$shoal" model data --n 2000 --seed "$seed" "$at/personas" >&2
-    for name in critic practitioner explorer; do
-        [ -s "$at/$name/adapter_model.safetensors" ] ||
-            "$shoal" train models/fry --exact --quiet --threads 1 --data "$at/personas/$name.jsonl" --out "$at/$name" --r 8 \
-                --lr 4e-3 --bsz 4 --grad-accum 4 --epochs 1 --lora-dropout 0 --seed "$seed" --runs "$at/runs" >&2
-    done
+    SHOAL="$shoal" sh scripts/results-personas.sh "$at" "$seed"
     "$shoal" grow models/fry --exact --quiet --json --threads 1 --agents "$at/critic" "$at/practitioner" "$at/explorer" \
         --prompts "$families" --n "$n" --rehearse "$other" --check question --rounds "$rounds" --samples "$samples" --r 8 --lr 4e-3 \
         --max-steps 400 --bsz 16 --grad-accum 1 --lora-dropout 0 --seed "$seed" --runs "$at/runs" --id grow --out "$at/grown" \

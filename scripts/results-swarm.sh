@@ -19,13 +19,14 @@ train() {
     shift 2
     [ -s "$to/adapter_model.safetensors" ] ||
         "$shoal" train models/fry --exact --quiet --threads 1 --data "$data" --out "$to" --seed "$seed" --runs "$at/runs" \
-            --lora-dropout 0 "$@" >&2
+            --grad-accum 1 --lora-dropout 0 "$@" >&2
 }
 
-# debate FILE AGENTS OPTION...: agents are folders below $at. The temporary file is kept if the command is interrupted.
+folders() { for name in $1; do echo "$at/$name"; done; } # NAMES: their folders
+
+# debate FILE AGENTS OPTION...
 debate() {
-    file="$at/$1.jsonl" agents=
-    for name in $2; do agents="$agents $at/$name"; done
+    file="$at/$1.jsonl" agents=$(folders "$2")
     shift 2
     [ -s "$file" ] && return
     # shellcheck disable=SC2086
@@ -37,18 +38,13 @@ debate() {
 if [ "${1:-}" = --seed ]; then
     seed=$2 at="$work/$2"
     mkdir -p "$at"
-    "$shoal" model data --quiet --n 2000 --seed "$seed" "$at/personas" >&2
-    for name in $names; do
-        train "$name" "$at/personas/$name.jsonl" --r 8 --lr 4e-3 --bsz 4 --grad-accum 4 --epochs 1
-    done
+    SHOAL="$shoal" sh scripts/results-personas.sh "$at" "$seed"
     debate free "$names" --tasks "$families" --free-answers --no-chain-of-thought --check question --sample-temperature auto
 
     # Second turns, and the same labels directly.
     [ -d "$at/turns" ] || {
-        agents=
-        for name in $names; do agents="$agents $at/$name"; done
-        # shellcheck disable=SC2086
-        "$shoal" debate models/fry --exact --quiet --threads 1 --agents $agents --tasks "$families" --n "$learn" --split train \
+        # shellcheck disable=SC2046
+        "$shoal" debate models/fry --exact --quiet --threads 1 --agents $(folders "$names") --tasks "$families" --n "$learn" --split train \
             --no-chain-of-thought --seed $((seed + 1000)) --store "$at/calls.db" --second-turns "$at/turns.tmp" >&2
         mv "$at/turns.tmp" "$at/turns"
     }
@@ -56,7 +52,7 @@ if [ "${1:-}" = --seed ]; then
     for kind in second direct; do
         learned=
         for name in $names; do
-            train "$name-$kind" "$at/turns/$kind/$name.jsonl" --init-adapter "$at/$name" --lr 2e-3 --bsz 16 --grad-accum 1 --max-steps "$updates"
+            train "$name-$kind" "$at/turns/$kind/$name.jsonl" --init-adapter "$at/$name" --lr 2e-3 --bsz 16 --max-steps "$updates"
             learned="$learned $name-$kind"
         done
         debate "$kind" "$learned" --tasks "$families" --no-chain-of-thought --samples 0
@@ -69,7 +65,7 @@ if [ "${1:-}" = --seed ]; then
     done >"$at/shares.jsonl"
     "$shoal" model data --quiet --tasks fry --n 3000 --seed "$seed" "$at/rest.jsonl" >&2
     cat "$at/rest.jsonl" >>"$at/shares.jsonl"
-    train talker "$at/shares.jsonl" --r 8 --lr 3e-3 --bsz 16 --grad-accum 1 --max-steps 1100
+    train talker "$at/shares.jsonl" --r 8 --lr 3e-3 --bsz 16 --max-steps 1100
     debate split "talker talker talker" --tasks largest,earliest --no-chain-of-thought --samples 0
     touch "$at/done"
     exit

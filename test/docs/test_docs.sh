@@ -5,7 +5,8 @@
 # with "set -e". Each page has an empty folder with links to models, data, examples, protocols and worlds, an empty HOME,
 # the exact numeric class and a free port in place of 8000. A block ```text after a block ```sh shows output: each of its
 # lines must be part of a line that the commands printed. Commands that must not run (hours, network, root, placeholders)
-# are in blocks ```console. DOCS="TUTORIAL.md" limits the test to these pages, DOCS_SECONDS (240, for slow and busy machines) is the limit of a block.
+# are in blocks ```console. DOCS="TUTORIAL.md" limits the test to these pages, DOCS_SECONDS (240, for slow and busy machines) is
+# the limit of a block.
 # Prints "ok NAME", "not ok NAME: why" and "skip NAME: why" lines; SHOAL is the binary.
 set -u
 cd "$(dirname "$0")/../.." || exit 1

@@ -1826,7 +1826,7 @@ static void test_prompts_are_used(void **state) {
         for (int j = 0; j < k; j++) assert_true(performance[j] != performance[k]);
     }
     for (int k = 1; k < 3; k++) {
-        char root[16], *list = xasprintf("['%s']", prompts[k]);
+        char root[24], *list = xasprintf("['%s']", prompts[k]);
         snprintf(root, sizeof root, "prompts%d", k);
         json_t *v = prompts_run(root, 4, list);
         assert_close(performance_with(v, prompts[k]), performance[k], 0);

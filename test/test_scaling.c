@@ -16,6 +16,8 @@
 #include "evolve/evolve.h"
 #include "fuzz/targets.c"
 
+#include <limits.h>
+#include <malloc.h>
 #include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
@@ -1299,6 +1301,10 @@ static int scratch_remove(void **state) {
 
 int main(void) {
     enum { OTHERS = 2 };
+    /* Freed memory is used again: where a page fault is expensive, large inputs would pay for fresh
+     * pages that small ones do not need. */
+    mallopt(M_MMAP_MAX, 0);
+    mallopt(M_TRIM_THRESHOLD, INT_MAX);
     struct CMUnitTest tests[ARRAY_LEN(scales) + OTHERS] = {cmocka_unit_test(test_json_memory),
                                                            cmocka_unit_test(test_truncated)};
     for (size_t i = 0; i < ARRAY_LEN(scales); i++)

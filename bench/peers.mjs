@@ -1,13 +1,14 @@
 /*
  * Shoal and llama.cpp on the same weights, alternately, one kind of work after the other; prints
- * the medians of the ratios of each round. `make bench-peers` makes the weights and adapters, finds
- * the peer and calls this script.
+ * the medians of the ratios of each round, for the fast and the exact class. `make bench-peers`
+ * makes the weights and adapters, finds the peer and calls this script.
  *
  * The peer is a native llama.cpp in the folder LLAMA_BIN (llama-bench and llama-server) or the
  * prebuilt one of the npm package node-llama-cpp, found through PEERS. Both run in their fastest
  * fair setting: the same number of threads, a batch as large as the prompt, the default KV cache.
- * The work is that of `shoal bench`: a prompt of 512 tokens; tokens generated after 64, by one
- * stream (the peer 64, Shoal 16), by 20 together (64), by 20 with different adapters (64).
+ * The work is that of `shoal bench`: prompts of 512 and 2,048 tokens; tokens generated after 64, by
+ * one stream (the peer 64, Shoal 16), by 4 and 20 together (64), by 20 with different adapters
+ * (64); and by one stream after 1,800 tokens (the peer 64, Shoal 16).
  * llama.cpp does not batch requests with different adapters: its server gets all requests at once
  * and computes one adapter after the other, and so does this script with the package.
  *
@@ -21,9 +22,9 @@ import {pathToFileURL} from "node:url";
 
 const [shoal, rounds, modelPath, ...adapters] = process.argv.slice(2);
 const threads = availableParallelism();
-const PROMPT = 512, IN = 64, OUT = 64, STREAMS = 20;
+const PROMPT = 512, LONG_PROMPT = 2048, IN = 64, OUT = 64, DEPTH = 1800, STREAMS = 20, FEW_STREAMS = 4;
 const HAS_MANY_ADAPTERS = adapters.length >= STREAMS;
-const streams = Array.from({length: STREAMS}, (_, i) => i);
+const streams = n => Array.from({length: n}, (_, i) => i);
 
 const run = (program, ...args) =>
     execFileSync(program, args, {stdio: ["ignore", "pipe", "ignore"], encoding: "utf8"});
@@ -37,8 +38,8 @@ const seconds = async work => {
 };
 
 /*
- * A peer: {name, prompt(adapter), stream(adapter), serve(), serveAdapters()}. `adapter` is the
- * index of an adapter or undefined; each function returns tokens per second.
+ * A peer: {name, prompt(tokens, adapter), stream(depth, adapter), serve(streams), serveAdapters()}.
+ * `adapter` is the index of an adapter or undefined; each function returns tokens per second.
  */
 
 /* llama-bench for prompts and streams without an adapter; llama-server for all other work. */
@@ -75,18 +76,18 @@ async function nativePeer(folder) {
         return (await reply.json()).timings;
     };
     /* All requests at once, from the first prompt token to the last generated one. */
-    const serve = async adapterOf => STREAMS * OUT / await seconds(() => Promise.all(
-        streams.map(i => complete(1 + i * 131, IN, OUT, adapterOf(i)))));
+    const serve = async (n, adapterOf) => n * OUT / await seconds(() => Promise.all(
+        streams(n).map(i => complete(1 + i * 131, IN, OUT, adapterOf(i)))));
     const {build_commit: commit, cpu_info: cpu} = bench(1, 0, 0);
     const features = log.match(/system_info: (.*)/)?.[1] ?? "no system_info";
     return {
         name: `native llama.cpp, commit ${commit}, ${cpu}\n  ${features}`,
-        prompt: async adapter => adapter === undefined ? bench(PROMPT, 0, 0).avg_ts :
-            (await complete(0, PROMPT, 1, adapter)).prompt_per_second,
-        stream: async adapter => adapter === undefined ? bench(0, OUT, IN).avg_ts :
-            (await complete(0, IN, OUT, adapter)).predicted_per_second,
-        serve: () => serve(() => undefined),
-        serveAdapters: () => serve(i => i),
+        prompt: async (n, adapter) => adapter === undefined ? bench(n, 0, 0).avg_ts :
+            (await complete(0, n, 1, adapter)).prompt_per_second,
+        stream: async (depth, adapter) => adapter === undefined ? bench(0, OUT, depth).avg_ts :
+            (await complete(0, depth, OUT, adapter)).predicted_per_second,
+        serve: n => serve(n, () => undefined),
+        serveAdapters: () => serve(STREAMS, i => i),
     };
 }
 
@@ -98,7 +99,7 @@ async function packagePeer(folder) {
         gpu: false, build: "never", maxThreads: threads, logLevel: LlamaLogLevel.error,
     });
     const model = await llama.loadModel({modelPath});
-    const context = (sequences, adapter, size = 1024) => model.createContext({
+    const context = (sequences, adapter, size = LONG_PROMPT) => model.createContext({
         contextSize: size, sequences, threads, batchSize: PROMPT,
         ...(adapter && {lora: {adapters: [{filePath: adapter, scale: 1}]}}),
     });
@@ -115,7 +116,7 @@ async function packagePeer(folder) {
     };
     const base = (await context(1)).getSequence();
     const adapted = adapters.length ? (await context(1, adapters[0])).getSequence() : null;
-    const batch = await context(STREAMS, null, 256), batched = streams.map(() => batch.getSequence());
+    const batch = await context(STREAMS, null, 256), batched = streams(STREAMS).map(() => batch.getSequence());
     const perAdapter = [];
     for (const a of adapters.slice(0, STREAMS)) perAdapter.push((await context(1, a, 256)).getSequence());
     const sequenceOf = async adapter => {
@@ -126,17 +127,17 @@ async function packagePeer(folder) {
     return {
         name: `prebuilt llama.cpp ${llama.llamaCppRelease.release} of node-llama-cpp, ` +
             "which may be slower than a native build (set LLAMA_BIN)\n  " + llama.systemInfo,
-        prompt: async adapter => {
+        prompt: async (n, adapter) => {
             const sequence = await sequenceOf(adapter);
-            return PROMPT / await seconds(() => sequence.controlledEvaluate(tokens(0, PROMPT).map(
-                (t, i) => i === PROMPT - 1 ? [t, {generateNext: {token: true}}] : t)));
+            return n / await seconds(() => sequence.controlledEvaluate(tokens(0, n).map(
+                (t, i) => i === n - 1 ? [t, {generateNext: {token: true}}] : t)));
         },
-        stream: async adapter => {
+        stream: async (depth, adapter) => {
             const sequence = await sequenceOf(adapter);
-            await sequence.evaluateWithoutGeneratingNewTokens(tokens(0, IN));
+            await sequence.evaluateWithoutGeneratingNewTokens(tokens(0, depth));
             return OUT / await seconds(() => generate(sequence));
         },
-        serve: () => serve(batched),
+        serve: n => serve(batched.slice(0, n)),
         serveAdapters: async () => {
             let total = 0;
             for (const s of perAdapter) total += OUT / await serve([s]);
@@ -146,42 +147,52 @@ async function packagePeer(folder) {
 }
 
 const peer = await (process.env.LLAMA_BIN ? nativePeer(process.env.LLAMA_BIN) : packagePeer(process.env.PEERS));
-/* What of `shoal bench` → its lines, and the peer's function for each; a line is batch and adapters. */
-const groups = {
-    prefill: {"1 0": () => peer.prompt(), ...(adapters.length && {"1 1": () => peer.prompt(0)})},
-    decode: {"1 0": () => peer.stream(), ...(adapters.length && {"1 1": () => peer.stream(0)})},
-    serve: {[`${STREAMS} 0`]: peer.serve, ...(HAS_MANY_ADAPTERS && {[`${STREAMS} ${STREAMS}`]: peer.serveAdapters})},
-};
+/* Runs of `shoal bench`: what it measures, its options, and the peer's function for each of its lines, which are
+ * named by streams, tokens and adapters. */
+const groups = [
+    {what: "prefill", options: ["--tokens", PROMPT], lines: {
+        [`1 ${PROMPT} 0`]: () => peer.prompt(PROMPT),
+        ...(adapters.length && {[`1 ${PROMPT} 1`]: () => peer.prompt(PROMPT, 0)})}},
+    {what: "prefill", options: ["--tokens", LONG_PROMPT], lines: {
+        [`1 ${LONG_PROMPT} 0`]: () => peer.prompt(LONG_PROMPT)}},
+    {what: "decode", options: [], lines: {
+        [`1 ${IN} 0`]: () => peer.stream(IN), ...(adapters.length && {[`1 ${IN} 1`]: () => peer.stream(IN, 0)})}},
+    {what: "depth", options: ["--depth", DEPTH], lines: {[`1 ${DEPTH} 0`]: () => peer.stream(DEPTH)}},
+    {what: "serve", options: [], lines: {
+        [`${FEW_STREAMS} ${IN} 0`]: () => peer.serve(FEW_STREAMS), [`${STREAMS} ${IN} 0`]: () => peer.serve(STREAMS),
+        ...(HAS_MANY_ADAPTERS && {[`${STREAMS} ${IN} ${STREAMS}`]: peer.serveAdapters})}},
+];
 
-async function peerRun(what) {
+async function peerRun({what, lines}) {
     const found = {};
-    for (const [name, measure] of Object.entries(groups[what])) found[`${what} ${name}`] = await measure();
+    for (const [name, measure] of Object.entries(lines)) found[`${what} ${name}`] = await measure();
     return found;
 }
 
-function shoalRun(what, ...flags) {
+function shoalRun({what, options}, ...flags) {
     const out = run(shoal, "bench", "--model", modelPath, "--what", what, "--reps", 1, "--json", "--quiet",
-                    "--threads", threads, ...flags);
+                    "--threads", threads, ...options, ...flags);
     const found = {};
     for (const line of out.trim().split("\n")) {
         const v = JSON.parse(line);
         found.class = v.class;
-        found[`${v.what} ${v.batch} ${v.adapters}`] = v.tps;
+        found.level = v.level;
+        found[`${v.what} ${v.batch} ${v.tokens} ${v.adapters}`] = v.tps;
     }
     return found;
 }
 
-const names = Object.entries(groups).flatMap(([what, lines]) => Object.keys(lines).map(name => `${what} ${name}`));
+const names = groups.flatMap(({what, lines}) => Object.keys(lines).map(name => `${what} ${name}`));
 const runs = [];
-for (const what in groups) await peerRun(what);
+for (const group of groups) await peerRun(group);
 /* The second run of a pair starts on a busy machine, so the order alternates. If the fast class
  * equals the exact one, it is measured once. */
 for (let r = 0; r < Number(rounds); r++) {
     const round = {peer: {}, fast: {}, exact: {}};
-    for (const what in groups) {
-        const first = r % 2 ? await peerRun(what) : null, fast = shoalRun(what);
-        const exact = fast.class === "exact" ? fast : shoalRun(what, "--exact");
-        Object.assign(round.peer, first ?? await peerRun(what));
+    for (const group of groups) {
+        const first = r % 2 ? await peerRun(group) : null, fast = shoalRun(group, "--fast");
+        const exact = fast.class === "exact" ? fast : shoalRun(group, "--exact");
+        Object.assign(round.peer, first ?? await peerRun(group));
         Object.assign(round.fast, fast);
         Object.assign(round.exact, exact);
     }
@@ -189,19 +200,22 @@ for (let r = 0; r < Number(rounds); r++) {
 }
 
 const column = (text, width) => String(text).padStart(width);
-console.log(`${modelPath}: ${threads} threads, ${rounds} rounds; ${peer.name}`);
-console.log("what streams adapters" + column("llama.cpp", 12) + column("shoal", 10) + column("ratio", 8) +
+console.log(`${modelPath}: ${threads} threads, ${rounds} rounds; level ${runs[0].exact.level}, ` +
+            `class ${runs[0].fast.class}; ${peer.name}`);
+console.log("what streams tokens adapters" + column("llama.cpp", 12) + column("fast", 10) + column("ratio", 8) +
             column("exact", 10) + column("ratio", 8));
 for (const name of names) {
     const of = side => runs.map(r => r[side][name]);
     const ratio = side => median(runs.map(r => r[side][name] / r.peer[name]));
-    console.log(name.padEnd(21) + column(median(of("peer")).toFixed(1), 12) +
+    console.log(name.padEnd(28) + column(median(of("peer")).toFixed(1), 12) +
                 column(median(of("fast")).toFixed(1), 10) + column(ratio("fast").toFixed(2), 8) +
                 column(median(of("exact")).toFixed(1), 10) + column(ratio("exact").toFixed(2), 8));
 }
 const med = (side, name) => median(runs.map(r => r[side][name]));
-if (HAS_MANY_ADAPTERS)
-    console.log(`20 different adapters: ${(med("fast", "serve 20 20") / med("peer", "serve 20 20")).toFixed(2)} ` +
-                `of llama.cpp's, ${(med("fast", "serve 20 20") / med("peer", "serve 20 0")).toFixed(2)} of its batch ` +
-                `without, ${(med("fast", "serve 20 20") / med("fast", "serve 20 0")).toFixed(2)} of Shoal's without`);
+if (HAS_MANY_ADAPTERS) {
+    const many = med("fast", `serve ${STREAMS} ${IN} ${STREAMS}`), base = `serve ${STREAMS} ${IN} 0`;
+    console.log(`20 different adapters: ${(many / med("peer", `serve ${STREAMS} ${IN} ${STREAMS}`)).toFixed(2)} of ` +
+                `llama.cpp's, ${(many / med("peer", base)).toFixed(2)} of its batch without, ` +
+                `${(many / med("fast", base)).toFixed(2)} of Shoal's without`);
+}
 process.exit(0);

@@ -4,7 +4,8 @@
 # LLAMA_BIN names a folder with llama-bench and llama-server of a native build (GGML_NATIVE=ON). Without it the peer is
 # the npm package node-llama-cpp (prebuilt binaries, no scripts run), installed under build/peers or found in PEERS; it
 # may be slower. Without node, or if the package cannot be installed, the script prints a message and succeeds. ROUNDS
-# (5), QUANTS ("q8_0 q4_0 bf16") and SHAPE (smollm-135m, or another with a context of over 512 tokens) may be set.
+# (5), QUANTS ("q8_0 q4_0 bf16 f16") and SHAPE (smollm-135m, or another with a context of 2,048 tokens) may be set.
+# SHOAL_CPU names a level, for a peer built for the same instructions.
 set -eu
 cd "$(dirname "$0")/.."
 shoal="$PWD/build/shoal" dir="$PWD/build/peers" peers="${PEERS:-$PWD/build/peers}"
@@ -20,7 +21,7 @@ elif [ ! -d "$peers/node_modules/node-llama-cpp" ]; then
         { echo "skip bench-peers: node-llama-cpp cannot be installed here"; exit 0; }
 fi
 shape="${SHAPE:-smollm-135m}"
-for quant in ${QUANTS:-q8_0 q4_0 bf16}; do
+for quant in ${QUANTS:-q8_0 q4_0 bf16 f16}; do
     model="$dir/$shape-$quant.gguf"
     [ -f "$model" ] || "$shoal" model new --quiet --shape "$shape" --type "$quant" --seed 1 "$model"
     i=1

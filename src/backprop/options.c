@@ -71,7 +71,7 @@ const struct option_row train_option_rows[] = {
      JOB_ARG_TEXT},
     {"kv-cache-dtype", OPT_STRING, AT(kv_cache_dtype), "auto", 0, 0, "ELEM",
      "number format of keys and values, in training as in the engine: f32, bf16, f16, i8 or auto "
-     "(f16; in the fast class bf16)",
+     "(f16; bf16 where attention runs in bf16)",
      JOB_ARG_TEXT},
     {"f32-backward", OPT_BOOL, AT(f32_backward), NULL, 0, 0, NULL,
      "gradients in f32 instead of int8 blocks (quantised base models) or bf16 tiles (AVX512_BF16, "

@@ -38,7 +38,7 @@ enum {
 
 struct options {
     char *model, *shape, *quant, *what, *lora, *kv, *history, *targets, *layers, *rules, *tokenizer;
-    int64_t reps, tokens, rank, members, registered, samples, adapters, ticks;
+    int64_t reps, tokens, depth, rank, members, registered, samples, adapters, ticks;
     struct strings set;
     struct engine_limits limits;
     bool world;
@@ -53,12 +53,12 @@ static const struct option_row rows[] = {
     {"lora-dtype", OPT_STRING, offsetof(struct options, lora), "i8", 0, 0, "ELEM",
      "number format of adapters: f32, bf16, f16 or i8"},
     {"kv-cache-dtype", OPT_STRING, offsetof(struct options, kv), "auto", 0, 0, "ELEM",
-     "number format of keys and values, also in training: f32, bf16, f16, i8 or auto (f16; in the "
-     "fast class bf16)"},
+     "number format of keys and values, also in training: f32, bf16, f16, i8 or auto (f16; bf16 "
+     "where attention runs in bf16)"},
     {"what", OPT_STRING, offsetof(struct options, what), "peak,bandwidth,prefill,decode,serve", 0,
      0, "LIST",
-     "measurements: peak, bandwidth, prefill, decode, serve, pool, noise, es, population, memory, "
-     "train, world, life"},
+     "measurements: peak, bandwidth, prefill, decode, depth, serve, pool, noise, es, population, "
+     "memory, train, world, life"},
     {"world", OPT_BOOL, offsetof(struct options, world), NULL, 0, 0, NULL,
      "the same as --what world,life"},
     {"ticks", OPT_INT, offsetof(struct options, ticks), "60", 2, 100000, "N",
@@ -69,6 +69,8 @@ static const struct option_row rows[] = {
      "repetitions of each measurement; medians are printed"},
     {"tokens", OPT_INT, offsetof(struct options, tokens), "512", 1, 8192, "N",
      "prefill, train: tokens of the prompt and of a sample"},
+    {"depth", OPT_INT, offsetof(struct options, depth), "1800", 1, 1000000, "N",
+     "depth: tokens in the KV cache before the generated ones"},
     {"rank", OPT_INT, offsetof(struct options, rank), "8", 1, 256, "R",
      "LoRA rank of the adapters"},
     {"target", OPT_STRING, offsetof(struct options, targets), "all-linear", 0, 0, "LIST",
@@ -165,9 +167,9 @@ static void history_append(const struct bench *b, const struct variant *v, doubl
     time_t now = time(NULL);
     strftime(day, sizeof day, "%Y-%m-%dT%H:%M:%SZ", gmtime(&now));
     fprintf(b->history, "%s,%s,%s,%s,%d,%s,%s,%s,%s,%d,%d,%d,%.1f,%.3f\n", day, SHOAL_VERSION,
-            kernels_get()->name, numeric_class_name(b->m->cls), pool_size(b->pool),
-            shape_name(b), tensor_type_name(b->m->type), b->o->lora, v->what, v->batch, v->tokens,
-            v->adapters, tps, ratio);
+            kernels_get()->name, numeric_class_name(b->m->cls), pool_size(b->pool), shape_name(b),
+            tensor_type_name(b->m->type), b->o->lora, v->what, v->batch, v->tokens, v->adapters,
+            tps, ratio);
 }
 
 /* joules: per token; NaN: not known. */
@@ -181,10 +183,10 @@ static void print_variant(const struct bench *b, const struct variant *v, double
             "{s:s,s:s,s:s,s:s,s:s,s:s,s:s,s:i,s:i,s:i,s:i,s:i,s:f,s:f,s:f,s:f,s:f}", "what",
             v->what, "shape", shape_name(b), "quant", tensor_type_name(b->m->type), "lora",
             b->o->lora, "kv", dtype_name(b->kv), "level", kernels_get()->name, "class",
-            numeric_class_name(b->m->cls), "threads", pool_size(b->pool), "batch",
-            v->batch, "tokens", v->tokens, "adapters", v->adapters, "rank",
-            v->adapters ? (int)b->o->rank : 0, "tps", tps, "ratio", ratio, "gops", 1e-9 * ops,
-            "peak_share", peak, "bandwidth_share", band);
+            numeric_class_name(b->m->cls), "threads", pool_size(b->pool), "batch", v->batch,
+            "tokens", v->tokens, "adapters", v->adapters, "rank", v->adapters ? (int)b->o->rank : 0,
+            "tps", tps, "ratio", ratio, "gops", 1e-9 * ops, "peak_share", peak, "bandwidth_share",
+            band);
         if (!isnan(joules)) json_object_set_new(row, "joules_per_token", json_real(joules));
         cli_print_json(row);
         return;
@@ -321,17 +323,31 @@ static double prefill_seconds(struct bench *b, const struct variant *v) {
     return seconds;
 }
 
+/* Fills the KV cache of the first sequence with the tokens of a prompt. */
+static void depth_fill(struct bench *b, int tokens) {
+    struct batch_row *r = xcalloc((size_t)b->o->tokens, sizeof *r);
+    struct lora_segment segs[MAX_BATCH];
+    for (int at = 0; at < tokens;) {
+        int n = (int)MIN(b->o->tokens, tokens - at);
+        for (int i = 0; i < n; i++) r[i] = (struct batch_row){pseudo_token(b, at + i), at + i, 0};
+        forward_run(b->f, r, n, segs, segments_init(b, segs, n, 0), NULL, 0, NULL);
+        at += n;
+    }
+    free(r);
+}
+
+/* DECODE_STEPS tokens of each sequence after v->tokens others. */
 static double decode_seconds(struct bench *b, const struct variant *v) {
     struct batch_row step[MAX_BATCH];
     struct lora_segment segs[MAX_BATCH];
     int32_t out[MAX_BATCH];
     int n_segs = segments_init(b, segs, v->batch, v->adapters);
     for (int i = 0; i < v->batch; i++)
-        kv_cache_reserve(forward_kv_cache(b->f), i, 0, b->span + DECODE_STEPS);
+        kv_cache_reserve(forward_kv_cache(b->f), i, 0, v->tokens + DECODE_STEPS);
     double start = clock_now();
     for (int t = 0; t < DECODE_STEPS; t++) {
         for (int i = 0; i < v->batch; i++) {
-            step[i] = (struct batch_row){pseudo_token(b, t * 31 + i), b->span + t, i, true};
+            step[i] = (struct batch_row){pseudo_token(b, t * 31 + i), v->tokens + t, i, true};
             out[i] = i;
         }
         forward_run(b->f, step, v->batch, segs, n_segs, out, v->batch, b->logits);
@@ -354,16 +370,16 @@ static struct engine_options serve_options(const struct bench *b) {
                                    .pool = b->pool};
 }
 
-/* Seconds that an engine takes for MAX_BATCH requests with different prompts, submitted at once;
- * without the time to create the engine. */
-static double requests_run(struct bench *b, struct adapter *const adapters[MAX_BATCH]) {
+/* Seconds that an engine takes for n requests with different prompts, submitted at once; without
+ * the time to create the engine. */
+static double requests_run(struct bench *b, struct adapter *const adapters[], int n) {
     struct error err;
     const struct engine_options eo = serve_options(b);
     struct engine *e = engine_new(b->m, &eo, &err);
     struct engine_request r[MAX_BATCH] = {0};
     int32_t prompts[MAX_BATCH][SPAN_MAX];
     CHECK(e != NULL);
-    for (int i = 0; i < MAX_BATCH; i++) {
+    for (int i = 0; i < n; i++) {
         for (int j = 0; j < b->span; j++) prompts[i][j] = pseudo_token(b, 1 + i * 131 + j);
         r[i] = (struct engine_request){.prompt = prompts[i],
                                        .n_prompt = b->span,
@@ -371,17 +387,17 @@ static double requests_run(struct bench *b, struct adapter *const adapters[MAX_B
                                        .adapter = adapters[i]};
     }
     double start = clock_now();
-    CHECK(engine_run(e, r, MAX_BATCH, NULL, &err) == OK);
+    CHECK(engine_run(e, r, n, NULL, &err) == OK);
     double seconds = clock_now() - start;
-    for (int i = 0; i < MAX_BATCH; i++) engine_request_release(&r[i]);
+    for (int i = 0; i < n; i++) engine_request_release(&r[i]);
     engine_free(e);
     return seconds;
 }
 
 static double serve_seconds(struct bench *b, const struct variant *v) {
     struct adapter *adapters[MAX_BATCH] = {0};
-    for (int i = 0; v->adapters && i < MAX_BATCH; i++) adapters[i] = b->adapters[i % v->adapters];
-    return requests_run(b, adapters);
+    for (int i = 0; v->adapters && i < v->batch; i++) adapters[i] = b->adapters[i % v->adapters];
+    return requests_run(b, adapters, v->batch);
 }
 
 /* Like serve_seconds, with adapters from a pool: the registered adapter number `first`, and every
@@ -396,7 +412,7 @@ static double pool_seconds(struct bench *b, struct adapter_pool *p, int64_t firs
         adapters[i] = adapter_pool_get(p, name, &err);
         CHECK(adapters[i] != NULL);
     }
-    double seconds = clock_now() - start + requests_run(b, adapters);
+    double seconds = clock_now() - start + requests_run(b, adapters, MAX_BATCH);
     for (int i = 0; i < MAX_BATCH; i++) adapter_release(adapters[i]);
     return seconds;
 }
@@ -523,12 +539,28 @@ static void bench_decode(struct bench *b) {
     }
 }
 
+static int depth_tokens(const struct bench *b, const struct model_config *c) {
+    return (int)MIN(b->o->depth, c->max_seq_len - DECODE_STEPS);
+}
+
+static void bench_depth(struct bench *b) {
+    int depth = depth_tokens(b, &b->m->config);
+    struct variant v[] = {{"depth", 1, depth, 0, DECODE_STEPS, decode_seconds},
+                          {"depth", 1, depth, 1, DECODE_STEPS, decode_seconds}};
+    depth_fill(b, depth);
+    group_run(b, v, 2, token_ops(&b->m->config));
+}
+
 static void bench_serve(struct bench *b) {
-    double units = MAX_BATCH * b->span;
-    struct variant v[] = {{"serve", MAX_BATCH, b->span, 0, units, serve_seconds},
-                          {"serve", MAX_BATCH, b->span, 1, units, serve_seconds},
-                          {"serve", MAX_BATCH, b->span, MAX_BATCH, units, serve_seconds}};
-    group_run(b, v, 3, token_ops(&b->m->config));
+    static const int batches[] = {4, MAX_BATCH};
+    for (size_t i = 0; i < ARRAY_LEN(batches); i++) {
+        int n = batches[i];
+        double units = n * b->span;
+        struct variant v[] = {{"serve", n, b->span, 0, units, serve_seconds},
+                              {"serve", n, b->span, 1, units, serve_seconds},
+                              {"serve", n, b->span, n, units, serve_seconds}};
+        group_run(b, v, 3, token_ops(&b->m->config));
+    }
 }
 
 static void pool_file(const char *dir, int i, char path[64]) {
@@ -806,6 +838,7 @@ static int bench_es(struct bench *b, struct error *err) {
 
 static struct forward_options speed_options(const struct bench *b, const struct model_config *c) {
     int32_t len = (int32_t)MAX(b->o->tokens, b->span + DECODE_STEPS);
+    if (is_selected(b->o, "depth")) len = MAX(len, depth_tokens(b, c) + DECODE_STEPS);
     return (struct forward_options){.max_rows = (int32_t)MAX(b->o->tokens, NOISE_SEQS * b->span),
                                     .n_slots = MAX_BATCH,
                                     .slot_len = MIN(len, c->max_seq_len),
@@ -839,6 +872,7 @@ static int bench_speed(struct bench *b, const struct adapter_config *ac, struct 
     if (is_selected(b->o, "bandwidth")) bench_bandwidth(b);
     if (is_selected(b->o, "prefill")) bench_prefill(b);
     if (is_selected(b->o, "decode")) bench_decode(b);
+    if (is_selected(b->o, "depth")) bench_depth(b);
     if (is_selected(b->o, "serve")) bench_serve(b);
     if (is_selected(b->o, "noise")) bench_noise(b);
     if (is_selected(b->o, "population")) bench_population(b);
@@ -1187,7 +1221,9 @@ const struct cli_command cmd_bench = {
         "  peak, bandwidth     matrix products in cache; reading a buffer as large as the weights\n"
         "  prefill, decode     a prompt; 1, 4 and 20 sequences; without, with one and with many "
         "adapters\n"
-        "  serve               20 requests at once, 64 tokens in and 64 out; 0, 1 and 20 adapters\n"
+        "  depth               one sequence after --depth tokens, without and with an adapter\n"
+        "  serve               4 and 20 requests at once, 64 tokens in and 64 out; 0, 1 and many "
+        "adapters\n"
         "  pool                serve with adapters from a pool of 20 and of many; pool-cold reads "
         "each file\n"
         "  noise, es           prompts under random rank-1 perturbations; generations of --method "

@@ -29,8 +29,8 @@ struct setup_options {
         ENGINE_LIMIT_ROWS(type, field.limits),                                                     \
         SETUP_ROW("dry-run", OPT_BOOL, type, field.dry_run, NULL, NULL, dry_run_help),             \
         SETUP_ROW("kv-cache-dtype", OPT_STRING, type, field.kv, "auto", "ELEM",                    \
-                  "number format of the KV cache: f32, bf16, f16, i8 or auto (f16; in the fast "   \
-                  "class bf16)",                                                                   \
+                  "number format of the KV cache: f32, bf16, f16, i8 or auto (f16; bf16 where "    \
+                  "attention runs in bf16)",                                                       \
                   JOB_ARG_TEXT),                                                                   \
         SETUP_ROW("lora-dtype", OPT_STRING, type, field.lora, "f32", "ELEM",                       \
                   "number format of adapters: f32, bf16, f16 or i8", JOB_ARG_TEXT)

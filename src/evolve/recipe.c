@@ -39,7 +39,7 @@ const struct option_row evolve_recipe_rows[] = {
         "adapters saved as folders: all, or the best of each generation"),
     ROW("kv-cache-dtype", OPT_STRING, kv_cache_dtype, "auto", 0, 0, "ELEM",
         "number format of keys and values, of the engine and in training: f32, bf16, f16, i8 or "
-        "auto (f16; in the fast class bf16)"),
+        "auto (f16; bf16 where attention runs in bf16)"),
     ROW("temperature", OPT_FLOAT, temperature, "0.7", 0.01, 10, "T",
         "sampling temperature of self-consistency"),
     ROW("zero-adapters", OPT_BOOL, zero_adapters, NULL, 0, 0, NULL,

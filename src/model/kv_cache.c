@@ -50,7 +50,7 @@ int32_t kv_cache_pages_for(int32_t positions) {
 int kv_cache_dtype_parse(const char *name, enum numeric_class cls, enum dtype *out,
                          struct error *err) {
     if (strcmp(name, "auto") != 0) return dtype_parse(name, out, err);
-    *out = cls == NUMERIC_FAST ? DTYPE_BF16 : DTYPE_F16;
+    *out = cls == NUMERIC_FAST && kernels_get()->attention ? DTYPE_BF16 : DTYPE_F16;
     return OK;
 }
 

@@ -360,9 +360,9 @@ struct kv_cache_options {
     int32_t n_pages;           /* 0: enough for all slots */
     enum dtype elem;
 };
-/* Parses the name of a dtype or "auto", the default of all commands and of libshoal: f16; in the
- * fast class bf16, because its attention multiplies bf16 (tiles). Training rounds keys and values
- * to this type too, so that what is trained is what runs. */
+/* Parses the name of a dtype or "auto", the default of all commands and of libshoal: bf16 in a fast
+ * class whose attention multiplies bf16 (fast-avx512bf16, fast-amx), else f16. Training rounds keys
+ * and values to this type too, so that what is trained is what runs. */
 int kv_cache_dtype_parse(const char *name, enum numeric_class cls, enum dtype *out,
                          struct error *err);
 struct kv_cache *kv_cache_new(const struct model_config *c,

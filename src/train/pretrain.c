@@ -67,7 +67,7 @@ const struct option_row pretrain_option_rows[] = {
         "type of the written weights: f32, bf16 or f16"),
     ROW("kv-cache-dtype", OPT_STRING, kv_cache_dtype, "auto", 0, 0, "ELEM",
         "number format of keys and values, in training and for accuracy lines: f32, bf16, f16, i8 "
-        "or auto (f16; in the fast class bf16)"),
+        "or auto (f16; bf16 where attention runs in bf16)"),
     ROW("seed", OPT_INT, seed, "1", 0, 9e15, "N", "seed of weights and samples"),
     ROW("eval-every", OPT_INT, eval_every, "500", 0, 1e9, "N",
         "updates between accuracy lines; 0: never"),

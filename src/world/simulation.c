@@ -841,7 +841,8 @@ const struct option_row simulation_option_rows[] = {
     ROW("kv-cache-dtype", OPT_STRING, kv_cache_dtype, "auto", 0, 0, "ELEM",
         "number format of keys and values, for decisions and in training: f32, bf16, f16, i8 or "
         "auto "
-        "(f16; in the fast class bf16); with --low-memory decisions have f16 instead of f32",
+        "(f16; bf16 where attention runs in bf16); with --low-memory decisions have f16 instead of "
+        "f32",
         JOB_ARG_TEXT),
     ROW("low-memory", OPT_BOOL, low_memory, NULL, 0, 0, NULL,
         "store adapters as f16, and evaluate and train a few at a time"),

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
-"""results_grow: the results of scripts/results-grow.sh, from the result.json of each seed.
+"""results_grow: the results of scripts/results-grow.sh, from the file SEED.json of each seed.
 
-    scripts/results_grow.py WORK FAMILIES N TEST_N OTHER
+    scripts/results_grow.py FOLDER FAMILIES N TEST_N OTHER PARAMETERS
 
 Writes docs/results/grow.md and grow.svg, and prints the part of docs/RESULTS.md.
 """
@@ -38,7 +38,7 @@ def retained(seed, best):
 
 
 def flops(result, parameters):
-    """Of a run: sampling and checks are forward passes, an update costs three of its samples."""
+    """Of the sampling and the checks of a run, in GFLOP: two per parameter and token."""
     tokens = 0
     for r in result["rounds"]:
         tokens += sum(r.get("cost", {}).get(k, 0) + r.get("check", {}).get(k, 0) for k in ("prefilled", "generated"))
@@ -58,7 +58,7 @@ def rows_of(seeds):
     return {name: values for name, values in rows.items() if len(values) == len(seeds)}
 
 
-def page(seeds, rows, samples, summary, families, n, test_n, other):
+def page(seeds, rows, samples, summary, families, n, test_n, other, parameters):
     print(f"# What a grown adapter gains (`make results-grow`)\n\n{summary}\n\n![Accuracy of each row](grow.svg)\n")
     print(f"{len(seeds)} seeds of teachers, questions and training; {n} unlabelled questions of each of {families}; test: {test_n} of each, generated "
           f"answers, exact class. Values are means over the seeds with 95 % t intervals. The last column is the accuracy on {other}, which the "
@@ -85,12 +85,12 @@ def page(seeds, rows, samples, summary, families, n, test_n, other):
         right = [r["right"] for result in results for r in result["rounds"] if "right" in r]
         share = 100 * sum(r["right"] for r in right) / max(1, sum(r["of"] for r in right)) if right else 100
         print(f"| {LABELS.get('grown, ' + name if name else 'grown')} | {statistics.mean(map(label_counts, results)):.0f} | {share:.1f} | "
-              f"{statistics.mean(flops(r, 2.5e6) for r in results):.0f} |")
+              f"{statistics.mean(flops(r, parameters) for r in results):.0f} |")
 
 
 def main():
-    work, families, n, test_n, other = sys.argv[1:]
-    paths = sorted(Path(work).glob("*/result.json"), key=lambda p: int(p.parent.name))
+    folder, families, n, test_n, other, parameters = sys.argv[1:]
+    paths = sorted(Path(folder).glob("*.json"), key=lambda p: int(p.stem))
     seeds = [json.loads(p.read_text()) for p in paths]
     rows = rows_of(seeds)
     samples = next(r["name"].split("@")[1].split(",")[0] for r in seeds[0]["test"]["rows"] if "@" in r["name"])
@@ -102,7 +102,7 @@ def main():
     bar_chart(FOLDER / "grow.svg", "right answers to unseen questions (line: 95 % over seeds)",
               [(LABELS.get(name, name), *mean_interval(rows[name])) for name in shown if name in rows])
     with open(FOLDER / "grow.md", "w") as f, contextlib.redirect_stdout(f):
-        page(seeds, rows, samples, summary, families, n, test_n, other)
+        page(seeds, rows, samples, summary, families, n, test_n, other, float(parameters))
     print(f"## Growing an adapter (`make results-grow`)\n\n{summary}\n\n![Accuracy of each row](results/grow.svg)\n\n"
           "Rows, costs and comparisons: [results/grow.md](results/grow.md).")
 

@@ -94,8 +94,86 @@ static void tile_multiply(int t, int a, int b) {
 #include "kernel/tiles_grad.h"
 #include "kernel/tiles_product.h"
 
+/*
+ * A few rows wait for memory, so they read one panel after the other, in one ascending run of
+ * lines, and their sums stay in registers. The steps of a sum are those of a product in tiles.
+ */
+enum { FEW_ROWS = 8 };
+
+struct few_rows {
+    float *y; /* of the first row and output 0 */
+    const uint16_t *a;
+    int64_t ldy, steps, rows;
+    bool add;
+};
+
+/* One panel; `rows` is a constant where this is inlined, and at least f->rows. */
+INLINE void few_rows_panel(const struct few_rows *f, const uint16_t *panel, int64_t n,
+                           __mmask16 mask, int rows) {
+    __m512 acc[FEW_ROWS];
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) acc[r] = _mm512_setzero_ps();
+    for (int64_t s = 0; s < f->steps; s++) {
+        const uint16_t *a = f->a + s * TILE, *b = panel + s * TILE;
+#pragma GCC unroll 16
+        for (int p = 0; p < 16; p++) {
+            const __m512bh pairs = (__m512bh)_mm512_loadu_si512(b + p * 2 * PANEL);
+#pragma GCC unroll 8
+            for (int r = 0; r < rows; r++) {
+                int32_t pair;
+                memcpy(&pair, a + r * 32 + 2 * p, sizeof pair);
+                acc[r] = _mm512_dpbf16_ps(acc[r], (__m512bh)_mm512_set1_epi32(pair), pairs);
+            }
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < rows; r++) {
+        if (r >= f->rows) break;
+        float *y = f->y + r * f->ldy + n;
+        __m512 v = acc[r];
+        if (f->add) v = _mm512_add_ps(_mm512_maskz_loadu_ps(mask, y), v);
+        _mm512_mask_storeu_ps(y, mask, v);
+    }
+}
+
+#define FEW_ROWS_PANEL(rows)                                                                       \
+    static void few_rows_panel_##rows(const struct few_rows *f, const uint16_t *panel, int64_t n,  \
+                                      __mmask16 mask) {                                            \
+        few_rows_panel(f, panel, n, mask, rows);                                                   \
+    }
+FEW_ROWS_PANEL(1)
+FEW_ROWS_PANEL(2)
+FEW_ROWS_PANEL(4)
+FEW_ROWS_PANEL(8)
+
+static void avx512bf16_gemm(float *y, int64_t ldy, const struct gemm_input *in,
+                            const struct matrix *w, int64_t n0, int64_t n1, bool add) {
+    static void (*const panel_fns[])(const struct few_rows *, const uint16_t *, int64_t,
+                                     __mmask16) = {few_rows_panel_1, few_rows_panel_2,
+                                                   few_rows_panel_4, few_rows_panel_8};
+    const int64_t rows = in->rows - in->skip;
+    if (w->layout != LAYOUT_BF16 || in->low_rank || in->rows > 16 || rows > FEW_ROWS ||
+        in->skip > 16 - FEW_ROWS) {
+        tiles_gemm(y, ldy, in, w, n0, n1, add);
+        return;
+    }
+    const struct few_rows f = {.y = y + in->skip * ldy,
+                               .a = in->tiles + in->skip * 32,
+                               .ldy = ldy,
+                               .steps = (in->k + 31) / 32,
+                               .rows = rows,
+                               .add = add};
+    const int i = rows > 4 ? 3 : rows > 2 ? 2 : rows > 1;
+    prefetch_begin(in->prefetch, (n1 - n0 + PANEL - 1) / PANEL);
+    for (int64_t n = n0; n < n1; n += PANEL) {
+        panel_fns[i](&f, bf16_panel(w, n / PANEL), n, elems_mask(n1 - n));
+        prefetch_step(in->prefetch);
+    }
+}
+
 void kernels_fill_avx512bf16(struct kernels *k) {
     tiles_fill_product(k);
+    k->gemm_tiles = avx512bf16_gemm;
     tiles_fill_grad(k);
     tiles_fill_attention(k);
 }

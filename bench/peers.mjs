@@ -149,6 +149,7 @@ async function packagePeer(folder) {
 const peer = await (process.env.LLAMA_BIN ? nativePeer(process.env.LLAMA_BIN) : packagePeer(process.env.PEERS));
 /* Runs of `shoal bench`: what it measures, its options, and the peer's function for each of its lines, which are
  * named by streams, tokens and adapters. */
+const wanted = process.env.WHAT?.split(" ");
 const groups = [
     {what: "prefill", options: ["--tokens", PROMPT], lines: {
         [`1 ${PROMPT} 0`]: () => peer.prompt(PROMPT),
@@ -161,7 +162,7 @@ const groups = [
     {what: "serve", options: [], lines: {
         [`${FEW_STREAMS} ${IN} 0`]: () => peer.serve(FEW_STREAMS), [`${STREAMS} ${IN} 0`]: () => peer.serve(STREAMS),
         ...(HAS_MANY_ADAPTERS && {[`${STREAMS} ${IN} ${STREAMS}`]: peer.serveAdapters})}},
-];
+].filter(({what, options}) => !wanted || wanted.includes(what) || wanted.includes(`${what}-${options[1]}`));
 
 async function peerRun({what, lines}) {
     const found = {};
@@ -212,7 +213,7 @@ for (const name of names) {
                 column(median(of("exact")).toFixed(1), 10) + column(ratio("exact").toFixed(2), 8));
 }
 const med = (side, name) => median(runs.map(r => r[side][name]));
-if (HAS_MANY_ADAPTERS) {
+if (names.includes(`serve ${STREAMS} ${IN} ${STREAMS}`)) {
     const many = med("fast", `serve ${STREAMS} ${IN} ${STREAMS}`), base = `serve ${STREAMS} ${IN} 0`;
     console.log(`20 different adapters: ${(many / med("peer", `serve ${STREAMS} ${IN} ${STREAMS}`)).toFixed(2)} of ` +
                 `llama.cpp's, ${(many / med("peer", base)).toFixed(2)} of its batch without, ` +

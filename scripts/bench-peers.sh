@@ -5,7 +5,8 @@
 # the npm package node-llama-cpp (prebuilt binaries, no scripts run), installed under build/peers or found in PEERS; it
 # may be slower. Without node, or if the package cannot be installed, the script prints a message and succeeds. ROUNDS
 # (5), QUANTS ("q8_0 q4_0 bf16 f16") and SHAPE (smollm-135m, or another with a context of 2,048 tokens) may be set.
-# SHOAL_CPU names a level, for a peer built for the same instructions.
+# WHAT limits the rows: "prefill-512 prefill-2048 decode depth serve". ADAPTERS=0 leaves out those with adapters.
+# SHOAL_CPU names a level, for a peer that is built for the same instructions.
 set -eu
 cd "$(dirname "$0")/.."
 shoal="$PWD/build/shoal" dir="$PWD/build/peers" peers="${PEERS:-$PWD/build/peers}"
@@ -26,7 +27,7 @@ for quant in ${QUANTS:-q8_0 q4_0 bf16 f16}; do
     [ -f "$model" ] || "$shoal" model new --quiet --shape "$shape" --type "$quant" --seed 1 "$model"
     i=1
     adapters=
-    while [ $i -le 20 ]; do
+    while [ $i -le "${ADAPTERS:-20}" ]; do
         adapter="$dir/$shape-$i.gguf"
         [ -f "$adapter" ] ||
             "$shoal" adapter new --quiet --model "$model" --rank 8 --seed $i "$adapter"

@@ -4,12 +4,13 @@
 # For each of SEEDS (10) seeds: three personas, then N (500) test questions of every family, generated answers: each agent, votes,
 # debate, self-consistency with a tuned temperature, samples with a check; then agents that learned second turns of debates, and
 # agents that learned the same labels directly; then split evidence. Runs JOBS (2) seeds at once, each with one thread. Calls are
-# stored in WORK (build/results-swarm), so that an interrupted command continues. In the exact class the same commands give the
-# same digits on every processor. LEARN (1200) questions of each family and UPDATES (200) are for the second turns.
+# stored in WORK (build/results-swarm), so that an interrupted command continues; a seed's reports are in docs/results/debates/SEED,
+# and a seed that has them is not run again. In the exact class the same commands give the same digits on every processor, so the
+# seeds may come from different machines. LEARN (1200) questions of each family and UPDATES (200) are for the second turns.
 set -eu
 script=$(basename "$0")
 cd "$(dirname "$0")/.."
-shoal="${SHOAL:-$PWD/build/shoal}" seeds="${SEEDS:-10}" n="${N:-500}" work="${WORK:-build/results-swarm}"
+shoal="${SHOAL:-$PWD/build/shoal}" seeds="${SEEDS:-10}" n="${N:-500}" work="${WORK:-build/results-swarm}" found="${FOUND:-docs/results/debates}"
 families="${FAMILIES:-arithmetic,order,route,pick}" learn="${LEARN:-1200}" updates="${UPDATES:-200}"
 names="critic practitioner explorer"
 
@@ -37,6 +38,7 @@ debate() {
 
 if [ "${1:-}" = --seed ]; then
     seed=$2 at="$work/$2"
+    [ ! -d "$found/$seed" ] || exit 0
     mkdir -p "$at"
     SHOAL="$shoal" sh scripts/results-personas.sh "$at" "$seed"
     debate free "$names" --tasks "$families" --free-answers --no-chain-of-thought --check question --sample-temperature auto
@@ -67,10 +69,12 @@ if [ "${1:-}" = --seed ]; then
     cat "$at/rest.jsonl" >>"$at/shares.jsonl"
     train talker "$at/shares.jsonl" --r 8 --lr 3e-3 --bsz 16 --max-steps 1100
     debate split "talker talker talker" --tasks largest,earliest --no-chain-of-thought --samples 0
-    touch "$at/done"
+    mkdir -p "$found/$seed.tmp"
+    for report in free choices second direct split; do cp "$at/$report.jsonl" "$found/$seed.tmp"; done
+    mv "$found/$seed.tmp" "$found/$seed"
     exit
 fi
-mkdir -p "$work" docs/results
+mkdir -p "$work" "$found"
 seq 1 "$seeds" | xargs -P "${JOBS:-2}" -n 1 sh "scripts/$script" --seed
-python3 scripts/results_swarm.py "$work" "$families" "$n" >"$work/part.md"
+python3 scripts/results_swarm.py "$found" "$families" "$n" >"$work/part.md"
 sh scripts/results-part.sh "Debates" <"$work/part.md"

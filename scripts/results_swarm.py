@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """results_swarm: the results of scripts/results-swarm.sh, from the reports of each seed.
 
-    scripts/results_swarm.py WORK FAMILIES N
+    scripts/results_swarm.py FOLDER FAMILIES N
 
 Writes docs/results/debates.md and debates.svg, and prints the part of docs/RESULTS.md.
 """
@@ -19,8 +19,8 @@ FOLDER = Path(__file__).parent.parent / "docs" / "results"
 class Reports:
     """The reports of one command: of every seed and family."""
 
-    def __init__(self, work, name):
-        paths = sorted(Path(work).glob(f"*/{name}.jsonl"), key=lambda p: int(p.parent.name))
+    def __init__(self, folder, name):
+        paths = sorted(Path(folder).glob(f"*/{name}.jsonl"), key=lambda p: int(p.parent.name))
         self.seeds = [[json.loads(line) for line in p.read_text().splitlines()] for p in paths]
         self.agents = [self._best_agent(seed) for seed in self.seeds]
 
@@ -74,8 +74,8 @@ def print_families(reports, names, families):
 
 
 def main():
-    work, families, n = sys.argv[1], sys.argv[2].split(","), sys.argv[3]
-    free, choices, second, direct, split = (Reports(work, x) for x in ("free", "choices", "second", "direct", "split"))
+    folder, families, n = sys.argv[1], sys.argv[2].split(","), sys.argv[3]
+    free, choices, second, direct, split = (Reports(folder, x) for x in ("free", "choices", "second", "direct", "split"))
     names = ["base", "best agent", "first-round vote", "debate", "self-consistency, equal generated tokens",
              "self-consistency, equal total tokens", "best agent@6, majority", "team@6, majority", "best agent@6, checked",
              "team@6, checked", "oracle"]

@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #include "api/internal.h"
 #include "serve/async_reply.h"
+#include "serve/sample_filter.h"
 #include "swarm/swarm.h"
 
 #include <stdlib.h>
@@ -33,6 +34,8 @@ struct ask_task {
     struct model_ref target;
     struct workflow *workflow;
     struct pipeline_options options;
+    struct sample_filter *filter; /* the fields check, samples and check_item; NULL: no check */
+    const char *bad_field;        /* field that an error is about, or NULL */
     struct engine_client engine_client;
     struct llm_client base_client;
     struct store *store;
@@ -62,6 +65,18 @@ static int ask(void *ctx, struct llm_call *calls, int n, struct error *err) {
         a->usage.completion += calls[i].n_generated;
     }
     return rc;
+}
+
+/* answer_selector.select */
+static int sample_select(void *ctx, const char *question, char *const *texts, int n, int *selected,
+                         struct error *err) {
+    struct ask_task *a = ctx;
+    (void)question; // the filter has the request's
+    *selected = sample_filter_select(a->filter, texts, n, async_reply_stop_flag(a->reply));
+    a->usage.prompt += a->filter->questioner.prefilled;
+    a->usage.completion += a->filter->questioner.generated;
+    if (a->filter->error.code != OK) *err = a->filter->error;
+    return a->filter->error.code;
 }
 
 /* events */
@@ -114,13 +129,19 @@ static json_t *answer_json(const struct ask_task *a, const struct pipeline_answe
         blackboard_read(a->options.board, BOARD_QUESTION_TYPE)); // NULL: the answer needed no team
     enum language lang =
         a->options.language < 0 ? language_detect(a->question) : (enum language)a->options.language;
-    return json_pack("{s:s,s:s,s:s*,s:s,s:s*,s:o,s:O,s:{s:I,s:I,s:I}}", "answer", out->text,
-                     "source", answer_source_names[out->source], "why", out->failure_reason,
-                     "language", language_names[lang], "role_type", type, "roles",
-                     roles_json(a, out, lang, type ? question_type_find(type) : -1), "board",
-                     a->entries, "usage", "prompt_tokens", (json_int_t)a->usage.prompt,
-                     "completion_tokens", (json_int_t)a->usage.completion, "total_tokens",
-                     (json_int_t)(a->usage.prompt + a->usage.completion));
+    json_t *v = json_pack("{s:s,s:s,s:s*,s:s,s:s*,s:o,s:O,s:{s:I,s:I,s:I}}", "answer", out->text,
+                          "source", answer_source_names[out->source], "why", out->failure_reason,
+                          "language", language_names[lang], "role_type", type, "roles",
+                          roles_json(a, out, lang, type ? question_type_find(type) : -1), "board",
+                          a->entries, "usage", "prompt_tokens", (json_int_t)a->usage.prompt,
+                          "completion_tokens", (json_int_t)a->usage.completion, "total_tokens",
+                          (json_int_t)(a->usage.prompt + a->usage.completion));
+    if (a->filter) {
+        json_t *check = sample_filter_json(a->filter);
+        json_object_update(v, check);
+        json_decref(check);
+    }
+    return v;
 }
 
 /* Moves the conversation to the end of `list`, the conversations of its key, of which the most
@@ -202,6 +223,7 @@ static void ask_task_free(void *ctx) {
     blackboard_close(a->options.board);
     store_close(a->store);
     workflow_free(a->workflow);
+    sample_filter_free(a->filter);
     model_ref_release(&a->target);
     json_decref(a->entries);
     free(a->question);
@@ -306,19 +328,24 @@ static bool conversation_acquire(struct ask_task *a) {
 static int ask_task_read(struct ask_task *a, const struct exchange *x, const json_t *body,
                          bool *stream, struct error *err) {
     const char *model = NULL;
+    int samples = 0;
     if (json_read_bool(body, "stream", stream, err) != OK ||
         json_read_string(body, "model", &model, err) != OK || texts_read(a, x, body, err) != OK ||
-        options_read(a, body, err) != OK)
+        options_read(a, body, err) != OK ||
+        sample_filter_read(a->s, body, a->question, &a->filter, &samples, &a->bad_field, err) != OK)
         return err->code;
+    if (a->filter) a->options.selector = (struct answer_selector){samples, sample_select, a};
     return model_ref_resolve(a->s, model, &a->target, err);
 }
 
 /* Reserves memory for the entries of the blackboard and the messages of each agent, which are
- * streamed and kept for the reply. */
+ * streamed and kept for the reply, and for the samples and their check. */
 static int board_reserve(const struct ask_task *a, struct exchange *x, struct error *err) {
     size_t turns = (size_t)(a->options.agents + 3) * (size_t)(a->options.iterations + 1),
            message_bytes = (size_t)engine_max_len(a->s->engine) * a->s->piece_bytes;
-    return request_memory_reserve(a->s, x, turns * (4 * message_bytes + 4096), err);
+    size_t samples = (size_t)a->options.selector.n_samples * message_bytes +
+                     (a->filter ? sample_filter_bytes(a->filter) : 0);
+    return request_memory_reserve(a->s, x, turns * (4 * message_bytes + 4096) + samples, err);
 }
 
 static bool conversations_file_is_full(const struct ask_task *a) {
@@ -358,7 +385,7 @@ static void ask_handle(void *ctx, struct exchange *x) {
         api_fail(x, 409, NULL, "conversation", "conflict",
                  "this conversation is answering another question; wait for it");
     else
-        api_fail_error(x, &err, NULL);
+        api_fail_error(x, &err, a->bad_field);
     ask_task_free(a);
 }
 

@@ -20,7 +20,7 @@
 #include <sys/random.h>
 
 enum {
-    MAX_COMPLETIONS = 128,
+    MAX_COMPLETIONS = SAMPLE_FILTER_MAX,
     MAX_PROMPTS = 2048,
     MAX_STOPS = 16,
     MAX_STOP_BYTES = 1024,
@@ -179,16 +179,10 @@ static const char *const filter_fields[] = {"check", "samples", "check_item"};
  * to be answered, or NULL. */
 static int filter_read(struct server *s, const json_t *body, const char *question,
                        struct generation_spec *spec, struct error *err) {
-    const json_t *item = json_get_nonnull(body, "check_item");
-    const char *check = NULL;
-    int64_t samples = 1;
-    if (json_read_string(body, "check", &check, err) != OK ||
-        json_read_int(body, "samples", 1, MAX_COMPLETIONS, &samples, err) != OK)
+    int samples;
+    if (sample_filter_read(s, body, question, &spec->filter, &samples, &spec->bad_field, err) != OK)
         return err->code;
-    if (!check && (samples > 1 || item))
-        return error_set(err, ERR_USAGE, "'%s' requires 'check', which selects among samples",
-                         item ? "check_item" : "samples");
-    if (!check) return OK;
+    if (!spec->filter) return OK;
     if (spec->n > 1)
         return error_set(err, ERR_USAGE, "'%s' must be 1 with 'check', which selects one reply",
                          spec->n_best ? "best_of" : "n");
@@ -196,10 +190,7 @@ static int filter_read(struct server *s, const json_t *body, const char *questio
         return error_set(err, ERR_USAGE, "'check' takes one prompt, not %d", spec->n_prompts);
     if (spec->tool_choice != TOOL_CHOICE_NONE)
         return error_set(err, ERR_USAGE, "'check' selects among texts, not among calls of 'tools'");
-    spec->filter = sample_filter_open(s, check, item, question, &spec->bad_field, err);
-    if (!spec->filter) return err->code;
-    spec->bad_field = NULL;
-    spec->n = (int)samples;
+    spec->n = samples;
     return OK;
 }
 

@@ -164,7 +164,9 @@ static const struct body_fields {
     const char *path, *read, *ignored;
 } body_fields[] = {
     {"/v1/ask",
-     "model question agents iterations role_type language conversation max_tokens seed stream", ""},
+     "model question agents iterations role_type language conversation max_tokens seed stream "
+     "samples check check_item",
+     ""},
     {"/v1/debate", "team question choices rounds seed temperature trace stream", ""},
     {"/v1/feedback", "id rating correction comment", ""},
     {"/v1/ab", "name model a b share once_per_user alpha min_pairs max_pairs", ""},

@@ -7,6 +7,8 @@
  */
 #include "serve/sample_filter.h"
 
+#include "serve/request_fields.h"
+
 #include <stdlib.h>
 #include <string.h>
 
@@ -82,6 +84,27 @@ struct sample_filter *sample_filter_open(struct server *s, const char *spec, con
     if (f->item) error_wrap(err, "'check_item'");
     sample_filter_free(f);
     return NULL;
+}
+
+int sample_filter_read(struct server *s, const json_t *body, const char *question,
+                       struct sample_filter **out, int *n_samples, const char **field,
+                       struct error *err) {
+    const json_t *item = json_get_nonnull(body, "check_item");
+    const char *check = NULL;
+    int64_t samples = 1;
+    *out = NULL;
+    if (json_read_string(body, "check", &check, err) != OK ||
+        json_read_int(body, "samples", 1, SAMPLE_FILTER_MAX, &samples, err) != OK)
+        return err->code;
+    if (!check && (samples > 1 || item))
+        return error_set(err, ERR_USAGE, "'%s' requires 'check', which selects among samples",
+                         item ? "check_item" : "samples");
+    if (!check) return OK;
+    *out = sample_filter_open(s, check, item, question, field, err);
+    if (!*out) return err->code;
+    *field = NULL;
+    *n_samples = (int)samples;
+    return OK;
 }
 
 void sample_filter_free(struct sample_filter *f) {

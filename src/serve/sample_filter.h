@@ -26,6 +26,13 @@ struct sample_filter {
     struct error error; /* code OK: the samples were checked */
 };
 
+/* The most samples of a request. */
+#define SAMPLE_FILTER_MAX 128
+/* Reads the fields check, samples and check_item of a request. *out: NULL without a check. *field:
+ * the field that an error is about, or NULL. question: as in sample_filter_open. */
+int sample_filter_read(struct server *s, const json_t *body, const char *question,
+                       struct sample_filter **out, int *n_samples, const char **field,
+                       struct error *err);
 /* Opens the check for a request. Requests may name calculator, regex, question and the checks of
  * --allow-check; ERR_USAGE or ERR_FORMAT for another one, for a wrong one, and for an item without
  * the fields that the check needs. *field: the request's field that an error is about. item: the

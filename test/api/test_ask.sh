@@ -149,7 +149,9 @@ def test_asks():
              ({"question": "太陽はどこから昇りますか？", "agents": 2, "iterations": 3, "seed": 9, "role_type": "planning"},
               ["--agents", "2", "--iterations", "3", "--seed", "9", "--role-type", "planning"]),
              ({"question": "Why? " * 40, "agents": 4, "iterations": 1, "language": "zh", "role_type": "model", "max_tokens": 20},
-              ["--agents", "4", "--iterations", "1", "--language", "zh", "--role-type", "model", "--max-tokens", "20"])]
+              ["--agents", "4", "--iterations", "1", "--language", "zh", "--role-type", "model", "--max-tokens", "20"]),
+             ({"question": "12 + 30 = ?", "agents": 1, "iterations": 1, "max_tokens": 12, "samples": 6, "check": "calculator"},
+              ["--agents", "1", "--iterations", "1", "--max-tokens", "12", "--samples", "6", "--check", "calculator"])]
     for body, flags in cases:
         label, from_cli = body["question"][:24].strip(), ask_cli(body["question"], *flags)
         status, plain = s.call("/v1/ask", body)
@@ -170,6 +172,9 @@ def test_asks():
               seq == sorted(set(seq)) and all(k == "step" or ("step", i, r) in steps[:at] for at, (k, i, r) in enumerate(steps)), steps)
         check(f"'{label}': roles and usage", len(plain["roles"]) == body.get("agents", 3) and plain["usage"]["completion_tokens"] > 0
               and all(r["name"] in [e.get("agent") for e in entries] and r["description"] for r in plain["roles"]), plain["roles"])
+        checked = (plain.get("check") or {}).get
+        check(f"'{label}': samples and how many passed", (checked("samples"), checked("passed")) == (from_cli.get("samples"), from_cli.get("passed")),
+              (plain.get("check"), from_cli))
         asked = [e["messages"][-1]["content"] for e in entries if e.get("role") == "agent" and e["iteration"] == 1]
         check(f"'{label}': each agent was asked the question", asked and all(body["question"].strip() in a for a in asked), asked)
     bodies = [{"question": "What is 3 + 4?", "seed": i, "max_tokens": 16} for i in range(8)]

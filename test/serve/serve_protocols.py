@@ -506,7 +506,7 @@ def _():
         ({'prompt': 5}, 'prompt'), ({'prompt': []}, 'prompt'), ({'prompt': [[-1]]}, 'prompt'), ({'prompt': 'x ' * 5000}, 'prompt'), ({'suffix': 'x'}, 'suffix'), ({'best_of': 0}, 'best_of'),
         ({'max_tokens': -1}, 'max_tokens'), ({'echo': 1}, 'echo'))]
     cases += [('/v1/embeddings', {'input': 5}, 'input'), ('/v1/embeddings', {'input': 'x', 'dimensions': 0}, 'dimensions'), ('/v1/embeddings', {'input': 'x', 'model': 'one+two'}, 'model'),
-              ('/v1/ask', {}, 'question'), ('/v1/ask', {'question': 'x', 'agents': 99}, 'agents'), ('/v1/ask', {'question': 'x', 'role_type': 'x'}, 'role_type'), ('/v1/debate', {'rounds': 0}, 'rounds'),
+              ('/v1/ask', {}, 'question'), ('/v1/ask', {'question': 'x', 'agents': 99}, 'agents'), ('/v1/ask', {'question': 'x', 'samples': 2}, 'samples'), ('/v1/ask', {'question': 'x', 'check': 'sql:/etc/passwd'}, 'check'), ('/v1/ask', {'question': 'x', 'role_type': 'x'}, 'role_type'), ('/v1/debate', {'rounds': 0}, 'rounds'),
               ('/tokenize', {}, 'prompt'), ('/detokenize', {'tokens': 5}, 'tokens'), ('/completion', {'prompt': {}}, 'prompt'), ('/v1/feedback', {'id': 5}, 'id'), ('/v1/jobs', {'kind': 'x'}, 'kind'),
               ('/v1/load_lora_adapter', {'lora_name': 5}, 'lora_name'), ('/v1/load_lora_adapter', {'lora_name': 'x'}, 'lora_path'), ('/v1/ab', {'name': 't', 'share': 0}, 'model')]
     for path, body, param in cases:

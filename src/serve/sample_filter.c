@@ -64,7 +64,8 @@ static json_t *filter_item(const json_t *given, const char *question, struct err
     return item;
 }
 
-struct sample_filter *sample_filter_open(struct server *s, const char *spec, const json_t *item,
+/* The arguments are those of sample_filter_read; `item`: the value of check_item, or NULL. */
+static struct sample_filter *filter_open(struct server *s, const char *spec, const json_t *item,
                                          const char *question, const char **field,
                                          struct error *err) {
     struct sample_filter *f = xcalloc(1, sizeof *f);
@@ -100,7 +101,7 @@ int sample_filter_read(struct server *s, const json_t *body, const char *questio
         return error_set(err, ERR_USAGE, "'%s' requires 'check', which selects among samples",
                          item ? "check_item" : "samples");
     if (!check) return OK;
-    *out = sample_filter_open(s, check, item, question, field, err);
+    *out = filter_open(s, check, item, question, field, err);
     if (!*out) return err->code;
     *field = NULL;
     *n_samples = (int)samples;

@@ -28,19 +28,14 @@ struct sample_filter {
 
 /* The most samples of a request. */
 #define SAMPLE_FILTER_MAX 128
-/* Reads the fields check, samples and check_item of a request. *out: NULL without a check. *field:
- * the field that an error is about, or NULL. question: as in sample_filter_open. */
+/* Reads the fields check, samples and check_item of a request, and opens the check. *out: NULL
+ * without one. Requests may name calculator, regex, question and the checks of --allow-check;
+ * ERR_USAGE or ERR_FORMAT for another one, for a wrong one, and for an item without the fields that
+ * the check needs. *field: the request's field that an error is about, or NULL. question: the text
+ * to be answered, or NULL; the item's own question replaces it. */
 int sample_filter_read(struct server *s, const json_t *body, const char *question,
                        struct sample_filter **out, int *n_samples, const char **field,
                        struct error *err);
-/* Opens the check for a request. Requests may name calculator, regex, question and the checks of
- * --allow-check; ERR_USAGE or ERR_FORMAT for another one, for a wrong one, and for an item without
- * the fields that the check needs. *field: the request's field that an error is about. item: the
- * value of check_item, or NULL. question: the text to be answered, or NULL; the item's own question
- * replaces it. */
-struct sample_filter *sample_filter_open(struct server *s, const char *spec, const json_t *item,
-                                         const char *question, const char **field,
-                                         struct error *err);
 void sample_filter_free(struct sample_filter *f); /* may be NULL */
 /* Bytes of a sample's check that the sample's tokens do not account for. */
 size_t sample_filter_bytes(const struct sample_filter *f);

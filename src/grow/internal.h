@@ -83,8 +83,10 @@ int answers_sample(struct answering *a, const struct agent *team, int n_team,
 bool grow_learns_each(const struct grow_options *o);
 /* The settings of a training whose data is `data`; borrowed from o. */
 struct train_settings learn_settings(const struct grow_options *o, const struct strings *data);
-/* Sets the learners of a run (learners.c). Call learners_close also after an error. */
-int learners_open(struct grow_run *r, struct error *err);
+/* Refuses --learn each with an agent whose name cannot be a folder (learners.c). */
+int learners_check(const struct grow_env *env, const struct grow_options *o, struct error *err);
+/* Sets the learners of a run, whose folder is known. */
+void learners_open(struct grow_run *r);
 void learners_close(struct grow_run *r);
 /* Where a learner's members are in the report of a round or of a run: the report itself or, with
  * --learn each, an object of its list "learners"; borrowed. */

@@ -27,29 +27,33 @@ bool grow_learns_each(const struct grow_options *o) {
 }
 
 /* A name becomes a folder below --out and is part of "NAME=FILE". */
-static int name_check(const char *name, struct error *err) {
-    if (!strpbrk(name, "/=") && strcmp(name, ".") != 0 && strcmp(name, "..") != 0) return OK;
-    return error_set(
-        err, ERR_USAGE,
-        "--learn each: the agent's name '%s' cannot be a folder below --out; rename its "
-        "directory",
-        name);
+static bool name_is_usable(const char *name) {
+    return !strpbrk(name, "/=") && strcmp(name, ".") != 0 && strcmp(name, "..") != 0;
 }
 
-int learners_open(struct grow_run *r, struct error *err) {
+int learners_check(const struct grow_env *env, const struct grow_options *o, struct error *err) {
+    for (int i = 0; grow_learns_each(o) && i < env->n_agents; i++)
+        if (!name_is_usable(env->team[i].name))
+            return error_set(
+                err, ERR_USAGE,
+                "--learn each: the agent's name '%s' cannot be a folder below --out; rename its "
+                "directory",
+                env->team[i].name);
+    return OK;
+}
+
+void learners_open(struct grow_run *r) {
     const struct grow_env *env = r->env;
-    int rc = OK;
     if (!grow_learns_each(r->o)) {
         r->n_learners = 1;
         r->learners[0] = (struct grow_learner){.name = "adapter",
                                                .agent = -1,
                                                .out = xstrdup(r->o->learn.out),
                                                .dir = xstrdup(r->dir)};
-        return OK;
+        return;
     }
-    for (int i = 0; rc == OK && i < env->n_agents; i++) {
+    for (int i = 0; i < env->n_agents; i++) {
         const char *name = env->team[i].name;
-        rc = name_check(name, err);
         r->learners[r->n_learners++] =
             (struct grow_learner){.name = name,
                                   .agent = i,
@@ -57,7 +61,6 @@ int learners_open(struct grow_run *r, struct error *err) {
                                   .out = path_join(r->o->learn.out, name),
                                   .dir = path_join(r->dir, name)};
     }
-    return rc;
 }
 
 void learners_close(struct grow_run *r) {

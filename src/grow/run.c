@@ -389,15 +389,15 @@ json_t *grow_run(const struct grow_env *env, const struct grow_options *o,
     int lock = -1;
     struct error ignored; // only the first error is reported
     if (grow_labels_parse(o->labels, &r.labels, err) != OK ||
-        kv_cache_dtype_parse(o->learn.train.kv_cache_dtype, env->m->cls, &r.kv, err) != OK)
+        kv_cache_dtype_parse(o->learn.train.kv_cache_dtype, env->m->cls, &r.kv, err) != OK ||
+        learners_check(env, o, err) != OK)
         return NULL;
     memcpy(r.team, env->team, sizeof r.team);
     r.state = xcalloc((size_t)MAX(q->n + q->n_rehearsal, 1), sizeof *r.state);
     r.rounds = json_array();
     const int recorded = record_open(&r, &lock, err);
-    int rc = recorded;
-    if (rc == OK) rc = learners_open(&r, err);
-    if (rc == OK) rc = rounds_run(&r, err);
+    if (recorded == OK) learners_open(&r);
+    int rc = recorded == OK ? rounds_run(&r, err) : recorded;
     if (rc == OK) result = result_make(&r, err);
     if (recorded == OK) store_run_status(r.store, r.id, result ? "done" : "failed", &ignored);
     store_close(r.store);

@@ -202,6 +202,9 @@ refused 2 'cannot select among samples\|needs the right answer' --prompts pick -
 refused 2 'learn takes one or each' --prompts pick --learn all
 refused 2 'init-adapter is for --learn one' --prompts pick --learn each --init-adapter "$tmp/agent"
 refused 2 'compare is for --learn one' --prompts pick --learn each --test pick --compare votes --max-steps 5
+cp -r "$tmp/agent" "$tmp/a=b"
+refused 2 "name 'a=b' cannot be a folder" --prompts pick --learn each --agents base "$tmp/a=b"
+[ ! -e "$tmp/runs/refused$number" ] || bad "refused before the run is recorded" "$(ls "$tmp/runs/refused$number")"
 printf '{"text": "no question"}\n' >"$tmp/wrong.jsonl"
 refused 1 "line 1: expected" --prompts "$tmp/wrong.jsonl"
 printf '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}, {"role": "user", "content": "c"}]}\n' >"$tmp/turns.jsonl"

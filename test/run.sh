@@ -97,6 +97,7 @@ level_usable() {
     case $1 in
     scalar) return 0 ;;
     avx2) cpu_flags avx2 fma f16c ;;
+    avxvnni) cpu_flags avx2 fma f16c avx_vnni ;;
     avx512) cpu_flags avx512f avx512bw avx512vl avx512dq avx512_vnni ;;
     avx512bf16) cpu_flags avx512f avx512bw avx512vl avx512dq avx512_vnni avx512_bf16 ;;
     amx) cpu_flags avx512f avx512_bf16 amx_tile amx_int8 amx_bf16 ;;
@@ -111,17 +112,18 @@ build release
 [ "$all" = --all ] || finish
 
 best=scalar
-for level in avx2 avx512 avx512bf16 amx; do
+for level in avx2 avxvnni avx512 avx512bf16 amx; do
     if level_usable $level; then
         best=$level
     else
         echo "skip level $level: this machine lacks it"
     fi
 done
-for level in scalar avx2 avx512 avx512bf16 amx; do
+for level in scalar avx2 avxvnni avx512 avx512bf16 amx; do
     [ $level = $best ] && break # the default level, done
     level_usable $level || continue
     case $level in
+    avxvnni) programs $level build | grep -E ' test/(kernel|model|adapter|engine)/' ;; # avx2 but for products in int8
     avx512bf16) programs $level build | grep -E ' test/(kernel|model|adapter|engine|backprop|train)/' ;; # avx512 but for the fast class
     *) programs $level build ;;
     esac | run "programs at SHOAL_CPU=$level"

@@ -123,7 +123,7 @@ const struct cli_command cmd_doctor = {
     .summary = "print processor level, memory, threads, libraries, and missing parts",
     .about =
         "Prints what the program found on this machine, what it uses, and what is missing. The\n"
-        "variable SHOAL_CPU=scalar|avx2|avx512|avx512bf16|amx limits the processor level.",
+        "variable SHOAL_CPU=scalar|avx2|avxvnni|avx512|avx512bf16|amx limits the processor level.",
     .max_args = 0,
     .run = run,
 };

@@ -6,7 +6,7 @@
  * kernel.h for several outputs at once. Blocks of outputs stay in the second-level cache, blocks of
  * rows in the first. Blocking never changes the order of the sum in a lane, so it cannot change a
  * bit. Many rows are multiplied with transposed weights (gemm_lanes). This file exports only
- * kernels_fill_avx2.
+ * kernels_fill_avx2 and kernels_fill_avxvnni, the level above, which has VPDPBUSD with eight lanes.
  *
  * Invariant: tails are loaded under a mask as zeros and go through the same operations as full
  * vectors; nothing outside the caller's arrays is read or written.
@@ -599,25 +599,38 @@ static void gemm_nn_i16_i8(float *y, int64_t ldy, const int16_t *t, int64_t ldt,
  *
  * NARROW_CENTRED: w is in 0..31. Σ w x does not fit into 16 bits, but Σ (w - 16) x does: it is
  * computed as in NARROW with u = w and c = 16, and 16 Σx is added in 32 bits.
+ *
+ * UNSIGNED (AVX-VNNI): u = w + c is in 0..255. VPDPBUSD multiplies four unsigned with four signed
+ * bytes and adds the products to a 32-bit lane, which starts from -c Σx. Nothing saturates.
  */
-enum int8_product_kind { SIGNED, NARROW, NARROW_CENTRED };
+enum int8_product_kind { SIGNED, NARROW, NARROW_CENTRED, UNSIGNED };
 
 /* R rows times some blocks of one panel. All pointers are at the first row and the first block. */
 struct panel_job {
-    const int8_t *x;       /* [R][K] */
-    const float *dx;       /* [R][K/32] */
-    const int32_t *bias;   /* [R][SUM_GROUPS], each two 16-bit lanes of -c Σx; unused in SIGNED */
+    const int8_t *x;     /* [R][K] */
+    const float *dx;     /* [R][K/32] */
+    const int32_t *bias; /* [R][SUM_GROUPS], each two 16-bit lanes of -c Σx, in UNSIGNED one of 32
+                            bits; unused in SIGNED */
     const uint8_t *record; /* the panel's record of the first block, which is the record's first */
     int64_t k, blocks;
     int32_t head_bytes, record_bytes;
-    int8_t c; /* the offset of NARROW */
+    int8_t c; /* the offset of NARROW; of UNSIGNED as an unsigned byte */
 };
 
-/* The weights that the low nibbles of v mean: for nf4 int8 codes, for q4 the u of NARROW. */
-INLINE __m256i nibble_weights(__m256i v, enum matrix_layout l) {
+/* sum[i] += Σ u[4 i + j] x[4 i + j] over j. As assembly, so that this file needs no other
+ * instruction set than AVX2 where it is not executed. */
+INLINE __m256i dot_u8(__m256i sum, __m256i u, __m256i x) {
+    __asm__("%{vex%} vpdpbusd %2, %1, %0" : "+x"(sum) : "x"(u), "x"(x));
+    return sum;
+}
+
+/* The weights that the low nibbles of v mean: for nf4 int8 codes, in UNSIGNED plus 128; for q4 the
+ * u of NARROW. */
+INLINE __m256i nibble_weights(__m256i v, enum matrix_layout l, enum int8_product_kind kind) {
     v = _mm256_and_si256(v, _mm256_set1_epi8(15));
     if (l != LAYOUT_NF4) return v;
-    const __m128i codes = _mm_loadu_si128((const __m128i *)nf4_codes);
+    __m128i codes = _mm_loadu_si128((const __m128i *)nf4_codes);
+    if (kind == UNSIGNED) codes = _mm_xor_si128(codes, _mm_set1_epi8(-128));
     return _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(codes), v);
 }
 
@@ -630,6 +643,10 @@ INLINE void quad_dots(__m256i *s, __m256i w0, __m256i w1, const int8_t *x, int64
         __m256i xr = quad_broadcast(x + r * k);
         UNROLL for (int h = 0; h < 2; h++) {
             __m256i *sum = s + 2 * r + h;
+            if (kind == UNSIGNED) {
+                *sum = dot_u8(*sum, w[h], xr);
+                continue;
+            }
             if (kind == SIGNED) {
                 __m256i t = _mm256_maddubs_epi16(a[h], _mm256_sign_epi8(xr, w[h]));
                 *sum = _mm256_add_epi32(*sum, _mm256_madd_epi16(t, ones));
@@ -659,17 +676,18 @@ INLINE void block_dots_q(__m256i *s, const struct panel_job *j, const uint8_t *b
         __m256i w0 = _mm256_loadu_si256((const __m256i *)block + 2 * p),
                 w1 = _mm256_loadu_si256((const __m256i *)block + 2 * p + 1);
         if (nibbles) {
-            quad_dots(s, nibble_weights(w0, l), nibble_weights(w1, l), x, j->k, R, kind);
-            quad_dots(s, nibble_weights(_mm256_srli_epi16(w0, 4), l),
-                      nibble_weights(_mm256_srli_epi16(w1, 4), l), x + QK / 2, j->k, R, kind);
-        } else if (kind == NARROW) {
+            quad_dots(s, nibble_weights(w0, l, kind), nibble_weights(w1, l, kind), x, j->k, R,
+                      kind);
+            quad_dots(s, nibble_weights(_mm256_srli_epi16(w0, 4), l, kind),
+                      nibble_weights(_mm256_srli_epi16(w1, 4), l, kind), x + QK / 2, j->k, R, kind);
+        } else if (kind == NARROW || kind == UNSIGNED) {
             quad_dots(s, _mm256_add_epi8(w0, offset), _mm256_add_epi8(w1, offset), x, j->k, R,
                       kind);
         } else {
             quad_dots(s, w0, w1, x, j->k, R, kind);
         }
     }
-    if (kind == SIGNED) return;
+    if (kind == SIGNED || kind == UNSIGNED) return;
     UNROLL for (int o = 0; o < 2 * R; o++) {
         s[o] = _mm256_madd_epi16(s[o], ones);
         if (kind == NARROW_CENTRED)
@@ -748,7 +766,8 @@ REDUCE_8(max_of_8, _mm256_max_epi32)
 
 /* Computes the values -c Σx from which the 16-bit lanes of NARROW start. Of every quad of bytes,
  * the first pair belongs to one lane and the second pair to the other lane. */
-static void bias_compute(int32_t *bias, const int8_t *x, int64_t groups, int group, int8_t c) {
+static void bias_compute_narrow(int32_t *bias, const int8_t *x, int64_t groups, int group,
+                                int8_t c) {
     const __m256i offset_32 = _mm256_set1_epi8(c);
     const __m128i offset_16 = _mm_set1_epi8(c);
     int64_t g = 0;
@@ -770,6 +789,21 @@ static void bias_compute(int32_t *bias, const int8_t *x, int64_t groups, int gro
     }
 }
 
+/* Computes the values -c Σx of UNSIGNED. */
+static void bias_compute_unsigned(int32_t *bias, const int8_t *x, int64_t groups, int group,
+                                  int8_t c) {
+    for (int64_t g = 0; g < groups; g++, x += group) {
+        __m128i h = _mm_setzero_si128();
+        for (int i = 0; i < group; i += 16) {
+            __m128i v = _mm_loadu_si128((const __m128i *)(x + i)), ones = _mm_set1_epi16(1);
+            h = _mm_add_epi32(h, _mm_madd_epi16(_mm_maddubs_epi16(_mm_set1_epi8(1), v), ones));
+        }
+        h = _mm_add_epi32(h, _mm_shuffle_epi32(h, 0x4e));
+        h = _mm_add_epi32(h, _mm_shuffle_epi32(h, 0xb1));
+        bias[g] = -(uint8_t)c * _mm_cvtsi128_si32(h);
+    }
+}
+
 /* Stores the sums `acc` of a row and one panel to outputs n … n + 15, except those from n1 on. */
 INLINE void panel_store(float *y, const float *acc, const struct matrix *w, int64_t n, int64_t n1,
                         bool add, enum matrix_layout l) {
@@ -783,8 +817,9 @@ INLINE void panel_store(float *y, const float *acc, const struct matrix *w, int6
     }
 }
 
-/* The offset c of NARROW and NARROW_CENTRED. */
-static int8_t narrow_centre(const struct matrix *w) {
+/* The offset c of NARROW and NARROW_CENTRED, and as an unsigned byte that of UNSIGNED. */
+static int8_t offset_of(const struct matrix *w, enum int8_product_kind kind) {
+    if (kind == UNSIGNED && (w->layout < LAYOUT_Q4 || w->layout == LAYOUT_NF4)) return -128;
     return w->layout == LAYOUT_Q6 ? 32 : w->layout >= LAYOUT_Q4 ? w->zero : 16;
 }
 
@@ -795,7 +830,7 @@ INLINE void rows_packed(float *y, int64_t ldy, const struct gemm_input *in, cons
                         enum matrix_layout l, enum int8_product_kind kind) {
     int32_t bias[4 * SUM_GROUPS];
     const int64_t group = layout_group(l), blocks = w->k / group;
-    const int8_t c = narrow_centre(w);
+    const int8_t c = offset_of(w, kind);
     int64_t biased = -1;
     for (int64_t p = p0; p < p1; p++) {
         float acc[4 * PANEL] = {0};
@@ -810,7 +845,8 @@ INLINE void rows_packed(float *y, int64_t ldy, const struct gemm_input *in, cons
                                   .record_bytes = w->record_bytes,
                                   .c = c};
             for (int r = 0; kind != SIGNED && biased != b && r < R; r++)
-                bias_compute(bias + r * SUM_GROUPS, j.x + r * w->k, j.blocks, (int)group, c);
+                (kind == UNSIGNED ? bias_compute_unsigned : bias_compute_narrow)(
+                    bias + r * SUM_GROUPS, j.x + r * w->k, j.blocks, (int)group, c);
             biased = b;
             panel_dots(acc, &j, R, l, kind);
         }
@@ -858,6 +894,26 @@ static void gemm_q4(float *y, int64_t ldy, const struct gemm_input *in, const st
         gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q4_K, NARROW);
     else
         gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q4, NARROW);
+}
+
+static void avxvnni_gemm_q8(float *y, int64_t ldy, const struct gemm_input *in,
+                            const struct matrix *w, int64_t n0, int64_t n1, bool add) {
+    if (w->layout == LAYOUT_Q6)
+        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q6, UNSIGNED);
+    else if (w->layout == LAYOUT_Q8_K)
+        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q8_K, UNSIGNED);
+    else
+        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q8, UNSIGNED);
+}
+
+static void avxvnni_gemm_q4(float *y, int64_t ldy, const struct gemm_input *in,
+                            const struct matrix *w, int64_t n0, int64_t n1, bool add) {
+    if (w->layout == LAYOUT_NF4)
+        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_NF4, UNSIGNED);
+    else if (w->layout == LAYOUT_Q4_K)
+        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q4_K, UNSIGNED);
+    else
+        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q4, UNSIGNED);
 }
 
 static void mins_read(float *mins, const uint8_t *record, int g, enum matrix_layout l) {
@@ -1602,4 +1658,9 @@ void kernels_fill_avx2(struct kernels *k) {
     k->norm_gain_backward = norm_gain_backward;
     k->norm_backward = norm_backward;
     k->adamw = adamw_row;
+}
+
+void kernels_fill_avxvnni(struct kernels *k) {
+    k->gemm_q8 = avxvnni_gemm_q8;
+    k->gemm_q4 = avxvnni_gemm_q4;
 }

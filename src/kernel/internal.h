@@ -47,6 +47,7 @@ void kernels_fill_scalar(struct kernels *k);
 void kernels_fill_avx2(struct kernels *k);
 void kernels_fill_avx512(struct kernels *k);
 void kernels_fill_avx512bf16(struct kernels *k);
+void kernels_fill_avxvnni(struct kernels *k); /* in avx2.c */
 void kernels_fill_amx(struct kernels *k);
 
 /* Asks the system for permission to use tiles in this process; returns whether it is granted. The

@@ -24,8 +24,8 @@
 #include <cpuid.h>
 #endif
 
-static const char *const level_names[CPU_LEVELS] = {"scalar", "avx2", "avx512", "avx512bf16",
-                                                    "amx"};
+static const char *const level_names[CPU_LEVELS] = {"scalar", "avx2",       "avxvnni",
+                                                    "avx512", "avx512bf16", "amx"};
 
 const char *cpu_level_name(enum cpu_level level) {
     CHECK((int)level >= 0 && level < CPU_LEVELS);
@@ -46,19 +46,23 @@ static uint64_t xcr0_read(void) {
     return (uint64_t)hi << 32 | lo;
 }
 
-static enum cpu_level level_detect(void) {
+/* The best level. *vnni: whether the processor has the level avxvnni, which processors with AVX-512
+ * may lack. */
+static enum cpu_level level_detect(bool *vnni) {
     unsigned a, b, c, d, b7, c7, d7, a71 = 0;
+    *vnni = false;
     if (!__get_cpuid(1, &a, &b, &c, &d) || !(c & bit_OSXSAVE)) return CPU_SCALAR;
     if (!__get_cpuid_count(7, 0, &a, &b7, &c7, &d7)) return CPU_SCALAR;
     uint64_t xcr0 = xcr0_read();
     unsigned need1 = bit_AVX | bit_FMA | bit_F16C;
     if ((c & need1) != need1 || !(b7 & bit_AVX2) || (xcr0 & XCR0_AVX) != XCR0_AVX)
         return CPU_SCALAR;
+    if (a >= 1 && __get_cpuid_count(7, 1, &a71, &b, &c, &d) == 0) a71 = 0;
+    *vnni = a71 & 1u << 4; // AVX-VNNI
     unsigned need512 = bit_AVX512F | bit_AVX512BW | bit_AVX512VL | bit_AVX512DQ;
     bool wide =
         (b7 & need512) == need512 && (c7 & bit_AVX512VNNI) && (xcr0 & XCR0_AVX512) == XCR0_AVX512;
-    if (!wide) return CPU_AVX2;
-    if (a >= 1 && __get_cpuid_count(7, 1, &a71, &b, &c, &d) == 0) a71 = 0;
+    if (!wide) return *vnni ? CPU_AVXVNNI : CPU_AVX2;
     if (!(a71 & 1u << 5)) return CPU_AVX512;         // AVX512_BF16
     unsigned tiles = 1u << 22 | 1u << 24 | 1u << 25; // AMX-BF16, AMX-TILE, AMX-INT8
     bool amx = (d7 & tiles) == tiles && (xcr0 & XCR0_AMX) == XCR0_AMX && amx_request();
@@ -67,7 +71,8 @@ static enum cpu_level level_detect(void) {
 
 #else
 
-static enum cpu_level level_detect(void) {
+static enum cpu_level level_detect(bool *vnni) {
+    *vnni = false;
     return CPU_SCALAR;
 }
 
@@ -75,15 +80,18 @@ static enum cpu_level level_detect(void) {
 
 static struct kernels tables[CPU_LEVELS];
 static enum cpu_level best_level, chosen_level;
+static bool has_level[CPU_LEVELS];
 
 static void tables_fill(void) {
     static void (*const fill[CPU_LEVELS])(struct kernels *) = {
-        kernels_fill_scalar, kernels_fill_avx2, kernels_fill_avx512, kernels_fill_avx512bf16,
-        kernels_fill_amx};
-    best_level = level_detect();
+        kernels_fill_scalar, kernels_fill_avx2,       kernels_fill_avxvnni,
+        kernels_fill_avx512, kernels_fill_avx512bf16, kernels_fill_amx};
+    bool vnni;
+    best_level = level_detect(&vnni);
     for (int l = 0; l <= (int)best_level; l++) {
+        has_level[l] = l != CPU_AVXVNNI || vnni;
         if (l > 0) tables[l] = tables[l - 1];
-        fill[l](&tables[l]);
+        if (has_level[l]) fill[l](&tables[l]);
         tables[l].level = (enum cpu_level)l;
         tables[l].name = level_names[l];
     }
@@ -100,7 +108,8 @@ static void level_choose(void) {
     chosen_level = best_level;
     const char *requested = getenv("SHOAL_CPU");
     for (int l = 0; requested && l <= (int)best_level; l++)
-        if (strcmp(requested, level_names[l]) == 0) chosen_level = (enum cpu_level)l;
+        if (has_level[l] && strcmp(requested, level_names[l]) == 0)
+            chosen_level = (enum cpu_level)l;
 }
 
 int kernels_check_level(struct error *err) {
@@ -109,19 +118,22 @@ int kernels_check_level(struct error *err) {
     tables_init();
     for (int l = 0; l < CPU_LEVELS; l++) {
         if (strcmp(requested, level_names[l]) != 0) continue;
-        if (l <= (int)best_level) return OK;
-        return error_set(err, ERR_USAGE,
-                         "SHOAL_CPU '%s' is not available on this machine, which has up to '%s'",
-                         requested, level_names[best_level]);
+        if (has_level[l]) return OK;
+        return error_set(
+            err, ERR_USAGE,
+            "SHOAL_CPU '%s' is not available on this machine; 'shoal doctor' lists its "
+            "levels",
+            requested);
     }
-    return error_set(err, ERR_USAGE,
-                     "unknown SHOAL_CPU '%s'; it is scalar, avx2, avx512, avx512bf16 or amx",
-                     requested);
+    return error_set(
+        err, ERR_USAGE,
+        "unknown SHOAL_CPU '%s'; it is scalar, avx2, avxvnni, avx512, avx512bf16 or amx",
+        requested);
 }
 
 bool cpu_has_level(enum cpu_level level) {
     tables_init();
-    return level <= best_level;
+    return has_level[level];
 }
 
 const struct kernels *kernels_for_level(enum cpu_level level) {

@@ -4,7 +4,7 @@
  *
  * A `struct kernels` is a table of function pointers: scalar functions first, then overwritten by
  * those that the processor and the system allow (feature bits, XCR0, the AMX permission call),
- * capped by SHOAL_CPU=scalar|avx2|avx512|avx512bf16|amx. Callers never name a level. The first call
+ * capped by SHOAL_CPU=scalar|avx2|avxvnni|avx512|avx512bf16|amx. Callers never name a level. The first call
  * of kernels_get() builds the tables; afterwards they are read-only and shared by threads.
  *
  * Arithmetic (a contract that holds at all levels; test/kernel/test_kernels.c checks it):
@@ -40,7 +40,7 @@
 
 #include "base/base.h"
 
-enum cpu_level { CPU_SCALAR, CPU_AVX2, CPU_AVX512, CPU_AVX512BF16, CPU_AMX, CPU_LEVELS };
+enum cpu_level { CPU_SCALAR, CPU_AVX2, CPU_AVXVNNI, CPU_AVX512, CPU_AVX512BF16, CPU_AMX, CPU_LEVELS };
 enum numeric_class { NUMERIC_EXACT, NUMERIC_FAST };
 
 /* Weight types, numbered as in GGUF. NF4 exists only in Shoal (see NF4 below): its number spells

@@ -1164,7 +1164,7 @@ if [ -d "$shared/data" ]; then
     same "a model that knows no chats continues the message" "$tmp/ids_argument" "$tmp/ids_p"
     "$shoal" convert "$tmp/s.gguf" -o "$tmp/s_hf" 2>/dev/null
     sed -n 's/^greedy ids: //p' "$s/REFERENCE.txt" >"$tmp/want"
-    for level in scalar avx2 avx512 avx512bf16 amx; do
+    for level in scalar avx2 avxvnni avx512 avx512bf16 amx; do
         SHOAL_CPU=$level "$shoal" doctor >/dev/null 2>&1 || { echo "skip stories260K at $level: this machine lacks it"; continue; }
         for m in s.gguf s_hf; do
             SHOAL_CPU=$level "$shoal" run "$tmp/$m" -p "" -n 60 --temp 0 --ids >"$tmp/got" 2>/dev/null

@@ -407,6 +407,7 @@ static void levels_agree(void **state) {
     char want[1024], got[1024];
     hashes_at_level("scalar", want, sizeof want);
     for (int level = CPU_AVX2; level <= (int)kernels_get()->level; level++) {
+        if (!cpu_has_level((enum cpu_level)level)) continue;
         hashes_at_level(cpu_level_name((enum cpu_level)level), got, sizeof got);
         assert_string_equal(got, want);
     }

@@ -12,7 +12,8 @@ trap 'rm -f "$out"' EXIT
 
 if [ ! -e models/fry/tokenizer.json ]; then echo "skip the memory of twenty agents: models/fry is not there"; exit 0; fi
 best=$("$shoal" doctor | sed -n 's/^level *\([a-z0-9]*\).*/\1/p')
-for level in ${LEVELS:-scalar avx2 avx512 avx512bf16 amx}; do
+for level in ${LEVELS:-scalar avx2 avxvnni avx512 avx512bf16 amx}; do
+    SHOAL_CPU=$level "$shoal" doctor >/dev/null 2>&1 || continue
     SHOAL_CPU=$level "$shoal" bench --what life --shape smollm-135m --type nf4 --tokenizer models/fry/tokenizer.json --target q_proj,v_proj --rank 4 \
         --ticks 6 --set low-memory update-group-size=1 optim=sgd momentum=0 lr=0.05 horizon=1 batch-size=2 --threads 2 --json >"$out" 2>&1
     peak=$(sed -n 's/.*"tick_with_update":[0-9.]*[1-9][0-9.]*,"VmHWM":\([0-9]*\).*/\1/p' "$out")

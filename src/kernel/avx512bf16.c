@@ -48,11 +48,9 @@ INLINE void rows_copy(float *to, int64_t to_stride, const float *from, int64_t f
     }
 }
 
-/* Adds the products of `rows` rows; a constant where this is inlined. */
-INLINE void rows_multiply(float *sums, const uint16_t *a, const uint16_t *b, int rows) {
-    __m512 acc[16];
-#pragma GCC unroll 16
-    for (int r = 0; r < rows; r++) acc[r] = _mm512_load_ps(sums + r * PANEL);
+/* acc[r] += the products of row r of a tile of A and a tile of B, for `rows` rows; a constant where
+ * this is inlined. */
+INLINE void step_multiply(__m512 *acc, const uint16_t *a, const uint16_t *b, int rows) {
 #pragma GCC unroll 16
     for (int p = 0; p < 16; p++) {
         const __m512bh pairs = (__m512bh)_mm512_loadu_si512(b + p * 2 * PANEL);
@@ -63,6 +61,13 @@ INLINE void rows_multiply(float *sums, const uint16_t *a, const uint16_t *b, int
             acc[r] = _mm512_dpbf16_ps(acc[r], (__m512bh)_mm512_set1_epi32(pair), pairs);
         }
     }
+}
+
+INLINE void rows_multiply(float *sums, const uint16_t *a, const uint16_t *b, int rows) {
+    __m512 acc[16];
+#pragma GCC unroll 16
+    for (int r = 0; r < rows; r++) acc[r] = _mm512_load_ps(sums + r * PANEL);
+    step_multiply(acc, a, b, rows);
 #pragma GCC unroll 16
     for (int r = 0; r < rows; r++) _mm512_storeu_ps(sums + r * PANEL, acc[r]);
 }
@@ -113,19 +118,8 @@ INLINE void few_rows_panel(const struct few_rows *f, const uint16_t *panel, int6
     __m512 acc[FEW_ROWS];
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) acc[r] = _mm512_setzero_ps();
-    for (int64_t s = 0; s < f->steps; s++) {
-        const uint16_t *a = f->a + s * TILE, *b = panel + s * TILE;
-#pragma GCC unroll 16
-        for (int p = 0; p < 16; p++) {
-            const __m512bh pairs = (__m512bh)_mm512_loadu_si512(b + p * 2 * PANEL);
-#pragma GCC unroll 8
-            for (int r = 0; r < rows; r++) {
-                int32_t pair;
-                memcpy(&pair, a + r * 32 + 2 * p, sizeof pair);
-                acc[r] = _mm512_dpbf16_ps(acc[r], (__m512bh)_mm512_set1_epi32(pair), pairs);
-            }
-        }
-    }
+    for (int64_t s = 0; s < f->steps; s++)
+        step_multiply(acc, f->a + s * TILE, panel + s * TILE, rows);
 #pragma GCC unroll 8
     for (int r = 0; r < rows; r++) {
         if (r >= f->rows) break;

@@ -872,12 +872,15 @@ INLINE void gemm_packed(float *y, int64_t ldy, const struct gemm_input *in, cons
     }
 }
 
-static void gemm_q8(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
-                    int64_t n0, int64_t n1, bool add) {
+/* The products over the layouts with 8 and with 4 bits. `vnni`: all of them are UNSIGNED. */
+INLINE void gemm_bytes(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
+                       int64_t n0, int64_t n1, bool add, bool vnni) {
     if (w->layout == LAYOUT_Q6)
-        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q6, NARROW);
+        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q6, vnni ? UNSIGNED : NARROW);
     else if (w->layout == LAYOUT_Q8_K)
-        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q8_K, NARROW_CENTRED);
+        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q8_K, vnni ? UNSIGNED : NARROW_CENTRED);
+    else if (vnni)
+        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q8, UNSIGNED);
     else if (w->type == TENSOR_Q5_0)
         gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q8, NARROW);
     else if (w->type == TENSOR_Q8_0)
@@ -886,35 +889,25 @@ static void gemm_q8(float *y, int64_t ldy, const struct gemm_input *in, const st
         gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q8, NARROW_CENTRED);
 }
 
-static void gemm_q4(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
-                    int64_t n0, int64_t n1, bool add) {
+INLINE void gemm_nibbles(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,
+                         int64_t n0, int64_t n1, bool add, bool vnni) {
     if (w->layout == LAYOUT_NF4)
-        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_NF4, SIGNED);
+        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_NF4, vnni ? UNSIGNED : SIGNED);
     else if (w->layout == LAYOUT_Q4_K)
-        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q4_K, NARROW);
+        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q4_K, vnni ? UNSIGNED : NARROW);
     else
-        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q4, NARROW);
+        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q4, vnni ? UNSIGNED : NARROW);
 }
 
-static void avxvnni_gemm_q8(float *y, int64_t ldy, const struct gemm_input *in,
-                            const struct matrix *w, int64_t n0, int64_t n1, bool add) {
-    if (w->layout == LAYOUT_Q6)
-        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q6, UNSIGNED);
-    else if (w->layout == LAYOUT_Q8_K)
-        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q8_K, UNSIGNED);
-    else
-        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q8, UNSIGNED);
-}
-
-static void avxvnni_gemm_q4(float *y, int64_t ldy, const struct gemm_input *in,
-                            const struct matrix *w, int64_t n0, int64_t n1, bool add) {
-    if (w->layout == LAYOUT_NF4)
-        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_NF4, UNSIGNED);
-    else if (w->layout == LAYOUT_Q4_K)
-        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q4_K, UNSIGNED);
-    else
-        gemm_packed(y, ldy, in, w, n0, n1, add, LAYOUT_Q4, UNSIGNED);
-}
+#define GEMM_Q(name, gemm, vnni)                                                                   \
+    static void name(float *y, int64_t ldy, const struct gemm_input *in, const struct matrix *w,   \
+                     int64_t n0, int64_t n1, bool add) {                                           \
+        gemm(y, ldy, in, w, n0, n1, add, vnni);                                                    \
+    }
+GEMM_Q(gemm_q8, gemm_bytes, false)
+GEMM_Q(gemm_q4, gemm_nibbles, false)
+GEMM_Q(avxvnni_gemm_q8, gemm_bytes, true)
+GEMM_Q(avxvnni_gemm_q4, gemm_nibbles, true)
 
 static void mins_read(float *mins, const uint8_t *record, int g, enum matrix_layout l) {
     for (int half = 0; half < 2; half++)

@@ -107,7 +107,7 @@ static void level_choose(void) {
     tables_init();
     chosen_level = best_level;
     const char *requested = getenv("SHOAL_CPU");
-    for (int l = 0; requested && l <= (int)best_level; l++)
+    for (int l = 0; requested && l < CPU_LEVELS; l++)
         if (has_level[l] && strcmp(requested, level_names[l]) == 0)
             chosen_level = (enum cpu_level)l;
 }

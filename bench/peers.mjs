@@ -147,9 +147,9 @@ async function packagePeer(folder) {
 }
 
 const peer = await (process.env.LLAMA_BIN ? nativePeer(process.env.LLAMA_BIN) : packagePeer(process.env.PEERS));
+const wanted = process.env.WHAT?.split(" ");
 /* Runs of `shoal bench`: what it measures, its options, and the peer's function for each of its lines, which are
  * named by streams, tokens and adapters. */
-const wanted = process.env.WHAT?.split(" ");
 const groups = [
     {what: "prefill", options: ["--tokens", PROMPT], lines: {
         [`1 ${PROMPT} 0`]: () => peer.prompt(PROMPT),
@@ -186,16 +186,14 @@ function shoalRun({what, options}, ...flags) {
 const names = groups.flatMap(({what, lines}) => Object.keys(lines).map(name => `${what} ${name}`));
 const runs = [];
 for (const group of groups) await peerRun(group);
-/* The second run of a pair starts on a busy machine, so the order alternates. If the fast class
- * equals the exact one, it is measured once. */
+/* The second run of a pair starts on a busy machine, so the order alternates. */
 for (let r = 0; r < Number(rounds); r++) {
     const round = {peer: {}, fast: {}, exact: {}};
     for (const group of groups) {
-        const first = r % 2 ? await peerRun(group) : null, fast = shoalRun(group, "--fast");
-        const exact = fast.class === "exact" ? fast : shoalRun(group, "--exact");
+        const first = r % 2 ? await peerRun(group) : null;
+        Object.assign(round.fast, shoalRun(group, "--fast"));
+        Object.assign(round.exact, shoalRun(group, "--exact"));
         Object.assign(round.peer, first ?? await peerRun(group));
-        Object.assign(round.fast, fast);
-        Object.assign(round.exact, exact);
     }
     runs.push(round);
 }

@@ -5,8 +5,9 @@
 # check, by the best agent with the check, from votes, and from the right answers, with as many updates; questions of
 # another family are rehearsed. N (1000) questions of each family, TEST_N (500) test questions, SAMPLES (18) at most. Runs
 # JOBS (2) seeds at once, each with one thread. Runs are kept in WORK (build/results-grow), so that an interrupted command
-# continues; a seed's result is docs/results/grow/SEED.json, and a seed that has one is not run again. In the exact class
-# the same commands give the same digits on every processor, so the seeds may come from different machines.
+# continues; a seed's result is docs/results/grow/SEED.json, and a seed that has one is not run again (FOUND names another
+# folder, for other sizes). In the exact class the same commands give the same digits on every processor, so the seeds may
+# come from different machines.
 set -eu
 script=$(basename "$0")
 cd "$(dirname "$0")/.."

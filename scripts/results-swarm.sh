@@ -5,8 +5,9 @@
 # debate, self-consistency with a tuned temperature, samples with a check; then agents that learned second turns of debates, and
 # agents that learned the same labels directly; then split evidence. Runs JOBS (2) seeds at once, each with one thread. Calls are
 # stored in WORK (build/results-swarm), so that an interrupted command continues; a seed's reports are in docs/results/debates/SEED,
-# and a seed that has them is not run again. In the exact class the same commands give the same digits on every processor, so the
-# seeds may come from different machines. LEARN (1200) questions of each family and UPDATES (200) are for the second turns.
+# and a seed that has them is not run again (FOUND names another folder, for other sizes). In the exact class the same commands give
+# the same digits on every processor, so the seeds may come from different machines. LEARN (1200) questions of each family and
+# UPDATES (200) are for the second turns.
 set -eu
 script=$(basename "$0")
 cd "$(dirname "$0")/.."

@@ -2,11 +2,13 @@
 # results-evolve: writes docs/results/evolution.md and a part of docs/RESULTS.md: methods that make one adapter from founders.
 #
 # For every family and each of SEEDS (10) seeds: eight founders trained on one language each, then every method from the
-# same founders with the same FLOPs, each as a separate run METHOD-FAMILY-sSEED below $WORK/runs; the reference "pooled" is
-# one adapter trained on the data of all founders, with as many updates as they have together. Runs JOBS (2) seeds at once,
-# each with one thread. Finished runs are skipped, interrupted ones are continued. In the exact class the same commands give
-# the same digits everywhere. Learning rates and updates of gradient and hybrid were chosen for each family on seed 100,
-# which is not reported, from the same six pairs (docs/EVOLUTION.md).
+# same founders with the same FLOPs, each as a separate run METHOD-FAMILY-sSEED below $WORK/runs; rloo and grpo train the
+# best founder on right and wrong answers to as many questions as the FLOPs allow; the reference "pooled" is one adapter
+# trained on the data of all founders, with as many updates as they have together. Runs JOBS (2) seeds at once, each with
+# one thread. Interrupted runs are continued. The results of a family and seed are docs/results/evolution/FAMILY/SEED.json,
+# and what has this file is not run again (FOUND names another folder, for other sizes). In the exact class the same
+# commands give the same digits everywhere, so seeds may come from different machines. Learning rates and updates of gradient, hybrid,
+# rloo and grpo were chosen on seed 100, which is not reported (docs/EVOLUTION.md).
 # UPDATES (150, of a founder), FAMILIES, METHODS, N (test questions, 2000), WORK (build/results-evolve) and SHOAL may be set.
 set -eu
 script=$(basename "$0")
@@ -14,11 +16,12 @@ cd "$(dirname "$0")/.."
 export SHOAL_EVOLVE_KV_CACHE_DTYPE=f32 # as in the recorded figures
 shoal="${SHOAL:-$PWD/build/shoal}" work="${WORK:-build/results-evolve}" n="${N:-2000}"
 seeds="${SEEDS:-10}" families="${FAMILIES:-arithmetic order pick route}"
-methods="${METHODS-hybrid soup ties dare cma pso ga gradient es pooled}"
+methods="${METHODS-hybrid soup ties dare cma pso ga gradient es rloo grpo pooled}" found="${FOUND:-docs/results/evolution}"
 flops=${FLOPS:-2e12} hard="arithmetic pick order route deduction" easy="copy sort compare sequence voice"
 founders="en1 en2 en3 en4 ja1 ja2 zh1 zh2"
 own=${OWN:-100} rest=${REST:-50} learn=${LEARN:-150} # number of conversations: founder's family, each other family, common data of learning methods
 founder_updates="${UPDATES:-150}"
+rl_steps="${RL_STEPS:-28}" rl_lr="${RL_LR:-1e-3}" rl_temperature="${RL_TEMPERATURE:-2}"
 runs="$work/runs" recipes="$work/recipes" base="$work/fry-q8_0.gguf"
 mkdir -p "$runs" "$recipes"
 
@@ -63,7 +66,7 @@ recipe() {
     echo "personas:"
     case $1 in
     founder) personas .jsonl "$data" ;;
-    pooled) for name in pooled zero; do echo "  - $name=$data/$name"; done ;; # a recipe has at least two
+    pooled | rloo | grpo) for name in $1 zero; do echo "  - $name=$data/$name"; done ;; # a recipe has at least two
     *) personas "" "$runs/founder-$family-s$seed/adapters/gen_0" ;;
     esac
     cat <<END
@@ -91,7 +94,7 @@ END
     cma="search: {searcher: cma, sigma: 0.1}"
     learner="max_flops: $flops, finetune_data: $data/learn.jsonl"
     case $1 in
-    founder | pooled) echo "evolve: {search: none}" ;;
+    founder | pooled | rloo | grpo) echo "evolve: {search: none}" ;;
     soup) echo "evolve: {search: merge, merge_operator: delta}" ;;
     ties) echo "$made, merge_operator: delta_ties}" && echo "$cma" ;;
     dare) echo "$made, merge_operator: delta_dare_ties}" && echo "$cma" ;;
@@ -109,14 +112,25 @@ END
     echo "finetune: {lr: $lr, max_steps: $updates, bsz: 16, grad_accum: 1, lora_dropout: 0}"
 }
 
-# pooled: the adapter of that row.
-pooled() {
-    [ -s "$data/pooled/adapter_model.safetensors" ] && return
-    for who in $founders; do cat "$data/$who.jsonl"; done >"$data/pooled.jsonl"
-    "$shoal" adapter new --quiet --model "$base" --rank 8 --seed 1 "$data/zero" >/dev/null # the base model
-    "$shoal" train "$base" --exact --quiet --threads 1 --data "$data/pooled.jsonl" --out "$data/pooled" --seed "$seed" --r 8 \
-        --lr 0.003 --bsz 12 --grad-accum 1 --max-steps $((founder_updates * $(echo "$founders" | wc -w))) --lora-dropout 0 \
-        --runs "$data/train" >/dev/null
+# trained METHOD: the adapter of pooled, rloo or grpo, and the record of its training.
+trained() {
+    case $1 in
+    pooled | rloo | grpo) ;;
+    *) return ;;
+    esac
+    [ ! -s "$data/$1.trained" ] || return 0
+    [ -d "$data/zero" ] || "$shoal" adapter new --quiet --model "$base" --rank 8 --seed 1 "$data/zero" >/dev/null # the base model
+    train="$shoal train $base --exact --quiet --threads 1 --out $data/$1 --seed $seed --r 8 --lora-dropout 0 --grad-accum 1 --runs $data/train-$1"
+    if [ "$1" = pooled ]; then
+        for who in $founders; do cat "$data/$who.jsonl"; done >"$data/pooled.jsonl"
+        $train --data "$data/pooled.jsonl" --lr 0.003 --bsz 12 --max-steps $((founder_updates * $(echo "$founders" | wc -w))) >/dev/null
+    else
+        best=$(python3 -c 'import json, sys; print(json.load(sys.stdin)["generations"][0]["candidates"][0]["name"])' <"$runs/founder-$family-s$seed/result.json")
+        $train --method "$1" --init-adapter "$runs/founder-$family-s$seed/adapters/gen_0/$best" --data "fry:$family:8000" \
+            --prefix answer: --temperature "$rl_temperature" --num-generations 8 --max-new-tokens 16 --lr "$rl_lr" --bsz 8 \
+            --max-steps "$rl_steps" >/dev/null
+    fi
+    cp "$data/train-$1"/*/train.jsonl "$data/$1.trained"
 }
 
 # run METHOD, unless it is finished.
@@ -132,12 +146,18 @@ run() {
 if [ "${1:-}" = --seed ]; then
     seed=$2
     for family in $families; do
+        [ ! -s "$found/$family/$seed.json" ] || continue
         data
         run founder
+        outcomes=founder
         for method in $methods; do
-            [ "$method" != pooled ] || pooled
+            trained "$method"
             run "$method"
+            outcomes="$outcomes $method"
+            [ ! -s "$data/$method.trained" ] || outcomes="$outcomes=$data/$method.trained"
         done
+        # shellcheck disable=SC2086
+        python3 scripts/results_seeds.py "$runs" "$family-s$seed" "$found/$family/$seed.json" $outcomes
     done
     exit
 fi
@@ -145,13 +165,5 @@ fi
 mkdir -p docs/results
 seq 1 "$seeds" | xargs -P "${JOBS:-2}" -n 1 sh "scripts/$script" --seed
 
-# A group is a method on a family; its runs are the seeds.
-for family in $families; do
-    groups=
-    for method in $methods founder; do groups="$groups $method-$family"; done
-    printf '\n## %s\n\n' "$family"
-    # shellcheck disable=SC2086
-    "$shoal" runs --runs "$runs" --compare $groups --base "founder-$family" | sed 's/^/    /'
-done >"$work/tables.md"
-python3 scripts/results_evolve.py "$runs" "$families" "$methods founder" "$flops" "$own" "$rest" "$learn" "$work/tables.md" >"$work/part.md"
+python3 scripts/results_evolve.py "$found" "$families" "$flops" "$own" "$rest" "$learn" >"$work/part.md"
 sh scripts/results-part.sh "Evolution" <"$work/part.md"

@@ -1,18 +1,19 @@
 #!/bin/sh
-# results-specialists: writes docs/results/specialists.md: whether adapters of one family each can be bred, without data, into
-# one adapter for all families.
+# results-specialists: writes docs/results/specialists.md and a part of docs/RESULTS.md: whether adapters of one family each can
+# be bred, without data, into one adapter for all families.
 #
 # For each of SEEDS (10) seeds: one founder per family (LINES_EACH conversations of it, rank 8, one start), then every method from
 # the same founders with at most FLOPS floating-point operations, each as a run METHOD-sSEED in WORK/runs; a router, which
-# keeps all founders; and one adapter trained on all their data, as the reference. Finished runs are skipped, interrupted
-# ones are continued. In the exact class the same commands give the same digits on every processor.
+# keeps all founders; and one adapter trained on all their data, as the reference. Interrupted runs are continued. A seed's
+# result is docs/results/specialists/SEED.json, and a seed that has one is not run again (FOUND names another folder, for
+# other sizes). In the exact class the same commands give the same digits on every processor, so the seeds may come from different machines.
 # FAMILIES, METHODS, N (test questions, 2000), JOBS (2 seeds at once, one thread each), WORK and SHOAL may be set.
 set -eu
 script=$(basename "$0")
 cd "$(dirname "$0")/.."
 shoal="${SHOAL:-$PWD/build/shoal}" work="${WORK:-build/results-specialists}" n="${N:-2000}" seeds="${SEEDS:-10}"
 families="${FAMILIES:-arithmetic order route pick deduction}" methods="${METHODS-breed cma soup ties}"
-lines="${LINES_EACH:-400}" flops="${FLOPS:-3e12}"
+lines="${LINES_EACH:-400}" flops="${FLOPS:-3e12}" found="${FOUND:-docs/results/specialists}"
 case $work in /*) ;; *) work="$PWD/$work" ;; esac
 runs="$work/runs"
 
@@ -64,12 +65,12 @@ joint() {
     [ -s "$at/joint/adapter_model.safetensors" ] ||
         "$shoal" train models/fry --exact --quiet --threads 1 --data "$at/joint.jsonl" --out "$at/joint" --r 8 --lr 4e-3 --bsz 8 \
             --grad-accum 1 --epochs 2 --lora-dropout 0 --seed "$seed" --runs "$at/train" >/dev/null
+    cp "$at/train"/*/train.jsonl "$at/joint.trained"
     run joint
 }
 
 # A router of the founders, fitted on other questions.
 router() {
-    [ ! -s "$at/router.json" ] || return 0
     {
         echo "chain-of-thought: false"
         echo "agents:"
@@ -79,12 +80,12 @@ router() {
     "$shoal" team fit "$at/team.yaml" --exact --quiet --threads 1 --tasks "$list" --n 400 --seed "$seed" --out "$at/routed.yaml" \
         --store "$at/calls.db" >/dev/null
     "$shoal" eval models/fry --exact --quiet --threads 1 --json --tasks "$list" --n $((n / $(echo "$families" | wc -w))) \
-        --seed "$seed" --team "$at/routed.yaml" --store "$at/calls.db" >"$at/router.tmp"
-    mv "$at/router.tmp" "$at/router.json"
+        --seed "$seed" --team "$at/routed.yaml" --store "$at/calls.db" >"$at/router.json"
 }
 
 if [ "${1:-}" = --seed ]; then
     seed=$2 at="$work/$2"
+    [ ! -s "$found/$seed.json" ] || exit 0
     mkdir -p "$at" "$runs"
     for family in $families; do
         [ -s "$at/$family.jsonl" ] ||
@@ -94,32 +95,13 @@ if [ "${1:-}" = --seed ]; then
     for method in $methods; do run "$method"; done
     joint
     router
+    # shellcheck disable=SC2086
+    python3 scripts/results_seeds.py "$runs" "s$seed" "$at/result.json" founder $methods joint="$at/joint.trained"
+    python3 scripts/results_specialists.py --router "$at/result.json" "$at/router.json"
+    cp "$at/result.json" "$found/$seed.json"
     exit
 fi
-mkdir -p "$work" docs/results
+mkdir -p "$work" "$found"
 seq 1 "$seeds" | xargs -P "${JOBS:-2}" -n 1 sh "scripts/$script" --seed
-{
-    cat <<END
-# Specialists bred into a generalist (\`make results-specialists\`)
-
-Each founder learned $lines conversations of one of: $families. The methods get these adapters, no data, and at most $flops FLOPs; *founder* is the best of them, *joint* one
-adapter trained on the data of all. $n test questions of all families per seed, $seeds seeds, exact class. Intervals are 95 % intervals over the seeds. Retention: points gained or lost
-against the best founder.
-
-END
-    # shellcheck disable=SC2086
-    "$shoal" runs --runs "$runs" --compare $methods founder joint --base founder | sed 's/^/    /'
-    echo
-    python3 - "$work" "$seeds" <<'END'
-import json, statistics, sys
-work, seeds = sys.argv[1], int(sys.argv[2])
-values = []
-for seed in range(1, seeds + 1):
-    rows = [json.loads(line) for line in open(f"{work}/{seed}/router.json")]
-    routed = [r for r in rows if r.get("kind") == "team"]
-    values.append(100 * statistics.mean(r["acc"] for r in routed))
-print(f"A router (`shoal team fit`), which keeps all founders and calls one: {statistics.mean(values):.1f} % right.")
-END
-} >"$work/page.md"
-cp "$work/page.md" docs/results/specialists.md
-echo "wrote docs/results/specialists.md"
+python3 scripts/results_specialists.py "$found" "$families" "$lines" "$flops" >"$work/part.md"
+sh scripts/results-part.sh "Specialists" <"$work/part.md"

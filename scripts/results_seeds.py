@@ -1,10 +1,43 @@
-"""results_seeds: statistics over seeds, Markdown tables and bar charts of the pages in docs/results."""
+"""results_seeds: the runs of a seed, statistics over seeds, Markdown tables and bar charts of the pages in docs/results.
+
+    scripts/results_seeds.py RUNS KEY FILE METHOD[=TRAINED]...
+
+Writes to FILE what the pages need of the finished runs METHOD-KEY in RUNS: {METHOD: {acc, items, flops, retained}}. TRAINED
+is the train.jsonl of a training before the run, whose FLOPs count too.
+"""
 import itertools
+import json
 import math
 import statistics
+import sys
 from html import escape
+from pathlib import Path
 
 T95 = [0, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131]
+
+
+def training_forwards(path):
+    """Tokens of forward passes that cost as much as a training: 2 per token (forward, and backward without gradients of the
+    base weights); with rewards 2 more, to sample the token and to score it under the reference."""
+    steps = [json.loads(line) for line in open(path)]
+    return sum((4 if "reward" in s else 2) * s["tokens"] for s in steps)
+
+
+def run_outcome(folder, trained=None):
+    """Of an evolution: accuracy of its result, test questions, FLOPs of the search, accuracy on the retained families."""
+    result = json.loads((folder / "result.json").read_text())
+    last, spent = result["table"][-1], result["spent"]
+    outcome = {"acc": last["acc"], "items": last["n"], "flops": spent["flops"]}
+    if trained:
+        outcome["flops"] += training_forwards(trained) * spent["flops"] / spent["forward_tokens"]
+    if result.get("retention"):
+        outcome["retained"] = statistics.mean(row["evolved"]["acc"] for row in result["retention"])
+    return outcome
+
+
+def seeds_read(folder):
+    """The objects of FOLDER/SEED.json, by seed."""
+    return {int(p.stem): json.loads(p.read_text()) for p in sorted(Path(folder).glob("*.json"), key=lambda p: int(p.stem))}
 
 
 def mean_interval(values):
@@ -44,6 +77,24 @@ def print_comparisons(rows, named, more=(), label=str):
         print(f"| {label(x)} – {label(y)} | {mean:+.1f} | {lo:+.1f} to {hi:+.1f} | {p} |")
 
 
+def print_methods(seeds, base, label=str):
+    """seeds: objects of seeds_read. A row per method, best first, with differences from the method `base`."""
+    column = lambda method, key: [100 * s[method][key] for s in seeds]
+    less = lambda method, key: [a - b for a, b in zip(column(method, key), column(base, key))]
+    spread = lambda values: "{:+.1f} ({:+.1f} to {:+.1f})".format(*mean_interval(values))
+    retains = all("retained" in outcome for s in seeds for outcome in s.values())
+    print(f"| method | right, % | from {label(base)}, points | p | FLOPs |{' retention, points |' if retains else ''}\n"
+          f"|---|---:|---:|---:|---:|{'---:|' if retains else ''}")
+    for method in sorted(seeds[0], key=lambda m: -statistics.mean(column(m, "acc"))):
+        own = method == base
+        cells = [label(method), "{:.1f} ({:.1f} to {:.1f})".format(*mean_interval(column(method, "acc"))),
+                 "" if own else spread(less(method, "acc")), "" if own else f"{sign_flip(less(method, 'acc')):.2g}",
+                 f"{statistics.mean(s[method]['flops'] for s in seeds):.2g}"]
+        if retains:
+            cells.append("" if own else spread(less(method, "retained")))
+        print("| " + " | ".join(cells) + " |")
+
+
 def bar_chart(path, title, bars):
     """Writes an SVG of bars [(label, mean, lo, hi)], values from 0 to 100."""
     left, width, row = 240, 420, 24
@@ -60,3 +111,15 @@ def bar_chart(path, title, bars):
         out.append(f'<text x="{left + width + 8}" y="{y + 14}">{mean:.1f} %</text>')
     with open(path, "w") as f:
         f.write("\n".join(out) + "\n</svg>\n")
+
+
+def main():
+    runs, key, path, *methods = sys.argv[1:]
+    pairs = [m.partition("=") for m in methods]
+    outcomes = {m: run_outcome(Path(runs) / f"{m}-{key}", trained) for m, _, trained in pairs}
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    Path(path).write_text(json.dumps(outcomes, indent=1) + "\n")
+
+
+if __name__ == "__main__":
+    main()

@@ -2,15 +2,17 @@
 # results-world: writes docs/RESULTS.md's part on the world and docs/world.svg, from models/fry and this file only.
 #
 # Every group is one configuration, each of its runs a seed, GROUP-sSEED below $WORK/runs; all are evaluated after each
-# generation on the same few held-out maps, and at the end on many. Finished runs are skipped, interrupted ones are
-# continued. In the exact class the same commands give the same digits everywhere. SEEDS, GROUPS_OF_RUNS, GENERATIONS,
-# HELD and FINAL (number of maps), AT (decisions), WORK (build/results-world), THREADS and SHOAL may be set.
+# generation on the same few held-out maps, and at the end on many. Interrupted runs are continued. The curves of a finished
+# run are kept in docs/results/world, and a run that has them there is not run again (FOUND names another folder, for other sizes). In the
+# exact class the same commands give the same digits on every processor, so the runs may come from different machines. SEEDS,
+# GROUPS_OF_RUNS, GENERATIONS, HELD and FINAL (number of maps), AT (decisions), WORK (build/results-world), THREADS and SHOAL
+# may be set.
 set -eu
 cd "$(dirname "$0")/.."
 export SHOAL_WORLD_KV_CACHE_DTYPE=f32 # as in the recorded figures
 shoal="${SHOAL:-$PWD/build/shoal}" work="${WORK:-build/results-world}" held="${HELD:-2}" final="${FINAL:-16}" generations="${GENERATIONS:-12}" at="${AT:-60000}"
 seeds="${SEEDS:-1 2 3 4 5}" groups="${GROUPS_OF_RUNS:-both online evolution frozen untrained taught taught_online one_taught one_online}"
-runs="$work/runs" base="$work/fry-q8_0.gguf"
+runs="$work/runs" base="$work/fry-q8_0.gguf" found="${FOUND:-docs/results/world}"
 mkdir -p "$runs"
 [ -f "$base" ] || "$shoal" quantize --quiet models/fry "$base" --type q8_0 >/dev/null # a third of f32's time
 
@@ -36,32 +38,32 @@ flags() {
     esac
 }
 
+# keep FOLDER TO: the curve of the run in FOLDER.
+keep() {
+    mkdir -p "$2"
+    cp "$1/curve.jsonl" "$2/curve.jsonl"
+}
+
 for seed in $seeds; do
     for group in $groups; do
-        [ -f "$runs/$group-s$seed/done" ] && continue
-        echo "$group-s$seed" >&2
+        run="$group-s$seed" last="$work/final/$group-s$seed"
+        [ ! -s "$found/final/$run/curve.jsonl" ] || continue
+        echo "$run" >&2
         # shellcheck disable=SC2046,SC2086
         "$shoal" world "$base" --exact --quiet --threads "${THREADS:-0}" $old --seed "$seed" --generations "$generations" \
-            --eval-maps "$held" --runs "$work/db" --out "$runs/$group-s$seed" $(flags "$group") >/dev/null
-        touch "$runs/$group-s$seed/done"
-    done
-done
-
-# The final evaluation of all groups: no training.
-for seed in $seeds; do
-    for group in $groups; do
-        to="$work/final/$group-s$seed"
-        [ -f "$to/done" ] && continue
+            --eval-maps "$held" --runs "$work/db" --out "$runs/$run" $(flags "$group") >/dev/null
+        # the final evaluation: no training
         case $group in one_*) minds="--num-adapters 1" ;; *) minds="--num-adapters 0" ;; esac
         # shellcheck disable=SC2086
-        "$shoal" world "$base" --exact --quiet --threads "${THREADS:-0}" --adapter "$runs/$group-s$seed" $minds --learn none --no-breed \
-            --temperature 2 --init-noise 0 --generations 0 --eval-maps "$final" --runs "$work/db" --out "$to" >/dev/null
-        touch "$to/done"
+        "$shoal" world "$base" --exact --quiet --threads "${THREADS:-0}" --adapter "$runs/$run" $minds --learn none --no-breed \
+            --temperature 2 --init-noise 0 --generations 0 --eval-maps "$final" --runs "$work/db" --out "$last" >/dev/null
+        keep "$runs/$run" "$found/runs/$run"
+        keep "$last" "$found/final/$run"
     done
 done
 
 # The deliveries of a group after $at decisions of each run.
-delivered() { "$shoal" world compare "$1" --runs "$runs" --at-decisions "$at" | awk -v group="$1" '$1 == group { print $4 }'; }
+delivered() { "$shoal" world compare "$1" --runs "$found/runs" --at-decisions "$at" | awk -v group="$1" '$1 == group { print $4 }'; }
 
 {
     cat <<END
@@ -81,16 +83,16 @@ observations) instead of rewards. An update uses 64 decisions in \`one_online\` 
 
 END
     printf 'At an equal number of decisions, on %s held-out maps:\n\n' "$held"
-    "$shoal" world compare one_online both online --runs "$runs" --at-decisions "$at" | sed 's/^/    /'
+    "$shoal" world compare one_online both online --runs "$found/runs" --at-decisions "$at" | sed 's/^/    /'
     cat <<END
 
 At the ends of the runs, on the same maps (80 % refers to the deliveries of the policy \`rule\`):
 
 END
-    "$shoal" world compare $groups --runs "$runs" --out docs/world.svg | sed 's/^/    /'
+    "$shoal" world compare $groups --runs "$found/runs" --out docs/world.svg | sed 's/^/    /'
     printf '\nThe same with a teacher instead of rewards, compared with learning alone and evolution alone:\n\n'
-    "$shoal" world compare taught taught_online evolution frozen untrained --runs "$runs" | sed 's/^/    /'
+    "$shoal" world compare taught taught_online evolution frozen untrained --runs "$found/runs" | sed 's/^/    /'
     printf '\nAfter the last generation, on %s maps, which are the same for all groups:\n\n' "$final"
-    "$shoal" world compare $groups --runs "$work/final" | sed 's/^/    /'
+    "$shoal" world compare $groups --runs "$found/final" | sed 's/^/    /'
 } >"$work/part.md"
 sh scripts/results-part.sh "The world" <"$work/part.md"

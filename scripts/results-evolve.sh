@@ -112,13 +112,13 @@ END
     echo "finetune: {lr: $lr, max_steps: $updates, bsz: 16, grad_accum: 1, lora_dropout: 0}"
 }
 
-# trained METHOD: the adapter of pooled, rloo or grpo, and the record of its training.
+# trained METHOD: the adapter of pooled, rloo or grpo.
 trained() {
     case $1 in
     pooled | rloo | grpo) ;;
     *) return ;;
     esac
-    [ ! -s "$data/$1.trained" ] || return 0
+    [ ! -s "$data/$1/adapter_model.safetensors" ] || return 0
     [ -d "$data/zero" ] || "$shoal" adapter new --quiet --model "$base" --rank 8 --seed 1 "$data/zero" >/dev/null # the base model
     train="$shoal train $base --exact --quiet --threads 1 --out $data/$1 --seed $seed --r 8 --lora-dropout 0 --grad-accum 1 --runs $data/train-$1"
     if [ "$1" = pooled ]; then
@@ -130,7 +130,6 @@ trained() {
             --prefix answer: --temperature "$rl_temperature" --num-generations 8 --max-new-tokens 16 --lr "$rl_lr" --bsz 8 \
             --max-steps "$rl_steps" >/dev/null
     fi
-    cp "$data/train-$1"/*/train.jsonl "$data/$1.trained"
 }
 
 # run METHOD, unless it is finished.
@@ -154,7 +153,7 @@ if [ "${1:-}" = --seed ]; then
             trained "$method"
             run "$method"
             outcomes="$outcomes $method"
-            [ ! -s "$data/$method.trained" ] || outcomes="$outcomes=$data/$method.trained"
+            [ ! -d "$data/train-$method" ] || outcomes="$outcomes=$data/train-$method"
         done
         # shellcheck disable=SC2086
         python3 scripts/results_seeds.py "$runs" "$family-s$seed" "$found/$family/$seed.json" $outcomes

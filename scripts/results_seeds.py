@@ -3,7 +3,7 @@
     scripts/results_seeds.py RUNS KEY FILE METHOD[=TRAINED]...
 
 Writes to FILE what the pages need of the finished runs METHOD-KEY in RUNS: {METHOD: {acc, items, flops, retained}}. TRAINED
-is the train.jsonl of a training before the run, whose FLOPs count too.
+is a folder of runs that made the adapter which METHOD-KEY evaluates, by `shoal train` or `shoal grow`: their FLOPs count too.
 """
 import itertools
 import json
@@ -16,11 +16,17 @@ from pathlib import Path
 T95 = [0, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131]
 
 
-def training_forwards(path):
-    """Tokens of forward passes that cost as much as a training: 2 per token (forward, and backward without gradients of the
-    base weights); with rewards 2 more, to sample the token and to score it under the reference."""
-    steps = [json.loads(line) for line in open(path)]
-    return sum((4 if "reward" in s else 2) * s["tokens"] for s in steps)
+def forward_tokens(folder):
+    """Tokens of forward passes that cost as much as the runs in a folder. A trained token counts twice (forward, and backward
+    without gradients of the base weights); with rewards four times, since it is also sampled, and scored under the reference."""
+    total = 0
+    for path in Path(folder).glob("*/train.jsonl"):
+        steps = [json.loads(line) for line in path.open()]
+        total += sum((4 if "reward" in s else 2) * s["tokens"] for s in steps)
+    for path in Path(folder).glob("*/result.json"):
+        for round_ in json.loads(path.read_text()).get("rounds", []):
+            total += sum(round_.get(k, {}).get(t, 0) for k in ("cost", "check") for t in ("prefilled", "generated"))
+    return total
 
 
 def run_outcome(folder, trained=None):
@@ -29,7 +35,7 @@ def run_outcome(folder, trained=None):
     last, spent = result["table"][-1], result["spent"]
     outcome = {"acc": last["acc"], "items": last["n"], "flops": spent["flops"]}
     if trained:
-        outcome["flops"] += training_forwards(trained) * spent["flops"] / spent["forward_tokens"]
+        outcome["flops"] += forward_tokens(trained) * spent["flops"] / spent["forward_tokens"]
     if result.get("retention"):
         outcome["retained"] = statistics.mean(row["evolved"]["acc"] for row in result["retention"])
     return outcome

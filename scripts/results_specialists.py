@@ -17,7 +17,7 @@ from results_seeds import bar_chart, mean_interval, print_comparisons, print_met
 
 FOLDER = Path(__file__).parent.parent / "docs" / "results"
 LABELS = {"founder": "best founder", "soup": "uniform soup", "ties": "TIES", "cma": "coefficients, CMA-ES", "breed": "breeding",
-          "joint": "data of all founders", "router": "router of all founders"}
+          "grown": "grown from checked answers", "joint": "data of all founders", "router": "router of all founders"}
 
 
 def add_router(path, evaluation):
@@ -42,12 +42,13 @@ def main():
     with open(FOLDER / "specialists.md", "w") as f, contextlib.redirect_stdout(f):
         print(f"# Specialists bred into a generalist (`make results-specialists`)\n\n{summary}\n\n![Accuracy of each method](specialists.svg)\n\n"
               f"Each founder learned {lines} conversations of one of: {families}. The methods get these adapters, no data, and at most {flops} FLOPs. "
+              f"*{LABELS['grown']}*: the founders answer new questions, a check that sees no right answer selects, one adapter learns (`shoal grow`). "
               f"*{LABELS['joint']}*, a reference, is one adapter trained on the data of all founders with as many updates as they have together; "
               f"*{LABELS['router']}* keeps all adapters and calls one of them for a question (`shoal team fit`). {seeds[0]['founder']['items']} test "
               f"questions per seed, {len(seeds)} seeds, exact class. Intervals are 95 % intervals over the seeds.\n")
         print_methods([{m: v for m, v in s.items() if m != "router"} for s in seeds], "founder", label)
         named = [(m, base) for m in ("breed", "cma") for base in ("founder", "soup") if {m, base} <= rows.keys()]
-        print_comparisons(rows, named, [(bred, "ties"), (bred, "router"), (bred, "joint")], label)
+        print_comparisons(rows, named, [(bred, other) for other in ("ties", "grown", "router", "joint")], label)
         print(f"\nThe first {len(named)} comparisons were named before the runs.")
     print(f"## Specialists (`make results-specialists`)\n\n{summary}\n\n![Accuracy of each method](results/specialists.svg)\n\n"
           "Costs and comparisons: [results/specialists.md](results/specialists.md).")

@@ -122,7 +122,8 @@ class Process:
 
     def _end(self):
         self.late = True
-        self.p.kill()
+        with contextlib.suppress(ProcessLookupError):
+            os.kill(self.p.pid, signal.SIGKILL)
 
     def read(self):
         """Reads stdout to its end: its text, and the times of its first and last piece after the start."""
@@ -139,7 +140,7 @@ class Process:
 
     def wait(self):
         """Exit status (negative: a signal) and peak resident memory in bytes (VmHWM)."""
-        # Not Popen's methods, which drop the resource usage.
+        # Not Popen's methods, which drop the resource usage; its kill() may reap the process too.
         _, status, usage = os.wait4(self.p.pid, 0)
         self.timer.cancel()
         self.p.stdout.close()

@@ -122,8 +122,12 @@ class Process:
 
     def _end(self):
         self.late = True
+        self.signal(signal.SIGKILL)
+
+    def signal(self, number):
+        # Not Popen's methods, which may reap the process: wait() needs its resource usage.
         with contextlib.suppress(ProcessLookupError):
-            os.kill(self.p.pid, signal.SIGKILL)
+            os.kill(self.p.pid, number)
 
     def read(self):
         """Reads stdout to its end: its text, and the times of its first and last piece after the start."""
@@ -140,7 +144,6 @@ class Process:
 
     def wait(self):
         """Exit status (negative: a signal) and peak resident memory in bytes (VmHWM)."""
-        # Not Popen's methods, which drop the resource usage; its kill() may reap the process too.
         _, status, usage = os.wait4(self.p.pid, 0)
         self.timer.cancel()
         self.p.stdout.close()
@@ -268,7 +271,7 @@ class Bench:
                 row.update(first=round(first - asked, 2), tps=round((REPLY_TOKENS - 1) / (last - first), 1))
             except (OSError, http.client.HTTPException) as problem:
                 row["no_reply"] = str(problem)
-            p.p.send_signal(signal.SIGTERM)
+            p.signal(signal.SIGTERM)
         p.read()
         return p
 

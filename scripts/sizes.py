@@ -40,6 +40,7 @@ MODELS = ("gemma3-270m:q8_0 smollm2-360m:q8_0 qwen3-0.6b:q4_0 llama3.2-1b:q4_k t
 COMMANDS = "chat serve train debate evolve eval world quantize merge"
 MB = 1 << 20
 REPLY_TOKENS = 32
+DRY_SECONDS = 120  # of a dry run, or more with SIZES_SECONDS
 PLAN_SLACK = 1.15
 FREE_WITH_WEIGHTS = 2 << 30  # a machine with this much besides the weights must not refuse
 RECIPE = """model: {model}
@@ -222,7 +223,7 @@ class Bench:
     def row(self, command, machine):
         """One result. `works`: yes, refused, killed or failed; `text`: the refusal; times in seconds."""
         args = self.arguments(command)
-        dry = Process(machine, [self.shoal, *args, "--dry-run", "--json"], self.seconds)
+        dry = Process(machine, [self.shoal, *args, "--dry-run", "--json"], max(self.seconds, DRY_SECONDS))
         dry.read()
         row = {"dry": dry.wait() if not dry.late else 0, "file": os.path.getsize(self.model)}
         row["plan"] = plan_bytes(dry.out, dry.messages()) if row["dry"] == 0 else None

@@ -7,8 +7,9 @@
 # trained on the data of all founders, with as many updates as they have together. Runs JOBS (2) seeds at once, each with
 # one thread. Interrupted runs are continued. The results of a family and seed are docs/results/evolution/FAMILY/SEED.json,
 # and what has this file is not run again (FOUND names another folder, for other sizes). In the exact class the same
-# commands give the same digits everywhere, so seeds may come from different machines. Learning rates and updates of gradient, hybrid,
-# rloo and grpo were chosen on seed 100, which is not reported (docs/EVOLUTION.md).
+# commands give the same digits everywhere, so seeds may come from different machines. Learning rates and updates of gradient
+# and hybrid were chosen for each family on seed 100, which is not reported, from the same six pairs (docs/EVOLUTION.md);
+# those of rloo and grpo (RL_LR, RL_STEPS, RL_TEMPERATURE) have not been tuned.
 # UPDATES (150, of a founder), FAMILIES, METHODS, N (test questions, 2000), WORK (build/results-evolve) and SHOAL may be set.
 set -eu
 script=$(basename "$0")
@@ -19,7 +20,8 @@ seeds="${SEEDS:-10}" families="${FAMILIES:-arithmetic order pick route}"
 methods="${METHODS-hybrid soup ties dare cma pso ga gradient es rloo grpo pooled}" found="${FOUND:-docs/results/evolution}"
 flops=${FLOPS:-2e12} hard="arithmetic pick order route deduction" easy="copy sort compare sequence voice"
 founders="en1 en2 en3 en4 ja1 ja2 zh1 zh2"
-own=${OWN:-100} rest=${REST:-50} learn=${LEARN:-150} # number of conversations: founder's family, each other family, common data of learning methods
+# conversations: of a founder's family, of each other family, common data of learning methods
+own=${OWN:-100} rest=${REST:-50} learn=${LEARN:-150}
 founder_updates="${UPDATES:-150}"
 rl_steps="${RL_STEPS:-28}" rl_lr="${RL_LR:-1e-3}" rl_temperature="${RL_TEMPERATURE:-2}"
 runs="$work/runs" recipes="$work/recipes" base="$work/fry-q8_0.gguf"
@@ -125,8 +127,7 @@ trained() {
         for who in $founders; do cat "$data/$who.jsonl"; done >"$data/pooled.jsonl"
         $train --data "$data/pooled.jsonl" --lr 0.003 --bsz 12 --max-steps $((founder_updates * $(echo "$founders" | wc -w))) >/dev/null
     else
-        best=$(python3 -c 'import json, sys; print(json.load(sys.stdin)["generations"][0]["candidates"][0]["name"])' <"$runs/founder-$family-s$seed/result.json")
-        $train --method "$1" --init-adapter "$runs/founder-$family-s$seed/adapters/gen_0/$best" --data "fry:$family:8000" \
+        $train --method "$1" --init-adapter "$(python3 scripts/results_seeds.py --best "$runs/founder-$family-s$seed")" --data "fry:$family:8000" \
             --prefix answer: --temperature "$rl_temperature" --num-generations 8 --max-new-tokens 16 --lr "$rl_lr" --bsz 8 \
             --max-steps "$rl_steps" >/dev/null
     fi

@@ -61,12 +61,6 @@ run() { # METHOD
         "$shoal" evolve "$at/$1.yaml" --runs "$runs" --id "$id" --exact --quiet --threads 1 >/dev/null
 }
 
-best_founder() {
-    python3 -c 'import json, sys
-run = sys.argv[1]
-print(run + "/adapters/gen_0/" + json.load(open(run + "/result.json"))["generations"][0]["candidates"][0]["name"])' "$runs/founder-s$seed"
-}
-
 # One adapter trained on the data of all founders, with as many updates as they have together.
 joint() {
     for family in $families; do cat "$at/$family.jsonl"; done >"$at/joint.jsonl"
@@ -87,7 +81,7 @@ grown() {
             --rehearse "$(list "$rehearsed")" --check question --rounds 1 --samples 10 --r 8 --lr 4e-3 --max-steps "$grow_steps" --bsz 16 \
             --grad-accum 1 --lora-dropout 0 --seed "$seed" --runs "$at/train-grown" --out "$at/grown" >/dev/null ||
         [ $? = 1 ]
-    [ -s "$at/grown/adapter_model.safetensors" ] || cp -r "$(best_founder)" "$at/grown"
+    [ -s "$at/grown/adapter_model.safetensors" ] || cp -r "$(python3 scripts/results_seeds.py --best "$runs/founder-s$seed")" "$at/grown"
     run grown
 }
 

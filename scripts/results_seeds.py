@@ -4,6 +4,10 @@
 
 Writes to FILE what the pages need of the finished runs METHOD-KEY in RUNS: {METHOD: {acc, items, flops, retained}}. TRAINED
 is a folder of runs that made the adapter which METHOD-KEY evaluates, by `shoal train` or `shoal grow`: their FLOPs count too.
+
+    scripts/results_seeds.py --best RUN
+
+Prints the folder of the fittest founder of an evolution.
 """
 import itertools
 import json
@@ -119,7 +123,14 @@ def bar_chart(path, title, bars):
         f.write("\n".join(out) + "\n</svg>\n")
 
 
+def best_founder(run):
+    generation = json.loads((Path(run) / "result.json").read_text())["generations"][0]
+    return f"{run}/adapters/gen_0/{generation['candidates'][0]['name']}"
+
+
 def main():
+    if sys.argv[1] == "--best":
+        return print(best_founder(sys.argv[2]))
     runs, key, path, *methods = sys.argv[1:]
     pairs = [m.partition("=") for m in methods]
     outcomes = {m: run_outcome(Path(runs) / f"{m}-{key}", trained) for m, _, trained in pairs}

@@ -28,7 +28,7 @@ def best_agent(seed):
 
 
 def label_counts(result):
-    return sum(r["kept"] for r in result["rounds"])
+    return sum(r.get("kept", 0) for r in result["rounds"])
 
 
 def retained(seed, best):

@@ -25,14 +25,15 @@ def on_files(files, config):
 
 def on_page_markdown(markdown, page, config, files):
     folder = posixpath.dirname(os.path.relpath(page.file.abs_src_path, ROOT))
+    place = posixpath.dirname(page.file.src_path) or "."  # of the page in the site
 
     def rewrite(match):
         text, target, anchor = match.group(1), match.group(2), match.group(3) or ""
         path = posixpath.normpath(posixpath.join(folder, target))
         if path in OUTSIDE:
-            return f"[{text}]({OUTSIDE[path]}{anchor})"
+            return f"[{text}]({posixpath.relpath(OUTSIDE[path], place)}{anchor})"
         if path.startswith("docs/"):
-            return f"[{text}]({path[len('docs/'):]}{anchor})"
+            return f"[{text}]({posixpath.relpath(path[len('docs/'):], place)}{anchor})"
         return text if "`" in text else f"`{text}`"
 
     parts = re.split(r"(^ *```.*?^ *```$)", markdown, flags=re.M | re.S)

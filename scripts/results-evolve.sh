@@ -114,6 +114,14 @@ END
     echo "finetune: {lr: $lr, max_steps: $updates, bsz: 16, grad_accum: 1, lora_dropout: 0}"
 }
 
+# train METHOD FLAGS…
+train() {
+    name=$1
+    shift
+    "$shoal" train "$base" --exact --quiet --threads 1 --out "$data/$name" --seed "$seed" --r 8 --lora-dropout 0 --grad-accum 1 \
+        --runs "$data/train-$name" "$@" >/dev/null
+}
+
 # trained METHOD: the adapter of pooled, rloo or grpo.
 trained() {
     case $1 in
@@ -122,14 +130,13 @@ trained() {
     esac
     [ ! -s "$data/$1/adapter_model.safetensors" ] || return 0
     [ -d "$data/zero" ] || "$shoal" adapter new --quiet --model "$base" --rank 8 --seed 1 "$data/zero" >/dev/null # the base model
-    train="$shoal train $base --exact --quiet --threads 1 --out $data/$1 --seed $seed --r 8 --lora-dropout 0 --grad-accum 1 --runs $data/train-$1"
     if [ "$1" = pooled ]; then
         for who in $founders; do cat "$data/$who.jsonl"; done >"$data/pooled.jsonl"
-        $train --data "$data/pooled.jsonl" --lr 0.003 --bsz 12 --max-steps $((founder_updates * $(echo "$founders" | wc -w))) >/dev/null
+        train pooled --data "$data/pooled.jsonl" --lr 0.003 --bsz 12 --max-steps $((founder_updates * $(echo "$founders" | wc -w)))
     else
-        $train --method "$1" --init-adapter "$(python3 scripts/results_seeds.py --best "$runs/founder-$family-s$seed")" --data "fry:$family:8000" \
-            --prefix answer: --temperature "$rl_temperature" --num-generations 8 --max-new-tokens 16 --lr "$rl_lr" --bsz 8 \
-            --max-steps "$rl_steps" >/dev/null
+        train "$1" --method "$1" --init-adapter "$(python3 scripts/results_seeds.py --best "$runs/founder-$family-s$seed")" \
+            --data "fry:$family:8000" --prefix answer: --temperature "$rl_temperature" --num-generations 8 --max-new-tokens 16 \
+            --lr "$rl_lr" --bsz 8 --max-steps "$rl_steps"
     fi
 }
 

@@ -3,10 +3,10 @@
 #
 # Every group is one configuration, each of its runs a seed, GROUP-sSEED below $WORK/runs; all are evaluated after each
 # generation on the same few held-out maps, and at the end on many. Interrupted runs are continued. The curves of a finished
-# run are kept in docs/results/world, and a run that has them there is not run again (FOUND names another folder, for other sizes). In the
-# exact class the same commands give the same digits on every processor, so the runs may come from different machines. SEEDS,
-# GROUPS_OF_RUNS, GENERATIONS, HELD and FINAL (number of maps), AT (decisions), WORK (build/results-world), THREADS and SHOAL
-# may be set.
+# run are kept in docs/results/world, and a run that has them there is not run again (FOUND names another folder, for other
+# sizes). In the exact class the same commands give the same digits on every processor, so the runs may come from different
+# machines. SEEDS, GROUPS_OF_RUNS, GENERATIONS, HELD and FINAL (number of maps), AT (decisions), WORK (build/results-world),
+# THREADS and SHOAL may be set.
 set -eu
 cd "$(dirname "$0")/.."
 export SHOAL_WORLD_KV_CACHE_DTYPE=f32 # as in the recorded figures

@@ -6,12 +6,11 @@
 Writes docs/results/grow.md and grow.svg, and prints the part of docs/RESULTS.md.
 """
 import contextlib
-import json
 import statistics
 import sys
 from pathlib import Path
 
-from results_seeds import bar_chart, mean_interval, print_comparisons
+from results_seeds import bar_chart, mean_interval, print_comparisons, sampled_tokens, seeds_read
 
 FOLDER = Path(__file__).parent.parent / "docs" / "results"
 LABELS = {"grown": "grown: team and check", "grown, one": "grown: best agent and check",
@@ -39,10 +38,7 @@ def retained(seed, best):
 
 def flops(result, parameters):
     """Of the sampling and the checks of a run, in GFLOP: two per parameter and token."""
-    tokens = 0
-    for r in result["rounds"]:
-        tokens += sum(r.get("cost", {}).get(k, 0) + r.get("check", {}).get(k, 0) for k in ("prefilled", "generated"))
-    return 2 * parameters * tokens / 1e9
+    return 2 * parameters * sampled_tokens(result) / 1e9
 
 
 def rows_of(seeds):
@@ -95,8 +91,7 @@ def page(seeds, rows, samples, summary, families, n, test_n, other, parameters):
 
 def main():
     folder, families, n, test_n, other, parameters = sys.argv[1:]
-    paths = sorted(Path(folder).glob("*.json"), key=lambda p: int(p.stem))
-    seeds = [json.loads(p.read_text()) for p in paths]
+    seeds = list(seeds_read(folder).values())
     rows = rows_of(seeds)
     samples = next(r["name"].split("@")[1].split(",")[0] for r in seeds[0]["test"]["rows"] if "@" in r["name"])
     summary = (f"One adapter that learned answers which its three teachers proposed and a check selected is right on "

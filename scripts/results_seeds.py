@@ -20,17 +20,20 @@ from pathlib import Path
 T95 = [0, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131]
 
 
+def sampled_tokens(result):
+    """Tokens of the sampling and of the checks in a result of `shoal grow`."""
+    return sum(r.get(k, {}).get(t, 0) for r in result.get("rounds", []) for k in ("cost", "check") for t in ("prefilled", "generated"))
+
+
 def forward_tokens(folder):
-    """Tokens of forward passes that cost as much as the runs in a folder. A trained token counts twice (forward, and backward
-    without gradients of the base weights); with rewards four times, since it is also sampled, and scored under the reference."""
+    """Tokens of forward passes that cost as much as the sampling, the checks and the training of the runs in a folder. A trained
+    token counts twice (forward, and backward without gradients of the base weights); with rewards four times, since it is also
+    sampled, and scored under the reference."""
     total = 0
     for path in Path(folder).glob("*/train.jsonl"):
         steps = [json.loads(line) for line in path.open()]
         total += sum((4 if "reward" in s else 2) * s["tokens"] for s in steps)
-    for path in Path(folder).glob("*/result.json"):
-        for round_ in json.loads(path.read_text()).get("rounds", []):
-            total += sum(round_.get(k, {}).get(t, 0) for k in ("cost", "check") for t in ("prefilled", "generated"))
-    return total
+    return total + sum(sampled_tokens(json.loads(p.read_text())) for p in Path(folder).glob("*/result.json"))
 
 
 def run_outcome(folder, trained=None):
@@ -43,6 +46,11 @@ def run_outcome(folder, trained=None):
     if result.get("retention"):
         outcome["retained"] = statistics.mean(row["evolved"]["acc"] for row in result["retention"])
     return outcome
+
+
+def best_founder(run):
+    generation = json.loads((Path(run) / "result.json").read_text())["generations"][0]
+    return f"{run}/adapters/gen_0/{generation['candidates'][0]['name']}"
 
 
 def seeds_read(folder):
@@ -121,11 +129,6 @@ def bar_chart(path, title, bars):
         out.append(f'<text x="{left + width + 8}" y="{y + 14}">{mean:.1f} %</text>')
     with open(path, "w") as f:
         f.write("\n".join(out) + "\n</svg>\n")
-
-
-def best_founder(run):
-    generation = json.loads((Path(run) / "result.json").read_text())["generations"][0]
-    return f"{run}/adapters/gen_0/{generation['candidates'][0]['name']}"
 
 
 def main():

@@ -3,10 +3,9 @@
  * tokenizer.model, llama2.c's tokenizer .bin — and the byte tokenizer of models without a file.
  * (gguf.c reads the tokenizer of GGUF files.)
  *
- * A reader converts its file to a struct tokenizer_spec, or reports the part that is not supported:
- * normalizers, pre-tokenizers and decoders that are not implemented are errors. Only the options
- * lstrip, rstrip and single_word of added tokens are ignored, with a warning. hf.c reads
- * tokenizer_config.json.
+ * A reader converts its file to a struct tokenizer_spec, or refuses it: an unsupported normalizer,
+ * pre-tokenizer or decoder is an error that names it. Only the options lstrip, rstrip and
+ * single_word of added tokens are ignored, with a warning. hf.c reads tokenizer_config.json.
  *
  * Invariant: tokenizer_from_json reads the output of tokenizer_write_json as a tokenizer with the
  * same ids for every text, except where pieces share a score (merges_from_scores). Writing that

@@ -4,9 +4,9 @@
  * normalizers.
  *
  * A tokenizer_spec has its normalizer as the JSON text of tokenizer.json, so that every file format
- * can store it; this file parses the text to a list of steps. Normalizers that are not implemented
- * are errors that name them. Replacing spaces by ▁ and adding ▁ before a text are not steps: spm.c
- * does both.
+ * can store it; this file parses the text to a list of steps. An unsupported normalizer is an
+ * error that names it. Replacing spaces by ▁ and adding ▁ before a text are not steps: spm.c does
+ * both.
  *
  * Invariants: a step reads the whole fragment and writes a new one; no step changes bytes that are
  * not UTF-8. Only ranges that may change are passed to the Unicode library. A character is inert

@@ -317,7 +317,8 @@ static struct pool_entry *lru_victim(const struct adapter_pool *p,
 }
 
 /* Bytes of all adapters in memory, except the adapter of `except` if it is not in use. *fixed
- * receives the bytes of those adapters that cannot be evicted now. */
+ * receives the bytes of those adapters that cannot be evicted now; the adapter of `except` is never
+ * evicted, even if its last user releases it meanwhile. */
 static size_t bytes_in_memory(struct adapter_pool *p, const struct pool_entry *except,
                               size_t *fixed) {
     size_t all = *fixed = 0;
@@ -326,7 +327,7 @@ static size_t bytes_in_memory(struct adapter_pool *p, const struct pool_entry *e
         if (!e->adapter || (e == except && !in_use(e->adapter))) continue;
         size_t bytes = adapter_bytes(e->adapter);
         all += bytes;
-        if (!is_evictable(e)) *fixed += bytes;
+        if (e == except || !is_evictable(e)) *fixed += bytes;
     }
     for (int i = 0; i < p->n_retired; i++) {
         size_t bytes = adapter_bytes(p->retired[i]);

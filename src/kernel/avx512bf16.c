@@ -95,6 +95,48 @@ static void tile_multiply(int t, int a, int b) {
 #define tile_zero(t) memset(registers->sums[t], 0, sizeof registers->sums[t])
 #define tile_set_rows(t, n) (registers->rows[t] = (int)(n))
 
+/*
+ * Eight rows times two panels, with all sums in vector registers: a broadcast serves two products,
+ * so that a step has 1.1 instead of 1.6 instructions per product.
+ */
+static void eight_rows_multiply(float *left, float *right, const uint16_t *a,
+                                const uint16_t *const b[2], int64_t s0, int64_t s1) {
+    __m512 acc[2][8];
+#pragma GCC unroll 8
+    for (int r = 0; r < 8; r++) {
+        acc[0][r] = _mm512_load_ps(left + r * PANEL);
+        acc[1][r] = _mm512_load_ps(right + r * PANEL);
+    }
+    for (int64_t s = s0; s < s1; s++)
+#pragma GCC unroll 16
+        for (int p = 0; p < 16; p++) {
+            const int64_t at = s * TILE + p * 2 * PANEL;
+            const __m512bh pairs[2] = {(__m512bh)_mm512_loadu_si512(b[0] + at),
+                                       (__m512bh)_mm512_loadu_si512(b[1] + at)};
+#pragma GCC unroll 8
+            for (int r = 0; r < 8; r++) {
+                int32_t pair;
+                memcpy(&pair, a + s * TILE + r * 32 + 2 * p, sizeof pair);
+                const __m512bh x = (__m512bh)_mm512_set1_epi32(pair);
+                acc[0][r] = _mm512_dpbf16_ps(acc[0][r], x, pairs[0]);
+                acc[1][r] = _mm512_dpbf16_ps(acc[1][r], x, pairs[1]);
+            }
+        }
+#pragma GCC unroll 8
+    for (int r = 0; r < 8; r++) {
+        _mm512_storeu_ps(left + r * PANEL, acc[0][r]);
+        _mm512_storeu_ps(right + r * PANEL, acc[1][r]);
+    }
+}
+
+static void tiles_multiply_steps(int t, int a, const uint16_t *p, const uint16_t *const b[2],
+                                 int64_t s0, int64_t s1) {
+    for (int r = 0; r < registers->rows[a] && r < 16; r += 8)
+        eight_rows_multiply(registers->sums[t] + r * PANEL, registers->sums[t + 1] + r * PANEL,
+                            p + r * 32, b, s0, s1);
+}
+#define tile_multiply_steps tiles_multiply_steps
+
 #include "kernel/tiles_attention.h"
 #include "kernel/tiles_grad.h"
 #include "kernel/tiles_product.h"

@@ -17,6 +17,9 @@
  *   tile_set_rows(t, n)           from now on only the first n rows of operand t can differ from 0;
  *                                 16 after tiles_begin(); a unit may ignore it
  *   tile_memory_barrier(p)        between vector and tile accesses to the memory at p
+ *   tile_multiply_steps(t, a, p, b, s0, s1)  optional: sums t and t + 1 += steps [s0, s1) of the
+ *                                 tiles at p times those at b[0] and at b[1]; a: the operand whose
+ *                                 number of rows holds for p
  */
 #ifndef SHOAL_KERNEL_TILES_H
 #define SHOAL_KERNEL_TILES_H

@@ -490,6 +490,12 @@ INLINE void block_mul(const struct tile_product *p, const uint16_t *a, const uin
         tile_store(3, previous->sums + 768, 64);
     }
     tile_memory_barrier(previous->sums);
+#ifdef tile_multiply_steps
+    (void)each;
+    while (outputs.rows > 0) outputs_prefetch(&outputs);
+    tile_multiply_steps(0, 4, a, b, 1, steps);
+    if (tall) tile_multiply_steps(2, 5, lower, b, 1, steps);
+#else
     for (int64_t s = 1; s < steps; s++) {
         tile_load(6, b[0] + s * TILE);
         tile_load(7, b[1] + s * TILE);
@@ -507,6 +513,7 @@ INLINE void block_mul(const struct tile_product *p, const uint16_t *a, const uin
             tile_multiply(3, 5, 7);
         }
     }
+#endif
     if (done < rows) block_rows_store(p, previous, done, rows);
 }
 

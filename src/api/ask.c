@@ -4,7 +4,7 @@
  *
  * A blackboard exists for one request. Memory is kept per conversation, which is stored in the
  * server's state under its id and the API key of the request: the same id with another key is
- * another conversation. A conversation answers one question at a time, so that no exchange is lost.
+ * another conversation. A conversation may answer several questions at once; no exchange is lost.
  */
 #define _GNU_SOURCE
 #include "api/internal.h"
@@ -17,15 +17,10 @@
 #include <sys/stat.h>
 #include <time.h>
 
-enum {
-    MAX_QUESTION_BYTES = 1 << 16,
-    MAX_CONVERSATION_ID_BYTES = 128,
-    MAX_CONVERSATIONS_PER_KEY = 256
-};
+enum { MAX_CONVERSATION_ID_BYTES = 128, MAX_CONVERSATIONS_PER_KEY = 256 };
 static const int64_t MAX_CONVERSATIONS_FILE_BYTES = (int64_t)1 << 30;
 
 struct ask_task {
-    struct ask_task *next; /* list of the tasks with a conversation, guarded by the server's lock */
     struct server *s;
     struct async_reply *reply;
     /* conversation: id of the API key (may be empty), "/" and the request's id; NULL: nothing is
@@ -144,40 +139,20 @@ static json_t *answer_json(const struct ask_task *a, const struct pipeline_answe
     return v;
 }
 
-/* Moves the conversation to the end of `list`, the conversations of its key, of which the most
- * recently used is last. If there are more than MAX_CONVERSATIONS_PER_KEY, deletes the least
- * recently used one. */
-static int conversation_list_update(struct ask_task *a, json_t *list, struct error *err) {
-    size_t n = json_array_size(list);
-    for (size_t i = 0; i < n; i++)
-        if (strcmp(json_string_value(json_array_get(list, i)), a->conversation) == 0) {
-            json_array_remove(list, i);
-            break;
-        }
-    json_array_append_new(list, json_string(a->conversation));
-    if (json_array_size(list) <= MAX_CONVERSATIONS_PER_KEY) return OK;
-    int rc = store_document_delete(a->store, "conversation",
-                                   json_string_value(json_array_get(list, 0)), err);
-    json_array_remove(list, 0);
-    return rc;
-}
-
-static int conversation_register(struct ask_task *a, struct error *err) {
-    char *key = xstrndup(a->conversation, strcspn(a->conversation, "/"));
-    int rc = store_begin(a->store, err);
-    bool in_transaction = rc == OK;
-    json_t *list = in_transaction ? store_document_get(a->store, "conversations", key, err) : NULL;
-    if (in_transaction && !list) rc = err->code == ERR_MISSING ? OK : err->code;
-    if (rc == OK && !json_is_string_array(list)) {
-        json_decref(list);
-        list = json_array();
-    }
-    if (rc == OK) rc = conversation_list_update(a, list, err);
-    if (rc == OK) rc = store_document_put(a->store, "conversations", key, list, err);
-    if (rc == OK) rc = store_commit(a->store, err);
-    if (rc != OK && in_transaction) store_rollback(a->store);
-    json_decref(list);
-    free(key);
+/* Refuses a new conversation if its key has the maximum. */
+static int conversation_admit(struct ask_task *a, struct error *err) {
+    struct error missing;
+    json_t *known = store_document_get(a->store, "conversation", a->conversation, &missing);
+    char *prefix = xstrndup(a->conversation, strcspn(a->conversation, "/") + 1);
+    int64_t n = 0;
+    int rc = known ? OK : store_document_count(a->store, "conversation", prefix, &n, err);
+    if (rc == OK && n >= MAX_CONVERSATIONS_PER_KEY)
+        rc = error_set(err, ERR_MEMORY,
+                       "there are %d conversations already; DELETE /v1/conversations/NAME deletes "
+                       "one",
+                       MAX_CONVERSATIONS_PER_KEY);
+    free(prefix);
+    json_decref(known);
     return rc;
 }
 
@@ -185,11 +160,9 @@ static int board_open(struct ask_task *a, struct error *err) {
     const struct blackboard_options board = {.name = "ask", .clock = now};
     if (!(a->options.board = blackboard_open(&board, err))) return err->code;
     if (!a->conversation) return OK;
-    char *path = path_join(a->s->options->state_dir, "conversations.db");
-    a->store = store_open(path, err);
-    if (a->store && conversation_register(a, err) == OK)
+    a->store = conversations_open(a->s, err);
+    if (a->store && conversation_admit(a, err) == OK)
         a->options.memory = conversation_open(a->store, a->conversation, err);
-    free(path);
     return a->options.memory ? OK : err->code;
 }
 
@@ -213,13 +186,7 @@ static json_t *answer(struct async_reply *l, void *ctx, struct error *err) {
 
 static void ask_task_free(void *ctx) {
     struct ask_task *a = ctx;
-    struct server *s = a->s;
     conversation_close(a->options.memory);
-    pthread_mutex_lock(&s->lock);
-    struct ask_task **link = &s->conversation_tasks;
-    while (*link && *link != a) link = &(*link)->next;
-    if (*link) *link = a->next;
-    pthread_mutex_unlock(&s->lock);
     blackboard_close(a->options.board);
     store_close(a->store);
     workflow_free(a->workflow);
@@ -255,7 +222,7 @@ static int choice_read(const json_t *body, const char *key, const char *const *c
 
 static int texts_read(struct ask_task *a, const struct exchange *x, const json_t *body,
                       struct error *err) {
-    const char *question = "", *id = NULL, *key = exchange_key_id(x);
+    const char *question = "", *id = NULL;
     if (json_read_string(body, "question", &question, err) != OK ||
         json_read_name(body, "conversation", &id, err) != OK)
         return err->code;
@@ -265,7 +232,7 @@ static int texts_read(struct ask_task *a, const struct exchange *x, const json_t
         return error_set(err, ERR_USAGE, "'conversation' must be a name of 1 to %d bytes",
                          MAX_CONVERSATION_ID_BYTES);
     a->question = xstrdup(question);
-    if (id) a->conversation = xasprintf("%s/%s", key ? key : "", id);
+    if (id) a->conversation = conversation_store_id(x, id);
     return OK;
 }
 
@@ -307,22 +274,6 @@ static struct ask_task *ask_task_new(struct server *s) {
     a->options.stage[PIPELINE_SUMMARY].temperature = 0.3f;
     a->options.stage[PIPELINE_OUTPUT].temperature = 0.7f;
     return a;
-}
-
-/* Adds the task to the list; false: its conversation is answering another question. */
-static bool conversation_acquire(struct ask_task *a) {
-    struct server *s = a->s;
-    bool acquired = true;
-    if (!a->conversation) return true;
-    pthread_mutex_lock(&s->lock);
-    for (const struct ask_task *o = s->conversation_tasks; o; o = o->next)
-        acquired = acquired && strcmp(o->conversation, a->conversation) != 0;
-    if (acquired) {
-        a->next = s->conversation_tasks;
-        s->conversation_tasks = a;
-    }
-    pthread_mutex_unlock(&s->lock);
-    return acquired;
 }
 
 static int ask_task_read(struct ask_task *a, const struct exchange *x, const json_t *body,
@@ -377,15 +328,11 @@ static void ask_handle(void *ctx, struct exchange *x) {
         ask_task_free(a);
         return;
     }
-    if (rc == OK && conversation_acquire(a)) {
+    if (rc == OK) {
         async_reply_start(a->s, x, stream, &work);
         return;
     }
-    if (rc == OK)
-        api_fail(x, 409, NULL, "conversation", "conflict",
-                 "this conversation is answering another question; wait for it");
-    else
-        api_fail_error(x, &err, a->bad_field);
+    api_fail_error(x, &err, a->bad_field);
     ask_task_free(a);
 }
 

@@ -6,8 +6,8 @@
 #include "serve/server.h"
 
 extern const struct server_module ab_module, openai_module, vllm_module, llamacpp_module,
-    ollama_module, ask_module, jobs_module, system_module, worlds_module, page_module,
-    backups_module;
+    ollama_module, ask_module, conversations_module, jobs_module, system_module, worlds_module,
+    page_module, backups_module;
 
 void web_ui_handle(void *ctx,
                    struct exchange *x); /* web_ui.c: serves the web page, also at / for browsers */
@@ -23,6 +23,15 @@ struct body_sink *ollama_sink(struct server *s, struct exchange *x, const struct
 /* If t is a derived model, adds its settings to a body in OpenAI's form; fields that the body sets
  * take precedence. */
 void derived_settings_apply(struct server *s, const struct model_ref *t, json_t *body);
+
+/* conversations.c: the conversations of /v1/ask */
+
+enum { MAX_QUESTION_BYTES = 1 << 16 };
+
+/* The store of all conversations. */
+struct store *conversations_open(const struct server *s, struct error *err);
+/* The id in the store of the conversation `id` of a request's key: "KEY/ID", malloc'ed. */
+char *conversation_store_id(const struct exchange *x, const char *id);
 
 /* llamacpp.c */
 

@@ -234,16 +234,14 @@ int file_make_private(const char *path, struct error *err);
  * Skips files of other users and other file systems. Also removes temporaries that killed processes
  * left there. Returns the number of changed files and folders. */
 int dir_restrict_permissions(const char *path, const char *const *names);
-/* Locks a lock file until this process releases it or dies. Returns the descriptor, or ERR_STATE if
- * another process holds the lock: "SUBJECT is in use by another process (PID)". */
-int lockfile_acquire(const char *path, const char *subject, struct error *err);
-void lockfile_release(int fd, const char *path); /* removes the file; harmless for fd < 0 */
-/* Locks a folder by DIR/lock; `what` is its kind for the message: "run" in "run 'runs/x'". */
+/* Locks a folder by DIR/lock until this process unlocks it or dies; `what` is its kind for the
+ * message. Returns the descriptor, or ERR_STATE if another process holds the lock: "run 'runs/x' is
+ * in use by another process (PID)". */
 int dir_lock(const char *dir, const char *what, struct error *err);
-void dir_unlock(int fd, const char *dir);
-bool dir_is_locked(const char *dir); /* by any process, this one included */
-void dir_delete(const char *path);   /* deletes a folder's files except hidden ones, then the folder
-                                        if it is empty */
+void dir_unlock(int fd, const char *dir); /* harmless for fd < 0 */
+bool dir_is_locked(const char *dir);      /* by any process, this one included */
+void dir_delete(const char *path); /* deletes a folder's files except hidden ones, then the folder
+                                      if it is empty */
 /* Deletes a file, or a folder with its content; links are removed and not followed. */
 void tree_delete(const char *path);
 int64_t tree_disk_usage(const char *path); /* bytes on the disk; 0 if it is missing */

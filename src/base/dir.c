@@ -241,29 +241,20 @@ static int lockfile_try_acquire(const char *path, const char *subject, struct er
     return rc == OK ? fd : rc;
 }
 
-int lockfile_acquire(const char *path, const char *subject, struct error *err) {
-    int fd;
-    while ((fd = lockfile_try_acquire(path, subject, err)) == ERR_MISSING) continue;
-    return fd;
-}
-
 int dir_lock(const char *dir, const char *what, struct error *err) {
     char *path = path_join(dir, "lock"), *subject = xasprintf("%s '%s'", what, dir);
-    int fd = lockfile_acquire(path, subject, err);
+    int fd;
+    while ((fd = lockfile_try_acquire(path, subject, err)) == ERR_MISSING) continue;
     free(subject);
     free(path);
     return fd;
 }
 
-void lockfile_release(int fd, const char *path) {
+void dir_unlock(int fd, const char *dir) {
     if (fd < 0) return;
+    char *path = path_join(dir, "lock");
     unlink(path); /* while the lock is held */
     close(fd);
-}
-
-void dir_unlock(int fd, const char *dir) {
-    char *path = path_join(dir, "lock");
-    lockfile_release(fd, path);
     free(path);
 }
 

@@ -529,6 +529,7 @@ static int line_handle(struct chat_session *ch, const char *line, struct error *
     json_t *text = json_string(line);
     int rc = text ? OK : error_set(&own, ERR_FORMAT, "the line is not UTF-8");
     json_decref(text);
+    if (rc == OK) rc = conversation_refresh(ch->panel.pipeline.memory, &own);
     if (rc == OK && line[0] == '/' && line[1] != '/') {
         rc = command_run(ch, line, &own);
         if (rc != OK) rc = ERR_USAGE; /* an error of a command never ends the chat */

@@ -38,6 +38,7 @@ static const struct {
     {NULL, &cmd_quantize},
     {NULL, &cmd_model},
     {NULL, &cmd_knowledge},
+    {NULL, &cmd_conversation},
     {"run a server:", &cmd_key},
     {NULL, &cmd_metrics},
     {NULL, &cmd_config},

@@ -175,18 +175,6 @@ static int embedder_init(struct panel *p, struct error *err) {
     return embedder_open(&p->embedder, &p->engine_embedder, err);
 }
 
-/* Locks a conversation, because two programs that continue it would overwrite each other's
- * messages.
- */
-static int conversation_lock(struct panel *p, const char *id, struct error *err) {
-    char hash[HASH_LEN], *subject = xasprintf("conversation '%s'", id);
-    sha256_bytes(id, strlen(id), hash);
-    p->lock_path = xasprintf("%s-%.16s.lock", p->bases.v[0].o->store, hash);
-    p->lock_fd = lockfile_acquire(p->lock_path, subject, err);
-    free(subject);
-    return p->lock_fd < 0 ? p->lock_fd : OK;
-}
-
 int panel_start(struct panel *p, const struct panel_params *w, struct error *err) {
     const struct panel_options *o = p->o;
     const char *id = o->conversation ? o->conversation : "ask";
@@ -199,7 +187,6 @@ int panel_start(struct panel *p, const struct panel_params *w, struct error *err
     /* the board of a conversation that is not stored stays in memory */
     board.store = w->remember && !o->conversation ? NULL : p->store;
     if (rc == OK && !(to->board = blackboard_open(&board, err))) rc = err->code;
-    if (rc == OK && o->conversation) rc = conversation_lock(p, id, err);
     if (rc == OK && (o->conversation || w->remember) &&
         !(to->memory = conversation_open(o->conversation ? p->store : NULL, id, err)))
         rc = err->code;
@@ -217,8 +204,6 @@ int panel_close(struct panel *p, int rc, struct error *err) {
     conversation_close(p->pipeline.memory);
     blackboard_close(p->pipeline.board);
     store_close(p->store);
-    if (p->lock_path) lockfile_release(p->lock_fd, p->lock_path);
-    free(p->lock_path);
     workflow_free(p->w);
     return base_models_close(&p->bases, rc, err);
 }

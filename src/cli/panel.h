@@ -116,8 +116,6 @@ struct panel {
     struct workflow *w;
     struct engine_client engine_clients[BASE_MODELS_MAX];
     struct store *store;
-    char *lock_path; /* lock of the conversation; NULL: no lock */
-    int lock_fd;
     struct knowledge *knowledge;
     struct engine_embedder engine_embedder;
     struct embedder embedder;

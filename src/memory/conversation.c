@@ -2,12 +2,15 @@
  * conversation: exchanges, a summary and facts about the user. It also answers questions about
  * these facts without a model.
  *
- * The state is one JSON object, {exchanges: [{user, assistant}], summary, facts}, which is also the
- * document in the store. A change is made in a copy of the state, which is written to the store and
- * then becomes the state. After an error, store and state are unchanged.
+ * The state is one JSON object, {exchanges: [{user, assistant}], summary, facts, last}, which is
+ * also the document in the store; `last` is the number of the last exchange. A change is one
+ * transaction, in which the document is read again, because another process may have changed it,
+ * and written with the change. Then it becomes the state. After an error, store and state are
+ * unchanged. Every exchange is also an event of a log (conversation_list.c), in the same
+ * transaction, and stays there when it leaves the state.
  */
 #define _GNU_SOURCE
-#include "memory/memory.h"
+#include "memory/internal.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -15,6 +18,7 @@
 
 /* Limits in conversation_facts_schema: characters per text, items per list. */
 enum { SCHEMA_CHARS = 40, SCHEMA_ITEMS = 4 };
+enum { SUMMARY_ATTEMPTS = 4 };
 enum fact { FACT_NAME, FACT_INTERESTS, FACT_LIKES, FACT_OTHER, N_FACTS };
 
 /* The stored keys (docs/COMPATIBILITY.md), and other names that a model may use. */
@@ -29,18 +33,18 @@ static const struct {
 
 struct conversation {
     struct store *store;
-    char *id;
+    char *id, *log;
     json_t *state;
 };
 
 static json_t *state_new_empty(void) {
-    return json_pack("{s:[],s:s,s:{}}", "exchanges", "summary", "", "facts");
+    return json_pack("{s:[],s:s,s:{},s:i}", "exchanges", "summary", "", "facts", "last", 0);
 }
 
 /* Validates a stored document. */
 static bool state_is_valid(const json_t *state) {
     const json_t *exchanges = json_object_get(state, "exchanges"), *v,
-                 *known = json_object_get(state, "facts");
+                 *known = json_object_get(state, "facts"), *last = json_object_get(state, "last");
     size_t i;
     json_array_foreach (exchanges, i, v)
         if (!json_is_string(json_object_get(v, "user")) ||
@@ -51,44 +55,139 @@ static bool state_is_valid(const json_t *state) {
         if (v && !(f == FACT_NAME ? json_is_string(v) : json_is_string_array(v))) return false;
     }
     return json_is_array(exchanges) && json_is_object(known) &&
-           json_is_string(json_object_get(state, "summary"));
+           json_is_string(json_object_get(state, "summary")) && (!last || json_is_integer(last));
+}
+
+/* The document in the store, or an empty state; NULL sets err. */
+static json_t *state_read(const struct conversation *c, struct error *err) {
+    json_t *state = store_document_get(c->store, CONVERSATION_KIND, c->id, err);
+    if (!state && err->code == ERR_MISSING) return state_new_empty();
+    if (!state || state_is_valid(state)) return state;
+    error_set(err, ERR_FORMAT, "conversation '%s' is damaged", c->id);
+    json_decref(state);
+    return NULL;
+}
+
+/* The state in the store, with the numbers that log_begin gives to a document without a log. */
+static json_t *state_load(const struct conversation *c, struct error *err) {
+    json_t *state = state_read(c, err);
+    if (state && !json_object_get(state, "last"))
+        json_object_set_new(
+            state, "last",
+            json_integer((json_int_t)json_array_size(json_object_get(state, "exchanges"))));
+    return state;
 }
 
 struct conversation *conversation_open(struct store *s, const char *id, struct error *err) {
-    json_t *state = s ? store_document_get(s, "conversation", id, err) : state_new_empty();
-    if (!state && err->code == ERR_MISSING) state = state_new_empty();
-    if (state && !state_is_valid(state)) {
-        error_set(err, ERR_FORMAT, "conversation '%s' is damaged", id);
-        json_decref(state);
-        state = NULL;
-    }
-    if (!state) return NULL;
     struct conversation *c = xcalloc(1, sizeof *c);
-    *c = (struct conversation){s, xstrdup(id), state};
-    return c;
+    *c = (struct conversation){s, xstrdup(id), conversation_log_name(id), NULL};
+    c->state = s ? state_load(c, err) : state_new_empty();
+    if (c->state) return c;
+    conversation_close(c);
+    return NULL;
 }
 
 void conversation_close(struct conversation *c) {
     if (!c) return;
     json_decref(c->state);
+    free(c->log);
     free(c->id);
     free(c);
+}
+
+int conversation_refresh(struct conversation *c, struct error *err) {
+    json_t *next = c->store ? state_load(c, err) : json_incref(c->state);
+    if (!next) return err->code;
+    json_decref(c->state);
+    c->state = next;
+    return OK;
 }
 
 const json_t *conversation_state(const struct conversation *c) {
     return c->state;
 }
 
-/* Stores `next`, of which it takes ownership; if that succeeds, `next` becomes the state. */
-static int state_set(struct conversation *c, json_t *next, struct error *err) {
-    int rc = c->store ? store_document_put(c->store, "conversation", c->id, next, err) : OK;
+static int64_t last_number(const json_t *state) {
+    return json_integer_value(json_object_get(state, "last"));
+}
+
+/* The number of the first exchange in `state`. */
+static int64_t first_number(const json_t *state) {
+    return last_number(state) - (int64_t)json_array_size(json_object_get(state, "exchanges")) + 1;
+}
+
+/* A change of the state. `apply` changes `state`, or returns an error. */
+struct change {
+    int (*apply)(json_t *state, void *arg, struct error *err);
+    void *arg;
+    const json_t *exchange; /* added to the log, or NULL */
+    bool clears;            /* deletes the log */
+};
+
+/* A document of version 0.1 has no log: its exchanges become the first events. */
+static int log_begin(struct conversation *c, json_t *state, struct error *err) {
+    const json_t *exchanges = json_object_get(state, "exchanges");
+    if (json_object_get(state, "last")) return OK;
+    json_object_set_new(state, "last", json_integer((json_int_t)json_array_size(exchanges)));
+    return store_log_append(c->store, c->log, 1, exchanges, err);
+}
+
+static int log_write(struct conversation *c, const json_t *state, const struct change *ch,
+                     struct error *err) {
+    if (ch->clears) return store_log_delete(c->store, c->log, err);
+    if (!ch->exchange) return OK;
+    json_t *events = json_pack("[O]", ch->exchange);
+    int rc = store_log_append(c->store, c->log, last_number(state), events, err);
+    json_decref(events);
+    return rc;
+}
+
+/* The transaction of a change; *state receives the new state. */
+static int change_store(struct conversation *c, const struct change *ch, json_t **state,
+                        struct error *err) {
+    int rc = store_begin(c->store, err);
+    if (rc != OK) return rc;
+    if (!(*state = state_read(c, err))) rc = err->code;
+    if (rc == OK) rc = log_begin(c, *state, err);
+    if (rc == OK) rc = ch->apply(*state, ch->arg, err);
+    if (rc == OK) rc = log_write(c, *state, ch, err);
+    if (rc == OK) rc = store_document_put(c->store, CONVERSATION_KIND, c->id, *state, err);
+    if (rc == OK) rc = store_commit(c->store, err);
+    if (rc != OK) store_rollback(c->store);
+    return rc;
+}
+
+static int state_change(struct conversation *c, const struct change *ch, struct error *err) {
+    json_t *next = NULL;
+    int rc;
+    if (c->store) {
+        rc = change_store(c, ch, &next, err);
+    } else {
+        next = json_deep_copy(c->state);
+        rc = ch->apply(next, ch->arg, err);
+    }
     json_decref(rc == OK ? c->state : next);
     if (rc == OK) c->state = next;
     return rc;
 }
 
+/* The numbers of the exchanges continue, so that another process that has the conversation open
+ * does not mistake new exchanges for old ones. */
+static int clear(json_t *state, void *arg, struct error *err) {
+    (void)arg;
+    (void)err;
+    json_t *next = state_new_empty(), *last = json_object_get(state, "last");
+    json_object_set(next, "last", last);
+    json_object_set(next, "cleared", last);
+    json_object_clear(state);
+    json_object_update(state, next);
+    json_decref(next);
+    return OK;
+}
+
 int conversation_clear(struct conversation *c, struct error *err) {
-    return state_set(c, state_new_empty(), err);
+    const struct change ch = {.apply = clear, .clears = true};
+    return state_change(c, &ch, err);
 }
 
 /* exchanges */
@@ -100,6 +199,12 @@ static json_t *text_to_json(const char *text) {
     if (n > CONVERSATION_MAX_TEXT)
         for (n = CONVERSATION_MAX_TEXT; n && ((uint8_t)text[n] & 0xC0) == 0x80; n--) continue;
     return json_stringn(text, n);
+}
+
+/* An exchange of the log as one of the state. */
+static json_t *exchange_truncate(const json_t *v) {
+    return json_pack("{s:o,s:o}", "user", text_to_json(json_get_string(v, "user")), "assistant",
+                     text_to_json(json_get_string(v, "assistant")));
 }
 
 static const struct {
@@ -115,47 +220,108 @@ static void exchange_append(struct buf *out, const json_t *v, enum language l) {
                labels[l].assistant, labels[l].colon, json_get_string(v, "assistant"));
 }
 
-/* Summarises the n oldest exchanges of `state`, if there is a summarizer, and removes them. */
-static int oldest_summarize(json_t *state, size_t n, const struct summarizer *s,
-                            struct error *err) {
-    json_t *exchanges = json_object_get(state, "exchanges");
-    struct buf transcript = {0}, summary = {0};
-    int rc = OK;
+/* A summary of the exchanges up to number `through`. */
+struct summary {
+    json_t *text; /* NULL: the old summary stays */
+    int64_t first, through;
+};
+
+/* Summarises the n oldest exchanges of the state and the previous summary. This may take long, so
+ * it is not a part of a transaction. */
+static int oldest_summarize(const struct conversation *c, size_t n, const struct summarizer *s,
+                            struct summary *out, struct error *err) {
+    struct buf transcript = {0}, text = {0};
+    *out = (struct summary){.first = first_number(c->state)};
+    out->through = out->first + (int64_t)n - 1;
     for (size_t i = 0; i < n; i++) {
-        const json_t *v = json_array_get(exchanges, i);
+        const json_t *v = json_array_get(json_object_get(c->state, "exchanges"), i);
         exchange_append(&transcript, v, language_detect(json_get_string(v, "user")));
     }
-    if (s)
-        rc =
-            s->summarize(s->ctx, json_get_string(state, "summary"), transcript.data, &summary, err);
-    json_t *new_summary = s && rc == OK && summary.len ? text_to_json(summary.data) : NULL;
-    if (s && rc == OK && summary.len && !new_summary)
+    int rc =
+        s->summarize(s->ctx, json_get_string(c->state, "summary"), transcript.data, &text, err);
+    if (rc == OK && text.len && !(out->text = text_to_json(text.data)))
         rc = error_set(err, ERR_FORMAT, "the summary of a conversation is not UTF-8 text");
-    if (new_summary) json_object_set_new(state, "summary", new_summary);
-    for (size_t i = 0; i < n && rc == OK; i++) json_array_remove(exchanges, 0);
     buf_release(&transcript);
-    buf_release(&summary);
+    buf_release(&text);
+    return rc;
+}
+
+/* An exchange that is added. If the state is full, exchanges are removed first: those of `summary`,
+ * or without one the oldest exchange. */
+struct addition {
+    json_t *exchange;              /* {at, user, assistant} */
+    bool summarized;               /* false: exchanges are removed without a summary */
+    const struct summary *summary; /* NULL: the state that this process knows is not full */
+    bool outdated; /* result: the state is full, and `summary` is not of its oldest exchanges */
+};
+
+static int exchange_apply(json_t *state, void *arg, struct error *err) {
+    struct addition *a = arg;
+    const struct summary *s = a->summary;
+    json_t *exchanges = json_object_get(state, "exchanges");
+    bool current = s && s->first == first_number(state);
+    a->outdated =
+        a->summarized && !current && json_array_size(exchanges) >= CONVERSATION_MAX_EXCHANGES;
+    if (a->outdated) return error_set(err, ERR_STATE, "another process changed the conversation");
+    for (int64_t i = s ? s->first : 0; current && i <= s->through; i++)
+        json_array_remove(exchanges, 0);
+    if (current && s->text) json_object_set(state, "summary", s->text);
+    while (json_array_size(exchanges) >= CONVERSATION_MAX_EXCHANGES)
+        json_array_remove(exchanges, 0);
+    json_array_append_new(exchanges, exchange_truncate(a->exchange));
+    json_object_set_new(state, "last", json_integer(last_number(state) + 1));
+    json_object_set(state, "updated", json_object_get(a->exchange, "at"));
+    return OK;
+}
+
+/* Adds an exchange; `full`: summarises the older half of the exchanges first. */
+static int exchange_add(struct conversation *c, struct addition *a, const struct summarizer *s,
+                        bool full, struct error *err) {
+    struct summary summary = {0};
+    const size_t n = json_array_size(json_object_get(c->state, "exchanges"));
+    const struct change ch = {.apply = exchange_apply, .arg = a, .exchange = a->exchange};
+    int rc = full ? oldest_summarize(c, n - CONVERSATION_MAX_EXCHANGES / 2, s, &summary, err) : OK;
+    a->summary = full ? &summary : NULL;
+    if (rc == OK) rc = state_change(c, &ch, err);
+    json_decref(summary.text);
+    return rc;
+}
+
+/* Takes ownership of `exchange`. Summarises again while other processes change the conversation, at
+ * most SUMMARY_ATTEMPTS times. */
+static int event_add(struct conversation *c, json_t *exchange, const struct summarizer *s,
+                     struct error *err) {
+    int rc = OK;
+    for (int i = 0; i <= SUMMARY_ATTEMPTS; i++) {
+        struct addition a = {.exchange = exchange, .summarized = s && i < SUMMARY_ATTEMPTS};
+        size_t n = json_array_size(json_object_get(c->state, "exchanges"));
+        rc = exchange_add(c, &a, s, a.summarized && n >= CONVERSATION_MAX_EXCHANGES, err);
+        if (!a.outdated || (rc = conversation_refresh(c, err)) != OK) break;
+    }
+    json_decref(exchange);
     return rc;
 }
 
 int conversation_add(struct conversation *c, const char *user, const char *assistant,
                      const struct summarizer *s, struct error *err) {
-    json_t *next = json_deep_copy(c->state), *exchanges = json_object_get(next, "exchanges");
-    json_t *user_text = text_to_json(user), *assistant_text = text_to_json(assistant);
-    int rc = user_text && assistant_text
-                 ? OK
-                 : error_set(err, ERR_USAGE, "an exchange is not UTF-8 text");
-    size_t n = json_array_size(exchanges), max_exchanges = CONVERSATION_MAX_EXCHANGES;
-    if (rc == OK && n >= max_exchanges)
-        rc = oldest_summarize(next, s ? n - max_exchanges / 2 : n - max_exchanges + 1, s, err);
-    if (rc == OK)
-        json_array_append_new(
-            exchanges, json_pack("{s:O,s:O}", "user", user_text, "assistant", assistant_text));
-    json_decref(user_text);
-    json_decref(assistant_text);
-    if (rc == OK) return state_set(c, next, err);
-    json_decref(next);
-    return rc;
+    char now[32];
+    json_t *exchange =
+        json_pack("{s:s,s:s,s:s}", "at", clock_utc(now), "user", user, "assistant", assistant);
+    if (!exchange) return error_set(err, ERR_USAGE, "an exchange is not UTF-8 text");
+    return event_add(c, exchange, s, err);
+}
+
+int conversation_import(struct conversation *c, const json_t *exchange, struct error *err) {
+    const json_t *user = json_object_get(exchange, "user"),
+                 *assistant = json_object_get(exchange, "assistant"),
+                 *at = json_object_get(exchange, "at");
+    if (!json_is_string(user) || !json_is_string(assistant) ||
+        (at && !json_is_string(at) && !json_is_null(at)))
+        return error_set(err, ERR_FORMAT, "an exchange must be {\"at\", \"user\", \"assistant\"}");
+    return event_add(c,
+                     json_pack("{s:O?,s:O,s:O}", "at", at ? at : json_null(), "user", user,
+                               "assistant", assistant),
+                     NULL, err);
 }
 
 /* facts */
@@ -210,18 +376,21 @@ static int fact_merge(json_t *known, enum fact f, const json_t *v, struct error 
     return rc;
 }
 
-int conversation_merge_facts(struct conversation *c, const json_t *new_facts, struct error *err) {
-    json_t *next = json_deep_copy(c->state), *known = json_object_get(next, "facts"), *v;
+static int facts_merge(json_t *state, void *arg, struct error *err) {
+    json_t *new_facts = arg, *known = json_object_get(state, "facts"), *v;
     const char *key;
     int rc = json_is_object(new_facts) ? OK : error_set(err, ERR_FORMAT, "facts must be an object");
-    json_object_foreach ((json_t *)(uintptr_t)new_facts, key, v) {
+    json_object_foreach (new_facts, key, v) {
         int f = fact_find_kind(key);
         if (rc == OK && f < 0) rc = error_set(err, ERR_FORMAT, "unknown kind of fact '%s'", key);
         if (rc == OK) rc = fact_merge(known, (enum fact)f, v, err);
     }
-    if (rc == OK) return state_set(c, next, err);
-    json_decref(next);
     return rc;
+}
+
+int conversation_merge_facts(struct conversation *c, const json_t *new_facts, struct error *err) {
+    const struct change ch = {.apply = facts_merge, .arg = (void *)(uintptr_t)new_facts};
+    return state_change(c, &ch, err);
 }
 
 /* True if the fact contains `text`, or if `text` is NULL. */
@@ -229,24 +398,38 @@ static bool fact_contains(const json_t *v, const char *text) {
     return !text || strcasestr(json_string_value(v), text) != NULL;
 }
 
-int conversation_remove_facts(struct conversation *c, const char *text, int *n_removed,
-                              struct error *err) {
-    json_t *next = json_deep_copy(c->state), *known = json_object_get(next, "facts");
-    *n_removed = 0;
+struct removal {
+    const char *text; /* NULL: all facts */
+    int n_removed;
+};
+
+static int facts_remove(json_t *state, void *arg, struct error *err) {
+    struct removal *r = arg;
+    json_t *known = json_object_get(state, "facts");
+    (void)err;
     for (int f = 0; f < N_FACTS; f++) {
         json_t *v = json_object_get(known, facts[f].key);
-        if (json_is_string(v) && fact_contains(v, text)) {
-            ++*n_removed;
+        if (json_is_string(v) && fact_contains(v, r->text)) {
+            r->n_removed++;
             json_object_del(known, facts[f].key);
             continue;
         }
         for (size_t i = json_array_size(v); i-- > 0;) {
-            if (!fact_contains(json_array_get(v, i), text)) continue;
-            ++*n_removed;
+            if (!fact_contains(json_array_get(v, i), r->text)) continue;
+            r->n_removed++;
             json_array_remove(v, i);
         }
     }
-    return state_set(c, next, err);
+    return OK;
+}
+
+int conversation_remove_facts(struct conversation *c, const char *text, int *n_removed,
+                              struct error *err) {
+    struct removal r = {.text = text};
+    const struct change ch = {.apply = facts_remove, .arg = &r};
+    int rc = state_change(c, &ch, err);
+    *n_removed = rc == OK ? r.n_removed : 0;
+    return rc;
 }
 
 /* Appends the value of a kind of fact; false when no such fact is known. */

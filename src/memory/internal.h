@@ -1,4 +1,4 @@
-/* memory: the terms of texts and queries for full-text search. Private to this folder. */
+/* memory: terms of full-text search, and the log of a conversation. Private to this folder. */
 #ifndef SHOAL_MEMORY_INTERNAL_H
 #define SHOAL_MEMORY_INTERNAL_H
 
@@ -19,5 +19,9 @@ struct query_term {
 /* Writes the distinct terms of a query, in its order; those beyond QUERY_TERMS are ignored. Returns
  * their number, or an error. */
 int terms_query(const char *text, struct query_term out[QUERY_TERMS], struct error *err);
+
+#define CONVERSATION_KIND "conversation" /* of the document with a conversation's state */
+/* The log of a conversation's exchanges; malloc'ed. */
+char *conversation_log_name(const char *id);
 
 #endif

@@ -171,17 +171,25 @@ struct summarizer {
 /*
  * The memory of a conversation: the last exchanges (at most ten) verbatim, a summary of earlier
  * exchanges, and facts about the user. Every change is written to the store under the
- * conversation's id.
+ * conversation's id, in one transaction. Several processes may have one conversation open: a change
+ * applies to the state in the store, and no exchange is lost. The store keeps every exchange, in
+ * full, until the conversation is cleared or deleted.
  *
- * Before an eleventh exchange is added, the older half is summarised and removed; without a
- * summarizer only the oldest exchange is removed.
+ * Before an eleventh exchange is added, the older half is summarised and removed from the memory;
+ * without a summarizer only the oldest exchange is removed.
  */
 struct conversation;
 struct conversation *conversation_open(struct store *s /* NULL: in memory only */, const char *id,
                                        struct error *err);
 void conversation_close(struct conversation *c);
+/* Reads the changes of other processes. */
+int conversation_refresh(struct conversation *c, struct error *err);
+/* The two texts are truncated to CONVERSATION_MAX_TEXT bytes in the memory, not in the store. */
 int conversation_add(struct conversation *c, const char *user, const char *assistant,
                      const struct summarizer *s, struct error *err);
+/* Adds an exchange {at (or null), user, assistant} of conversation_history. ERR_FORMAT for
+ * other values. */
+int conversation_import(struct conversation *c, const json_t *exchange, struct error *err);
 /*
  * Merges facts in the form that a model returns: {"名前": text, "興味": […], "好きなもの": […],
  * "その他の情報": […]}. English and Chinese names of the keys are accepted too. A new name replaces
@@ -195,8 +203,10 @@ char *conversation_facts_schema(enum language l);
 /* Removes the facts that contain `text`, or all facts (NULL). *n_removed receives their number. */
 int conversation_remove_facts(struct conversation *c, const char *text, int *n_removed,
                               struct error *err);
+/* Deletes exchanges, summary and facts, also from the store. */
 int conversation_clear(struct conversation *c, struct error *err);
-/* {exchanges: [{user, assistant}], summary, facts}; borrowed, and valid until the next change. */
+/* {exchanges: [{user, assistant}], summary, facts, last: the number of the last exchange};
+ * borrowed, and valid until the next change. */
 const json_t *conversation_state(const struct conversation *c);
 /* Appends summary, facts and exchanges as text for a prompt, with labels in language `l`. With
  * max_chars > 0 the oldest exchanges are omitted until the text fits; then summary and facts are
@@ -209,5 +219,26 @@ void conversation_summary_and_facts(const struct conversation *c, enum language 
  * appends the answer in the language of the question and returns true. */
 bool conversation_answer_from_facts(const struct conversation *c, const char *question,
                                     struct buf *out);
+
+/* conversations in a store (conversation_list.c) */
+
+/* An array of {id, title, exchanges: their number, updated: the time of the last one, or null}, the
+ * last used one first. `prefix`: only those whose id begins with it; "": all. The title is that of
+ * conversation_rename, or else the beginning of the first exchange. */
+json_t *conversation_list(struct store *s, const char *prefix, struct error *err);
+/* An array of at most `limit` exchanges {number, at (null: unknown), user, assistant}, in order,
+ * whose numbers are above `after`. ERR_MISSING: there is no such conversation. */
+json_t *conversation_history(struct store *s, const char *id, int64_t after, int64_t limit,
+                             struct error *err);
+/* An array of at most `limit` exchanges that contain `text`, with the id of their conversation, in
+ * the order of the list and then of their numbers. Upper and lower case, and full-width and
+ * half-width forms, are equal. */
+json_t *conversation_search(struct store *s, const char *prefix, const char *text, int64_t limit,
+                            struct error *err);
+/* title "": that of the first exchange again. */
+int conversation_rename(struct store *s, const char *id, const char *title, struct error *err);
+/* Deletes a conversation with its summary, facts and blackboard. ERR_MISSING: there is no such
+ * conversation. */
+int conversation_delete(struct store *s, const char *id, struct error *err);
 
 #endif

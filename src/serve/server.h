@@ -81,7 +81,6 @@ struct server {
     uint64_t n_ids;                      /* ids generated so far */
     struct generation *generations;      /* list of the running generations */
     int n_async_threads;                 /* acquired by async_slot_acquire */
-    struct ask_task *conversation_tasks; /* running questions of conversations: api/ask.c */
 
     struct keys *keys;
     char token[KEY_SECRET_LEN], *token_path; /* see auth.c */

@@ -67,9 +67,12 @@ enum store_statement {
     RECORD_LIST,
     LOG_APPEND,
     LOG_LIST,
+    LOG_DELETE,
     DOCUMENT_PUT,
     DOCUMENT_GET,
     DOCUMENT_LIST,
+    DOCUMENT_EXTRACT,
+    DOCUMENT_COUNT,
     DOCUMENT_DELETE,
     N_STATEMENTS
 };
@@ -100,9 +103,14 @@ static const char *const sql[N_STATEMENTS] = {
                     " adapters FROM recorded ORDER BY created DESC, rowid DESC",
     [LOG_APPEND] = "INSERT INTO logs VALUES(?1, ?2, ?3)",
     [LOG_LIST] = "SELECT event FROM logs WHERE log = ?1 AND seq > ?2 ORDER BY seq LIMIT ?3",
+    [LOG_DELETE] = "DELETE FROM logs WHERE log = ?1",
     [DOCUMENT_PUT] = "INSERT OR REPLACE INTO documents VALUES(?1, ?2, ?3)",
     [DOCUMENT_GET] = "SELECT value FROM documents WHERE kind = ?1 AND id = ?2",
     [DOCUMENT_LIST] = "SELECT id, value FROM documents WHERE kind = ?1 ORDER BY id",
+    [DOCUMENT_EXTRACT] = "SELECT id, json_extract(value, ?3, ?4, ?5, ?6) FROM documents WHERE"
+                         " kind = ?1 AND substr(id, 1, length(?2)) = ?2 ORDER BY id",
+    [DOCUMENT_COUNT] = "SELECT count(*) FROM documents WHERE kind = ?1 AND"
+                       " substr(id, 1, length(?2)) = ?2",
     [DOCUMENT_DELETE] = "DELETE FROM documents WHERE kind = ?1 AND id = ?2",
 };
 
@@ -592,6 +600,13 @@ json_t *store_log_list(struct store *s, const char *log, int64_t seq, int64_t li
     return list_finish(s, q, rc, list, err);
 }
 
+int store_log_delete(struct store *s, const char *log, struct error *err) {
+    sqlite3_stmt *q = statement_get(s, LOG_DELETE, err);
+    if (!q) return err->code;
+    bind_text(q, 1, log);
+    return statement_run(s, q, err);
+}
+
 int store_document_put(struct store *s, const char *kind, const char *id, const json_t *value,
                        struct error *err) {
     sqlite3_stmt *q = statement_get(s, DOCUMENT_PUT, err);
@@ -617,15 +632,42 @@ json_t *store_document_get(struct store *s, const char *kind, const char *id, st
     return v;
 }
 
-json_t *store_document_list(struct store *s, const char *kind, struct error *err) {
-    sqlite3_stmt *q = statement_get(s, DOCUMENT_LIST, err);
-    if (!q) return NULL;
-    bind_text(q, 1, kind);
+/* The rows (id, JSON) of a statement whose parameters are bound, keyed by id. */
+static json_t *documents_read(struct store *s, sqlite3_stmt *q, struct error *err) {
     json_t *all = json_object();
     int rc;
     while ((rc = sqlite3_step(q)) == SQLITE_ROW)
         json_object_set_new(all, (const char *)sqlite3_column_text(q, 0), column_json(q, 1));
     return list_finish(s, q, rc, all, err);
+}
+
+json_t *store_document_list(struct store *s, const char *kind, struct error *err) {
+    sqlite3_stmt *q = statement_get(s, DOCUMENT_LIST, err);
+    if (!q) return NULL;
+    bind_text(q, 1, kind);
+    return documents_read(s, q, err);
+}
+
+json_t *store_document_extract(struct store *s, const char *kind, const char *prefix,
+                               const char *const paths[STORE_PATHS], struct error *err) {
+    sqlite3_stmt *q = statement_get(s, DOCUMENT_EXTRACT, err);
+    if (!q) return NULL;
+    bind_text(q, 1, kind);
+    bind_text(q, 2, prefix);
+    for (int i = 0; i < STORE_PATHS; i++) bind_text(q, 3 + i, paths[i]);
+    return documents_read(s, q, err);
+}
+
+int store_document_count(struct store *s, const char *kind, const char *prefix, int64_t *n,
+                         struct error *err) {
+    sqlite3_stmt *q = statement_get(s, DOCUMENT_COUNT, err);
+    if (!q) return err->code;
+    bind_text(q, 1, kind);
+    bind_text(q, 2, prefix);
+    int rc = sqlite3_step(q) == SQLITE_ROW ? OK : sqlite_error(s, err, "read");
+    *n = rc == OK ? sqlite3_column_int64(q, 0) : 0;
+    sqlite3_reset(q);
+    return rc;
 }
 
 int store_document_delete(struct store *s, const char *kind, const char *id, struct error *err) {

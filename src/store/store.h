@@ -113,6 +113,7 @@ int store_result_put(struct store *s, const char *run, const char *name, const j
  */
 int store_log_append(struct store *s, const char *log, int64_t seq, const json_t *events,
                      struct error *err);
+int store_log_delete(struct store *s, const char *log, struct error *err);
 /* An array of at most `limit` events, in order, whose numbers are above `seq`. */
 json_t *store_log_list(struct store *s, const char *log, int64_t seq, int64_t limit,
                        struct error *err);
@@ -123,6 +124,14 @@ int store_document_put(struct store *s, const char *kind, const char *id, const 
 json_t *store_document_get(struct store *s, const char *kind, const char *id, struct error *err);
 /* An object of all documents of a kind, keyed by id. */
 json_t *store_document_list(struct store *s, const char *kind, struct error *err);
+/* An object of the documents of a kind whose id begins with `prefix`, keyed by id: an array of the
+ * values at STORE_PATHS JSON paths ("$.title"); null where a document has none. */
+enum { STORE_PATHS = 4 };
+json_t *store_document_extract(struct store *s, const char *kind, const char *prefix,
+                               const char *const paths[STORE_PATHS], struct error *err);
+/* *n receives the number of these documents. */
+int store_document_count(struct store *s, const char *kind, const char *prefix, int64_t *n,
+                         struct error *err);
 /* Deleting a missing document is not an error. */
 int store_document_delete(struct store *s, const char *kind, const char *id, struct error *err);
 

@@ -479,6 +479,7 @@ int pipeline_run(const struct pipeline_options *o, const char *question,
     t.type = o->type < 0 ? question_classify(question, o->compat) : (enum question_type)o->type;
     int rc = blackboard_clear_current_turn(o->board, err);
     if (rc == OK) rc = board_put(o, BOARD_INPUT, json_string(question), err);
+    if (rc == OK && o->memory) rc = conversation_refresh(o->memory, err);
     if (rc == OK && !answer_from_memory(&t, out)) rc = team_answer(&t, out, err);
     if (rc == OK) rc = board_put(o, BOARD_FINAL_RESPONSE, json_string(out->text), err);
     if (rc == OK && o->memory) rc = pipeline_update_memory(o, question, out->text, err);

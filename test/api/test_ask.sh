@@ -34,14 +34,14 @@ class Server:
         atexit.register(self.p.kill)  # has no effect if the process has ended
         self.address = urllib.parse.urlparse(json.loads(self.p.stdout.readline())["listening"]).netloc
 
-    def open(self, path, body, key=None):
+    def open(self, path, body, key=None, method=None):
         c = http.client.HTTPConnection(self.address, timeout=120)
-        c.request("GET" if body is None else "POST", path, None if body is None else json.dumps(body),
+        c.request(method or ("GET" if body is None else "POST"), path, None if body is None else json.dumps(body),
                   {"Authorization": f"Bearer {key}"} if key else {})
         return c, c.getresponse
 
-    def call(self, path, body=None, key=None):
-        c, response = self.open(path, body, key)
+    def call(self, path, body=None, key=None, method=None):
+        c, response = self.open(path, body, key, method)
         r = response()
         v = json.loads(r.read())
         c.close()
@@ -191,14 +191,12 @@ def test_disconnects():
     c, events = s.stream("/v1/ask", {**LONG, "conversation": "left"})
     first = next(v for e, v in events if e == "entry" and "agent" in v)
     check("an entry arrives while other agents still run", first["iteration"] == 1 and s.waits_until_busy(), first)
-    status, v = s.call("/v1/ask", {"question": "And boats?", "conversation": "left"})
-    check("a conversation answers one question at a time", status == 409 and v["error"]["param"] == "conversation", v)
+    status, v = s.call("/v1/ask", {"question": "And boats?", "agents": 1, "iterations": 1, "max_tokens": 4, "conversation": "left"})
+    check("a conversation answers a second question meanwhile", status == 200, v)
     c.close()
     check("a client that disconnects stops its stream", s.waits_until_idle())
-    end = time.time() + 10
-    while time.time() < end and s.call("/v1/ask", {"question": "Hi", "agents": 1, "iterations": 1, "max_tokens": 4, "conversation": "left"})[0] != 200:
-        time.sleep(0.1)
-    check("a client that disconnects frees its conversation", time.time() < end)
+    status, v = s.call("/v1/conversations/left")
+    check("the conversation has the finished exchange only", status == 200 and [x["user"] for x in v["data"]] == ["And boats?"], v)
     crowd = {"team": "crowd", "question": "Tell me all that you know of ships.", "rounds": 64}
     for path, body in (("/v1/debate", {**crowd, "stream": True}), ("/v1/ask", LONG), ("/v1/debate", crowd)):
         c, _ = s.open(path, body)
@@ -217,6 +215,23 @@ def test_conversations():
     status, v = locked.call("/v1/ask", ask, "sk-two")
     check("a conversation is not visible with another key", status == 200 and v["source"] != "memory" and "Anna" not in json.dumps(v), v)
     check("a request without a key is refused", locked.call("/v1/ask", ask)[0] == 401)
+    with concurrent.futures.ThreadPoolExecutor(8) as pool:
+        several = list(pool.map(lambda i: locked.call("/v1/ask", {**small, "question": f"{i} 富士山?"}, "sk-one")[0], range(8)))
+    status, v = locked.call("/v1/conversations", key="sk-one")
+    check("conversations are listed", status == 200 and [(c["id"], c["title"], c["exchanges"]) for c in v["data"]] == [("me", "My name is Anna.", 10)], (several, v))
+    status, v = locked.call("/v1/conversations/me?after=2&limit=100", key="sk-one")
+    check("no exchange is lost", status == 200 and sorted(x["user"] for x in v["data"]) == [f"{i} 富士山?" for i in range(8)]
+          and [x["number"] for x in v["data"]] == list(range(3, 11)), v)
+    check("another key does not see them", locked.call("/v1/conversations/me", key="sk-two")[1]["data"][0]["user"] == "What is my name?"
+          and locked.call("/v1/conversations/none", key="sk-two")[0] == 404)
+    status, v = locked.call("/v1/conversations/me", {"title": "夏の計画"}, "sk-one")
+    check("a conversation is renamed", status == 200 and locked.call("/v1/conversations", key="sk-one")[1]["data"][0]["title"] == "夏の計画", v)
+    for body in ({}, {"title": 3}, {"title": "x" * 300}):
+        check(f"a title of {json.dumps(body)[:20]} is refused", locked.call("/v1/conversations/me", body, "sk-one")[0] == 400)
+    status, v = locked.call("/v1/conversations/me", key="sk-one", method="DELETE")
+    check("a conversation is deleted", status == 200 and v["deleted"] and locked.call("/v1/conversations/me", key="sk-one")[0] == 404
+          and len(locked.call("/v1/conversations", key="sk-two")[1]["data"]) == 1, v)
+    check("a deleted conversation is no conversation", locked.call("/v1/conversations/me", key="sk-one", method="DELETE")[0] == 404)
     locked.p.send_signal(signal.SIGTERM)
     check("the server with keys ends on SIGTERM", locked.p.wait(60) == 0, open(f"{tmp}/locked.err").read())
 

@@ -1109,12 +1109,6 @@ END
         "$shoal" train test/models/fry-1 --runs "$tmp/hruns" --data data/personas/critic.jsonl --out "$tmp/held" --r 2 --max-steps 1
     [ -d "$tmp/runs/e1" ] && says "two resumes of one run" 1 "runs/e1' is in use by another process (" python3 "$tmp/holds.py" \
         "$tmp/runs/e1/lock" "$shoal" resume e1 --runs "$tmp/runs"
-    hash=$(printf c1 | sha256sum | cut -c1-16)
-    says "two chats in one conversation" 1 "conversation 'c1' is in use by another process (" python3 "$tmp/holds.py" \
-        "$tmp/hruns/c.db-$hash.lock" "$shoal" chat test/models/fry-1 --store "$tmp/hruns/c.db" --conversation c1
-    "$shoal" chat test/models/fry-1 --store "$tmp/hruns/c.db" --conversation c1 </dev/null >"$tmp/out" 2>"$tmp/err" || bad "a conversation after it" "$(cat "$tmp/err")"
-    absent "the lock of a conversation" "$tmp/hruns/c.db-$hash.lock"
-
     (umask 000; "$shoal" run test/models/fry-1 -p "2+2=" -n 2 --store "$tmp/open/calls.db" --record >"$tmp/out" 2>"$tmp/err")
     mode=$(stat -c %a "$tmp/open/calls.db" 2>/dev/null)
     if [ "$mode" = 600 ]; then ok "recorded calls are private with umask 000"; else bad "recorded calls are private with umask 000" "mode $mode: $(cat "$tmp/err")"; fi

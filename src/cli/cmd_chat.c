@@ -384,22 +384,30 @@ static int reply_team(struct chat_session *ch, const char *line, struct error *e
 
 static int do_help(struct chat_session *ch, const char *arg, struct error *err);
 
+/* All exchanges of a stored conversation, else those in memory; NULL sets err. */
+static json_t *exchanges_all(const struct chat_session *ch, struct error *err) {
+    const struct panel *p = &ch->panel;
+    if (ch->o->panel.conversation)
+        return conversation_history(p->store, ch->o->panel.conversation, 0, INT64_MAX, err);
+    return json_incref(json_object_get(conversation_state(p->pipeline.memory), "exchanges"));
+}
+
 /* Saves the conversation as one line of training data for 'shoal train'. */
 static int do_save(struct chat_session *ch, const char *arg, struct error *err) {
-    const json_t *all = json_object_get(conversation_state(ch->panel.pipeline.memory), "exchanges"),
-                 *v;
     struct buf text = {0};
     size_t i;
     if (!*arg) return error_set(err, ERR_USAGE, "name a file: /save FILE");
-    json_t *turns = json_array();
+    json_t *all = exchanges_all(ch, err), *turns = json_array(), *v;
+    int rc = all ? OK : err->code;
     if (ch->o->system) messages_add(turns, "system", ch->o->system);
     json_array_foreach (all, i, v) {
         messages_add(turns, "user", json_string_value(json_object_get(v, "user")));
         messages_add(turns, "assistant", json_string_value(json_object_get(v, "assistant")));
     }
     messages_to_jsonl(&text, turns);
-    int rc = file_write_private(arg, text.data, text.len, err);
+    if (rc == OK) rc = file_write_private(arg, text.data, text.len, err);
     if (rc == OK) log_info("%zu exchanges saved in '%s'", json_array_size(all), arg);
+    json_decref(all);
     buf_release(&text);
     return rc;
 }

@@ -21,6 +21,28 @@ printf '/hepl\n/nothing\n' | "$shoal" chat test/models/fry-1 --store "$tmp/pipe.
 printf "warning: no command '/hepl', did you mean '/help'? /help lists all\nwarning: no command '/nothing'; /help lists them\n" >"$tmp/want"
 if cmp -s "$tmp/err" "$tmp/want"; then ok "unknown commands"; else bad "unknown commands" "$(cat "$tmp/err")"; fi
 
+# ---- one conversation in two programs at once: nothing is lost, and the history is more than the ten exchanges in memory
+for who in A B; do
+    for i in 1 2 3 4 5 6 7; do echo "copy: $who$i 富士"; done |
+        "$shoal" chat test/models/fry-1 --quiet -n 4 --store "$tmp/c.db" --conversation me >/dev/null 2>"$tmp/err.$who" &
+done
+wait
+conversation() { "$shoal" conversation "$@" --store "$tmp/c.db" 2>"$tmp/err"; }
+echo "/save $tmp/all" | "$shoal" chat test/models/fry-1 --quiet --store "$tmp/c.db" --conversation me 2>"$tmp/err"
+if [ "$(grep -o '"role":"user"' "$tmp/all" | wc -l)" = 14 ] && [ "$(conversation show me | grep -c '^user: copy: [AB][1-7] 富士$')" = 14 ] &&
+    [ "$(conversation show me --limit 3 --json | wc -l)" = 3 ] && [ ! -s "$tmp/err.A" ] && [ ! -s "$tmp/err.B" ]; then ok "one conversation in two programs"
+else bad "one conversation in two programs" "$(conversation show me; cat "$tmp/err.A" "$tmp/err.B" "$tmp/err")"; fi
+conversation show me --json >"$tmp/me.jsonl" && conversation import copy "$tmp/me.jsonl"
+if conversation show copy --json | cmp -s - "$tmp/me.jsonl" && [ "$(conversation search 'a3' | grep -c '^-- ')" = 2 ] && conversation rename me '夏の計画' &&
+    conversation delete copy && [ "$(conversation list --json | grep -c '"id":"me","title":"夏の計画","exchanges":14')" = 1 ]; then
+    ok "conversations are imported, searched, renamed, deleted and listed"
+else bad "conversations are imported, searched, renamed, deleted and listed" "$(cat "$tmp/err"; conversation list)"; fi
+if conversation show copy || ! grep -q "no conversation 'copy'" "$tmp/err"; then bad "a deleted conversation" "$(cat "$tmp/err")"; else ok "a deleted conversation"; fi
+for wrong in "frob:is not a subcommand" "show:show takes ID" "list me:list takes no argument" "import x $tmp/none:no such file"; do
+    # shellcheck disable=SC2086
+    if conversation ${wrong%%:*} || ! grep -qi "${wrong#*:}" "$tmp/err"; then bad "conversation ${wrong%%:*}" "$(cat "$tmp/err")"; else ok "conversation ${wrong%%:*} is refused"; fi
+done
+
 # ---- --check: the selected reply is printed and kept, and the tokens of all samples are counted
 said() { printf '%s\n' "$2" | "$shoal" chat models/fry --store "$tmp/check.db" --max-tokens 32 $1 >"$tmp/out" 2>"$tmp/err"; }
 if said "--samples 4 --check calculator" "7325 + 6 = ?

@@ -140,20 +140,19 @@ static json_t *answer_json(const struct ask_task *a, const struct pipeline_answe
 }
 
 /* Refuses a new conversation if its key has the maximum. */
-static int conversation_admit(struct ask_task *a, struct error *err) {
-    struct error missing;
-    json_t *known = store_document_get(a->store, "conversation", a->conversation, &missing);
+static int conversation_admit(const struct ask_task *a, struct error *err) {
     char *prefix = xstrndup(a->conversation, strcspn(a->conversation, "/") + 1);
-    int64_t n = 0;
-    int rc = known ? OK : store_document_count(a->store, "conversation", prefix, &n, err);
-    if (rc == OK && n >= MAX_CONVERSATIONS_PER_KEY)
-        rc = error_set(err, ERR_MEMORY,
-                       "there are %d conversations already; DELETE /v1/conversations/NAME deletes "
-                       "one",
-                       MAX_CONVERSATIONS_PER_KEY);
+    int64_t n;
+    int rc = store_document_count(a->store, "conversation", prefix, &n, err);
     free(prefix);
+    if (rc != OK || n < MAX_CONVERSATIONS_PER_KEY) return rc;
+    json_t *known = store_document_get(a->store, "conversation", a->conversation, err);
     json_decref(known);
-    return rc;
+    if (known || err->code != ERR_MISSING) return known ? OK : err->code;
+    return error_set(err, ERR_MEMORY,
+                     "there are %d conversations already; DELETE /v1/conversations/NAME deletes "
+                     "one",
+                     MAX_CONVERSATIONS_PER_KEY);
 }
 
 static int board_open(struct ask_task *a, struct error *err) {

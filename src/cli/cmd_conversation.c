@@ -30,44 +30,52 @@ struct command {
     const char *id, *text; /* the arguments after the verb; NULL: not given */
 };
 
-static int64_t limit_of(const struct command *m) {
-    return m->o->limit ? m->o->limit : INT64_MAX;
+/* Prints a text without the control characters that it may have. */
+static void text_print(const char *text) {
+    struct buf clean = {0};
+    buf_add_sanitized(&clean, text, strlen(text));
+    if (clean.len) fwrite(clean.data, 1, clean.len, stdout);
+    buf_release(&clean);
 }
 
 static int list(const struct command *m, struct error *err) {
     json_t *all = conversation_list(m->store, "", err), *v;
     size_t i;
     json_array_foreach (all, i, v) {
-        if (m->c->json)
+        if (m->c->json) {
             cli_print_json(json_incref(v));
-        else
-            printf("%-20s %5lld exchanges  %-20s  %s\n", json_get_string(v, "id"),
-                   (long long)json_integer_value(json_object_get(v, "exchanges")),
-                   json_get_string(v, "updated"), json_get_string(v, "title"));
+            continue;
+        }
+        printf("%20s  %5lld exchanges  ", json_get_string(v, "updated"),
+               (long long)json_integer_value(json_object_get(v, "exchanges")));
+        text_print(json_get_string(v, "id"));
+        printf(": ");
+        text_print(json_get_string(v, "title"));
+        putchar('\n');
     }
     if (all && json_array_size(all) == 0) log_info("no conversations in '%s'", m->o->store);
     json_decref(all);
     return all ? OK : err->code;
 }
 
-/* Control characters of the texts are not sent to a terminal. */
-static void turn_print(const char *role, const char *text) {
-    struct buf clean = {0};
-    buf_add_sanitized(&clean, text, strlen(text));
-    printf("%s: %s\n", role, clean.data ? clean.data : "");
-    buf_release(&clean);
+static void turn_print(const char *role, const json_t *exchange) {
+    printf("%s: ", role);
+    text_print(json_get_string(exchange, role));
+    putchar('\n');
 }
 
-static void exchange_print(const struct command *m, const json_t *v) {
+static void exchange_print(const struct command *m, json_t *v) {
     if (m->c->json) {
-        cli_print_json(json_incref((json_t *)(uintptr_t)v));
+        cli_print_json(json_incref(v));
         return;
     }
     const char *id = json_get_string(v, "id");
-    printf("-- %s%s%lld  %s\n", id, *id ? " " : "",
+    printf("-- ");
+    text_print(id);
+    printf("%s%lld  %s\n", *id ? " " : "",
            (long long)json_integer_value(json_object_get(v, "number")), json_get_string(v, "at"));
-    turn_print("user", json_get_string(v, "user"));
-    turn_print("assistant", json_get_string(v, "assistant"));
+    turn_print("user", v);
+    turn_print("assistant", v);
 }
 
 /* The number of the exchange before those to show. */
@@ -98,7 +106,8 @@ static int show(const struct command *m, struct error *err) {
 }
 
 static int search(const struct command *m, struct error *err) {
-    json_t *hits = conversation_search(m->store, "", m->id, limit_of(m), err), *v;
+    int64_t limit = m->o->limit ? m->o->limit : INT64_MAX;
+    json_t *hits = conversation_search(m->store, "", m->id, limit, err), *v;
     size_t i;
     json_array_foreach (hits, i, v) exchange_print(m, v);
     if (hits && json_array_size(hits) == 0) log_info("no exchange contains '%s'", m->id);

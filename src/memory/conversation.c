@@ -58,30 +58,30 @@ static bool state_is_valid(const json_t *state) {
            json_is_string(json_object_get(state, "summary")) && (!last || json_is_integer(last));
 }
 
-/* The document in the store, or an empty state; NULL sets err. */
-static json_t *state_read(const struct conversation *c, struct error *err) {
+/* The document in the store, or an empty state; NULL sets err. A document of version 0.1 has no
+ * log: *has_log becomes false, and the numbers of its exchanges begin at 1. */
+static json_t *state_read(const struct conversation *c, bool *has_log, struct error *err) {
     json_t *state = store_document_get(c->store, CONVERSATION_KIND, c->id, err);
+    *has_log = true;
     if (!state && err->code == ERR_MISSING) return state_new_empty();
-    if (!state || state_is_valid(state)) return state;
-    error_set(err, ERR_FORMAT, "conversation '%s' is damaged", c->id);
-    json_decref(state);
-    return NULL;
-}
-
-/* The state in the store, with the numbers that log_begin gives to a document without a log. */
-static json_t *state_load(const struct conversation *c, struct error *err) {
-    json_t *state = state_read(c, err);
-    if (state && !json_object_get(state, "last"))
-        json_object_set_new(
-            state, "last",
-            json_integer((json_int_t)json_array_size(json_object_get(state, "exchanges"))));
+    if (state && !state_is_valid(state)) {
+        error_set(err, ERR_FORMAT, "conversation '%s' is damaged", c->id);
+        json_decref(state);
+        return NULL;
+    }
+    *has_log = !state || json_object_get(state, "last");
+    if (!*has_log) {
+        size_t n = json_array_size(json_object_get(state, "exchanges"));
+        json_object_set_new(state, "last", json_integer((json_int_t)n));
+    }
     return state;
 }
 
 struct conversation *conversation_open(struct store *s, const char *id, struct error *err) {
     struct conversation *c = xcalloc(1, sizeof *c);
+    bool has_log;
     *c = (struct conversation){s, xstrdup(id), conversation_log_name(id), NULL};
-    c->state = s ? state_load(c, err) : state_new_empty();
+    c->state = s ? state_read(c, &has_log, err) : state_new_empty();
     if (c->state) return c;
     conversation_close(c);
     return NULL;
@@ -96,7 +96,8 @@ void conversation_close(struct conversation *c) {
 }
 
 int conversation_refresh(struct conversation *c, struct error *err) {
-    json_t *next = c->store ? state_load(c, err) : json_incref(c->state);
+    bool has_log;
+    json_t *next = c->store ? state_read(c, &has_log, err) : json_incref(c->state);
     if (!next) return err->code;
     json_decref(c->state);
     c->state = next;
@@ -124,14 +125,6 @@ struct change {
     bool clears;            /* deletes the log */
 };
 
-/* A document of version 0.1 has no log: its exchanges become the first events. */
-static int log_begin(struct conversation *c, json_t *state, struct error *err) {
-    const json_t *exchanges = json_object_get(state, "exchanges");
-    if (json_object_get(state, "last")) return OK;
-    json_object_set_new(state, "last", json_integer((json_int_t)json_array_size(exchanges)));
-    return store_log_append(c->store, c->log, 1, exchanges, err);
-}
-
 static int log_write(struct conversation *c, const json_t *state, const struct change *ch,
                      struct error *err) {
     if (ch->clears) return store_log_delete(c->store, c->log, err);
@@ -142,13 +135,16 @@ static int log_write(struct conversation *c, const json_t *state, const struct c
     return rc;
 }
 
-/* The transaction of a change; *state receives the new state. */
+/* The transaction of a change; *state receives the new state. Without a log, the exchanges become
+ * its first events. */
 static int change_store(struct conversation *c, const struct change *ch, json_t **state,
                         struct error *err) {
+    bool has_log;
     int rc = store_begin(c->store, err);
     if (rc != OK) return rc;
-    if (!(*state = state_read(c, err))) rc = err->code;
-    if (rc == OK) rc = log_begin(c, *state, err);
+    if (!(*state = state_read(c, &has_log, err))) rc = err->code;
+    if (rc == OK && !has_log)
+        rc = store_log_append(c->store, c->log, 1, json_object_get(*state, "exchanges"), err);
     if (rc == OK) rc = ch->apply(*state, ch->arg, err);
     if (rc == OK) rc = log_write(c, *state, ch, err);
     if (rc == OK) rc = store_document_put(c->store, CONVERSATION_KIND, c->id, *state, err);

@@ -37,6 +37,11 @@ if conversation show copy --json | cmp -s - "$tmp/me.jsonl" && [ "$(conversation
     conversation delete copy && [ "$(conversation list --json | grep -c '"id":"me","title":"夏の計画","exchanges":14')" = 1 ]; then
     ok "conversations are imported, searched, renamed, deleted and listed"
 else bad "conversations are imported, searched, renamed, deleted and listed" "$(cat "$tmp/err"; conversation list)"; fi
+printf '{"user": "\\u001b[2Ja", "assistant": "\\u001b[2J"}\n' >"$tmp/escape.jsonl"
+conversation import escape "$tmp/escape.jsonl"
+if { conversation list && conversation show escape && conversation search a; } >"$tmp/out" && grep -q 'escape: ' "$tmp/out" &&
+    ! grep -q "$(printf '\033')" "$tmp/out"; then ok "no escape sequences of conversations"
+else bad "no escape sequences of conversations" "$(cat -v "$tmp/out" "$tmp/err")"; fi
 if conversation show copy || ! grep -q "no conversation 'copy'" "$tmp/err"; then bad "a deleted conversation" "$(cat "$tmp/err")"; else ok "a deleted conversation"; fi
 for wrong in "frob:is not a subcommand" "show:show takes ID" "list me:list takes no argument" "import x $tmp/none:no such file"; do
     # shellcheck disable=SC2086

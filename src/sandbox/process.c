@@ -5,8 +5,9 @@
  * namespace for the command. When bwrap ends for any reason, everything that it started ends too:
  * the kernel kills and reaps the rest of the namespace before it reports the end of its init.
  * Before it executes bwrap, the child asks the kernel to kill it when the thread that started it
- * ends, and then checks whether that thread has ended already. So if this process dies, nothing is
- * left running, whatever the moment.
+ * ends. That thread sends bwrap the seccomp filter only after it knows that the child has asked,
+ * and bwrap runs no command without a filter. So if this process dies, nothing is left running,
+ * whatever the moment.
  *
  * Every command has a supervisor, a thread that starts bwrap, waits for it and reads standard
  * error. bwrap must be started by a thread that lives exactly as long as the command: a thread of
@@ -40,6 +41,7 @@
 #include <string.h>
 #include <sys/prctl.h>
 #include <sys/resource.h>
+#include <sys/socket.h>
 #include <sys/syscall.h>
 #include <sys/wait.h>
 #include <time.h>
@@ -103,7 +105,8 @@ enum { CHILD_STACK = 64 << 10 };
 struct sandbox_launch {
     const struct sandbox *s;
     const char *uid_map, *gid_map; /* id maps that the child writes; NULL: the parent writes them */
-    int map_done; /* pipe from which the child reads a byte when the parent has written the maps */
+    int parent; /* socket: the parent sends a byte when it has written the maps, the child answers
+                 * when it dies with the parent; valid without uid_map */
     volatile int error;
 };
 
@@ -123,18 +126,17 @@ static bool user_switch(const struct sandbox_launch *l) {
         return text_write("/proc/self/setgroups", "deny") &&
                text_write("/proc/self/uid_map", l->uid_map) &&
                text_write("/proc/self/gid_map", l->gid_map);
-    while ((n = read(l->map_done, &c, 1)) < 0 && errno == EINTR) continue;
+    while ((n = read(l->parent, &c, 1)) < 0 && errno == EINTR) continue;
     return n == 1 && syscall(SYS_setgroups, 0, NULL) == 0 && syscall(SYS_setresgid, 0, 0, 0) == 0 &&
            syscall(SYS_setresuid, 0, 0, 0) == 0;
 }
 
-/* Makes the child die with the thread that started it. If that thread is dead already, the gate has
- * no writing end any more, because the child closes its own copy, and poll reports POLLHUP. */
-static bool die_with_parent(const struct sandbox *s) {
-    struct pollfd p = {.fd = s->fds[BWRAP_FD_SECCOMP]};
+/* Makes the child die with the thread that started it, which may be dead already: then bwrap finds
+ * no filter in the gate, whose only other writing end the child closes here. */
+static bool die_with_parent(const struct sandbox_launch *l) {
     if (prctl(PR_SET_PDEATHSIG, SIGKILL) != 0) return false;
-    close(s->gate);
-    return poll(&p, 1, 0) >= 0 && !(p.revents & POLLHUP);
+    close(l->s->gate);
+    return l->uid_map || write(l->parent, "", 1) == 1;
 }
 
 static bool limit_set(int what, double soft, double hard) {
@@ -162,7 +164,7 @@ static int child_main(void *ctx) {
     struct sandbox_launch *l = ctx;
     sigset_t none;
     for (int i = 1; i < NSIG; i++) sigaction(i, &default_action, NULL);
-    if (user_switch(l) && die_with_parent(l->s) && fds_remap(l->s->fds, N_FDS) &&
+    if (user_switch(l) && die_with_parent(l) && fds_remap(l->s->fds, N_FDS) &&
         close_range(N_FDS, ~0U, 0) == 0 && limits_set(&l->s->limits)) {
         sigemptyset(&none);
         sigprocmask(SIG_SETMASK, &none, NULL);
@@ -224,26 +226,29 @@ static int maps_write(pid_t pid, struct error *err) {
 }
 
 static int launch_as_root(struct sandbox *s, struct error *err) {
-    int start_pipe[2];
-    if (pipe2(start_pipe, O_CLOEXEC) != 0) return error_errno(err, "cannot make a pipe");
-    struct sandbox_launch l = {.s = s, .map_done = start_pipe[0]};
+    int ends[2];
+    char c;
+    if (socketpair(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0, ends) != 0)
+        return error_errno(err, "cannot make a pair of sockets");
+    struct sandbox_launch l = {.s = s, .parent = ends[0]};
     s->pid =
         (pid_t)syscall(SYS_clone, CLONE_NEWUSER | CLONE_NEWPID | SIGCHLD, NULL, NULL, NULL, NULL);
     if (s->pid == 0) {
-        close(start_pipe[1]);
+        close(ends[1]);
         child_main(&l);
     }
-    close(start_pipe[0]);
+    close(ends[0]);
     int rc = s->pid > 0 ? maps_write(s->pid, err) : namespace_error(errno, err);
-    /* The child waits for a byte and not for the end of the file, because children of other threads
-     * hold this end of the pipe too, until their exec. */
-    if (!rc && write(start_pipe[1], "", 1) != 1)
+    /* The child waits for a byte and not for the end of the stream, because children of other
+     * threads hold this end too, until their exec. */
+    if (!rc && send(ends[1], "", 1, MSG_NOSIGNAL) != 1)
         rc = error_errno(err, "cannot start the new process");
     if (rc && s->pid > 0) {
         kill(s->pid, SIGKILL);
         waitpid(s->pid, NULL, 0);
     }
-    close(start_pipe[1]);
+    while (!rc && read(ends[1], &c, 1) < 0 && errno == EINTR) continue;
+    close(ends[1]);
     return rc;
 }
 

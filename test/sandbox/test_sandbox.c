@@ -602,25 +602,39 @@ static void test_daemons(void **state) {
     assert_int_equal(count_processes(unique_arg), 0);
 }
 
-/* kill -9 of the process that runs the sandbox: at once, and some milliseconds into the set-up. */
+static pid_t start_parent(const char *ready_file) {
+    pid_t pid = fork();
+    if (pid == 0) {
+        shell_status_with(spec_with_folders(), format_line("setsid sleep %s & echo >%s; sleep %s",
+                                                           unique_arg, ready_file, unique_arg));
+        _exit(0);
+    }
+    return pid;
+}
+
+static void kill_parent(pid_t pid) {
+    kill(pid, SIGKILL);
+    waitpid(pid, NULL, 0);
+}
+
+/* kill -9 of the process that runs the sandbox: while the command runs, and at any moment of the
+ * set-up, of several at once. */
 static void test_parent_killed(void **state) {
     (void)state;
     skip_without_sandbox();
+    enum { PARENTS = 8 };
+    pid_t pids[PARENTS];
     char *ready_file = path_join(writable, "runs");
-    for (int i = 0; i < 12; i++) {
-        pid_t pid = fork();
-        if (pid == 0) {
-            shell_status_with(spec_with_folders(),
-                              format_line("setsid sleep %s & echo >%s; sleep %s", unique_arg,
-                                          ready_file, unique_arg));
-            _exit(0);
+    pids[0] = start_parent(ready_file);
+    assert_true(wait_file_exists(ready_file) && count_processes(unique_arg) >= 2);
+    kill_parent(pids[0]);
+    assert_true(wait_processes_end(unique_arg));
+    for (unsigned round = 0; round < 12; round++) {
+        for (int i = 0; i < PARENTS; i++) pids[i] = start_parent(ready_file);
+        for (int i = 0; i < PARENTS; i++) {
+            usleep(round * 500);
+            kill_parent(pids[i]);
         }
-        if (i == 0)
-            assert_true(wait_file_exists(ready_file) && count_processes(unique_arg) >= 2);
-        else
-            usleep((unsigned)i * 1500);
-        kill(pid, SIGKILL);
-        waitpid(pid, NULL, 0);
         assert_true(wait_processes_end(unique_arg));
     }
     unlink(ready_file);

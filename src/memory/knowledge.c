@@ -228,7 +228,7 @@ struct knowledge *knowledge_open(const char *path, bool create, struct error *er
     if (rc == OK) sqlite3_busy_timeout(k->db, 10000);
     if (rc == OK) rc = owner_check(k, &version, err);
     if (rc == OK && read_only) return k;
-    if (rc == OK) rc = db_exec(k, "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL", err);
+    if (rc == OK && store_set_wal(k->db) != SQLITE_OK) rc = db_error(k, err, "write");
     if (rc == OK && version == 0) rc = db_exec(k, schema, err);
     if (rc == OK) return k;
     knowledge_close(k);

@@ -11,6 +11,7 @@
 #include <sqlite3.h>
 #include <stdlib.h>
 #include <string.h>
+#include <unistd.h>
 
 #define SCHEMA_VERSION 5
 
@@ -148,14 +149,26 @@ static int check_version(struct store *s, struct error *err) {
     return OK;
 }
 
+enum { BUSY_MS = 10000 }; /* how long a connection waits for another one */
+
+int store_set_wal(struct sqlite3 *db) {
+    int rc;
+    for (int ms = 0;; ms += 10) {
+        rc = sqlite3_exec(db, "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL", NULL, NULL,
+                          NULL);
+        if (rc != SQLITE_BUSY || ms >= BUSY_MS) return rc;
+        usleep(10000);
+    }
+}
+
 struct store *store_open(const char *path, struct error *err) {
     struct store *s = xcalloc(1, sizeof *s);
     s->path = xstrdup(path);
     /* the database holds conversations and the ids of API keys */
     int rc = strcmp(path, ":memory:") == 0 ? OK : file_make_private(path, err);
     if (rc == OK && sqlite3_open(path, &s->db) != SQLITE_OK) rc = sqlite_error(s, err, "open");
-    if (rc == OK) sqlite3_busy_timeout(s->db, 10000);
-    if (rc == OK) rc = sql_exec(s, "PRAGMA journal_mode = WAL; PRAGMA synchronous = NORMAL", err);
+    if (rc == OK) sqlite3_busy_timeout(s->db, BUSY_MS);
+    if (rc == OK && store_set_wal(s->db) != SQLITE_OK) rc = sqlite_error(s, err, "write");
     if (rc == OK) rc = check_version(s, err);
     if (rc == OK) rc = sql_exec(s, schema, err);
     if (rc == OK) return s;
@@ -186,7 +199,7 @@ struct store *store_open_read_only(const char *path, struct error *err) {
         rc = sqlite3_open_v2(uri.data, &s->db, flags, NULL) == SQLITE_OK
                  ? OK
                  : sqlite_error(s, err, "open");
-    if (rc == OK) sqlite3_busy_timeout(s->db, 10000);
+    if (rc == OK) sqlite3_busy_timeout(s->db, BUSY_MS);
     if (rc == OK) rc = check_version(s, err);
     buf_release(&uri);
     free(wal);

@@ -22,6 +22,10 @@ struct store *store_open(const char *path, struct error *err);
  * database. */
 struct store *store_open_read_only(const char *path, struct error *err);
 void store_close(struct store *s);
+/* Sets the WAL mode of a database that the caller has opened. Waits for processes that open the
+ * same new file: SQLite itself does not wait before it changes the mode. Returns SQLite's code. */
+struct sqlite3;
+int store_set_wal(struct sqlite3 *db);
 /* With `full`, a commit returns only when it is on the disk, so that it survives a power failure.
  * Without it (the default of a new handle), a power failure may lose the last commits, but the file
  * stays consistent. Must not be called within a transaction. */

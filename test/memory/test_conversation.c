@@ -88,17 +88,18 @@ struct writer {
 };
 
 /* Adds turns "W.0" to "W.49", from `first` on. */
-static void turns_write(int w, int first, int fd) {
-    struct store *s = open_store();
-    struct conversation *c = open_ok(s, "me");
+static bool turns_written(int w, int first, int fd) {
+    struct store *s = store_open(db, &err);
+    struct conversation *c = s ? conversation_open(s, "me", &err) : NULL;
     char byte;
+    if (!c) return false;
     for (int t = first; t < TURNS && read(fd, &byte, 1) == 1; t++) {
         char user[32];
         snprintf(user, sizeof user, "%d.%d", w, t);
-        add_ok(c, user, &words);
+        if (conversation_add(c, user, "reply", &words, &err) != OK) return false;
         if (write(fd, &byte, 1) != 1) _exit(1);
     }
-    _exit(0);
+    return true;
 }
 
 static void writer_start(struct writer *v, int w) {
@@ -107,7 +108,9 @@ static void writer_start(struct writer *v, int w) {
     v->pid = fork();
     if (v->pid == 0) {
         close(ends[0]);
-        turns_write(w, v->added, ends[1]);
+        if (turns_written(w, v->added, ends[1])) _exit(0);
+        print_error("writer %d: %s\n", w, err.text);
+        _exit(1);
     }
     close(ends[1]);
     v->fd = ends[0];

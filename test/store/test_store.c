@@ -485,6 +485,29 @@ static void test_two_processes(void **state) {
     assert_integrity();
 }
 
+/* Several processes create the same file at the same time; half of them end without closing it. */
+static void test_created_at_once(void **state) {
+    (void)state;
+    enum { ROUNDS = 60, PROCESSES = 4 };
+    pid_t child[PROCESSES];
+    char file[128];
+    for (int round = 0; round < ROUNDS; round++) {
+        snprintf(file, sizeof file, "%s/%d.db", dir, round);
+        for (int k = 0; k < PROCESSES; k++) {
+            child[k] = fork();
+            if (child[k]) continue;
+            struct store *s = store_open(file, &err);
+            if (!s) print_error("round %d: %s\n", round, err.text);
+            if (s && k % 2) store_close(s);
+            _exit(s == NULL);
+        }
+        for (int k = 0, status; k < PROCESSES; k++) {
+            assert_int_equal(waitpid(child[k], &status, 0), child[k]);
+            assert_int_equal(status, 0);
+        }
+    }
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_calls, set_up, tear_down),
@@ -503,6 +526,7 @@ int main(void) {
         cmocka_unit_test_setup_teardown(test_kill_in_transaction, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_kill_while_writing, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_two_processes, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_created_at_once, set_up, tear_down),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

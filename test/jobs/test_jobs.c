@@ -1160,6 +1160,7 @@ static void test_time_limit(void **state) {
     assert_int_equal(jobs_resume(j, id.text, &err), OK);
     await_state(id, "failed");
     assert_non_null(strstr(job_text(id, "note"), "--job-seconds"));
+    reopen((struct jobs_options){.max_seconds = 600});
     id = submit("lines", "1");
     await_state(id, "done");
 }

@@ -1146,7 +1146,7 @@ static struct model *bench_model(struct bench *b, const struct adapter_config *a
                   tensor_type_list());
         return NULL;
     }
-    size_t weights = (size_t)model_param_count(&config) / 32 * tensor_row_bytes(type, 32);
+    size_t weights = (size_t)model_param_count(&config) / 256 * tensor_row_bytes(type, 256);
     if (memory_check_begin(b, &config, weights, ac, err) != OK) return NULL;
     return model_new_quantized(&config, 1, type, cls);
 }

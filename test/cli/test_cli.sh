@@ -76,6 +76,7 @@ says "--exact and --fast together" 2 "exclude each other" "$shoal" doctor --exac
 for s in tiny-llama tiny-qwen2 tiny-gemma3 tiny-gpt-neo; do
     says "bench $s, a context of 64" 0 "" "$shoal" bench --shape $s --tokens 32 --reps 1 --members 8 --what prefill,decode,serve,noise
 done
+says "bench with a type of long blocks" 0 "prefill" "$shoal" bench --shape smollm-135m --type q4_k --tokens 32 --reps 1 --what prefill
 
 # ---- help and errors of the command line
 for flag in -h --help help; do

@@ -515,64 +515,97 @@ static void mins_read(float *mins, const uint8_t *record, int g, enum matrix_lay
     _mm512_storeu_ps(mins, record_mins(record, g, l));
 }
 
-/* One step of 16 blocks: lanes[l] += sum[l] · mins[l]. */
-INLINE void mins_step(__m512 lanes[16], const float *sum, const float (*mins)[PANEL]) {
-#pragma GCC unroll 16
-    for (int l = 0; l < 16; l++)
-        lanes[l] = _mm512_fmadd_ps(_mm512_set1_ps(sum[l]), _mm512_loadu_ps(mins[l]), lanes[l]);
-}
+enum {
+    MINS_ROWS = 4,       /* rows for which a vector of minima is loaded once */
+    MINS_ROW_BLOCK = 64, /* rows whose outputs and sums remain in the caches between two panels */
+    MINS_AHEAD = 8,      /* outputs are prefetched so many rows ahead */
+};
 
-/* The dots of n activation sums and the minima of 16 outputs, by the rule of gemm_f32: its lanes
- * are sixteen vectors, and the last step is padded with zeros. Unless these are
- * the first blocks, `kept` has the lanes of the blocks before; unless they are the last, it
- * receives the lanes, and the result is unspecified. */
-static __attribute__((noinline)) __m512 mins_dot(const float *sum, const float (*mins)[PANEL],
-                                                 int64_t n, float (*kept)[PANEL], bool first,
-                                                 bool last) {
-    __m512 lanes[16];
-#pragma GCC unroll 16
-    for (int l = 0; l < 16; l++) lanes[l] = first ? _mm512_setzero_ps() : _mm512_loadu_ps(kept[l]);
-    int64_t b = 0;
-    for (; b + 16 <= n; b += 16) mins_step(lanes, sum + b, mins + b);
-    if (b < n) {
-        float tail[16] = {0};
-        memcpy(tail, sum + b, (size_t)(n - b) * sizeof *tail);
-        mins_step(lanes, tail, mins + b);
-    }
-    if (!last) {
-#pragma GCC unroll 16
-        for (int l = 0; l < 16; l++) _mm512_storeu_ps(kept[l], lanes[l]);
-    }
-#pragma GCC unroll 8
-    for (int l = 0; l < 8; l++) lanes[l] = _mm512_add_ps(lanes[l], lanes[l + 8]);
+/* lanes[i][r] += the sums of row r times the minima of blocks l, l + 16, …, where l is first,
+ * first + 8, first + 4, first + 12 for i = 0 to 3. n is a multiple of 16. */
+INLINE void mins_lanes(__m512 lanes[4][MINS_ROWS], const float *sum, int64_t ld,
+                       const float (*mins)[PANEL], int64_t n, int rows, int first) {
+    for (int64_t b = first; b < n; b += 16)
 #pragma GCC unroll 4
-    for (int l = 0; l < 4; l++) lanes[l] = _mm512_add_ps(lanes[l], lanes[l + 4]);
-    return _mm512_add_ps(_mm512_add_ps(lanes[0], lanes[2]), _mm512_add_ps(lanes[1], lanes[3]));
+        for (int i = 0; i < 4; i++) {
+            const int64_t at = b + i % 2 * 8 + i / 2 * 4;
+            const __m512 min = _mm512_loadu_ps(mins[at]);
+#pragma GCC unroll 4
+            for (int r = 0; r < rows; r++)
+                lanes[i][r] = _mm512_fmadd_ps(_mm512_set1_ps(sum[r * ld + at]), min, lanes[i][r]);
+        }
 }
 
-/* If K is so long that the minima of a panel are not widened at once, they are widened again for
- * each row. */
+/* quarter[r] = four of the sixteen lanes of row r's dot, added in the order of gemm_f32. If K is so
+ * long that the minima of a panel are not widened at once, they are widened here. */
+INLINE void mins_quarter(__m512 quarter[MINS_ROWS], const float *sum, const float *tail,
+                         const struct matrix *w, int64_t panel, float (*mins)[PANEL], int rows,
+                         int first) {
+    const int64_t blocks = w->k / QK;
+    __m512 lanes[4][MINS_ROWS];
+    for (int i = 0; i < 4; i++)
+        for (int r = 0; r < rows; r++) lanes[i][r] = _mm512_setzero_ps();
+    for (int64_t b = 0; b < blocks; b += MINS_BLOCKS) {
+        const int64_t n = MIN(blocks - b, MINS_BLOCKS), whole = n / 16 * 16;
+        if (blocks > MINS_BLOCKS) mins_widen_with(mins_read, mins, w, panel, b, n);
+        mins_lanes(lanes, sum + b, blocks, (const float(*)[PANEL])mins, whole, rows, first);
+        if (whole < n)
+            mins_lanes(lanes, tail, 16, (const float(*)[PANEL])mins + whole, 16, rows, first);
+    }
+    for (int r = 0; r < rows; r++)
+        quarter[r] = _mm512_add_ps(_mm512_add_ps(lanes[0][r], lanes[1][r]),
+                                   _mm512_add_ps(lanes[2][r], lanes[3][r]));
+}
+
+/* Adds to 16 outputs of each of `rows` rows the dot of the row's sums and the minima, by the rule
+ * of gemm_f32: its lanes are sixteen vectors, and the last step is padded with zeros. */
+INLINE void mins_add(float *dst, int64_t ldy, __mmask16 mask, const float *sum,
+                     const struct matrix *w, int64_t panel, float (*mins)[PANEL], int rows) {
+    const int64_t blocks = w->k / QK, whole = blocks / 16 * 16;
+    float tail[MINS_ROWS][16] = {0};
+    __m512 quarter[4][MINS_ROWS];
+    for (int r = 0; r < rows && whole < blocks; r++)
+        memcpy(tail[r], sum + r * blocks + whole, (size_t)(blocks - whole) * sizeof **tail);
+#pragma GCC unroll 4
+    for (int i = 0; i < 4; i++) mins_quarter(quarter[i], sum, tail[0], w, panel, mins, rows, i);
+    for (int r = 0; r < rows; r++, dst += ldy) {
+        const __m512 dot = _mm512_add_ps(_mm512_add_ps(quarter[0][r], quarter[2][r]),
+                                         _mm512_add_ps(quarter[1][r], quarter[3][r]));
+        _mm512_mask_storeu_ps(dst, mask, _mm512_add_ps(_mm512_maskz_loadu_ps(mask, dst), dot));
+    }
+}
+
+#define MINS_ADD(rows)                                                                             \
+    static __attribute__((noinline)) void mins_add_##rows(                                         \
+        float *dst, int64_t ldy, __mmask16 mask, const float *sum, const struct matrix *w,         \
+        int64_t panel, float(*mins)[PANEL]) {                                                      \
+        mins_add(dst, ldy, mask, sum, w, panel, mins, rows);                                       \
+    }
+MINS_ADD(1)
+MINS_ADD(4)
+
+/* The outputs of a panel are read at a stride of N floats, mostly a multiple of the page size: they
+ * come from an outer cache, and without prefetches waiting for them takes longer than the sums. */
+static void panel_mins_add(float *y, int64_t ldy, __mmask16 mask, const float *sum, int64_t rows,
+                           const struct matrix *w, int64_t panel) {
+    const int64_t blocks = w->k / QK;
+    float mins[MINS_BLOCKS][PANEL];
+    int64_t m = 0;
+    if (blocks <= MINS_BLOCKS) mins_widen_with(mins_read, mins, w, panel, 0, blocks);
+    for (; m + MINS_ROWS <= rows; m += MINS_ROWS) {
+        for (int64_t r = m + MINS_AHEAD; r < MIN(rows, m + MINS_AHEAD + MINS_ROWS); r++)
+            __builtin_prefetch(y + r * ldy, 1);
+        mins_add_4(y + m * ldy, ldy, mask, sum + m * blocks, w, panel, mins);
+    }
+    for (; m < rows; m++) mins_add_1(y + m * ldy, ldy, mask, sum + m * blocks, w, panel, mins);
+}
+
 static void avx512_gemm_mins(float *y, int64_t ldy, const struct gemm_input *in,
                              const struct matrix *w, int64_t n0, int64_t n1) {
-    const int64_t blocks = w->k / QK;
-    float mins[MINS_BLOCKS][PANEL], kept[16][PANEL];
-    for (int64_t n = n0; n < n1; n += PANEL) {
-        const __mmask16 mask = lanes_mask(n1 - n);
-        for (int64_t m = 0; m < in->rows; m++) {
-            float *dst = y + m * ldy + n;
-            for (int64_t b = 0; b < blocks; b += MINS_BLOCKS) {
-                const int64_t count = MIN(blocks - b, MINS_BLOCKS);
-                const bool last = b + count == blocks;
-                if (m == 0 || blocks > MINS_BLOCKS)
-                    mins_widen_with(mins_read, mins, w, n / PANEL, b, count);
-                const __m512 dot = mins_dot(in->sum + m * blocks + b, (const float(*)[PANEL])mins,
-                                            count, kept, b == 0, last);
-                if (last)
-                    _mm512_mask_storeu_ps(dst, mask,
-                                          _mm512_add_ps(_mm512_maskz_loadu_ps(mask, dst), dot));
-            }
-        }
-    }
+    for (int64_t m = 0; m < in->rows; m += MINS_ROW_BLOCK)
+        for (int64_t n = n0; n < n1; n += PANEL)
+            panel_mins_add(y + m * ldy + n, ldy, lanes_mask(n1 - n), in->sum + m * (w->k / QK),
+                           MIN(in->rows - m, MINS_ROW_BLOCK), w, n / PANEL);
 }
 
 /* 32 int8 weights of row a, then 32 of row b, as unsigned bytes. */

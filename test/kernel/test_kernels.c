@@ -673,12 +673,14 @@ static void test_packed(void **state) {
             check_packed(k, packed_types[t], 67, 150, 4096, false);
         if (k) check_packed(k, TENSOR_Q4_0, 3, 20, 32 * 1100, false);
         if (k) check_packed(k, TENSOR_Q8_0, 3, 20, 32 * 600, true);
+        if (k) check_packed(k, TENSOR_Q4_1, 7, 20, 32 * 600, false); // minima in three parts
+        if (k) check_packed(k, TENSOR_Q4_K, 70, 33, 32 * 280, false);
         if (k) check_packed(k, TENSOR_Q8_0, 131, 20, 32 * 70, true);
     }
 }
 
-/* Without tiles the fast class has scalar's bits too: every number of rows, odd and long K, panels that
- * do not fill the last tile or block. */
+/* Without tiles the fast class has scalar's bits too: every number of rows, odd and long K, panels
+ * that do not fill the last tile or block. */
 static void test_bf16_fast(void **state) {
     (void)state;
     static const int64_t widths[] = {1, 31, 64, 75}, counts[] = {1, 16, 17, 50, 100};

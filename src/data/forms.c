@@ -243,7 +243,7 @@ static int purpose_check(const json_t *v, struct error *err) {
     return OK;
 }
 
-/* The error for an object of no form. Names the missing key if one of two is there. */
+/* The error for an object of no form. Names the missing key if one of two is present. */
 static int form_error(const json_t *v, struct error *err) {
     for (size_t i = 0; i < ARRAY_LEN(forms); i++)
         for (int k = 0; k < 2 && forms[i].keys[1]; k++)

@@ -518,7 +518,7 @@ static void mins_read(float *mins, const uint8_t *record, int g, enum matrix_lay
 enum {
     MINS_ROWS = 4,       /* rows for which a vector of minima is loaded once */
     MINS_ROW_BLOCK = 64, /* rows whose outputs and sums remain in the caches between two panels */
-    MINS_AHEAD = 8,      /* outputs are prefetched so many rows ahead */
+    MINS_AHEAD = 8,      /* distance of prefetches of outputs, in rows */
 };
 
 /* lanes[i][r] += the sums of row r times the minima of blocks l, l + 16, …, where l is first,

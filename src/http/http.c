@@ -125,6 +125,8 @@ struct exchange {
     bool again;     /* the handler ran again, and postponed the request for the same resource */
     uint64_t round; /* the round of resumptions in which it did; 0: it has not */
     const struct http_route *route;
+    struct header *query; /* the decoded arguments of the query; not changed after the headers */
+    int n_query;
     struct buf body;
     int64_t charged_bytes;  /* bytes of the body that are counted for the client (LIMIT_BYTES) */
     int64_t discarded;      /* bytes discarded from the body of a refused request */
@@ -323,11 +325,15 @@ static void body_release(struct exchange *x) {
     buf_release(&x->body);
 }
 
-static void headers_clear(struct exchange *x) {
-    for (int i = 0; i < x->n_headers; i++) {
-        free(x->headers[i].name);
-        free(x->headers[i].value);
+static void headers_free(struct header *v, int n) {
+    for (int i = 0; i < n; i++) {
+        free(v[i].name);
+        free(v[i].value);
     }
+}
+
+static void headers_clear(struct exchange *x) {
+    headers_free(x->headers, x->n_headers);
     x->n_headers = 0;
 }
 
@@ -335,6 +341,8 @@ void exchange_release(struct exchange *x) {
     if (!x || __atomic_sub_fetch(&x->refs, 1, __ATOMIC_ACQ_REL) > 0) return;
     headers_clear(x);
     free(x->headers);
+    headers_free(x->query, x->n_query);
+    free(x->query);
     free(x->method);
     free(x->path);
     free(x->rest);
@@ -359,7 +367,9 @@ const char *exchange_header(const struct exchange *x, const char *name) {
     return mhd.MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, name);
 }
 const char *exchange_query(const struct exchange *x, const char *name) {
-    return mhd.MHD_lookup_connection_value(x->connection, MHD_GET_ARGUMENT_KIND, name);
+    for (int i = 0; i < x->n_query; i++)
+        if (strcmp(x->query[i].name, name) == 0) return x->query[i].value;
+    return NULL;
 }
 const char *exchange_peer(const struct exchange *x) {
     return x->peer;
@@ -625,6 +635,33 @@ static bool percent_decode(char *s) {
     return true;
 }
 
+struct query_reader {
+    struct exchange *x;
+    bool encoded; /* all arguments are encoded correctly */
+};
+
+/* Copies an argument of the query. "+" is a space, as forms send it; without "=" the value is "".
+ */
+static enum MHD_Result query_add(void *ctx, enum MHD_ValueKind kind, const char *name,
+                                 const char *value) {
+    struct query_reader *r = ctx;
+    struct exchange *x = r->x;
+    (void)kind;
+    x->query = xrealloc(x->query, sizeof *x->query * (size_t)(x->n_query + 1));
+    struct header *q = &x->query[x->n_query++];
+    *q = (struct header){xstrdup(name), xstrdup(value ? value : "")};
+    for (char *s = q->name; (s = strchr(s, '+'));) *s = ' ';
+    for (char *s = q->value; (s = strchr(s, '+'));) *s = ' ';
+    r->encoded = percent_decode(q->name) && percent_decode(q->value);
+    return r->encoded ? MHD_YES : MHD_NO;
+}
+
+static bool query_read(struct exchange *x) {
+    struct query_reader r = {x, true};
+    mhd.MHD_get_connection_values(x->connection, MHD_GET_ARGUMENT_KIND, query_add, &r);
+    return r.encoded;
+}
+
 /* Whether an encoded path matches the route's pattern. *rest: the part that "*" matches. */
 static bool path_matches(const char *pattern, const char *path, const char **rest) {
     while (*pattern && *pattern == *path) pattern++, path++;
@@ -811,7 +848,8 @@ static void on_headers_complete(struct exchange *x, const char *version) {
     bool known;
     x->route = route_find(h, x->method, x->path, &rest, &known);
     if (x->route && *rest) x->rest = xstrdup(rest);
-    bool decoded = percent_decode(x->path) && (!x->rest || percent_decode(x->rest));
+    bool decoded =
+        percent_decode(x->path) && (!x->rest || percent_decode(x->rest)) && query_read(x);
     if (is_stopping(h))
         refuse(x, 503, "shutting_down", "the server is shutting down; try again soon");
     else if (!has_host(x, version))
@@ -825,7 +863,8 @@ static void on_headers_complete(struct exchange *x, const char *version) {
                "requests from this page's origin are not allowed; start the server with --cors and "
                "the origin");
     else if (!decoded)
-        refuse(x, 400, "invalid_path", "the path is not percent-encoded as it should be");
+        refuse(x, 400, "invalid_path",
+               "the path or the query is not percent-encoded as it should be");
     else if (strcmp(x->method, "OPTIONS") == 0 && exchange_header(x, "Origin"))
         preflight(x);
     else if (!x->route && known)
@@ -1181,8 +1220,8 @@ static void on_connection(void *ctx, struct MHD_Connection *c, void **place,
     pthread_mutex_unlock(&h->lock);
 }
 
-/* The library's unescape callback; it leaves the path encoded, because paths are compared with the
- * routes first and decoded afterwards. */
+/* The library's unescape callback; it leaves path and query encoded, because paths are compared
+ * with the routes first and decoded afterwards. */
 static size_t unescape_none(void *ctx, struct MHD_Connection *c, char *s) {
     (void)ctx, (void)c;
     return strlen(s);

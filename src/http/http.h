@@ -144,7 +144,8 @@ const char *exchange_path(const struct exchange *x); /* decoded, without the que
 const char *
 exchange_wildcard(const struct exchange *x); /* the part of the path that "*" matched, else "" */
 const char *exchange_header(const struct exchange *x, const char *name); /* NULL: no such header */
-const char *exchange_query(const struct exchange *x, const char *name); /* NULL: no such argument */
+/* An argument of the query, decoded; "" for a name without "=". NULL: no such argument. */
+const char *exchange_query(const struct exchange *x, const char *name);
 /* exchange_peer is the client's address as text: the address of the socket, or the address that a
  * trusted proxy reports. exchange_limits_name is the name under which the client's limits are kept
  * (ip_address_client_key). */

@@ -76,6 +76,12 @@ static void rest_handle(void *ctx, struct exchange *x) {
     exchange_reply(x, 200, "text/plain", exchange_wildcard(x), strlen(exchange_wildcard(x)));
 }
 
+static void query_handle(void *ctx, struct exchange *x) {
+    const char *q = exchange_query(x, "q é");
+    (void)ctx;
+    exchange_reply(x, 200, "text/plain", q ? q : "none", strlen(q ? q : "none"));
+}
+
 static void json_handle(void *ctx, struct exchange *x) {
     struct error why;
     json_t *v = exchange_json(x, &why);
@@ -232,6 +238,7 @@ static const struct http_route routes[] = {
     {"GET", "/long", 0, long_handle},
     {"POST", "/echo", 0, echo_handle},
     {"GET", "/rest/*", 0, rest_handle},
+    {"GET", "/query", 0, query_handle},
     {"POST", "/json", 0, json_handle},
     {"GET", "/block", 0, block_handle},
     {"GET", "/later", 0, later_handle},
@@ -596,7 +603,11 @@ static void test_paths(void **state) {
                  {"/short/", 404, NULL},
                  {"/short%3f", 404, NULL},
                  {"/%73hort", 404, NULL},
-                 {"/short?x=%00&y=%zz", 200, "short"},
+                 {"/short?x=%zz", 400, "invalid_path"},
+                 {"/short?x=1&y=%00", 400, "invalid_path"},
+                 {"/query?q+%C3%A9=a+b%2Bc%3D%26&q+%c3%a9=second", 200, "\r\n\r\na b+c=&"},
+                 {"/query?a=1&q%20%C3%A9", 200, "Content-Length: 0"},
+                 {"/query?q=1", 200, "none"},
                  {"*", 404, NULL},
                  {"http://localhost/short", 404, NULL}};
     struct buf b = {0}, request = {0};

@@ -14,11 +14,9 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <sys/stat.h>
 #include <time.h>
 
-enum { MAX_CONVERSATION_ID_BYTES = 128, MAX_CONVERSATIONS_PER_KEY = 256 };
-static const int64_t MAX_CONVERSATIONS_FILE_BYTES = (int64_t)1 << 30;
+enum { MAX_CONVERSATION_ID_BYTES = 128 };
 
 struct ask_task {
     struct server *s;
@@ -139,28 +137,11 @@ static json_t *answer_json(const struct ask_task *a, const struct pipeline_answe
     return v;
 }
 
-/* Refuses a new conversation if its key has the maximum. */
-static int conversation_admit(const struct ask_task *a, struct error *err) {
-    char *prefix = xstrndup(a->conversation, strcspn(a->conversation, "/") + 1);
-    int64_t n;
-    int rc = store_document_count(a->store, "conversation", prefix, &n, err);
-    free(prefix);
-    if (rc != OK || n < MAX_CONVERSATIONS_PER_KEY) return rc;
-    json_t *known = store_document_get(a->store, "conversation", a->conversation, err);
-    json_decref(known);
-    if (known || err->code != ERR_MISSING) return known ? OK : err->code;
-    return error_set(err, ERR_MEMORY,
-                     "there are %d conversations already; DELETE /v1/conversations/NAME deletes "
-                     "one",
-                     MAX_CONVERSATIONS_PER_KEY);
-}
-
 static int board_open(struct ask_task *a, struct error *err) {
     const struct blackboard_options board = {.name = "ask", .clock = now};
     if (!(a->options.board = blackboard_open(&board, err))) return err->code;
     if (!a->conversation) return OK;
-    a->store = conversations_open(a->s, err);
-    if (a->store && conversation_admit(a, err) == OK)
+    if ((a->store = conversations_open(a->s, err)))
         a->options.memory = conversation_open(a->store, a->conversation, err);
     return a->options.memory ? OK : err->code;
 }
@@ -298,18 +279,6 @@ static int board_reserve(const struct ask_task *a, struct exchange *x, struct er
     return request_memory_reserve(a->s, x, turns * (4 * message_bytes + 4096) + samples, err);
 }
 
-static bool conversations_file_is_full(const struct ask_task *a) {
-    static const char *const ends[] = {"", "-wal"};
-    int64_t bytes = 0;
-    for (size_t i = 0; a->conversation && i < ARRAY_LEN(ends); i++) {
-        struct stat st;
-        char *path = xasprintf("%s/conversations.db%s", a->s->options->state_dir, ends[i]);
-        if (stat(path, &st) == 0) bytes += (int64_t)st.st_size;
-        free(path);
-    }
-    return bytes > MAX_CONVERSATIONS_FILE_BYTES;
-}
-
 static void ask_handle(void *ctx, struct exchange *x) {
     struct ask_task *a = ask_task_new(ctx);
     const struct async_reply_work work = {answer, ask_task_free, a};
@@ -319,11 +288,7 @@ static void ask_handle(void *ctx, struct exchange *x) {
     int rc = body ? ask_task_read(a, x, body, &stream, &err) : err.code;
     json_decref(body);
     if (rc == OK) rc = board_reserve(a, x, &err);
-    if (rc == OK && conversations_file_is_full(a)) {
-        api_fail(x, 507, NULL, "conversation", "conversations_full",
-                 "the conversations of this server have %lld bytes, and no more are stored; ask "
-                 "without 'conversation'",
-                 (long long)MAX_CONVERSATIONS_FILE_BYTES);
+    if (rc == OK && a->conversation && !conversation_admit(a->s, x, a->conversation)) {
         ask_task_free(a);
         return;
     }

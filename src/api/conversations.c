@@ -1,20 +1,25 @@
 /*
- * conversations: the stored conversations of /v1/ask: a key lists, reads, renames and deletes its
- * own. Their texts are those of the store, word for word, also after a restart.
+ * conversations: the stored conversations of /v1/ask: a key lists, reads, searches, renames and
+ * deletes its own. Their texts are those of the store, word for word, also after a restart.
  */
 #define _GNU_SOURCE
 #include "api/internal.h"
 #include "memory/memory.h"
+#include "serve/async_reply.h"
 
 #include <stdlib.h>
 #include <string.h>
+#include <sys/stat.h>
 
 enum {
     ENTRY_BYTES = 4 << 10, /* of a conversation in a list, as JSON tree and as text */
     DEFAULT_EXCHANGES = 20,
     MAX_EXCHANGES = 100, /* in a reply */
-    MAX_TITLE_BYTES = 256
+    MAX_TITLE_BYTES = 256,
+    MAX_SEARCH_BYTES = 256,
+    MAX_PER_KEY = 256, /* conversations */
 };
+static const int64_t MAX_FILE_BYTES = (int64_t)1 << 30, MAX_KEY_BYTES = (int64_t)1 << 26;
 
 struct store *conversations_open(const struct server *s, struct error *err) {
     char *path = path_join(s->options->state_dir, "conversations.db");
@@ -26,6 +31,58 @@ struct store *conversations_open(const struct server *s, struct error *err) {
 char *conversation_store_id(const struct exchange *x, const char *id) {
     const char *key = exchange_key_id(x);
     return xasprintf("%s/%s", key ? key : "", id);
+}
+
+/* limits */
+
+static int64_t file_bytes(const struct server *s) {
+    static const char *const ends[] = {"", "-wal"};
+    int64_t bytes = 0;
+    for (size_t i = 0; i < ARRAY_LEN(ends); i++) {
+        struct stat st;
+        char *path = xasprintf("%s/conversations.db%s", s->options->state_dir, ends[i]);
+        if (stat(path, &st) == 0) bytes += (int64_t)st.st_size;
+        free(path);
+    }
+    return bytes;
+}
+
+static bool refuse(struct exchange *x, const char *reason) {
+    api_fail(x, 507, NULL, "conversation", "conversations_full",
+             "%s; DELETE /v1/conversations/NAME deletes a conversation, and a question without "
+             "'conversation' is answered without one",
+             reason);
+    return false;
+}
+
+/* Requests without a key are not limited to a share of the file. */
+static bool key_admits(struct store *store, struct exchange *x, const char *store_id,
+                       struct error *err) {
+    struct conversation_usage usage;
+    char *prefix = xstrndup(store_id, strcspn(store_id, "/") + 1);
+    int rc = conversation_usage_get(store, prefix, &usage, err);
+    free(prefix);
+    if (rc != OK) {
+        api_fail_error(x, err, NULL);
+        return false;
+    }
+    if (*store_id != '/' && usage.bytes > MAX_KEY_BYTES)
+        return refuse(x, "the conversations of this key have 64 MiB already");
+    if (usage.n < MAX_PER_KEY) return true;
+    json_t *known = store_document_get(store, "conversation", store_id, err);
+    json_decref(known);
+    return known || refuse(x, "this key has 256 conversations already");
+}
+
+bool conversation_admit(struct server *s, struct exchange *x, const char *store_id) {
+    struct error err;
+    if (file_bytes(s) > MAX_FILE_BYTES)
+        return refuse(x, "the conversations of this server have 1 GiB already");
+    struct store *store = conversations_open(s, &err);
+    if (!store) api_fail_error(x, &err, NULL);
+    bool admitted = store && key_admits(store, x, store_id, &err);
+    store_close(store);
+    return admitted;
 }
 
 /* The store, and the id of the conversation that the path names; replies to the request if there is
@@ -60,10 +117,71 @@ static void reply(struct exchange *x, json_t *v, const struct error *err) {
         api_fail_error(x, err, NULL);
 }
 
+static int64_t query_int(const struct exchange *x, const char *key, int64_t fallback) {
+    const char *text = exchange_query(x, key);
+    return text ? strtoll(text, NULL, 10) : fallback;
+}
+
+/* ?limit, and memory for so many exchanges; replies to the request if there is an error. */
+static bool limit_reserve(struct server *s, struct exchange *x, int64_t *limit) {
+    struct error err;
+    size_t bytes = 4 * (MAX_QUESTION_BYTES + (size_t)engine_max_len(s->engine) * s->piece_bytes);
+    *limit = MIN(MAX(query_int(x, "limit", DEFAULT_EXCHANGES), 1), MAX_EXCHANGES);
+    if (request_memory_reserve_list(s, x, *limit, bytes, "limit", &err) == OK) return true;
+    api_fail_error(x, &err, "limit");
+    return false;
+}
+
+/* searching */
+
+struct search {
+    struct server *s;
+    char *prefix, *text;
+    int64_t limit;
+};
+
+static json_t *search_run(struct async_reply *l, void *ctx, struct error *err) {
+    struct search *q = ctx;
+    struct store *store = conversations_open(q->s, err);
+    json_t *hits = store ? conversation_search(store, q->prefix, q->text, q->limit, err) : NULL, *v;
+    size_t i;
+    (void)l;
+    json_array_foreach (hits, i, v) // without the key
+        json_object_set_new(v, "id", json_string(json_get_string(v, "id") + strlen(q->prefix)));
+    store_close(store);
+    return hits ? json_pack("{s:s,s:o}", "object", "list", "data", hits) : NULL;
+}
+
+static void search_free(void *ctx) {
+    struct search *q = ctx;
+    free(q->prefix);
+    free(q->text);
+    free(q);
+}
+
+/* The search reads all exchanges of the key, so it has its own thread. */
+static void search_handle(struct server *s, struct exchange *x, const char *text) {
+    int64_t limit;
+    if (!*text || strlen(text) > MAX_SEARCH_BYTES) {
+        api_fail(x, 400, NULL, "search", NULL, "'search' must be a text of 1 to %d bytes",
+                 MAX_SEARCH_BYTES);
+        return;
+    }
+    if (!limit_reserve(s, x, &limit)) return;
+    struct search *q = xcalloc(1, sizeof *q);
+    *q = (struct search){s, conversation_store_id(x, ""), xstrdup(text), limit};
+    async_reply_start(s, x, false, &(struct async_reply_work){search_run, search_free, q});
+}
+
 /* The path of a conversation has no wildcard here, so its id is the prefix of all of the key's. */
 static void list_handle(void *ctx, struct exchange *x) {
     struct access a;
     struct error err;
+    const char *text = exchange_query(x, "search");
+    if (text) {
+        search_handle(ctx, x, text);
+        return;
+    }
     if (!access_open(&a, ctx, x)) return;
     int64_t n;
     int rc = store_document_count(a.store, "conversation", a.id, &n, &err);
@@ -76,25 +194,13 @@ static void list_handle(void *ctx, struct exchange *x) {
     access_close(&a);
 }
 
-static int64_t query_int(const struct exchange *x, const char *key, int64_t fallback) {
-    const char *text = exchange_query(x, key);
-    return text ? strtoll(text, NULL, 10) : fallback;
-}
-
 /* ?after&limit: at most `limit` exchanges whose numbers are above `after`. */
 static void history_handle(void *ctx, struct exchange *x) {
-    struct server *s = ctx;
     struct access a;
     struct error err;
-    int64_t after = MAX(query_int(x, "after", 0), 0),
-            n = MIN(MAX(query_int(x, "limit", DEFAULT_EXCHANGES), 1), MAX_EXCHANGES);
-    size_t bytes = 4 * (MAX_QUESTION_BYTES + (size_t)engine_max_len(s->engine) * s->piece_bytes);
-    if (request_memory_reserve_list(s, x, n, bytes, "limit", &err) != OK) {
-        api_fail_error(x, &err, "limit");
-        return;
-    }
-    if (!access_open(&a, s, x)) return;
-    json_t *list = conversation_history(a.store, a.id, after, n, &err);
+    int64_t limit, after = MAX(query_int(x, "after", 0), 0);
+    if (!limit_reserve(ctx, x, &limit) || !access_open(&a, ctx, x)) return;
+    json_t *list = conversation_history(a.store, a.id, after, limit, &err);
     reply(x, list ? json_pack("{s:s,s:o}", "object", "list", "data", list) : NULL, &err);
     access_close(&a);
 }

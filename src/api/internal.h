@@ -32,6 +32,9 @@ enum { MAX_QUESTION_BYTES = 1 << 16 };
 struct store *conversations_open(const struct server *s, struct error *err);
 /* The id in the store of the conversation `id` of a request's key: "KEY/ID", malloc'ed. */
 char *conversation_store_id(const struct exchange *x, const char *id);
+/* Whether an exchange may be added to the conversation with this id in the store; otherwise replies
+ * 507: all conversations together, those of the key, or their number have reached the limit. */
+bool conversation_admit(struct server *s, struct exchange *x, const char *store_id);
 
 /* llamacpp.c */
 

@@ -3,11 +3,11 @@
  * these facts without a model.
  *
  * The state is one JSON object, {exchanges: [{user, assistant}], summary, facts, last}, which is
- * also the document in the store; `last` is the number of the last exchange. A change is one
- * transaction, in which the document is read again, because another process may have changed it,
- * and written with the change. Then it becomes the state. After an error, store and state are
- * unchanged. Every exchange is also an event of a log (conversation_list.c), in the same
- * transaction, and stays there when it leaves the state.
+ * also the document in the store; `last` is the number of the last exchange, and `bytes` the size
+ * of the log. A change is one transaction, in which the document is read again, because another
+ * process may have changed it, and written with the change. Then it becomes the state. After an
+ * error, store and state are unchanged. Every exchange is also an event of a log
+ * (conversation_list.c), in the same transaction, and stays there when it leaves the state.
  */
 #define _GNU_SOURCE
 #include "memory/internal.h"
@@ -266,6 +266,9 @@ static int exchange_apply(json_t *state, void *arg, struct error *err) {
         json_array_remove(exchanges, 0);
     json_array_append_new(exchanges, exchange_truncate(a->exchange));
     json_object_set_new(state, "last", json_integer(last_number(state) + 1));
+    json_object_set_new(state, "bytes",
+                        json_integer(json_integer_value(json_object_get(state, "bytes")) +
+                                     (json_int_t)json_dumpb(a->exchange, NULL, 0, 0)));
     json_object_set(state, "updated", json_object_get(a->exchange, "at"));
     return OK;
 }

@@ -13,6 +13,7 @@
 #include <string.h>
 #include <unicase.h>
 #include <uninorm.h>
+#include <unistr.h>
 
 enum { PAGE = 256, TITLE_CHARS = 60 };
 
@@ -120,6 +121,18 @@ json_t *conversation_list(struct store *s, const char *prefix, struct error *err
     return NULL;
 }
 
+int conversation_usage_get(struct store *s, const char *prefix, struct conversation_usage *out,
+                           struct error *err) {
+    static const char *const paths[STORE_PATHS] = {"$.bytes", "$.bytes", "$.bytes", "$.bytes"};
+    json_t *all = store_document_extract(s, CONVERSATION_KIND, prefix, paths, err), *values;
+    const char *id;
+    *out = (struct conversation_usage){.n = (int64_t)json_object_size(all)};
+    json_object_foreach (all, id, values)
+        out->bytes += json_integer_value(json_array_get(values, 0));
+    json_decref(all);
+    return all ? OK : err->code;
+}
+
 /* A text in the form that is compared; malloc'ed. */
 static char *text_fold(const char *text) {
     size_t n;
@@ -160,6 +173,10 @@ static int history_search(struct store *s, const char *id, const char *folded, i
 
 json_t *conversation_search(struct store *s, const char *prefix, const char *text, int64_t limit,
                             struct error *err) {
+    if (u8_check((const uint8_t *)text, strlen(text))) {
+        error_set(err, ERR_USAGE, "the text to search for is not UTF-8");
+        return NULL;
+    }
     json_t *list = conversation_list(s, prefix, err), *entry, *hits = json_array();
     char *folded = text_fold(text);
     int rc = list ? OK : err->code;

@@ -8,7 +8,7 @@ command -v python3 >/dev/null 2>&1 || { echo "skip ask: python3 is not installed
 tmp=$(mktemp -d) || exit 1
 trap 'rm -rf "$tmp"' EXIT
 SHOAL=${SHOAL:-build/shoal} TMP_DIR=$tmp python3 - <<'END'
-import atexit, concurrent.futures, http.client, json, os, signal, subprocess, sys, time, traceback, urllib.parse
+import atexit, concurrent.futures, http.client, json, os, signal, sqlite3, subprocess, sys, time, traceback, urllib.parse
 
 shoal, tmp, model = os.environ["SHOAL"], os.environ["TMP_DIR"], "test/models/fry-1"
 failed = []
@@ -226,11 +226,37 @@ def test_conversations():
           and locked.call("/v1/conversations/none", key="sk-two")[0] == 404)
     status, v = locked.call("/v1/conversations/me", {"title": "夏の計画"}, "sk-one")
     check("a conversation is renamed", status == 200 and locked.call("/v1/conversations", key="sk-one")[1]["data"][0]["title"] == "夏の計画", v)
+    search = lambda text, key, more="": locked.call(f"/v1/conversations?search={text}{more}", key=key)
+    status, v = search("%EF%BC%95%20%E5%AF%8C%E5%A3%AB", "sk-one")  # a full-width 5 finds 5
+    check("conversations are searched", status == 200 and [(h["id"], h["user"]) for h in v["data"]] == [("me", "5 富士山?")], v)
+    check("a search has a limit", len(search("FUJI", "sk-one")[1]["data"]) == 0 and len(search("%E5%AF%8C", "sk-one", "&limit=3")[1]["data"]) == 3)
+    check("another key finds nothing", search("%E5%AF%8C", "sk-two")[1]["data"] == [])
+    for text in ("", "x" * 300, "%FF%FE"):
+        status, v = search(text, "sk-one")
+        check(f"a search for {text[:9]!r} is refused", status == 400, v)
     for body in ({}, {"title": 3}, {"title": "x" * 300}):
         check(f"a title of {json.dumps(body)[:20]} is refused", locked.call("/v1/conversations/me", body, "sk-one")[0] == 400)
     status, v = locked.call("/v1/conversations/me", key="sk-one", method="DELETE")
     check("a conversation is deleted", status == 200 and v["deleted"] and locked.call("/v1/conversations/me", key="sk-one")[0] == 404
           and len(locked.call("/v1/conversations", key="sk-two")[1]["data"]) == 1, v)
+    store = sqlite3.connect(f"{tmp}/locked/conversations.db", isolation_level=None)
+    owner, = store.execute("SELECT id FROM documents WHERE kind = 'conversation' AND id LIKE '%/me'").fetchone()
+    bytes_of = lambda: store.execute("SELECT json_extract(value, '$.bytes') FROM documents WHERE id = ?", (owner,)).fetchone()[0]
+    before, (status, v) = bytes_of(), locked.call("/v1/ask", ask, "sk-two")
+    check("the size of a conversation is counted", status == 200 and 0 < before < bytes_of() < before + 400, (before, bytes_of()))
+    store.execute("UPDATE documents SET value = json_set(value, '$.bytes', 67108865) WHERE id = ?", (owner,))
+    status, v = locked.call("/v1/ask", ask, "sk-two")
+    check("a key has a share of the conversations", status == 507 and "64 MiB" in v["error"]["message"], v)
+    check("another key has its own share", locked.call("/v1/ask", {**ask, "conversation": "other"}, "sk-one")[0] == 200)
+    store.execute("UPDATE documents SET value = json_set(value, '$.bytes', 1) WHERE id = ?", (owner,))
+    for i in range(255):
+        store.execute("INSERT INTO documents SELECT kind, replace(id, '/me', ?), value FROM documents WHERE id = ?", (f"/{i}", owner))
+    status, v = locked.call("/v1/ask", {**ask, "conversation": "new"}, "sk-two")
+    check("a 257th conversation is refused", status == 507 and "256" in v["error"]["message"], v)
+    check("the 256 others go on", locked.call("/v1/ask", ask, "sk-two")[0] == 200)
+    locked.call("/v1/conversations/7", key="sk-two", method="DELETE")
+    check("after one is deleted, a new one is made", locked.call("/v1/ask", {**ask, "conversation": "new"}, "sk-two")[0] == 200)
+    store.close()
     check("a deleted conversation is no conversation", locked.call("/v1/conversations/me", key="sk-one", method="DELETE")[0] == 404)
     locked.p.send_signal(signal.SIGTERM)
     check("the server with keys ends on SIGTERM", locked.p.wait(60) == 0, open(f"{tmp}/locked.err").read())

@@ -1,5 +1,6 @@
 // Blackboard: a question to the answer pipeline, and the entries of its agents, shown as they are written.
 import { models, stream } from "./api.js";
+import { Conversations } from "./conversations.js";
 import { fill, h, labelled, number, option, seconds, show_error } from "./dom.js";
 import { languages, t } from "./words.js";
 
@@ -10,6 +11,7 @@ const state = {
 };
 let running = null; // AbortController of the question in progress
 let shown = null; // BoardView on the page
+let answered = () => {}; // called after an answer
 
 const ROLE_TYPES = ["auto", "discussion", "planning", "informational", "conversational", "default", "model"];
 
@@ -116,12 +118,18 @@ async function ask() {
     }
     running = null;
     open.paint(false);
+    answered();
 }
 
 export function open(root) {
     const bound_field = (name, tag, props) => h(tag, { ...props, value: state[name], oninput: (e) => (state[name] = e.target.value) });
     const bound_select = (name, rows) => h("select", { onchange: (e) => (state[name] = e.target.value) }, rows.map(([id, text]) => option(id, text, state[name])));
     const model = h("select", { onchange: () => (state.model = model.value) });
+    const conversation = bound_field("conversation", "input", { maxlength: 40, placeholder: t("conversation_hint"), spellcheck: "false" });
+    const conversations = new Conversations((id) => {
+        state.conversation = conversation.value = id;
+        conversations.open(id);
+    });
     const submit = h("button", { class: "main", type: "submit" });
     const board = h("div", { class: "board" });
     /** `all`: draws the board again, not only the button and the status. */
@@ -146,12 +154,17 @@ export function open(root) {
         labelled(t("iterations"), bound_field("iterations", "input", { type: "number", min: 1, max: 16, placeholder: "2" })),
         labelled(t("role_type"), bound_select("role_type", ROLE_TYPES.map((id) => [id, t("type_" + id)]))),
         labelled(t("language"), bound_select("language", [["auto", t("language_of_question")], ...Object.entries(languages)])),
-        labelled(t("conversation"), bound_field("conversation", "input", { maxlength: 40, placeholder: t("conversation_hint"), spellcheck: "false" })),
+        labelled(t("conversation"), conversation),
         labelled(t("seed"), bound_field("seed", "input", { type: "number", min: 0, placeholder: "1" }))),
     labelled(t("question"), bound_field("question", "textarea", { rows: 2, required: true, "data-focus": true })),
     h("div", { class: "row" }, submit));
-    fill(root, h("h1", null, t("view_ask")), form, board);
+    fill(root, h("h1", null, t("view_ask")), h("div", { class: "split" }, conversations.bar, h("div", null, conversations.history, form, board)));
     open.paint();
+    answered = () => {
+        conversations.id = state.conversation.trim();
+        conversations.refresh();
+    };
+    answered();
     models().then(({ base, adapters }) => {
         fill(model, [...base, ...adapters].map((m) => option(m.id, m.id, state.model)));
         state.model = model.value;
@@ -159,6 +172,7 @@ export function open(root) {
     return () => {
         document.querySelector("dialog.entry")?.close();
         shown = null;
-        open.paint = () => {};
+        open.paint = answered = () => {};
+        conversations.close();
     };
 }

@@ -103,6 +103,19 @@ export function show_error(error) {
     return notice;
 }
 
+/** Opens a dialog with a question, or with a field and its label. Resolves to whether the user confirms. */
+export function confirm_dialog(content, yes) {
+    return new Promise((resolve) => {
+        const dialog = h("dialog", { "aria-label": yes, onclose: () => {
+            resolve(dialog.returnValue === "yes");
+            dialog.remove();
+        } }, h("form", { method: "dialog" }, typeof content === "string" ? h("p", null, content) : content, h("div", { class: "row" }, h("span", { class: "space" }),
+            h("button", { value: "no", autofocus: true }, t("cancel")), h("button", { value: "yes", class: "main" }, yes))));
+        document.body.append(dialog);
+        dialog.showModal();
+    });
+}
+
 /** Calls f now and then every ms milliseconds while the page is visible. Shows errors of f. Returns a function that stops it. */
 export function poll(ms, f) {
     let stopped = false, timer, notice = null;

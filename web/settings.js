@@ -1,6 +1,6 @@
 // Settings: API key, language and theme of this browser; backups of the server.
 import { api_key, json } from "./api.js";
-import { bytes, date_time, fill, h, labelled, load, number, option, percent, save, show_error } from "./dom.js";
+import { bytes, confirm_dialog, date_time, fill, h, labelled, load, number, option, percent, save, show_error } from "./dom.js";
 import { languages, set_language, t } from "./words.js";
 
 function set_theme(theme) {
@@ -32,19 +32,6 @@ function key_node() {
 }
 
 /* backups */
-
-/** Opens a dialog with a question. Resolves to whether the user confirms. */
-function confirm_dialog(question, yes) {
-    return new Promise((resolve) => {
-        const dialog = h("dialog", { "aria-label": yes, onclose: () => {
-            resolve(dialog.returnValue === "yes");
-            dialog.remove();
-        } }, h("form", { method: "dialog" }, h("p", null, question), h("div", { class: "row" }, h("span", { class: "space" }),
-            h("button", { value: "no", autofocus: true }, t("cancel")), h("button", { value: "yes", class: "main" }, yes))));
-        document.body.append(dialog);
-        dialog.showModal();
-    });
-}
 
 class Backups {
     constructor() {

@@ -77,13 +77,13 @@ static json_t *entry_new(struct store *s, const char *id, json_t *values, struct
     json_t *title = json_array_get(values, 0), *updated = json_array_get(values, 1),
            *first = first_exchanges(s, id, logged, cleared, err);
     if (!first) return NULL;
-    int64_t n = logged ? json_integer_value(last) - cleared : (int64_t)json_array_size(first);
+    int64_t end = logged ? json_integer_value(last) : (int64_t)json_array_size(first);
     title = json_is_string(title)
                 ? json_incref(title)
                 : title_of_text(json_get_string(json_array_get(first, 0), "user"));
     json_decref(first);
-    return json_pack("{s:s,s:o,s:I,s:O}", "id", id, "title", title, "exchanges", (json_int_t)n,
-                     "updated", updated);
+    return json_pack("{s:s,s:o,s:I,s:I,s:O}", "id", id, "title", title, "exchanges",
+                     (json_int_t)(end - cleared), "last", (json_int_t)end, "updated", updated);
 }
 
 /* Entries ordered by the time of their last change, newest first, then by id. */

@@ -222,8 +222,8 @@ bool conversation_answer_from_facts(const struct conversation *c, const char *qu
 
 /* conversations in a store (conversation_list.c) */
 
-/* An array of {id, title, exchanges: their number, updated: the time of the last one, or null}, the
- * last used one first. `prefix`: only those whose id begins with it; "": all. The title is that of
+/* An array of {id, title, exchanges: how many, last: the number of the last one, updated: its time,
+ * or null}, the last used one first. `prefix`: only those whose id begins with it; "": all. The title is that of
  * conversation_rename, or else the beginning of the first exchange. */
 json_t *conversation_list(struct store *s, const char *prefix, struct error *err);
 /* The number of these conversations, and the bytes of their exchanges as JSON text (without those

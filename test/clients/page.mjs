@@ -452,6 +452,47 @@ await check("blackboard: entries appear on it, the answer above", async () => {
     assert.ok(await p.locator(".note.agent").nth(5).evaluate((e) => e === document.activeElement), "the focus is lost");
 });
 
+await check("blackboard: conversations are restored after a reload, searched, renamed and deleted", async () => {
+    const q = await page_of(await context({}), "ask"), links = q.locator("aside a"), exchanges = q.locator(".exchanges li");
+    const ask = async (text) => {
+        await q.getByRole("textbox", { name: "Question" }).fill(text);
+        await q.getByRole("button", { name: "Ask the team" }).click();
+        await q.locator(".exchanges .question", { hasText: text }).waitFor();
+    };
+    await q.getByText("No stored conversations.").waitFor();
+    await q.getByLabel("Agents").fill("1");
+    await q.getByLabel("Iterations").fill("1");
+    await q.getByLabel("Conversation", { exact: true }).fill("空 & sky/1");
+    await ask("My name is Anna.");
+    for (let i = 0; i < 3; i++) await api("/v1/ask", { question: `富士山 ${i}`, conversation: "空 & sky/1", agents: 1, iterations: 1, max_tokens: 4 });
+    await q.getByRole("button", { name: "New conversation" }).click();
+    assert.equal(await exchanges.count(), 0);
+    await ask("Hello there");
+    assert.equal(await links.count(), 2);
+    await q.reload();
+    await links.filter({ hasText: "My name is Anna." }).click();
+    await exchanges.nth(3).waitFor();
+    const { data } = await api("/v1/conversations/" + encodeURIComponent("空 & sky/1"));
+    assert.deepEqual(await q.locator(".exchanges .full-text").allTextContents(), data.map((x) => x.assistant));
+    assert.equal(await q.getByLabel("Conversation", { exact: true }).inputValue(), "空 & sky/1");
+    await q.getByRole("searchbox").fill("富士山");
+    await links.nth(2).waitFor();
+    await q.screenshot({ path: join(shots, "conversations.png"), fullPage: true });
+    await q.getByRole("searchbox").fill("nothing like it");
+    await q.getByText("Nothing found.").waitFor();
+    await q.getByRole("searchbox").fill("");
+    await q.getByRole("button", { name: "Rename" }).click();
+    await q.getByRole("dialog").getByLabel("Title").fill("<b>空</b>");
+    await q.getByRole("dialog").getByRole("button", { name: "Rename" }).click();
+    await links.filter({ hasText: "<b>空</b>" }).waitFor();
+    await q.getByRole("button", { name: "Delete" }).click();
+    await q.getByRole("dialog").getByRole("button", { name: "Delete" }).click();
+    await links.nth(1).waitFor({ state: "detached" });
+    assert.deepEqual((await api("/v1/conversations")).data.map((c) => c.title), ["Hello there"]);
+    assert.equal(await q.getByLabel("Conversation", { exact: true }).inputValue(), "");
+    await q.context().close();
+});
+
 await check("blackboard: the active role is shown, an entry appears immediately, and it can be stopped", async () => {
     const q = await page_of(await context({ viewport: { width: 375, height: 720 } }), "ask");
     await scripted(q, "/v1/ask");

@@ -194,25 +194,14 @@ static void rate_handle(void *ctx, struct exchange *x) {
     json_decref(body);
 }
 
-/* Reads an integer from the query; `fallback` if it is absent. */
-static int query_int(const struct exchange *x, const char *name, int64_t fallback, int64_t max,
-                     int64_t *out, struct error *err) {
-    const char *text = exchange_query(x, name);
-    char *end = NULL;
-    *out = text ? strtoll(text, &end, 10) : fallback;
-    if (!text || (end != text && *end == 0 && *out >= 0 && *out <= max)) return OK;
-    return error_set(err, ERR_USAGE, "'%s' must be a whole number from 0 to %lld", name,
-                     (long long)max);
-}
-
 static void ratings_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
-    int64_t after, limit;
+    int64_t after = 0, limit = 100;
     bool more;
     json_t *rows = NULL;
-    if (query_int(x, "after", 0, INT64_MAX, &after, &err) == OK &&
-        query_int(x, "limit", 100, FEEDBACK_LIST_MAX, &limit, &err) == OK)
+    if (query_read_int(x, "after", 0, INT64_MAX, &after, &err) == OK &&
+        query_read_int(x, "limit", 0, FEEDBACK_LIST_MAX, &limit, &err) == OK)
         rows = feedback_list(s->ab, after, limit, &more, &err);
     if (!rows) {
         reply_error(x, &err);

@@ -117,17 +117,14 @@ static void reply(struct exchange *x, json_t *v, const struct error *err) {
         api_fail_error(x, err, NULL);
 }
 
-static int64_t query_int(const struct exchange *x, const char *key, int64_t fallback) {
-    const char *text = exchange_query(x, key);
-    return text ? strtoll(text, NULL, 10) : fallback;
-}
-
 /* ?limit, and memory for so many exchanges; replies to the request if there is an error. */
 static bool limit_reserve(struct server *s, struct exchange *x, int64_t *limit) {
     struct error err;
     size_t bytes = 4 * (MAX_QUESTION_BYTES + (size_t)engine_max_len(s->engine) * s->piece_bytes);
-    *limit = MIN(MAX(query_int(x, "limit", DEFAULT_EXCHANGES), 1), MAX_EXCHANGES);
-    if (request_memory_reserve_list(s, x, *limit, bytes, "limit", &err) == OK) return true;
+    *limit = DEFAULT_EXCHANGES;
+    if (query_read_int(x, "limit", 1, MAX_EXCHANGES, limit, &err) == OK &&
+        request_memory_reserve_list(s, x, *limit, bytes, "limit", &err) == OK)
+        return true;
     api_fail_error(x, &err, "limit");
     return false;
 }
@@ -198,7 +195,11 @@ static void list_handle(void *ctx, struct exchange *x) {
 static void history_handle(void *ctx, struct exchange *x) {
     struct access a;
     struct error err;
-    int64_t limit, after = MAX(query_int(x, "after", 0), 0);
+    int64_t limit, after = 0;
+    if (query_read_int(x, "after", 0, INT64_MAX, &after, &err) != OK) {
+        api_fail_error(x, &err, "after");
+        return;
+    }
     if (!limit_reserve(ctx, x, &limit) || !access_open(&a, ctx, x)) return;
     json_t *list = conversation_history(a.store, a.id, after, limit, &err);
     reply(x, list ? json_pack("{s:s,s:o}", "object", "list", "data", list) : NULL, &err);

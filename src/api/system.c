@@ -343,8 +343,12 @@ static void run_handle(void *ctx, struct exchange *x) {
  * this long. */
 static void traces_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
-    const char *slow = exchange_query(x, "slow");
-    double min_seconds = slow ? strtod(slow, NULL) : 0;
+    struct error err;
+    double min_seconds = 0;
+    if (query_read_number(x, "slow", 0, 1e9, &min_seconds, &err) != OK) {
+        api_fail_error(x, &err, "slow");
+        return;
+    }
     json_t *list = json_array();
     pthread_mutex_lock(&s->lock);
     for (uint64_t i = 0; i < MIN(s->n_traces, REQUEST_TRACES_MAX); i++) {

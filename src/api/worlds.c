@@ -85,20 +85,22 @@ static bool trace_open(struct server *s, struct exchange *x, struct trace *t) {
     return rc == OK;
 }
 
-static int64_t query_int(const struct exchange *x, const char *key, int64_t fallback) {
-    const char *text = exchange_query(x, key);
-    return text ? strtoll(text, NULL, 10) : fallback;
-}
-
 /* ?run&generation&from&n: replies with at most n of the available frames, from tick `from` on. A
  * client that follows a run requests the following frames later. */
 static void frames_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct trace t = {0};
     struct error err;
+    int64_t from = 0, n = 100;
     if (!trace_open(s, x, &t)) return;
-    int64_t from = MIN(MAX(query_int(x, "from", 0), 0), t.n_ticks + 1),
-            n = MIN(MAX(query_int(x, "n", 100), 1), MAX_FRAMES);
+    if (query_read_int(x, "from", 0, INT64_MAX, &from, &err) != OK ||
+        query_read_int(x, "n", 1, INT64_MAX, &n, &err) != OK) {
+        api_fail_error(x, &err, NULL);
+        trace_release(&t);
+        return;
+    }
+    from = MIN(from, t.n_ticks + 1);
+    n = MIN(n, MAX_FRAMES);
     if (request_memory_reserve_list(s, x, n, FRAME_BYTES + (size_t)t.n_agents * AGENT_BYTES, "n",
                                     &err)) {
         api_fail_error(x, &err, "n");
@@ -193,21 +195,20 @@ static void agent_handle(void *ctx, struct exchange *x) {
     struct trace t = {0};
     struct model_ref model;
     struct error err;
-    const char *temperature = exchange_query(x, "temperature");
+    double temperature = 2;
+    int64_t agent = 0;
     if (!trace_open(s, x, &t)) return;
-    int64_t tick = MIN(MAX(query_int(x, "tick", t.n_ticks), 0), t.n_ticks);
-    int64_t agent = query_int(x, "agent", 0);
+    int64_t tick = t.n_ticks;
     json_t *v = NULL;
     int rc = model_ref_resolve(s, exchange_query(x, "model"), &model, &err);
     bool found = rc == OK;
-    if (rc == OK && (agent < 0 || agent >= t.n_agents))
-        rc = error_set(&err, ERR_USAGE, "'agent' must be at least 0 and less than %d", t.n_agents);
+    if (rc == OK) rc = query_read_int(x, "tick", 0, INT64_MAX, &tick, &err);
+    if (rc == OK) rc = query_read_int(x, "agent", 0, t.n_agents - 1, &agent, &err);
+    if (rc == OK) rc = query_read_number(x, "temperature", 0.01, 100, &temperature, &err);
     if (rc == OK) {
         struct world *w = xcalloc(1, sizeof *w);
-        trace_seek(&t, w, tick);
-        double action_temperature = temperature ? strtod(temperature, NULL) : 2;
-        v = agent_json(s, &t, w, (int)agent, &model,
-                       action_temperature > 0 ? action_temperature : 2, &err);
+        trace_seek(&t, w, MIN(tick, t.n_ticks));
+        v = agent_json(s, &t, w, (int)agent, &model, temperature, &err);
         free(w);
     }
     if (v)

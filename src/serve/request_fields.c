@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #include "serve/request_fields.h"
 
+#include <errno.h>
 #include <math.h>
 #include <stdlib.h>
 #include <string.h>
@@ -422,6 +423,30 @@ int json_read_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int6
         return error_set(err, ERR_USAGE, "'%s' must be a whole number from %lld to %lld", key,
                          (long long)lo, (long long)hi);
     *out = n;
+    return OK;
+}
+
+int query_read_int(const struct exchange *x, const char *key, int64_t lo, int64_t hi, int64_t *out,
+                   struct error *err) {
+    const char *text = exchange_query(x, key);
+    char *end = NULL;
+    errno = 0;
+    int64_t n = text ? strtoll(text, &end, 10) : *out;
+    if (text && (end == text || *end || errno || n < lo || n > hi))
+        return error_set(err, ERR_USAGE, "'%s' must be a whole number from %lld to %lld", key,
+                         (long long)lo, (long long)hi);
+    *out = n;
+    return OK;
+}
+
+int query_read_number(const struct exchange *x, const char *key, double lo, double hi, double *out,
+                      struct error *err) {
+    const char *text = exchange_query(x, key);
+    char *end = NULL;
+    double v = text ? strtod(text, &end) : *out;
+    if (text && (end == text || *end || !(v >= lo && v <= hi)))
+        return error_set(err, ERR_USAGE, "'%s' must be a number from %g to %g", key, lo, hi);
+    *out = v;
     return OK;
 }
 

@@ -50,6 +50,11 @@ int json_read_number(const json_t *o, const char *key, double lo, double hi, dou
                      struct error *err);
 int json_read_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t *out,
                   struct error *err);
+/* The same for an argument of the query. */
+int query_read_int(const struct exchange *x, const char *key, int64_t lo, int64_t hi, int64_t *out,
+                   struct error *err);
+int query_read_number(const struct exchange *x, const char *key, double lo, double hi, double *out,
+                      struct error *err);
 int json_read_bool(const json_t *o, const char *key, bool *out, struct error *err);
 int json_read_string(const json_t *o, const char *key, const char **out, struct error *err);
 /* Limits of names, in bytes. json_read_name reads a string of at most JSON_NAME_MAX bytes. */

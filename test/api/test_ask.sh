@@ -234,6 +234,9 @@ def test_conversations():
     for text in ("", "x" * 300, "%FF%FE"):
         status, v = search(text, "sk-one")
         check(f"a search for {text[:9]!r} is refused", status == 400, v)
+    for query in ("limit=0", "limit=101", "limit=ten", "after=-1", "after=1e3", "limit=99999999999999999999"):
+        status, v = locked.call(f"/v1/conversations/me?{query}", key="sk-one")
+        check(f"{query} is refused", status == 400 and v["error"]["param"] == query.split("=")[0], v)
     for body in ({}, {"title": 3}, {"title": "x" * 300}):
         check(f"a title of {json.dumps(body)[:20]} is refused", locked.call("/v1/conversations/me", body, "sk-one")[0] == 400)
     status, v = locked.call("/v1/conversations/me", key="sk-one", method="DELETE")

@@ -44,6 +44,7 @@ static const struct {
     {NULL, &cmd_config},
     {NULL, &cmd_backup},
     {NULL, &cmd_restore},
+    {NULL, &cmd_salvage},
 };
 enum { N_COMMANDS = ARRAY_LEN(commands) };
 

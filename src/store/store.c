@@ -6,14 +6,11 @@
  * version is refused.
  */
 #define _GNU_SOURCE
-#include "store/store.h"
+#include "store/internal.h"
 
-#include <sqlite3.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
-
-#define SCHEMA_VERSION 5
 
 static const char schema[] =
     "CREATE TABLE IF NOT EXISTS runs(id TEXT PRIMARY KEY, kind TEXT NOT NULL, recipe TEXT NOT NULL,"
@@ -121,7 +118,13 @@ struct store {
     char *path;
 };
 
+sqlite3 *store_connection(struct store *s) {
+    return s->db;
+}
+
 static int sqlite_error(struct store *s, struct error *err, const char *what) {
+    if (sqlite3_errcode(s->db) == SQLITE_CORRUPT)
+        return store_damaged(s->path, sqlite3_errmsg(s->db), err);
     int system_errno = sqlite3_errcode(s->db) == SQLITE_CANTOPEN ? sqlite3_system_errno(s->db) : 0;
     const char *system_text = system_errno ? strerrordesc_np(system_errno) : NULL;
     return error_set(err, ERR_IO, "cannot %s '%s': %s%s%s", what, s->path, sqlite3_errmsg(s->db),
@@ -142,10 +145,10 @@ static int check_version(struct store *s, struct error *err) {
     }
     int version = sqlite3_column_int(q, 0);
     sqlite3_finalize(q);
-    if (version > SCHEMA_VERSION)
+    if (version > STORE_SCHEMA_VERSION)
         return error_set(err, ERR_MISMATCH,
                          "'%s' was made by a newer shoal (schema %d, this one knows %d)", s->path,
-                         version, SCHEMA_VERSION);
+                         version, STORE_SCHEMA_VERSION);
     return OK;
 }
 
@@ -168,10 +171,13 @@ struct store *store_open(const char *path, struct error *err) {
     int rc = strcmp(path, ":memory:") == 0 ? OK : file_make_private(path, err);
     if (rc == OK && sqlite3_open(path, &s->db) != SQLITE_OK) rc = sqlite_error(s, err, "open");
     if (rc == OK) sqlite3_busy_timeout(s->db, BUSY_MS);
+    bool check = rc == OK && store_was_left_open(s->db);
     if (rc == OK && store_set_wal(s->db) != SQLITE_OK) rc = sqlite_error(s, err, "write");
     if (rc == OK) rc = check_version(s, err);
+    if (rc == OK && check) rc = store_check(s->db, path, err);
     if (rc == OK) rc = sql_exec(s, schema, err);
     if (rc == OK) return s;
+    if (s->db) store_keep_wal(s->db);
     store_close(s);
     return NULL;
 }

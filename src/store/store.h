@@ -15,13 +15,23 @@
 #include "base/base.h"
 
 struct store;
-/* Opens the file, or creates it with mode 0600; ":memory:" is a database without a file.
- * ERR_MISMATCH: a newer version has made the file. */
+/* Opens the file, or creates it with mode 0600; ":memory:" is a database without a file. If the
+ * last process that wrote to the file ended without store_close, and no process has the file open,
+ * the whole file is checked. ERR_MISMATCH: a newer version has made the file. ERR_FORMAT: the file
+ * is damaged; it is not changed, and store_salvage copies the readable rows. */
 struct store *store_open(const char *path, struct error *err);
 /* Opens an existing file for functions that only read. It creates no file and does not change the
  * database. */
 struct store *store_open_read_only(const char *path, struct error *err);
 void store_close(struct store *s);
+/* Copies all rows of a store that can be read to a new file `to`, which must not exist. `from` is
+ * not changed. *report receives {from, to, rows, damaged, tables: [{table, rows, rejected, gaps:
+ * [{after, before}], error}]} A gap is a range of keys, between those two and without them, in
+ * which no row could be read; a bound is an array with the values of the key, null at the ends of
+ * the table. `rejected` counts rows that were read, but have impossible values. `error` is the
+ * first error or null, and `damaged` the number of tables that have one. ERR_FORMAT: nothing can be
+ * read; then there is no new file. */
+int store_salvage(const char *from, const char *to, json_t **report, struct error *err);
 /* Sets the WAL mode of a database that the caller has opened. Waits for processes that open the
  * same new file: SQLite itself does not wait before it changes the mode. Returns SQLite's code. */
 struct sqlite3;

@@ -32,7 +32,7 @@ same() { if [ -s "$2" ] && cmp -s "$2" "$3"; then ok "$1"; else bad "$1" "'$2' a
 absent() { if [ -e "$2" ]; then bad "$1" "'$2' was left behind"; else ok "$1"; fi; }
 
 # ---- the command line
-for c in demo run train pretrain debate evolve eval resume fork lineage runs convert adapter model bench doctor pull quantize embed replay synth knowledge ask chat world serve key metrics config backup restore completion team; do
+for c in demo run train pretrain debate evolve eval resume fork lineage runs convert adapter model bench doctor pull quantize embed replay synth knowledge ask chat world serve key metrics config backup restore salvage completion team; do
     if "$shoal" $c --help 2>/dev/null | grep -q "^usage: shoal $c"; then ok "$c --help"; else bad "$c --help" "no usage"; fi
     lines=$("$shoal" $c --help 2>/dev/null | wc -l)
     if [ "$lines" -le 55 ]; then ok "$c --help fits one screen"; else bad "$c --help fits one screen" "$lines lines"; fi
@@ -44,6 +44,17 @@ says "unknown command" 2 "no command 'fly'" "$shoal" fly
 if "$shoal" doctor --json | grep -q '"level"'; then ok "doctor --json"; else bad "doctor --json" "no level"; fi
 says "serve plans its adapters" 1 "nothing" "$shoal" serve test/models/fry-1 --adapter x=nothing --dry-run
 if "$shoal" serve test/models/fry-1 --max-memory 120M --dry-run --json | grep -q '"limit":125829120'; then ok "serve --max-memory plans"; else bad "serve --max-memory plans" "no plan"; fi
+
+# ---- salvage
+: >"$tmp/none.jsonl"
+"$shoal" conversation import me "$tmp/none.jsonl" --store "$tmp/store.db" 2>/dev/null
+prints "salvage copies a store" '"damaged":0' "$shoal" salvage "$tmp/store.db" "$tmp/copy.db" --json
+says "salvage replaces no file" 2 "exists" "$shoal" salvage "$tmp/store.db" "$tmp/copy.db"
+says "salvage of a missing file" 1 "no store" "$shoal" salvage "$tmp/missing.db" "$tmp/copy2.db"
+dd if=/dev/zero of="$tmp/store.db" bs=1 seek=100 count=3000 conv=notrunc 2>/dev/null
+says "a damaged store names salvage" 1 "'shoal salvage FILE NEW'" "$shoal" conversation list --store "$tmp/store.db"
+says "nothing can be read" 1 "no row of" "$shoal" salvage "$tmp/store.db" "$tmp/copy2.db"
+absent "no copy without rows" "$tmp/copy2.db"
 
 # ---- model files
 "$shoal" model new --shape tiny-qwen3 --seed 3 "$tmp/a.gguf" 2>"$tmp/err" || bad "model new" "$(cat "$tmp/err")"
@@ -76,7 +87,7 @@ says "--exact and --fast together" 2 "exclude each other" "$shoal" doctor --exac
 for s in tiny-llama tiny-qwen2 tiny-gemma3 tiny-gpt-neo; do
     says "bench $s, a context of 64" 0 "" "$shoal" bench --shape $s --tokens 32 --reps 1 --members 8 --what prefill,decode,serve,noise
 done
-says "bench with a type of long blocks" 0 "prefill" "$shoal" bench --shape smollm-135m --type q4_k --tokens 32 --reps 1 --what prefill
+says "bench with a type of long blocks" 0 "" "$shoal" bench --shape smollm-135m --type q4_k --tokens 32 --reps 1 --what prefill
 
 # ---- help and errors of the command line
 for flag in -h --help help; do

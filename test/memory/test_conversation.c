@@ -2,6 +2,7 @@
  * test_conversation: conversations in a store: two processes that continue one conversation and are
  * killed, the history of exchanges, search, titles, deletion, and documents of version 0.1.
  */
+/* levels: once */
 #define _GNU_SOURCE
 #include "folder.h"
 #include "memory/internal.h"

@@ -4,6 +4,7 @@
  *
  * Damage is written to the file without SQLite, as a disk would do it.
  */
+/* levels: once */
 #define _GNU_SOURCE
 #include "store/store.h"
 

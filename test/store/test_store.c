@@ -6,6 +6,7 @@
  * children that only write; afterwards committed groups must be complete and uncommitted ones
  * absent.
  */
+/* levels: once */
 #define _GNU_SOURCE
 #include "store/store.h"
 

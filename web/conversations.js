@@ -36,15 +36,11 @@ export class Conversations {
             if (!this.closed) show_error(e);
             return;
         }
-        if (this.closed) return;
-        this.draw_list();
-        await this.open(this.id);
+        if (!this.closed) await this.open(this.id);
     }
 
     begin() {
-        const digits = (n) => String(n).padStart(2, "0"), d = new Date();
-        const day = [d.getFullYear(), d.getMonth() + 1, d.getDate()].map(digits).join("-");
-        this.choose(`${day} ${[d.getHours(), d.getMinutes(), d.getSeconds()].map(digits).join(".")}`);
+        this.choose(date_time(Date.now()));
     }
 
     /* the list */

@@ -55,20 +55,23 @@ static bool refuse(struct exchange *x, const char *reason) {
     return false;
 }
 
-/* Requests without a key are not limited to a share of the file. */
+/* Requests without a key are not limited to a share of the file. The sizes of the conversations are
+ * read only if the file is larger than a share, because that takes time. */
 static bool key_admits(struct store *store, struct exchange *x, const char *store_id,
-                       struct error *err) {
-    struct conversation_usage usage;
+                       bool may_exceed, struct error *err) {
     char *prefix = xstrndup(store_id, strcspn(store_id, "/") + 1);
-    int rc = conversation_usage_get(store, prefix, &usage, err);
+    int64_t n, bytes = 0;
+    int rc = store_document_count(store, "conversation", prefix, &n, err);
+    if (rc == OK && may_exceed && *store_id != '/')
+        rc = conversation_bytes(store, prefix, &bytes, err);
     free(prefix);
     if (rc != OK) {
         api_fail_error(x, err, NULL);
         return false;
     }
-    if (*store_id != '/' && usage.bytes > MAX_KEY_BYTES)
+    if (bytes > MAX_KEY_BYTES)
         return refuse(x, "the conversations of this key have 64 MiB already");
-    if (usage.n < MAX_PER_KEY) return true;
+    if (n < MAX_PER_KEY) return true;
     json_t *known = store_document_get(store, "conversation", store_id, err);
     json_decref(known);
     return known || refuse(x, "this key has 256 conversations already");
@@ -76,11 +79,12 @@ static bool key_admits(struct store *store, struct exchange *x, const char *stor
 
 bool conversation_admit(struct server *s, struct exchange *x, const char *store_id) {
     struct error err;
-    if (file_bytes(s) > MAX_FILE_BYTES)
+    const int64_t bytes = file_bytes(s);
+    if (bytes > MAX_FILE_BYTES)
         return refuse(x, "the conversations of this server have 1 GiB already");
     struct store *store = conversations_open(s, &err);
     if (!store) api_fail_error(x, &err, NULL);
-    bool admitted = store && key_admits(store, x, store_id, &err);
+    bool admitted = store && key_admits(store, x, store_id, bytes > MAX_KEY_BYTES, &err);
     store_close(store);
     return admitted;
 }
@@ -117,7 +121,18 @@ static void reply(struct exchange *x, json_t *v, const struct error *err) {
         api_fail_error(x, err, NULL);
 }
 
-/* ?limit, and memory for so many exchanges; replies to the request if there is an error. */
+/* A list for the client; NULL for NULL. The first `prefix` bytes of the ids, which name the key,
+ * are removed. */
+static json_t *list_json(json_t *list, size_t prefix) {
+    json_t *v;
+    size_t i;
+    json_array_foreach (list, i, v)
+        if (prefix) json_object_set_new(v, "id", json_string(json_get_string(v, "id") + prefix));
+    return list ? json_pack("{s:s,s:o}", "object", "list", "data", list) : NULL;
+}
+
+/* Reads ?limit and reserves memory for that many exchanges; replies to the request if there is an
+ * error. */
 static bool limit_reserve(struct server *s, struct exchange *x, int64_t *limit) {
     struct error err;
     size_t bytes = 4 * (MAX_QUESTION_BYTES + (size_t)engine_max_len(s->engine) * s->piece_bytes);
@@ -140,13 +155,10 @@ struct search {
 static json_t *search_run(struct async_reply *l, void *ctx, struct error *err) {
     struct search *q = ctx;
     struct store *store = conversations_open(q->s, err);
-    json_t *hits = store ? conversation_search(store, q->prefix, q->text, q->limit, err) : NULL, *v;
-    size_t i;
+    json_t *hits = store ? conversation_search(store, q->prefix, q->text, q->limit, err) : NULL;
     (void)l;
-    json_array_foreach (hits, i, v) // without the key
-        json_object_set_new(v, "id", json_string(json_get_string(v, "id") + strlen(q->prefix)));
     store_close(store);
-    return hits ? json_pack("{s:s,s:o}", "object", "list", "data", hits) : NULL;
+    return list_json(hits, strlen(q->prefix));
 }
 
 static void search_free(void *ctx) {
@@ -183,11 +195,8 @@ static void list_handle(void *ctx, struct exchange *x) {
     int64_t n;
     int rc = store_document_count(a.store, "conversation", a.id, &n, &err);
     if (rc == OK) rc = request_memory_reserve_list(ctx, x, n, ENTRY_BYTES, NULL, &err);
-    json_t *list = rc == OK ? conversation_list(a.store, a.id, &err) : NULL, *v;
-    size_t i;
-    json_array_foreach (list, i, v) // without the key
-        json_object_set_new(v, "id", json_string(json_get_string(v, "id") + strlen(a.id)));
-    reply(x, list ? json_pack("{s:s,s:o}", "object", "list", "data", list) : NULL, &err);
+    json_t *list = rc == OK ? conversation_list(a.store, a.id, &err) : NULL;
+    reply(x, list_json(list, strlen(a.id)), &err);
     access_close(&a);
 }
 
@@ -202,7 +211,7 @@ static void history_handle(void *ctx, struct exchange *x) {
     }
     if (!limit_reserve(ctx, x, &limit) || !access_open(&a, ctx, x)) return;
     json_t *list = conversation_history(a.store, a.id, after, limit, &err);
-    reply(x, list ? json_pack("{s:s,s:o}", "object", "list", "data", list) : NULL, &err);
+    reply(x, list_json(list, 0), &err);
     access_close(&a);
 }
 

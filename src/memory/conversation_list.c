@@ -121,14 +121,12 @@ json_t *conversation_list(struct store *s, const char *prefix, struct error *err
     return NULL;
 }
 
-int conversation_usage_get(struct store *s, const char *prefix, struct conversation_usage *out,
-                           struct error *err) {
-    static const char *const paths[STORE_PATHS] = {"$.bytes", "$.bytes", "$.bytes", "$.bytes"};
+int conversation_bytes(struct store *s, const char *prefix, int64_t *bytes, struct error *err) {
+    static const char *const paths[STORE_PATHS] = {"$.bytes"};
     json_t *all = store_document_extract(s, CONVERSATION_KIND, prefix, paths, err), *values;
     const char *id;
-    *out = (struct conversation_usage){.n = (int64_t)json_object_size(all)};
-    json_object_foreach (all, id, values)
-        out->bytes += json_integer_value(json_array_get(values, 0));
+    *bytes = 0;
+    json_object_foreach (all, id, values) *bytes += json_integer_value(json_array_get(values, 0));
     json_decref(all);
     return all ? OK : err->code;
 }

@@ -223,23 +223,19 @@ bool conversation_answer_from_facts(const struct conversation *c, const char *qu
 /* conversations in a store (conversation_list.c) */
 
 /* An array of {id, title, exchanges: how many, last: the number of the last one, updated: its time,
- * or null}, the last used one first. `prefix`: only those whose id begins with it; "": all. The title is that of
- * conversation_rename, or else the beginning of the first exchange. */
+ * or null}, the last used one first. `prefix`: only those whose id begins with it; "": all. The
+ * title is that of conversation_rename, or else the beginning of the first exchange. */
 json_t *conversation_list(struct store *s, const char *prefix, struct error *err);
-/* The number of these conversations, and the bytes of their exchanges as JSON text (without those
- * that version 0.1 stored). */
-struct conversation_usage {
-    int64_t n, bytes;
-};
-int conversation_usage_get(struct store *s, const char *prefix, struct conversation_usage *out,
-                           struct error *err);
+/* *bytes receives the size of the exchanges of these conversations as JSON text, without those that
+ * version 0.1 stored. */
+int conversation_bytes(struct store *s, const char *prefix, int64_t *bytes, struct error *err);
 /* An array of at most `limit` exchanges {number, at (null: unknown), user, assistant}, in order,
  * whose numbers are above `after`. ERR_MISSING: there is no such conversation. */
 json_t *conversation_history(struct store *s, const char *id, int64_t after, int64_t limit,
                              struct error *err);
-/* ERR_USAGE for a text that is not UTF-8. An array of at most `limit` exchanges that contain
- * `text`, with the id of their conversation, in the order of the list and then of their numbers.
- * Upper and lower case, and full-width and half-width forms, are equal. */
+/* An array of at most `limit` exchanges that contain `text`, with the id of their conversation, in
+ * the order of the list and then of their numbers. Upper and lower case, and full-width and
+ * half-width forms, are equal. ERR_USAGE for a text that is not UTF-8. */
 json_t *conversation_search(struct store *s, const char *prefix, const char *text, int64_t limit,
                             struct error *err);
 /* title "": that of the first exchange again. */

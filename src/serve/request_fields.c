@@ -400,15 +400,28 @@ json_t *json_get_nonnull(const json_t *o, const char *key) {
     return v && !json_is_null(v) ? v : NULL;
 }
 
+/* *out = v, unless it is not `valid` or out of range. */
+static int number_set(const char *key, bool valid, double v, double lo, double hi, double *out,
+                      struct error *err) {
+    if (!valid || !(v >= lo && v <= hi))
+        return error_set(err, ERR_USAGE, "'%s' must be a number from %g to %g", key, lo, hi);
+    *out = v;
+    return OK;
+}
+
+static int int_set(const char *key, bool valid, int64_t v, int64_t lo, int64_t hi, int64_t *out,
+                   struct error *err) {
+    if (!valid || v < lo || v > hi)
+        return error_set(err, ERR_USAGE, "'%s' must be a whole number from %lld to %lld", key,
+                         (long long)lo, (long long)hi);
+    *out = v;
+    return OK;
+}
+
 int json_read_number(const json_t *o, const char *key, double lo, double hi, double *out,
                      struct error *err) {
     const json_t *v = json_get_nonnull(o, key);
-    double x = v ? json_number_value(v) : lo;
-    if (!v) return OK;
-    if (!json_is_number(v) || !(x >= lo && x <= hi))
-        return error_set(err, ERR_USAGE, "'%s' must be a number from %g to %g", key, lo, hi);
-    *out = x;
-    return OK;
+    return v ? number_set(key, json_is_number(v), json_number_value(v), lo, hi, out, err) : OK;
 }
 
 int json_read_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int64_t *out,
@@ -419,35 +432,26 @@ int json_read_int(const json_t *o, const char *key, int64_t lo, int64_t hi, int6
     double x = json_number_value(v);
     bool whole = json_is_integer(v) || (json_is_real(v) && fabs(x) < 9e18 && x == floor(x));
     int64_t n = json_is_integer(v) ? json_integer_value(v) : whole ? (int64_t)x : 0;
-    if (!whole || n < lo || n > hi)
-        return error_set(err, ERR_USAGE, "'%s' must be a whole number from %lld to %lld", key,
-                         (long long)lo, (long long)hi);
-    *out = n;
-    return OK;
+    return int_set(key, whole, n, lo, hi, out, err);
 }
 
 int query_read_int(const struct exchange *x, const char *key, int64_t lo, int64_t hi, int64_t *out,
                    struct error *err) {
     const char *text = exchange_query(x, key);
-    char *end = NULL;
+    char *end;
+    if (!text) return OK;
     errno = 0;
-    int64_t n = text ? strtoll(text, &end, 10) : *out;
-    if (text && (end == text || *end || errno || n < lo || n > hi))
-        return error_set(err, ERR_USAGE, "'%s' must be a whole number from %lld to %lld", key,
-                         (long long)lo, (long long)hi);
-    *out = n;
-    return OK;
+    int64_t n = strtoll(text, &end, 10);
+    return int_set(key, end != text && !*end && !errno, n, lo, hi, out, err);
 }
 
 int query_read_number(const struct exchange *x, const char *key, double lo, double hi, double *out,
                       struct error *err) {
     const char *text = exchange_query(x, key);
-    char *end = NULL;
-    double v = text ? strtod(text, &end) : *out;
-    if (text && (end == text || *end || !(v >= lo && v <= hi)))
-        return error_set(err, ERR_USAGE, "'%s' must be a number from %g to %g", key, lo, hi);
-    *out = v;
-    return OK;
+    char *end;
+    if (!text) return OK;
+    double v = strtod(text, &end);
+    return number_set(key, end != text && !*end, v, lo, hi, out, err);
 }
 
 int json_read_bool(const json_t *o, const char *key, bool *out, struct error *err) {

@@ -249,9 +249,6 @@ static void hints_read(struct copy *c) {
         struct key *k = &c->hints[c->n_hints];
         if (page_key(c, file + at, size, k)) c->n_hints++;
     }
-    for (size_t i = 0; i < c->n_hints;
-         i++) /* in tables with keys of one part the second is equal */
-        if (c->n_parts == 1) part_set(&c->hints[i].part[1], SQLITE_INTEGER, 0, NULL, 0);
     qsort(c->hints, c->n_hints, sizeof *c->hints, hint_compare);
 }
 

@@ -139,7 +139,8 @@ json_t *store_document_get(struct store *s, const char *kind, const char *id, st
 /* An object of all documents of a kind, keyed by id. */
 json_t *store_document_list(struct store *s, const char *kind, struct error *err);
 /* An object of the documents of a kind whose id begins with `prefix`, keyed by id: an array of the
- * values at STORE_PATHS JSON paths ("$.title"); null where a document has none. */
+ * values at STORE_PATHS JSON paths ("$.title"); null where a document has no value or the path is
+ * NULL. */
 enum { STORE_PATHS = 4 };
 json_t *store_document_extract(struct store *s, const char *kind, const char *prefix,
                                const char *const paths[STORE_PATHS], struct error *err);

@@ -33,6 +33,8 @@
 
 #include <cmocka.h>
 
+#include "database.h"
+
 /* faults */
 
 static struct {
@@ -126,22 +128,10 @@ static void run_row_add(const char *db, const char *id) {
     json_decref(none);
 }
 
-/* The first column of the first row of a query. */
-static int64_t query_int(const char *db, const char *sql) {
-    sqlite3 *h = NULL;
-    sqlite3_stmt *q = NULL;
-    assert_int_equal(sqlite3_open_v2(db, &h, SQLITE_OPEN_READWRITE, NULL), SQLITE_OK);
-    assert_int_equal(sqlite3_prepare_v2(h, sql, -1, &q, NULL), SQLITE_OK);
-    assert_int_equal(sqlite3_step(q), SQLITE_ROW);
-    int64_t v = sqlite3_column_int64(q, 0);
-    sqlite3_finalize(q);
-    sqlite3_close(h);
-    return v;
-}
-
 static int64_t count_rows(const char *db) {
-    assert_int_equal(query_int(db, "SELECT integrity_check = 'ok' FROM pragma_integrity_check"), 1);
-    return query_int(db, "SELECT count(*) FROM runs");
+    assert_int_equal(
+        database_query_int(db, "SELECT integrity_check = 'ok' FROM pragma_integrity_check"), 1);
+    return database_query_int(db, "SELECT count(*) FROM runs");
 }
 
 static void folders_create(void) {
@@ -397,7 +387,7 @@ static void test_under_a_writer(void **test_state) {
     json_array_foreach (list, i, v) strings_add(&ids, json_get_string(v, "id"));
     for (int k = 0; k < ids.n; k++) {
         restore_checked(ids.v[k], true);
-        int64_t n = query_int(path, "SELECT count(*) FROM pairs");
+        int64_t n = database_query_int(path, "SELECT count(*) FROM pairs");
         assert_int_equal(n % 2, 0);
         assert_int_equal(count_rows(path), 1);
         max_rows = MAX(max_rows, n);

@@ -23,6 +23,8 @@
 
 #include <cmocka.h>
 
+#include "database.h"
+
 enum { PAGE = 4096, DOCUMENTS = 3000, EVENTS = 5000, CALLS = 3000, RUNS = 50, LARGE = 97 };
 enum { N_ROWS = DOCUMENTS + EVENTS + CALLS + RUNS };
 
@@ -126,19 +128,6 @@ static void page_overwrite(int64_t number) {
     close(fd);
 }
 
-/* The first column of the first row of a query on a database, through SQLite. */
-static int64_t query_int(const char *file, const char *sql) {
-    sqlite3 *db = NULL;
-    sqlite3_stmt *q = NULL;
-    assert_int_equal(sqlite3_open(file, &db), SQLITE_OK);
-    assert_int_equal(sqlite3_prepare_v2(db, sql, -1, &q, NULL), SQLITE_OK);
-    assert_int_equal(sqlite3_step(q), SQLITE_ROW);
-    int64_t v = sqlite3_column_int64(q, 0);
-    sqlite3_finalize(q);
-    sqlite3_close(db);
-    return v;
-}
-
 /* The leaf of a table after part / of of its leaves. Opening `file` here also closes it. */
 static int64_t leaf_of(const char *file, const char *table, int part, int of) {
     char sql[256];
@@ -147,7 +136,7 @@ static int64_t leaf_of(const char *file, const char *table, int part, int of) {
              " LIMIT 1 OFFSET (SELECT count(*) * %d / %d FROM dbstat WHERE name = '%s' AND"
              " pagetype = 'leaf')",
              table, part, of, table);
-    return query_int(file, sql);
+    return database_query_int(file, sql);
 }
 
 static char *file_hash(const char *name) {
@@ -162,8 +151,8 @@ static void assert_copy(const char *original, const json_t *report, int64_t leas
     static const char *const tables[] = {"documents", "logs", "calls", "runs"};
     char sql[512];
     int64_t rows = 0;
-    assert_int_equal(query_int(copy, "SELECT integrity_check = 'ok' FROM pragma_integrity_check"),
-                     1);
+    assert_int_equal(
+        database_query_int(copy, "SELECT integrity_check = 'ok' FROM pragma_integrity_check"), 1);
     for (size_t i = 0; i < ARRAY_LEN(tables); i++) {
         sqlite3 *db = NULL;
         sqlite3_stmt *q = NULL;
@@ -221,7 +210,8 @@ static void test_killed_is_opened(void **state) {
         assert_int_equal(store_document_count(s, "uncommitted", "", &n, &err), OK);
         assert_int_equal(n, 0);
         store_close(s);
-        assert_int_equal(query_int(path, "DELETE FROM runs WHERE id = 'killed' RETURNING 1"), 1);
+        assert_int_equal(
+            database_query_int(path, "DELETE FROM runs WHERE id = 'killed' RETURNING 1"), 1);
     }
 }
 
@@ -275,7 +265,7 @@ static void damage_begin(char original[128]) {
     assert_int_equal(file_write(original, bytes.data, bytes.len, &err), OK);
     buf_release(&bytes);
     store_kill(false);
-    assert_int_equal(query_int(original, "SELECT count(*) FROM documents"), DOCUMENTS);
+    assert_int_equal(database_query_int(original, "SELECT count(*) FROM documents"), DOCUMENTS);
 }
 
 static json_t *salvage(void) {
@@ -285,7 +275,7 @@ static json_t *salvage(void) {
     if (store_salvage(path, copy, &report, &err) != OK) fail_msg("%s", err.text);
     assert_string_equal(file_hash(path), before);
     /* the run of the killed process is in the write-ahead log, and not in the original */
-    query_int(copy, "DELETE FROM runs WHERE id = 'killed' RETURNING 1");
+    database_query_int(copy, "DELETE FROM runs WHERE id = 'killed' RETURNING 1");
     json_object_set_new(report, "rows",
                         json_integer((json_int_t)json_get_number(report, "rows") - 1));
     return report;
@@ -396,8 +386,9 @@ static void test_intact_and_refusals(void **state) {
     assert_int_equal(store_salvage(path, dir, &report, &err), ERR_USAGE);
     unlink(copy);
     assert_int_equal(store_salvage(path, copy, &report, &err), OK);
-    assert_int_equal(query_int(path, "SELECT count(*) FROM sqlite_schema WHERE type = 'table'"),
-                     json_array_size(json_object_get(report, "tables")));
+    assert_int_equal(
+        database_query_int(path, "SELECT count(*) FROM sqlite_schema WHERE type = 'table'"),
+        json_array_size(json_object_get(report, "tables")));
     json_decref(report);
 }
 

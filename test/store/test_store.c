@@ -25,6 +25,8 @@
 
 #include <cmocka.h>
 
+#include "database.h"
+
 static struct error err;
 static char dir[64], path[96];
 
@@ -49,21 +51,9 @@ static struct store *store_open_checked(void) {
     return s;
 }
 
-/* The first column of the first row of a query, through SQLite. */
-static int64_t query_int(const char *sql) {
-    sqlite3 *db = NULL;
-    sqlite3_stmt *q = NULL;
-    assert_int_equal(sqlite3_open(path, &db), SQLITE_OK);
-    assert_int_equal(sqlite3_prepare_v2(db, sql, -1, &q, NULL), SQLITE_OK);
-    assert_int_equal(sqlite3_step(q), SQLITE_ROW);
-    int64_t v = sqlite3_column_int64(q, 0);
-    sqlite3_finalize(q);
-    sqlite3_close(db);
-    return v;
-}
-
 static void assert_integrity(void) {
-    assert_int_equal(query_int("SELECT integrity_check = 'ok' FROM pragma_integrity_check"), 1);
+    assert_int_equal(
+        database_query_int(path, "SELECT integrity_check = 'ok' FROM pragma_integrity_check"), 1);
 }
 
 /* Call number i, its numbers borrowed; every field differs from its neighbours'. */
@@ -154,7 +144,7 @@ static void test_call_again_is_ignored(void **state) {
     assert_memory_equal(got.ends, c.ends, 3 * sizeof *c.ends);
     store_call_release(&got);
     store_close(s);
-    assert_int_equal(query_int("SELECT count(*) FROM calls"), 1);
+    assert_int_equal(database_query_int(path, "SELECT count(*) FROM calls"), 1);
 }
 
 static void test_runs(void **state) {
@@ -261,10 +251,11 @@ static void test_results_and_events(void **state) {
     json_decref(row);
     json_decref(better);
     store_close(s);
-    assert_int_equal(query_int("SELECT count(*) FROM results"), 1);
-    assert_int_equal(query_int("SELECT row ->> 'n' FROM results"), 4);
+    assert_int_equal(database_query_int(path, "SELECT count(*) FROM results"), 1);
+    assert_int_equal(database_query_int(path, "SELECT row ->> 'n' FROM results"), 4);
     assert_int_equal(
-        query_int("SELECT count(*) FROM events WHERE kind = 'generation' AND detail ->> 'n' = 3"),
+        database_query_int(
+            path, "SELECT count(*) FROM events WHERE kind = 'generation' AND detail ->> 'n' = 3"),
         2);
 }
 
@@ -320,7 +311,7 @@ static void test_newer_schema_is_refused(void **state) {
     assert_int_equal(err.code, ERR_MISMATCH);
     assert_non_null(strstr(err.text, "newer shoal (schema 1000"));
     assert_non_null(strstr(err.text, path));
-    assert_int_equal(query_int("PRAGMA user_version"), 1000);
+    assert_int_equal(database_query_int(path, "PRAGMA user_version"), 1000);
 }
 
 static void test_other_files_are_refused(void **state) {
@@ -453,9 +444,10 @@ static void test_kill_while_writing(void **state) {
         assert_true(WIFSIGNALED(status));
         store_close(store_open_checked());
         assert_integrity();
-        int64_t n = query_int("SELECT count(*) FROM calls");
+        int64_t n = database_query_int(path, "SELECT count(*) FROM calls");
         assert_int_equal(n % GROUP, 0);
-        assert_int_equal(query_int("SELECT coalesce(max(prefilled) + 1, 0) FROM calls"), n);
+        assert_int_equal(
+            database_query_int(path, "SELECT coalesce(max(prefilled) + 1, 0) FROM calls"), n);
     }
 }
 
@@ -482,7 +474,7 @@ static void test_two_processes(void **state) {
         waitpid(child[k], &status, 0);
         assert_int_equal(status, 0);
     }
-    assert_int_equal(query_int("SELECT count(*) FROM calls"), EACH + EACH / 2);
+    assert_int_equal(database_query_int(path, "SELECT count(*) FROM calls"), EACH + EACH / 2);
     assert_integrity();
 }
 

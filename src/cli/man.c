@@ -40,7 +40,8 @@ static const struct item variables[] = {
     {"SHOAL_API_KEY", "Key of the server with all scopes."},
     {"SHOAL_CACHE", "Folder of downloaded models, in place of ~/.cache/shoal."},
     {"SHOAL_CONFIG", "The settings file; empty: none."},
-    {"SHOAL_CPU", "The highest instruction set to use: scalar, avx2, avxvnni, avx512, avx512bf16 or amx."},
+    {"SHOAL_CPU",
+     "The highest instruction set to use: scalar, avx2, avxvnni, avx512, avx512bf16 or amx."},
     {"SHOAL_POWERCAP", "Folder of the energy counters, in place of /sys/class/powercap."},
     {"SHOAL_PROGRESS", "Number of an inherited pipe that receives progress as lines of JSON."},
     {"SOURCE_DATE_EPOCH", "Date, in seconds since 1970, of chat templates and manual pages."},
@@ -227,6 +228,7 @@ static void tag_print(const struct option_row *row, bool key) {
 }
 
 static void rows_print(const struct option_row *rows, const char *title, bool keys) {
+    if (!rows->name) return; // mandoc warns of an empty list
     if (title) heading_print(".Ss", title);
     printf(".Bl -tag -width Ds\n");
     for (const struct option_row *row = rows; row->name; row++) {

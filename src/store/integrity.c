@@ -13,6 +13,7 @@
 #define _GNU_SOURCE
 #include "store/internal.h"
 
+#include <stdlib.h>
 #include <string.h>
 #include <sys/stat.h>
 
@@ -51,6 +52,14 @@ int store_damaged(const char *path, const char *problem, struct error *err) {
                      problem);
 }
 
+/* quick_check reports a page that could not be read as a problem of the file, "unable to get the
+ * page. error code=N". Returns N, SQLite's code, or SQLITE_OK for other problems. */
+static int unread_page(const char *problem) {
+    static const char mark[] = "error code=";
+    const char *code = problem ? strstr(problem, mark) : NULL;
+    return code ? atoi(code + strlen(mark)) : SQLITE_OK;
+}
+
 /* quick_check reads every page and verifies that each table is a search tree in order. The full
  * integrity_check also looks up every row in the indexes; only small tables of the schema have an
  * index apart from the table. */
@@ -63,8 +72,10 @@ int store_check(sqlite3 *db, const char *path, struct error *err) {
     if (rc == SQLITE_OK) rc = sqlite3_step(q);
     const char *text = rc == SQLITE_ROW ? (const char *)sqlite3_column_text(q, 0) : NULL,
                *line = text ? strrchr(text, '\n') : NULL;
-    int result = OK;
-    if (rc != SQLITE_ROW && rc != SQLITE_CORRUPT && rc != SQLITE_NOTADB)
+    int result = OK, unread = unread_page(text);
+    if ((unread & 0xFF) == SQLITE_IOERR || (unread & 0xFF) == SQLITE_NOMEM)
+        result = error_set(err, ERR_IO, "cannot check '%s': %s", path, sqlite3_errstr(unread));
+    else if (rc != SQLITE_ROW && rc != SQLITE_CORRUPT && rc != SQLITE_NOTADB)
         result = error_set(err, ERR_IO, "cannot check '%s': %s", path, sqlite3_errmsg(db));
     else if (rc != SQLITE_ROW)
         result = store_damaged(path, sqlite3_errmsg(db), err);

@@ -34,6 +34,9 @@ struct grammar *grammar_new_regex(const char *text, size_t len, struct error *er
  */
 struct grammar *grammar_new_json_schema(const char *text, size_t len, bool compact,
                                         struct error *err);
+/* A value of a schema within a longer text: perhaps a space, the value, and then `then`. So a model
+ * may write the beginning and the end of the value as tokens that reach beyond it. */
+struct grammar *grammar_new_json_value(const json_t *schema, const char *then, struct error *err);
 /* Any JSON object: OpenAI's json_object. */
 struct grammar *grammar_new_json_object(struct error *err);
 /* GBNF in llama.cpp's syntax, starting at the rule `root`; tokens in <> and left recursion are

@@ -121,12 +121,16 @@ struct grammar {
 #define GRAMMAR_KIND_GBNF "grammar"
 #define GRAMMAR_KIND_JSON_SCHEMA "JSON schema"
 #define GRAMMAR_KIND_COMPACT_JSON_SCHEMA "compact JSON schema"
+#define GRAMMAR_KIND_JSON_VALUE "JSON schema of a value"
 #define GRAMMAR_KIND_CHOICES "list of choices"
 
 /* Compiles the rules, starting at `root`; always releases the builder. `kind` is one of
  * GRAMMAR_KIND_*; the hash covers the kind and the source. */
 struct grammar *grammar_build(struct grammar_builder *b, int32_t root, const char *kind,
                               const char *text, size_t len, struct error *err);
+
+/* A grammar of GRAMMAR_KIND_JSON_VALUE from its source, {schema, then}. */
+struct grammar *grammar_from_json_value_source(const char *text, size_t len, struct error *err);
 
 /* The code point at the beginning of p[0..left); *n receives its length in bytes. -1 if it is not
  * valid UTF-8. */

@@ -1172,31 +1172,69 @@ static struct expr *schema_expr(struct schema *s, json_t *v) {
     return e;
 }
 
+/* Compiles s->root; `text` is the source of the grammar. then: NULL, or what follows the value,
+ * before which a space may be. */
+static struct grammar *schema_compile(struct schema *s, const char *then, const char *kind,
+                                      const char *text, size_t len) {
+    struct grammar *g = NULL;
+    s->retained = json_array();
+    buf_puts(&s->path, "");
+    struct expr *e = ref_expr(s, "#");
+    if (e && then)
+        e = expr_cat_of(s->b, pattern_rule_expr(s, " space", " ?"), e, expr_puts(s->b, then), NULL);
+    if (e) {
+        int32_t root = grammar_builder_add_rule(s->b, NULL);
+        grammar_builder_define_rule(s->b, root, e);
+        g = grammar_build(s->b, root, kind, text, len, s->err);
+    } else {
+        grammar_builder_release(s->b);
+    }
+    json_decref(s->retained);
+    buf_release(&s->path);
+    return g;
+}
+
 struct grammar *grammar_new_json_schema(const char *text, size_t len, bool compact,
                                         struct error *err) {
     struct grammar_builder b = {0};
     struct schema s = {.b = &b, .compact = compact, .err = err};
-    struct grammar *g = NULL;
     err->code = OK;
     if (grammar_check_text("JSON schema", text, len, err) != OK) return NULL;
     struct json_limits left = json_request_limits;
     s.root = json_parse_limited(text, len, "JSON schema", &left, err);
     if (!s.root) return NULL;
-    s.retained = json_array();
-    buf_puts(&s.path, "");
-    struct expr *e = ref_expr(&s, "#");
-    if (e) {
-        int32_t root = grammar_builder_add_rule(&b, NULL);
-        grammar_builder_define_rule(&b, root, e);
-        g = grammar_build(&b, root,
-                          compact ? GRAMMAR_KIND_COMPACT_JSON_SCHEMA : GRAMMAR_KIND_JSON_SCHEMA,
-                          text, len, err);
-    } else {
-        grammar_builder_release(&b);
-    }
-    json_decref(s.retained);
+    struct grammar *g = schema_compile(
+        &s, NULL, compact ? GRAMMAR_KIND_COMPACT_JSON_SCHEMA : GRAMMAR_KIND_JSON_SCHEMA, text, len);
     json_decref(s.root);
-    buf_release(&s.path);
+    return g;
+}
+
+struct grammar *grammar_new_json_value(const json_t *schema, const char *then, struct error *err) {
+    struct grammar_builder b = {0};
+    struct schema s = {.b = &b, .err = err, .root = (json_t *)(uintptr_t)schema};
+    json_t *source = json_pack("{s:O,s:s}", "schema", schema, "then", then);
+    char *text = source ? json_dumps(source, JSON_COMPACT) : NULL;
+    struct grammar *g = NULL;
+    err->code = OK;
+    if (!text)
+        error_set(err, ERR_FORMAT, "the JSON schema, or the text after its value, is not UTF-8");
+    else if (grammar_check_text("JSON schema", text, strlen(text), err) == OK)
+        g = schema_compile(&s, then, GRAMMAR_KIND_JSON_VALUE, text, strlen(text));
+    free(text);
+    json_decref(source);
+    return g;
+}
+
+struct grammar *grammar_from_json_value_source(const char *text, size_t len, struct error *err) {
+    struct json_limits left = json_request_limits;
+    json_t *v = json_parse_limited(text, len, "JSON schema", &left, err);
+    const char *then = json_string_value(json_object_get(v, "then"));
+    struct grammar *g = NULL;
+    if (then)
+        g = grammar_new_json_value(json_object_get(v, "schema"), then, err);
+    else if (v)
+        error_set(err, ERR_FORMAT, "the source of a grammar needs 'schema' and 'then'");
+    json_decref(v);
     return g;
 }
 

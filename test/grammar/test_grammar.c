@@ -1218,6 +1218,45 @@ static int bench(const char *path) {
     return 0;
 }
 
+/* A value within a longer text: a space may precede it, and a text follows it. The source makes an
+ * equal grammar, also with references to the schema's root. */
+static void test_value(void **state) {
+    static const struct {
+        const char *text;
+        char kind;
+    } cases[] = {{" {\"a\": 1}}\n", 'y'},
+                 {"{\"a\":1}}\n", 'y'},
+                 {" {\"a\": 1}", 'p'},
+                 {"  {", 'n'},
+                 {"{\"a\": 1} }", 'n'},
+                 {"", 'p'},
+                 {" {\"b\": {\"a\": 2}}}\n", 'y'}};
+    struct error err;
+    json_t *schema = json_pack("{s:s,s:{s:{s:s},s:{s:s}},s:b}", "type", "object", "properties", "a",
+                               "type", "integer", "b", "$ref", "#", "additionalProperties", 0);
+    struct grammar *g = assert_compiled(grammar_new_json_value(schema, "}\n", &err), &err);
+    size_t len;
+    const char *source = grammar_source(g, &len);
+    struct grammar *again =
+        assert_compiled(grammar_from_source(grammar_kind(g), source, len, &err), &err);
+    assert_string_equal(grammar_hash(g), grammar_hash(again));
+    struct grammar *const both[] = {g, again};
+    (void)state;
+    for (int k = 0; k < 2; k++) {
+        struct grammar_machine *m = grammar_machine_new(both[k], NULL, 0);
+        for (size_t i = 0; i < ARRAY_LEN(cases); i++)
+            if (classify(m, cases[i].text, strlen(cases[i].text)) != cases[i].kind)
+                fail_msg("'%s' is not '%c'", cases[i].text, cases[i].kind);
+        grammar_machine_free(m);
+    }
+    grammar_free(g);
+    grammar_free(again);
+    json_decref(schema);
+    assert_null(grammar_new_json_value(NULL, "", &err));
+    assert_null(grammar_from_source("JSON schema of a value", "{}", 2, &err));
+    assert_null(grammar_from_source("JSON schema of a value", "{", 1, &err));
+}
+
 int main(int argc, char **argv) {
     if (argc == 3 && strcmp(argv[1], "--bench") == 0) return bench(argv[2]);
     const struct CMUnitTest tests[] = {
@@ -1228,7 +1267,7 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_slices),      cmocka_unit_test(test_slices_abandoned),
         cmocka_unit_test(test_tokenizers),  cmocka_unit_test(test_replies),
         cmocka_unit_test(test_hostile),     cmocka_unit_test(test_deep),
-        cmocka_unit_test(test_mangled),
+        cmocka_unit_test(test_mangled),     cmocka_unit_test(test_value),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

@@ -1,6 +1,6 @@
 /*
  * hub: models and adapters that are pulled from a hub with Hugging Face's HTTP API into a cache,
- * and messages to webhooks. No other module sends HTTP requests.
+ * messages to webhooks, and pages of allowed hosts. No other module sends HTTP requests.
  *
  * Several threads and processes may use the cache at once.
  */
@@ -53,5 +53,26 @@ json_t *hub_list(struct error *err);
  * or a status other than 2xx. ERR_MISSING: libcurl is not installed. `url` may be a secret, so no
  * message contains it. */
 int http_post_json(const char *url, const char *body, double seconds, struct error *err);
+
+/* pages */
+
+struct http_page {
+    char *type;      /* the header Content-Type; "" if the server sent none */
+    struct buf body; /* at most `limit` bytes of it */
+};
+/*
+ * Sends a GET request for an address that an untrusted text may have chosen, and follows up to 3
+ * redirects. `hosts` allows "HOST", which is the scheme's own port, and "HOST:PORT", in upper or
+ * lower case; the host of every redirect must be allowed too. A host that is neither an IP address
+ * nor "localhost" must have a public address: the address of the connection itself is checked, so
+ * there is no proxy. No credentials and cookies are sent.
+ *
+ * ERR_USAGE: not an http or https address, or one with a password. ERR_STATE: a host or address
+ * that is not allowed. ERR_IO: no response within `seconds`, or a status other than 2xx.
+ * ERR_MISSING: libcurl is not installed. The caller releases `out` after OK.
+ */
+int http_get_page(const char *url, const struct strings *hosts, size_t limit, double seconds,
+                  struct http_page *out, struct error *err);
+void http_page_release(struct http_page *p);
 
 #endif

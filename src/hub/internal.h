@@ -1,6 +1,6 @@
 /*
  * hub: declarations shared by the files of the hub client: names, listings and the choice of files
- * (hub.c), hashes (digest.c), and requests (fetch.c).
+ * (hub.c), hashes (digest.c), requests (fetch.c), and pages of allowed hosts (page.c).
  */
 #ifndef SHOAL_HUB_INTERNAL_H
 #define SHOAL_HUB_INTERNAL_H
@@ -75,5 +75,11 @@ int hub_client_download(struct hub_client *c, const char *commit, const struct h
 /* Appends a text with percent-encoding: "a b/c" as "a%20b%2Fc"; with keep_slashes '/' is not
  * encoded. */
 void hub_url_encode(struct buf *out, const char *text, bool keep_slashes);
+
+/* Whether an address belongs to the public internet: neither this machine, nor a private or
+ * link-local network, nor a group of machines. An IPv6 address that contains an IPv4 address is
+ * public if that one is. */
+struct sockaddr;
+bool address_is_public(const struct sockaddr *a);
 
 #endif

@@ -25,8 +25,13 @@
     X(curl_easy_getinfo)                                                                           \
     X(curl_easy_perform)                                                                           \
     X(curl_easy_strerror)                                                                          \
+    X(curl_free)                                                                                   \
     X(curl_slist_append)                                                                           \
-    X(curl_slist_free_all)
+    X(curl_slist_free_all)                                                                         \
+    X(curl_url)                                                                                    \
+    X(curl_url_cleanup)                                                                            \
+    X(curl_url_get)                                                                                \
+    X(curl_url_set)
 struct libcurl {
 #define MEMBER(name) __typeof__(&name) name;
     CURL_FUNCTIONS(MEMBER)

@@ -7,7 +7,7 @@
 # make install PREFIX=/usr/local DESTDIR=: the program, the libraries, their header and pkg-config file, man pages, the starter model.
 CC      ?= gcc
 BUILD   ?= release
-PKGS    := jansson yaml-0.1 libpcre2-8 sqlite3 libsodium
+PKGS    := jansson yaml-0.1 libpcre2-8 sqlite3 libsodium gmp
 VERSION := 0.1.0
 
 ifeq ($(BUILD),release)

@@ -20,6 +20,7 @@ libpcre2-dev pcre2-devel pcre2 pcre2-dev
 gettext gettext gettext gettext
 libsqlite3-dev sqlite-devel sqlite sqlite-dev
 libsodium-dev libsodium-devel libsodium libsodium-dev
+libgmp-dev gmp-devel gmp gmp-dev
 libunistring-dev libunistring-devel libunistring libunistring-dev
 libedit-dev libedit-devel libedit libedit-dev
 libcurl4-openssl-dev libcurl-devel curl curl-dev
@@ -68,7 +69,7 @@ column() {
     echo "$table" | awk -v column="$1" 'NF { print $column }' | tr ',' '\n' | grep -v '^-$' | tr '\n' ' '
 }
 
-libraries="jansson yaml-0.1 libpcre2-8 sqlite3 libsodium libedit libcurl cmocka libmicrohttpd"
+libraries="jansson yaml-0.1 libpcre2-8 sqlite3 libsodium gmp libedit libcurl cmocka libmicrohttpd"
 if ! command -v dpkg-query >/dev/null 2>&1; then
     pkg-config --exists $libraries 2>/dev/null && exit 0
     if command -v dnf >/dev/null; then

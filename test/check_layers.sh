@@ -149,7 +149,7 @@ all=$(mktemp) || exit 1
 trap 'rm -f "$all"' EXIT
 for header in src/*/*.h; do echo "#include \"${header#src/}\""; done >"$all"
 echo '#include "shoal.h"' >>"$all"
-if why=$("${CC:-gcc}" -x c -fsyntax-only -std=gnu11 -D_GNU_SOURCE -Iinclude -Isrc $(pkg-config --cflags jansson yaml-0.1 libpcre2-8 sqlite3 libsodium) "$all" 2>&1); then
+if why=$("${CC:-gcc}" -x c -fsyntax-only -std=gnu11 -D_GNU_SOURCE -Iinclude -Isrc $(pkg-config --cflags jansson yaml-0.1 libpcre2-8 sqlite3 libsodium gmp) "$all" 2>&1); then
     echo "ok all headers in one file"
 else
     echo "not ok all headers in one file: $(echo "$why" | grep -m1 error)"

@@ -5,6 +5,7 @@
 #include "cli/cli.h"
 #include "sandbox/sandbox.h"
 
+#include <gmp.h>
 #include <pcre2.h>
 #include <sodium.h>
 #include <sqlite3.h>
@@ -17,9 +18,9 @@ static json_t *libraries(void) {
     char pcre[64] = "";
     pcre2_config(PCRE2_CONFIG_VERSION, pcre);
     pcre[strcspn(pcre, " ")] = 0;
-    return json_pack("{s:s,s:s,s:s,s:s,s:s}", "jansson", jansson_version_str(), "libyaml",
+    return json_pack("{s:s,s:s,s:s,s:s,s:s,s:s}", "jansson", jansson_version_str(), "libyaml",
                      yaml_get_version_string(), "pcre2", pcre, "sqlite", sqlite3_libversion(),
-                     "libsodium", sodium_version_string());
+                     "libsodium", sodium_version_string(), "gmp", gmp_version);
 }
 
 /* {bubblewrap, landlock_abi, why}. bubblewrap isolates commands: its version, or null if commands
@@ -104,13 +105,12 @@ static int run(const struct cli_options *c, const void *options, const struct st
     (void)options, (void)args, (void)err;
     json_t *sandbox = sandbox_state();
     struct memory_info m = memory_info("/");
-    json_t *v = json_pack("{s:s,s:s,s:o,s:s,s:i,s:I,s:I,s:s,s:o,s:o,s:o}", "version", SHOAL_VERSION,
-                          "level", kernels_get()->name, "levels", levels(), "class",
-                          numeric_class_name(cli_numeric_class(c)), "threads",
-                          c->threads ? (int)c->threads : cpu_count(), "memory_bytes",
-                          (json_int_t)MAX(m.total, 0), "free_bytes",
-                          (json_int_t)MAX(m.available, 0), "huge_pages", m.huge_pages, "libraries",
-                          libraries(), "missing", problems(sandbox), "sandbox", sandbox);
+    json_t *v = json_pack(
+        "{s:s,s:s,s:o,s:s,s:i,s:I,s:I,s:s,s:o,s:o,s:o}", "version", SHOAL_VERSION, "level",
+        kernels_get()->name, "levels", levels(), "class", numeric_class_name(cli_numeric_class(c)),
+        "threads", c->threads ? (int)c->threads : cpu_count(), "memory_bytes",
+        (json_int_t)MAX(m.total, 0), "free_bytes", (json_int_t)MAX(m.available, 0), "huge_pages",
+        m.huge_pages, "libraries", libraries(), "missing", problems(sandbox), "sandbox", sandbox);
     if (c->json) return cli_print_json(v), OK;
     print(v);
     json_decref(v);

@@ -15,6 +15,7 @@ static const struct {
     {"generate:", &cmd_run},
     {NULL, &cmd_chat},
     {NULL, &cmd_ask},
+    {NULL, &cmd_agent},
     {NULL, &cmd_serve},
     {NULL, &cmd_embed},
     {"train:", &cmd_train},

@@ -44,7 +44,7 @@ static const struct item variables[] = {
      "The highest instruction set to use: scalar, avx2, avxvnni, avx512, avx512bf16 or amx."},
     {"SHOAL_POWERCAP", "Folder of the energy counters, in place of /sys/class/powercap."},
     {"SHOAL_PROGRESS", "Number of an inherited pipe that receives progress as lines of JSON."},
-    {"SOURCE_DATE_EPOCH", "Date, in seconds since 1970, of chat templates and manual pages."},
+    {"SOURCE_DATE_EPOCH", "Date, in seconds since 1970, of chat templates, manual pages and the tool clock."},
     {"VLLM_LORA_RESOLVER_CACHE_DIR", "Folder of adapters that requests may name, as in vLLM."},
     {"VLLM_PLUGINS", "'lora_filesystem_resolver' enables that folder, as in vLLM."},
     {"XDG_CACHE_HOME", "Folder of caches, in place of ~/.cache."},

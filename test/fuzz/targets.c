@@ -16,6 +16,7 @@
 #ifndef SHOAL_TEST_FUZZ_TARGETS_C
 #define SHOAL_TEST_FUZZ_TARGETS_C
 
+#include "agent/agent.h"
 #include "backup/internal.h"
 #include "eval/eval.h"
 #include "evolve/evolve.h"
@@ -1649,6 +1650,24 @@ static void fuzz_address(const uint8_t *data, size_t size) {
     free(text);
 }
 
+/* An expression. An exact result without a fraction is an expression with itself as result. */
+static void fuzz_calculate(const uint8_t *data, size_t size) {
+    char *text = strndup((const char *)data, size);
+    struct buf out = {0}, again = {0};
+    struct error err;
+    MUST(text != NULL);
+    int rc = agent_calculate(text, &out, &err);
+    MUST(rc == OK ? out.len > 0 : rc == ERR_USAGE && out.len == 0 && *err.text);
+    if (rc == OK && out.len <= 4096 && !strstr(out.data, "≈")) {
+        if (agent_calculate(out.data, &again, &err) != OK)
+            check_failed(__FILE__, __LINE__, err.text);
+        MUST(strcmp(out.data, again.data) == 0);
+    }
+    buf_release(&again);
+    buf_release(&out);
+    free(text);
+}
+
 static const struct fuzz_target fuzz_targets[] = {
     {"gguf", fuzz_gguf},
     {"gguf_tokenizer", fuzz_gguf_tokenizer},
@@ -1696,6 +1715,7 @@ static const struct fuzz_target fuzz_targets[] = {
     {"tool_call", fuzz_tool_call},
     {"address", fuzz_address},
     {"config", fuzz_config},
+    {"calculate", fuzz_calculate},
 };
 
 static const struct fuzz_target *fuzz_target_find(const char *name) {

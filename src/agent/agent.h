@@ -1,0 +1,169 @@
+/*
+ * agent: a model that answers in steps and uses tools (ReAct, Yao et al. 2023).
+ *
+ * A step is a thought, which may be empty, and then either a call of one tool, whose result the
+ * model reads in the next step, or the answer. The model chooses among all tools and answering by
+ * the exact probabilities of the texts that begin them, and writes the arguments of the chosen tool
+ * under a grammar of its JSON schema. So a call can be neither malformed nor of an unknown tool, at
+ * any size of the model; its arguments can still be wrong.
+ *
+ * Many runs advance together: their requests of one moment are one batch of the engine. A run
+ * depends on its messages, the model, adapters, tools, results of tools and options only, except
+ * for the limit of time.
+ *
+ * Tools that execute code exist only if the caller names them, and run in the sandbox. The
+ * result of a tool is bounded and cleaned text; it is never a part of the template.
+ *
+ * Threads: one thread at a time uses a list of tools; agent_run uses the engine as its owner.
+ */
+#ifndef SHOAL_AGENT_H
+#define SHOAL_AGENT_H
+
+#include "engine/engine.h"
+#include "memory/memory.h"
+
+/* tools */
+
+enum { AGENT_MAX_TOOLS = 64, AGENT_MAX_RESULT = 16 << 10 /* bytes of a result; the rest is cut */ };
+struct agent_tool {
+    char *name, *description;
+    json_t *parameters; /* JSON schema of the arguments, an object */
+    /* Appends the result as text. An error is a result as well: the model reads its message. The
+     * grammar enforces the schema of the arguments. */
+    int (*call)(void *ctx, const json_t *arguments, struct buf *out, struct error *err);
+    void (*release)(void *ctx); /* may be NULL */
+    void *ctx;
+};
+struct agent_tools {
+    struct agent_tool *v;
+    int n;
+};
+/* Adds a tool and takes ownership of its members; after an error they are released. ERR_USAGE: the
+ * name is not 1 to 64 letters, digits, _ and -, or is taken; too many tools. ERR_FORMAT: the schema
+ * is not one that the grammar supports. */
+int agent_tools_add(struct agent_tools *t, const struct agent_tool *tool, struct error *err);
+void agent_tools_release(struct agent_tools *t);
+/* Index of a tool, or -1. */
+int agent_tools_find(const struct agent_tools *t, const char *name);
+/* The list as in a chat request: [{type, function: {name, description, parameters}}]. */
+json_t *agent_tools_json(const struct agent_tools *t);
+/* Appends the result of a call, or its error as text, cleaned and cut to AGENT_MAX_RESULT;
+ * returns whether it succeeded. */
+bool agent_tool_call(const struct agent_tool *tool, const json_t *arguments, struct buf *out);
+
+/* Inputs of the built-in tools. Strings are copied. */
+struct agent_tool_options {
+    const char *knowledge;           /* knowledge base of the tool `knowledge` */
+    const struct embedder *embedder; /* for it; NULL: words only; borrowed */
+    const char *root;                /* folder that `read_file` and `list_files` may read */
+    const struct strings *hosts;     /* hosts that `http_get` may ask */
+    double seconds;                  /* limit of one call that executes code; 0: 10 */
+};
+/*
+ * Adds the built-in tools of a comma-separated list:
+ *
+ *   calculator     {expression}: the exact value of an arithmetic expression, also with units
+ *   clock          {}: date, time and day of the week, in UTC
+ *   knowledge      {query}: passages of the knowledge base
+ *   read_file      {path}: the text of a file below `root`
+ *   list_files     {path}: the files and folders of a folder below `root`
+ *   python         {code}: runs Python in the sandbox; its output
+ *   sh             {command}: runs a shell command in the sandbox; its output
+ *   check_code     {language, code}: whether Python, C, JavaScript or shell code has syntax errors
+ *   http_get       {url}: the text of a page of an allowed host
+ *
+ * The sandbox has no network, and of the machine's files sees only the system's programs.
+ * ERR_USAGE: an unknown name, or a tool without the option that it needs; the message names it.
+ * ERR_STATE, ERR_MISSING: no sandbox can be made here.
+ */
+int agent_tools_add_builtin(struct agent_tools *t, const char *list,
+                            const struct agent_tool_options *o, struct error *err);
+/* The names and descriptions of the built-in tools, in order; ends with a row whose name is NULL.
+ * needs: the option of struct agent_tool_options that a tool needs, in words of the command line,
+ * or NULL. executes: the tool executes code or uses the network. */
+struct agent_builtin {
+    const char *name, *description, *needs;
+    bool executes;
+};
+extern const struct agent_builtin agent_builtins[];
+
+/* Appends the exact value of an arithmetic expression, such as "1/3 ≈ 0.333333333333333" or
+ * "5.08 cm". It may have numbers, + - * / ^ mod, percents, parentheses, abs, min, max, round,
+ * floor, ceil, sqrt, gcd, lcm, !, units, and `in` or `to` a unit. Full-width characters, × ÷ − and
+ * thousands separators are understood. ERR_USAGE: the message has the mistake and its position. The
+ * cost is bounded. */
+int agent_calculate(const char *expression, struct buf *out, struct error *err);
+
+/* runs */
+
+/* How the model writes calls. AGENT_NATIVE: in the form of its chat template, which must know
+ * tools. AGENT_REACT: as lines of text, "Thought:", "Action:", "Arguments:", "Answer:", which the
+ * system message explains. */
+enum agent_form { AGENT_AUTO, AGENT_NATIVE, AGENT_REACT };
+
+struct agent_step {
+    char *thought;     /* may be "" */
+    int tool;          /* index of the tool; -1: the step is the answer */
+    json_t *arguments; /* NULL: the answer */
+    char *observation; /* the result, as the model reads it; NULL: the answer */
+    bool failed;       /* the tool returned an error */
+    double *prob;      /* [n_tools + 1] exact probabilities of the choice; the last: answering,
+                          or any other text */
+    double seconds;    /* duration of the step, with its tool */
+    int64_t prefilled, cached, generated; /* tokens */
+};
+enum agent_end {
+    AGENT_RUNNING,
+    AGENT_ANSWERED,
+    AGENT_STEP_LIMIT, /* the answer was demanded after max_steps */
+    AGENT_TIME_LIMIT, /* the answer was demanded after max_seconds */
+    AGENT_FAILED,     /* the context has no room left; `error` has the remedy */
+};
+struct agent_run {
+    const json_t *messages; /* the conversation; its last message is the user's; borrowed */
+    uint64_t seed;
+
+    /* results; agent_run_release frees them */
+    struct agent_step *steps; /* [n_steps] */
+    int n_steps;
+    char *answer;      /* malloc'ed; NULL after AGENT_FAILED */
+    double confidence; /* probability of answering times that of the answer's tokens */
+    bool truncated;    /* the answer reached max_tokens */
+    enum agent_end end;
+    char *error;
+    int64_t prefilled, cached, generated; /* sums of the steps */
+    double seconds;
+    struct agent_run_state *state; /* owned by agent_run_all */
+};
+void agent_run_release(struct agent_run *r);
+/* {answer, end, confidence, steps: [{thought, tool, arguments, observation, failed,
+ * probabilities: {NAME: p, …, "answer": p}, seconds, prefilled, cached, generated}], …} */
+json_t *agent_run_json(const struct agent_run *r, const struct agent_tools *t);
+extern const char *const agent_end_names[];
+
+struct agent_options {
+    const struct model *model;
+    struct engine *engine;
+    struct adapter *adapter; /* NULL: the mix, or the base model */
+    const struct weighted_adapter *mix;
+    int n_mix;
+    const char *system; /* system message, before that of the form; or NULL */
+    enum agent_form form;
+    const struct agent_tools *tools;
+    int max_steps;             /* 0: 8 */
+    double max_seconds;        /* from the begin of agent_run_all; 0: no limit */
+    int32_t max_tokens;        /* maximum for an answer, and for the arguments of a call; 0: 512 */
+    int32_t thought_tokens;    /* maximum for a thought in the form REACT; 0: 128 */
+    double temperature, top_p; /* for thoughts and answers; calls are the most probable ones */
+    /* Replaces engine_run if another component drives the engine. NULL: engine_run. */
+    int (*run)(void *ctx, struct engine_request *reqs, int n, struct error *err);
+    void *run_ctx;
+    /* Called after each step; the last one is the answer. */
+    void (*on_step)(void *ctx, const struct agent_run *r, const struct agent_step *s);
+    void *on_step_ctx;
+};
+/* Runs n agents to their end. A run that fails alone ends with AGENT_FAILED; an error is one of
+ * all: ERR_USAGE for wrong options or messages, ERR_STATE when cancelled. */
+int agent_run_all(const struct agent_options *o, struct agent_run *runs, int n, struct error *err);
+
+#endif

@@ -15,8 +15,8 @@ struct options {
     struct setup_options setup;
     char *adapter, *system, *tools, *knowledge, *root, *form;
     struct strings hosts;
-    int64_t seed, max_steps, max_tokens, thought_tokens;
-    double temperature, top_p, max_seconds, tool_seconds;
+    int64_t seed, max_steps, max_tokens, thought_tokens, top_k;
+    double temperature, top_p, min_p, max_seconds, tool_seconds;
     bool list;
 };
 #define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
@@ -48,6 +48,10 @@ static const struct option_row rows[] = {
         "auto: native if the template knows tools"),
     ROW("temperature", OPT_FLOAT, temperature, "0", 0, 100, "X",
         "sampling temperature of thoughts and answers; calls are always the most probable ones"),
+    ROW("top-k", OPT_INT, top_k, "0", 0, 1e6, "K",
+        "sample from the K most probable tokens; 0: all"),
+    ROW("min-p", OPT_FLOAT, min_p, "0", 0, 1, "P",
+        "exclude tokens below P times the highest probability"),
     ROW("top-p", OPT_FLOAT, top_p, "0.9", 0, 1, "P",
         "sample from the smallest set with probability P"),
     ROW("seed", OPT_INT, seed, "0", 0, 9e15, "N", "seed of the sampling"),
@@ -185,6 +189,8 @@ static int run(const struct cli_options *c, const void *options, const struct st
                                        .thought_tokens = (int32_t)o->thought_tokens,
                                        .temperature = o->temperature,
                                        .top_p = o->top_p,
+                                       .min_p = o->min_p,
+                                       .top_k = (int32_t)o->top_k,
                                        .on_step = c->json ? NULL : step_print,
                                        .on_step_ctx = &a};
     int rc = form_parse(o->form, &a.options.form, err);

@@ -694,10 +694,6 @@ static json_t *layers_json(const struct adapter *a) {
     return json_null();
 }
 
-static int text_compare(const void *a, const void *b) {
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
 /* target_modules: short names if they suffice, else the full name of every module. Sorted, because
  * PEFT stores a set, which has no order. */
 static json_t *targets_json(const struct adapter *a) {
@@ -714,7 +710,7 @@ static json_t *targets_json(const struct adapter *a) {
     }
     if (a->config.embed.lora.r) strings_add(&names, last_component(a->shape.arch->hf_embed));
     if (a->config.head.lora.r) strings_add(&names, "lm_head");
-    if (names.n > 1) qsort(names.v, (size_t)names.n, sizeof *names.v, text_compare);
+    strings_sort(&names);
     json_t *out = json_array();
     for (int i = 0; i < names.n; i++) json_array_append_new(out, json_string(names.v[i]));
     strings_release(&names);

@@ -154,9 +154,10 @@ struct agent_options {
     double max_seconds;     /* from the begin of agent_run_all; 0: no limit */
     int32_t max_tokens;     /* maximum for an answer, and for the arguments of a call; 0: 512 */
     int32_t thought_tokens; /* maximum for a thought in the form REACT; 0: 128 */
-    int32_t top_k;
-    double temperature, top_p,
-        min_p; /* for thoughts and answers; calls are the most probable ones */
+    /* Of thoughts and answers, without the seed, which is a run's; calls are the most probable
+     * ones.
+     */
+    struct sampling_params sampling;
     /* Replaces engine_run if another component drives the engine. NULL: engine_run. */
     int (*run)(void *ctx, struct engine_request *reqs, int n, struct error *err);
     void *run_ctx;

@@ -131,10 +131,6 @@ const struct tool_kind read_file_kind = {
 
 /* list_files */
 
-static int name_compare(const void *a, const void *b) {
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
 /* A line break in a name must not look like two names. */
 static void names_add(struct strings *names, int dir, const char *name) {
     struct stat st;
@@ -165,7 +161,7 @@ static int list_files_call(void *ctx, const json_t *arguments, struct buf *out, 
     CHECK(dir != NULL);
     int rc = names_read(dir, &names, err);
     closedir(dir);
-    if (!rc && names.n) qsort(names.v, (size_t)names.n, sizeof *names.v, name_compare);
+    strings_sort(&names);
     for (int i = 0; !rc && i < MIN(names.n, MAX_LISTED); i++)
         buf_printf(out, "%s%s", i ? "\n" : "", names.v[i]);
     if (!rc && names.n > MAX_LISTED) buf_printf(out, "\n… (%d more)", names.n - MAX_LISTED);

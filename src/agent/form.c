@@ -34,62 +34,53 @@ static json_t *call_message(const char *thought, const char *name, const json_t 
                      "arguments", arguments);
 }
 
-/* The text that begins a call of a tool in the template's form, without the white space before the
- * arguments; malloc'ed. NULL: the template does not write calls as JSON. *then receives the
- * brackets and the white space after the arguments, malloc'ed. */
-static char *native_opening(const struct model *m, const json_t *tools, const char *name,
-                            char **then) {
+/* A call in the template's form: NAME stands between the first two texts, the arguments, perhaps
+ * after white space, between the last two. All are malloc'ed. */
+struct native_call {
+    char *before_name, *after_name;
+    char *then;     /* brackets and white space only */
+    bool described; /* the template writes the descriptions of tools into the prompt */
+};
+
+static void native_call_release(struct native_call *c) {
+    free(c->before_name);
+    free(c->after_name);
+    free(c->then);
+}
+
+/* Finds the parts of the call of PROBE_TOOL with PROBE_ARGUMENT at the begin of a text. */
+static bool native_call_parse(const char *text, struct native_call *out) {
+    const char *name = strstr(text, PROBE_TOOL), *after = name ? name + strlen(PROBE_TOOL) : NULL,
+               *argument = after ? strstr(after, PROBE_ARGUMENT) : NULL,
+               *close = argument ? strchr(argument, '}') : NULL, *open = argument;
+    while (open && open > after && *open != '{') open--;
+    while (open && open > after && strchr(" \t\n", open[-1])) open--;
+    if (!close || open == after) return false;
+    out->before_name = xstrndup(text, (size_t)(name - text));
+    out->after_name = xstrndup(after, (size_t)(open - after));
+    out->then = xstrndup(close + 1, strspn(close + 1, "}]) \t\n"));
+    return true;
+}
+
+/* False: the template does not write calls as JSON. */
+static bool native_call_probe(const struct model *m, struct native_call *out) {
     json_t *messages = json_pack("[{s:s,s:s}]", "role", "user", "content", "question"),
-           *arguments = json_pack("{s:i}", PROBE_ARGUMENT, 1);
-    char *before = render(m, messages, tools, true), *after = NULL, *opening = NULL;
-    json_array_append_new(messages, call_message("", name, arguments));
+           *arguments = json_pack("{s:i}", PROBE_ARGUMENT, 1),
+           *tools = json_pack("[{s:s,s:{s:s,s:s,s:{s:s,s:{}}}}]", "type", "function", "function",
+                              "name", PROBE_TOOL, "description", "", "parameters", "type", "object",
+                              "properties");
+    char *before = render(m, messages, tools, true), *after = NULL;
+    json_array_append_new(messages, call_message("", PROBE_TOOL, arguments));
+    *out = (struct native_call){.described = before && strstr(before, PROBE_TOOL)};
     if (before) after = render(m, messages, tools, false);
     size_t n = before ? strlen(before) : 0;
-    *then = NULL;
-    if (after && strncmp(before, after, n) == 0) {
-        const char *end = strstr(after + n, PROBE_ARGUMENT), *close = end ? strchr(end, '}') : NULL;
-        if (close) *then = xstrndup(close + 1, strspn(close + 1, "}]) \t\n"));
-        while (end && end > after + n && *end != '{') end--;
-        while (end && end > after + n && strchr(" \t\n", end[-1])) end--;
-        if (end && end > after + n) opening = xstrndup(after + n, (size_t)(end - after) - n);
-        if (opening && !strstr(opening, name)) {
-            free(opening);
-            opening = NULL;
-        }
-    }
+    bool found = after && strncmp(before, after, n) == 0 && native_call_parse(after + n, out);
     free(before);
     free(after);
     json_decref(messages);
     json_decref(arguments);
-    return opening;
-}
-
-/* Whether the template writes the description of a tool and calls as JSON. */
-static bool template_knows_tools(const struct model *m) {
-    json_t *messages = json_pack("[{s:s,s:s}]", "role", "user", "content", "question"),
-           *tools = json_pack("[{s:s,s:{s:s,s:s,s:{s:s,s:{}}}}]", "type", "function", "function",
-                              "name", PROBE_TOOL, "description", "", "parameters", "type", "object",
-                              "properties");
-    char *then, *text = render(m, messages, tools, true),
-                *opening = native_opening(m, tools, PROBE_TOOL, &then);
-    bool found = text && strstr(text, PROBE_TOOL) && opening;
-    free(text);
-    free(opening);
-    free(then);
-    json_decref(messages);
     json_decref(tools);
     return found;
-}
-
-/* The part that the openings of all tools have in common, without white space at its end: a text
- * that contains it begins a call. */
-static char *openings_prefix(char *const *openings, int n, const char *name) {
-    const char *end = strstr(openings[0], name);
-    size_t len = (size_t)(end - openings[0]);
-    for (int i = 1; i < n; i++)
-        while (len > 0 && strncmp(openings[0], openings[i], len) != 0) len--;
-    while (len > 0 && strchr(" \t\n", openings[0][len - 1])) len--;
-    return xstrndup(openings[0], len);
 }
 
 static void opening_encode(const struct tokenizer *tok, const char *text, struct token_ids *out) {
@@ -105,24 +96,17 @@ static int tool_init(struct agent_call_form *f, int i, const struct tokenizer *t
     return f->grammars[i] ? OK : err->code;
 }
 
-static int native_init(struct agent_call_form *f, const struct model *m,
-                       const struct agent_tools *t, struct error *err) {
-    char **openings = xcalloc((size_t)t->n + 1, sizeof *openings);
+static int native_init(struct agent_call_form *f, const struct native_call *c,
+                       const struct model *m, const struct agent_tools *t, struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < t->n; i++) {
-        char *then;
-        openings[i] = native_opening(m, f->tools, t->v[i].name, &then);
-        if (!openings[i])
-            rc = error_set(err, ERR_USAGE,
-                           "the model's chat template does not write calls of tools as JSON; use "
-                           "the form 'react'");
-        else
-            rc = tool_init(f, i, m->tok, openings[i], t->v[i].parameters, then, err);
-        free(then);
+        char *opening = xasprintf("%s%s%s", c->before_name, t->v[i].name, c->after_name);
+        rc = tool_init(f, i, m->tok, opening, t->v[i].parameters, c->then, err);
+        free(opening);
     }
-    if (rc == OK && t->n > 0) f->stop = openings_prefix(openings, t->n, t->v[0].name);
-    for (int i = 0; i < t->n; i++) free(openings[i]);
-    free(openings);
+    size_t n = strlen(c->before_name);
+    while (n > 0 && strchr(" \t\n", c->before_name[n - 1])) n--;
+    if (t->n > 0) f->stop = xstrndup(c->before_name, n);
     return rc;
 }
 
@@ -156,11 +140,22 @@ static int react_init(struct agent_call_form *f, const struct model *m, const st
 int agent_call_form_init(struct agent_call_form *f, enum agent_form form, const struct model *m,
                          const struct agent_tools *t, struct error *err) {
     *f = (struct agent_call_form){.react = form == AGENT_REACT, .n_tools = t->n};
-    if (form == AGENT_AUTO) f->react = !template_knows_tools(m);
+    struct native_call call = {0};
+    bool found = !f->react && native_call_probe(m, &call);
+    if (form == AGENT_AUTO) f->react = !found || !call.described;
     f->tools = agent_tools_json(t);
     f->openings = xcalloc((size_t)t->n + 1, sizeof *f->openings);
     f->grammars = xcalloc((size_t)t->n + 1, sizeof *f->grammars);
-    int rc = f->react ? react_init(f, m, t, err) : native_init(f, m, t, err);
+    int rc = OK;
+    if (f->react)
+        rc = react_init(f, m, t, err);
+    else if (found)
+        rc = native_init(f, &call, m, t, err);
+    else if (t->n > 0)
+        rc = error_set(err, ERR_USAGE,
+                       "the model's chat template does not write calls of tools as JSON; use the "
+                       "form 'react'");
+    native_call_release(&call);
     if (rc != OK) return rc;
     f->seqs = xcalloc((size_t)t->n + 1, sizeof *f->seqs);
     for (int i = 0; i <= t->n; i++)

@@ -182,10 +182,8 @@ static bool request_init(struct agent_batch *b, struct agent_run *r) {
     s->req.stop_texts = b->stop_texts;
     s->req.n_stop_texts = !b->form.stop ? 0 : s->phase == THINK ? 2 : 1;
     s->req.loop_tokens = LOOP_TOKENS;
-    s->req.sampling.temperature = (float)o->temperature;
-    s->req.sampling.top_k = o->top_k;
-    s->req.sampling.min_p = (float)o->min_p;
-    s->req.sampling.top_p = o->temperature > 0 && o->top_p > 0 ? (float)o->top_p : 1;
+    s->req.sampling = o->sampling;
+    if (o->sampling.temperature == 0) s->req.sampling.top_p = 1;
     s->req.sampling.seed = (r->seed << 8) + 2 * (uint64_t)r->n_steps + (s->phase == ANSWER);
     return room >= LEAST_TOKENS;
 }

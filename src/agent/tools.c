@@ -41,10 +41,7 @@ static int parameters_check(const json_t *parameters, struct error *err) {
     const char *type = json_string_value(json_object_get(parameters, "type"));
     if (!type || strcmp(type, "object") != 0)
         return error_set(err, ERR_FORMAT, "the schema must have \"type\": \"object\"");
-    char *text = json_dumps(parameters, JSON_COMPACT);
-    CHECK(text != NULL);
-    struct grammar *g = grammar_new_json_schema(text, strlen(text), false, err);
-    free(text);
+    struct grammar *g = grammar_new_json_value(parameters, "", err);
     if (!g) return err->code;
     grammar_free(g);
     return OK;

@@ -547,6 +547,7 @@ struct strings {
 };
 void strings_add(struct strings *s, const char *text);
 void strings_release(struct strings *s);
+void strings_sort(struct strings *s); /* by their bytes */
 
 /* Sets every member to its default. Old values are overwritten and not freed. */
 void options_default(const struct option_row *rows, void *out);

@@ -31,6 +31,14 @@ void strings_release(struct strings *s) {
     *s = (struct strings){0};
 }
 
+static int text_compare(const void *a, const void *b) {
+    return strcmp(*(char *const *)a, *(char *const *)b);
+}
+
+void strings_sort(struct strings *s) {
+    if (s->n > 1) qsort(s->v, (size_t)s->n, sizeof *s->v, text_compare);
+}
+
 static void *row_field(const struct option_row *row, void *out) {
     return (char *)out + row->offset;
 }

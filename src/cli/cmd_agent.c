@@ -7,6 +7,7 @@
 #define _GNU_SOURCE
 #include "agent/agent.h"
 #include "cli/generate.h"
+#include "cli/prompts.h"
 
 #include <stdlib.h>
 #include <string.h>
@@ -94,27 +95,18 @@ static int form_parse(const char *text, enum agent_form *out, struct error *err)
 /* Shows a step to people. */
 static void step_print(void *ctx, const struct agent_run *r, const struct agent_step *s) {
     const struct agent_session *a = ctx;
-    struct buf text = {0};
     (void)r;
-    if (s->thought && *s->thought) {
-        buf_add_terminal(&text, s->thought, strlen(s->thought));
-        log_info("thought: %s", text.data);
-        text.len = 0;
-    }
-    if (s->tool >= 0) {
-        char *arguments = json_dumps(s->arguments, 0);
-        buf_add_terminal(&text, arguments, strlen(arguments));
-        log_info("call: %s %s (probability %.3f)", a->tools.v[s->tool].name, text.data,
-                 s->prob[s->tool]);
-        text.len = 0;
-        buf_add_terminal(&text, s->observation, strlen(s->observation));
-        log_info("result: %s", text.data);
-        free(arguments);
-    }
-    buf_release(&text);
+    if (*s->thought) log_info("thought: %s", s->thought);
+    if (s->tool < 0) return;
+    char *arguments = json_dumps(s->arguments, 0);
+    log_info("call: %s %s (probability %.3f)", a->tools.v[s->tool].name, arguments,
+             s->prob[s->tool]);
+    log_info("result: %s", s->observation);
+    free(arguments);
 }
 
-static int answer(struct agent_session *a, const char *question, struct error *err) {
+static int answer(void *ctx, const char *question, struct error *err) {
+    struct agent_session *a = ctx;
     json_array_append_new(a->messages, json_pack("{s:s,s:s}", "role", "user", "content", question));
     struct agent_run run = {.messages = a->messages, .seed = a->seed++};
     int rc = agent_run_all(&a->options, &run, 1, err);
@@ -132,18 +124,6 @@ static int answer(struct agent_session *a, const char *question, struct error *e
         json_array_append_new(a->messages,
                               json_pack("{s:s,s:s}", "role", "assistant", "content", run.answer));
     agent_run_release(&run);
-    return rc;
-}
-
-static int answer_lines(struct agent_session *a, struct error *err) {
-    char *line = NULL;
-    size_t size = 0;
-    int rc = OK;
-    for (ssize_t n; rc == OK && (n = getline(&line, &size, stdin)) >= 0;) {
-        while (n > 0 && strchr(" \t\r\n", line[n - 1])) line[--n] = 0;
-        if (n > 0) rc = answer(a, line, err);
-    }
-    free(line);
     return rc;
 }
 
@@ -187,10 +167,10 @@ static int run(const struct cli_options *c, const void *options, const struct st
                                        .max_seconds = o->max_seconds,
                                        .max_tokens = (int32_t)o->max_tokens,
                                        .thought_tokens = (int32_t)o->thought_tokens,
-                                       .temperature = o->temperature,
-                                       .top_p = o->top_p,
-                                       .min_p = o->min_p,
-                                       .top_k = (int32_t)o->top_k,
+                                       .sampling = {.temperature = (float)o->temperature,
+                                                    .top_k = (int32_t)o->top_k,
+                                                    .top_p = (float)o->top_p,
+                                                    .min_p = (float)o->min_p},
                                        .on_step = c->json ? NULL : step_print,
                                        .on_step_ctx = &a};
     int rc = form_parse(o->form, &a.options.form, err);
@@ -199,7 +179,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
     if (rc == OK) {
         rc = session_open(&a, o, args->v[0], err);
         if (rc == OK && a.setup.e)
-            rc = args->n > 1 ? answer(&a, args->v[1], err) : answer_lines(&a, err);
+            rc = args->n > 1 ? answer(&a, args->v[1], err) : prompts_each_line(answer, &a, err);
         rc = setup_close(&a.setup, rc, err);
     }
     adapter_mix_release(&a.mix);

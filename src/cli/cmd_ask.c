@@ -89,7 +89,8 @@ static void answer_print_json(const struct ask *s, const struct pipeline_answer 
     cli_print_json(line);
 }
 
-static int answer(struct ask *s, const char *question, struct error *err) {
+static int answer(void *ctx, const char *question, struct error *err) {
+    struct ask *s = ctx;
     struct panel *p = &s->panel;
     struct pipeline_answer a;
     s->checked = false;
@@ -104,18 +105,6 @@ static int answer(struct ask *s, const char *question, struct error *err) {
     if (rc == OK && !p->c->json && p->o->board) panel_board_print(p);
     fflush(stdout);
     pipeline_answer_release(&a);
-    return rc;
-}
-
-static int answer_lines(struct ask *s, struct error *err) {
-    char *line = NULL;
-    size_t size = 0;
-    int rc = OK;
-    for (ssize_t n; rc == OK && (n = getline(&line, &size, stdin)) >= 0;) {
-        while (n > 0 && strchr(" \t\r\n", line[n - 1])) line[--n] = 0;
-        if (n > 0) rc = answer(s, line, err);
-    }
-    free(line);
     return rc;
 }
 
@@ -146,7 +135,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
                 (struct answer_selector){(int)o->samples, sample_select, &s};
         if (rc == OK && s.panel.ready) rc = panel_start(&s.panel, &w, err);
         if (rc == OK && s.panel.ready)
-            rc = question ? answer(&s, question, err) : answer_lines(&s, err);
+            rc = question ? answer(&s, question, err) : prompts_each_line(answer, &s, err);
         rc = panel_close(&s.panel, rc, err);
     }
     sample_check_release(&s.check);

@@ -15,6 +15,19 @@ enum {
     FILE_LIMIT = 256 << 20,
 };
 
+int prompts_each_line(int (*fn)(void *ctx, const char *line, struct error *err), void *ctx,
+                      struct error *err) {
+    char *line = NULL;
+    size_t size = 0;
+    int rc = OK;
+    for (ssize_t n; rc == OK && (n = getline(&line, &size, stdin)) >= 0;) {
+        while (n > 0 && strchr(" \t\r\n", line[n - 1])) line[--n] = 0;
+        if (n > 0) rc = fn(ctx, line, err);
+    }
+    free(line);
+    return rc;
+}
+
 void prompts_add(struct prompts *p, const char *text, const char *system, bool chat) {
     size_t len = strlen(text) + (system ? strlen(system) : 0) + (chat ? TEMPLATE_TOKENS : 8);
     p->v = xrealloc(p->v, sizeof *p->v * (size_t)(p->n + 1));

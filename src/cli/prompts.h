@@ -24,6 +24,11 @@ int prompts_read(struct prompts *p, const char *prompt, const char *chat, const 
                  const char *file, const char *extra, struct error *err);
 /* One prompt per line, or JSON lines if the first line begins with '{'. Empty lines are skipped. */
 int prompts_file(struct prompts *p, const char *path, struct error *err);
+/* Calls fn for each line of stdin that is not blank, without white space at its end, until it
+ * fails.
+ */
+int prompts_each_line(int (*fn)(void *ctx, const char *line, struct error *err), void *ctx,
+                      struct error *err);
 void prompts_add(struct prompts *p, const char *text, const char *system, bool chat);
 void prompts_release(struct prompts *p);
 int prompt_encode(const struct model *m, const struct prompt *p, struct token_ids *out,

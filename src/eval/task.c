@@ -595,10 +595,6 @@ static int question_file_read(struct task_reader *r, const char *path, struct er
 
 /* finding files */
 
-static int by_name(const void *a, const void *b) {
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
 /* Finds the files of the first pattern with a match, sorted by the bytes of their names. */
 static void files_find(const char *dir, const char *patterns, struct strings *out) {
     char *list = xstrdup(patterns), *save = NULL;
@@ -616,7 +612,7 @@ static void files_find(const char *dir, const char *patterns, struct strings *ou
         buf_release(&b);
     }
     free(list);
-    if (out->n > 1) qsort(out->v, (size_t)out->n, sizeof *out->v, by_name);
+    strings_sort(out);
 }
 
 static int files_missing(const struct eval_task *b, const char *dir, const char *patterns,

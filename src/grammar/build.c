@@ -982,7 +982,8 @@ struct grammar *grammar_from_source(const char *kind, const char *text, size_t l
         return grammar_new_json_schema(text, len, false, err);
     if (strcmp(kind, GRAMMAR_KIND_COMPACT_JSON_SCHEMA) == 0)
         return grammar_new_json_schema(text, len, true, err);
-    if (strcmp(kind, GRAMMAR_KIND_JSON_VALUE) == 0) return grammar_from_json_value_source(text, len, err);
+    if (strcmp(kind, GRAMMAR_KIND_JSON_VALUE) == 0)
+        return grammar_from_json_value_source(text, len, err);
     if (strcmp(kind, GRAMMAR_KIND_CHOICES) == 0) return grammar_from_choices_source(text, len, err);
     error_set(err, ERR_FORMAT, "no kind of grammar is called '%.40s'", kind);
     return NULL;

@@ -1398,10 +1398,6 @@ static void tensor_table_write(struct buf *b, const struct tensor_info *t, int n
     }
 }
 
-static int text_compare(const void *a, const void *b) {
-    return strcmp(*(char *const *)a, *(char *const *)b);
-}
-
 static void tensors_header_build(struct buf *b, const json_t *metadata, const struct tensor_info *t,
                                  int n) {
     struct kv_writer o = {0};
@@ -1409,7 +1405,7 @@ static void tensors_header_build(struct buf *b, const json_t *metadata, const st
     const char *key;
     json_t *value;
     json_object_foreach ((json_t *)(uintptr_t)metadata, key, value) strings_add(&keys, key);
-    if (keys.n > 1) qsort(keys.v, (size_t)keys.n, sizeof(*keys.v), text_compare);
+    strings_sort(&keys);
     for (int i = 0; i < keys.n; i++)
         kv_add_json(&o, keys.v[i], json_object_get(metadata, keys.v[i]));
     strings_release(&keys);

@@ -37,7 +37,7 @@ static int table_call(void *ctx, const json_t *arguments, struct buf *out, struc
             buf_printf(out, "{\"%s\": %s}", t->key, t->value[i][1]);
             return OK;
         }
-    return error_set(e, ERR_MISSING, "nobody is called '%s'", name);
+    return error_set(e, ERR_MISSING, "there is no person '%s'", name);
 }
 
 static void add(struct agent_tools *tools, struct table *t, const char *description) {
@@ -145,7 +145,10 @@ static void test_batch(void **state) {
     struct agent_tools tools = tools_new();
     struct pool *pool = pool_new(2);
     struct engine *many = engine_of(fry, 768, pool), *one = engine_of(fry, 768, NULL);
-    struct agent_options o = {.model = fry, .engine = many, .tools = &tools, .temperature = 0.8};
+    struct agent_options o = {.model = fry,
+                              .engine = many,
+                              .tools = &tools,
+                              .sampling = {.temperature = 0.8f, .top_p = 1}};
     struct agent_run runs[RUNS] = {0};
     json_t *messages[N];
     for (int i = 0; i < N; i++) messages[i] = question(questions[i]);
@@ -185,7 +188,7 @@ static void test_react(void **state) {
                                     .max_steps = STEPS,
                                     .max_tokens = 48,
                                     .thought_tokens = 16,
-                                    .temperature = 2};
+                                    .sampling = {.temperature = 2, .top_p = 1}};
     struct agent_run runs[RUNS] = {0};
     json_t *messages = question("how old is tom?");
     for (int i = 0; i < RUNS; i++) runs[i] = (struct agent_run){messages, .seed = (uint64_t)i};
@@ -282,7 +285,7 @@ static void test_failed_call(void **state) {
     struct agent_run r = {.messages = messages};
     assert_int_equal(agent_run_all(&o, &r, 1, &err), OK);
     assert_true(r.n_steps >= 2 && r.steps[0].failed);
-    assert_string_equal(r.steps[0].observation, "error: nobody is called 'zoe'");
+    assert_string_equal(r.steps[0].observation, "error: there is no person 'zoe'");
     agent_run_release(&r);
     json_decref(messages);
     engine_free(e);

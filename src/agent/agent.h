@@ -20,6 +20,7 @@
 #define SHOAL_AGENT_H
 
 #include "engine/engine.h"
+#include "grade/grade.h"
 #include "memory/memory.h"
 
 /* tools */
@@ -120,15 +121,18 @@ enum agent_end {
     AGENT_FAILED,     /* the context has no room left; `error` has the remedy */
 };
 struct agent_run {
-    const json_t *messages; /* the conversation; its last message is the user's; borrowed */
+    const json_t *messages; /* the conversation; its last message has the role user; borrowed */
     uint64_t seed;
 
     /* results; agent_run_release frees them */
     struct agent_step *steps; /* [n_steps] */
     int n_steps;
-    char *answer;      /* malloc'ed; NULL after AGENT_FAILED */
-    double confidence; /* probability of answering times that of the answer's tokens */
-    bool truncated;    /* the answer reached max_tokens */
+    char *answer;         /* malloc'ed; NULL after AGENT_FAILED */
+    json_t *conversation; /* {messages, tools}: the messages with the calls, their results and the
+                             answer, as a chat request or a line of training data; tools in the
+                             native form; NULL after AGENT_FAILED */
+    double confidence;    /* probability of answering times that of the answer's tokens */
+    bool truncated;       /* the answer reached max_tokens */
     enum agent_end end;
     char *error;
     int64_t prefilled, cached, generated; /* sums of the steps */
@@ -154,10 +158,10 @@ struct agent_options {
     double max_seconds;     /* from the begin of agent_run_all; 0: no limit */
     int32_t max_tokens;     /* maximum for an answer, and for the arguments of a call; 0: 512 */
     int32_t thought_tokens; /* maximum for a thought in the form REACT; 0: 128 */
-    /* Of thoughts and answers, without the seed, which is a run's; calls are the most probable
-     * ones.
-     */
+    /* Sampling of thoughts and answers; its seed is ignored. */
     struct sampling_params sampling;
+    bool
+        sample_calls; /* calls are sampled too, by the temperature; false: the most probable ones */
     /* Replaces engine_run if another component drives the engine. NULL: engine_run. */
     int (*run)(void *ctx, struct engine_request *reqs, int n, struct error *err);
     void *run_ctx;
@@ -168,5 +172,49 @@ struct agent_options {
 /* Runs n agents to their end. A run that fails alone ends with AGENT_FAILED; an error is one of
  * all: ERR_USAGE for wrong options or messages, ERR_STATE when cancelled. */
 int agent_run_all(const struct agent_options *o, struct agent_run *runs, int n, struct error *err);
+
+/* tasks (tasks.c): questions with their answers, for measuring and training */
+
+struct agent_task {
+    char *kind;             /* its group in the report */
+    json_t *messages;       /* the conversation */
+    struct strings answers; /* the right ones */
+    char *reply;            /* the text of a right answer */
+    json_t *calls; /* [{name, arguments}] that answer the question, in this order; []: no tool is
+                      necessary; NULL: unknown */
+};
+struct agent_tasks {
+    struct agent_task *v;
+    int n;
+};
+/*
+ * Reads JSON Lines {question or messages, answer: a text or several, reply, calls, kind}; reply is
+ * by default the first answer, the other members are optional. At most `limit` lines; 0: all.
+ * ERR_FORMAT, with the line: a wrong member, or an answer that the grader cannot match.
+ */
+int agent_tasks_read(const char *path, int limit, const struct grader *g, struct agent_tasks *out,
+                     struct error *err);
+void agent_tasks_release(struct agent_tasks *t);
+bool agent_task_is_right(const struct agent_task *task, const struct grader *g,
+                         const struct agent_run *r);
+/*
+ * Measures runs[i] of task i. {n, accuracy: {value, lo, hi}, kinds: {KIND: {n, accuracy, …}},
+ * right_calls: the share of calls that equal the call of the task at their place, unneeded: the
+ * share of the tasks without calls in which a tool was called, failed_calls, failed_runs,
+ * confidence: the mean, calibration_error: the expected calibration error in ten bins, steps,
+ * prefilled, cached, generated, seconds}. An interval is Wilson's of 95 %. Shares of nothing are
+ * null.
+ */
+json_t *agent_tasks_report(const struct agent_tasks *t, const struct grader *g,
+                           const struct agent_run *runs, const struct agent_tools *tools);
+enum { AGENT_TASKS_AT_ONCE = 128 };
+/* Runs all tasks, AGENT_TASKS_AT_ONCE at a time: runs[i], zero before, is that of task i, with the
+ * seed seed + i. */
+int agent_tasks_run(const struct agent_tasks *t, const struct agent_options *o, uint64_t seed,
+                    struct agent_run *runs, struct error *err);
+/* Appends lines {messages, tools} for training, of the tasks that have calls: the tools are called
+ * as the task says, and its reply follows. ERR_USAGE: a call of a tool that is not in the list. */
+int agent_tasks_demonstrate(const struct agent_tasks *t, const struct agent_options *o,
+                            struct buf *out, struct error *err);
 
 #endif

@@ -34,6 +34,10 @@ static json_t *call_message(const char *thought, const char *name, const json_t 
                      "arguments", arguments);
 }
 
+static void message_add(json_t *messages, const char *role, const char *content) {
+    json_array_append_new(messages, json_pack("{s:s,s:s}", "role", role, "content", content));
+}
+
 /* A call in the template's form: NAME stands between the first two texts, the arguments, perhaps
  * after white space, between the last two. All are malloc'ed. */
 struct native_call {
@@ -175,6 +179,24 @@ void agent_call_form_release(struct agent_call_form *f) {
     *f = (struct agent_call_form){0};
 }
 
+json_t *agent_call_form_conversation(const struct agent_call_form *f, const char *system_text,
+                                     const json_t *messages) {
+    json_t *out = json_array(), *first = json_array_get(messages, 0);
+    const char *role = json_string_value(json_object_get(first, "role"));
+    bool has_system = role && strcmp(role, "system") == 0;
+    struct buf system = {0};
+    const char *const parts[] = {
+        system_text, has_system ? json_string_value(json_object_get(first, "content")) : NULL,
+        f->explanation};
+    for (size_t i = 0; i < ARRAY_LEN(parts); i++)
+        if (parts[i] && *parts[i]) buf_printf(&system, "%s%s", system.len ? "\n\n" : "", parts[i]);
+    if (system.len) message_add(out, "system", system.data);
+    for (size_t i = has_system; i < json_array_size(messages); i++)
+        json_array_append_new(out, json_deep_copy(json_array_get(messages, i)));
+    buf_release(&system);
+    return out;
+}
+
 void agent_call_form_add(const struct agent_call_form *f, json_t *messages, const char *thought,
                          const struct agent_tool *tool, const json_t *arguments,
                          const char *observation) {
@@ -188,9 +210,22 @@ void agent_call_form_add(const struct agent_call_form *f, json_t *messages, cons
     char *text = json_dumps(arguments, 0),
          *call = xasprintf("Thought: %s\nAction: %s\nArguments: %s", thought, tool->name, text),
          *seen = xasprintf("Observation: %s", observation);
-    json_array_append_new(messages, json_pack("{s:s,s:s}", "role", "assistant", "content", call));
-    json_array_append_new(messages, json_pack("{s:s,s:s}", "role", "user", "content", seen));
+    message_add(messages, "assistant", call);
+    message_add(messages, "user", seen);
     free(text);
     free(call);
     free(seen);
+}
+
+void agent_call_form_add_answer(const struct agent_call_form *f, json_t *messages,
+                                const char *thought, const char *answer) {
+    char *text = f->react ? xasprintf("Thought: %s\nAnswer: %s", thought, answer) : NULL;
+    message_add(messages, "assistant", text ? text : answer);
+    free(text);
+}
+
+json_t *agent_call_form_request(const struct agent_call_form *f, json_t *messages) {
+    json_t *out = json_pack("{s:O}", "messages", messages);
+    if (!f->react && f->n_tools) json_object_set(out, "tools", f->tools);
+    return out;
 }

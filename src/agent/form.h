@@ -24,9 +24,17 @@ struct agent_call_form {
 int agent_call_form_init(struct agent_call_form *f, enum agent_form form, const struct model *m,
                          const struct agent_tools *t, struct error *err);
 void agent_call_form_release(struct agent_call_form *f);
+/* A copy of a conversation with a system message of `system_text` (may be NULL), the conversation's
+ * own system message and the explanation of the form. */
+json_t *agent_call_form_conversation(const struct agent_call_form *f, const char *system_text,
+                                     const json_t *messages);
 /* Appends a call and its result to a conversation. */
 void agent_call_form_add(const struct agent_call_form *f, json_t *messages, const char *thought,
                          const struct agent_tool *tool, const json_t *arguments,
                          const char *observation);
+void agent_call_form_add_answer(const struct agent_call_form *f, json_t *messages,
+                                const char *thought, const char *answer);
+/* {messages, tools}, as a chat request or a line of training data; the form REACT has no tools. */
+json_t *agent_call_form_request(const struct agent_call_form *f, json_t *messages);
 
 #endif

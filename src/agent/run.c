@@ -56,26 +56,6 @@ static int32_t tokens_or(int32_t value, int32_t fallback) {
     return value > 0 ? value : fallback;
 }
 
-/* The conversation with the system message of the options and the form. */
-static json_t *conversation_new(const struct agent_batch *b, const json_t *messages) {
-    json_t *out = json_array(), *first = json_array_get(messages, 0);
-    const char *role = json_string_value(json_object_get(first, "role"));
-    bool has_system = role && strcmp(role, "system") == 0;
-    struct buf system = {0};
-    const char *const parts[] = {
-        b->o->system, has_system ? json_string_value(json_object_get(first, "content")) : NULL,
-        b->form.explanation};
-    for (size_t i = 0; i < ARRAY_LEN(parts); i++)
-        if (parts[i] && *parts[i]) buf_printf(&system, "%s%s", system.len ? "\n\n" : "", parts[i]);
-    if (system.len)
-        json_array_append_new(out,
-                              json_pack("{s:s,s:s}", "role", "system", "content", system.data));
-    for (size_t i = has_system; i < json_array_size(messages); i++)
-        json_array_append_new(out, json_deep_copy(json_array_get(messages, i)));
-    buf_release(&system);
-    return out;
-}
-
 static int messages_check(const json_t *messages, struct error *err) {
     size_t n = json_array_size(messages), i;
     const json_t *m;
@@ -152,6 +132,18 @@ static void step_end(struct agent_batch *b, struct agent_run *r) {
 
 /* requests */
 
+/* The seed of what a run samples in its phase. */
+static uint64_t phase_seed(const struct agent_run *r) {
+    return (r->seed << 9) + 4 * (uint64_t)r->n_steps + r->state->phase;
+}
+
+static void sampling_set(struct engine_request *q, const struct agent_options *o,
+                         const struct agent_run *r) {
+    q->sampling = o->sampling;
+    if (o->sampling.temperature == 0) q->sampling.top_p = 1;
+    q->sampling.seed = phase_seed(r);
+}
+
 /* Sets the request of a run's phase. False: there is no room for it in the context. */
 static bool request_init(struct agent_batch *b, struct agent_run *r) {
     const struct agent_options *o = b->o;
@@ -177,14 +169,13 @@ static bool request_init(struct agent_batch *b, struct agent_run *r) {
     s->req.max_tokens = MIN(s->req.max_tokens, room);
     if (s->phase == CALL) {
         s->req.grammar = b->form.grammars[s->step.tool];
+        if (o->sample_calls) sampling_set(&s->req, o, r);
         return room >= LEAST_TOKENS;
     }
     s->req.stop_texts = b->stop_texts;
     s->req.n_stop_texts = !b->form.stop ? 0 : s->phase == THINK ? 2 : 1;
     s->req.loop_tokens = LOOP_TOKENS;
-    s->req.sampling = o->sampling;
-    if (o->sampling.temperature == 0) s->req.sampling.top_p = 1;
-    s->req.sampling.seed = (r->seed << 8) + 2 * (uint64_t)r->n_steps + (s->phase == ANSWER);
+    sampling_set(&s->req, o, r);
     return room >= LEAST_TOKENS;
 }
 
@@ -227,6 +218,19 @@ static void think_end(struct agent_batch *b, struct agent_run *r) {
     s->phase = ANSWER;
 }
 
+/* Samples an index of p[n] at a temperature. */
+static int choice_sample(const double *p, int n, float temperature, uint64_t seed) {
+    struct rng rng = rng_make(seed, RNG_SELECT, 0, 0);
+    double sum = 0, u = (double)rng_uniform(&rng);
+    for (int i = 0; i < n; i++) sum += pow(p[i], 1 / (double)temperature);
+    u *= sum;
+    for (int i = 0; i < n - 1; i++) {
+        u -= pow(p[i], 1 / (double)temperature);
+        if (u < 0) return i;
+    }
+    return n - 1;
+}
+
 /* Reads the probabilities of a choice, and returns the chosen tool, or -1: the answer. In the
  * native form a call is chosen if calling, by any tool, is more probable than all other texts. */
 static int choice_read(struct agent_batch *b, struct agent_run *r) {
@@ -240,13 +244,17 @@ static int choice_read(struct agent_batch *b, struct agent_run *r) {
         sum += p[i];
         if (p[i] > p[best]) best = i;
     }
-    if (s->must_call) {
+    if (s->must_call)
         p[n] = 0;
-        return best;
+    else if (!b->form.react)
+        p[n] = MAX(0, 1 - sum);
+    if (b->o->sample_calls && b->o->sampling.temperature > 0) {
+        int sampled =
+            choice_sample(p, n + !s->must_call, b->o->sampling.temperature, phase_seed(r));
+        return sampled == n ? -1 : sampled;
     }
-    if (b->form.react) return p[n] >= p[best] ? -1 : best;
-    p[n] = MAX(0, 1 - sum);
-    return p[n] >= sum ? -1 : best;
+    if (s->must_call) return best;
+    return p[n] >= (b->form.react ? p[best] : sum) ? -1 : best;
 }
 
 static void choose_end(struct agent_batch *b, struct agent_run *r) {
@@ -303,6 +311,8 @@ static void answer_end(struct agent_batch *b, struct agent_run *r) {
     r->answer = text;
     if (r->end == AGENT_RUNNING) r->end = AGENT_ANSWERED;
     step_end(b, r);
+    agent_call_form_add_answer(&b->form, s->messages, r->steps[r->n_steps - 1].thought, text);
+    r->conversation = agent_call_form_request(&b->form, s->messages);
     s->phase = ENDED;
 }
 
@@ -371,7 +381,7 @@ static int runs_begin(struct agent_batch *b, struct error *err) {
         struct agent_run *r = &b->runs[i];
         if (messages_check(r->messages, err) != OK) return err->code;
         r->state = xcalloc(1, sizeof *r->state);
-        r->state->messages = conversation_new(b, r->messages);
+        r->state->messages = agent_call_form_conversation(&b->form, b->o->system, r->messages);
         step_begin(b, r);
     }
     return OK;
@@ -396,6 +406,7 @@ void agent_run_release(struct agent_run *r) {
     free(r->steps);
     free(r->answer);
     free(r->error);
+    json_decref(r->conversation);
     state_release(r);
     *r = (struct agent_run){.messages = r->messages, .seed = r->seed};
 }

@@ -630,9 +630,9 @@ json_t *option_json(const struct option_row *row, const void *options);
  * aliases and secrets. */
 json_t *options_json(const struct option_row *rows, const void *options);
 void options_help(const struct option_row *rows, FILE *f);
-/* What options_help prints of a row: the placeholder of its value ("N", "FILE"; NULL for a bool),
- * whether it takes several values, whether it is a bool that --no-NAME switches off, and its text
- * with range and default, which is appended. */
+/* The parts of a row that options_help prints: the placeholder of its value ("N", "FILE"; NULL for
+ * a bool), whether it takes several values, whether it is a bool that --no-NAME switches off, and
+ * its text with range and default, which is appended. */
 const char *option_metavar(const struct option_row *row);
 bool option_is_list(const struct option_row *row);
 bool option_is_on(const struct option_row *row);

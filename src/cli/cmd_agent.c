@@ -6,6 +6,7 @@
  */
 #define _GNU_SOURCE
 #include "agent/agent.h"
+#include "cli/agent_measure.h"
 #include "cli/generate.h"
 #include "cli/prompts.h"
 
@@ -18,7 +19,8 @@ struct options {
     struct strings hosts;
     int64_t seed, max_steps, max_tokens, thought_tokens, top_k;
     double temperature, top_p, min_p, max_seconds, tool_seconds;
-    bool list;
+    bool list, sample_calls;
+    struct agent_measure_options measure;
 };
 #define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
     { name, type, offsetof(struct options, field), fallback, min, max, metavar, help }
@@ -48,7 +50,9 @@ static const struct option_row rows[] = {
         "form of the calls: native, that of the model's chat template; react, lines of text; "
         "auto: native if the template knows tools"),
     ROW("temperature", OPT_FLOAT, temperature, "0", 0, 100, "X",
-        "sampling temperature of thoughts and answers; calls are always the most probable ones"),
+        "sampling temperature of thoughts and answers, and of calls with --sample-calls"),
+    ROW("sample-calls", OPT_BOOL, sample_calls, NULL, 0, 0, NULL,
+        "sample calls too, instead of taking the most probable ones"),
     ROW("top-k", OPT_INT, top_k, "0", 0, 1e6, "K",
         "sample from the K most probable tokens; 0: all"),
     ROW("min-p", OPT_FLOAT, min_p, "0", 0, 1, "P",
@@ -56,6 +60,19 @@ static const struct option_row rows[] = {
     ROW("top-p", OPT_FLOAT, top_p, "0.9", 0, 1, "P",
         "sample from the smallest set with probability P"),
     ROW("seed", OPT_INT, seed, "0", 0, 9e15, "N", "seed of the sampling"),
+    ROW("tasks", OPT_STRING, measure.tasks, NULL, 0, 0, "FILE",
+        "measure the agent on questions: JSON Lines {question, answer, calls, …}"),
+    ROW("n", OPT_INT, measure.n, "0", 0, 1e7, "N", "with --tasks: the first N questions; 0: all"),
+    ROW("samples", OPT_INT, measure.samples, "1", 1, 1024, "N",
+        "with --tasks: runs of each question, with different seeds"),
+    ROW("grader", OPT_STRING, measure.grader, "exact", 0, 0, "NAME",
+        "with --tasks: how answers are compared, as in 'shoal eval'"),
+    ROW("out", OPT_STRING, measure.out, NULL, 0, 0, "FILE",
+        "with --tasks: write every run with its steps, a line of JSON each"),
+    ROW("traces", OPT_STRING, measure.traces, NULL, 0, 0, "FILE",
+        "with --tasks: write the runs with right answers as training data"),
+    ROW("demonstrations", OPT_STRING, measure.demonstrations, NULL, 0, 0, "FILE",
+        "with --tasks: write the calls and replies of the questions as training data, and exit"),
     SETUP_ROWS(struct options, setup),
     SETUP_RECORD_ROWS(struct options, setup),
     {0},
@@ -135,7 +152,8 @@ static int tools_open(struct agent_session *a, const struct options *o, struct e
 
 static int session_open(struct agent_session *a, const struct options *o, const char *model,
                         struct error *err) {
-    struct setup_needs w = {.engine = {.max_rows = ENGINE_DEFAULT_ROWS, .max_seqs = 1},
+    struct setup_needs w = {.engine = {.max_rows = ENGINE_DEFAULT_ROWS,
+                                       .max_seqs = o->measure.tasks ? AGENT_TASKS_AT_ONCE : 1},
                             .adapters = &a->mix.paths};
     int rc = setup_open(&a->setup, a->c, &o->setup, model, &w, err);
     if (rc != OK || !a->setup.m) return rc;
@@ -160,6 +178,8 @@ static int run(const struct cli_options *c, const void *options, const struct st
         return OK;
     }
     if (!args->n) return error_set(err, ERR_USAGE, "no model: name the model of the agent");
+    if (o->measure.tasks && args->n > 1)
+        return error_set(err, ERR_USAGE, "--tasks has its own questions: leave out the question");
     struct agent_session a = {.c = c, .messages = json_array(), .seed = (uint64_t)o->seed};
     a.options = (struct agent_options){.system = o->system,
                                        .tools = &a.tools,
@@ -171,14 +191,17 @@ static int run(const struct cli_options *c, const void *options, const struct st
                                                     .top_k = (int32_t)o->top_k,
                                                     .top_p = (float)o->top_p,
                                                     .min_p = (float)o->min_p},
-                                       .on_step = c->json ? NULL : step_print,
+                                       .sample_calls = o->sample_calls,
+                                       .on_step = c->json || o->measure.tasks ? NULL : step_print,
                                        .on_step_ctx = &a};
     int rc = form_parse(o->form, &a.options.form, err);
     if (rc == OK) rc = tools_open(&a, o, err);
     if (rc == OK) rc = adapter_mix_parse(&a.mix, o->adapter, err);
     if (rc == OK) {
         rc = session_open(&a, o, args->v[0], err);
-        if (rc == OK && a.setup.e)
+        if (rc == OK && a.setup.e && o->measure.tasks)
+            rc = agent_measure(c, &o->measure, &a.options, (uint64_t)o->seed, err);
+        else if (rc == OK && a.setup.e)
             rc = args->n > 1 ? answer(&a, args->v[1], err) : prompts_each_line(answer, &a, err);
         rc = setup_close(&a.setup, rc, err);
     }

@@ -8,7 +8,7 @@
 #include <string.h>
 
 struct options {
-    char *shape, *quant, *tasks, *tokenizer, *out;
+    char *shape, *quant, *tasks, *split, *tokenizer, *out;
     int64_t seed, n;
     bool critic, chain_of_thought, preferences, dry_run;
 };
@@ -106,14 +106,21 @@ static int model_create(const struct cli_options *c, const struct options *o, co
 }
 
 static int write_task_data(const struct options *o, const char *path, struct error *err) {
-    bool pick[MAX_FAMILIES] = {0};
-    int split = split_evidence_find(o->tasks);
-    if (o->critic + o->chain_of_thought + o->preferences + (split >= 0) > 1)
+    bool pick[MAX_FAMILIES] = {0}, residents = strcmp(o->tasks, "residents") == 0;
+    int kind = split_evidence_find(o->tasks);
+    enum data_split split;
+    if (o->critic + o->chain_of_thought + o->preferences + (kind >= 0) + residents > 1)
         return error_set(err, ERR_USAGE,
                          "choose one of --critic, --chain-of-thought, --preferences and the tasks "
-                         "that need communication");
-    if (split >= 0) return split_evidence_write(split, (int)o->n, (uint64_t)o->seed, path, err);
-    int rc = families_parse(o->tasks, pick, err);
+                         "that need communication or tools");
+    int rc = data_split_parse(o->split, &split, err);
+    if (rc == OK && split != SPLIT_TRAIN && !residents)
+        return error_set(err, ERR_USAGE, "--split is for --tasks residents");
+    if (rc == OK && residents)
+        return residents_write(split, (int)o->n, (uint64_t)o->seed, path, err);
+    if (rc == OK && kind >= 0)
+        return split_evidence_write(kind, (int)o->n, (uint64_t)o->seed, path, err);
+    if (rc == OK) rc = families_parse(o->tasks, pick, err);
     if (rc == OK && o->critic)
         return families_write_critiques(pick, (int)o->n, (uint64_t)o->seed, path, err);
     if (rc == OK && o->preferences)
@@ -192,7 +199,10 @@ static const struct option_row model_rows[] = {
      "data: conversations per persona; with --tasks, in total"},
     {"tasks", OPT_STRING, offsetof(struct options, tasks), NULL, 0, 0, "LIST",
      "data: write questions and answers of these task families to one file, instead of personas; "
-     "or of largest, earliest, which need communication"},
+     "or of largest, earliest, which need communication; or, to a folder, of residents, which "
+     "needs tools (docs/AGENT.md)"},
+    {"split", OPT_STRING, offsetof(struct options, split), "train", 0, 0, "NAME",
+     "data --tasks residents: split of the names and numbers: train, dev or test"},
     {"critic", OPT_BOOL, offsetof(struct options, critic), NULL, 0, 0, NULL,
      "data --tasks: conversations that judge three first answers, half of them correct"},
     {"chain-of-thought", OPT_BOOL, offsetof(struct options, chain_of_thought), NULL, 0, 0, NULL,

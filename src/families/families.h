@@ -151,6 +151,12 @@ void split_evidence_item(int kind, enum data_split split, uint64_t seed, uint32_
  * and a view followed by a debate. */
 int split_evidence_write(int kind, int n, uint64_t seed, const char *path, struct error *err);
 
+/* residents.c: questions that need tools. Writes DIR/documents.jsonl, {title, content}, for a
+ * knowledge base about invented people and towns, and DIR/questions.jsonl, n lines {kind, question,
+ * answer, reply, calls} for agent_tasks_read. */
+int residents_write(enum data_split split, int n, uint64_t seed, const char *dir,
+                    struct error *err);
+
 /* texts of answers */
 
 /* Begins the assistant's answer. A space, one choice and the end-of-turn token follow. */

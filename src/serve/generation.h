@@ -49,7 +49,7 @@ struct generation_spec {
     struct sample_filter *filter;
     int n_best; /* return the n_best most probable of these; 0: all */
     int32_t max_tokens;
-    int32_t loop_tokens;            /* of the engine's requests */
+    int32_t loop_tokens;            /* loop_tokens of the engine requests */
     int32_t truncate_prompt_tokens; /* keep the last tokens of a prompt: n with its first BOS; -1:
                                        those that leave room for max_tokens, at most half of the
                                        context; 0: all */
@@ -162,7 +162,7 @@ struct generation {
      * the selected one, once `selected` is true. */
     int first, n_choices;
     bool selected;  /* atomic */
-    bool has_slot;  /* of async_slot_acquire */
+    bool has_slot;  /* async_slot_acquire succeeded */
     char *key;      /* the id of the request's key; NULL: no key */
     bool cancelled; /* atomic */
     bool counted;   /* in the metrics */
@@ -244,8 +244,8 @@ int logit_bias_read(const struct server *s, const json_t *body, struct generatio
 /* Reads stop, stop_token_ids, ignore_eos, loop_tokens. */
 int stop_conditions_read(const struct server *s, const json_t *body, struct generation_spec *spec,
                          struct error *err);
-/* Reads whether a reply shifts the context (the field `shift` of body) and what it keeps (the field
- * `keep` of options). Defaults are the server's. */
+/* Reads whether a reply shifts the context (the field `shift` of body) and how many tokens it keeps
+ * (the field `keep` of options). The server has the defaults. */
 int context_shift_read(const struct server *s, const json_t *body, const char *shift,
                        const json_t *options, const char *keep, struct generation_spec *spec,
                        struct error *err);

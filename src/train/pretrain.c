@@ -82,12 +82,12 @@ const struct option_row pretrain_option_rows[] = {
 
 enum { MAX_TURNS = 8 }; /* questions of one sample */
 
-/* What samples are drawn from: [family] its weight, and the sum of the shares up to it; fractions
+/* The source of the samples: [family] its weight, and the sum of the shares up to it; fractions
  * of exercises and of chains of thought. */
 struct mix {
     double weight[MAX_FAMILIES], cumulative_share[MAX_FAMILIES];
     double drill, chain_of_thought;
-    bool conclusions; /* of derivations */
+    bool conclusions; /* derivations have conclusions */
 };
 
 struct pretrain {
@@ -103,7 +103,7 @@ struct pretrain {
     FILE *log;                                 /* log.jsonl */
     struct event_file *events;                 /* NULL: no event files */
     double started;                            /* time of clock_now */
-    double seconds_before, cpu_seconds_before; /* of the earlier processes, from the log */
+    double seconds_before, cpu_seconds_before; /* the sums of earlier processes, from the log */
 };
 
 /* Parses the entries of the option `key`; without entries, the families of the first starter model
@@ -150,7 +150,7 @@ static int sample_family(const struct mix *mix, struct rng *r) {
     return family_count() - 1;
 }
 
-/* Whether any sample is of a family. */
+/* Whether a family has samples. */
 static bool trains_on(const struct pretrain *p, int family) {
     return p->mix.weight[family] > 0 || p->final_mix.weight[family] > 0;
 }

@@ -132,6 +132,7 @@ struct agent_run {
                              answer, as a chat request or a line of training data; tools in the
                              native form; NULL after AGENT_FAILED */
     double confidence;    /* probability of answering times that of the answer's tokens */
+    double calibrated;    /* the probability that the answer is right; NAN without a calibration */
     bool truncated;       /* the answer reached max_tokens */
     enum agent_end end;
     char *error;
@@ -144,6 +145,17 @@ void agent_run_release(struct agent_run *r);
  * probabilities: {NAME: p, …, "answer": p}, seconds, prefilled, cached, generated}], …} */
 json_t *agent_run_json(const struct agent_run *r, const struct agent_tools *t);
 extern const char *const agent_end_names[];
+
+/* calibrate.c: Platt scaling of a confidence p, 1 / (1 + exp(-(a·log(p / (1 - p)) + b))). */
+struct agent_calibration {
+    double a, b;
+};
+enum { AGENT_CALIBRATION_MIN = 20 };
+/* Fits a calibration to n answers. ERR_USAGE: fewer than AGENT_CALIBRATION_MIN, or all of them are
+ * right or all are wrong. */
+int agent_calibrate(const double *confidence, const bool *right, int n,
+                    struct agent_calibration *out, struct error *err);
+double agent_calibrated(const struct agent_calibration *c, double confidence);
 
 struct agent_options {
     const struct model *model;
@@ -162,6 +174,7 @@ struct agent_options {
     struct sampling_params sampling;
     bool
         sample_calls; /* calls are sampled too, by the temperature; false: the most probable ones */
+    const struct agent_calibration *calibration; /* or NULL */
     /* Replaces engine_run if another component drives the engine. NULL: engine_run. */
     int (*run)(void *ctx, struct engine_request *reqs, int n, struct error *err);
     void *run_ctx;
@@ -201,7 +214,8 @@ bool agent_task_is_right(const struct agent_task *task, const struct grader *g,
  * Measures runs[i] of task i. {n, accuracy: {value, lo, hi}, kinds: {KIND: {n, accuracy, …}},
  * right_calls: the share of calls that equal the call of the task at their place, unneeded: the
  * share of the tasks without calls in which a tool was called, failed_calls, failed_runs,
- * confidence: the mean, calibration_error: the expected calibration error in ten bins, steps,
+ * confidence: the mean, calibration_error: the expected calibration error in ten bins (both of
+ * the calibrated confidence if there is one), steps,
  * prefilled, cached, generated, seconds}. An interval is Wilson's of 95 %. Shares of nothing are
  * null.
  */

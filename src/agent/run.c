@@ -307,6 +307,7 @@ static void answer_end(struct agent_batch *b, struct agent_run *r) {
     double logprob = 0;
     for (int32_t i = 0; i < s->req.n_out; i++) logprob += (double)s->req.out_logprob[i];
     r->confidence = s->step.prob[b->form.n_tools] * exp(logprob);
+    r->calibrated = b->o->calibration ? agent_calibrated(b->o->calibration, r->confidence) : NAN;
     r->truncated = s->req.finish != FINISH_STOP;
     r->answer = text;
     if (r->end == AGENT_RUNNING) r->end = AGENT_ANSWERED;
@@ -428,9 +429,10 @@ static json_t *step_json(const struct agent_step *s, const struct agent_tools *t
 json_t *agent_run_json(const struct agent_run *r, const struct agent_tools *t) {
     json_t *steps = json_array();
     for (int i = 0; i < r->n_steps; i++) json_array_append_new(steps, step_json(&r->steps[i], t));
-    return json_pack("{s:s?,s:s,s:s?,s:f,s:b,s:o,s:f,s:I,s:I,s:I}", "answer", r->answer, "end",
-                     agent_end_names[r->end], "error", r->error, "confidence", r->confidence,
-                     "truncated", r->truncated, "steps", steps, "seconds", r->seconds, "prefilled",
-                     (json_int_t)r->prefilled, "cached", (json_int_t)r->cached, "generated",
-                     (json_int_t)r->generated);
+    return json_pack(
+        "{s:s?,s:s,s:s?,s:f,s:o,s:b,s:o,s:f,s:I,s:I,s:I}", "answer", r->answer, "end",
+        agent_end_names[r->end], "error", r->error, "confidence", r->confidence, "calibrated",
+        r->answer && !isnan(r->calibrated) ? json_real(r->calibrated) : json_null(), "truncated",
+        r->truncated, "steps", steps, "seconds", r->seconds, "prefilled", (json_int_t)r->prefilled,
+        "cached", (json_int_t)r->cached, "generated", (json_int_t)r->generated);
 }

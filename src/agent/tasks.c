@@ -150,7 +150,8 @@ static void count_calls(struct counts *c, const struct agent_task *t, const stru
 static void count_run(struct counts *c, const struct agent_task *t, const struct grader *g,
                       const struct agent_run *r, const struct agent_tools *tools) {
     bool right = agent_task_is_right(t, g, r);
-    int bin = MIN((int)(r->confidence * CALIBRATION_BINS), CALIBRATION_BINS - 1);
+    double confidence = r->answer && !isnan(r->calibrated) ? r->calibrated : r->confidence;
+    int bin = MIN((int)(confidence * CALIBRATION_BINS), CALIBRATION_BINS - 1);
     c->n++;
     c->right += right;
     c->steps += r->n_steps;
@@ -159,10 +160,10 @@ static void count_run(struct counts *c, const struct agent_task *t, const struct
     c->cached += r->cached;
     c->generated += r->generated;
     c->seconds += r->seconds;
-    c->confidence += r->confidence;
+    c->confidence += confidence;
     c->binned[bin]++;
     c->right_in_bin[bin] += right;
-    c->confidence_in_bin[bin] += r->confidence;
+    c->confidence_in_bin[bin] += confidence;
     count_calls(c, t, r, tools);
 }
 

@@ -67,6 +67,43 @@ static int write_demonstrations(const struct measurement *x, struct error *err) 
     return rc;
 }
 
+static int write_calibration(const struct measurement *x, struct error *err) {
+    int n = 0;
+    double *confidence = xcalloc((size_t)x->questions.n, sizeof *confidence);
+    bool *right = xcalloc((size_t)x->questions.n, sizeof *right);
+    struct agent_calibration c;
+    for (int i = 0; i < x->questions.n; i++) {
+        if (!x->runs[i].answer) continue;
+        confidence[n] = x->runs[i].confidence;
+        right[n++] = agent_task_is_right(&x->questions.v[i], x->g, &x->runs[i]);
+    }
+    int rc = agent_calibrate(confidence, right, n, &c, err);
+    if (rc == OK) {
+        struct buf text = {0};
+        add_line(&text, json_pack("{s:f,s:f,s:i}", "a", c.a, "b", c.b, "answers", n));
+        rc = file_write(x->m->calibrate, text.data, text.len, err);
+        buf_release(&text);
+    }
+    free(confidence);
+    free(right);
+    return rc;
+}
+
+int agent_calibration_read(const char *path, struct agent_calibration *out, struct error *err) {
+    json_t *v = json_parse_file(path, err);
+    if (!v) return err->code;
+    const json_t *a = json_object_get(v, "a"), *b = json_object_get(v, "b");
+    int rc = json_is_number(a) && json_is_number(b)
+                 ? OK
+                 : error_set(err, ERR_FORMAT,
+                             "'%s' is no calibration: 'shoal agent --tasks FILE --calibrate OUT' "
+                             "writes one",
+                             path);
+    *out = (struct agent_calibration){json_number_value(a), json_number_value(b)};
+    json_decref(v);
+    return rc;
+}
+
 static void print_share(const char *name, const json_t *share) {
     if (!json_is_object(share)) {
         printf("  %-16s -\n", name);
@@ -106,6 +143,7 @@ static int measure(const struct cli_options *c, struct measurement *x, uint64_t 
     int rc = agent_tasks_run(&x->questions, x->o, seed, x->runs, err);
     if (rc == OK && x->m->out) rc = write_runs(x, err);
     if (rc == OK && x->m->traces) rc = write_traces(x, err);
+    if (rc == OK && x->m->calibrate) rc = write_calibration(x, err);
     if (rc != OK) return rc;
     json_t *report = agent_tasks_report(&x->questions, x->g, x->runs, x->o->tools);
     if (c->json)

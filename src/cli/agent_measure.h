@@ -10,9 +10,11 @@
 
 struct agent_measure_options {
     char *tasks, *grader;
-    char *out, *traces, *demonstrations; /* files to write, or NULL */
+    char *out, *traces, *demonstrations, *calibrate; /* files to write, or NULL */
     int64_t n, samples;
 };
+/* Reads the file of --calibrate. */
+int agent_calibration_read(const char *path, struct agent_calibration *out, struct error *err);
 int agent_measure(const struct cli_options *c, const struct agent_measure_options *m,
                   const struct agent_options *o, uint64_t seed, struct error *err);
 

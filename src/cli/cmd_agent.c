@@ -15,7 +15,7 @@
 
 struct options {
     struct setup_options setup;
-    char *adapter, *system, *tools, *knowledge, *root, *form;
+    char *adapter, *system, *tools, *knowledge, *root, *form, *calibration;
     struct strings hosts;
     int64_t seed, max_steps, max_tokens, thought_tokens, top_k;
     double temperature, top_p, min_p, max_seconds, tool_seconds;
@@ -73,6 +73,10 @@ static const struct option_row rows[] = {
         "with --tasks: write the runs with right answers as training data"),
     ROW("demonstrations", OPT_STRING, measure.demonstrations, NULL, 0, 0, "FILE",
         "with --tasks: write the calls and replies of the questions as training data, and exit"),
+    ROW("calibrate", OPT_STRING, measure.calibrate, NULL, 0, 0, "FILE",
+        "with --tasks: write how probable right answers are by confidence, for --calibration"),
+    ROW("calibration", OPT_STRING, calibration, NULL, 0, 0, "FILE",
+        "report the confidence of an answer as the probability that it is right"),
     SETUP_ROWS(struct options, setup),
     SETUP_RECORD_ROWS(struct options, setup),
     {0},
@@ -85,6 +89,7 @@ struct agent_session {
     struct adapter_mix mix;
     struct agent_tools tools;
     struct agent_options options;
+    struct agent_calibration calibration;
     json_t *messages; /* the conversation */
     uint64_t seed;    /* seed of the next question */
 };
@@ -133,7 +138,8 @@ static int answer(void *ctx, const char *question, struct error *err) {
     else if (rc == OK) {
         printf("%s\n", run.answer);
         log_info("%s, %d step%s, confidence %.3f, %.1f s", agent_end_names[run.end], run.n_steps,
-                 run.n_steps == 1 ? "" : "s", run.confidence, run.seconds);
+                 run.n_steps == 1 ? "" : "s",
+                 a->options.calibration ? run.calibrated : run.confidence, run.seconds);
         if (run.truncated) log_warn("the answer was cut off: raise --max-tokens");
     }
     fflush(stdout);
@@ -195,6 +201,10 @@ static int run(const struct cli_options *c, const void *options, const struct st
                                        .on_step = c->json || o->measure.tasks ? NULL : step_print,
                                        .on_step_ctx = &a};
     int rc = form_parse(o->form, &a.options.form, err);
+    if (rc == OK && o->calibration) {
+        rc = agent_calibration_read(o->calibration, &a.calibration, err);
+        a.options.calibration = &a.calibration;
+    }
     if (rc == OK) rc = tools_open(&a, o, err);
     if (rc == OK) rc = adapter_mix_parse(&a.mix, o->adapter, err);
     if (rc == OK) {
@@ -228,7 +238,7 @@ const struct cli_command cmd_agent = {
         "  shoal agent model.gguf --tools python,read_file --root data 'Sum column 2 of a.csv'\n"
         "  shoal agent model.gguf --tools calculator --json < questions.txt",
     .main_options = "tools list-tools adapter system knowledge root allow-host max-steps "
-                    "max-seconds max-tokens form temperature seed max-memory dry-run record",
+                    "max-seconds max-tokens form temperature seed max-memory dry-run record tasks",
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 0,

@@ -8,6 +8,7 @@
 #include "families/families.h"
 #include "folder.h"
 
+#include <math.h>
 #include <setjmp.h>
 #include <stdarg.h>
 #include <stdlib.h>
@@ -153,6 +154,7 @@ static void demonstrates(void **state) {
 static struct agent_run run_of(json_t *arguments, const char *answer, double confidence) {
     struct agent_run r = {.answer = xstrdup(answer), .end = AGENT_ANSWERED};
     r.confidence = confidence;
+    r.calibrated = NAN;
     r.steps = xcalloc(2, sizeof *r.steps);
     for (int i = arguments ? 0 : 1; i < 2; i++)
         r.steps[r.n_steps++] = (struct agent_step){.thought = xstrdup(""),
@@ -198,6 +200,32 @@ static void reports_runs(void **state) {
     for (int i = 0; i < 3; i++) agent_run_release(&runs[i]);
     agent_tools_release(&tools);
     agent_tasks_release(&t);
+}
+
+/* Overconfident answers: those of confidence 0.99 are right in 3 of 4 cases, those of 0.6 in 1
+ * of 4. The fit tells these shares; it needs right and wrong answers. */
+static void calibrates(void **state) {
+    (void)state;
+    enum { N = 400 };
+    double confidence[N];
+    bool right[N], none[N] = {false};
+    struct agent_calibration c;
+    for (int i = 0; i < N; i++) {
+        bool sure = i % 2;
+        confidence[i] = sure ? 0.99 : 0.6;
+        right[i] = (i / 2 % 4 != 0) == sure;
+    }
+    assert_int_equal(agent_calibrate(confidence, right, N, &c, &err), OK);
+    assert_float_equal(agent_calibrated(&c, 0.99), 0.75, 0.01);
+    assert_float_equal(agent_calibrated(&c, 0.6), 0.25, 0.01);
+    assert_true(agent_calibrated(&c, 1) < 1 && agent_calibrated(&c, 0) > 0);
+    assert_int_equal(agent_calibrate(confidence, none, N, &c, &err), ERR_USAGE);
+    assert_int_equal(agent_calibrate(confidence, right, 10, &c, &err), ERR_USAGE);
+
+    /* Answers that a threshold separates have a finite fit. */
+    for (int i = 0; i < N; i++) right[i] = i % 2;
+    assert_int_equal(agent_calibrate(confidence, right, N, &c, &err), OK);
+    assert_true(agent_calibrated(&c, 0.99) > 0.98 && agent_calibrated(&c, 0.6) < 0.02);
 }
 
 static int age_call(void *ctx, const json_t *arguments, struct buf *out, struct error *e) {
@@ -300,9 +328,13 @@ static void residents_are_consistent(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(reads_tasks),   cmocka_unit_test(refuses_wrong_tasks),
-        cmocka_unit_test(demonstrates),  cmocka_unit_test(reports_runs),
-        cmocka_unit_test(samples_calls), cmocka_unit_test(residents_are_consistent),
+        cmocka_unit_test(reads_tasks),
+        cmocka_unit_test(refuses_wrong_tasks),
+        cmocka_unit_test(demonstrates),
+        cmocka_unit_test(reports_runs),
+        cmocka_unit_test(samples_calls),
+        cmocka_unit_test(calibrates),
+        cmocka_unit_test(residents_are_consistent),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -1,5 +1,5 @@
 /*
- * agent: declarations shared by the files of the tools: the list of tools and their results
+ * agent: declarations shared by the files of the tools: the list of tools, their results and texts
  * (tools.c), and the built-in tools (builtin.c, builtin_files.c, builtin_code.c, builtin_http.c).
  */
 #ifndef SHOAL_AGENT_INTERNAL_H

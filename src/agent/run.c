@@ -14,6 +14,7 @@
  */
 #define _GNU_SOURCE
 #include "agent/form.h"
+#include "agent/internal.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -179,7 +180,8 @@ static bool request_init(struct agent_batch *b, struct agent_run *r) {
     return room >= LEAST_TOKENS;
 }
 
-/* The generated text of a request; malloc'ed, without white space at its ends. */
+/* The generated text of a request, as valid UTF-8 without control characters and without white
+ * space at its ends; malloc'ed. */
 static char *request_text(const struct agent_batch *b, const struct engine_request *q) {
     struct buf text = {0};
     buf_puts(&text, "");
@@ -190,9 +192,11 @@ static char *request_text(const struct agent_batch *b, const struct engine_reque
     const char *from = text.data + strspn(text.data, " \t\r\n");
     size_t n = strlen(from);
     while (n > 0 && strchr(" \t\r\n", from[n - 1])) n--;
-    char *out = xstrndup(from, n);
+    struct buf out = {0};
+    buf_puts(&out, "");
+    text_add_clean(&out, from, n, SIZE_MAX);
     buf_release(&text);
-    return out;
+    return out.data;
 }
 
 static void prompt_add(const struct agent_batch *b, struct agent_run_state *s, const char *text) {

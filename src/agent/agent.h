@@ -144,6 +144,13 @@ void agent_run_release(struct agent_run *r);
 /* {answer, end, confidence, steps: [{thought, tool, arguments, observation, failed,
  * probabilities: {NAME: p, …, "answer": p}, seconds, prefilled, cached, generated}], …} */
 json_t *agent_run_json(const struct agent_run *r, const struct agent_tools *t);
+json_t *agent_step_json(const struct agent_step *s, const struct agent_tools *t);
+/* Appends a step for people: lines that begin with "thought: ", "call: " and "result: ". A step
+ * that only answers adds nothing. */
+void agent_step_text(const struct agent_step *s, const struct agent_tools *t, struct buf *out);
+/* ERR_USAGE: the messages of a conversation are none, or one lacks the text of its role or its
+ * content. */
+int agent_messages_check(const json_t *messages, struct error *err);
 extern const char *const agent_end_names[];
 
 /* calibrate.c: Platt scaling of a confidence p, 1 / (1 + exp(-(a·log(p / (1 - p)) + b))). */
@@ -185,6 +192,29 @@ struct agent_options {
 /* Runs n agents to their end. A run that fails alone ends with AGENT_FAILED; an error is one of
  * all: ERR_USAGE for wrong options or messages, ERR_STATE when cancelled. */
 int agent_run_all(const struct agent_options *o, struct agent_run *runs, int n, struct error *err);
+
+/* settings.c: an agent as options of the command line, and as a file */
+
+struct agent_settings {
+    char *tools, *adapter, *system, *knowledge, *root, *form; /* tools: a comma-separated list */
+    struct strings hosts;
+    int64_t max_steps, max_tokens, thought_tokens, top_k;
+    bool sample_calls;
+    double temperature, top_p, min_p, max_seconds, tool_seconds;
+};
+extern const struct option_row agent_setting_rows[];
+/* Reads an agent file: a YAML mapping whose keys are the options of the rows, with '_' for '-';
+ * `tools` and `adapter` may also be lists. Paths are relative to the file. Omitted keys have the
+ * default values. Old values of *s are overwritten and not freed; options_release frees the new
+ * ones, and after an error there is nothing to free. */
+int agent_settings_read(struct agent_settings *s, const char *path, struct error *err);
+/* Opens the tools; the caller releases them, also after an error. */
+int agent_settings_open_tools(const struct agent_settings *s, struct agent_tools *t,
+                              struct error *err);
+/* Sets the members of *o that the settings decide; the texts are borrowed. ERR_USAGE: the form is
+ * unknown. */
+int agent_settings_apply(const struct agent_settings *s, struct agent_options *o,
+                         struct error *err);
 
 /* tasks (tasks.c): questions with their answers, for measuring and training */
 

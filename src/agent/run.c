@@ -57,7 +57,7 @@ static int32_t tokens_or(int32_t value, int32_t fallback) {
     return value > 0 ? value : fallback;
 }
 
-static int messages_check(const json_t *messages, struct error *err) {
+int agent_messages_check(const json_t *messages, struct error *err) {
     size_t n = json_array_size(messages), i;
     const json_t *m;
     json_array_foreach (messages, i, m)
@@ -384,7 +384,7 @@ static int runs_begin(struct agent_batch *b, struct error *err) {
     b->stop_texts[1] = "\n";
     for (int i = 0; i < b->n; i++) {
         struct agent_run *r = &b->runs[i];
-        if (messages_check(r->messages, err) != OK) return err->code;
+        if (agent_messages_check(r->messages, err) != OK) return err->code;
         r->state = xcalloc(1, sizeof *r->state);
         r->state->messages = agent_call_form_conversation(&b->form, b->o->system, r->messages);
         step_begin(b, r);
@@ -416,9 +416,18 @@ void agent_run_release(struct agent_run *r) {
     *r = (struct agent_run){.messages = r->messages, .seed = r->seed};
 }
 
-/* JSON */
+/* steps for people and as JSON */
 
-static json_t *step_json(const struct agent_step *s, const struct agent_tools *t) {
+void agent_step_text(const struct agent_step *s, const struct agent_tools *t, struct buf *out) {
+    if (*s->thought) buf_printf(out, "thought: %s\n", s->thought);
+    if (s->tool < 0) return;
+    char *arguments = json_dumps(s->arguments, 0);
+    buf_printf(out, "call: %s %s (probability %.3f)\nresult: %s\n", t->v[s->tool].name, arguments,
+               s->prob[s->tool], s->observation);
+    free(arguments);
+}
+
+json_t *agent_step_json(const struct agent_step *s, const struct agent_tools *t) {
     json_t *probabilities = json_object();
     for (int i = 0; i < t->n; i++)
         json_object_set_new(probabilities, t->v[i].name, json_real(s->prob[i]));
@@ -432,7 +441,8 @@ static json_t *step_json(const struct agent_step *s, const struct agent_tools *t
 
 json_t *agent_run_json(const struct agent_run *r, const struct agent_tools *t) {
     json_t *steps = json_array();
-    for (int i = 0; i < r->n_steps; i++) json_array_append_new(steps, step_json(&r->steps[i], t));
+    for (int i = 0; i < r->n_steps; i++)
+        json_array_append_new(steps, agent_step_json(&r->steps[i], t));
     return json_pack(
         "{s:s?,s:s,s:s?,s:f,s:o,s:b,s:o,s:f,s:I,s:I,s:I}", "answer", r->answer, "end",
         agent_end_names[r->end], "error", r->error, "confidence", r->confidence, "calibrated",

@@ -7,58 +7,26 @@
 #define _GNU_SOURCE
 #include "agent/agent.h"
 #include "cli/agent_measure.h"
-#include "cli/generate.h"
 #include "cli/prompts.h"
+#include "cli/setup.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 struct options {
     struct setup_options setup;
-    char *adapter, *system, *tools, *knowledge, *root, *form, *calibration;
-    struct strings hosts;
-    int64_t seed, max_steps, max_tokens, thought_tokens, top_k;
-    double temperature, top_p, min_p, max_seconds, tool_seconds;
-    bool list, sample_calls;
+    struct agent_settings agent;
+    char *file, *calibration;
+    int64_t seed;
+    bool list;
     struct agent_measure_options measure;
 };
 #define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
     { name, type, offsetof(struct options, field), fallback, min, max, metavar, help }
 static const struct option_row rows[] = {
-    ROW("tools", OPT_STRING, tools, "calculator,clock", 0, 0, "LIST",
-        "tools that the agent may call, separated by commas (--list-tools lists them)"),
     ROW("list-tools", OPT_BOOL, list, NULL, 0, 0, NULL, "list the built-in tools and exit"),
-    ROW("adapter", OPT_STRING, adapter, NULL, 0, 0, "DIR",
-        "adapter, or a weighted sum of several, such as A=0.7,B=0.3"),
-    ROW("system", OPT_STRING, system, NULL, 0, 0, "TEXT", "system message"),
-    ROW("knowledge", OPT_STRING, knowledge, NULL, 0, 0, "DB",
-        "database of 'shoal knowledge' for the tool knowledge"),
-    ROW("root", OPT_STRING, root, NULL, 0, 0, "DIR",
-        "folder that the tools read_file and list_files may read"),
-    ROW("allow-host", OPT_LIST, hosts, NULL, 0, 0, "HOST", "hosts that the tool http_get may ask"),
-    ROW("max-steps", OPT_INT, max_steps, "8", 1, 64, "N",
-        "maximum calls; then the agent must answer"),
-    ROW("max-seconds", OPT_FLOAT, max_seconds, "180", 0, 1e6, "S",
-        "seconds after which the agent must answer (0: no limit)"),
-    ROW("tool-seconds", OPT_FLOAT, tool_seconds, "10", 0.1, 3600, "S",
-        "maximum seconds of one call that executes code"),
-    ROW("max-tokens", OPT_INT, max_tokens, "512", 1, 65536, "N",
-        "maximum tokens of an answer, and of the arguments of a call"),
-    ROW("thought-tokens", OPT_INT, thought_tokens, "128", 1, 65536, "N",
-        "maximum tokens of a thought in the form react"),
-    ROW("form", OPT_STRING, form, "auto", 0, 0, "FORM",
-        "form of the calls: native, that of the model's chat template; react, lines of text; "
-        "auto: native if the template knows tools"),
-    ROW("temperature", OPT_FLOAT, temperature, "0", 0, 100, "X",
-        "sampling temperature of thoughts and answers, and of calls with --sample-calls"),
-    ROW("sample-calls", OPT_BOOL, sample_calls, NULL, 0, 0, NULL,
-        "sample calls too, instead of taking the most probable ones"),
-    ROW("top-k", OPT_INT, top_k, "0", 0, 1e6, "K",
-        "sample from the K most probable tokens; 0: all"),
-    ROW("min-p", OPT_FLOAT, min_p, "0", 0, 1, "P",
-        "exclude tokens below P times the highest probability"),
-    ROW("top-p", OPT_FLOAT, top_p, "0.9", 0, 1, "P",
-        "sample from the smallest set with probability P"),
+    ROW("agent", OPT_STRING, file, NULL, 0, 0, "FILE",
+        "file of an agent, whose keys are options of this command; other options override it"),
     ROW("seed", OPT_INT, seed, "0", 0, 9e15, "N", "seed of the sampling"),
     ROW("tasks", OPT_STRING, measure.tasks, NULL, 0, 0, "FILE",
         "measure the agent on questions: JSON Lines {question, answer, calls, …}"),
@@ -83,6 +51,15 @@ static const struct option_row rows[] = {
 };
 #undef ROW
 
+static int base_load(void *options, struct error *err) {
+    struct options *o = options;
+    if (!o->file) return OK;
+    options_release(agent_setting_rows, &o->agent);
+    int rc = agent_settings_read(&o->agent, o->file, err);
+    if (rc != OK) options_default(agent_setting_rows, &o->agent); // the caller releases them
+    return rc;
+}
+
 struct agent_session {
     const struct cli_options *c;
     struct setup setup;
@@ -104,27 +81,15 @@ static void builtins_print(const struct cli_options *c) {
                    b->needs ? b->needs : "", b->needs ? "." : "");
 }
 
-static int form_parse(const char *text, enum agent_form *out, struct error *err) {
-    static const char *const names[] = {"auto", "native", "react"};
-    for (int i = 0; i < (int)ARRAY_LEN(names); i++)
-        if (strcmp(text, names[i]) == 0) {
-            *out = (enum agent_form)i;
-            return OK;
-        }
-    return error_set(err, ERR_USAGE, "there is no form '%s': it is auto, native or react", text);
-}
-
 /* Shows a step to people. */
 static void step_print(void *ctx, const struct agent_run *r, const struct agent_step *s) {
     const struct agent_session *a = ctx;
     (void)r;
-    if (*s->thought) log_info("thought: %s", s->thought);
-    if (s->tool < 0) return;
-    char *arguments = json_dumps(s->arguments, 0);
-    log_info("call: %s %s (probability %.3f)", a->tools.v[s->tool].name, arguments,
-             s->prob[s->tool]);
-    log_info("result: %s", s->observation);
-    free(arguments);
+    struct buf text = {0};
+    agent_step_text(s, &a->tools, &text);
+    while (text.len && text.data[text.len - 1] == '\n') text.data[--text.len] = 0;
+    if (text.len) log_info("%s", text.data);
+    buf_release(&text);
 }
 
 static int answer(void *ctx, const char *question, struct error *err) {
@@ -150,12 +115,6 @@ static int answer(void *ctx, const char *question, struct error *err) {
     return rc;
 }
 
-static int tools_open(struct agent_session *a, const struct options *o, struct error *err) {
-    const struct agent_tool_options t = {
-        .knowledge = o->knowledge, .root = o->root, .hosts = &o->hosts, .seconds = o->tool_seconds};
-    return *o->tools ? agent_tools_add_builtin(&a->tools, o->tools, &t, err) : OK;
-}
-
 static int session_open(struct agent_session *a, const struct options *o, const char *model,
                         struct error *err) {
     struct setup_needs w = {.engine = {.max_rows = ENGINE_DEFAULT_ROWS,
@@ -163,7 +122,7 @@ static int session_open(struct agent_session *a, const struct options *o, const 
                             .adapters = &a->mix.paths};
     int rc = setup_open(&a->setup, a->c, &o->setup, model, &w, err);
     if (rc != OK || !a->setup.m) return rc;
-    rc = adapter_mix_open(&a->mix, &a->setup, err);
+    rc = adapter_mix_open(&a->mix, setup_load_adapter, &a->setup, err);
     if (rc == OK) rc = setup_engine(&a->setup, err);
     if (rc != OK) return rc;
     struct engine_request mixed = {0};
@@ -187,26 +146,16 @@ static int run(const struct cli_options *c, const void *options, const struct st
     if (o->measure.tasks && args->n > 1)
         return error_set(err, ERR_USAGE, "--tasks has its own questions: leave out the question");
     struct agent_session a = {.c = c, .messages = json_array(), .seed = (uint64_t)o->seed};
-    a.options = (struct agent_options){.system = o->system,
-                                       .tools = &a.tools,
-                                       .max_steps = (int)o->max_steps,
-                                       .max_seconds = o->max_seconds,
-                                       .max_tokens = (int32_t)o->max_tokens,
-                                       .thought_tokens = (int32_t)o->thought_tokens,
-                                       .sampling = {.temperature = (float)o->temperature,
-                                                    .top_k = (int32_t)o->top_k,
-                                                    .top_p = (float)o->top_p,
-                                                    .min_p = (float)o->min_p},
-                                       .sample_calls = o->sample_calls,
+    a.options = (struct agent_options){.tools = &a.tools,
                                        .on_step = c->json || o->measure.tasks ? NULL : step_print,
                                        .on_step_ctx = &a};
-    int rc = form_parse(o->form, &a.options.form, err);
+    int rc = agent_settings_apply(&o->agent, &a.options, err);
     if (rc == OK && o->calibration) {
         rc = agent_calibration_read(o->calibration, &a.calibration, err);
         a.options.calibration = &a.calibration;
     }
-    if (rc == OK) rc = tools_open(&a, o, err);
-    if (rc == OK) rc = adapter_mix_parse(&a.mix, o->adapter, err);
+    if (rc == OK) rc = agent_settings_open_tools(&o->agent, &a.tools, err);
+    if (rc == OK) rc = adapter_mix_parse(&a.mix, o->agent.adapter, err);
     if (rc == OK) {
         rc = session_open(&a, o, args->v[0], err);
         if (rc == OK && a.setup.e && o->measure.tasks)
@@ -236,10 +185,14 @@ const struct cli_command cmd_agent = {
         "  shoal agent model.gguf --tools calculator '123456 * 789 = ?'\n"
         "  shoal agent model.gguf --tools knowledge --knowledge notes.db 'どこで買えますか？'\n"
         "  shoal agent model.gguf --tools python,read_file --root data 'Sum column 2 of a.csv'\n"
+        "  shoal agent models/fry --agent examples/agent.yaml 'sort: k b x'\n"
         "  shoal agent model.gguf --tools calculator --json < questions.txt",
-    .main_options = "tools list-tools adapter system knowledge root allow-host max-steps "
+    .main_options = "tools list-tools agent adapter system knowledge root allow-host max-steps "
                     "max-seconds max-tokens form temperature seed max-memory dry-run record tasks",
     .rows = rows,
+    .more =
+        (const struct option_table[]){{agent_setting_rows, offsetof(struct options, agent)}, {0}},
+    .base_load = base_load,
     .size = sizeof(struct options),
     .min_args = 0,
     .max_args = 2,

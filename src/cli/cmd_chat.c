@@ -427,7 +427,7 @@ static int do_adapter(struct chat_session *ch, const char *arg, struct error *er
     int rc = adapter_mix_parse(&next, strcmp(arg, "base") == 0 ? NULL : arg, err);
     if (rc == OK && ch->o->team && next.weighted)
         rc = error_set(err, ERR_USAGE, "a team's agents have one adapter each, not a mix");
-    if (rc == OK) rc = adapter_mix_open(&next, s, err);
+    if (rc == OK) rc = adapter_mix_open(&next, setup_load_adapter, s, err);
     if (rc != OK) {
         adapter_mix_release(&next);
         return rc;
@@ -638,7 +638,8 @@ static int run(const struct cli_options *c, const void *options, const struct st
         if (rc == OK && ch.panel.ready) {
             rc = panel_start(&ch.panel, &w, err);
             if (rc == OK)
-                rc = adapter_mix_open(&ch.mix, panel_base(&ch.panel, PIPELINE_OUTPUT), err);
+                rc = adapter_mix_open(&ch.mix, setup_load_adapter,
+                                      panel_base(&ch.panel, PIPELINE_OUTPUT), err);
             if (rc == OK) rc = chat_loop(&ch, err);
         }
         rc = panel_close(&ch.panel, rc, err);

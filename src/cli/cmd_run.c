@@ -422,7 +422,7 @@ static int job_check(struct run_job *j, struct setup *s, struct error *err) {
 
 static int job_run(struct run_job *j, struct setup *s, struct error *err) {
     int rc = job_encode(j, s->m, err);
-    if (rc == OK) rc = adapter_mix_open(&j->mix, s, err);
+    if (rc == OK) rc = adapter_mix_open(&j->mix, setup_load_adapter, s, err);
     if (rc != OK) return rc;
     job_requests_init(j, s->engine.max_len);
     rc = setup_engine(s, err);

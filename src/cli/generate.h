@@ -1,5 +1,5 @@
 /*
- * generate: sampling options and weighted sums of adapters, for run and chat.
+ * generate: sampling options, for run and chat.
  */
 #ifndef SHOAL_CLI_GENERATE_H
 #define SHOAL_CLI_GENERATE_H
@@ -41,20 +41,6 @@ struct sampling_options {
 /* Sampling parameters of sample i, with the seed of the options + i. Adjacent seeds give
  * independent random numbers, because the generator is counter-based. */
 struct sampling_params sampling_from_options(const struct sampling_options *o, int64_t i);
-
-/* Adapters with weights: "A", "A=0.7,B=0.3", "A,B" (weight 1 each). */
-struct adapter_mix {
-    struct strings paths;
-    float weights[ENGINE_MIX_MAX];
-    struct weighted_adapter terms[ENGINE_MIX_MAX];
-    bool weighted; /* weights were given, or there are several */
-};
-/* text NULL: no adapter. */
-int adapter_mix_parse(struct adapter_mix *m, const char *text, struct error *err);
-/* `s` owns the adapters. */
-int adapter_mix_open(struct adapter_mix *m, struct setup *s, struct error *err);
-void adapter_mix_apply(const struct adapter_mix *m, struct engine_request *r);
-void adapter_mix_release(struct adapter_mix *m);
 
 /* The tokens that end a reply: the model's end of text and of a chat turn. Returns their number. */
 int32_t model_stop_tokens(const struct model *m, int32_t out[2]);

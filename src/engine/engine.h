@@ -149,6 +149,21 @@ struct token_cycle {
 bool token_cycle_extend(struct token_cycle *c, const int32_t *v, int32_t n, int32_t min_tokens);
 
 #define ENGINE_MIX_MAX 16
+/* adapter_mix.c: adapters with weights: "A", "A=0.7,B=0.3", "A,B" (weight 1 each). */
+struct adapter_mix {
+    struct strings paths;
+    float weights[ENGINE_MIX_MAX];
+    struct weighted_adapter terms[ENGINE_MIX_MAX]; /* adapter_mix_open sets them; borrowed */
+    bool weighted; /* weights were given, or there are several adapters */
+};
+/* text NULL: no adapter. The caller releases the mix also after an error. */
+int adapter_mix_parse(struct adapter_mix *m, const char *text, struct error *err);
+/* `open` returns the adapter of a path, which outlives the mix, or NULL and an error. */
+typedef struct adapter *adapter_open_fn(void *ctx, const char *path, struct error *err);
+int adapter_mix_open(struct adapter_mix *m, adapter_open_fn *open, void *ctx, struct error *err);
+void adapter_mix_apply(const struct adapter_mix *m, struct engine_request *r);
+void adapter_mix_release(struct adapter_mix *m);
+
 #define ENGINE_TOP_MAX 20
 enum { ENGINE_DEFAULT_ROWS = 256 };
 struct engine_options {

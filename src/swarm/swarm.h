@@ -784,8 +784,7 @@ void team_release(struct team *t);
 
 /* Loads the agents' adapters with `open`, which returns an adapter that outlives the team, or NULL
  * and an error. */
-typedef struct adapter *team_adapter_open_fn(void *ctx, const char *path, struct error *err);
-int team_load_adapters(struct team *t, team_adapter_open_fn *open, void *ctx, struct error *err);
+int team_load_adapters(struct team *t, adapter_open_fn *open, void *ctx, struct error *err);
 /* The questions of a task that are in the training data of a team's adapters: the array of
  * contamination_report for each adapter that has any, with the agent's name; NULL: none has. */
 json_t *team_contamination(const struct team *t, const struct eval_task *task);

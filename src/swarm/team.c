@@ -315,7 +315,7 @@ int team_from_flags(struct team *t, const char *protocol, const struct strings *
     return OK;
 }
 
-int team_load_adapters(struct team *t, team_adapter_open_fn *open, void *ctx, struct error *err) {
+int team_load_adapters(struct team *t, adapter_open_fn *open, void *ctx, struct error *err) {
     for (int i = 0; i < t->adapters.n; i++) {
         const char *path = t->adapters.v[i];
         if (strcmp(path, "base") != 0 && !(t->terms[i].adapter = open(ctx, path, err)))

@@ -53,6 +53,17 @@ printf 'sort: k b x\n\nsort: d a c\n' | "$shoal" agent models/fry --exact --json
 changing='s/"seconds":[0-9.e-]*//g; s/"cached":[0-9]*//g'
 same "the same with one thread" "$(sed "$changing" "$tmp/out")" "$(sed "$changing" "$tmp/first")"
 
+agent --agent examples/agent.yaml --json --quiet 'sort: k b x'
+has "a file is an agent" "$tmp/out" '"probabilities":{"calculator":'
+printf 'tools: [clock]\nmax_tokens: 2\n' >"$tmp/agent.yaml"
+agent --agent "$tmp/agent.yaml" --json --quiet 'sort: k b x'
+has "the tools of the file" "$tmp/out" '"probabilities":{"clock":'
+has "the limits of the file" "$tmp/out" '"truncated":true'
+agent --agent "$tmp/agent.yaml" --max-tokens 40 --json --quiet 'sort: k b x'
+has "options override the file" "$tmp/out" '"truncated":false'
+printf 'tools: [clock]\nsteps: 2\n' >"$tmp/agent.yaml"
+refused "an unknown key of the file" "agent.yaml', line 2: unknown key 'steps'" --agent "$tmp/agent.yaml" question
+
 refused "an unknown tool" "there is no tool 'abacus'" --tools abacus question
 refused "the tool knowledge without a database" "needs --knowledge DB" --tools knowledge question
 refused "files without a folder" "needs --root DIR" --tools read_file question

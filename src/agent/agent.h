@@ -148,8 +148,8 @@ json_t *agent_step_json(const struct agent_step *s, const struct agent_tools *t)
 /* Appends a step for people: lines that begin with "thought: ", "call: " and "result: ". A step
  * that only answers adds nothing. */
 void agent_step_text(const struct agent_step *s, const struct agent_tools *t, struct buf *out);
-/* ERR_USAGE: the messages of a conversation are none, or one lacks the text of its role or its
- * content. */
+/* ERR_USAGE: the messages of a conversation are none, one lacks the text of its role or its
+ * content, or the last one is not the user's. */
 int agent_messages_check(const json_t *messages, struct error *err);
 extern const char *const agent_end_names[];
 

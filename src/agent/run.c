@@ -66,6 +66,8 @@ int agent_messages_check(const json_t *messages, struct error *err) {
             return error_set(err, ERR_USAGE, "message %zu needs the texts 'role' and 'content'",
                              i + 1);
     if (!n) return error_set(err, ERR_USAGE, "an agent needs a message to answer");
+    if (strcmp(json_get_string(json_array_get(messages, n - 1), "role"), "user") != 0)
+        return error_set(err, ERR_USAGE, "the last message must have the role 'user'");
     return OK;
 }
 

@@ -64,6 +64,14 @@ has "options override the file" "$tmp/out" '"truncated":false'
 printf 'tools: [clock]\nsteps: 2\n' >"$tmp/agent.yaml"
 refused "an unknown key of the file" "agent.yaml', line 2: unknown key 'steps'" --agent "$tmp/agent.yaml" question
 
+agent --form react --temperature 3 --top-p 1 --json --quiet 'sort: k b x'
+same "an answer of random bytes: status" $? 0
+if python3 -c 'import json, sys; assert "\ufffd" in json.load(open(sys.argv[1], encoding="utf-8"))["answer"]' "$tmp/out"; then
+    ok "it is valid text"
+else
+    bad "it is valid text" "$(cat "$tmp/out")"
+fi
+
 refused "an unknown tool" "there is no tool 'abacus'" --tools abacus question
 refused "the tool knowledge without a database" "needs --knowledge DB" --tools knowledge question
 refused "files without a folder" "needs --root DIR" --tools read_file question

@@ -1,4 +1,4 @@
-// Agents: the base model, adapters and teams of the server, with their metrics.
+// Agents: the base model, adapters, teams and agents with tools of the server, with their metrics.
 import { call, json, metrics, models } from "./api.js";
 import { fill, h, labelled, number, poll, seconds, show_error } from "./dom.js";
 import { t } from "./words.js";
@@ -32,13 +32,17 @@ const team_node = (team) => h("details", { class: "panel" },
     h("dl", null, team.agents.map((a) => [
         h("dt", null, a.name, a.role && h("small", null, " " + a.role)), h("dd", null, a.system ?? "–")])));
 
+const tool_agent_node = (agent) => h("details", { class: "panel" },
+    h("summary", null, h("b", null, agent.name), " ", h("small", null, agent.tools.join(", "))),
+    h("p", null, agent.system ?? "–"));
+
 export function open(root) {
-    const list = h("div"), teams = h("div", { class: "teams" });
+    const list = h("div"), teams = h("div", { class: "teams" }), agents = h("div", { class: "teams" });
     let closed = false;
     const refresh = async () => {
         const [m, f] = await Promise.all([models(), metrics()]);
         if (closed || list.contains(document.activeElement)) return; // a redraw would take the focus from the user
-        const sums = ["mix", "team"].filter((label) => f.value("shoal_requests_total", "adapter", label) !== null);
+        const sums = ["mix", "team", "agent"].filter((label) => f.value("shoal_requests_total", "adapter", label) !== null);
         fill(list, table([
             ...m.base.map((b) => row(f, { name: b.id, label: "base", kind: `${t("base")} · ${t("context_length", number(b.max_model_len))}`, root: b.root, chat_name: b.id })),
             ...m.adapters.map((a) => row(f, {
@@ -71,8 +75,9 @@ export function open(root) {
     }, h("h2", null, t("load_adapter")), h("div", { class: "grid" }, labelled(t("name"), name), labelled(t("path"), path)),
     h("div", { class: "row" }, h("label", { class: "check" }, inplace, t("replace")), h("span", { class: "space" }),
         h("button", { type: "submit" }, t("load"))));
-    fill(root, h("h1", null, t("view_agents")), list, teams, form);
+    fill(root, h("h1", null, t("view_agents")), list, teams, agents, form);
     json("/v1/teams").then((v) => fill(teams, v.teams.length > 0 && h("h2", null, t("teams")), v.teams.map(team_node))).catch(show_error);
+    json("/v1/agents").then((v) => fill(agents, v.agents.length > 0 && h("h2", null, t("tool_agents")), v.agents.map(tool_agent_node))).catch(show_error);
     const stop = poll(2000, refresh);
     return () => {
         closed = true;

@@ -114,13 +114,14 @@ export async function stream(path, o, on_event) {
     }
 }
 
-/** {base, adapters, teams}: arrays of {id, root, max_model_len, …}. */
+/** {base, adapters, teams, agents}: arrays of {id, root, max_model_len, …}. */
 export async function models(signal) {
     const { data } = await json("/v1/models", { signal });
     return {
         base: data.filter((m) => !m.parent),
-        adapters: data.filter((m) => m.parent && !m.id.startsWith("team:")),
+        adapters: data.filter((m) => m.parent && !/^(team|agent):/.test(m.id)),
         teams: data.filter((m) => m.id.startsWith("team:")),
+        agents: data.filter((m) => m.id.startsWith("agent:")),
     };
 }
 

@@ -20,7 +20,7 @@ const sampling_fields = [ // fields of a request; an empty field leaves the serv
  */
 const blank = { columns: [{ model: "", messages: [] }, { model: "", messages: [] }], two: false, settings: {} };
 const state = { ...blank, ...load("chat", {}) };
-let available = { base: [], adapters: [], teams: [] };
+let available = { base: [], adapters: [], teams: [], agents: [] };
 let ratable_since = null; // Unix time from which replies can be rated; null: the server takes no ratings
 let running = null; // AbortController of the replies in progress
 let repaint = () => {};
@@ -56,7 +56,7 @@ function request_body(column) {
             body.messages.push({ role: m.role, content: m.content });
     });
     if (column.model.startsWith("team:")) body.include_reasoning = true;
-    else Object.assign(body, { logprobs: true, top_logprobs: TOP_LOGPROBS });
+    else if (!column.model.startsWith("agent:")) Object.assign(body, { logprobs: true, top_logprobs: TOP_LOGPROBS });
     return body;
 }
 
@@ -253,7 +253,7 @@ function stats_of(m) {
     return parts.join(" · ");
 }
 
-/** Selects a model: base, adapter, team, or a weighted sum of adapters as text. */
+/** Selects a model: base, adapter, team, agent, or a weighted sum of adapters as text. */
 function model_picker(column, label) {
     const mix = h("input", {
         placeholder: "a*0.7+b*0.3", "aria-label": t("mix"), value: column.model, spellcheck: "false",
@@ -269,11 +269,11 @@ function model_picker(column, label) {
     });
     const group = (text, list) => list.length > 0 &&
         h("optgroup", { label: text }, list.map((m) => option(m.id, m.id, column.model)));
-    const all = [...available.base, ...available.adapters, ...available.teams];
+    const all = [...available.base, ...available.adapters, ...available.teams, ...available.agents];
     if (!column.model && all.length) column.model = all[0].id;
     const is_mix = !!column.model && !all.some((m) => m.id === column.model);
     fill(select, group(t("base"), available.base), group(t("adapters"), available.adapters),
-        group(t("teams"), available.teams), option("*", t("enter_mix"), is_mix ? "*" : ""));
+        group(t("teams"), available.teams), group(t("tool_agents"), available.agents), option("*", t("enter_mix"), is_mix ? "*" : ""));
     mix.hidden = !is_mix;
     if (is_mix) mix.value = column.model;
     return h("div", { class: "picker" }, select, mix);

@@ -39,6 +39,7 @@ const texts = {
     adapter: ["adapter", "アダプター", "适配器"],
     adapters: ["Adapters", "アダプター", "适配器"],
     teams: ["Teams", "チーム", "团队"],
+    tool_agents: ["Agents with tools", "ツールを使うエージェント", "使用工具的智能体"],
     team: ["Team", "チーム", "团队"],
     mix: ["Weighted sum of adapters", "アダプターの加重和", "适配器加权和"],
     enter_mix: ["Weighted sum of adapters…", "アダプターの加重和を入力…", "输入适配器加权和…"],
@@ -154,6 +155,7 @@ const texts = {
     replace: ["replace an adapter with the same name", "同名のアダプターを置き換える", "替换同名适配器"],
     all_mix: ["all weighted sums", "すべての加重和", "所有加权和"],
     all_team: ["all teams", "すべてのチーム", "所有团队"],
+    all_agent: ["all agents with tools", "ツールを使うすべてのエージェント", "所有使用工具的智能体"],
 
     // jobs
     new_job: ["New job", "新しいジョブ", "新建任务"],

@@ -691,11 +691,19 @@ static json_t *envelope(const struct generation *g, const char *object, json_t *
     return v;
 }
 
+/* extension: the member "shoal" of the choice, or NULL. */
+static void extended_chunk_add(const struct generation *g, const struct completion *a,
+                               json_t *delta, json_t *logprobs, const char *reason,
+                               json_t *extension, struct buf *out) {
+    json_t *choices =
+        json_pack("[{s:i,s:o,s:o,s:s?,s:o*}]", "index", reply_index(g, a), "delta", delta,
+                  "logprobs", logprobs, "finish_reason", reason, "shoal", extension);
+    sse_add(g, envelope(g, "chat.completion.chunk", choices), out);
+}
+
 static void chunk_add(const struct generation *g, const struct completion *a, json_t *delta,
                       json_t *logprobs, const char *reason, struct buf *out) {
-    json_t *choices = json_pack("[{s:i,s:o,s:o,s:s?}]", "index", reply_index(g, a), "delta", delta,
-                                "logprobs", logprobs, "finish_reason", reason);
-    sse_add(g, envelope(g, "chat.completion.chunk", choices), out);
+    extended_chunk_add(g, a, delta, logprobs, reason, NULL, out);
 }
 
 static void chat_begin(const struct generation *g, struct completion *a, struct buf *out) {
@@ -726,7 +734,7 @@ static void tool_delta(const struct generation *g, struct completion *a, int i, 
     c->sent = none ? strlen(NO_ARGUMENTS) : end - c->args;
 }
 
-/* Sends the reasoning, or the turns of a team, which precede its answer. */
+/* Sends the reasoning, the turns of a team or the steps of an agent, which precede the answer. */
 static void reasoning_delta(const struct generation *g, struct completion *a, struct buf *out) {
     size_t n = a->reasoning.len - a->reasoning_sent;
     if (n == 0) return;
@@ -736,6 +744,16 @@ static void reasoning_delta(const struct generation *g, struct completion *a, st
     chunk_add(g, a, json_pack("{s:o}", "reasoning_content", content),
               chat_logprobs_json(g, a, from, to), NULL, out);
     a->tokens_sent = to;
+}
+
+/* Sends each new step of an agent in a chunk. */
+static void steps_delta(const struct generation *g, struct completion *a, struct buf *out) {
+    const json_t *step;
+    size_t i;
+    json_array_foreach (a->steps, i, step)
+        extended_chunk_add(g, a, json_object(), json_null(), NULL, json_pack("{s:O}", "step", step),
+                           out);
+    json_array_clear(a->steps);
 }
 
 /* Adds a chunk with content. Without log-probabilities, chunks differ only in the content, so the
@@ -763,6 +781,7 @@ static void content_chunk_add(const struct generation *g, struct completion *a, 
 
 static void chat_delta(const struct generation *g, struct completion *a, struct buf *out) {
     reasoning_delta(g, a, out);
+    steps_delta(g, a, out);
     if (a->content_end > a->sent) {
         json_t *content = json_string_lossy(a->text.data + a->sent, a->content_end - a->sent);
         a->sent = a->content_end;
@@ -776,8 +795,10 @@ static void chat_delta(const struct generation *g, struct completion *a, struct 
 /* Adds the last chunk, with the log-probabilities of tokens that produced no text. */
 static void chat_finish(const struct generation *g, struct completion *a, struct buf *out) {
     int32_t from = a->tokens_sent, to = a->async ? from : completion_tokens_sent(a);
-    chunk_add(g, a, json_object(), from < to ? chat_logprobs_json(g, a, from, to) : json_null(),
-              completion_finish_reason(a), out);
+    json_t *extension = a->run ? json_pack("{s:O}", "agent", a->run) : NULL;
+    extended_chunk_add(g, a, json_object(),
+                       from < to ? chat_logprobs_json(g, a, from, to) : json_null(),
+                       completion_finish_reason(a), extension, out);
 }
 
 static void usage_end(const struct generation *g, const char *object, struct buf *out) {
@@ -819,14 +840,22 @@ static json_t *chat_message(const struct generation *g, const struct completion 
     return m;
 }
 
+/* {"agent": the run of an agent with its steps}; NULL: the completion is not an agent's. */
+static json_t *run_json(const struct completion *a) {
+    if (!a->run) return NULL;
+    json_t *run = json_copy(a->run);
+    if (a->steps) json_object_set(run, "steps", a->steps);
+    return json_pack("{s:o}", "agent", run);
+}
+
 static json_t *chat_whole(const struct generation *g) {
     json_t *choices = json_array();
     for (int i = 0; i < g->n_choices; i++) {
         const struct completion *a = reply_completion(g, i);
         json_array_append_new(
-            choices, json_pack("{s:i,s:o,s:o,s:s}", "index", i, "message", chat_message(g, a),
+            choices, json_pack("{s:i,s:o,s:o,s:s,s:o*}", "index", i, "message", chat_message(g, a),
                                "logprobs", chat_logprobs_json(g, a, 0, completion_tokens_kept(a)),
-                               "finish_reason", completion_finish_reason(a)));
+                               "finish_reason", completion_finish_reason(a), "shoal", run_json(a)));
     }
     json_t *v = envelope(g, "chat.completion", choices);
     json_object_set_new(v, "usage", usage_json(g));
@@ -962,6 +991,69 @@ static bool team_chat_handle(struct server *s, struct exchange *x, json_t *body)
     return true;
 }
 
+/* Refuses fields that would change the reply of a model and that an agent does not use. */
+static int agent_fields_check(const json_t *body, struct error *err) {
+    static const char *const used[] = {"model",
+                                       "user",
+                                       "messages",
+                                       "include_reasoning",
+                                       "max_tokens",
+                                       "n",
+                                       "seed",
+                                       "stream",
+                                       "max_completion_tokens",
+                                       "stream_options",
+                                       "temperature",
+                                       "top_p",
+                                       "top_k",
+                                       "min_p",
+                                       "typical_p",
+                                       "repetition_penalty",
+                                       "presence_penalty",
+                                       "frequency_penalty"};
+    int rc = request_fields_check(FIELD_CHAT, body, err);
+    for (const struct request_field *f = request_fields; rc == OK && f->name; f++) {
+        bool is_used = f->support != FIELD_SUPPORTED || !(f->routes & FIELD_CHAT);
+        for (size_t i = 0; i < ARRAY_LEN(used); i++) is_used |= strcmp(used[i], f->name) == 0;
+        if (!is_used && json_get_nonnull(body, f->name))
+            rc = error_set(err, ERR_USAGE, "'%s' is for replies of a model, not of an agent",
+                           f->name);
+    }
+    return rc;
+}
+
+static int agent_chat_read(struct server *s, const struct agent_entry *a, json_t *body,
+                           struct generation_spec *spec, struct error *err) {
+    json_t *messages;
+    spec->reasoning = true;
+    agent_fields_apply(a, body);
+    if (settings_read(s, body, spec, err) != OK || chat_limits_read(s, body, spec, err) != OK ||
+        json_read_bool(body, "include_reasoning", &spec->reasoning, err) != OK ||
+        messages_read(body, &messages, err) != OK)
+        return err->code;
+    spec->request_json = json_pack("{s:O}", "messages", messages);
+    return agent_messages_check(messages, err) == OK ? OK : error_wrap(err, "'messages'");
+}
+
+/* Handles a chat with an agent, or replies that the agent is unknown. False: the model is not an
+ * agent. */
+static bool agent_chat_handle(struct server *s, struct exchange *x, json_t *body) {
+    struct generation_spec spec = {0};
+    struct error err;
+    const char *model = json_string_value(json_get_nonnull(body, "model"));
+    const struct agent_entry *a = agent_find(s, model, &err);
+    if (!a && err.code == OK) return false;
+    int rc = a ? agent_fields_check(body, &err) : err.code;
+    if (rc == OK) rc = agent_chat_read(s, a, body, &spec, &err);
+    if (rc == OK) {
+        agent_chat_start(s, x, &chat_dialect, a, &spec);
+    } else {
+        api_fail_error(x, &err, NULL);
+        generation_spec_release(&spec);
+    }
+    return true;
+}
+
 json_t *thinking_variables(bool on) {
     return json_pack("{s:b,s:b}", "enable_thinking", on, "thinking", on);
 }
@@ -1017,7 +1109,7 @@ static void chat_handle(void *ctx, struct exchange *x) {
     struct model_ref t = {0};
     struct error err;
     json_t *body = request_memory_json(ctx, x, &err);
-    if (body && team_chat_handle(s, x, body)) {
+    if (body && (team_chat_handle(s, x, body) || agent_chat_handle(s, x, body))) {
         json_decref(body);
         return;
     }
@@ -1514,6 +1606,11 @@ static void models_handle(void *ctx, struct exchange *x) {
         json_array_append_new(data, model_card(s, id, s->path, s->name, s->started));
         free(id);
     }
+    for (int i = 0; i < s->n_agents; i++) {
+        char *id = xasprintf("agent:%s", s->agents[i].name);
+        json_array_append_new(data, model_card(s, id, s->path, s->name, s->started));
+        free(id);
+    }
     exchange_reply_json(x, 200, json_pack("{s:s,s:o}", "object", "list", "data", data));
 }
 
@@ -1536,7 +1633,7 @@ static void model_handle(void *ctx, struct exchange *x) {
     const char *id = exchange_wildcard(x);
     struct model_ref t;
     struct error err = {0};
-    if (team_find(s, id, &err)) {
+    if (team_find(s, id, &err) || (!err.code && agent_find(s, id, &err))) {
         exchange_reply_json(x, 200, model_card(s, id, s->path, s->name, s->started));
         return;
     }

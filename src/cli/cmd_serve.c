@@ -1,5 +1,7 @@
-/* cmd_serve: `shoal serve`: serves a model, its adapters and teams over HTTP until a signal. */
+/* cmd_serve: `shoal serve`: serves a model, its adapters, teams and agents over HTTP until a
+ * signal. */
 #define _GNU_SOURCE
+#include "agent/agent.h"
 #include "api/api.h"
 #include "cli/settings.h"
 #include "cli/setup.h"
@@ -98,6 +100,7 @@ static void on_ready(void *ctx, const struct serve_ready *r) {
     }
     add_names(&models, &r->adapters, "adapter", "");
     add_names(&models, &r->teams, "team", "team:");
+    if (r->agents.n) add_names(&models, &r->agents, "agent", "agent:");
     for (int i = 0; i < r->bases.n; i++)
         buf_printf(&on_demand, "%s%s", i ? ", " : "", r->bases.v[i]);
     add_curl(&curl, x->http, r);
@@ -165,18 +168,36 @@ static struct strings adapter_paths(const struct serve_options *o, int base) {
     return paths;
 }
 
-/* Bytes of the adapters of the teams, which are always in memory. */
-static size_t team_adapter_bytes(const struct strings *teams, enum dtype elem) {
-    struct adapter_size sum = {0};
+static void team_measure(const char *path, enum dtype elem, struct adapter_size *sum) {
     struct error ignored; // serve_start reports it
-    for (int i = 0; i < teams->n; i++) {
-        const char *equals = strchr(teams->v[i], '=');
-        struct team t = {0};
-        int rc = team_read(&t, equals ? equals + 1 : teams->v[i], &ignored);
-        for (int k = 0; rc == OK && k < t.adapters.n; k++)
-            if (strcmp(t.adapters.v[k], "base") != 0)
-                adapter_measure(t.adapters.v[k], elem, &sum, &ignored);
-        team_release(&t);
+    struct team t = {0};
+    int rc = team_read(&t, path, &ignored);
+    for (int i = 0; rc == OK && i < t.adapters.n; i++)
+        if (strcmp(t.adapters.v[i], "base") != 0)
+            adapter_measure(t.adapters.v[i], elem, sum, &ignored);
+    team_release(&t);
+}
+
+static void agent_measure(const char *path, enum dtype elem, struct adapter_size *sum) {
+    struct error ignored;
+    struct agent_settings a;
+    struct adapter_mix mix;
+    if (agent_settings_read(&a, path, &ignored) != OK) return;
+    int rc = adapter_mix_parse(&mix, a.adapter, &ignored);
+    for (int i = 0; rc == OK && i < mix.paths.n; i++)
+        adapter_measure(mix.paths.v[i], elem, sum, &ignored);
+    adapter_mix_release(&mix);
+    options_release(agent_setting_rows, &a);
+}
+
+/* Bytes of the adapters of teams and agents, which are always in memory. */
+static size_t kept_adapter_bytes(const struct serve_options *o, enum dtype elem) {
+    struct adapter_size sum = {0};
+    for (int i = 0; i < o->teams.n + o->agents.n; i++) {
+        bool team = i < o->teams.n;
+        const char *text = team ? o->teams.v[i] : o->agents.v[i - o->teams.n],
+                   *equals = strchr(text, '=');
+        (team ? team_measure : agent_measure)(equals ? equals + 1 : text, elem, &sum);
     }
     return sum.resident + sum.while_loading;
 }
@@ -308,7 +329,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
     if (rc == OK) rc = dtype_parse(o->setup.lora, &elem, err);
     if (rc != OK) return rc;
     w.requests = request_bytes(&so);
-    w.work = team_adapter_bytes(&so.teams, elem);
+    w.work = kept_adapter_bytes(&so, elem);
     so.base_engine = w.engine;
     so.base_engine.max_len = (int32_t)o->setup.limits.max_len;
     so.base_engine.lora_elem = elem;
@@ -351,7 +372,7 @@ const struct cli_command cmd_serve = {
         "\n"
         "Further models, and those of --model-dir, are loaded when a request names them and\n"
         "unloaded after --keep-alive without requests, or when another one needs the memory.\n"
-        "The first model is always in memory: teams, jobs and A/B tests use it.\n"
+        "The first model is always in memory: teams, agents, jobs and A/B tests use it.\n"
         "\n"
         "  shoal serve models/fry models/other.gguf --max-memory 8G\n"
         "\n"
@@ -363,9 +384,9 @@ const struct cli_command cmd_serve = {
         "SIGTERM or Ctrl-C stops the server: running replies have --drain-seconds to finish. If\n"
         "requests still run 5 seconds later, or after a second signal, it ends without them,\n"
         "with exit status 3.",
-    .main_options =
-        "adapter adapter-dir model-dir team state api-key max-num-seqs max-model-len max-tokens "
-        "max-memory host port",
+    .main_options = "adapter adapter-dir model-dir team agent state api-key max-num-seqs "
+                    "max-model-len max-tokens "
+                    "max-memory host port",
     .rows = serve_option_rows,
     .more =
         (const struct option_table[]){

@@ -37,11 +37,12 @@ enum base_state { BASE_UNLOADED, BASE_LOADING, BASE_LOADED, BASE_UNLOADING };
 struct base_entry {
     struct base_pool *pool;
     struct server server;
-    struct serve_options options; /* the default base's, without its adapters, teams and names */
-    struct memory_plan plan;      /* the plan of the last load */
-    size_t least_bytes;           /* bytes of the smallest plan */
-    int32_t max_len;              /* context of the last plan; under the pool's lock */
-    struct pool *threads;         /* the engine's; a pool of threads has one user */
+    struct serve_options
+        options;             /* the default base's, without its adapters, teams, agents and names */
+    struct memory_plan plan; /* the plan of the last load */
+    size_t least_bytes;      /* bytes of the smallest plan */
+    int32_t max_len;         /* context of the last plan; under the pool's lock */
+    struct pool *threads;    /* the engine's; a pool of threads has one user */
 
     enum base_state state; /* like the following fields under the pool's lock */
     int refs;
@@ -501,7 +502,8 @@ static void hash_init(struct base_entry *b) {
 static int entry_init(struct base_entry *b, const char *path, struct error *err) {
     struct server *s = &b->server, *front = b->pool->front;
     b->options = *front->options;
-    b->options.names = b->options.adapters = b->options.teams = (struct strings){0};
+    b->options.names = b->options.adapters = (struct strings){0};
+    b->options.teams = b->options.agents = (struct strings){0};
     b->options.adapter_dir = NULL;
     b->options.plan = &b->plan;
     *s = (struct server){.options = &b->options,

@@ -473,14 +473,17 @@ static void requests_wait(struct batcher *b, struct waiter *w, struct batcher_re
     pthread_mutex_unlock(&w->lock);
 }
 
-int batcher_run(struct batcher *b, struct engine_request *r, int n, const bool *stop,
-                struct error *err) {
+/* Runs n requests, each of which is a copy of `kind` for one of r. */
+static int requests_run(struct batcher *b, const struct batcher_request *kind,
+                        struct engine_request *r, int n, const bool *stop, struct error *err) {
     struct waiter w = {PTHREAD_MUTEX_INITIALIZER, PTHREAD_COND_INITIALIZER, n};
     struct batcher_request *requests = xcalloc((size_t)MAX(n, 1), sizeof *requests);
     struct batcher_request **list = xcalloc((size_t)MAX(n, 1), sizeof *list);
     for (int i = 0; i < n; i++) {
-        requests[i] = (struct batcher_request){
-            .request = r[i], .background = true, .on_change = run_on_change, .user = &w};
+        requests[i] = *kind;
+        requests[i].request = r[i];
+        requests[i].on_change = run_on_change;
+        requests[i].user = &w;
         list[i] = &requests[i];
     }
     int rc = n > 0 ? batcher_submit_all(b, list, n, err) : OK;
@@ -494,6 +497,16 @@ int batcher_run(struct batcher *b, struct engine_request *r, int n, const bool *
     if (rc == OK && stop && __atomic_load_n(stop, __ATOMIC_ACQUIRE))
         rc = error_set(err, ERR_STATE, "cancelled");
     return rc;
+}
+
+int batcher_run(struct batcher *b, struct engine_request *r, int n, const bool *stop,
+                struct error *err) {
+    return requests_run(b, &(struct batcher_request){.background = true}, r, n, stop, err);
+}
+
+int batcher_run_interactive(struct batcher *b, uint64_t client, struct engine_request *r, int n,
+                            const bool *stop, struct error *err) {
+    return requests_run(b, &(struct batcher_request){.client = client}, r, n, stop, err);
 }
 
 int batcher_embed(struct batcher *b, const struct token_seq *texts, int32_t n,

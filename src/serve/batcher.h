@@ -63,6 +63,9 @@ void batcher_cancel(struct batcher *b, struct batcher_request *c);
  * they are cancelled: ERR_STATE. ERR_MEMORY: no memory was left for the results of a request. */
 int batcher_run(struct batcher *b, struct engine_request *r, int n, const bool *stop,
                 struct error *err);
+/* The same for interactive requests of a client; ERR_STATE also if too many requests wait. */
+int batcher_run_interactive(struct batcher *b, uint64_t client, struct engine_request *r, int n,
+                            const bool *stop, struct error *err);
 /* Runs engine_embed between two steps and waits for the result. The next step waits as well, so
  * pass few texts at once. ERR_STATE: the batcher is being freed. */
 int batcher_embed(struct batcher *b, const struct token_seq *texts, int32_t n,

@@ -344,6 +344,12 @@ static void async_output_read(struct completion *a) {
     buf_add(&a->text, o->content.data, o->content.len);
     buf_add(&a->reasoning, o->reasoning.data, o->reasoning.len);
     o->content.len = o->reasoning.len = 0;
+    if (o->steps && !a->steps) a->steps = json_array();
+    if (o->steps) json_array_extend(a->steps, o->steps);
+    json_decref(o->steps);
+    o->steps = NULL;
+    if (o->run) a->run = o->run;
+    o->run = NULL;
     a->done = o->done;
     pthread_mutex_unlock(&o->lock);
     a->shown = a->content_end = a->text.len;
@@ -407,7 +413,7 @@ bool completion_was_cut(const struct completion *a) {
 
 const char *completion_finish_reason(const struct completion *a) {
     if (!a->done) return NULL;
-    if (a->async) return "stop";
+    if (a->async) return a->async->truncated ? "length" : "stop";
     bool cut = completion_was_cut(a);
     if (a->n_tool_calls && !(cut && a->tool_calls[a->n_tool_calls - 1].args_end == 0))
         return "tool_calls";
@@ -420,6 +426,7 @@ struct token_usage generation_usage(const struct generation *g) {
     for (int i = 0; i < g->n_completions && g->completions[i].async; i++) {
         u.prompt += g->completions[i].async->usage.prompt;
         u.completion += g->completions[i].async->usage.completion;
+        u.cached += g->completions[i].async->usage.cached;
     }
     for (int i = 0; i < g->n_completions; i++) {
         u.completion += g->completions[i].batch_request.request.n_generated;
@@ -457,9 +464,13 @@ void completion_release(struct completion *a) {
     buf_release(&a->text);
     buf_release(&a->chunk);
     buf_release(&a->reasoning);
+    json_decref(a->steps);
+    json_decref(a->run);
     if (a->async) {
         buf_release(&a->async->content);
         buf_release(&a->async->reasoning);
+        json_decref(a->async->steps);
+        json_decref(a->async->run);
         free(a->async);
     }
 }
@@ -471,7 +482,7 @@ bool async_slot_acquire(struct server *s, struct exchange *x) {
     async_slot_release(s);
     exchange_add_header(x, "Retry-After", "2");
     api_fail(x, 503, NULL, NULL, "overloaded",
-             "%d teams and checks are running already; try again later", ASYNC_WORKERS_MAX);
+             "%d teams, agents and checks are running already; try again later", ASYNC_WORKERS_MAX);
     return false;
 }
 
@@ -537,7 +548,21 @@ static void generation_cancel(void *ctx) {
 
 /* replies */
 
-/* Whether the reply cannot be written, because memory is missing; sets err. */
+/* Whether an async worker failed; sets err. */
+static bool async_failed(const struct generation *g, struct error *err) {
+    bool failed = false;
+    for (int i = 0; i < g->n_completions && !failed; i++) {
+        struct async_output *o = g->completions[i].async;
+        if (!o) return false;
+        pthread_mutex_lock(&o->lock);
+        failed = o->error.code != OK;
+        if (failed) *err = o->error;
+        pthread_mutex_unlock(&o->lock);
+    }
+    return failed;
+}
+
+/* Whether the reply cannot be written, because memory is missing or its worker failed; sets err. */
 static bool reply_failed(const struct generation *g, struct error *err) {
     bool failed = g->room->refused;
     for (int i = 0; i < g->n_completions && !failed; i++)
@@ -545,6 +570,7 @@ static bool reply_failed(const struct generation *g, struct error *err) {
                  __atomic_load_n(&g->completions[i].batch_request.done, __ATOMIC_ACQUIRE) &&
                  g->completions[i].batch_request.no_memory;
     if (failed) error_set(err, ERR_STATE, "the server is short of memory; try again later");
+    if (!failed && async_failed(g, err)) return true;
     if (failed || !g->spec.filter || g->spec.filter->error.code == OK) return failed;
     *err = g->spec.filter->error;
     return true;
@@ -929,14 +955,22 @@ void generation_start(struct server *s, struct exchange *x, const struct api_dia
 
 /* generations of async workers */
 
-void generation_append(struct generation *g, struct completion *a, const char *content,
-                       const char *reasoning, const struct token_usage *usage, bool done) {
+void generation_append(struct generation *g, struct completion *a, const struct async_part *part) {
     struct async_output *o = a->async;
+    bool reasoning = g->spec.reasoning;
     pthread_mutex_lock(&o->lock);
-    buf_puts(&o->content, content ? content : "");
-    if (g->spec.reasoning) buf_puts(&o->reasoning, reasoning ? reasoning : "");
-    if (usage) o->usage = *usage;
-    o->done = done;
+    buf_puts(&o->content, part->content ? part->content : "");
+    if (reasoning && part->reasoning) buf_puts(&o->reasoning, part->reasoning);
+    if (reasoning && part->step && !o->steps) o->steps = json_array();
+    if (reasoning && part->step)
+        json_array_append_new(o->steps, part->step);
+    else
+        json_decref(part->step);
+    if (part->run) o->run = part->run;
+    if (part->usage) o->usage = *part->usage;
+    if (part->error) o->error = *part->error;
+    o->truncated = part->truncated;
+    o->done = part->done;
     pthread_mutex_unlock(&o->lock);
     if (g->spec.stream) exchange_wake(g->x);
 }

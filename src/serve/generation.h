@@ -65,7 +65,8 @@ struct generation_spec {
     bool logprobs, prompt_logprobs, echo, stream, include_usage;
     bool prompt_tops;      /* return the prompt's log-probabilities in vLLM's form */
     bool single_tool_call; /* at most one tool call */
-    bool reasoning;        /* return the reasoning: of the model, or the turns of a team */
+    bool reasoning; /* return the reasoning: of the model, the turns of a team, or an agent's steps
+                     */
     enum reasoning_state reasoning_begin; /* state of each completion before its first token */
     struct grammar *grammar;              /* released with server_grammar_release */
     enum tool_choice tool_choice;
@@ -80,19 +81,24 @@ struct generation_spec {
     const char *bad_field;  /* the field that a parse error is about, or NULL */
 };
 
-/* Output of an async worker, a thread that writes the completion of a team. The lock guards all
- * fields. */
+/* Output of an async worker, a thread that writes the completion of a team or an agent. The lock
+ * guards all fields. */
 struct async_output {
     pthread_mutex_t lock;
     struct buf content, reasoning; /* not yet moved to the completion */
+    json_t *steps;                 /* the same for an agent's steps; NULL: none */
+    json_t *run;                   /* an agent's run at its end, without its steps; or NULL */
     struct token_usage usage;
-    bool done, stop; /* stop: no client waits for the result */
+    struct error error;         /* code OK: none; otherwise the reply fails */
+    bool truncated, done, stop; /* stop: no client waits for the result */
 };
 
 struct completion {
     struct batcher_request batch_request;
     struct async_output *async; /* NULL: the batcher computes the completion */
-    struct buf reasoning;       /* the model's reasoning, or the team's turns before the answer */
+    struct buf reasoning;       /* the model's reasoning, the team's turns or the agent's steps
+                                   before the answer */
+    json_t *steps, *run;        /* of an agent, as in async_output; a stream removes sent steps */
     size_t reasoning_sent;
     enum reasoning_state reasoning_state;
     size_t n_newlines;          /* newlines of the reasoning that are not yet in `reasoning` */
@@ -190,8 +196,15 @@ bool generation_start_async(struct server *s, struct exchange *x, const struct a
                             const char *id_prefix, struct model_ref *t,
                             struct generation_spec *spec,
                             void (*fn)(struct generation *g, void *ctx), void *ctx);
-void generation_append(struct generation *g, struct completion *a, const char *content,
-                       const char *reasoning, const struct token_usage *usage, bool done);
+/* New output of a worker. Members that are NULL or false change nothing. */
+struct async_part {
+    const char *content, *reasoning;
+    json_t *step, *run; /* taken over */
+    const struct token_usage *usage;
+    const struct error *error;
+    bool truncated, done;
+};
+void generation_append(struct generation *g, struct completion *a, const struct async_part *part);
 
 /* for dialects */
 

@@ -117,8 +117,9 @@ void request_metrics_add_generation(const struct generation *g) {
     if (g->cancelled) metric_add(metric_get(m, METRIC_CANCELLED), 1);
     if (g->spec.grammar)
         metric_add(metric_get(m, METRIC_CONSTRAINED, grammar_kind(g->spec.grammar)), 1);
-    metric_add(metric_get(m, METRIC_MURMUR_TASKS, "0", g->completions->async ? "team" : "chat"), 1);
-    metric_observe(metric_get(m, METRIC_MURMUR_TASK_TIME, g->completions->async ? "team" : "chat"),
+    const char *kind = g->completions->async ? label : "chat"; // "team" or "agent"
+    metric_add(metric_get(m, METRIC_MURMUR_TASKS, "0", kind), 1);
+    metric_observe(metric_get(m, METRIC_MURMUR_TASK_TIME, kind),
                    fmax(clock_now() - g->started_at, 0));
 }
 

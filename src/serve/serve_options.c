@@ -21,6 +21,11 @@ const struct option_row serve_option_rows[] = {
         "serve every adapter in this folder, by the name of its folder"),
     ROW("team", OPT_LIST, teams, NULL, 0, 0, "NAME=FILE",
         "teams to serve (files of 'shoal debate --team'), each as a model team:NAME"),
+    ROW("agent", OPT_LIST, agents, NULL, 0, 0, "NAME=FILE",
+        "agents to serve (files of 'shoal agent --agent'), each as a model agent:NAME"),
+    ROW("allow-tool", OPT_LIST, tools, NULL, 0, 0, "TOOL",
+        "tools that agents may use although they execute code or use the network: python, sh, "
+        "check_code, http_get; all clients that may chat can then use them"),
     ROW("state", OPT_STRING, state_dir, "runs/serve", 0, 0, "DIR",
         "folder of the server's state: keys, jobs, uploaded files, derived models …"),
     ROW("runs", OPT_STRING, runs, "runs", 0, 0, "DIR",

@@ -533,6 +533,7 @@ static struct http_route *routes_join(const struct server *s) {
     struct http_route *all = xcalloc(MAX_ROUTES, sizeof *all);
     const struct server_module *m;
     int n = routes_add(all, 0, teams_routes);
+    n = routes_add(all, n, agents_routes);
     n = routes_add(all, n, metrics_routes);
     for (int i = 0; (m = server_module_at(s, i)); i++) n = routes_add(all, n, m->routes);
     all[n] = (struct http_route){0};
@@ -573,6 +574,24 @@ char *model_name_from_path(const char *path) {
     if (dot && !dot[5]) *dot = 0;
     free(copy);
     return name;
+}
+
+char *named_file_parse(const char *text, const char **path) {
+    const char *is = strchr(text, '='), *slash = strrchr(text, '/');
+    *path = is ? is + 1 : text;
+    if (is) return xstrndup(text, (size_t)(is - text));
+    const char *from = slash ? slash + 1 : text, *dot = strrchr(from, '.');
+    return dot ? xstrndup(from, (size_t)(dot - from)) : xstrdup(from);
+}
+
+struct adapter *server_adapter_keep(void *ctx, const char *path, struct error *err) {
+    struct server *s = ctx;
+    struct adapter *a = adapter_open(path, s->model, err);
+    if (!a) return NULL;
+    adapter_warn_no_effect(a, path);
+    s->kept_adapters =
+        xrealloc(s->kept_adapters, sizeof *s->kept_adapters * (size_t)(s->n_kept_adapters + 1));
+    return s->kept_adapters[s->n_kept_adapters++] = a;
 }
 
 /* Lists an adapter of a base that is not loaded; its files are checked when the base is. */
@@ -661,6 +680,9 @@ static void server_release(struct server *s) {
     engine_set_grammar_memory(s->engine, 0);
     ab_close(s->ab);
     teams_release(s);
+    agents_release(s);
+    for (int i = 0; i < s->n_kept_adapters; i++) adapter_release(s->kept_adapters[i]);
+    free(s->kept_adapters);
     keys_close(s->keys);
     auth_close(s);
     if (s->metrics) pthread_mutex_destroy(&s->metrics_lock);
@@ -810,7 +832,8 @@ void server_base_close(struct server *s) {
 static int server_open(struct server *s, const struct engine_options *eo, struct error *err) {
     if (modules_restore(s, err) != OK || server_base_open(s, eo, err) != OK) return err->code;
     if (s->options->bases.n && !(s->bases = base_pool_new(s, err))) return err->code;
-    if (adapters_load(s, err) != OK || adapters_scan(s, err) != OK || teams_open(s, err) != OK)
+    if (adapters_load(s, err) != OK || adapters_scan(s, err) != OK || teams_open(s, err) != OK ||
+        agents_open(s, err) != OK)
         return err->code;
     if (s->bases && base_pool_start(s->bases, err) != OK) return err->code;
     modules_load(s);
@@ -903,12 +926,14 @@ static void report_ready(struct server *s) {
         if (!list[i].is_base) strings_add(&r.adapters, list[i].name);
     server_adapters_free(list, n);
     for (int i = 0; i < s->n_teams; i++) strings_add(&r.teams, s->teams[i].name);
+    for (int i = 0; i < s->n_agents; i++) strings_add(&r.agents, s->agents[i].name);
     const struct server *base;
     for (int i = 1; (base = base_at(s, i)); i++) strings_add(&r.bases, base->name);
     urls_format(s, url, page);
     s->options->ready(s->options->ready_ctx, &r);
     strings_release(&r.adapters);
     strings_release(&r.teams);
+    strings_release(&r.agents);
     strings_release(&r.bases);
 }
 

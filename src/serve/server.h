@@ -6,6 +6,7 @@
 #ifndef SHOAL_SERVE_SERVER_H
 #define SHOAL_SERVE_SERVER_H
 
+#include "agent/agent.h"
 #include "http/http.h"
 #include "ops/ops.h"
 #include "serve/base_pool.h"
@@ -49,6 +50,14 @@ struct team_entry {
     struct team team;
 };
 
+/* An agent, which requests name as agent:NAME. */
+struct agent_entry {
+    char *name;
+    struct agent_settings settings;
+    struct adapter_mix mix;
+    json_t *tools; /* the names of its tools */
+};
+
 enum { REQUEST_TRACES_MAX = 256 };
 struct server {
     const struct serve_options *options;
@@ -78,9 +87,9 @@ struct server {
     struct adapter_entry *adapters; /* [n_adapters] oldest first */
     int n_adapters, next_id;
     struct grammar_cache *grammars;
-    uint64_t n_ids;                      /* ids generated so far */
-    struct generation *generations;      /* list of the running generations */
-    int n_async_threads;                 /* acquired by async_slot_acquire */
+    uint64_t n_ids;                 /* ids generated so far */
+    struct generation *generations; /* list of the running generations */
+    int n_async_threads;            /* acquired by async_slot_acquire */
 
     struct keys *keys;
     char token[KEY_SECRET_LEN], *token_path; /* see auth.c */
@@ -107,8 +116,10 @@ struct server {
 
     struct team_entry *teams; /* [n_teams] constant after the start */
     int n_teams;
-    struct adapter **team_adapters; /* [n_team_adapters] adapters of the teams */
-    int n_team_adapters;
+    struct agent_entry *agents; /* [n_agents] constant after the start */
+    int n_agents;
+    struct adapter **kept_adapters; /* [n_kept_adapters] those of teams and agents */
+    int n_kept_adapters;
 
     pthread_mutex_t derived_lock; /* held while a derived model changes, in memory and on disk */
 
@@ -190,6 +201,12 @@ int server_adapter_unload(struct server *s, const char *name, struct error *err)
 bool server_adapter_listed(struct server *s, const char *name);
 /* "models/fry" → "fry", "x/y.gguf" → "y". malloc'ed. */
 char *model_name_from_path(const char *path);
+/* The name in "NAME=FILE", or that of the file: "x/critics.yaml" → "critics"; malloc'ed. *path: the
+ * file. */
+char *named_file_parse(const char *text, const char **path);
+/* Opens an adapter that stays in memory until the server ends. ctx: the server. Call it during the
+ * start only. */
+struct adapter *server_adapter_keep(void *ctx, const char *path, struct error *err);
 /* Lists a derived model (made by /api/create) and replaces the one of that name. a: its adapter
  * (retained; NULL: the base model). spec: its specification (taken over, also after an error). */
 int server_derived_put(struct server *s, const char *name, const char *path, struct adapter *a,
@@ -255,7 +272,20 @@ struct generation_spec;
 void team_chat_start(struct server *s, struct exchange *x, const struct api_dialect *d,
                      const struct team_entry *t, const json_t *body, struct generation_spec *spec);
 
-extern const struct http_route teams_routes[], metrics_routes[];
+/* agents.c: agents with tools that are called like a model */
+
+int agents_open(struct server *s, struct error *err); /* the agents of the options */
+void agents_release(struct server *s);
+/* Finds "agent:NAME"; NULL as for team_find. */
+const struct agent_entry *agent_find(const struct server *s, const char *model, struct error *err);
+/* Sets the fields of a chat that it omits to the agent's settings. */
+void agent_fields_apply(const struct agent_entry *a, json_t *body);
+/* Answers a chat's messages, which spec->request_json has. The agent uses n, sampling, max_tokens,
+ * stream and reasoning of spec. Takes ownership of spec. */
+void agent_chat_start(struct server *s, struct exchange *x, const struct api_dialect *d,
+                      const struct agent_entry *a, struct generation_spec *spec);
+
+extern const struct http_route teams_routes[], agents_routes[], metrics_routes[];
 
 /* errors */
 

@@ -20,34 +20,15 @@ static const char PREFIX[] = "team:";
 
 /* loading */
 
-static struct adapter *team_adapter(void *ctx, const char *path, struct error *err) {
-    struct server *s = ctx;
-    struct adapter *a = adapter_open(path, s->model, err);
-    if (!a) return NULL;
-    adapter_warn_no_effect(a, path);
-    s->team_adapters =
-        xrealloc(s->team_adapters, sizeof *s->team_adapters * (size_t)(s->n_team_adapters + 1));
-    return s->team_adapters[s->n_team_adapters++] = a;
-}
-
-/* "x/critics.yaml" → "critics" */
-static char *team_name(const char *spec, const char **path) {
-    const char *is = strchr(spec, '='), *slash = strrchr(spec, '/');
-    *path = is ? is + 1 : spec;
-    if (is) return xstrndup(spec, (size_t)(is - spec));
-    const char *from = slash ? slash + 1 : spec, *dot = strrchr(from, '.');
-    return dot ? xstrndup(from, (size_t)(dot - from)) : xstrdup(from);
-}
-
 int teams_open(struct server *s, struct error *err) {
     int n = s->options->teams.n;
     s->teams = xcalloc((size_t)n + 1, sizeof *s->teams);
     for (int i = 0; i < n; i++) {
         struct team_entry *t = &s->teams[s->n_teams++];
         const char *path;
-        t->name = team_name(s->options->teams.v[i], &path);
+        t->name = named_file_parse(s->options->teams.v[i], &path);
         if (team_read(&t->team, path, err) != OK ||
-            team_load_adapters(&t->team, team_adapter, s, err) != OK)
+            team_load_adapters(&t->team, server_adapter_keep, s, err) != OK)
             return error_wrap(err, "--team %s", s->options->teams.v[i]);
     }
     return OK;
@@ -58,9 +39,7 @@ void teams_release(struct server *s) {
         free(s->teams[i].name);
         team_release(&s->teams[i].team);
     }
-    for (int i = 0; i < s->n_team_adapters; i++) adapter_release(s->team_adapters[i]);
     free(s->teams);
-    free(s->team_adapters);
 }
 
 const struct team_entry *team_find(const struct server *s, const char *model, struct error *err) {
@@ -133,7 +112,9 @@ static int session_ask(void *ctx, struct llm_call *calls, int n, struct error *e
         d->usage.completion += calls[i].n_generated;
         turn_format(d, &calls[i], &turns);
     }
-    if (rc == OK && d->g) generation_append(d->g, d->a, NULL, turns.data, &d->usage, false);
+    if (rc == OK && d->g)
+        generation_append(d->g, d->a,
+                          &(struct async_part){.reasoning = turns.data, .usage = &d->usage});
     buf_release(&turns);
     return rc;
 }
@@ -175,8 +156,12 @@ static void team_generation_run(struct generation *g, void *ctx) {
         d->usage = (struct token_usage){0};
         d->o.seed += i > 0;
         int rc = session_run(d, &out, &err);
-        generation_append(g, d->a, rc == OK ? transcript_reply(&out.transcripts[0]) : "",
-                          rc == OK ? NULL : err.text, &d->usage, true);
+        generation_append(
+            g, d->a,
+            &(struct async_part){.content = rc == OK ? transcript_reply(&out.transcripts[0]) : NULL,
+                                 .reasoning = rc == OK ? NULL : err.text,
+                                 .usage = &d->usage,
+                                 .done = true});
         debate_release(&out);
     }
     session_free(d);

@@ -75,7 +75,7 @@ MORE = [
                            "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}], "options": {"num_predict": 4}}),
 ]
 TEXTS = ["", " ", "\0", "\ud83d\udc1f", "a" * 300, "x" * 70000, "\u202e\u0000\u001b[31m", "%s%n%d", "..", "../../x", "/dev/full",
-         "/proc/self/environ", "team:panel", "critic*0.5+critic*0.5", "critic*1e308", "base", "null", "true", "1", "-1", "{", "[[[[",
+         "/proc/self/environ", "team:panel", "agent:helper", "critic*0.5+critic*0.5", "critic*1e308", "base", "null", "true", "1", "-1", "{", "[[[[",
          "{{ 1 / 0 }}", "{% for i in range(9999) %}{{ i }}{% endfor %}", "(a*)*b", "a{1,60000}", "root ::= root", "é" * 2000,
          "\r\nX: y", "<tool_call>{", "data:image/png;base64,AAAA", "http://127.0.0.1:1/x", "sha256:", "job-", "file:///etc/hostname"]
 NUMBERS = [0, 1, -1, 2, 0.5, -0.0, 1e-320, 1e308, -1e308, 2 ** 31 - 1, 2 ** 31, -2 ** 31, 2 ** 32, 2 ** 53 + 1, 2 ** 63 - 1, -2 ** 63,
@@ -528,7 +528,7 @@ class Target:
         self.tls, self.log = tls, os.path.join(self.top.name, "stderr.txt")
         self.prepare()
         options = ["--host", "127.0.0.1", "--port", "0", "--json", "--state", "state", "--runs", "runs", "--drain-seconds", "5", "--enable-lora",
-                   "--max-loras", "8", "--adapter", "critic=adapters/critic", "--team", f"panel={ROOT}/examples/team.yaml", "--no-jobs-idle"]
+                   "--max-loras", "8", "--adapter", "critic=adapters/critic", "--team", f"panel={ROOT}/examples/team.yaml", "--agent", f"helper={ROOT}/examples/agent.yaml", "--no-jobs-idle"]
         if tls:
             self.certificate()
             options += ["--tls-cert", "../cert.pem", "--tls-key", "../key.pem"]

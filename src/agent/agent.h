@@ -243,7 +243,7 @@ bool agent_task_is_right(const struct agent_task *task, const struct grader *g,
 /*
  * Measures runs[i] of task i. {n, accuracy: {value, lo, hi}, kinds: {KIND: {n, accuracy, …}},
  * right_calls: the share of calls that equal the call of the task at their place, unneeded: the
- * share of the tasks without calls in which a tool was called, failed_calls, failed_runs,
+ * share of the tasks without calls in which a tool was called, calls, failed_calls, failed_runs,
  * confidence: the mean, calibration_error: the expected calibration error in ten bins (both of
  * the calibrated confidence if there is one), steps,
  * prefilled, cached, generated, seconds}. An interval is Wilson's of 95 %. Shares of nothing are

@@ -115,7 +115,8 @@ bool agent_task_is_right(const struct agent_task *t, const struct grader *g,
 
 struct counts {
     int64_t n, right;
-    int64_t with_calls, calls, right_calls, failed_calls; /* the task lists its calls */
+    int64_t all_calls, failed_calls;
+    int64_t calls, right_calls; /* in tasks that list theirs */
     int64_t without_calls, unneeded;
     int64_t steps, failed_runs, prefilled, cached, generated;
     int64_t binned[CALIBRATION_BINS], right_in_bin[CALIBRATION_BINS];
@@ -134,6 +135,7 @@ static void count_calls(struct counts *c, const struct agent_task *t, const stru
     for (int i = 0; i < r->n_steps; i++) {
         const struct agent_step *s = &r->steps[i];
         if (s->tool < 0) continue;
+        c->all_calls++;
         c->failed_calls += s->failed;
         if (json_array_size(t->calls)) {
             c->right_calls += call_is_right(s, json_array_get(t->calls, (size_t)n), tools);
@@ -176,13 +178,13 @@ static json_t *counts_json(const struct counts *c) {
     for (int b = 0; b < CALIBRATION_BINS; b++)
         error += fabs(c->confidence_in_bin[b] - (double)c->right_in_bin[b]) / (double)c->n;
     return json_pack(
-        "{s:I,s:o,s:o,s:o,s:I,s:I,s:f,s:f,s:I,s:I,s:I,s:I,s:f}", "n", (json_int_t)c->n, "accuracy",
-        share_json(c->right, c->n), "right_calls", share_json(c->right_calls, c->calls), "unneeded",
-        share_json(c->unneeded, c->without_calls), "failed_calls", (json_int_t)c->failed_calls,
-        "failed_runs", (json_int_t)c->failed_runs, "confidence", c->confidence / (double)c->n,
-        "calibration_error", error, "steps", (json_int_t)c->steps, "prefilled",
-        (json_int_t)c->prefilled, "cached", (json_int_t)c->cached, "generated",
-        (json_int_t)c->generated, "seconds", c->seconds);
+        "{s:I,s:o,s:o,s:o,s:I,s:I,s:I,s:f,s:f,s:I,s:I,s:I,s:I,s:f}", "n", (json_int_t)c->n,
+        "accuracy", share_json(c->right, c->n), "right_calls", share_json(c->right_calls, c->calls),
+        "unneeded", share_json(c->unneeded, c->without_calls), "calls", (json_int_t)c->all_calls,
+        "failed_calls", (json_int_t)c->failed_calls, "failed_runs", (json_int_t)c->failed_runs,
+        "confidence", c->confidence / (double)c->n, "calibration_error", error, "steps",
+        (json_int_t)c->steps, "prefilled", (json_int_t)c->prefilled, "cached",
+        (json_int_t)c->cached, "generated", (json_int_t)c->generated, "seconds", c->seconds);
 }
 
 json_t *agent_tasks_report(const struct agent_tasks *t, const struct grader *g,

@@ -127,8 +127,8 @@ static void print_report(const json_t *report) {
     printf("  %-16s %.3f; calibration error %.3f\n", "confidence",
            json_number_value(json_object_get(report, "confidence")),
            json_number_value(json_object_get(report, "calibration_error")));
-    printf("  %-16s %lld; failed calls %lld, failed runs %lld\n", "steps",
-           (long long)json_integer_value(json_object_get(report, "steps")),
+    printf("  %-16s %lld; failed calls %lld, failed runs %lld\n", "calls",
+           (long long)json_integer_value(json_object_get(report, "calls")),
            (long long)json_integer_value(json_object_get(report, "failed_calls")),
            (long long)json_integer_value(json_object_get(report, "failed_runs")));
 }

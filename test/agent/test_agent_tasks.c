@@ -187,6 +187,7 @@ static void reports_runs(void **state) {
     assert_float_equal(json_number_value(json_object_get(report, "calibration_error")),
                        (0.05 + 0.25 + 0.45) / 3, 1e-9);
     assert_int_equal(json_integer_value(json_object_get(report, "steps")), 5);
+    assert_int_equal(json_integer_value(json_object_get(report, "calls")), 2);
     assert_int_equal(json_object_size(kinds), 2);
     assert_float_equal(share(json_object_get(kinds, "all"), "accuracy"), 0.5, 1e-9);
     json_decref(report);

@@ -144,14 +144,26 @@ struct exchange {
     bool suspended, woken, ping_requested, disconnected;
     struct header *headers;
     int n_headers;
-    struct MHD_Response *response;
-    struct stream_source source; /* pull is NULL unless the reply is a stream */
-    struct buf out;              /* bytes of the stream that are not sent yet */
+    struct MHD_Response *response; /* NULL: a call, whose reply is in `out` */
+    struct stream_source source;   /* pull is NULL unless the reply is a stream */
+    struct buf out;                /* bytes of the stream that are not sent yet */
     size_t sent_bytes;
     bool stream_ended; /* the stream ends after `out` */
     double last_out;   /* time of the last output */
     void (*on_disconnect)(void *ctx);
     void *on_disconnect_ctx;
+    struct call *call; /* NULL: the request came from a connection; constant */
+};
+
+/* What an exchange without a connection has instead of one. */
+struct call {
+    struct exchange *parent; /* retained, or NULL */
+    struct header *headers;  /* of the request */
+    int n_headers;
+    char *type; /* media type of the answer */
+    void (*notify)(void *ctx);
+    void (*release)(void *ctx);
+    void *ctx;
 };
 
 /* A client connection, from its acceptance to its end. */
@@ -337,8 +349,19 @@ static void headers_clear(struct exchange *x) {
     x->n_headers = 0;
 }
 
+static void call_free(struct call *c) {
+    if (!c) return;
+    c->release(c->ctx);
+    headers_free(c->headers, c->n_headers);
+    free(c->headers);
+    free(c->type);
+    exchange_release(c->parent);
+    free(c);
+}
+
 void exchange_release(struct exchange *x) {
     if (!x || __atomic_sub_fetch(&x->refs, 1, __ATOMIC_ACQ_REL) > 0) return;
+    call_free(x->call);
     headers_clear(x);
     free(x->headers);
     headers_free(x->query, x->n_query);
@@ -364,6 +387,9 @@ const char *exchange_wildcard(const struct exchange *x) {
     return x->rest ? x->rest : "";
 }
 const char *exchange_header(const struct exchange *x, const char *name) {
+    for (int i = 0; x->call && i < x->call->n_headers; i++)
+        if (strcasecmp(x->call->headers[i].name, name) == 0) return x->call->headers[i].value;
+    if (x->call) return NULL;
     return mhd.MHD_lookup_connection_value(x->connection, MHD_HEADER_KIND, name);
 }
 const char *exchange_query(const struct exchange *x, const char *name) {
@@ -498,24 +524,47 @@ static void wake_locked(struct exchange *x) {
     mhd.MHD_resume_connection(x->connection);
 }
 
+/* Called without the lock, because `notify` may answer another exchange. */
+static void call_notify(const struct exchange *x) {
+    if (x->call) x->call->notify(x->call->ctx);
+}
+
 void exchange_wake(struct exchange *x) {
     pthread_mutex_lock(&x->lock);
     wake_locked(x);
     pthread_mutex_unlock(&x->lock);
+    call_notify(x);
+}
+
+/* Sets the n bytes of the reply, which it takes over. */
+static void reply_set(struct exchange *x, char *data, size_t n) {
+    x->reply_bytes = n;
+    if (x->call)
+        x->out = (struct buf){.data = data, .len = n, .cap = n};
+    else
+        x->response = mhd.MHD_create_response_from_buffer(n, data, MHD_RESPMEM_MUST_FREE);
+}
+
+static void reply_discard(struct exchange *x) {
+    if (x->response) mhd.MHD_destroy_response(x->response);
+    x->response = NULL;
+    buf_release(&x->out);
 }
 
 /* Sets the status and wakes the connection. `source` describes a stream, or is NULL. */
 static void answer_publish(struct exchange *x, int status, const char *type,
                            const struct stream_source *source) {
-    CHECK(x->response && exchange_status(x) == 0);
+    CHECK((x->response || x->call) && exchange_status(x) == 0);
     if (x->postponed) {
         CHECK(!source);
-        mhd.MHD_destroy_response(x->response);
-        x->response = NULL;
+        reply_discard(x);
         return;
     }
     pthread_mutex_lock(&x->lock);
-    headers_add(x, type);
+    if (x->call)
+        x->call->type = type ? xstrdup(type) : NULL;
+    else
+        headers_add(x, type);
     if (source) x->source = *source;
     x->last_out = clock_now();
     x->on_disconnect = NULL;
@@ -526,19 +575,19 @@ static void answer_publish(struct exchange *x, int status, const char *type,
     __atomic_store_n(&x->status, status, __ATOMIC_RELEASE);
     wake_locked(x);
     pthread_mutex_unlock(&x->lock);
+    call_notify(x);
 }
 
 void exchange_reply(struct exchange *x, int status, const char *type, const void *data, size_t n) {
-    x->response =
-        mhd.MHD_create_response_from_buffer(n, (void *)(uintptr_t)data, MHD_RESPMEM_MUST_COPY);
-    x->reply_bytes = n;
+    char *copy = xmalloc(MAX(n, (size_t)1));
+    if (n) memcpy(copy, data, n);
+    reply_set(x, copy, n);
     answer_publish(x, status, type, NULL);
 }
 
 void exchange_reply_buf(struct exchange *x, int status, const char *type, struct buf *b) {
     char *shrunk = realloc(b->data, MAX(b->len, (size_t)1)), *data = shrunk ? shrunk : b->data;
-    x->response = mhd.MHD_create_response_from_buffer(b->len, data, MHD_RESPMEM_MUST_FREE);
-    x->reply_bytes = b->len;
+    reply_set(x, data, b->len);
     *b = (struct buf){0};
     answer_publish(x, status, type, NULL);
 }
@@ -546,8 +595,7 @@ void exchange_reply_buf(struct exchange *x, int status, const char *type, struct
 void exchange_reply_json(struct exchange *x, int status, json_t *v) {
     char *text = json_dumps(v, JSON_COMPACT | JSON_REAL_PRECISION(17));
     CHECK(text != NULL);
-    x->reply_bytes = strlen(text);
-    x->response = mhd.MHD_create_response_from_buffer(x->reply_bytes, text, MHD_RESPMEM_MUST_FREE);
+    reply_set(x, text, strlen(text));
     json_decref(v);
     answer_publish(x, status, "application/json", NULL);
 }
@@ -613,8 +661,9 @@ void exchange_stream(struct exchange *x, int status, const char *type,
     exchange_add_header(x, "Cache-Control", "no-store");
     // otherwise proxies buffer incomplete replies
     exchange_add_header(x, "X-Accel-Buffering", "no");
-    x->response =
-        mhd.MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK, stream_read, x, NULL);
+    if (!x->call)
+        x->response = mhd.MHD_create_response_from_callback(MHD_SIZE_UNKNOWN, STREAM_BLOCK,
+                                                            stream_read, x, NULL);
     answer_publish(x, status, type, s);
 }
 
@@ -800,6 +849,36 @@ static void request_id_set(struct exchange *x) {
              (unsigned long long)random[1]);
 }
 
+static void exchange_list_add(struct exchange *x) {
+    struct http *h = x->h;
+    pthread_mutex_lock(&h->lock);
+    x->next = h->exchanges;
+    if (x->next) x->next->prev = x;
+    h->exchanges = x;
+    h->n_exchanges++;
+    h->stats.requests++;
+    if (x->conn) {
+        x->conn->x = x;
+        x->conn->first = false;
+    }
+    pthread_mutex_unlock(&h->lock);
+}
+
+static void exchange_list_remove(struct exchange *x) {
+    struct http *h = x->h;
+    pthread_mutex_lock(&h->lock);
+    if (x->prev) x->prev->next = x->next;
+    if (x->next) x->next->prev = x->prev;
+    if (h->exchanges == x) h->exchanges = x->next;
+    h->n_exchanges--;
+    if (x->conn) {
+        x->conn->x = NULL;
+        x->conn->since = clock_now();
+    }
+    pthread_cond_broadcast(&h->ended);
+    pthread_mutex_unlock(&h->lock);
+}
+
 static struct exchange *exchange_new(struct http *h, struct MHD_Connection *c, const char *url,
                                      const char *method) {
     struct exchange *x = xcalloc(1, sizeof *x);
@@ -815,17 +894,7 @@ static struct exchange *exchange_new(struct http *h, struct MHD_Connection *c, c
     pthread_mutex_init(&x->lock, NULL);
     request_id_set(x);
     peer_find(x);
-    pthread_mutex_lock(&h->lock);
-    x->next = h->exchanges;
-    if (x->next) x->next->prev = x;
-    h->exchanges = x;
-    h->n_exchanges++;
-    h->stats.requests++;
-    if (x->conn) {
-        x->conn->x = x;
-        x->conn->first = false;
-    }
-    pthread_mutex_unlock(&h->lock);
+    exchange_list_add(x);
     return x;
 }
 
@@ -1151,17 +1220,7 @@ static void on_completed(void *ctx, struct MHD_Connection *c, void **con_cls,
     }
     h->c.ended(h->c.ctx, x);
     if (x->sink) x->sink->release(x->sink);
-    pthread_mutex_lock(&h->lock);
-    if (x->prev) x->prev->next = x->next;
-    if (x->next) x->next->prev = x->prev;
-    if (h->exchanges == x) h->exchanges = x->next;
-    h->n_exchanges--;
-    if (x->conn) {
-        x->conn->x = NULL;
-        x->conn->since = clock_now();
-    }
-    pthread_cond_broadcast(&h->ended);
-    pthread_mutex_unlock(&h->lock);
+    exchange_list_remove(x);
     exchange_release(x);
 }
 
@@ -1322,6 +1381,106 @@ static void *watchdog_main(void *ctx) {
     return NULL;
 }
 
+/* calls */
+
+static void headers_copy(const struct http_field *from, struct header **to, int *n) {
+    int most = 0;
+    while (from && from[most].name) most++;
+    *to = xcalloc((size_t)most + 1, sizeof **to);
+    for (*n = 0; *n < most; ++*n)
+        (*to)[*n] = (struct header){xstrdup(from[*n].name), xstrdup(from[*n].value)};
+}
+
+/* The client and the id of a call are those of its parent; without one the client is this process.
+ */
+static void call_client_set(struct exchange *x, const struct exchange *parent) {
+    x->local = !parent || parent->local;
+    snprintf(x->peer, sizeof x->peer, "%s", parent ? parent->peer : "::1");
+    snprintf(x->client, sizeof x->client, "%s", parent ? parent->client : "");
+    if (parent)
+        memcpy(x->id, parent->id, sizeof x->id);
+    else
+        request_id_set(x);
+}
+
+struct exchange *http_call_new(struct http *h, const struct http_call *c) {
+    struct exchange *x = xcalloc(1, sizeof *x);
+    *x = (struct exchange){.refs = 1,
+                           .h = h,
+                           .method = xstrdup(c->method),
+                           .path = xstrdup(c->path),
+                           .body = c->body,
+                           .call = xcalloc(1, sizeof *x->call),
+                           .started_at = clock_now()};
+    *x->call = (struct call){.parent = c->parent ? exchange_retain(c->parent) : NULL,
+                             .notify = c->notify,
+                             .release = c->release,
+                             .ctx = c->ctx};
+    headers_copy(c->headers, &x->call->headers, &x->call->n_headers);
+    headers_copy(c->query, &x->query, &x->n_query);
+    pthread_mutex_init(&x->lock, NULL);
+    call_client_set(x, c->parent);
+    __atomic_add_fetch(&h->body_bytes, (int64_t)x->body.len, __ATOMIC_RELAXED);
+    exchange_list_add(x);
+    return x;
+}
+
+void http_call_start(struct exchange *x) {
+    struct http *h = x->h;
+    const char *rest;
+    bool known;
+    exchange_retain(x); // for the handler
+    x->route = route_find(h, x->method, x->path, &rest, &known);
+    if (x->route && *rest) x->rest = xstrdup(rest);
+    if (is_stopping(h))
+        refuse(x, 503, "shutting_down", "the server is shutting down; try again soon");
+    else if (!x->route)
+        refuse(x, 404, "not_found", "there is no such path; docs/API.md lists all");
+    else
+        h->c.admit(h->c.ctx, x, x->route);
+    if (exchange_status(x)) {
+        body_release(x);
+        exchange_release(x);
+        return;
+    }
+    pthread_mutex_lock(&h->lock);
+    handler_enqueue(x);
+    pthread_mutex_unlock(&h->lock);
+}
+
+enum stream_status http_call_read(struct exchange *x, struct buf *out) {
+    if (!exchange_status(x)) return STREAM_WAIT;
+    if (x->source.pull)
+        return exchange_is_disconnected(x) ? STREAM_END : x->source.pull(x->source.ctx, out);
+    buf_add(out, x->out.data, x->out.len);
+    buf_release(&x->out);
+    return STREAM_END;
+}
+
+const char *http_call_type(const struct exchange *x) {
+    return x->call->type;
+}
+
+void http_call_cancel(struct exchange *x) {
+    exchange_abandon(x);
+}
+
+void http_call_end(struct exchange *x, bool finished) {
+    struct http *h = x->h;
+    CHECK(exchange_status(x));
+    if (x->source.pull) {
+        x->source.close(x->source.ctx, finished && !exchange_is_disconnected(x));
+        __atomic_sub_fetch(&h->stats.streams, 1, __ATOMIC_RELAXED);
+    }
+    h->c.ended(h->c.ctx, x);
+    exchange_list_remove(x);
+    exchange_release(x);
+}
+
+const struct exchange *exchange_parent(const struct exchange *x) {
+    return x->call ? x->call->parent : NULL;
+}
+
 /* start and stop */
 
 static int address_resolve(const struct http_options *o, struct sockaddr_storage *out,
@@ -1460,12 +1619,12 @@ struct http *http_new(const struct http_options *o, const struct http_callbacks 
     http_init(h);
     h->n_proxies = proxies_read(o, h->proxies, err);
     if (c->self) *c->self = h;
-    if (h->n_proxies < 0 || daemon_start(h, err) != OK) {
+    if (h->n_proxies < 0 || (!o->calls_only && daemon_start(h, err) != OK)) {
         if (c->self) *c->self = NULL;
         http_free(h);
         return NULL;
     }
-    h->port = mhd.MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_BIND_PORT)->port;
+    if (h->daemon) h->port = mhd.MHD_get_daemon_info(h->daemon, MHD_DAEMON_INFO_BIND_PORT)->port;
     h->workers = xcalloc((size_t)c->workers, sizeof *h->workers);
     for (; h->n_workers < c->workers; h->n_workers++)
         CHECK(pthread_create(&h->workers[h->n_workers], NULL, worker_main, h) == 0);
@@ -1505,7 +1664,7 @@ static void exchanges_wait(struct http *h, double seconds) {
 }
 
 void http_drain(struct http *h) {
-    MHD_socket listening = mhd.MHD_quiesce_daemon(h->daemon);
+    MHD_socket listening = h->daemon ? mhd.MHD_quiesce_daemon(h->daemon) : MHD_INVALID_SOCKET;
     if (listening != MHD_INVALID_SOCKET) close(listening);
     pthread_mutex_lock(&h->lock);
     __atomic_store_n(&h->stopping, true, __ATOMIC_RELEASE);

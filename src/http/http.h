@@ -14,6 +14,9 @@
  * the reply is sent or the client disconnects. Code that answers later, or wakes a stream, holds
  * another (exchange_retain). A client that vanishes is noticed within half a second, even while
  * nothing is written; a client that closes its half of the connection counts as disconnected.
+ *
+ * A call is a request of this process, without a connection: it passes admission and the route's
+ * handler like every other request, and its reply is read by http_call_read.
  */
 #ifndef SHOAL_HTTP_H
 #define SHOAL_HTTP_H
@@ -38,6 +41,7 @@ struct http_options {         /* from http_option_rows; comments begin with the 
     struct strings cors;      /* origins that browsers may call from; "*": any */
     int64_t max_body;         /* 32 MiB */
     int64_t max_held; /* bytes of all bodies in memory; 0: eight times max_body. No option row */
+    bool calls_only;  /* listen on no address: the only requests are calls. No option row */
     int64_t max_connections; /* 4096 */
     int64_t max_per_address; /* 512, except for loopback and trusted proxies */
     struct strings hosts;    /* accepted values of Host in addition to the server's default names */
@@ -202,6 +206,40 @@ void exchange_wake(struct exchange *x); /* any thread, any number of times */
 void exchange_on_disconnect(struct exchange *x, void (*gone)(void *ctx), void *ctx);
 struct exchange *exchange_retain(struct exchange *x);
 void exchange_release(struct exchange *x);
+
+/* calls */
+
+struct http_field {
+    const char *name, *value;
+};
+struct http_call {
+    const char *method, *path; /* the path is decoded, and has no query */
+    struct exchange *parent;   /* the request that the call is a part of: the client is the same;
+                                  NULL: this process itself, which counts as a local client */
+    const struct http_field *headers, *query; /* end with a NULL name; may be NULL; copied */
+    struct buf body;                          /* taken over */
+    /* The call was answered, or its stream has more bytes. Called in the thread that answers, any
+     * number of times, and never with a lock of the exchange held. */
+    void (*notify)(void *ctx);
+    void (*release)(void *ctx); /* called once, when no code holds a reference to the call */
+    void *ctx;
+};
+/* Creates a call, with one reference, which http_call_end releases. Routes whose body goes to a
+ * body_sink cannot be called. */
+struct exchange *http_call_new(struct http *h, const struct http_call *c);
+/* Starts the call. `notify` may be called before this function returns. */
+void http_call_start(struct exchange *x);
+/* Appends the available bytes of the reply. The result is that of `pull` of a stream; STREAM_WAIT
+ * before the answer. STREAM_END also follows http_call_cancel. */
+enum stream_status http_call_read(struct exchange *x, struct buf *out);
+const char *http_call_type(const struct exchange *x); /* of the answer; NULL: it has none */
+/* As if the client of the call had disconnected; does not call `notify`. An unanswered call is
+ * answered nevertheless. Any thread. */
+void http_call_cancel(struct exchange *x);
+/* Ends an answered call. finished: the reply was read to its end. */
+void http_call_end(struct exchange *x, bool finished);
+/* The parent of a call; NULL: there is none, or the request is no call. */
+const struct exchange *exchange_parent(const struct exchange *x);
 
 /*
  * address: the address of a client, also if a proxy forwards the client's requests. An address has

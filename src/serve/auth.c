@@ -195,12 +195,30 @@ static bool low_memory_refuse(struct exchange *x) {
     return true;
 }
 
+bool auth_allows(struct server *s, const struct exchange *x, int scope) {
+    const char *id = exchange_key_id(x);
+    return id ? (keys_scopes(s->keys, id) & (unsigned)scope) != 0 : scope == SCOPE_CHAT;
+}
+
+/* A part of an admitted request: it has the same key, and is not counted again. */
+static int part_admit(struct server *s, struct exchange *x, int scope) {
+    const struct exchange *parent = exchange_parent(x);
+    const char *id = exchange_key_id(parent);
+    struct auth_caller *c = xcalloc(1, sizeof *c);
+    snprintf(c->key, sizeof c->key, "%s", id ? id : "");
+    exchange_set_user(x, c);
+    if (auth_allows(s, parent, scope)) return OK;
+    api_fail(x, 403, NULL, NULL, "insufficient_scope", "the key of this request may not do this");
+    return ERR_STATE;
+}
+
 int auth_admit(void *ctx, struct exchange *x, const struct http_route *r) {
     struct server *s = ctx;
     char id[KEY_ID_LEN] = "";
     struct error err;
     int scope = r->scope & (SCOPE_CHAT | SCOPE_JOBS | SCOPE_ADMIN | SCOPE_METRICS), rc = OK;
     if (scope == SCOPE_OPEN) return OK;
+    if (exchange_parent(x)) return part_admit(s, x, scope);
     if (scope == SCOPE_METRICS && exchange_is_local(x) && exchange_host_is_own(x)) return OK;
     if (low_memory_refuse(x)) return ERR_STATE;
     if (scope == SCOPE_METRICS) scope = SCOPE_CHAT;

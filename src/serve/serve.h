@@ -10,7 +10,10 @@
 #include "engine/engine.h"
 #include "http/http.h"
 
+#include <signal.h>
+
 struct job_kind;
+struct server;
 struct server_module;
 /* A server that accepts requests. */
 struct serve_ready {
@@ -63,6 +66,7 @@ struct serve_options { /* filled from serve_option_rows, except max_memory and t
     char *keep_alive;       /* how long they remain loaded; a text for keep_alive_parse */
     double load_seconds;    /* how long a request waits until its model is loaded */
     struct strings alert_webhooks, alert_slacks; /* recipients of alerts */
+    char *knowledge;                             /* the knowledge base that clients may search */
     size_t max_memory;                           /* bytes of the memory plan; 0: no limit */
     struct strings bases; /* paths of the models that are loaded on demand; the caller adds and
                              releases them */
@@ -80,6 +84,9 @@ struct serve_options { /* filled from serve_option_rows, except max_memory and t
     void (*ready)(void *ctx,
                   const struct serve_ready *r); /* called once, at the end of the start */
     void *ready_ctx;
+    /* serve_run: serves clients that do not use HTTP until they have ended or one of the signals,
+     * which are blocked, arrives. NULL: waits for a signal. */
+    void (*attend)(struct server *s, const sigset_t *signals);
 };
 
 enum { SERVE_MIN_REQUEST_MEMORY = 8 << 20 };        /* smallest --max-request-memory */
@@ -99,7 +106,6 @@ int serve_adapter_base(const struct serve_options *o, const char *adapter);
  * for ever: *seconds is -1. False: the text has another form. */
 bool keep_alive_parse(const char *text, double *seconds);
 
-struct server;
 /*
  * Starts a server. Model, engine and options are borrowed until serve_stop; the server alone uses
  * model and engine, which has no unfinished request. path: the path that the model was opened with;

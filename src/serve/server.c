@@ -987,9 +987,14 @@ void serve_stop(struct server *s) {
 
 /* Frees the server after the thread that watches the shutdown has ended. */
 static void serve_until_signal(struct shutdown_state *shutdown) {
+    const struct serve_options *o = shutdown->s->options;
     int got;
-    sigwait(&shutdown->set, &got);
-    log_info("finishing running requests; a second signal ends the server at once");
+    if (o->attend) {
+        o->attend(shutdown->s, &shutdown->set);
+    } else {
+        sigwait(&shutdown->set, &got);
+        log_info("finishing running requests; a second signal ends the server at once");
+    }
     CHECK(pthread_create(&shutdown->thread, NULL, shutdown_thread, shutdown) == 0);
     server_close(shutdown->s);
     __atomic_store_n(&shutdown->done, true, __ATOMIC_RELEASE);

@@ -127,6 +127,8 @@ struct server {
     const char *backup_operation; /* the running operation: "backup", "check", "restore", "delete";
                                      or NULL */
     int64_t backup_done_bytes, backup_total_bytes; /* bytes copied so far, and in total */
+
+    struct mcp *mcp; /* sessions and calls of the MCP server (api/mcp.c) */
 };
 
 /* A part of the server outside its core: its routes, and hooks into the server's life cycle. Unused
@@ -236,6 +238,8 @@ int auth_open(struct server *s, struct error *err); /* reads keys, checks option
 int auth_token_create(struct server *s,
                       struct error *err); /* creates the start-up token and its file */
 void auth_close(struct server *s);        /* deletes the token's file */
+/* Whether the caller of an admitted request may call routes of a scope. */
+bool auth_allows(struct server *s, const struct exchange *x, int scope);
 /* callbacks of http */
 int auth_admit(void *ctx, struct exchange *x, const struct http_route *r);
 void auth_request_done(struct server *s, const struct exchange *x);

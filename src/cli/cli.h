@@ -37,8 +37,8 @@ struct cli_command {
     /* For commands whose first argument may be a recipe: fills the options from it. Flags override
      * the recipe. */
     int (*recipe_load)(void *options, const char *path, struct error *err);
-    /* For commands with a flag that names a file of option values: fills the options from that
-     * file. Other flags override the file. */
+    /* For commands whose defaults depend on the environment, or on a flag that names a file of
+     * option values: fills the options. All other sources override them. */
     int (*base_load)(void *options, struct error *err);
     size_t size;            /* size of the options struct */
     int min_args, max_args; /* number of positional arguments; -1: any */
@@ -55,7 +55,8 @@ extern const struct cli_command cmd_demo, cmd_run, cmd_train, cmd_pretrain, cmd_
     cmd_eval, cmd_resume, cmd_fork, cmd_convert, cmd_adapter, cmd_model, cmd_bench, cmd_doctor,
     cmd_pull, cmd_quantize, cmd_embed, cmd_replay, cmd_synth, cmd_grow, cmd_knowledge, cmd_ask,
     cmd_chat, cmd_lineage, cmd_runs, cmd_world, cmd_serve, cmd_key, cmd_metrics, cmd_config,
-    cmd_agent, cmd_backup, cmd_restore, cmd_salvage, cmd_completion, cmd_team, cmd_conversation;
+    cmd_agent, cmd_mcp, cmd_backup, cmd_restore, cmd_salvage, cmd_completion, cmd_team,
+    cmd_conversation;
 /* The command of a name or an index; NULL if there is none. */
 const struct cli_command *cli_command(const char *name);
 const struct cli_command *cli_command_at(int i);

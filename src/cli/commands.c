@@ -17,6 +17,7 @@ static const struct {
     {NULL, &cmd_ask},
     {NULL, &cmd_agent},
     {NULL, &cmd_serve},
+    {NULL, &cmd_mcp},
     {NULL, &cmd_embed},
     {"train:", &cmd_train},
     {NULL, &cmd_synth},

@@ -21,7 +21,9 @@ printf '%s\n' '{"messages": [{"role": "user", "content": "12 + 30 = ?"}, {"role"
     { echo "not ok an adapter is trained: $(head -c 300 "$tmp/err")"; exit 1; }
 "$shoal" train models/fry --runs "$tmp/runs" --data "$tmp/d.jsonl" --out "$tmp/newer" --r 4 --quiet >/dev/null 2>"$tmp/err" ||
     { echo "not ok another one is trained: $(head -c 300 "$tmp/err")"; exit 1; }
-"$shoal" serve models/fry --port 0 --json --adapter "{\"name\": \"critic\", \"path\": \"$tmp/critic\"}" --enable-lora --max-loras 8 --team panel=examples/team.yaml --agent helper=examples/agent.yaml --state "$tmp/state" \
+echo "The tide rises and falls twice a day." >"$tmp/tide.txt"
+"$shoal" knowledge add "$tmp/knowledge.db" "$tmp/tide.txt" --quiet >/dev/null || echo "not ok a knowledge base is made"
+"$shoal" serve models/fry --port 0 --json --knowledge "$tmp/knowledge.db" --adapter "{\"name\": \"critic\", \"path\": \"$tmp/critic\"}" --enable-lora --max-loras 8 --team panel=examples/team.yaml --agent helper=examples/agent.yaml --state "$tmp/state" \
     --runs "$tmp/runs" --no-jobs-idle >"$tmp/listening" 2>"$tmp/err" &
 server=$!
 for _ in $(seq 600); do

@@ -22,30 +22,8 @@ skip_all() {
     echo "skip clients: $1"
     exit 0
 }
-node_major() { node -p 'process.versions.node.split(".")[0]' 2>/dev/null || echo 0; }
+. test/clients/npm.sh
 [ "$(node_major)" -ge 18 ] || skip_all "they need Node 18, and 'node --version' says $(node --version 2>/dev/null || echo nothing)"
-
-# packages: whether they are installed; prints the reason if not. A lock file that npm rejects is a failure.
-packages() {
-    stamp=$(cat test/clients/package.json test/clients/package-lock.json | cksum)
-    mkdir -p "$home"
-    [ "$(cat "$home/installed" 2>/dev/null)" = "$stamp" ] && return 0
-    if ! command -v npm >/dev/null 2>&1; then
-        echo "skip clients of npm: there is no npm"
-        return 1
-    fi
-    cp test/clients/package.json test/clients/package-lock.json "$home" && rm -f "$home/installed"
-    if (cd "$home" && timeout 240 npm ci --ignore-scripts --no-audit --no-fund --fetch-retries=1) >"$SHOAL_TMP/npm" 2>&1; then
-        echo "$stamp" >"$home/installed"
-        return 0
-    fi
-    why=$(grep -i 'npm err' "$SHOAL_TMP/npm" | head -n 3 | tr '\n' ' ')
-    case $why in
-    *EUSAGE* | *EINTEGRITY* | *ERESOLVE* | *ETARGET* | *E404*) echo "not ok clients of npm: $why" ;;
-    *) echo "skip clients of npm: 'npm ci' could not install them: $why" ;;
-    esac
-    return 1
-}
 
 # serve NAME MODEL FLAGS…: starts a server; its address is then in $url.
 serve() {
@@ -96,7 +74,7 @@ SHOAL_ADAPTERS=$SHOAL_TMP/adapters LANGSMITH_TRACING=false
 export SHOAL SHOAL_TMP SHOAL_URL SHOAL_TOKEN SHOAL_NARROW_TOKEN SHOAL_NARROW_URL SHOAL_NARROW_MODEL SHOAL_MODEL SHOAL_LM_EVAL SHOAL_ADAPTERS LANGSMITH_TRACING
 
 clients="vllm lm_eval"
-packages && clients="$clients openai langchain langgraph ollama"
+npm_install "clients of npm" test/clients "$home" && clients="$clients openai langchain langgraph ollama"
 for client in $clients; do
     # Next to the packages, where Node searches for them.
     cp test/clients/lib.mjs "test/clients/$client.mjs" "$home"

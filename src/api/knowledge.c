@@ -14,7 +14,7 @@ enum {
     MAX_QUERY_BYTES = 4096,
     DEFAULT_HITS = 5,
     MAX_HITS = 50,
-    HIT_BYTES = 64 << 10, /* of a hit, as JSON tree and as text */
+    HIT_BYTES = 64 << 10, /* bytes of a hit, as JSON tree and as text */
 };
 /* Minimum score of a hit: as the tool `knowledge` of agents. */
 static const double THRESHOLD = 0.2;

@@ -5,7 +5,7 @@
  *
  * Every request is a POST with one message; batches, which only version 2025-03-26 has, are
  * refused. The reply is JSON, or server-sent events if the client asks for progress. The server
- * sends no messages of its own, so GET is answered 405.
+ * starts no messages, so GET is answered 405.
  *
  * A session only separates the request ids of clients that share a key, for
  * notifications/cancelled. Messages without a session are accepted: they are those of the key's
@@ -23,7 +23,7 @@
 enum {
     MAX_SESSIONS = 1024,
     SESSION_ID_LEN = 33,
-    MAX_ID_BYTES = 256, /* of a text as id of a request, or as token of its progress */
+    MAX_ID_BYTES = 256, /* bytes of a text as id of a request, or as token of its progress */
 
     RPC_PARSE_ERROR = -32700, /* error codes of JSON-RPC */
     RPC_INVALID_REQUEST = -32600,
@@ -145,7 +145,7 @@ static bool version_is_known(const char *version) {
 static void initialize(const struct message *m) {
     static const char instructions[] =
         "A Shoal server: a small language model with LoRA adapters on this machine. Its tools call "
-        "the model, alone or as a group of agents, and read what the server has stored.";
+        "the model, alone or as a group of agents, and read stored knowledge and conversations.";
     const char *version = json_get_string(m->params, "protocolVersion");
     char id[SESSION_ID_LEN];
     if (!*version) {
@@ -269,7 +269,7 @@ static void post_handle(void *ctx, struct exchange *x) {
         message_handle(&m, v);
     else if (v && json_is_array(v))
         rpc_fail(x, 400, RPC_INVALID_REQUEST, NULL,
-                 "batches are not supported; send each message on its own");
+                 "batches are not supported; send one message in a request");
     else if (v)
         rpc_fail(x, 400, RPC_INVALID_REQUEST, NULL, "a message must be an object");
     else if (err.code == ERR_STATE || err.code == ERR_MEMORY)

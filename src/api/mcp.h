@@ -31,11 +31,11 @@ void mcp_tool_request_release(struct mcp_tool_request *r);
 json_t *mcp_tool_result(const struct mcp_tool *t, const json_t *reply);
 /* The reply of a route that arrives as server-sent events. */
 struct mcp_stream {
-    struct buf text, reasoning; /* of a chat */
+    struct buf text, reasoning; /* texts of a chat */
     json_t *reply;              /* its last state; an object with "error": the stream failed */
 };
-/* Takes in one event (name "": it has none). Returns what to report to the client as progress,
- * malloc'ed, or NULL. */
+/* Handles one event; name "": without a name. Returns the progress to report, malloc'ed, or NULL.
+ */
 char *mcp_stream_event(struct mcp_stream *m, const char *name, const json_t *data);
 /* Completes and returns m->reply, which the stream keeps. */
 const json_t *mcp_stream_reply(struct mcp_stream *m);
@@ -48,8 +48,8 @@ struct mcp_calls {
     pthread_mutex_t lock;
     struct mcp_call *list; /* the running calls */
 };
-/* Calls a tool, and answers the client's request x with a JSON-RPC response. id: of the request.
- * token: for notifications of progress, which are streamed; or NULL. session: "": none. */
+/* Runs a tool, and answers the client's request x with a JSON-RPC response. id: the id of the
+ * request. token: for notifications of progress, which are streamed; or NULL. session: "": none. */
 void mcp_call_start(struct mcp_calls *all, struct server *s, struct exchange *x,
                     const struct mcp_tool *t, const json_t *arguments, const json_t *id,
                     const json_t *token, const char *session);
@@ -58,8 +58,6 @@ void mcp_call_start(struct mcp_calls *all, struct server *s, struct exchange *x,
 void mcp_calls_cancel(struct mcp_calls *all, const struct exchange *x, const char *session,
                       const json_t *id);
 
-/* The result of a tool that failed. */
-json_t *mcp_error_result(const char *message);
 /* {jsonrpc, id, result}; takes over the result. */
 json_t *mcp_response(const json_t *id, json_t *result);
 

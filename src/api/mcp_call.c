@@ -5,7 +5,8 @@
  *      with JSON:    x is answered with JSON
  *      with events:  x is answered with events; reading them reads those of `part`
  *
- * No thread waits for the route. Whoever answers `part` or adds to its stream calls call_notify.
+ * No thread waits for the route. The thread that answers `part`, or
+ * adds to its stream, calls call_notify.
  *
  * Invariants. 1. x is answered exactly once, by the first call_notify after the answer of `part`;
  * call_end follows once. 2. The struct lives as long as any reference to `part`, so every thread
@@ -27,7 +28,7 @@ struct mcp_call {
     json_t *id, *token; /* token NULL: no progress */
     char *session, *key;
     bool answered, cancelled; /* atomic */
-    struct buf events;        /* bytes of the stream that are no complete event yet */
+    struct buf events;        /* bytes of the stream: an incomplete event */
     struct mcp_stream stream;
     int64_t n_reports;
 };
@@ -62,7 +63,7 @@ json_t *mcp_response(const json_t *id, json_t *result) {
                      result);
 }
 
-json_t *mcp_error_result(const char *message) {
+static json_t *error_result(const char *message) {
     return json_pack("{s:[{s:s,s:o}],s:b}", "content", "type", "text", "text",
                      json_string_lossy(message, strlen(message)), "isError", 1);
 }
@@ -80,7 +81,7 @@ static json_t *structured_result(json_t *structured) {
 /* The result for a reply, which may be an error. */
 static json_t *reply_result(const struct mcp_call *c, const json_t *reply) {
     const json_t *error = json_object_get(reply, "error");
-    if (error) return mcp_error_result(json_get_string(error, "message"));
+    if (error) return error_result(json_get_string(error, "message"));
     return structured_result(mcp_tool_result(c->tool, reply));
 }
 
@@ -91,7 +92,7 @@ static json_t *body_result(const struct mcp_call *c, const struct buf *body) {
     json_t *reply = request_memory_reserve(c->s, c->x, bytes, &err) == OK
                         ? json_parse(body->data, body->len, "reply", &err)
                         : NULL;
-    json_t *result = reply ? reply_result(c, reply) : mcp_error_result(err.text);
+    json_t *result = reply ? reply_result(c, reply) : error_result(err.text);
     json_decref(reply);
     return result;
 }
@@ -139,7 +140,7 @@ static const char *event_field(const char *line, const char *name) {
     return strncmp(line, name, n) == 0 && strncmp(line + n, ": ", 2) == 0 ? line + n + 2 : NULL;
 }
 
-/* Takes in an event of the route, which has one line of data; comments and [DONE] are no JSON. */
+/* Handles an event of the route, which has one line of data. Comments and [DONE] are ignored. */
 static void event_take(struct mcp_call *c, char *event, struct buf *out) {
     const char *name = "", *text = NULL, *value;
     struct error ignored;
@@ -226,7 +227,7 @@ void mcp_call_start(struct mcp_calls *all, struct server *s, struct exchange *x,
     struct error err;
     if (mcp_tool_request_make(t, arguments, token != NULL, &r, &err) != OK) {
         mcp_tool_request_release(&r);
-        exchange_reply_json(x, 200, mcp_response(id, mcp_error_result(err.text)));
+        exchange_reply_json(x, 200, mcp_response(id, error_result(err.text)));
         return;
     }
     struct mcp_call *c = xcalloc(1, sizeof *c);
@@ -261,7 +262,7 @@ static bool call_is(const struct mcp_call *c, const char *key, const char *sessi
            (!id || json_equal(c->id, id)) && !is_cancelled(c);
 }
 
-/* Marks the next call to cancel, and retains its `part`; NULL: there is none. */
+/* Marks the next call to cancel, and retains its `part`. NULL: no further call. */
 static struct mcp_call *cancel_next(struct mcp_calls *all, const char *key, const char *session,
                                     const json_t *id) {
     pthread_mutex_lock(&all->lock);

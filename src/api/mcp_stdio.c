@@ -1,7 +1,7 @@
 /*
  * mcp_stdio: the MCP server over stdin and stdout. Each line of stdin is a message; it becomes a
- * call of POST /mcp with the rights of the start-up token, because whoever started the process owns
- * the server. Responses and notifications are lines of stdout.
+ * call of POST /mcp with the rights of the start-up token, because the user who started the process
+ * owns the server. Responses and notifications are lines of stdout.
  *
  * One thread reads and writes. It stops reading while MAX_CALLS requests run, or while the client
  * does not read, so a client can fill only the pipes.
@@ -27,8 +27,8 @@ enum { MAX_CALLS = 64, READ_BYTES = 64 << 10 };
 
 struct stdio_call {
     struct exchange *x;
-    json_t *id;     /* of the request, for an answer that is no message; or NULL */
-    struct buf out; /* of the reply, not yet written */
+    json_t *id;     /* id of the request, for replies without one; or NULL */
+    struct buf out; /* bytes of the reply that are not written yet */
 };
 struct stdio {
     int refs; /* atomic: the loop holds one, and each exchange */
@@ -112,7 +112,7 @@ static void reply_write(struct stdio *io, struct stdio_call *c) {
     json_decref(v);
 }
 
-/* Writes what the call has to write. Returns whether it has ended. */
+/* Writes the available bytes of a reply. Returns whether the call has ended. */
 static bool call_advance(struct stdio *io, struct stdio_call *c) {
     enum stream_status status;
     do status = http_call_read(c->x, &c->out);

@@ -27,7 +27,7 @@ static int defaults_set(void *options, struct error *err) {
     return OK;
 }
 
-/* stdout is the client's. */
+/* Only messages of the protocol go to stdout. */
 static void on_ready(void *ctx, const struct serve_ready *r) {
     (void)ctx;
     log_info("model %s: waiting for messages of an MCP client on stdin", r->model);

@@ -1,6 +1,6 @@
 /*
- * serve_command: opens a model with the memory plan of a server, and runs the server: what the
- * commands serve and mcp share.
+ * serve_command: the part that the commands serve and mcp share: opens a model with the memory plan
+ * of a server, and runs the server.
  */
 #ifndef SHOAL_CLI_SERVE_COMMAND_H
 #define SHOAL_CLI_SERVE_COMMAND_H

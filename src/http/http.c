@@ -155,10 +155,10 @@ struct exchange {
     struct call *call; /* NULL: the request came from a connection; constant */
 };
 
-/* What an exchange without a connection has instead of one. */
+/* The other side of an exchange without a connection. */
 struct call {
     struct exchange *parent; /* retained, or NULL */
-    struct header *headers;  /* of the request */
+    struct header *headers;  /* headers of the request */
     int n_headers;
     char *type; /* media type of the answer */
     void (*notify)(void *ctx);

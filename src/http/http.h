@@ -232,13 +232,13 @@ void http_call_start(struct exchange *x);
 /* Appends the available bytes of the reply. The result is that of `pull` of a stream; STREAM_WAIT
  * before the answer. STREAM_END also follows http_call_cancel. */
 enum stream_status http_call_read(struct exchange *x, struct buf *out);
-const char *http_call_type(const struct exchange *x); /* of the answer; NULL: it has none */
+const char *http_call_type(const struct exchange *x); /* media type of the answer, or NULL */
 /* As if the client of the call had disconnected; does not call `notify`. An unanswered call is
  * answered nevertheless. Any thread. */
 void http_call_cancel(struct exchange *x);
 /* Ends an answered call. finished: the reply was read to its end. */
 void http_call_end(struct exchange *x, bool finished);
-/* The parent of a call; NULL: there is none, or the request is no call. */
+/* The parent of a call; NULL for other requests, and for calls without a parent. */
 const struct exchange *exchange_parent(const struct exchange *x);
 
 /*

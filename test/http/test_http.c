@@ -1327,6 +1327,149 @@ static void test_request_ids(void **state) {
     buf_release(&line);
 }
 
+/* calls: requests of the process */
+
+static int notified, call_released;
+static void call_notify(void *ctx) {
+    count_one(ctx);
+}
+static void call_release(void *ctx) {
+    (void)ctx;
+    count_one(&call_released);
+}
+
+static struct exchange *call_start(const char *method, const char *path, const char *body) {
+    static const struct http_field headers[] = {{"Accept", "text/plain"}, {0}},
+                                   query[] = {{"q é", "a b"}, {0}};
+    struct http_call c = {.method = method,
+                          .path = path,
+                          .headers = headers,
+                          .query = query,
+                          .notify = call_notify,
+                          .release = call_release,
+                          .ctx = &notified};
+    buf_puts(&c.body, body);
+    struct exchange *x = http_call_new(h, &c);
+    http_call_start(x);
+    return x;
+}
+
+/* Reads the reply to its end, and ends the call. Returns the status. */
+static int call_finish(struct exchange *x, struct buf *out) {
+    out->len = 0;
+    enum stream_status status;
+    for (int i = 0; (status = http_call_read(x, out)) != STREAM_END; i++) {
+        if (i > 2000) fail_msg("the call is not answered");
+        if (status == STREAM_WAIT) sleep_seconds(0.005);
+    }
+    int code = exchange_status(x);
+    http_call_end(x, true);
+    buf_add(out, "", 1);
+    return code;
+}
+
+static void calls_check(void) {
+    static const struct {
+        const char *method, *path, *body, *want;
+        int status;
+    } cases[] = {{"POST", "/echo", "hello", "hello", 200},
+                 {"POST", "/echo", "", "", 200},
+                 {"GET", "/rest/a b/%41", "", "a b/%41", 200},
+                 {"GET", "/query", "", "a b", 200},
+                 {"GET", "/instant", "", "short", 200},
+                 {"GET", "/aside", "", "short", 200},
+                 {"GET", "/peer", "", "<local ::1 >", 200},
+                 {"POST", "/json", "{}", "", 200},
+                 {"GET", "/eager", "", NULL, 200},
+                 {"GET", "/events", "", NULL, 200},
+                 {"GET", "/nowhere", "", NULL, 404},
+                 {"DELETE", "/echo", "", NULL, 404}};
+    struct buf b = {0};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct exchange *x = call_start(cases[i].method, cases[i].path, cases[i].body);
+        assert_null(exchange_parent(x));
+        assert_string_equal(exchange_header(x, "accept"), "text/plain");
+        assert_null(exchange_header(x, "Host"));
+        assert_int_equal(call_finish(x, &b), cases[i].status);
+        if (cases[i].want) assert_string_equal(b.data, cases[i].want);
+        if (!cases[i].want && cases[i].status == 200) assert_int_equal(count_events(&b), EVENTS);
+        assert_true(wait_count(&ended, (int)i + 1, 5));
+        assert_true(wait_count(&call_released, (int)i + 1, 5));
+    }
+    assert_true(count(&notified) >= (int)ARRAY_LEN(cases) + EVENTS);
+    assert_int_equal(http_stats(h).streams, 0);
+    buf_release(&b);
+}
+
+static void test_calls(void **state) {
+    (void)state;
+    notified = call_released = 0;
+    calls_check();
+}
+
+/* The same without a socket. */
+static void test_calls_only(void **state) {
+    (void)state;
+    http_free(h);
+    options.calls_only = true;
+    notified = call_released = 0;
+    server_start();
+    assert_int_equal(http_port(h), 0);
+    calls_check();
+    http_drain(h);
+    struct buf b = {0};
+    assert_int_equal(call_finish(call_start("GET", "/short", ""), &b), 503);
+    buf_release(&b);
+}
+
+/* A cancelled call is answered nevertheless; a stream ends. */
+static void test_cancelled_calls(void **state) {
+    struct buf b = {0};
+    (void)state;
+    call_released = 0;
+    struct exchange *x = call_start("GET", "/later", "");
+    assert_int_equal(http_call_read(x, &b), STREAM_WAIT);
+    assert_null(http_call_type(x));
+    http_call_cancel(x);
+    http_call_cancel(x);
+    assert_int_equal(call_finish(x, &b), 200);
+    assert_string_equal(b.data, "given up");
+    assert_int_equal(count(&gone), 1);
+
+    static const char *const streams[] = {"/silent", "/endless"};
+    for (size_t i = 0; i < ARRAY_LEN(streams); i++) {
+        x = call_start("GET", streams[i], "");
+        while (!exchange_status(x)) sleep_seconds(0.005);
+        assert_string_equal(http_call_type(x), "text/event-stream");
+        b.len = 0;
+        assert_int_equal(http_call_read(x, &b), i ? STREAM_MORE : STREAM_WAIT);
+        http_call_cancel(x);
+        assert_int_equal(call_finish(x, &b), 200);
+        assert_int_equal(count(&unfinished), (int)i + 1);
+    }
+    assert_true(wait_count(&call_released, 3, 5));
+    buf_release(&b);
+}
+
+static void test_postponed_calls(void **state) {
+    struct buf b = {0};
+    (void)state;
+    call_released = 0;
+    struct exchange *first = call_start("GET", "/room", "");
+    assert_true(wait_count(&n_postponed, 1, 5));
+    struct exchange *second = call_start("GET", "/room", "");
+    assert_true(wait_count(&n_postponed, 2, 5));
+    assert_int_equal(http_call_read(first, &b), STREAM_WAIT);
+    count_one(&room);
+    http_resume_postponed(h);
+    assert_int_equal(call_finish(first, &b), 200);
+    assert_string_equal(b.data, "turn 1");
+    http_call_cancel(second);
+    assert_int_equal(call_finish(second, &b), 503);
+    assert_true(wait_count(&call_released, 2, 5));
+    buf_release(&b);
+}
+
 int main(void) {
 #define TEST(name) cmocka_unit_test_setup_teardown(name, set_up, tear_down)
     const struct CMUnitTest tests[] = {
@@ -1360,6 +1503,10 @@ int main(void) {
         TEST(test_postponed),
         TEST(test_postponed_for_another),
         TEST(test_request_ids),
+        TEST(test_calls),
+        TEST(test_calls_only),
+        TEST(test_cancelled_calls),
+        TEST(test_postponed_calls),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

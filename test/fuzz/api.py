@@ -74,6 +74,17 @@ MORE = [
     ("POST", "/api/chat", {"model": "fry-1", "messages": [{"role": "user", "content": "a"}],
                            "tools": [{"type": "function", "function": {"name": "f", "parameters": {}}}], "options": {"num_predict": 4}}),
 ]
+# tools of the MCP server, with their arguments
+TOOLS = [
+    ("chat", {"prompt": "a", "system": "s", "model": "critic", "max_tokens": 4, "seed": 1}),
+    ("ask", {"question": "a", "agents": 1, "iterations": 1, "max_tokens": 4, "conversation": "c"}),
+    ("debate", {"team": "panel", "question": "a", "choices": ["x", "y"], "rounds": 1}), ("knowledge_search", {"query": "tide", "limit": 2}),
+    ("conversation_list", {}), ("conversation_search", {"search": "a", "limit": 2}),
+    ("conversation_read", {"conversation": "c", "after": 0, "limit": 2}), ("adapter_list", {}), ("job_list", {}), ("job_status", {"job": "JOB"}),
+]
+MORE += [("POST", "/mcp", {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}, [("Accept", "text/event-stream")])
+         for method, params in [("notifications/cancelled", {"requestId": 1, "reason": "r"})] +
+         [("tools/call", {"name": name, "arguments": arguments, "_meta": {"progressToken": 1}}) for name, arguments in TOOLS]]
 TEXTS = ["", " ", "\0", "\ud83d\udc1f", "a" * 300, "x" * 70000, "\u202e\u0000\u001b[31m", "%s%n%d", "..", "../../x", "/dev/full",
          "/proc/self/environ", "team:panel", "agent:helper", "critic*0.5+critic*0.5", "critic*1e308", "base", "null", "true", "1", "-1", "{", "[[[[",
          "{{ 1 / 0 }}", "{% for i in range(9999) %}{{ i }}{% endfor %}", "(a*)*b", "a{1,60000}", "root ::= root", "é" * 2000,
@@ -82,7 +93,7 @@ NUMBERS = [0, 1, -1, 2, 0.5, -0.0, 1e-320, 1e308, -1e308, 2 ** 31 - 1, 2 ** 31, 
            2 ** 63, 10 ** 30, 255, 256, 65536, 3.999]
 NAMES = ["model", "messages", "prompt", "max_tokens", "n", "stream", "stop", "logprobs", "seed", "options", "args", "kind", "data", "out",
          "user", "tools", "tool_choice", "response_format", "lora", "parameters", "template", "format", "id", "rating", "question", "team",
-         "choices", "rounds", "agents", "name", "path", "from", "grammar", "json_schema", "echo", "best_of", "logit_bias", "input"]
+         "choices", "rounds", "agents", "name", "path", "from", "arguments", "params", "jsonrpc", "method", "grammar", "json_schema", "echo", "best_of", "logit_bias", "input"]
 
 
 class Finding(Exception):
@@ -528,7 +539,8 @@ class Target:
         self.tls, self.log = tls, os.path.join(self.top.name, "stderr.txt")
         self.prepare()
         options = ["--host", "127.0.0.1", "--port", "0", "--json", "--state", "state", "--runs", "runs", "--drain-seconds", "5", "--enable-lora",
-                   "--max-loras", "8", "--adapter", "critic=adapters/critic", "--team", f"panel={ROOT}/examples/team.yaml", "--agent", f"helper={ROOT}/examples/agent.yaml", "--no-jobs-idle"]
+                   "--max-loras", "8", "--adapter", "critic=adapters/critic", "--team", f"panel={ROOT}/examples/team.yaml", "--agent", f"helper={ROOT}/examples/agent.yaml", "--no-jobs-idle",
+                   "--knowledge", "knowledge.db"]
         if tls:
             self.certificate()
             options += ["--tls-cert", "../cert.pem", "--tls-key", "../key.pem"]
@@ -556,6 +568,9 @@ class Target:
 
     @staticmethod
     def train(cwd):
+        with open(os.path.join(cwd, "tide.txt"), "w") as f:
+            f.write("The tide rises and falls twice a day.\n")
+        subprocess.run([SHOAL, "knowledge", "add", "knowledge.db", "tide.txt", "--quiet"], cwd=cwd, check=True, stdout=subprocess.DEVNULL)
         with open(os.path.join(cwd, "d.jsonl"), "w") as f:
             f.write('{"messages": [{"role": "user", "content": "12 + 30 = ?"}, {"role": "assistant", "content": "answer: 42"}]}\n')
         for name, rank in ("critic", "2"), ("newer", "4"):

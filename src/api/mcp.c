@@ -3,6 +3,10 @@
  * sessions and the methods of a server that has tools only. `shoal mcp` speaks the same over stdio
  * (mcp_stdio.c).
  *
+ * The protocol has two eras. Up to version 2025-11-25 a client sends 'initialize' first. From
+ * 2026-07-28 on it does not: each request names its version in _meta, and over HTTP repeats
+ * version, method and tool in headers. Results have the members of both eras.
+ *
  * Every request is a POST with one message; batches, which only version 2025-03-26 has, are
  * refused. The reply is JSON, or server-sent events if the client asks for progress. The server
  * starts no messages, so GET is answered 405.
@@ -31,10 +35,14 @@ enum {
     RPC_INVALID_PARAMS = -32602,
     RPC_INTERNAL_ERROR = -32603,
     RPC_NO_SESSION = -32001, /* as the official SDK */
+    RPC_WRONG_HEADER = -32020,
+    RPC_WRONG_VERSION = -32022,
 };
 
-/* Newest first: the first one is offered to a client that asks for an unknown one. */
-static const char *const versions[] = {"2025-11-25", "2025-06-18", "2025-03-26", "2024-11-05"};
+/* Newest first; 'initialize' offers all but the first one. */
+static const char *const versions[] = {"2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26",
+                                       "2024-11-05"};
+static const char *const stateless_version = versions[0], *const initial_version = versions[1];
 
 struct session {
     char id[SESSION_ID_LEN], key[KEY_ID_LEN];
@@ -140,24 +148,90 @@ static bool version_is_known(const char *version) {
     return false;
 }
 
+/* versions */
+
+static void version_refuse(struct exchange *x, const json_t *id, const char *version) {
+    json_t *supported = json_array();
+    for (size_t i = 0; i < ARRAY_LEN(versions); i++)
+        json_array_append_new(supported, json_string(versions[i]));
+    exchange_reply_json(
+        x, 400,
+        json_pack("{s:s,s:O,s:{s:i,s:s,s:{s:o,s:o}}}", "jsonrpc", "2.0", "id",
+                  (json_t *)(uintptr_t)(id ? id : json_null()), "error", "code", RPC_WRONG_VERSION,
+                  "message", "this version of the protocol is not supported", "data", "supported",
+                  supported, "requested", json_string_lossy(version, strlen(version))));
+}
+
+/* Whether a header has this value. Over stdio, which has no headers, the result is true. */
+static bool header_is(const struct message *m, const char *name, const char *value) {
+    const char *header = exchange_header(m->x, name);
+    return m->s->options->http.calls_only || (header && strcmp(header, value) == 0);
+}
+
+/* Checks a request of the stateless era; answers if it is wrong. */
+static bool stateless_is_ok(const struct message *m, const char *method) {
+    const json_t *meta = json_object_get(m->params, "_meta"),
+                 *named = json_object_get(meta, "io.modelcontextprotocol/protocolVersion");
+    const char *header = exchange_header(m->x, "MCP-Protocol-Version"),
+               *version =
+                   named ? json_get_string(meta, "io.modelcontextprotocol/protocolVersion") : "";
+    if (!named && !(header && strcmp(header, stateless_version) == 0)) return true; // another era
+    if (named && strcmp(version, stateless_version) != 0) {
+        version_refuse(m->x, m->id, version);
+        return false;
+    }
+    if (named && header_is(m, "MCP-Protocol-Version", version) &&
+        header_is(m, "Mcp-Method", method) &&
+        (strcmp(method, "tools/call") != 0 ||
+         header_is(m, "Mcp-Name", json_get_string(m->params, "name"))))
+        return true;
+    rpc_fail(m->x, 400, RPC_WRONG_HEADER, m->id,
+             "MCP-Protocol-Version, Mcp-Method or Mcp-Name differ from the message");
+    return false;
+}
+
 /* methods */
 
+static const char instructions[] =
+    "A Shoal server: a small language model with LoRA adapters on this machine. Its tools call "
+    "the model, alone or as a group of agents, and read stored knowledge and conversations.";
+
+/* Members of the results of initialize and server/discover, and the server's name for clients. */
+static json_t *capabilities_json(void) {
+    return json_pack("{s:{s:b}}", "tools", "listChanged", 0);
+}
+static json_t *server_info_json(void) {
+    return json_pack("{s:s,s:s,s:s}", "name", "shoal", "title", "Shoal", "version", SHOAL_VERSION);
+}
+
+/* A result of the stateless era. Clients may not cache it: it depends on the key and the options.
+ */
+static json_t *cacheable_result(const char *key, json_t *value) {
+    return json_pack("{s:s,s:i,s:s,s:{s:o},s:o}", "resultType", "complete", "ttlMs", 0,
+                     "cacheScope", "private", "_meta", "io.modelcontextprotocol/serverInfo",
+                     server_info_json(), key, value);
+}
+
+static void discover(const struct message *m) {
+    json_t *result = cacheable_result("supportedVersions", json_pack("[s]", stateless_version));
+    json_object_set_new(result, "capabilities", capabilities_json());
+    json_object_set_new(result, "instructions", json_string(instructions));
+    rpc_reply(m, result);
+}
+
 static void initialize(const struct message *m) {
-    static const char instructions[] =
-        "A Shoal server: a small language model with LoRA adapters on this machine. Its tools call "
-        "the model, alone or as a group of agents, and read stored knowledge and conversations.";
     const char *version = json_get_string(m->params, "protocolVersion");
     char id[SESSION_ID_LEN];
     if (!*version) {
         rpc_fail(m->x, 200, RPC_INVALID_PARAMS, m->id, "'protocolVersion' is missing");
         return;
     }
+    bool known = version_is_known(version) && strcmp(version, stateless_version) != 0;
     session_begin(m->s->mcp, caller_key(m->x), id);
     exchange_add_header(m->x, "Mcp-Session-Id", id);
-    rpc_reply(m, json_pack("{s:s,s:{s:{s:b}},s:{s:s,s:s,s:s},s:s}", "protocolVersion",
-                           version_is_known(version) ? version : versions[0], "capabilities",
-                           "tools", "listChanged", 0, "serverInfo", "name", "shoal", "title",
-                           "Shoal", "version", SHOAL_VERSION, "instructions", instructions));
+    rpc_reply(m, json_pack("{s:s,s:o,s:o,s:s}", "protocolVersion",
+                           known ? version : initial_version, "capabilities", capabilities_json(),
+                           "serverInfo", server_info_json(), "instructions", instructions));
 }
 
 static void ping(const struct message *m) {
@@ -169,7 +243,7 @@ static void tools_list(const struct message *m) {
     if (json_object_get(m->params, "cursor"))
         rpc_fail(m->x, 200, RPC_INVALID_PARAMS, m->id, "'cursor' is not one of this server's");
     else
-        rpc_reply(m, json_pack("{s:o}", "tools", mcp_tools_json(m->s, m->x)));
+        rpc_reply(m, cacheable_result("tools", mcp_tools_json(m->s, m->x)));
 }
 
 static void tools_call(const struct message *m) {
@@ -201,9 +275,11 @@ static void request_handle(const struct message *m, const char *method) {
         const char *name;
         void (*handle)(const struct message *m);
     } methods[] = {{"initialize", initialize},
+                   {"server/discover", discover},
                    {"ping", ping},
                    {"tools/list", tools_list},
                    {"tools/call", tools_call}};
+    if (!stateless_is_ok(m, method)) return;
     for (size_t i = 0; i < ARRAY_LEN(methods); i++) {
         if (strcmp(method, methods[i].name) != 0) continue;
         methods[i].handle(m);
@@ -245,9 +321,7 @@ static void message_handle(struct message *m, const json_t *v) {
 static bool headers_are_ok(struct server *s, struct exchange *x, const char *session) {
     const char *version = exchange_header(x, "MCP-Protocol-Version");
     if (version && !version_is_known(version)) {
-        rpc_fail(x, 400, RPC_INVALID_REQUEST, NULL,
-                 "the protocol version '%.40s' is not supported; this server has %s to %s", version,
-                 versions[ARRAY_LEN(versions) - 1], versions[0]);
+        version_refuse(x, NULL, version);
         return false;
     }
     if (!*session || session_use(s->mcp, session, caller_key(x), false)) return true;

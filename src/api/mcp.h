@@ -34,9 +34,8 @@ struct mcp_stream {
     struct buf text, reasoning; /* texts of a chat */
     json_t *reply;              /* its last state; an object with "error": the stream failed */
 };
-/* Handles one event; name "": without a name. Returns the progress to report, malloc'ed, or NULL.
- */
-char *mcp_stream_event(struct mcp_stream *m, const char *name, const json_t *data);
+/* Handles one event; name "": without a name. Returns the text to report as progress, or NULL. */
+json_t *mcp_stream_event(struct mcp_stream *m, const char *name, const json_t *data);
 /* Completes and returns m->reply, which the stream keeps. */
 const json_t *mcp_stream_reply(struct mcp_stream *m);
 void mcp_stream_release(struct mcp_stream *m);

@@ -64,16 +64,16 @@ json_t *mcp_response(const json_t *id, json_t *result) {
 }
 
 static json_t *error_result(const char *message) {
-    return json_pack("{s:[{s:s,s:o}],s:b}", "content", "type", "text", "text",
-                     json_string_lossy(message, strlen(message)), "isError", 1);
+    return json_pack("{s:s,s:[{s:s,s:o}],s:b}", "resultType", "complete", "content", "type", "text",
+                     "text", json_string_lossy(message, strlen(message)), "isError", 1);
 }
 
 /* The text is for clients that do not know structured results. */
 static json_t *structured_result(json_t *structured) {
     char *text = json_dumps(structured, JSON_COMPACT | JSON_REAL_PRECISION(17));
     CHECK(text != NULL);
-    json_t *v = json_pack("{s:[{s:s,s:s}],s:o}", "content", "type", "text", "text", text,
-                          "structuredContent", structured);
+    json_t *v = json_pack("{s:s,s:[{s:s,s:s}],s:o}", "resultType", "complete", "content", "type",
+                          "text", "text", text, "structuredContent", structured);
     free(text);
     return v;
 }
@@ -85,14 +85,19 @@ static json_t *reply_result(const struct mcp_call *c, const json_t *reply) {
     return structured_result(mcp_tool_result(c->tool, reply));
 }
 
+/* Parses JSON of a route. A model can generate U+0000, which requests must not contain. */
+static json_t *reply_parse(const char *text, size_t n) {
+    json_t *v = json_loadb(text, n, JSON_ALLOW_NUL, NULL);
+    CHECK(v != NULL);
+    return v;
+}
+
 /* Parses the reply of the route, for which the client's request reserves memory. */
 static json_t *body_result(const struct mcp_call *c, const struct buf *body) {
     struct error err;
     size_t bytes = json_parse_memory(body->data, body->len) + 8 * body->len;
-    json_t *reply = request_memory_reserve(c->s, c->x, bytes, &err) == OK
-                        ? json_parse(body->data, body->len, "reply", &err)
-                        : NULL;
-    json_t *result = reply ? reply_result(c, reply) : error_result(err.text);
+    if (request_memory_reserve(c->s, c->x, bytes, &err) != OK) return error_result(err.text);
+    json_t *reply = reply_parse(body->data, body->len), *result = reply_result(c, reply);
     json_decref(reply);
     return result;
 }
@@ -127,11 +132,11 @@ static void message_add(struct buf *out, json_t *message) {
     json_decref(message);
 }
 
-static void progress_add(struct mcp_call *c, const char *text, struct buf *out) {
+/* Takes over the text. */
+static void progress_add(struct mcp_call *c, json_t *text, struct buf *out) {
     message_add(out, json_pack("{s:s,s:s,s:{s:O,s:I,s:o}}", "jsonrpc", "2.0", "method",
                                "notifications/progress", "params", "progressToken", c->token,
-                               "progress", (json_int_t)++c->n_reports, "message",
-                               json_string_lossy(text, strlen(text))));
+                               "progress", (json_int_t)++c->n_reports, "message", text));
 }
 
 /* The value of a field of an event, "NAME: value"; NULL: the line is another field. */
@@ -143,15 +148,13 @@ static const char *event_field(const char *line, const char *name) {
 /* Handles an event of the route, which has one line of data. Comments and [DONE] are ignored. */
 static void event_take(struct mcp_call *c, char *event, struct buf *out) {
     const char *name = "", *text = NULL, *value;
-    struct error ignored;
     for (char *line; (line = strsep(&event, "\n"));) {
         if ((value = event_field(line, "event"))) name = value;
         if ((value = event_field(line, "data"))) text = value;
     }
-    json_t *data = text && *text == '{' ? json_parse(text, strlen(text), "event", &ignored) : NULL;
-    char *progress = data ? mcp_stream_event(&c->stream, name, data) : NULL;
+    json_t *data = text && *text == '{' ? reply_parse(text, strlen(text)) : NULL,
+           *progress = data ? mcp_stream_event(&c->stream, name, data) : NULL;
     if (progress) progress_add(c, progress, out);
-    free(progress);
     json_decref(data);
 }
 

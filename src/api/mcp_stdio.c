@@ -15,6 +15,7 @@
 #include "serve/request_fields.h"
 
 #include <errno.h>
+#include <limits.h>
 #include <poll.h>
 #include <signal.h>
 #include <stdlib.h>
@@ -32,11 +33,12 @@ struct stdio_call {
 };
 struct stdio {
     int refs; /* atomic: the loop holds one, and each exchange */
-    int wake_fd;
+    int wake_fd, signal_fd;
     struct server *s;
     struct buf in;
-    bool too_long; /* the current line is too long: it is skipped */
-    bool in_ended, cancelled, out_failed;
+    bool too_long;            /* the current line is too long: it is skipped */
+    bool in_ended, out_ended; /* no more bytes are read or written */
+    bool cancelled;           /* the running calls are cancelled */
     struct stdio_call calls[MAX_CALLS];
     int n_calls;
 };
@@ -56,18 +58,28 @@ static void stdio_notify(void *ctx) {
 
 /* output */
 
+/* Waits until stdout accepts PIPE_BUF bytes. False: a signal has arrived, which the loop handles.
+ */
+static bool output_wait(const struct stdio *io) {
+    struct pollfd fds[] = {{.fd = STDOUT_FILENO, .events = POLLOUT},
+                           {.fd = io->signal_fd, .events = POLLIN}};
+    poll(fds, ARRAY_LEN(fds), -1);
+    return !fds[1].revents;
+}
+
 static void line_write(struct stdio *io, const char *text, size_t n) {
     struct buf line = {0};
     buf_add(&line, text, n);
     buf_puts(&line, "\n");
-    for (size_t done = 0; done < line.len && !io->out_failed;) {
-        ssize_t got = write(STDOUT_FILENO, line.data + done, line.len - done);
-        if (got > 0)
+    for (size_t done = 0; done < line.len && !io->out_ended;) {
+        io->out_ended = !output_wait(io);
+        ssize_t got = io->out_ended ? 0
+                                    : write(STDOUT_FILENO, line.data + done,
+                                            MIN(line.len - done, (size_t)PIPE_BUF));
+        if (got >= 0)
             done += (size_t)got;
-        else if (errno == EAGAIN)
-            poll(&(struct pollfd){.fd = STDOUT_FILENO, .events = POLLOUT}, 1, -1);
-        else if (errno != EINTR)
-            io->out_failed = true;
+        else if (errno != EAGAIN && errno != EINTR)
+            io->out_ended = true;
     }
     buf_release(&line);
 }
@@ -101,14 +113,15 @@ static void events_write(struct stdio *io, struct buf *b) {
 
 /* A request that was refused before mcp.c received it is answered in the form of the HTTP APIs. */
 static void reply_write(struct stdio *io, struct stdio_call *c) {
+    static const char begin[] = "{\"jsonrpc\"";
     enum { INTERNAL_ERROR = -32603 };
     struct error ignored;
-    json_t *v = json_parse(c->out.data, c->out.len, "reply", &ignored);
-    if (json_object_get(v, "jsonrpc"))
+    if (c->out.len > strlen(begin) && memcmp(c->out.data, begin, strlen(begin)) == 0) {
         line_write(io, c->out.data, c->out.len);
-    else
-        error_write(io, c->id, INTERNAL_ERROR,
-                    json_get_string(json_object_get(v, "error"), "message"));
+        return;
+    }
+    json_t *v = json_parse(c->out.data, c->out.len, "reply", &ignored);
+    error_write(io, c->id, INTERNAL_ERROR, json_get_string(json_object_get(v, "error"), "message"));
     json_decref(v);
 }
 
@@ -140,7 +153,7 @@ static void calls_advance(struct stdio *io) {
 
 static void calls_cancel(struct stdio *io) {
     for (int i = 0; i < io->n_calls && !io->cancelled; i++) http_call_cancel(io->calls[i].x);
-    io->cancelled = io->in_ended = true;
+    io->cancelled = io->in_ended = io->out_ended = true;
     io->in.len = 0;
 }
 
@@ -215,13 +228,15 @@ static bool is_busy(const struct stdio *io) {
 
 void mcp_stdio_attend(struct server *s, const sigset_t *signals) {
     struct stdio *io = xcalloc(1, sizeof *io);
-    *io = (struct stdio){.refs = 1, .wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK), .s = s};
-    int signal_fd = signalfd(-1, signals, SFD_CLOEXEC);
-    CHECK(io->wake_fd >= 0 && signal_fd >= 0);
+    *io = (struct stdio){.refs = 1,
+                         .wake_fd = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK),
+                         .signal_fd = signalfd(-1, signals, SFD_CLOEXEC | SFD_NONBLOCK),
+                         .s = s};
+    CHECK(io->wake_fd >= 0 && io->signal_fd >= 0);
     while (is_busy(io)) {
         bool reads = !io->in_ended && io->n_calls < MAX_CALLS;
         struct pollfd fds[] = {{.fd = io->wake_fd, .events = POLLIN},
-                               {.fd = io->cancelled ? -1 : signal_fd, .events = POLLIN},
+                               {.fd = io->cancelled ? -1 : io->signal_fd, .events = POLLIN},
                                {.fd = reads ? STDIN_FILENO : -1, .events = POLLIN}};
         struct signalfd_siginfo info;
         eventfd_t count;
@@ -231,9 +246,9 @@ void mcp_stdio_attend(struct server *s, const sigset_t *signals) {
         line_limit(io);
         calls_advance(io);
         lines_handle(io);
-        bool signalled = fds[1].revents && read(signal_fd, &info, sizeof info) > 0;
-        if (signalled || io->out_failed) calls_cancel(io);
+        bool signalled = !io->cancelled && read(io->signal_fd, &info, sizeof info) > 0;
+        if (signalled || io->out_ended) calls_cancel(io);
     }
-    close(signal_fd);
+    close(io->signal_fd);
     stdio_release(io);
 }

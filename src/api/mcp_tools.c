@@ -60,11 +60,13 @@ static void usage_set(json_t *result, const json_t *reply) {
 static json_t *chat_result(const json_t *reply) {
     const json_t *choice = json_array_get(json_object_get(reply, "choices"), 0),
                  *message = json_object_get(choice, "message");
-    const char *reasoning = json_get_string(message, "reasoning_content");
-    json_t *v = json_pack("{s:s,s:s,s:s}", "text", json_get_string(message, "content"), "model",
+    json_t *text = json_object_get(message, "content"),
+           *reasoning = json_object_get(message, "reasoning_content");
+    json_t *v = json_pack("{s:o,s:s,s:s}", "text",
+                          json_is_string(text) ? json_incref(text) : json_string(""), "model",
                           json_get_string(reply, "model"), "finish_reason",
                           json_get_string(choice, "finish_reason"));
-    if (*reasoning) json_object_set_new(v, "reasoning", json_string(reasoning));
+    if (json_string_length(reasoning)) json_object_set(v, "reasoning", reasoning);
     usage_set(v, reply);
     return v;
 }
@@ -533,29 +535,31 @@ json_t *mcp_tool_result(const struct mcp_tool *t, const json_t *reply) {
 /* streams */
 
 /* A chunk of a chat: the text is collected, the other members of the reply are the last ones. */
-static char *chat_chunk(struct mcp_stream *m, const json_t *chunk) {
+static json_t *chat_chunk(struct mcp_stream *m, const json_t *chunk) {
     const json_t *choice = json_array_get(json_object_get(chunk, "choices"), 0),
                  *delta = json_object_get(choice, "delta"),
                  *reason = json_object_get(choice, "finish_reason");
-    const char *text = json_get_string(delta, "content"),
-               *reasoning = json_get_string(delta, "reasoning_content");
+    json_t *text = json_object_get(delta, "content"),
+           *reasoning = json_object_get(delta, "reasoning_content"), *progress = NULL;
     if (!m->reply) m->reply = json_object();
     json_object_set(m->reply, "model", json_object_get(chunk, "model"));
     if (json_is_object(json_object_get(chunk, "usage")))
         json_object_set(m->reply, "usage", json_object_get(chunk, "usage"));
     if (json_is_string(reason))
         json_object_set_new(m->reply, "choices", json_pack("[{s:O}]", "finish_reason", reason));
-    buf_puts(&m->text, text);
-    buf_puts(&m->reasoning, reasoning);
-    return *reasoning ? xstrdup(reasoning) : *text ? xstrdup(text) : NULL;
+    buf_add(&m->text, json_string_value(text), json_string_length(text));
+    buf_add(&m->reasoning, json_string_value(reasoning), json_string_length(reasoning));
+    if (json_string_length(text)) progress = text;
+    if (json_string_length(reasoning)) progress = reasoning;
+    return json_incref(progress);
 }
 
-char *mcp_stream_event(struct mcp_stream *m, const char *name, const json_t *data) {
+json_t *mcp_stream_event(struct mcp_stream *m, const char *name, const json_t *data) {
     if (strcmp(name, "step") == 0)
-        return xasprintf("%s, iteration %d", json_get_string(data, "role"),
-                         (int)json_get_number(data, "iteration"));
+        return json_sprintf("%s, iteration %d", json_get_string(data, "role"),
+                            (int)json_get_number(data, "iteration"));
     if (strcmp(name, "turn") == 0)
-        return xasprintf("%s: %s", json_get_string(data, "name"), json_get_string(data, "text"));
+        return json_sprintf("%s: %s", json_get_string(data, "name"), json_get_string(data, "text"));
     if (strcmp(name, "result") == 0 || json_object_get(data, "error")) {
         json_decref(m->reply);
         m->reply = json_incref((json_t *)(uintptr_t)data);
@@ -568,10 +572,10 @@ const json_t *mcp_stream_reply(struct mcp_stream *m) {
     json_t *choice = json_array_get(json_object_get(m->reply, "choices"), 0);
     if (!m->reply) m->reply = json_pack("{s:{s:s}}", "error", "message", "the reply ended early");
     if (choice)
-        json_object_set_new(choice, "message",
-                            json_pack("{s:s,s:s}", "content", m->text.data ? m->text.data : "",
-                                      "reasoning_content",
-                                      m->reasoning.data ? m->reasoning.data : ""));
+        json_object_set_new(
+            choice, "message",
+            json_pack("{s:o,s:o}", "content", json_string_lossy(m->text.data, m->text.len),
+                      "reasoning_content", json_string_lossy(m->reasoning.data, m->reasoning.len)));
     return m->reply;
 }
 

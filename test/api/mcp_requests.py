@@ -14,7 +14,9 @@ from attack import SHOAL, Server, report  # noqa: E402
 TMP, MODEL = os.environ["SHOAL_TMP"], "test/models/fry-1"
 EVENTS = {"Accept": "application/json, text/event-stream"}
 CHAT = {"name": "chat", "arguments": {"prompt": "sort: k b x", "temperature": 0, "max_tokens": 20}}
-LONG = {"name": "ask", "arguments": {"question": "write a long story", "agents": 14, "iterations": 16}}
+# With ENDLESS, a reply of 3,241 tokens; BUSY of them together take many seconds.
+LONG = {"name": "chat", "arguments": {"prompt": "x", "temperature": 100, "max_tokens": 100000, "seed": 13}}
+ENDLESS, BUSY = ["--exact", "--context-shift", "--loop-tokens", "0"], 40
 
 
 def rpc(method, params=None, id=1):
@@ -101,12 +103,28 @@ def arguments(s):
         report(f"mcp: an error of a tool: {name} {json.dumps(args)[:40]}", (status == 200 and r.get("isError") is True) or text[:300])
 
 
+def stateless(s, version="2026-07-28", **changed):
+    """A request of version 2026-07-28, with other headers."""
+    headers = {"MCP-Protocol-Version": "2026-07-28", "Mcp-Method": "tools/call", "Mcp-Name": "chat", **changed}
+    body = rpc("tools/call", {**CHAT, "_meta": {"io.modelcontextprotocol/protocolVersion": version, "io.modelcontextprotocol/clientCapabilities": {}}})
+    return s.ask("/mcp", body, headers={k: v for k, v in headers.items() if v is not None})
+
+
 def http_rules(s):
     ping = rpc("ping")
     for name, status, call in [
             ("GET has no stream", 405, lambda: s.ask("/mcp")), ("an unknown session", 404, lambda: s.ask("/mcp", ping, headers={"Mcp-Session-Id": "0" * 32})),
             ("DELETE of no session", 404, lambda: s.ask("/mcp", method="DELETE")),
             ("an unknown version", 400, lambda: s.ask("/mcp", ping, headers={"MCP-Protocol-Version": "1999-01-01"})),
+            ("the stateless version without its _meta", 400, lambda: s.ask("/mcp", ping, headers={"MCP-Protocol-Version": "2026-07-28"})),
+            ("the stateless version", 200, lambda: stateless(s)),
+            ("an unknown stateless version", 400, lambda: stateless(s, version="2027-01-01")),
+            ("a version of another type", 400, lambda: stateless(s, version=5)),
+            ("another version in the header", 400, lambda: stateless(s, **{"MCP-Protocol-Version": "2025-11-25"})),
+            ("no version in the header", 400, lambda: stateless(s, **{"MCP-Protocol-Version": None})),
+            ("another method in the header", 400, lambda: stateless(s, **{"Mcp-Method": "tools/list"})),
+            ("another tool in the header", 400, lambda: stateless(s, **{"Mcp-Name": "job_list"})),
+            ("no tool in the header", 400, lambda: stateless(s, **{"Mcp-Name": None})),
             ("a known version", 200, lambda: s.ask("/mcp", ping, headers={"MCP-Protocol-Version": "2025-03-26"})),
             ("a page of another origin", 403, lambda: s.ask("/mcp", ping, headers={"Origin": "https://evil.example"})),
             ("DNS rebinding", 403, lambda: s.ask("/mcp", ping, headers={"Host": "evil.example"})),
@@ -128,19 +146,35 @@ def http_rules(s):
 
 # ---- calls that end early
 
-def call_in_thread(s, body, headers=None, key=None):
+def call_in_thread(s, body, headers):
     result = []
-    t = threading.Thread(target=lambda: result.append(s.ask("/mcp", body, headers=headers, key=key)))
+    t = threading.Thread(target=lambda: result.append(s.ask("/mcp", body, headers=headers)))
     t.start()
-    time.sleep(0.5)
     return t, result
+
+
+def load(s):
+    """A session with calls that take many seconds."""
+    one = session(s)
+    threads = [call_in_thread(s, rpc("tools/call", LONG, id=i), {"Mcp-Session-Id": one})[0] for i in range(BUSY)]
+    time.sleep(0.3)
+    return one, threads
+
+
+def load_end(s, one, threads):
+    """Ends the session, and so its calls."""
+    status = s.ask("/mcp", method="DELETE", headers={"Mcp-Session-Id": one})[0]
+    for t in threads:
+        t.join(20)
+    return status == 204 and not any(t.is_alive() for t in threads)
 
 
 def cancelled(s):
     for events in (False, True):
-        one, two = session(s), session(s)
+        busy, one, two = load(s), session(s), session(s)
         params = {**LONG, **({"_meta": {"progressToken": 1}} if events else {})}
         t, result = call_in_thread(s, rpc("tools/call", params, id=9), {**EVENTS, "Mcp-Session-Id": one})
+        time.sleep(0.3)
         note = {"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 9}}
         s.ask("/mcp", note, headers={"Mcp-Session-Id": two})
         s.ask("/mcp", {**note, "params": {"requestId": 8}}, headers={"Mcp-Session-Id": one})
@@ -153,12 +187,8 @@ def cancelled(s):
         status, text = result[0][:2] if result else (None, "it still runs")
         good = '"id":9' not in text and status == (200 if events else 202)
         report(f"mcp: a cancelled call ends without a response ({kind})", good or (status, text[-300:]))
-        report(f"mcp: its work stops ({kind})", wait_idle(s))
-    one = session(s)
-    t, result = call_in_thread(s, rpc("tools/call", LONG), {"Mcp-Session-Id": one})
-    status = s.ask("/mcp", method="DELETE", headers={"Mcp-Session-Id": one})[0]
-    t.join(20)
-    report("mcp: the end of a session cancels its calls", (status == 204 and not t.is_alive() and wait_idle(s) is True) or status)
+        report(f"mcp: the end of a session cancels its calls ({kind})", load_end(s, *busy))
+        report(f"mcp: the work of cancelled calls stops ({kind})", wait_idle(s))
 
 
 def disconnected(s):
@@ -166,10 +196,12 @@ def disconnected(s):
     for events in (False, True):
         params = {**LONG, **({"_meta": {"progressToken": 1}} if events else {})}
         body = json.dumps(rpc("tools/call", params))
-        c = socket.create_connection(("127.0.0.1", s.port))
-        c.sendall(f"POST /mcp HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
+        clients = [socket.create_connection(("127.0.0.1", s.port)) for _ in range(BUSY)]
+        for c in clients:
+            c.sendall(f"POST /mcp HTTP/1.1\r\nHost: localhost\r\nAccept: text/event-stream\r\nContent-Length: {len(body)}\r\n\r\n{body}".encode())
         time.sleep(0.5)
-        c.close()
+        for c in clients:
+            c.close()
         report(f"mcp: the work for a client that disconnects stops ({'streamed' if events else 'plain'})", wait_idle(s))
 
 
@@ -244,17 +276,18 @@ def stdio():
     code, lines = stdio_lines(b"\n".join(bad) + b"\n" + ping + b"\n", "--max-request-memory", "8M")
     errors = [m["error"]["code"] for m in lines if "error" in m]
     report("mcp stdio: wrong lines are answered, and the next one works", (code == 0 and len(errors) == len(bad) and {"jsonrpc": "2.0", "id": 1, "result": {}} in lines) or (code, lines))
-    code, lines = stdio_lines(json.dumps(rpc("tools/call", LONG, id=4)).encode() + b"\n" +
-                              json.dumps({"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": 4}}).encode() + b"\n" + ping + b"\n")
-    report("mcp stdio: a cancelled call has no response", (code == 0 and all(m["id"] == 1 for m in lines)) or (code, lines))
+    calls = [rpc("tools/call", LONG, id=f"c{i}") for i in range(BUSY)]
+    notes = [{"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": f"c{i}"}} for i in range(BUSY)]
+    code, lines = stdio_lines(b"".join(json.dumps(m).encode() + b"\n" for m in [*calls, *notes, rpc("ping")]), *ENDLESS)
+    report("mcp stdio: cancelled calls have no response", (code == 0 and lines == [{"jsonrpc": "2.0", "id": 1, "result": {}}]) or (code, len(lines)))
 
     for name, end in [("SIGTERM", lambda p: p.send_signal(signal.SIGTERM)), ("SIGINT", lambda p: p.send_signal(signal.SIGINT)),
                       ("a client that reads no more", lambda p: (p.stdout.close(), p.stdin.write(ping + b"\n"), p.stdin.flush()))]:
-        p = stdio_start()
+        p = stdio_start(*ENDLESS)
         p.stdin.write(json.dumps(rpc("ping", id=0)).encode() + b"\n")
         p.stdin.flush()
         p.stdout.readline()  # it is ready
-        p.stdin.write(json.dumps(rpc("tools/call", LONG)).encode() + b"\n")
+        p.stdin.write(b"".join(json.dumps(m).encode() + b"\n" for m in calls))
         p.stdin.flush()
         time.sleep(0.5)
         end(p)
@@ -283,7 +316,7 @@ def stdio():
 
 
 def main():
-    with Server("--max-request-memory", "128M", "--max-body", "2000000", "--team", f"{TMP}/pair.yaml", "--knowledge", f"{TMP}/knowledge.db") as s:
+    with Server(*ENDLESS, "--max-request-memory", "256M", "--max-body", "2000000", "--team", f"{TMP}/pair.yaml", "--knowledge", f"{TMP}/knowledge.db") as s:
         refused(s)
         arguments(s)
         http_rules(s)

@@ -47,7 +47,7 @@ fi
 npm_install "mcp sdk" test/clients/mcp "$home" || exit 0
 
 : >"$SHOAL_TMP/serve.out"
-options="--adapter a=$SHOAL_TMP/adapters/a --team $SHOAL_TMP/pair.yaml --knowledge $SHOAL_TMP/knowledge.db --exact"
+options="--adapter a=$SHOAL_TMP/adapters/a --team $SHOAL_TMP/pair.yaml --knowledge $SHOAL_TMP/knowledge.db --exact --context-shift --loop-tokens 0"
 # shellcheck disable=SC2086 # words without blanks
 "$SHOAL" serve test/models/fry-1 $options --port 0 --json --state "$SHOAL_TMP/serve.state" >"$SHOAL_TMP/serve.out" 2>"$SHOAL_TMP/serve.err" &
 server=$!

@@ -39,10 +39,14 @@ enum {
     RPC_WRONG_VERSION = -32022,
 };
 
+#define STATELESS_VERSION "2026-07-28"
+#define VERSION_KEY "io.modelcontextprotocol/protocolVersion"
+#define SERVER_INFO_KEY "io.modelcontextprotocol/serverInfo"
+
 /* Newest first; 'initialize' offers all but the first one. */
-static const char *const versions[] = {"2026-07-28", "2025-11-25", "2025-06-18", "2025-03-26",
+enum { INITIAL_VERSION = 1 };
+static const char *const versions[] = {STATELESS_VERSION, "2025-11-25", "2025-06-18", "2025-03-26",
                                        "2024-11-05"};
-static const char *const stateless_version = versions[0], *const initial_version = versions[1];
 
 struct session {
     char id[SESSION_ID_LEN], key[KEY_ID_LEN];
@@ -168,25 +172,29 @@ static bool header_is(const struct message *m, const char *name, const char *val
     return m->s->options->http.calls_only || (header && strcmp(header, value) == 0);
 }
 
-/* Checks a request of the stateless era; answers if it is wrong. */
+/* Whether the headers of a request of the stateless era have the values of the message. */
+static bool headers_agree(const struct message *m, const char *method, const char *version) {
+    return header_is(m, "MCP-Protocol-Version", version) && header_is(m, "Mcp-Method", method) &&
+           (strcmp(method, "tools/call") != 0 ||
+            header_is(m, "Mcp-Name", json_get_string(m->params, "name")));
+}
+
+/* Checks a request that names its version in _meta or, of the stateless era, in its header; answers
+ * if it is wrong. */
 static bool stateless_is_ok(const struct message *m, const char *method) {
-    const json_t *meta = json_object_get(m->params, "_meta"),
-                 *named = json_object_get(meta, "io.modelcontextprotocol/protocolVersion");
+    const json_t *meta = json_object_get(m->params, "_meta");
     const char *header = exchange_header(m->x, "MCP-Protocol-Version"),
-               *version =
-                   named ? json_get_string(meta, "io.modelcontextprotocol/protocolVersion") : "";
-    if (!named && !(header && strcmp(header, stateless_version) == 0)) return true; // another era
-    if (named && strcmp(version, stateless_version) != 0) {
+               *version = json_get_string(meta, VERSION_KEY);
+    bool named = json_object_get(meta, VERSION_KEY) != NULL,
+         stateless = header && strcmp(header, STATELESS_VERSION) == 0;
+    if (!named && !stateless) return true;
+    if (named && strcmp(version, STATELESS_VERSION) != 0)
         version_refuse(m->x, m->id, version);
-        return false;
-    }
-    if (named && header_is(m, "MCP-Protocol-Version", version) &&
-        header_is(m, "Mcp-Method", method) &&
-        (strcmp(method, "tools/call") != 0 ||
-         header_is(m, "Mcp-Name", json_get_string(m->params, "name"))))
+    else if (!headers_agree(m, method, version))
+        rpc_fail(m->x, 400, RPC_WRONG_HEADER, m->id,
+                 "MCP-Protocol-Version, Mcp-Method or Mcp-Name differ from the message");
+    else
         return true;
-    rpc_fail(m->x, 400, RPC_WRONG_HEADER, m->id,
-             "MCP-Protocol-Version, Mcp-Method or Mcp-Name differ from the message");
     return false;
 }
 
@@ -208,12 +216,12 @@ static json_t *server_info_json(void) {
  */
 static json_t *cacheable_result(const char *key, json_t *value) {
     return json_pack("{s:s,s:i,s:s,s:{s:o},s:o}", "resultType", "complete", "ttlMs", 0,
-                     "cacheScope", "private", "_meta", "io.modelcontextprotocol/serverInfo",
-                     server_info_json(), key, value);
+                     "cacheScope", "private", "_meta", SERVER_INFO_KEY, server_info_json(), key,
+                     value);
 }
 
 static void discover(const struct message *m) {
-    json_t *result = cacheable_result("supportedVersions", json_pack("[s]", stateless_version));
+    json_t *result = cacheable_result("supportedVersions", json_pack("[s]", STATELESS_VERSION));
     json_object_set_new(result, "capabilities", capabilities_json());
     json_object_set_new(result, "instructions", json_string(instructions));
     rpc_reply(m, result);
@@ -226,12 +234,13 @@ static void initialize(const struct message *m) {
         rpc_fail(m->x, 200, RPC_INVALID_PARAMS, m->id, "'protocolVersion' is missing");
         return;
     }
-    bool known = version_is_known(version) && strcmp(version, stateless_version) != 0;
+    bool known = version_is_known(version) && strcmp(version, STATELESS_VERSION) != 0;
     session_begin(m->s->mcp, caller_key(m->x), id);
     exchange_add_header(m->x, "Mcp-Session-Id", id);
     rpc_reply(m, json_pack("{s:s,s:o,s:o,s:s}", "protocolVersion",
-                           known ? version : initial_version, "capabilities", capabilities_json(),
-                           "serverInfo", server_info_json(), "instructions", instructions));
+                           known ? version : versions[INITIAL_VERSION], "capabilities",
+                           capabilities_json(), "serverInfo", server_info_json(), "instructions",
+                           instructions));
 }
 
 static void ping(const struct message *m) {

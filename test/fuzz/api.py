@@ -513,7 +513,8 @@ def check_reply(q, reply, secrets):
         v = strict_json(text, "a reply")
         if status >= 400:
             e = v.get("error") if isinstance(v, dict) else None
-            whole = isinstance(e, dict) and isinstance(e.get("message"), str) and {"type", "param", "code"} <= set(e)
+            members = {"code"} if isinstance(v, dict) and v.get("jsonrpc") == "2.0" else {"type", "param", "code"}
+            whole = isinstance(e, dict) and isinstance(e.get("message"), str) and members <= set(e)
             if not (isinstance(e, str) or whole):
                 raise Finding(f"an error of the wrong form: {text[:200]!r}")
             message = e if isinstance(e, str) else e["message"]

@@ -1,4 +1,5 @@
-/* memory: terms of full-text search, and the log of a conversation. Private to this folder. */
+/* memory: terms of full-text search, patterns, the log of a conversation, and the state of the
+ * memories of a user. Private to this folder. */
 #ifndef SHOAL_MEMORY_INTERNAL_H
 #define SHOAL_MEMORY_INTERNAL_H
 
@@ -20,8 +21,65 @@ struct query_term {
  * their number, or an error. */
 int terms_query(const char *text, struct query_term out[QUERY_TERMS], struct error *err);
 
+/* BM25: the IDF of a term that n_with of n texts have, and the weight of a term that occurs tf
+ * times in a text of n_terms terms, when the average is `average`; it is 1 for one occurrence in a
+ * text of average length. */
+double bm25_idf(double n, double n_with);
+double bm25_term_weight(double tf, double n_terms, double average);
+
 #define CONVERSATION_KIND "conversation" /* of the document with a conversation's state */
 /* The log of a conversation's exchanges; malloc'ed. */
 char *conversation_log_name(const char *id);
+
+/* patterns (pattern.c): PCRE2 patterns that are string literals, compiled once. Texts must be valid
+ * UTF-8. A match that exceeds the match limit, as may happen on a very long text with near
+ * repetitions, is no match. */
+enum { PATTERN_GROUPS = 4 };
+struct pattern_match {
+    size_t begin[PATTERN_GROUPS],
+        end[PATTERN_GROUPS]; /* of the match and its groups; equal: none */
+};
+/* True if the pattern matches in the text; *m (may be NULL) receives the first match. */
+bool pattern_match(const char *pattern, const char *text, size_t len, struct pattern_match *m);
+/* The same; `group` (may be NULL) receives the first group. */
+bool pattern_find(const char *pattern, const char *text, size_t len, struct buf *group);
+/* Replaces every match in `text`, which ends with a NUL. */
+void pattern_replace(const char *pattern, const char *replacement, struct buf *text);
+
+/* The memories of a user. */
+struct memories {
+    struct store *store;
+    char *user, *kind, *vector_kind, *log; /* names in the store */
+    int64_t capacity;
+    json_t **v; /* [n] ordered by id; a memory is replaced, never changed */
+    int64_t n, cap;
+    int64_t last, next; /* number of the last event of the log; id of the next memory */
+    json_t *pretence;   /* ids of the conversations that are role plays */
+    int64_t epoch;      /* of the numbers; 0: the user is new */
+    bool loaded;
+    /* The index of the search. Row i is of v[i]; other rows are outdated. */
+    struct memory_row {
+        int64_t id;
+        char *terms; /* of terms_index, after a space */
+        int64_t n_terms;
+    } * rows;                     /* [n_rows] */
+    int64_t n_rows;               /* at most n */
+    struct vector_index *vectors; /* of the first rows; NULL: not loaded */
+    char vector_model[HASH_LEN];
+};
+/* Reads the memories, or the changes of other processes. */
+int memories_refresh(struct memories *m, struct error *err);
+/* Index in v, or -1. */
+int64_t memories_find(const struct memories *m, int64_t id);
+/* Frees the index, which the next search makes again. */
+void memories_forget_index(struct memories *m);
+/* Seconds since 1970 of a time of clock_utc; -1: it is none. */
+int64_t memory_seconds(const char *time);
+/* The factors of a memory's strength at a time in seconds. */
+struct memory_strength {
+    double importance, days, recency, use, strength;
+    int64_t uses;
+};
+struct memory_strength memory_strength(const json_t *memory, int64_t now);
 
 #endif

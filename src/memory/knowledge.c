@@ -34,8 +34,6 @@ enum {
     EMBED_BATCH = 16,      /* chunks per call of the embedder */
     QUERY_LIMIT = 64 << 10 /* bytes */
 };
-/* BM25's usual constants (Robertson and Zaragoza 2009). */
-static const double BM25_K1 = 1.2, BM25_B = 0.75;
 
 /* The schema is created in one transaction, so that a process that is killed leaves no file that
  * owner_check would refuse. */
@@ -778,13 +776,6 @@ static struct candidate *candidate_find(const struct search *s, int64_t id) {
     return s->n ? bsearch(&key, s->v, (size_t)s->n, sizeof *s->v, candidate_compare_id) : NULL;
 }
 
-/* BM25 weight, without the IDF, of a term that occurs tf times in a chunk of `terms` terms. It is 1
- * for one occurrence in a chunk of average length. */
-static double bm25_term_weight(const struct search *s, double tf, int32_t terms) {
-    double norm = BM25_K1 * (1 - BM25_B + BM25_B * (double)terms / s->average);
-    return tf * (BM25_K1 + 1) / (tf + norm);
-}
-
 /* Adds a term's score to every chunk that contains it, and the score of one occurrence in a chunk
  * of average length to *max_score. Reads the postings twice, because the IDF depends on their
  * number. */
@@ -801,15 +792,13 @@ static int bm25_add_term(struct search *s, const struct query_term *t, double *m
     while ((step = sqlite3_step(q)) == SQLITE_ROW) df++;
     if (step != SQLITE_DONE) return statement_end(s->k, q, step, err);
     sqlite3_reset(q);
-    /* A term that is in no chunk gets the IDF of a term in one chunk. Its own IDF would outweigh
-     * the other terms in a small knowledge base. */
-    double n = (double)s->n, n_with = (double)MAX(df, 1);
-    double idf = math_log(1 + (MAX(n, n_with) - n_with + 0.5) / (n_with + 0.5));
+    double idf = bm25_idf((double)s->n, (double)df);
     *max_score += t->weight * idf;
     while ((step = sqlite3_step(q)) == SQLITE_ROW) {
         struct candidate *c = candidate_find(s, sqlite3_column_int64(q, 0));
         if (c)
-            c->bm25 += t->weight * idf * bm25_term_weight(s, sqlite3_column_double(q, 1), c->terms);
+            c->bm25 += t->weight * idf *
+                       bm25_term_weight(sqlite3_column_double(q, 1), c->terms, s->average);
     }
     return statement_end(s->k, q, step, err);
 }

@@ -1,13 +1,14 @@
 /*
  * memory: a knowledge base of texts with hybrid search (BM25 and embeddings) for
- * retrieval-augmented generation, and the memory of a conversation.
+ * retrieval-augmented generation, the memory of a conversation, and long-term memories of users.
  *
  * Embeddings are computed by a `struct embedder`: that of the engine (embedder_open) or one that
  * the caller implements. Without an embedder the search uses words only. Results depend on the
  * texts, the query and the embedder only, not on the order in which files were added or the state
  * of caches.
  *
- * One thread at a time uses a knowledge base or a conversation; several processes may share a file.
+ * One thread at a time uses a knowledge base, a conversation or the memories of a user; several
+ * processes may share a file.
  */
 #ifndef SHOAL_MEMORY_H
 #define SHOAL_MEMORY_H
@@ -243,5 +244,126 @@ int conversation_rename(struct store *s, const char *id, const char *title, stru
 /* Deletes a conversation with its summary, facts and blackboard. ERR_MISSING: there is no such
  * conversation. */
 int conversation_delete(struct store *s, const char *id, struct error *err);
+
+/* long-term memories: the rules (memory_rules.c) */
+
+/*
+ * Facts that a user states about himself or herself in one message, by rules for English, Japanese
+ * and Chinese: {facts: [{attribute, value, text, change}], refused: [{text, reason}], pretence}.
+ *
+ * attribute is one of memory_attributes. change: "holds", "ends" (value "": every value of the
+ * attribute; attribute "": of any attribute whose value contains the value) or "corrects" (the
+ * value replaces `old`; old "": the value learnt last). `text` is the sentence. reason is question,
+ * quotation, pretence, instruction, negation, third person, transient or irony; a sentence without
+ * a fact and without such a reason is not listed.
+ *
+ * `pretence`: the conversation is a role play, so that statements are no facts until the user ends
+ * it. The result has its new value. `asked`: the assistant's message before this one, or NULL; a
+ * question in it ("When is your birthday?") gives a bare answer its attribute, and nothing else is
+ * read from it. The cost is bounded: a message is read up to MEMORY_TURN_BYTES.
+ */
+enum { MEMORY_TURN_BYTES = 16 << 10, MEMORY_VALUE_CHARS = 200, MEMORY_TURN_FACTS = 64 };
+json_t *memory_rules_extract(const char *text, const char *asked, bool pretence);
+/* The attributes; importance: 0 to 1, of a memory of this attribute. `single`: a new value replaces
+ * the old one. Ends with a row whose name is NULL. */
+struct memory_attribute {
+    const char *name;
+    double importance;
+    bool single;
+};
+extern const struct memory_attribute memory_attributes[];
+
+/* long-term memories: the store (memories.c) */
+
+/*
+ * The memories of one user in a store. A handle sees the memories of its user only. A memory is
+ *
+ *     {id, attribute, value, text, source: {conversation, turn, speaker, time}, valid_from,
+ *      valid_until (null while it holds), stated, last_stated, uses, last_used (or null),
+ *      importance}
+ *
+ * where `text` is the sentence that it came from and `stated` how often the user said it. Times are
+ * those of clock_utc. The value of a memory is its strength, importance × recency × use:
+ *
+ *     recency = 2^(-days / 180), with the days since last_used or last_stated, whichever is later
+ *     use     = (1 + uses) / (2 + uses)
+ *
+ * Every change is one transaction and is recorded in a log, from which memories_undo takes it back
+ * and from which the handles of other processes read it. Above its capacity a user loses the
+ * memories that no longer hold first, then those of the lowest strength.
+ */
+enum {
+    MEMORIES_CAPACITY = 10000,      /* default */
+    MEMORIES_MAX_CAPACITY = 100000, /* largest */
+    MEMORIES_USER_BYTES = 200       /* longest name of a user */
+};
+struct memories;
+/* capacity 0: MEMORIES_CAPACITY. ERR_USAGE: the name is empty, too long, not UTF-8 or has control
+ * characters. */
+struct memories *memories_open(struct store *s, const char *user, int64_t capacity,
+                               struct error *err);
+void memories_close(struct memories *m);
+
+struct memory_turn {
+    const char *role; /* "user": any other role is refused as a whole */
+    const char *text;
+    const char *conversation; /* NULL: none */
+    int64_t number;           /* of the turn in the conversation; 0: not known */
+    const char *time;         /* NULL: now */
+    const char *asked;        /* the assistant's message before it, or NULL; see above */
+};
+/* Learns the facts of a turn. Returns {added, merged, ended, pruned: [memory], refused: [{text,
+ * reason}]}; NULL sets err. ERR_USAGE: a time that is not one. */
+json_t *memories_learn(struct memories *m, const struct memory_turn *t, struct error *err);
+
+struct memory_query {
+    const char *text;                /* NULL or "": all memories, by their strength */
+    const char *attribute;           /* NULL: any */
+    const char *at;                  /* memories that hold at this time; NULL: now */
+    bool ended;                      /* also memories that no longer hold */
+    int64_t top;                     /* most results; 0: 10 */
+    double threshold;                /* minimum relevance; 0: 0.2; below 0: none */
+    double mix;                      /* weight of the embeddings; 0: 0.5; below 0: words only */
+    const struct embedder *embedder; /* or NULL */
+    bool count_uses;                 /* the results count as used */
+};
+/* An array of memories with {score, relevance, words, cosine (with an embedder), strength}, best
+ * first. relevance is computed as the score of knowledge_search; score = relevance × (0.8 + 0.2 ×
+ * strength), so that strength decides between results of similar relevance. The result is exact:
+ * vectors of 8 bits only select the memories whose vectors are compared. NULL sets err. */
+json_t *memories_search(struct memories *m, const struct memory_query *q, struct error *err);
+/* All memories, in order of id; `ended`: also those that no longer hold. NULL sets err. */
+json_t *memories_list(struct memories *m, bool ended, struct error *err);
+/* {memory, strength: {importance, recency, use, days, uses, strength}, history: [{at, operation,
+ * before, after}]}. ERR_MISSING: the user has no such memory. */
+json_t *memories_why(struct memories *m, int64_t id, const char *now, struct error *err);
+/* Deletes a memory with its vector and its text in the log; memories_undo cannot bring it back. */
+int memories_delete(struct memories *m, int64_t id, struct error *err);
+/* Deletes everything of the user. *n receives the number of memories. */
+int memories_delete_all(struct memories *m, int64_t *n, struct error *err);
+/* Takes back the last change that is not taken back yet: {operation, at, events: how many}.
+ * ERR_MISSING: there is none. */
+json_t *memories_undo(struct memories *m, struct error *err);
+/* Adds a memory of memories_list, with a new id. *added is false if the user has it already.
+ * ERR_FORMAT: it is not a memory. */
+int memories_import(struct memories *m, const json_t *memory, bool *added, struct error *err);
+
+/* vectors (vector_index.c) */
+
+/*
+ * Vectors of unit length, each with a copy in 8 bits. The scan of the copies gives every cosine to
+ * within a bound that holds for each vector, so that only the vectors that may be among the best
+ * are compared exactly.
+ */
+struct vector_index;
+struct vector_index *vector_index_new(int32_t d);
+void vector_index_free(struct vector_index *x);
+/* Appends a vector, which is normalised. ERR_NUMERIC: NaN or Inf. */
+int vector_index_add(struct vector_index *x, const float *v, struct error *err);
+int64_t vector_index_size(const struct vector_index *x);
+/* cosine and bound: [size]; |cosine - exact cosine| ≤ bound. query: [d]. */
+void vector_index_scan(const struct vector_index *x, const float *query, float *cosine,
+                       float *bound);
+double vector_index_cosine(const struct vector_index *x, const float *query, int64_t i);
 
 #endif

@@ -1,5 +1,5 @@
 /*
- * terms: tokenisation of texts and queries for full-text search.
+ * terms: tokenisation of texts and queries for full-text search, and the weights of BM25.
  *
  * Text is first normalised (NFKC and lower case), so that ｶﾞ becomes ガ and Ａ becomes a. Then it
  * is split into runs of one script. Chinese and Japanese have no spaces between words, and most of
@@ -180,4 +180,18 @@ int terms_query(const char *text, struct query_term out[QUERY_TERMS], struct err
     }
     buf_release(&folded);
     return rc == OK ? w.n : rc;
+}
+
+/* BM25's usual constants (Robertson and Zaragoza 2009). */
+static const double BM25_K1 = 1.2, BM25_B = 0.75;
+
+/* A term that no text has gets the IDF of a term in one text. Its own IDF would outweigh the other
+ * terms in a small collection. */
+double bm25_idf(double n, double n_with) {
+    n_with = MAX(n_with, 1);
+    return math_log(1 + (MAX(n, n_with) - n_with + 0.5) / (n_with + 0.5));
+}
+
+double bm25_term_weight(double tf, double n_terms, double average) {
+    return tf * (BM25_K1 + 1) / (tf + BM25_K1 * (1 - BM25_B + BM25_B * n_terms / average));
 }

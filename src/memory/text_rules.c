@@ -2,90 +2,18 @@
  * text_rules: regular expressions, in tables, that clean up a model's answers and extract facts
  * that users state about themselves.
  *
- * A rule that exceeds the match limit, as may happen on a very long text with near repetitions, has
- * no effect. Test cases of the rules are in test/cases/cleanup.txt and test/cases/facts.txt.
+ * A rule that exceeds the match limit (pattern.c) has no effect. Test cases of the rules are in
+ * test/cases/cleanup.txt and test/cases/facts.txt.
  */
 #define _GNU_SOURCE
-#define PCRE2_CODE_UNIT_WIDTH 8
 #include "memory/internal.h"
 
-#include <pcre2.h>
-#include <pthread.h>
 #include <stdlib.h>
 #include <string.h>
 
-/* MATCH_LIMIT is PCRE2's match limit. The others limit the extraction of facts: the bytes of a text
- * and of a sentence that are searched, and the characters of a fact that are kept. */
-enum {
-    MATCH_LIMIT = 20000000,
-    FACT_MAX_CHARS = 60,
-    SENTENCE_MAX_BYTES = 2048,
-    TEXT_MAX_BYTES = 256 << 10
-};
-
-/* The compiled pattern, from a cache. `text` is a string literal of this file, so its address is
- * the key. */
-static pcre2_code *pattern_get(const char *text) {
-    enum { MAX_PATTERNS = 64 };
-    static struct {
-        const char *text;
-        pcre2_code *code;
-    } cache[MAX_PATTERNS];
-    static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
-    int code, i = 0;
-    PCRE2_SIZE offset;
-    pthread_mutex_lock(&lock);
-    while (i < MAX_PATTERNS && cache[i].text && cache[i].text != text) i++;
-    CHECK(i < MAX_PATTERNS);
-    if (!cache[i].text)
-        cache[i].code = pcre2_compile((PCRE2_SPTR)text, PCRE2_ZERO_TERMINATED,
-                                      PCRE2_UTF | PCRE2_UCP, &code, &offset, NULL);
-    cache[i].text = text;
-    pthread_mutex_unlock(&lock);
-    CHECK(cache[i].code != NULL); /* the tables contain valid patterns only */
-    return cache[i].code;
-}
-
-static pcre2_match_context *match_context_new(void) {
-    pcre2_match_context *m = pcre2_match_context_create(NULL);
-    pcre2_set_match_limit(m, MATCH_LIMIT);
-    return m;
-}
-
-/* The functions below use PCRE2_NO_UTF_CHECK, because buf_add_sanitized has made the texts valid
- * UTF-8. */
-
-/* True if the pattern matches in the text; `group` (may be NULL) receives its first group. */
-static bool pattern_find(const char *pattern, const char *text, size_t len, struct buf *group) {
-    pcre2_code *p = pattern_get(pattern);
-    pcre2_match_data *m = pcre2_match_data_create_from_pattern(p, NULL);
-    pcre2_match_context *context = match_context_new();
-    bool found = pcre2_match(p, (PCRE2_SPTR)text, len, 0, PCRE2_NO_UTF_CHECK, m, context) > 0;
-    if (found && group) {
-        const PCRE2_SIZE *ovector = pcre2_get_ovector_pointer(m);
-        buf_add(group, text + ovector[2], ovector[3] - ovector[2]);
-    }
-    pcre2_match_context_free(context);
-    pcre2_match_data_free(m);
-    return found;
-}
-
-/* Replaces every match in `text`. No replacement is longer than its match, so the result fits. */
-static void pattern_replace(const char *pattern, const char *replacement, struct buf *text) {
-    pcre2_code *p = pattern_get(pattern);
-    pcre2_match_context *context = match_context_new();
-    PCRE2_SIZE room = text->len + 1;
-    char *out = xmalloc(room);
-    int rc = pcre2_substitute(
-        p, (PCRE2_SPTR)text->data, text->len, 0, PCRE2_SUBSTITUTE_GLOBAL | PCRE2_NO_UTF_CHECK, NULL,
-        context, (PCRE2_SPTR)replacement, PCRE2_ZERO_TERMINATED, (PCRE2_UCHAR *)out, &room);
-    if (rc > 0) {
-        text->len = 0;
-        buf_add(text, out, room);
-    }
-    free(out);
-    pcre2_match_context_free(context);
-}
+/* Limits of the extraction of facts: the bytes of a text and of a sentence that are searched, and
+ * the characters of a fact that are kept. */
+enum { FACT_MAX_CHARS = 60, SENTENCE_MAX_BYTES = 2048, TEXT_MAX_BYTES = 256 << 10 };
 
 /* answers */
 

@@ -1,0 +1,357 @@
+/*
+ * memory_rules: the facts that users state about themselves, by tables of regular expressions for
+ * English, Japanese and Chinese, and the gate that refuses everything else.
+ *
+ * A message passes these steps:
+ *
+ *     message --(code, quotations removed; role play?)--> sentences --(irony, hypotheses)-->
+ *     clauses --(question, instruction, negation, third person, transient)--> patterns --> values
+ *
+ * A pattern is anchored at the beginning of a clause, so that a statement inside of another one
+ * ("she thinks that I live in Rome") matches none. The gate runs first: a clause that it refuses is
+ * never searched, and a question or an instruction refuses the rest of its sentence as well.
+ *
+ * In Japanese and Chinese, whose sentences may lack a subject, the subject is the user unless the
+ * sentence names another person. Everything is deterministic, and bounded by the bytes of a message
+ * and by the match limit of pattern.c. test/memory/test_memory_rules.c measures precision and
+ * recall.
+ */
+#define _GNU_SOURCE
+#include "memory/memory_rules.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+const struct memory_attribute memory_attributes[] = {
+    {"name", 1.0, true},
+    {"age", 0.7, true},
+    {"birthday", 0.8, true},
+    {"residence", 0.9, true},
+    {"origin", 0.7, true},
+    {"occupation", 0.9, true},
+    {"employer", 0.8, true},
+    {"school", 0.8, true},
+    {"family", 0.9, false},
+    {"pet", 0.7, false},
+    {"likes", 0.5, false},
+    {"dislikes", 0.5, false},
+    {"allergy", 1.0, false},
+    {"diet", 0.9, true},
+    {"health", 1.0, false},
+    {"language", 0.6, false},
+    {"skill", 0.5, false},
+    {"hobby", 0.6, false},
+    {"owns", 0.4, false},
+    {"goal", 0.7, false},
+    {"habit", 0.5, false},
+    {"note", 0.9, false},
+    {NULL},
+};
+
+enum { SENTENCE_BYTES = 2048, REFUSED_MAX = 32, ANSWER_BYTES = 60 };
+
+static const struct memory_rules *const rules[N_LANGUAGES] = {
+    [LANG_EN] = &memory_rules_en, [LANG_JA] = &memory_rules_ja, [LANG_ZH] = &memory_rules_zh};
+
+/* The extraction from one message. */
+struct extraction {
+    const struct memory_rules *r;
+    json_t *facts, *refused;
+    const char *sentence; /* the current one, as the user wrote it */
+    size_t sentence_len;
+};
+
+static void refuse(struct extraction *x, const char *text, size_t len, const char *reason) {
+    while (len && strchr(" \t\n,", *text)) text++, len--;
+    if (len && json_array_size(x->refused) < REFUSED_MAX)
+        json_array_append_new(
+            x->refused,
+            json_pack("{s:o,s:s}", "text", json_string_lossy(text, len), "reason", reason));
+}
+
+static bool finds(const char *pattern, const struct buf *text) {
+    return text->len && pattern_match(pattern, text->data, text->len, NULL);
+}
+
+/* The first row that matches, or NULL; *m receives its match. */
+static const struct refusal *refusal_find(const struct refusal *rows, const struct buf *text,
+                                          struct pattern_match *m) {
+    for (; rows->pattern && text->len; rows++)
+        if (pattern_match(rows->pattern, text->data, text->len, m)) return rows;
+    return NULL;
+}
+
+/* values */
+
+static void value_trim(const struct extraction *x, struct buf *value) {
+    size_t before;
+    do {
+        before = value->len;
+        pattern_replace("^[\\s\\p{P}\\p{S}]+|[\\s\\p{P}\\p{S}]+$", "", value);
+        pattern_replace(x->r->trim, "", value);
+    } while (value->len && value->len < before);
+}
+
+static bool fact_is_known(const struct extraction *x, const json_t *fact) {
+    const json_t *v;
+    size_t i;
+    json_array_foreach (x->facts, i, v)
+        if (json_equal(json_object_get(v, "attribute"), json_object_get(fact, "attribute")) &&
+            json_equal(json_object_get(v, "value"), json_object_get(fact, "value")))
+            return true;
+    return false;
+}
+
+/* Adds a fact, unless the value is none. `old` is NULL but for corrections. */
+static void fact_add(struct extraction *x, const struct rule *rule, const char *value, size_t len,
+                     const char *old) {
+    struct buf v = {0};
+    buf_add(&v, value, len);
+    buf_puts(&v, "");
+    value_trim(x, &v);
+    v.len = utf8_prefix_len(v.data, v.len, MEMORY_VALUE_CHARS);
+    bool ends = rule->flags & ENDS;
+    if ((v.len || ends) && json_array_size(x->facts) < MEMORY_TURN_FACTS &&
+        !finds(x->r->no_value, &v)) {
+        json_t *fact = json_pack("{s:s,s:o,s:o,s:s}", "attribute", rule->attribute, "value",
+                                 json_stringn(v.data, v.len), "text",
+                                 json_stringn(x->sentence, x->sentence_len), "change",
+                                 ends                     ? "ends"
+                                 : rule->flags & CORRECTS ? "corrects"
+                                                          : "holds");
+        if (old) json_object_set_new(fact, "old", json_string(old));
+        if (ends || !fact_is_known(x, fact)) json_array_append(x->facts, fact);
+        json_decref(fact);
+    }
+    buf_release(&v);
+}
+
+/* Adds each item of an enumeration; `before` is put before each, with a space. */
+static void list_add(struct extraction *x, const struct rule *rule, const char *before,
+                     const char *text, size_t len) {
+    struct buf items = {0};
+    buf_add(&items, text, len);
+    buf_puts(&items, "");
+    pattern_replace(x->r->list, "\n", &items);
+    for (size_t n, pos = 0; pos < items.len; pos += n + 1) {
+        n = strcspn(items.data + pos, "\n");
+        char *value = xasprintf("%s%s%.*s", before, *before ? " " : "", (int)n, items.data + pos);
+        fact_add(x, rule, value, strlen(value), NULL);
+        free(value);
+    }
+    buf_release(&items);
+}
+
+/* Adds the value of a match in `text`. */
+static void match_add(struct extraction *x, const struct rule *rule, const char *text,
+                      const struct pattern_match *m) {
+    const char *first = text + m->begin[1], *second = text + m->begin[2];
+    size_t n1 = m->end[1] - m->begin[1], n2 = m->end[2] - m->begin[2];
+    char *one = xstrndup(first, n1), *two = xstrndup(second, n2);
+    if (rule->flags & NAMES && n2)
+        list_add(x, rule, one, second, n2);
+    else if (rule->flags & CORRECTS)
+        fact_add(x, rule, first, n1, two);
+    else if (rule->flags & LIST)
+        list_add(x, rule, "", first, n1);
+    else if (rule->flags & (PAIR | SWAP) && n2) {
+        bool swap = rule->flags & SWAP;
+        char *value = xasprintf("%s %s", swap ? two : one, swap ? one : two);
+        fact_add(x, rule, value, strlen(value), NULL);
+        free(value);
+    } else
+        fact_add(x, rule, n1 ? first : second, n1 ? n1 : n2, NULL);
+    free(one);
+    free(two);
+}
+
+/* Applies the patterns to a clause; of a clause about another person, those with KIN only. The
+ * first pattern of an attribute that matches is used, but every one with ENDS or EACH. */
+static void clause_search(struct extraction *x, const struct buf *clause, bool other) {
+    const char *done = "";
+    for (const struct rule *rule = x->r->facts; rule->pattern; rule++) {
+        struct pattern_match m;
+        bool each = rule->flags & EACH;
+        if ((other && !(rule->flags & KIN)) ||
+            (!each && !(rule->flags & ENDS) && strcmp(rule->attribute, done) == 0))
+            continue;
+        for (size_t pos = 0; pos < clause->len && pattern_match(rule->pattern, clause->data + pos,
+                                                                clause->len - pos, &m);
+             pos += MAX(m.end[0], 1)) {
+            match_add(x, rule, clause->data + pos, &m);
+            if (!(rule->flags & ENDS)) done = rule->attribute;
+            if (!each) break;
+        }
+    }
+}
+
+/* sentences */
+
+/* Removes spaces and words such as "well" at the beginning. */
+static void filler_remove(const struct extraction *x, struct buf *clause) {
+    size_t before;
+    do {
+        before = clause->len;
+        pattern_replace("^[\\s,.;:!?、，。！？…~～・·*-]+|\\s+$", "", clause);
+        pattern_replace(x->r->filler, "", clause);
+    } while (clause->len && clause->len < before);
+}
+
+/* A sentence in work: `other`: the last subject was not the user; `question`: it is one. */
+struct clauses {
+    bool question, other, stopped;
+};
+
+/* The reason to refuse a clause, or NULL. A question or an instruction stops the search of its
+ * sentence. */
+static const char *clause_refuse(struct extraction *x, struct clauses *c, const struct buf *clause,
+                                 bool last) {
+    struct pattern_match m;
+    const struct refusal *why = refusal_find(x->r->clause, clause, &m);
+    bool asks = c->question && (last || finds(x->r->question_clause, clause));
+    c->stopped =
+        asks ||
+        (why && (strcmp(why->reason, "instruction") == 0 || strcmp(why->reason, "pretence") == 0));
+    return asks ? "question" : why ? why->reason : NULL;
+}
+
+static void clause_read(struct extraction *x, struct clauses *c, struct buf *clause, bool last) {
+    filler_remove(x, clause);
+    if (finds(x->r->third, clause))
+        c->other = true;
+    else if (finds(x->r->self, clause))
+        c->other = false;
+    const char *why = clause_refuse(x, c, clause, last);
+    if (!why) {
+        size_t n = json_array_size(x->facts);
+        clause_search(x, clause, c->other);
+        if (c->other && json_array_size(x->facts) == n) why = "third person";
+    }
+    if (why) refuse(x, clause->data, clause->len, why);
+}
+
+/* Splits a sentence into clauses, applies the gate to each, and searches those that pass. */
+static void clauses_search(struct extraction *x, struct buf *sentence, bool question) {
+    struct clauses c = {.question = question};
+    pattern_replace(x->r->split, "\x01", sentence);
+    for (size_t n, pos = 0; pos < sentence->len && !c.stopped; pos += n + 1) {
+        struct buf clause = {0};
+        n = strcspn(sentence->data + pos, "\x01");
+        buf_add(&clause, sentence->data + pos, n);
+        buf_puts(&clause, "");
+        clause_read(x, &c, &clause, pos + n >= sentence->len);
+        buf_release(&clause);
+    }
+}
+
+/* Refuses a sentence or searches its clauses. */
+static void sentence_read(struct extraction *x, struct buf *sentence) {
+    struct pattern_match m;
+    x->sentence = sentence->data;
+    x->sentence_len = sentence->len;
+    const struct refusal *why = refusal_find(x->r->sentence, sentence, &m);
+    if (why) {
+        refuse(x, sentence->data, sentence->len, why->reason);
+        return;
+    }
+    struct buf work = {0};
+    buf_add(&work, sentence->data,
+            utf8_complete_len(sentence->data, MIN(sentence->len, (size_t)SENTENCE_BYTES)));
+    buf_puts(&work, "");
+    for (const struct refusal *e = x->r->expand; e->pattern; e++)
+        pattern_replace(e->pattern, e->reason, &work);
+    clauses_search(x, &work, finds(x->r->question, sentence));
+    buf_release(&work);
+}
+
+/* messages */
+
+/* Removes code, quoted lines and quotations, but only the marks of a quoted name. */
+static void quotations_remove(struct extraction *x, struct buf *text) {
+    static const char *const quotations[] = {
+        "```(?s:.*?)(?:```|\\z)",
+        "(?m)^\\h*>[^\n]*$",
+        "(?i)[\"“”][^\"“”\n]*(?:\\b(?:I|I'm|I’m|my|me)\\b|[^\"“”\n]{25})[^\"“”\n]*[\"“”]",
+        "[\"“”「『][^\"“”「」『』\n]*(?:[我私俺僕はが。，、]|[^\"“”「」『』\n]{12}\\p{Han})[^"
+        "\"“”「」『』\n]*[\"“”」』]",
+        "[「『][^「」『』\n]{13,}[」』]",
+        "(?<![\\w])['‘](?:I|I'm|my)\\b[^'’\n]*['’](?!\\w)",
+    };
+    for (size_t i = 0; i < ARRAY_LEN(quotations); i++) {
+        struct pattern_match m;
+        if (pattern_match(quotations[i], text->data, text->len, &m))
+            refuse(x, text->data + m.begin[0], m.end[0] - m.begin[0], "quotation");
+        pattern_replace(quotations[i], " \xEF\xBF\xBC ", text);
+    }
+    pattern_replace("[\"“”「」『』]", "", text);
+}
+
+/* Cuts the message where a pattern says that the rest is not the user's statement. */
+static void message_cut(struct extraction *x, struct buf *text) {
+    struct pattern_match m;
+    const struct refusal *why = refusal_find(x->r->message, text, &m);
+    if (!why) return;
+    refuse(x, text->data + m.begin[0], text->len - m.begin[0], why->reason);
+    text->len = m.begin[0];
+    text->data[text->len] = 0;
+}
+
+/* Reads the sentences; in a role play only those that say that they are not a part of it. */
+static void sentences_read(struct extraction *x, const struct buf *text, bool pretence) {
+    struct pattern_match m;
+    for (size_t pos = 0; pos < text->len; pos += m.end[0]) {
+        struct buf sentence = {0};
+        if (!pattern_match(
+                "(?s)\\A.+?(?:[。！？!?\n…\\p{So}]+[」』”\")）]*|\\.(?=\\s|\\z)[.\\s]*|\\z)",
+                text->data + pos, text->len - pos, &m) ||
+            m.end[0] == 0)
+            break;
+        buf_add(&sentence, text->data + pos, m.end[0]);
+        buf_puts(&sentence, "");
+        pattern_replace("^\\s+|(?<!\\s)\\s++$", "", &sentence);
+        if (pretence && !finds(x->r->real, &sentence))
+            refuse(x, sentence.data, sentence.len, "pretence");
+        else
+            sentence_read(x, &sentence);
+        buf_release(&sentence);
+    }
+}
+
+/* Reads a short message again as an answer to the assistant's question: "9 May" as "my birthday is
+ * 9 May". */
+static void answer_read(struct extraction *x, const struct buf *text, const char *asked) {
+    struct buf question = {0}, answer = {0};
+    buf_add_sanitized(&question, asked,
+                      utf8_complete_len(asked, strnlen(asked, MEMORY_TURN_BYTES)));
+    buf_puts(&question, "");
+    const struct refusal *row = refusal_find(x->r->asked, &question, NULL);
+    if (row) {
+        buf_puts(&answer, row->reason);
+        buf_add(&answer, text->data, text->len);
+        buf_puts(&answer, "");
+        sentences_read(x, &answer, false);
+    }
+    buf_release(&question);
+    buf_release(&answer);
+}
+
+json_t *memory_rules_extract(const char *message, const char *asked, bool pretence) {
+    struct extraction x = {.facts = json_array(), .refused = json_array()};
+    struct buf text = {0};
+    buf_add_sanitized(&text, message,
+                      utf8_complete_len(message, strnlen(message, MEMORY_TURN_BYTES)));
+    buf_puts(&text, "");
+    enum language l = language_detect(text.data);
+    x.r = rules[l];
+    quotations_remove(&x, &text);
+    if (finds(x.r->role_play, &text)) pretence = true;
+    if (finds(x.r->role_play_end, &text)) pretence = false;
+    message_cut(&x, &text);
+    sentences_read(&x, &text, pretence);
+    if (asked && !pretence && text.len <= ANSWER_BYTES && json_array_size(x.facts) == 0) {
+        if (l == LANG_EN || !finds("\\p{L}", &text)) x.r = rules[language_detect(asked)];
+        answer_read(&x, &text, asked);
+    }
+    buf_release(&text);
+    return json_pack("{s:o,s:o,s:b}", "facts", x.facts, "refused", x.refused, "pretence", pretence);
+}

@@ -1,0 +1,55 @@
+/*
+ * memory_rules: the tables of memory_rules.c, one per language. Private to this folder.
+ */
+#ifndef SHOAL_MEMORY_MEMORY_RULES_H
+#define SHOAL_MEMORY_MEMORY_RULES_H
+
+#include "memory/internal.h"
+
+/* LIST: the value is an enumeration. PAIR: the value is group 1, a space and group 2. SWAP: group 2
+ * and group 1. NAMES: group 2 is an enumeration of names, each with group 1 before it. ENDS: the
+ * fact no longer holds. CORRECTS: group 1 is the new value, group 2 the old one. EACH: every match
+ * of a clause. KIN: also in a clause whose subject is another person. */
+enum rule_flag {
+    LIST = 1,
+    PAIR = 2,
+    SWAP = 4,
+    NAMES = 8,
+    ENDS = 16,
+    CORRECTS = 32,
+    EACH = 64,
+    KIN = 128
+};
+struct rule {
+    const char *attribute;
+    unsigned flags;
+    const char *pattern;
+};
+/* A pattern and why what matches is refused; or its replacement. */
+struct refusal {
+    const char *reason, *pattern;
+};
+
+/* The tables end with a row whose pattern is NULL. */
+struct memory_rules {
+    const struct rule *facts;      /* of an attribute one after another */
+    const struct refusal *message, /* refuse the rest of the message, from the match on */
+        *sentence,                 /* refuse a sentence */
+        *clause,                   /* refuse a clause; with some reasons also those after it */
+        *expand,                   /* rewrite a sentence: reason is the replacement */
+        *asked; /* a question of the assistant; reason is put before a bare answer */
+    const char *role_play, *role_play_end; /* of a message */
+    const char *real;                      /* a sentence in a role play that is not a part of it */
+    const char *split;                     /* the places between clauses */
+    const char *filler;          /* words at the beginning of a clause without a meaning */
+    const char *self;            /* a clause whose subject is the user */
+    const char *third;           /* a clause whose subject is another person or a thing */
+    const char *question;        /* a sentence that is or ends with a question */
+    const char *question_clause; /* a clause of such a sentence that asks */
+    const char *list;            /* between the items of an enumeration */
+    const char *trim;            /* at the ends of a value */
+    const char *no_value;        /* a value that is none */
+};
+extern const struct memory_rules memory_rules_en, memory_rules_ja, memory_rules_zh;
+
+#endif

@@ -1,0 +1,940 @@
+/*
+ * memory_rules_en: the tables of memory_rules.c for English.
+ *
+ * Contractions are expanded before the search ("I'm", "im" → "I am"), so patterns have the long
+ * form only. After the expansion every clause about the user begins with "I" or "my".
+ */
+#include "memory/memory_rules.h"
+
+#include <stddef.h>
+
+#define I "(?i)"
+/* The end of a value: the end of a clause, or words that begin another statement. */
+#define END                                                                                        \
+    "(?=\\s*(?:$|[,;.!?:()\\n/]|\\s-+\\s|\\x{1f300}|\\p{So}|\\b(?:and|but|so|because|cause|since|" \
+    "for (?:the|about|over|like|almost|nearly|around|a|an|many|years?|ages|now|good|life|more|"    \
+    "\\d+|two|three|four|five|six|seven|eight|nine|ten|twelve|twenty)|with|which|where|who|when|"  \
+    "while|though|although|tho|right now|rn|now|nowadays|at the moment|currently|these days|btw|"  \
+    "by the way|lol|haha|anyway|too|as well|also|actually|originally|until|if|after|before|ever "  \
+    "since|in case|please|pls|permanently|already|again|myself|instead|however|except|more than|"  \
+    "i|my|we|he|she|it|they|is|are|was|has|have|had|can|will|would)\\b))"
+#define WORDS "([^,;.!?:()\\n]{1,60}?)"
+/* To the end of the clause. */
+#define REST                                                                                       \
+    "([^;.!?:()\\n]{1,120}?)(?=\\s*(?:$|[;.!?:()\\n]|\\p{So}|\\b(?:but|because|so that|"           \
+    "which|though|although|tho|lol|haha|btw|by the way|anyway|if|these days|right now|when)\\b))"
+#define CAP "(?-i:\\p{Lu}[\\p{L}\\p{N}'’&.-]*)"
+#define NAME "((?-i:\\p{Lu}[\\p{L}'’-]+(?: \\p{Lu}[\\p{L}'’-]+){0,3}))"
+#define NAMES_LIST "((?-i:\\p{Lu}[\\p{L}'’-]+(?:(?:, | and | & |, and )\\p{Lu}[\\p{L}'’-]+){0,5}))"
+#define ADVERB                                                                                     \
+    "(?:(?:really|absolutely|simply|just|also|always|still|actually|currently|now|both|do|quite|"  \
+    "totally|truly|honestly|especially|particularly|mostly|mainly|usually|personally|genuinely|"   \
+    "secretly|only|even|very much|already|recently|originally|officially|finally|sort of|kind of|" \
+    "pretty much|completely|severely|deathly|badly|highly|mildly|seriously|violently|very|super|"  \
+    "so|definitely|certainly|proudly|happily|presently|basically|technically|strictly) )*"
+#define N_WORD                                                                                     \
+    "(?:(?:twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety)(?:[- "                           \
+    "](?:one|two|three|four|five|"                                                                 \
+    "six|seven|eight|nine))?|ten|eleven|twelve|thirteen|fourteen|fifteen|sixteen|seventeen|"       \
+    "eighteen|nineteen)"
+#define MONTH                                                                                      \
+    "(?:jan(?:uary)?|feb(?:ruary)?|mar(?:ch)?|apr(?:il)?|may|june?|july?|aug(?:ust)?|"             \
+    "sept?(?:ember)?|oct(?:ober)?|nov(?:ember)?|dec(?:ember)?)"
+#define DATE                                                                                       \
+    "((?:the )?\\d{1,2}(?:st|nd|rd|th)?(?: of)?,? " MONTH "\\b(?:,? \\d{4})?|" MONTH               \
+    "\\.? (?:the )?\\d{1,2}(?:st|nd|rd|th)?\\b(?:,? \\d{4})?|\\d{4}-\\d\\d-\\d\\d|"                \
+    "\\d{1,2}[/.]\\d{1,2}(?:[/.]\\d{2,4})?|(?:christmas|new year's|boxing|valentine's|leap)"       \
+    "(?: day| eve)?|halloween)"
+#define RELATION                                                                                   \
+    "((?:(?:older|younger|elder|little|big|baby|twin|half|step|late|eldest|oldest|youngest|"       \
+    "middle|great)[- ]?)*(?:step)?(?:daughter|son|sister|brother|husband|wife|partner|boyfriend|"  \
+    "girlfriend|fianc[eé]e?|mother|father|mum|mom|dad|grandmother|grandfather|grandma|grandpa|"   \
+    "granny|gran|grandad|granddaughter|grandson|aunt|auntie|uncle|cousin|niece|nephew|twins?|"     \
+    "spouse|mother-in-law|father-in-law|sister-in-law|brother-in-law|baby|toddler|kid|child))"
+#define RELATIONS                                                                                  \
+    "(?:(?:older|younger|elder|little|big|baby|twin|half|step|grown|adult|teenage|small|young|"    \
+    "lovely|wonderful)[- ]?(?:up )?)*(?:step|grand)?(?:daughters?|sons?|sisters?|brothers?|"       \
+    "siblings?|kids?|child(?:ren)?|boys?|girls?|twins|husband|wife|partner|boyfriend|girlfriend|"  \
+    "fianc[eé]e?|nieces?|nephews?|grandchild(?:ren)?|grandkids?|toddlers?|triplets)"
+#define COUNT                                                                                      \
+    "(?:a|an|one|two|three|four|five|six|seven|eight|nine|ten|\\d{1,2}|several|a couple of|"       \
+    "a few)"
+#define ANIMAL_WORDS                                                                               \
+    "cats?|kittens?|kitty|dogs?|pupp(?:y|ies)|pup|hounds?|rabbits?|bunn(?:y|ies)|hamsters?|"       \
+    "guinea pigs?|gerbils?|rats?|mouse|mice|ferrets?|parrots?|parakeets?|budgies?|budgerigars?|"   \
+    "cockatiels?|cockatoos?|macaws?|canar(?:y|ies)|finch(?:es)?|chickens?|hens?|ducks?|geese|"     \
+    "goose|horses?|pon(?:y|ies)|donkeys?|goats?|sheep|pigs?|cows?|llamas?|alpacas?|tortoises?|"    \
+    "turtles?|terrapins?|lizards?|geckos?|iguanas?|chameleons?|bearded dragons?|snakes?|pythons?|" \
+    "goldfish|koi|fish|axolotls?|tarantulas?|hedgehogs?|chinchillas?|degus?|"                      \
+    "[\\p{L}]*(?:hound|terrier|poodle|doodle|poo|spaniel|retriever|shepherd|setter|pointer|"       \
+    "collie|"                                                                                      \
+    "mastiff|bulldog|sheepdog|wolfhound|corgi|dane)s?|labradors?|labs?|beagles?|pugs?|huskies|"    \
+    "husky|whippets?|lurchers?|dachshunds?|chihuahuas?|rottweilers?|dobermans?|dalmatians?|"       \
+    "boxers?|malamutes?|akitas?|shih tzus?|maltese|pomeranians?|schnauzers?|tabby|tabbies|"        \
+    "siamese|maine coons?|ragdolls?|bengals?|sphynx|persians?|tomcats?|moggy|moggies|mutts?|"      \
+    "mongrels?|rescues?"
+#define ANIMAL "((?:" ANIMAL_WORDS "))"
+#define CONDITION                                                                                  \
+    "((?:(?:type (?:1|2|one|two)|chronic|severe|mild|high|low|rheumatoid|bipolar|coeliac|celiac|"  \
+    "crohn'?s|irritable|multiple|sleep|underactive|overactive|clinical|seasonal|bad|bipolar|"      \
+    "social|generalised|generalized|juvenile|gestational|ulcerative|heart|kidney|restless leg|"    \
+    "parkinson'?s|hashimoto'?s|raynaud'?s|lyme|ménière'?s|meniere'?s|sickle cell|long|colour|"   \
+    "color|polycystic ovary|autism spectrum|post-traumatic stress|panic|eating) )*"                \
+    "(?:asthma|diabetes|diabetic|migraines?|epilepsy|arthritis|hypertension|blood pressure|"       \
+    "cholesterol|eczema|adhd|add|autism|depression|anxiety|ibs|ibd|ms|pcos|ptsd|ocd|copd|"         \
+    "crohn'?s|disease|syndrome|disorder|sclerosis|bowel syndrome|covid|sleep apno?ea|apno?ea|"     \
+    "tinnitus|dyslexia|dyspraxia|an(?:a)?emia|gout|glaucoma|cataracts?|hay ?fever|psoriasis|"      \
+    "lupus|sciatica|scoliosis|vertigo|insomnia|narcolepsy|endometriosis|fibromyalgia|"             \
+    "ha?emophilia|cancer|leuka?emia|blindness|pacemaker|prosthetic leg|murmur|condition|"          \
+    "[a-z]{3,}(?:itis|osis|emia|aemia|algia|pathy|oidism|betes|epsy|plegia|phobia)))"
+#define CONDITION_ADJECTIVE                                                                        \
+    "((?:type (?:1|2|one|two) )?(?:coeliac|celiac|diabetic|colou?r[- ]?blind|dyslexic|epileptic|"  \
+    "autistic|asthmatic|deaf|hard of hearing|blind|(?:short|near|long|far)[- ]?sighted|"           \
+    "lactose[- ]intolerant|gluten[- ]intolerant|an(?:a)?emic|bipolar|h(?:a)?emophiliac|"           \
+    "neurodivergent|dyspraxic|partially sighted|visually impaired|hypothyroid|insomniac|"          \
+    "prediabetic|hypertensive|narcoleptic|paraplegic)(?: in (?:my|one|the) [a-z ]+)?)"
+#define DIET                                                                                       \
+    "(vegan|vegetarian|veggie|pescatarian|pescetarian|flexitarian|fruitarian|plant[- ]based|"      \
+    "gluten[- ]free|dairy[- ]free|lactose[- ]free|keto(?:genic)?|paleo|halal|kosher|low[- ]carb|"  \
+    "low[- ]fodmap|teetotal|sugar[- ]free|raw vegan|carnivore|low[- ]sodium|low[- ]salt|"          \
+    "mediterranean|wholefood)"
+#define LANGUAGE                                                                                   \
+    "((?:brazilian |mexican |swiss |sign )?(?:English|Spanish|French|German|Italian|Portuguese|"   \
+    "Dutch|Flemish|Swedish|Norwegian|Danish|Finnish|Icelandic|Faroese|Polish|Czech|Slovak|"        \
+    "Hungarian|Romanian|Bulgarian|Greek|Turkish|Russian|Ukrainian|Belarusian|Serbian|Croatian|"    \
+    "Bosnian|Slovene|Slovenian|Albanian|Macedonian|Latvian|Lithuanian|Estonian|Maltese|Irish|"     \
+    "Gaelic|Scots|Welsh|Breton|Cornish|Basque|Catalan|Galician|Occitan|Luxembourgish|Arabic|"      \
+    "Hebrew|Yiddish|Persian|Farsi|Dari|Pashto|Kurdish|Urdu|Hindi|Punjabi|Bengali|Gujarati|"        \
+    "Marathi|Tamil|Telugu|Kannada|Malayalam|Sinhala|Nepali|Tibetan|Burmese|Thai|Lao|Khmer|"        \
+    "Vietnamese|Indonesian|Malay|Tagalog|Filipino|Cebuano|Ilocano|Javanese|Chinese|Mandarin|"      \
+    "Cantonese|Hokkien|Hakka|Shanghainese|Japanese|Korean|Mongolian|Kazakh|Uzbek|Georgian|"        \
+    "Armenian|Azerbaijani|Swahili|Amharic|Somali|Hausa|Yoruba|Igbo|Zulu|Xhosa|Afrikaans|Shona|"    \
+    "Wolof|Twi|Tigrinya|Quechua|Guarani|Nahuatl|Hawaiian|Samoan|Maori|Māori|Esperanto|Latin|BSL|" \
+    "ASL|Auslan|British Sign Language|American Sign Language|sign language|Creole|Haitian Creole|" \
+    "Patois|Papiamento|Romansh|Frisian|Sami|Inuktitut|Navajo)(?: sign language)?)\\b"
+#define NATIONALITY                                                                                \
+    "((?:half[- ])?(?:English|British|Scottish|Welsh|Irish|Northern Irish|French|German|Italian|"  \
+    "Spanish|Portuguese|Dutch|Belgian|Swiss|Austrian|Swedish|Norwegian|Danish|Finnish|Icelandic|"  \
+    "Polish|Czech|Slovak|Hungarian|Romanian|Bulgarian|Greek|Turkish|Russian|Ukrainian|Serbian|"    \
+    "Croatian|Bosnian|Albanian|Latvian|Lithuanian|Estonian|American|Canadian|Mexican|Brazilian|"   \
+    "Argentinian|Chilean|Peruvian|Colombian|Venezuelan|Cuban|Jamaican|Australian|New Zealander|"   \
+    "Kiwi|Indian|Pakistani|Bangladeshi|Sri Lankan|Nepalese|Chinese|Taiwanese|Japanese|Korean|"     \
+    "Vietnamese|Thai|Filipino|Filipina|Indonesian|Malaysian|Singaporean|Iranian|Iraqi|Syrian|"     \
+    "Lebanese|Israeli|Egyptian|Moroccan|Algerian|Tunisian|Nigerian|Ghanaian|Kenyan|Ethiopian|"     \
+    "South "                                                                                       \
+    "African|Catalan|Basque|Texan|Londoner|Glaswegian|Scouser|Geordie|Parisian|Berliner))\\b"
+#define JOB                                                                                        \
+    "(?:(?:[\\p{L}&'/-]+ ){0,4}?[\\p{L}-]*(?:accountant|actor|actress|adviser|advisor|agent|"      \
+    "analyst|anaesthetist|anesthetist|apprentice|archaeologist|archivist|artist|assistant|"        \
+    "astronomer|attorney|auditor|author|baker|banker|barber|barista|barrister|bartender|"          \
+    "beautician|biologist|blacksmith|bookkeeper|bricklayer|broker|builder|butcher|carer|"          \
+    "caretaker|caregiver|carpenter|cashier|ceo|cfo|chaplain|chauffeur|chef|chemist|chiropractor|"  \
+    "choreographer|cleaner|clerk|coach|coder|cobbler|comedian|composer|conductor|consultant|"      \
+    "cook|coordinator|co-ordinator|copywriter|counsellor|counselor|courier|curator|cto|dancer|"    \
+    "dealer|dentist|designer|detective|dermatologist|developer|dietitian|dietician|diplomat|"      \
+    "director|diver|doctor|drummer|driver|ecologist|economist|editor|electrician|embalmer|"        \
+    "employee|engineer|entrepreneur|epidemiologist|estate agent|executive|farmer|farrier|fisher|"  \
+    "fisherman|firefighter|fireman|fitter|florist|forester|freelancer|gardener|geologist|glazier|" \
+    "goldsmith|gp|guard|guide|hairdresser|historian|housewife|househusband|hygienist|"             \
+    "illustrator|influencer|inspector|instructor|interpreter|investigator|janitor|jeweller|"       \
+    "jeweler|joiner|journalist|judge|landscaper|lawyer|lecturer|librarian|lifeguard|linguist|"     \
+    "locksmith|logger|machinist|magician|maker|manager|marketer|mason|masseur|masseuse|"           \
+    "mathematician|mechanic|medic|merchant|meteorologist|midwife|miner|model|musician|nanny|"      \
+    "neurologist|notary|novelist|nurse|nutritionist|obstetrician|officer|operator|optician|"       \
+    "optometrist|organist|orthodontist|owner-operator|painter|paralegal|paramedic|pastor|"         \
+    "pathologist|pediatrician|paediatrician|performer|pharmacist|philosopher|phlebotomist|"        \
+    "photographer|physician|physicist|physio|physiotherapist|pianist|pilot|planner|plasterer|"     \
+    "plumber|podiatrist|poet|policeman|policewoman|politician|porter|postman|postie|postdoc|"      \
+    "postwoman|potter|priest|principal|printer|producer|professor|programmer|proofreader|"         \
+    "psychiatrist|psychologist|publicist|radiographer|radiologist|ranger|realtor|receptionist|"    \
+    "recruiter|rep|reporter|representative|researcher|retiree|roofer|sailor|salesman|saleswoman|"  \
+    "salesperson|scaffolder|scientist|sculptor|seamstress|secretary|seller|shepherd|shopkeeper|"   \
+    "singer|sociologist|soldier|solicitor|sommelier|sonographer|specialist|statistician|"          \
+    "statistician|steward|stewardess|stonemason|strategist|stuntman|superintendent|supervisor|"    \
+    "surgeon|surveyor|tailor|tattooist|teacher|technician|technologist|teller|tester|therapist|"   \
+    "tiler|trader|trainer|translator|treasurer|tutor|typist|undertaker|upholsterer|vet|"           \
+    "veterinarian|vicar|violinist|videographer|waiter|waitress|warden|watchmaker|weaver|welder|"   \
+    "winemaker|woodworker|worker|writer|youtuber|zookeeper|zoologist|beekeeper|bus driver|"        \
+    "sysadmin|admin|data scientist|au pair|civil servant|childminder|doula|stay-at-home "          \
+    "(?:mum|mom|dad|parent)|flight attendant|attendant|air hostess|cabin crew|freelance "          \
+    "[\\p{L}]+|architect|astronaut|ambulance crew|optometrist|actuary|bouncer|brewer|crofter|"     \
+    "dj|handyman|housekeeper|lorry driver|trucker|lumberjack|monk|nun|rabbi|imam|puppeteer|"       \
+    "repairer|stylist|tree surgeon|umpire|referee|usher|valet|conservator|restorer|linesman|"      \
+    "bellmaker|dispatcher|handler|keeper|setter|grower|blogger|streamer|vlogger|landlord|"         \
+    "landlady|student|undergrad|intern|trainee|pensioner|founder))(?![\\w'-])"
+
+static const struct rule en_facts[] = {
+    {"name", 0,
+     I
+     "^(?:my (?:full |first |real )?name is|the name is|name is|(?:you can |just |please |most "
+     "people |people |everyone |everybody |my friends |friends )?calls? me|i go by|i am called|"
+     "i am known as)(?: actually| now)? (?!not\\b|later|back|when|if|a\\b|an\\b|the\\b)" NAME END},
+    {"name", 0,
+     I "^(?:my (?:full |first |real )?name is|name is) (?!not\\b|on\\b|the\\b|a\\b|in\\b|too\\b)"
+       "([\\p{L}'’-]+(?: [\\p{L}'’-]+)?)" END},
+    {"name", 0,
+     I "^(?:i am|it is|this is) (?!" NATIONALITY "|" LANGUAGE
+       "|(?:Mr|Mrs|Muslim|Catholic|Christian|"
+       "Jewish|Buddhist|Hindu|Sikh|Mormon|Monday|Tuesday|Wednesday|Thursday|Friday|Saturday|Sunday|"
+       "OK|Okay|AFK|ADHD|Autistic|God|New|Very|So|Not|Just|Still|Really|Gen)\\b)"
+       "((?-i:\\p{Lu}\\p{Ll}[\\p{L}'’-]*(?: "
+       "\\p{Lu}[\\p{L}'’-]+){0,2}))(?=\\s*(?:$|[,.!]|\\p{So}|btw|by the "
+       "way|and\\b))"},
+
+    {"age", 0,
+     I "^i (?:am|have|turned|just turned|have (?:just |recently )?turned|recently turned|am "
+       "(?:now|only|about|already|just|nearly|almost)|became|have become) (?:now |only |just "
+       "|already )*((?:[1-9]\\d|1[01]\\d)|" N_WORD
+       ")(?= ?(?:$|[,.!?;)]|\\p{So}|years? (?:old|young|of "
+       "age)\\b|y\\.?/?o\\b|now\\b|and\\b|today\\b|"
+       "this\\b|in real life|irl|last\\b|btw|lol|haha|next\\b|but\\b|so\\b|yrs?\\b|still\\b))"},
+    {"age", 0, I "^i am an? ((?:[1-9]\\d)|" N_WORD ")[- ]years?[- ]old\\b"},
+    {"age", 0, I "^my age is ((?:[1-9]\\d)|" N_WORD ")\\b"},
+    {"age", 0,
+     I "^(?:i am |i turned |turning .*?|so )?((?:[1-9]\\d)) (?:now|years? old|yo|y/o|yrs old)" END},
+    {"age", 0, I "^((?:[1-9]\\d))$"},
+    {"age", 0, I "^(?:i am )?at ((?:[1-9]\\d))$"},
+    {"age", 0, I "^i (?:hit|reached) (?:the big )?((?:[2-9]\\d)) (?:last|this|in|yesterday)\\b"},
+
+    {"birthday", 0,
+     I "^(?:my )?(?:birthday|bday|b-day|date of birth|dob) (?:is|falls)(?: on| in)? " DATE},
+    {"birthday", 0, I "^i (?:was|am) born on " DATE},
+    {"birthday", 0, I "^i (?:was|am) born (?:[^,]* )?on " DATE},
+    {"birthday", 0,
+     I "^i was born in ((?:early |late )?" MONTH "(?: (?:of )?\\d{4})?|(?:19|20)\\d\\d)\\b"},
+    {"birthday", 0, I "^i (?:celebrate|have) my birthday on " DATE},
+
+    {"residence", 0,
+     I
+     "^(?:i|we) (?:" ADVERB "(?:live|living|reside|settled|dwell|stay permanently)|am " ADVERB
+     "(?:living|residing|settled|based|located)|have " ADVERB "(?:lived|been living|been based|"
+     "settled|been)|are (?:living|based)|" ADVERB
+     "(?:moved|relocated|emigrated|immigrated)|have " ADVERB
+     "(?:moved|relocated|emigrated))(?: (?:here|back|over|out|down|up|away|permanently|"
+     "now|alone|together|happily|full[- ]time|house|home|on my own|by myself|with my [a-z]+))*"
+     "(?: from [^,]{1,30}?)? (?:in|to|near|outside|just outside|at|on) "
+     "(?!an?\\b|my\\b|fear|constant|tears|this\\b|that\\b|our\\b|another|hope|bed\\b|one\\b|two\\b|"
+     "there\\b|it\\b|new\\b|touch|shared|\\d)" WORDS END},
+    {"residence", 0,
+     I "^(?:my )?(?:home|home town|hometown|current home|home base|home now) (?:is|has been) "
+       "(?:now |in )*" NAME END},
+    {"residence", 0, I "^i (?:am|have been) a (?:" NAME ") resident"},
+    {"residence", 0, I "^(?:i )?(?:call|have called) " NAME " home\\b"},
+
+    {"origin", 0,
+     I "^(?:i|we) (?:am|come|hail|are|" ADVERB "come|am " ADVERB
+       ")(?: originally)? (?:from|out of) (?!here|there|work|home\\b|the "
+       "(?:future|office)|my\\b|a\\b)" WORDS END},
+    {"origin", 0, I "^(?:originally )?from " NAME "(?: originally)?" END},
+    {"origin", 0,
+     I "^i (?:was|am) (?:" ADVERB
+       ")?(?:born|raised|born and raised|born and bred|brought up)(?: and "
+       "(?:raised|bred|grew up))? (?:and (?:raised|bred) )?in (?!the winter|the summer|the "
+       "year|" MONTH "|\\d|a\\b)" WORDS END},
+    {"origin", 0, I "^i (?:grew up|spent my childhood) in (?!a\\b|the \\d|an\\b)" WORDS END},
+    {"origin", 0, I "^(?:i am )?(?:an? )?" NAME " (?:born and (?:bred|raised)|native|born)\\b"},
+    {"origin", 0, I "^(?:born|raised) (?:and (?:raised|bred) )?in " NAME END},
+    {"origin", 0,
+     I "^(?:my )?(?:hometown|home town|birthplace|native (?:country|city|town)) (?:is|was) " NAME
+         END},
+    {"origin", 0, I "^i am a native of " NAME END},
+    {"origin", 0,
+     I "^i am (?:" ADVERB ")(?:a |an )?" NATIONALITY
+       "(?= ?(?:$|[,.!?;)]|\\p{So}|and\\b|by\\b|but\\b|so\\b|originally|myself|living|born))"},
+
+    {"occupation", 0,
+     I "^i (?:" ADVERB "work|am " ADVERB "(?:working|employed)|have (?:been )?" ADVERB
+       "(?:worked|working|been employed)|worked)(?: (?:full|part)[- ]time| nights?| days?| here| "
+       "freelance| "
+       "remotely)* as (?:an? |the )?" WORDS "(?=\\s*(?:at|for|in|on|near|from)\\b|"
+       "\\s*$|" END ")"},
+    {"occupation", 0,
+     I "^(?:i (?:am|have been|became|have become|am now|just became)) (?:" ADVERB
+       ")(?:an?|the|your) (?!student|founder)(" JOB ")"},
+    {"occupation", 0,
+     I "^(?:i (?:am|have been)) (?:" ADVERB ")(" JOB ")(?= by (?:trade|profession)|$|,| at| for)"},
+    {"occupation", 0,
+     I "^(?:i am )?(?:an? )?" WORDS " (?:by trade|by profession|by training|for a living)\\b"},
+    {"occupation", 0, I "^i do " WORDS " for a living\\b"},
+    {"occupation", 0,
+     I "^(?:my|the) (?:day )?(?:job|occupation|profession|line of work|day job|career|trade) is "
+       "(?:an? |being an? |as an? |in "
+       ")?(?!not|to|so|really|very|stress|kill|bor|great|fine|ok|hard|driv)" WORDS END},
+    {"occupation", 0, I "^as an? (" JOB ")$"},
+    {"occupation", 0,
+     I "^i (?:make a living|earn my living|make my living) (?:as an? |by |from )?" WORDS END},
+    {"occupation", 0, I "^i (?:am|have been) (retired|self-employed|unemployed|a freelancer)" END},
+    {"occupation", 0,
+     I "^i (?:run|own|manage) (?:an? |my own |the )?((?:small |little |family )?(?:[a-z]+ "
+       ")?(?:bakery|shop|caf[eé]|restaurant|pub|farm|business|company|studio|salon|bookshop|garage|"
+       "hotel|b&b|nursery|stall|vineyard|brewery|agency|practice))\\b"},
+    {"occupation", 0, I "^i teach (?!my|you|him|her|them|myself)" WORDS END},
+    {"occupation", 0, "^(" JOB ")$"},
+
+    {"employer", 0,
+     I "^i (?:" ADVERB "(?:work|code|drive|teach|am|nurse|cook|manage [a-z]+)|am " ADVERB
+       "(?:working|employed)|have " ADVERB "(?:worked|been working|been)|worked|" ADVERB
+       "(?:joined|started(?: working)?|got a job|landed a job)|have (?:just |recently "
+       ")?(?:joined|started))"
+       "(?: (?:full|part)[- ]time| nights?| days?| in [a-z]+| remotely| here| a job| as an? "
+       "[^,]{1,40}?| an? (?:" JOB ")| the (?:" JOB "))* "
+       "(?:for|at|by|with|over at) (?:the )?((?-i:\\p{Lu}[\\p{L}\\p{N}'’&.-]*)(?: "
+       "(?:(?-i:\\p{Lu}[\\p{L}\\p{N}'’&.-]*)|of|and|&|for)){0,5}?)" END},
+    {"employer", 0, I "^(?:i )?(?:just |recently )?joined (?:the )?(" CAP "(?: " CAP "){0,4})" END},
+    {"employer", 0,
+     I "^my (?:current |new )?(?:employer|company|workplace|firm) is (?:called )?(?:the )?(" CAP
+       "(?: " CAP "){0,4})" END},
+    {"employer", 0,
+     I "^i am (?:an? |the )?(?:" JOB ") (?:at|for|with) (?:the )?(" CAP "(?: " CAP "){0,4})" END},
+    {"employer", 0, I "^i am employed by (?:the )?" WORDS END},
+
+    {"school", 0,
+     I "^i (?:" ADVERB "(?:study|go|attend|started|enrolled|read|graduated)|am " ADVERB
+       "(?:studying|enrolled|doing|reading|going|attending|starting|at|finishing|in|a|an|the)|have "
+       "been "
+       "(?:studying|doing|attending)|just started)\\b(?: [^,]{0,45}?)?"
+       "?(?: at| to| with| from|(?<=attend)|(?<=attending)) (?:the )?"
+       "((?-i:\\p{Lu}[\\p{L}'’&.-]*)(?:(?: (?:of|at|and|de|the)){0,2} "
+       "(?-i:\\p{Lu}[\\p{L}'’&.-]*)){0,5}(?: (?:university|college|school|uni))?)" END},
+    {"school", 0,
+     I "^my (?:school|university|uni|college|alma mater|high school) is (?:called )?(?:the )?(" CAP
+       "(?:(?: of| and)? " CAP "){0,4})" END},
+    {"school", 0,
+     I "^(?:i am )?(?:an? )?(?:[\\p{L}-]+ "
+       "){0,3}(?:student|undergrad|undergraduate|freshman|sophomore|junior|senior|fresher|phd|"
+       "postgrad|pupil)(?: [\\p{L} ]{0,30}?)? (?:at|from) (?:the )?(" CAP "(?:(?: of| and)? " CAP
+       "){0,4})" END},
+
+    {"family", NAMES | KIN | EACH,
+     I "\\bmy " RELATION "(?: is (?:called|named)| is name is| name is|'s name is|’s name is|,? "
+                         "(?:called|named)|,|:)? (?!I\\b|Is\\b)" NAMES_LIST "(?![\\w])"},
+    {"family", SWAP | KIN, I "^" NAME "(?:, | is |, who is )my " RELATION "\\b(?! of)"},
+    {"family", NAMES,
+     I "^(?:i|we) (?:have|have got|had|also have)(?: only)? (?:got )?(?:an? |one |two |three |four "
+       ")" RELATION "s?,? (?:(?:called|named),? )?" NAMES_LIST "(?!\\w)"},
+    {"family", 0,
+     I "^(?:i|we) (?:" ADVERB "have|have " ADVERB
+       "(?:got|had))(?: only| just)? (?:an? |one (?=\\w+ "
+       "(?:sister|brother)))?((?:(?:two|three|four|five|six|seven|eight|\\d|twin|one|several) "
+       ")?" RELATIONS ")\\b(?! (?:of (?:mine|yours)|who|name|meal|food|menu|seat|room))"},
+    {"family", 0,
+     I "^i am (?:an? |the )?(?:proud |single |new "
+       ")?(?:mother|father|mum|mom|dad|parent|grandmother|grandfather|gran|grandma|grandpa) "
+       "(?:of|to) ((?:an? )?(?:two|three|four|five|six|\\d|twin|a|one)?(?: " RELATIONS
+       ")?)(?=\\W|$)"},
+    {"family", 0,
+     I "^(?:i|we) (?:just |recently )?(?:have (?:just )?)?(?:had|welcomed|adopted|are raising) "
+       "(?:an? |our )?((?:baby |newborn )(?:girl|boy|daughter|son))\\b"},
+    {"family", 0,
+     I "\\bi (?:live with|care for|look after|am married to) my (" RELATIONS ")\\b(?! [A-Z])"},
+
+    {"pet", NAMES,
+     I
+     "^(?:my|our) (?:[a-z-]+ ){0,2}?" ANIMAL
+     "(?: is (?:called|named)| is name is|'s name is|’s name is|,? (?:called|named)|,)? " NAMES_LIST
+     "(?!\\w)"},
+    {"pet", NAMES,
+     I "\\b(?:have|got|own|adopted|rescued|bought|keep|with|having|am owner of|getting)(?: just| "
+       "recently| also)?(?: got| adopted)? (?:" COUNT
+       "|my|our|this|the) (?:[\\p{L}-]+ ){0,3}?" ANIMAL
+       "(?:,? (?:called|named|(?:who|that|which) (?:is|are) (?:called|named)|by the name "
+       "of)|,|:)? " NAMES_LIST "(?!\\w)"},
+    {"pet", NAMES,
+     I "\\b(?:have|got|own|adopted|rescued|bought|keep|ended up with)(?: just| recently| also)?(?: "
+       "got| adopted)? (?:" COUNT "|my|our|this|the) (?:[\\p{L}-]+ ){0,3}?" ANIMAL
+       "[, ]+(?:and )?(?:his|her|its|their|the) names? (?:is|are) " NAMES_LIST "(?!\\w)"},
+    {"pet", SWAP, I "^" NAME "(?:, | is |, who is )my (?:[a-z-]+ ){0,2}?" ANIMAL "\\b"},
+    {"pet", 0,
+     I "^(?:i|we) (?:" ADVERB "(?:have|own|adopted|rescued|keep|got|bought)|have " ADVERB
+       "(?:got|adopted|rescued|had|bought))(?: just| recently)? (?:an? |one |our "
+       ")?((?:(?:two|three|four|five|six|seven|\\d{1,2}|several) "
+       ")?(?:(?:black|white|old|little|big|rescue|pet|young|tiny|elderly|grumpy|lazy|brown|grey|"
+       "ginger|fat) )*(?:" ANIMAL_WORDS
+       "))\\b(?! (?:food|bed|person|allergy|toy|hair|cage|tank|nap|and chips))"},
+
+    {"likes", LIST,
+     I "^(?:i|we) (?:" ADVERB "(?:love|like|adore|enjoy|dig|prefer)|am " ADVERB
+       "(?:into|fond of|keen on|crazy about|mad about|nuts about|obsessed with|partial to|"
+       "passionate about|hooked on|addicted to|interested in|a "
+       "(?:(?:big|huge|massive|real|lifelong|great|diehard|total) )?"
+       "(?:fan|lover|sucker|fanatic) (?:of|for))|can not (?:get enough of|live "
+       "without|resist)|have (?:always|long) "
+       "(?:loved|liked|adored|enjoyed)|have a (?:soft spot|weakness|thing|passion) for|have grown "
+       "to (?:love|like)|would die for|"
+       "have come to love) "
+       "(?!it\\b|this\\b|that\\b|these\\b|those\\b|them\\b|you\\b|your\\b|how\\b|what\\b|when\\b|"
+       "where\\b|if\\b|"
+       "him\\b|her\\b|the "
+       "(?:way|idea|fact|first|second|third|last|look|sound|one|answer|plan|new|other)\\b|to "
+       "(?:know|see|hear|say|"
+       "think|be able|ask|have|get|thank|avoid|keep|book|order)\\b|my\\b|being on hold|a "
+       "(?:bit|lot)|an?\\b(?! good| nice| cold| strong| cup))" REST},
+    {"likes", LIST,
+     I "^my (?:all[- ]time |absolute |two |three )*(?:favou?rites?|fave|fav)(?: "
+       "(?!is\\b|are\\b)[\\p{L} -]{1,40}?)? (?:is|are|has to be|have to be|would be|has always "
+       "been|will always be) (?:definitely |always |probably |still )?(?!not\\b)" REST},
+    {"likes", LIST,
+     I "^(?:honestly )?nothing (?:beats|tops|compares to|is better than) (?:an? )?" REST},
+    {"likes", LIST,
+     I "^(?!it\\b|this\\b|that\\b|which\\b|he\\b|she\\b|what\\b)" WORDS
+       " (?:is|are) (?:my (?:all[- ]time |absolute "
+       ")?(?:favou?rites?|fave|thing|jam|weakness|guilty pleasure|comfort food|passion))\\b"},
+    {"likes", LIST, I "^(?:i am )?(?:a )?(?:big|huge|massive) fan of " REST},
+
+    {"dislikes", LIST,
+     I
+     "^(?:i|we) (?:" ADVERB "(?:hate|dislike|detest|loathe|despise|abhor)|(?:really |absolutely "
+                            "|just |simply )*can ?not (?:really )?(?:stand|bear|abide|stomach|"
+     "tolerate)|do not (?:really |much |particularly )?(?:like|enjoy|care for|fancy|love)|am "
+     "(?:really |definitely )?(?:not (?:really |much |particularly |too |very )?(?:a (?:big |huge "
+     ")?fan of|into|"
+     "keen on|fond of|a lover of)|sick of|no fan of|put off by|repulsed by|grossed out by)|have "
+     "(?:always |never )(?:hated|disliked|detested|liked|enjoyed|been (?:a fan of|into|keen on))|"
+     "never (?:liked|enjoyed)|could never stand|have a strong dislike (?:of|for)) "
+     "(?!it\\b|this\\b|that\\b|these\\b|those\\b|them\\b|you\\b|your\\b|how\\b|what\\b|when\\b|"
+     "where\\b|if\\b|him\\b|"
+     "her\\b|to (?:say|ask|bother|be|admit|see|interrupt|disturb|think|complain)\\b|the "
+     "(?:way|idea|fact|first|second|look|sound|one|answer|new)\\b|my (?:life|job|hair|boss))" REST},
+    {"dislikes", LIST,
+     I "^(?!it\\b|this\\b|that\\b|which\\b|he\\b|she\\b)" WORDS
+       " (?:is|are) (?:not my (?:thing|cup of tea|jam)|my (?:pet peeve|least favou?rite|worst "
+       "nightmare)|disgusting to me)\\b"},
+    {"dislikes", LIST,
+     I "^my (?:least favou?rite|most hated|pet peeve|pet hate)(?: [\\p{L} ]{1,30}?)? "
+       "(?:is|are) " REST},
+    {"dislikes", LIST,
+     I "^" WORDS " (?:makes? me (?:gag|sick|retch)|grosses? me out|turns? my stomach)\\b"},
+
+    {"allergy", LIST,
+     I "\\bi (?:am|have (?:always |long )?been|was diagnosed as|turned out to be|became) " ADVERB
+       "(?:and [a-z]+ly )?allergic to (?!it\\b|them\\b|that\\b|this\\b|mondays?|work\\b|sand, "
+       "you)" REST},
+    {"allergy", LIST, I "^allergic to (?!it\\b|them\\b|that\\b)" REST},
+    {"allergy", 0,
+     I "\\bno ("
+       "[\\p{L} ]{2,30}?"
+       ")(?: tho| though|,| please| for me)*,? (?:because |as |cause )?i am (?:[a-z]+ "
+       ")?allergic(?: to (?:it|them|that))?\\b"},
+    {"allergy", LIST,
+     I "\\b(?:have|with|had|got|because of|due to) (?:(?:an?|my|this|the) "
+       ")?(?:(?:severe|bad|serious|mild|nasty|terrible|strong|life-threatening|lifelong|slight) "
+       ")*(?!food |seasonal |skin |allerg)([\\p{L} -]{2,30}?) allerg(?:y|ies)\\b"},
+    {"allergy", LIST, I "^my ([\\p{L} -]{2,30}?) allergy\\b"},
+    {"allergy", LIST, I "^(?:i have )?(?:an? )?(?:(?:severe|bad|serious|mild) )*allergy to " REST},
+    {"allergy", LIST,
+     I "^(?!it\\b|this\\b|that\\b|which\\b|they\\b|he\\b|she\\b)" WORDS
+       " (?:gives? me (?:hives|a rash|an allergic reaction)|makes? (?:me|my "
+       "(?:throat|face|lips|tongue|mouth)) (?:swell|break out in hives)|brings? me out in "
+       "(?:hives|a rash))"},
+    {"allergy", LIST, I "^i get (?:hives|a rash|anaphylaxis) from " REST},
+
+    {"diet", 0,
+     I "^(?:i|we) (?:am|are|have been|went|have gone|became|turned|am "
+       "strictly|eat|keep|follow|stick to|cook|only eat|am on|have become)(?: "
+       "(?:been|an?|the|on|only|strictly|strict|mostly|fully|a "
+       "strict|lifelong|completely|100%|now|committed|proud|ovo-lacto|lacto|diet "
+       "of|eating|following|doing|keeping|recently|always|entirely))* " DIET
+       "(?! (?:curious|restaurant|option|friend))"},
+    {"diet", 0, I "^(?:as an?|being an?|been) (?:strict |lifelong )?" DIET "\\b"},
+    {"diet", 0, I "^(?:my|our) diet is (?:strictly |mostly )?" DIET},
+
+    {"health", LIST,
+     I "\\b(?:i have|i have got|i suffer from|i live with|i struggle with|i was born with|i was "
+       "diagnosed with|i got diagnosed with|i have been diagnosed with|diagnosed with|i have had|i "
+       "deal with|i also have|i have always had|i am being treated for|i take "
+       "(?:medication|pills|tablets|medicine|meds) for|i am on (?:medication|meds|tablets|pills) "
+       "for|the doctor says i have)(?: "
+       "(?:got|had|always|recently|a|an|bad|quite|really|mild|severe|chronic|pretty|terrible|some))"
+       "* " CONDITION "(?!\\w)"},
+    {"health", 0,
+     I "\\b(?:my|with my|because of my|due to my) "
+       "(?!(?:sister|brother|mum|mom|dad|mother|father|wife|husband|son|daughter|friend)"
+       "\\b)" CONDITION "(?!\\w)"},
+    {"health", 0,
+     I "^(?:i (?:am|have been|was born)|as an?) (?:" ADVERB ")(?:an? )?" CONDITION_ADJECTIVE
+       "(?!\\w)"},
+    {"health", 0, I "^i am (pregnant|expecting(?: a baby| twins)?)\\b"},
+    {"health", 0, I "^i (?:use|am in) a (wheelchair|hearing aid|cane|walking frame)\\b"},
+
+    {"language", 0,
+     I "(?:mother tongue|native language|first language|native tongue|home language) "
+       "(?:is|was) " LANGUAGE},
+    {"language", 0,
+     I "^" LANGUAGE
+       " is my (?:mother tongue|native|first|second|third|home) ?(?:language|tongue)?"},
+    {"language", EACH,
+     I "(?:^(?:i|we) (?:can |also |only |" ADVERB
+       "|mostly )*(?:speak|understand|know|grew up speaking|am (?:a "
+       ")?(?:native|fluent|bilingual|trilingual|conversational|conversant|good|proficient)(?: in| "
+       "speaker of| at| at speaking)?|am fluent|can read|taught "
+       "myself|learned|learnt)[^.;]*?|\\G(?!^)[^.;]*?)\\b" LANGUAGE},
+    {"language", 0, I "^(?:i am )?(?:an? )?(?:native|fluent) " LANGUAGE " speaker"},
+
+    {"skill", 0,
+     I
+     "^i (?:" ADVERB ")can (?:" ADVERB
+     ")((?:play|juggle|cook|sing|draw|paint|code|program|knit|crochet|sew|ski|swim|dance|drive|"
+     "ride|fix|repair|weld|type|sail|surf|fly|bake|whistle|solve|touch-type|fence|ice "
+     "skate|skate|unicycle|rollerblade|do (?:a |the "
+     ")?(?:handstands?|backflips?|splits|magic)|yodel|beatbox|read (?:music|lips|tarot|sheet)|walk "
+     "on|throw|carve|tie|build|recite|hold my breath|lift|speed[- ]?read|lip[- "
+     "]?read|ride|shoot|forage|brew|moonwalk|breakdance|make)\\b[^,;.!?()\\n]{0,40}?)" END},
+    {"skill", LIST,
+     I
+     "^i (?:" ADVERB
+     ")(?:know how to|am able to|learned (?:how )?to|learnt (?:how )?to|taught myself (?:how "
+     ")?to|am trained to|am qualified to|am licensed to|am certified to) (?!use this|be\\b)" REST},
+    {"skill", LIST,
+     I
+     "^i am (?:" ADVERB
+     ")(?:good|great|excellent|skilled|skilful|handy|decent|brilliant|proficient|experienced|an "
+     "expert|a dab hand|trained|a whizz|a wizard) (?:at|in|with) (?!it\\b|this\\b|that\\b|" LANGUAGE
+     ")" REST},
+    {"skill", 0,
+     I
+     "^i (?:" ADVERB
+     ")(play (?:the |a bit of |jazz |classical |bass |electric |acoustic "
+     ")*(?:piano|guitar|violin|cello|flute|drums?|trumpet|sax(?:ophone)?|clarinet|harp|ukulele|"
+     "banjo|bagpipes|accordion|organ|bass|double "
+     "bass|harmonica|oboe|trombone|tuba|viola|mandolin|fiddle|recorder|keyboards?|sitar|erhu|koto|"
+     "shamisen|theremin|french horn|bodhr[aá]n|tin whistle|bassoon|didgeridoo|lute))\\b(?! every)"},
+    {"skill", 0,
+     I "^i have (?:an? )?(black belt in [\\p{L} "
+       "]+?|(?:pilot's?|forklift|hgv|lorry|boat|scuba|diving|motorbike|motorcycle|sailing) "
+       "licen[cs]e)" END},
+
+    {"hobby", LIST,
+     I "^my (?:(?:main|favou?rite|biggest|only|new|current|other|big|great|all-time) "
+       ")*(?:hobby|hobbies|pastimes?|pass-time|leisure activit(?:y|ies)) "
+       "(?:is|are|include|includes|has always been|would be|remains?) (?!not\\b)" REST},
+    {"hobby", LIST,
+     I "^(?!it\\b|this\\b|that\\b|which\\b)" WORDS
+       "(?:,? that)? (?:is|has been|are|have been) (?:my (?:main |favou?rite |only |new |biggest "
+       ")?(?:hobby|hobbies|pastime))"},
+    {"hobby", 0,
+     I "^(?:my )?(?:weekends?|evenings?|sundays?|saturdays?|free time|spare time) (?:are|is) "
+       "(?:for|all about|spent|mostly for|reserved for|usually for) (?!sleep|rest|work|my\\b)"
+       "([\\p{L} ]{2,40}?)(?= mostly| mainly| usually|"
+       "\\s*$|[,.;])"},
+    {"hobby", LIST,
+     I
+     "^i (?:spend|pass) (?:most of |all |a lot of )?(?:my )?(?:weekends?|evenings?|free time|spare "
+     "time|days off|sundays|saturdays) (?:mostly |usually )?(?!with\\b|at\\b|in\\b|on\\b)" REST},
+    {"hobby", LIST,
+     I "^in my (?:free|spare|leisure) time,? (?:i (?:like to |love to |enjoy |do |mostly |usually "
+       "|love |like )?)" REST},
+    {"hobby", LIST,
+     I "^i (?:do|practise|practice) (?!not\\b)" WORDS
+       " (?:as a hobby|for fun|in my (?:spare|free) time)"},
+    {"hobby", LIST,
+     I "^i (?:" ADVERB ")?" WORDS
+       " (?:as a hobby|for fun|in my (?:spare|free) time|on (?:the )?weekends|at weekends)\\b"},
+    {"hobby", LIST,
+     I "^i (?:have (?:" ADVERB ")?(?:taken up|got into|gotten into|started)|" ADVERB
+       "(?:took up|got into)|am (?:" ADVERB
+       ")an? (?:avid|keen|passionate|amateur|hobby|enthusiastic)) (?!this|it\\b|the\\b|a\\b)" WORDS
+           END},
+    {"hobby", LIST,
+     I "^i (?:" ADVERB
+       ")(?:collect|go) ((?:old |vintage |antique )?(?:stamps|coins|vinyl(?: "
+       "records)?|records|comics|postcards|watches|minerals|rocks|toys|figurines|birdwatching|bird "
+       "?watching|bouldering|climbing|fishing|hiking|camping|sailing|kayaking|trainspotting|"
+       "geocaching|metal detecting|foraging|wild swimming|surfing))\\b(?! (?:every|on))"},
+
+    {"owns", 0,
+     I "^(?:my|our) "
+       "(?!(?:Mum|Mom|Dad|God|Name|English|French|German|Spanish|Friend)\\b)((?-i:(?:\\p{Lu}[\\p{L}"
+       "\\p{N}-]+)(?: (?:\\p{Lu}[\\p{L}\\p{N}-]*|\\d[\\p{L}\\p{N}]*)){1,3}))(?= "
+       "(?:is|has|keeps|makes|made|needs|broke|started|just|still|will|wo|won|does|died|got|was)"
+       "\\b)"},
+    {"owns", 0,
+     I "^(?:i|we) (?:" ADVERB
+       "(?:own|drive|ride|bought|purchased|have|inherited|treated myself to)|have " ADVERB
+       "(?:bought|got|owned|inherited|purchased|had)|drive around in|got)(?: my| our)? (?:an? |my "
+       "own |this |the |two |three "
+       ")?((?:(?!called|and|in|to|that|with|of|on|at|for)[\\p{L}\\p{N}'-]+ "
+       "){0,4}?(?:car|van|campervan|camper "
+       "van|camper|motorbike|motorcycle|scooter|bike|bicycle|e-bike|tandem|moped|truck|pickup|"
+       "caravan|motorhome|boat|narrowboat|yacht|sailboat|canoe|kayak|house|flat|apartment|cottage|"
+       "cabin|bungalow|farm|allotment|greenhouse|piano|guitar|violin|cello|drum "
+       "kit|harp|telescope|camera|sewing machine|3d "
+       "printer|printer|laptop|macbook|ipad|iphone|kindle|playstation|xbox|switch|espresso "
+       "machine|coffee machine|air fryer|record player|turntable|loom|kiln|pottery "
+       "wheel|lathe|tractor|motor|convertible|vespa|harley|tesla|toyota|honda|ford|volvo|bmw|audi|"
+       "mini|fiat|vw|volkswagen|subaru|mazda|nissan|hyundai|kia|skoda|renault|peugeot|citroen|jeep|"
+       "porsche|steinway|stratocaster|telecaster|leica|nikon|canon|hot "
+       "tub|sauna|pool|trampoline|treadmill|wood ?stove|wood burner)(?: "
+       "(?-i:\\p{Lu})[\\p{L}\\p{N}]*)?)\\b(?! "
+       "(?:accident|crash|payment|loan|trip|tour|ride|show|lesson|problem|test|interview|rental|"
+       "insurance|appointment|service booked|race))"},
+    {"owns", 0,
+     I "^(?:i|we) (?:" ADVERB "(?:own|drive|ride)) (?:an? |the )((?:\\d{4} |old |vintage |used "
+                              "|second-hand |red |blue |white |black )*" CAP
+       "(?: [\\p{Lu}\\d][\\p{L}\\p{N}-]*){0,3})" END},
+
+    {"goal", 0,
+     I "^(?:my|the) "
+       "(?:(?:main|big|biggest|long-term|ultimate|personal|next|new|current|one|only|life|lifelong|"
+       "career|fitness|financial) )*(?:goal|aim|dream|ambition|target|resolution|new year's "
+       "resolution|objective|bucket list)(?: (?!is\\b)[^,.]{1,50}?)? is (?:still |always |to |now "
+       ")*(?:to )?(?!not\\b)" REST},
+    {"goal", 0,
+     I "^i am (?:" ADVERB
+       ")((?:saving(?: up| money)?|training|studying|preparing|practi[sc]ing|working "
+       "towards?|aiming|fundraising|revising) (?:for|towards?|to) (?!it\\b|this\\b|my exam "
+       "tomorrow)[^,;.!?()\\n]{1,80}?)(?=\\s*(?:$|[,;.!?()\\n]|should|\\b(?:and|but|so|because|"
+       "which|though|if|when)\\b))"},
+    {"goal", 0,
+     I "^i am (?:" ADVERB ")(?:trying|hoping|determined|planning|aiming|working hard|on a "
+                          "mission|learning|working) to (?!(?:figure|find|fix|get "
+                          "this|understand|decide|write|make|work|remember|book|choose|see|say|do|"
+                          "use|install|open|print|move this)\\b)" REST},
+    {"goal", 0,
+     I "^i (?:" ADVERB
+       ")(?:want|hope|plan|aim|intend|dream|aspire|would love one day) (?:to|of) "
+       "((?:become|becoming|be(?:ing)? an? |run(?:ning)? an? |open(?:ing)?|start(?:ing)? my "
+       "own|learn(?:ing)?|climb(?:ing)?|lose|losing|quit(?:ting)?|give up|retire|write a "
+       "(?:book|novel)|publish|buy(?:ing)? (?:a|my) "
+       "(?:house|home|flat|boat|farm)|complete|finish|qualify|get into|travel(?:ling)? "
+       "(?:the|around)|see the|visit every|swim the|cycle (?:across|from|around|the)|hike|walk "
+       "the|pass "
+       "the|save)\\b[^,;.!?()\\n]{0,80}?)(?=\\s*(?:$|[,;.!?()\\n]|\\b(?:and|but|so|because|which|"
+       "though|if|when|should)\\b))"},
+    {"goal", 0, I "^i am (learning (?!to be|that|about|a lot|how this)[^,;.!?()\\n]{2,40}?)" END},
+
+    {"habit", 0,
+     I "^(?:i|we) (?:" ADVERB
+       "|often )?(?!have to|need|get paid|can\\b|hear|see\\b|feel|am\\b|wake up "
+       "with|think|worry|had\\b|forget|used)([^,;.!?()\\n]{2,60}? (?:every|each) (?:single |other "
+       "|second "
+       ")?(?:mon|tues|wednes|thurs|fri|satur|sun)?(?:days?|mornings?|evenings?|nights?|weekends?|"
+       "weeks?|months?|years?|summers?|winters?|spring|autumn|lunchtimes?|afternoons?|hours?|"
+       "christmas|two weeks)(?:(?: and| or|,) (?:mon|tues|wednes|thurs|fri|satur|sun)days?)*(?: "
+       "(?:morning|evening|night|afternoon)s?)?)"},
+    {
+        "habit",
+        0,
+        I "^((?:every|each) (?:single |other |second "
+          ")?(?:mon|tues|wednes|thurs|fri|satur|sun)?(?:day|morning|evening|night|weekend|week|"
+          "month|year|summer|winter|lunchtime|afternoon)(?: "
+          "(?:morning|evening|night|afternoon))?(?: at [\\w:.]+)?),? (?:i|we) (?!have to|need|get "
+          "paid|can\\b|hear|see\\b|feel|am\\b|wonder)" WORDS END,
+    },
+    {"habit", 0,
+     I "^(?:i|we) (?:" ADVERB
+       ")(?!have to|need|can\\b|had\\b|am\\b|was\\b|used)([^,;.!?()\\n]{2,50}? (?:on "
+       "(?:mon|tues|wednes|thurs|fri|satur|sun)days(?: and "
+       "(?:mon|tues|wednes|thurs|fri|satur|sun)days)?|(?:once|twice|(?:three|four|five|six|\\d) "
+       "times|one day|two days|three days) (?:a|per|each|every) (?:day|week|month|year)|(?:on "
+       ")?weekends|daily|before (?:breakfast|bed|work|school)|at (?:\\d{1,2}(?::\\d\\d)?|five|six) "
+       "?(?:am|every)[^,]*))" END},
+    {"habit", 0,
+     I "^i (?:always|usually|normally|generally|typically|never miss a) ((?:start my day|begin my "
+       "day|go to bed|get up|wake up|take "
+       "a|drink|read|walk|run|meditate|skip|swim|cycle|stretch|write|journal|pray|have a "
+       "(?:coffee|tea|cup)|do yoga|eat)\\b[^,;.!?()\\n]{0,50}?)" END},
+
+    /* ends */
+    {"likes", ENDS,
+     I
+     "^i (?:no longer|do not|don't|stopped) (?:really )?(?:like|love|enjoy|liking|loving)?(?:ing)? "
+     "(?!to\\b)([^,;.!?]{1,40}?) (?:any ?more|any longer|now|these days)\\b"},
+    {"likes", ENDS,
+     I "^i (?:no longer (?:like|love|enjoy|care for)|(?:am|have gone) (?:off|over|tired of|sick "
+       "of|fed up with|done with)|have lost interest in|went off|stopped liking|am no longer "
+       "(?:into|a fan of|keen on|fond of)|have grown tired of|am not (?:into|a fan of|keen on) "
+       "(?=[^,;.!?]*any ?more)) ([^,;.!?]{1,40}?)(?= any ?more|" END ")"},
+    {"dislikes", ENDS,
+     I "^i (?:no longer (?:hate|dislike|detest|mind)|do not (?:hate|dislike|mind)) "
+       "([^,;.!?]{1,40}?)(?= any ?more| now|" END ")"},
+    {"residence", ENDS,
+     I "^(?:i|we) (?:no longer live|do not live|moved away|moved out|left|am not living)(?: in| "
+       "from)? ?([^,;.!?]{0,30}?)(?: any ?more| now| any longer|$)"},
+    {"employer", ENDS,
+     I "^i (?:no longer work|do not work|quit(?: my job)?|left(?: my job)?|resigned|have "
+       "(?:left|quit|resigned)|was (?:laid off|fired|let go|made redundant)|got (?:laid "
+       "off|fired|let go|made redundant)|retired|stopped working|handed in my notice|am no longer "
+       "(?:with|at|working))\\b()"},
+    {"occupation", ENDS, I "^i (?:am no longer|am not) an? (" JOB ")(?: any ?more| any longer|$)"},
+    {"occupation", ENDS,
+     I "^i (?:quit(?: my job)?|quit being|gave up (?:teaching|nursing)|stopped working "
+       "as|retired)\\b()"},
+    {"diet", ENDS,
+     I "^i (?:am no longer|am not|stopped being|gave up being|quit being|do not eat)(?: an?| on "
+       "a)? (" DIET ")()"},
+    {"diet", ENDS, I "^i (?:started eating|eat) (?:meat|fish|dairy|everything) (?:again|now)()"},
+    {"allergy", ENDS,
+     I "^i am (?:no longer|not) allergic to ([^,;.!?]{1,40}?)(?: any ?more|" END ")"},
+    {"school", ENDS,
+     I "^i (?:graduated|dropped out|left school|left uni|finished "
+       "(?:school|uni|university|college|my degree)|no longer (?:study|go))\\b()"},
+    {"pet", ENDS,
+     I "^(?:my|our) ([\\p{L} ]{2,30}?) (?:died|passed away|ran away|has died|has passed(?: "
+       "away)?|was put down|is no longer with us|crossed the rainbow bridge)"},
+    {"pet", ENDS,
+     I "^(?:i|we) (?:no longer have|do not have|gave away|rehomed|lost|had to (?:put "
+       "down|rehome|give away))(?: an?| our| my| the)? ((?:" ANIMAL_WORDS
+       ")(?: [A-Z]\\w+)?)(?: any ?more)?"},
+    {"owns", ENDS,
+     I "^(?:i|we) (?:have |just |finally |recently )*(?:sold|got rid of|gave away|no longer "
+       "(?:have|own|drive)|do not (?:have|own|drive)|lost|scrapped|crashed|traded in|wrote off)(?: "
+       "an?| my| our| the| that)? ([^,;.!?]{2,40}?)(?: any ?more| yesterday| last \\w+|" END ")"},
+    {"family", ENDS,
+     I "^(?:i|we) (?:got divorced|am divorced|broke up|split up|am getting "
+       "divorced|divorced|separated)(?: (?:from|with) (?:my )?)?([^,;.!?]{0,30})"},
+    {"hobby", ENDS,
+     I "^i (?:gave up|quit|stopped|no longer (?:do|play|go|practi[sc]e)|have (?:given "
+       "up|stopped|quit)|do not (?:do|play|go) (?=[^,;.!?]*any ?more)|am done with)(?: doing| "
+       "playing| going)? ([^,;.!?]{2,40}?)(?: any ?more|" END ")"},
+    {"", ENDS,
+     I "^i (?:gave up(?: on)?|quit|stopped|no longer|have (?:given up(?: on)?|stopped|quit)|do not "
+       "(?=[^,;.!?]*any ?more)|am done with|dropped)(?: doing| playing| going| do| play| go)? "
+       "([^,;.!?]{2,40}?)(?: any ?more|" END ")"},
+
+    {"", CORRECTS,
+     I "^(?:i meant|make (?:that|it)|it is|that should be|should be|i mean|meant) "
+       "([^,;.!?]{1,40}?),? (?:and )?not ([^,;.!?]{1,40}?)" END},
+    {"", CORRECTS,
+     I "^(?:sorry,? |no,? |wait,? |actually,? )*(?:i meant|make (?:that|it)|that should be|it "
+       "should be|i mean) (?!to\\b|that\\b|it\\b|by\\b|the\\b|well)([\\p{L}\\p{N} '-]{1,30}?)()$"},
+
+    {"note", 0,
+     I "^(?:(?:please |can you |could you |pls |also )*(?:remember|note|memori[sz]e|keep in "
+       "mind|bear in mind|make a note|take note|do not forget|store|save the fact|for future "
+       "reference|note down|jot down|write down)(?: this| for (?:me|next time|later|the "
+       "future))?[,:]?(?: that)?[,:]?) (?!to\\b|me\\b|this\\b|what\\b|when\\b|how\\b|i\\b|my "
+       "name|the (?:last|previous|above))"
+       "([^\\n]{4,150}?)(?:[.!?]|$)"},
+    {NULL},
+};
+
+static const struct refusal en_message[] = {
+    {"instruction",
+     I "\\b(?:translate|translat\\w+|proofread|proof-read|rephrase|reword|paraphrase|"
+       "rewrite|correct|fix|summari[sz]e|check|edit|improve)\\b[^.!?\\n:]{0,60}[:\\n]"},
+    {"quotation",
+     I "\\b(?:email|e-mail|letter|message|text|note|cv|resume|bio|profile|review|post|tweet|"
+       "lyrics?|poem|article|passage|excerpt|transcript|quote|caption|ad|advert|statement|reply|"
+       "paragraph|story|says|said|wrote|reads|texted|replied|written|goes|script|dialogue|subtitle)"
+       "\\b"
+       "[^.!?\\n:]{0,50}:"},
+    {"pretence", I "\\b(?:novel|short story|fan ?fic(?:tion)?|screenplay|my "
+                   "character|protagonist|narrator|monologue|"
+                   "backstory|d&d character|dnd character|first person)\\b[^.!?\\n:]{0,60}[:\\n]"},
+    {NULL},
+};
+
+static const struct refusal en_sentence[] = {
+    {"irony",
+     "🙄|🙃|\\s/s\\b|(?i)\\b(?:yeah,? right|as if|what a (?:treat|joy|delight|surprise|dream|"
+     "privilege|pleasure)|just what i (?:needed|wanted|always wanted)|lucky me|simply adore|oh "
+     "(?:yes|yeah|great|sure|"
+     "joy|wonderful|fantastic|brilliant),? (?:i|because|nothing|another|just|my|sure)|said no ?one "
+     "ever|said nobody ever|how "
+     "(?:lovely|wonderful|delightful) (?:to|that)|living the dream|my absolute favou?rite "
+     "(?:thing|part|way)|because (?:that|"
+     "this) is (?:exactly )?what|not\\s*!|totally my idea of|thrilled to be (?:stuck|on "
+     "hold)|nothing (?:says|like) [^.]{1,40} (?:at|for) "
+     "(?:\\d|three|four|five|two|hours))\\b|^(?i)(?:oh )?(?:sure|right|yeah|of "
+     "course|obviously|clearly),? (?:i am|because i am|i just love|i love|i'm|i have|i own|i "
+     "totally)"},
+    {"pretence", I "^(?:so |ok |okay |and |but |now |well "
+                   ")*(?:if|suppose|supposing|imagine|imagining|say i|let's say|lets say|let us "
+                   "say|assume|assuming|pretend|what if|hypothetically|in theory|picture this|in "
+                   "another life|in my dreams?|"
+                   "had i|were i|i wish|if only|as though)\\b"},
+    {"pretence", I "\\b(?:i dreamt|i dreamed|in my dream|in (?:the|a|this) "
+                   "(?:game|book|story|novel|film|movie|play|series)"
+                   "|my character|hypothetical(?:ly)?|fictional|in character|for a role|as a "
+                   "joke|the character|the narrator|pretend(?:ing)?)\\b"},
+    {"instruction", I "^(?:please |can you |could you |would you |pls |now |then |hey |ok |also "
+                      ")*(?:write|draft|compose|translate|"
+                      "rewrite|paraphrase|summari[sz]e|proofread|generate|create|invent|say|reply|"
+                      "respond|answer|act as|"
+                      "pretend|simulate|roleplay|role-play|complete the|finish the sentence|fill "
+                      "in|make up|repeat after)\\b"},
+    {"quotation",
+     I "^(?:[\\p{L}' "
+       "]{0,40}\\b(?:said|says|say|told|tells|claims?|claimed|thinks?|wrote|writes|texted|"
+       "replied|shouted|asked|asks|sings|sang|goes|yelled|insists?|joked|heard|believes?)\\b(?! "
+       "(?:me )?(?:to|i should)\\b))(?=.*\\b(?:i|my)\\b)(?<!i think)(?<!i say)(?<!i said)"
+       "(?!i (?:think|told|said|heard|asked))"},
+    {NULL},
+};
+
+static const struct refusal en_clause[] = {
+    {"pretence",
+     I "^(?:if|unless|suppose|imagine|as if|as though|what if|pretend|assuming|i wish|in case)\\b"},
+    {"negation", I
+     "^(?:it is |that is |that does |it does |i am )?not (?:that |because |mean(?: that)? )?i\\b"},
+    {"negation", I "^i (?:am not|was never|have never|never|do not|did not|have not|have no|am "
+                   "no)\\b(?!.*\\b(?:any ?more|any longer|longer)\\b)"
+                   "(?! (?:really |much |particularly |too |very )?(?:like|enjoy|care "
+                   "for|fancy|love|liked|enjoyed|a (?:big |huge )?fan|into|keen|fond|been (?:a "
+                   "fan|into|keen)|eat)\\b)(?!.*\\bonly\\b)"},
+    {"transient", I "\\b(?:i (?:would|wouldn't|might|may|could|should|will|shall|ought|used to|was "
+                    "thinking|am thinking|almost|nearly|probably|wonder|guess i|"
+                    "am considering|am going to|am gonna|gonna|had to|have to|must))\\b"},
+    {"transient", I
+     "\\bi (?:am|was|live|am staying|am living|stay) [^,]*\\b(?:for (?:a few|the next|two|three|a "
+     "couple of) (?:days|weeks|nights)|(?:this|next) week(?:end)?|on holiday|on vacation|on a "
+     "(?:business )?trip|for a conference|until (?:tomorrow|monday|friday|sunday))\\b"},
+    {"transient", I "^i (?:love|like|enjoy|hate|am) [^,]*\\b(?:right now|at the moment|this "
+                    "(?:song|movie|film|book|app|answer)|your (?:answer|idea|help))\\b"},
+    {NULL},
+};
+
+static const struct refusal en_expand[] = {
+    {"'", "[’‘`]"},
+    {"I am", "(?i)\\bi'?m\\b(?! a\\.)"},
+    {"I have", "(?i)\\bi'?ve\\b"},
+    {"we have", "(?i)\\bwe've\\b"},
+    {"we are", "(?i)\\bwe're\\b"},
+    {"I would", "(?i)\\bi'd\\b"},
+    {"I will", "(?i)\\bi'll\\b"},
+    {"can not", "(?i)\\bcan'?t\\b|\\bcannot\\b"},
+    {"do not", "(?i)\\bdon'?t\\b"},
+    {"did not", "(?i)\\bdidn'?t\\b"},
+    {"does not", "(?i)\\bdoesn'?t\\b"},
+    {"have not", "(?i)\\bhaven'?t\\b"},
+    {"am not", "(?i)\\bain't\\b"},
+    {"I do not", "(?i)^(?:honestly |really |but |and |nah |no )*(?:scrap that,? )?do not "
+                 "(?=(?:really )?(?:like|eat|live|work|have|enjoy)\\b)"},
+    {"is", "(?i)(?<=\\bname|\\bthat|\\bit|\\bhere|\\bthere|\\bbirthday|\\bhe|\\bshe|\\bwhat|"
+           "\\bhobby|\\bgoal|\\bdog|\\bcat|\\bson|\\bnames)'s\\b"},
+    {" is",
+     "(?i)(?<=name|that|it|here|there|birthday|bday|hobby|goal|dream|job)(?<=[a-z])'?s\\b(?<='s)"},
+    {"I $1", "(?i)^(?:honestly,? |ugh,? |yeah,? |yes,? |so,? |and |but |oh,? |no,? |btw,? |also,? "
+             "|fyi,? |well,? |tbh,? |just |hi,? |hey,? )*\\b(can not (?:stand|bear)|moved to|moved "
+             "from|am allergic|live in|lived in|work (?:as|for|at|in)|love "
+             "(?!letters?|story|stories|songs?|it|you|is|that|this)|hate (?!it|that|this|to)|adore "
+             "(?!it)|own an?|got (?:an?|two|three) (?=[a-z]+ (?:called|named))|grew up in|was "
+             "born|(?:just )?turned \\d)"},
+    {"I have $1", "(?i)^(?:honestly,? |ugh,? |yeah,? |yes,? |so,? |and |but |oh,? |no,? |btw,? "
+                  "|also,? |well,? )*\\b(been "
+                  "(?:an?|living|working|vegan|vegetarian|veggie|teaching|playing|learning|married|"
+                  "with|in|based)\\b)"},
+    {"I am $1",
+     "(?i)^(?:honestly,? |ugh,? |yeah,? |yes,? |so,? |and |but |oh,? |no,? |btw,? |also,? |well,? "
+     ")*\\b((?:(?:really|severely|badly|deathly|highly) )?allergic to|living in|working "
+     "(?:as|for|at)|doing my|studying|based in|obsessed with|saving up|training for|from "
+     "(?=[A-Z])|originally from|currently (?:living|working|studying))"},
+    {NULL},
+};
+
+static const struct refusal en_asked[] = {
+    {"my birthday is ", I "\\b(?:birthday|date of birth|when (?:were|was) you born)\\b[^.!]*\\?"},
+    {"my name is ", I "\\b(?:your name|call you|are you called)\\b[^.!]*\\?"},
+    {"I am now ", I "\\b(?:how old are you|your age)\\b[^.!]*\\?"},
+    {"I live in ",
+     I "\\b(?:where (?:do|are) you (?:live|living|based)|(?:city|town|country|place)[^.!?]* you "
+       "(?:live|living|based))\\b[^.!]*\\?"},
+    {"I come from ", I "\\bwhere (?:are you|do you come|were you born)\\b[^.!]*\\?"},
+    {"I work as ", I "\\b(?:what do you do (?:for|as)|your (?:job|occupation|profession)|line of "
+                     "work)\\b[^.!]*\\?"},
+    {"I am allergic to ", I "\\b(?:allergies|allergic)\\b[^.!]*\\?"},
+    {"my hobby is ", I "\\b(?:your hobb|hobbies)\\w*\\b[^.!]*\\?"},
+    {NULL},
+};
+
+#define EN_VERB                                                                                    \
+    "live|lived|work|worked|speak|play|love|like|hate|enjoy|prefer|own|drive|ride|study|teach|"    \
+    "run|"                                                                                         \
+    "swim|go|collect|adore|detest|grew up|moved|was|am|have|can|do not|suffer|come|can "           \
+    "not|went|eat"
+const struct memory_rules memory_rules_en = {
+    .facts = en_facts,
+    .message = en_message,
+    .sentence = en_sentence,
+    .clause = en_clause,
+    .expand = en_expand,
+    .asked = en_asked,
+    .role_play =
+        I "\\b(?:role[- ]?play|let'?s (?:pretend|play|imagine|act)\\b|you(?:'re| are) my (?:first "
+          "mate|boss in this|"
+          "servant|squire|patient)|you play|i'?ll (?:play|be) (?:the|an?) [a-z]+ and you|you be "
+          "the|pretend (?:that )?(?:you|i|we)\\b|act as if i|stay in character|in this (?:scenario|"
+          "story|game|scene),? i|make[- ]believe)",
+    .role_play_end = I "\\b(?:end of (?:the )?(?:role[- ]?play|game|story|scene)|stop "
+                       "(?:pretending|the role[- ]?play|playing)|out of "
+                       "character|back to reality|enough (?:pretending|role[- ]?play|of the "
+                       "game)|ooc|game over|role[- ]?play (?:is )?over)\\b",
+    .real = I "\\b(?:in real life|irl|for real|the real me|real[- ]life me|outside (?:the|this) "
+              "(?:game|story|novel)|in reality|actual me|me personally|myself in reality)\\b",
+    .split =
+        I "\\s*[;:—–()]+\\s*|\\s+-+\\s+|\\.{2,}\\s*|,?\\s+(?:but|because|cause|cuz|whereas|"
+          "although|though|tho|so that|who|while|whilst|"
+          "however|hence|except "
+          "that)\\s+|,\\s*(?:so|which|where|since|as)\\s+|,?\\s+(?:and|so|since|as|now "
+          "that|plus|given)(?: "
+          "that)?\\s+(?=(?:i|my|we|he|she|it|they|you|his|her|their|our|everyone|nobody|last|now|"
+          "then|today)\\b)|"
+          ",?\\s+and\\s+(?=(?:also |now |still |really |just |recently )*(?:" EN_VERB
+          ")\\b)|,\\s*(?=(?:i|my|we|he|she|it|they|you|his|her|their|our|any|what|how|which|where|"
+          "who|why|when|can|could|do|does|is|are|should|would|been|born|allergic|living|working|"
+          "originally|currently|as|both|recently|me|tastes?|"
+          "honestly|believe|please|not|never|no|got|saving|training|moved)\\b)|,\\s+and\\s+(?=(?:"
+          "last|today|this|the|that)\\b)|"
+          ",\\s*(?=\\d\\d\\s*(?:,|$))|(?<=\\b\\d\\d),\\s*|,\\s*(?=[\\p{L} -]{3,40}$)(?=(?:" JOB
+          ")\\W*$)|\\s+(?=by trade\\b)(?!)",
+    .filler =
+        I "^(?:and|but|so|ok|okay|well|oh|hey|hi|hello|yes|yeah|yep|no|nah|nope|actually|honestly|"
+          "btw|by the way|fyi|just so you "
+          "know|for the record|for context|some (?:background|context)|as for "
+          "me|also|plus|anyway|anyways|personally|in fact|to be honest|tbh|"
+          "believe it or not|i should (?:mention|add|say)(?: that)?|i must "
+          "(?:admit|say)|since|because|cause|given(?: that)?|now that|seeing as|you should know"
+          "(?: that)?|you know|the thing is|thing is|fun fact|about me|a bit about me|i guess|i "
+          "think|basically|obviously|luckily|sadly|unfortunately|"
+          "lol|haha|ugh|argh|hmm|um|uh|right|sure|thanks|thank you|thx|cheers|sorry|wait|no "
+          "wait|oops|correction|update|update on the above|to clarify|just to clarify|"
+          "for what it is worth|fwiw|ngl|not gonna lie|to be fair|on top of that|besides|then|that "
+          "said|good morning|good evening|hello there|hi there|"
+          "as you know|as i said|like i said|like|the reason i am asking is(?: that)?|i have to "
+          "say|i will admit|i admit|truth be told|me|i mean|"
+          "my mistake|scrap that|forget that|ignore that|dear assistant|greetings|in case you need "
+          "it|in real life|irl|real life me|outside the story|the only thing(?= i am "
+          "allergic)|these days|nowadays|currently|at the moment|"
+          "as of (?:last |this )?[a-z]+|last (?:year|month|week)|this year|recently|please (?=call "
+          "me))\\b[,:;.!]*\\s+",
+    .self = I "^(?:i|my (?!(?:" RELATIONS
+              "|mum|mom|dad|mother|father|boss|friend|best "
+              "friend|flatmate|roommate|housemate|neighbou?r|colleague|co-?worker|teacher|doctor|"
+              "landlord|manager|uncle|aunt|cousin|gran\\w*|ex|parents?|team|client|buddy|mate|"
+              "partner|in-laws?)\\b)|we|me)\\b",
+    .third = I
+    "^(?:he|she|they|it|you|this|that(?= "
+    ")|his|her|their|your|everyone|everybody|someone|somebody|people|nobody|"
+    "(?:my|our|the|a|an|that|this|his|her|their|some)\\s+(?:[\\p{L}-]+ ){0,3}?(?:" RELATIONS
+    "|mum|mom|dad|mother|father|boss|friend|flatmate|roommate|housemate|neighbou?r|"
+    "colleague|co-?worker|teacher|doctor|landlord|manager|uncle|aunt|auntie|cousin|gran\\w*|ex|"
+    "parents?|team|client|buddy|mate|guy|man|woman|lady|bloke|kid next door|classmate|"
+    "in-laws?|intern|student|patient|tutor|trainer|professor|hairdresser|driver|customer|guest|"
+    "date|crush|nan|nana)(?:'s)?)\\b(?!'s name|’s name)(?! (?:is )?(?:called|named))(?! is my\\b)",
+    .question = "[?？][^\\p{L}]*$|(?i)^(?:so |and |but |ok |hey |hi "
+                ")*(?:what|who|where|when|why|how|which|do|does|did|is|are|can|could|would|should|"
+                "am|was|were|will) "
+                "(?:i|my|you|it|the|this|that|we|there|they|he|she|is|are|do|does|should|would|can|"
+                "to|many|much|kind|a|an)\\b",
+    .question_clause =
+        I "^(?:so |and |but |then |now |is |any |got any "
+          ")*(?:what|who|where|when|why|how|which|do|does|did|is|are|can|could|would|should|am|was|"
+          "were|will|any|anyone|shall|may|might|"
+          "recommend|suggest)\\b|\\b(?:right|isn't it|don't you think|you know)[?]*$",
+    .list = I "\\s*(?:[,;&/]|\\band\\b|\\bor\\b|\\bas well as\\b|\\bplus\\b|\\balong "
+              "with\\b)(?:\\s*(?:and|also|or|especially|above all|particularly))?\\s*",
+    .trim = I
+    "^(?:an?|the|some|both|really|very|my|to|also|especially|anything with|all things|all kinds "
+    "of|any kind of|being|absolutely|definitely|probably|still|always|just|lots of|good old|of) |"
+    " (?:too|now|though|tho|lol|haha|myself|a lot|so much|very much|at "
+    "all|either|anyway|btw|actually|really|personally|the most|more than anything|as "
+    "well|again|please|these days|most|for sure|obviously|honestly|mostly|mainly|since .*|for "
+    "(?:years|ages|now|over|about|almost|nearly).*|ever|in general|to (?:bits|pieces|death|me)|or "
+    "anything.*|or something.*|and stuff|etc|in particular)$",
+    .no_value = I "^(?:it|this|that|them|you|him|her|me|i|one|so|not|none|nothing|something|"
+                  "anything|everything|everyone|people|things?|stuff|.|the|there|here|yes|no|both|"
+                  "other|others|more|much|lot|lots|then|now|work|all|what|who)$"
+                  "|^(?:i|he|she|they|we|my "
+                  "(?:sister|brother|friend|wife|husband|boss|mum|mom|dad)|you|it|that|if) "
+                  "(?=\\p{L})|\\x{fffc}|\\b(?:is|are|was|were|doesn't|hates|loves|likes)\\b",
+};

@@ -36,12 +36,14 @@ char *conversation_log_name(const char *id);
  * repetitions, is no match. */
 enum { PATTERN_GROUPS = 4 };
 struct pattern_match {
-    size_t begin[PATTERN_GROUPS],
-        end[PATTERN_GROUPS]; /* of the match and its groups; equal: none */
+    /* of the match and of those groups that took part in it, in order */
+    size_t begin[PATTERN_GROUPS], end[PATTERN_GROUPS];
 };
-/* True if the pattern matches in the text; *m (may be NULL) receives the first match. */
-bool pattern_match(const char *pattern, const char *text, size_t len, struct pattern_match *m);
-/* The same; `group` (may be NULL) receives the first group. */
+/* True if the pattern matches in the text from byte `from` on; *m (may be NULL) receives the first
+ * match. */
+bool pattern_match(const char *pattern, const char *text, size_t len, size_t from,
+                   struct pattern_match *m);
+/* The same from the beginning; `group` (may be NULL) receives the first group. */
 bool pattern_find(const char *pattern, const char *text, size_t len, struct buf *group);
 /* Replaces every match in `text`, which ends with a NUL. */
 void pattern_replace(const char *pattern, const char *replacement, struct buf *text);

@@ -426,14 +426,15 @@ static int fact_hold(struct learning *l, const char *attribute, const char *valu
     return rc == OK ? memory_add(l, a, value, text, err) : rc;
 }
 
-/* The memory that a correction is about: the latest that holds and contains `old`, or that the same
+/* The latest memory that holds, of the attribute ("": any), that contains `old`; "": that the same
  * conversation has given. */
-static json_t *corrected_find(const struct learning *l, const char *old) {
+static json_t *last_find(const struct learning *l, const char *attribute, const char *old) {
     const struct memories *m = l->change.m;
     const char *conversation = l->turn->conversation ? l->turn->conversation : "";
     for (int64_t i = m->n - 1; i >= 0; i--) {
         const json_t *source = json_object_get(m->v[i], "source");
         if (holds(m->v[i]) &&
+            (!*attribute || strcmp(json_get_string(m->v[i], "attribute"), attribute) == 0) &&
             (*old ? value_contains(json_get_string(m->v[i], "value"), old)
                   : strcmp(json_get_string(source, "conversation"), conversation) == 0))
             return m->v[i];
@@ -442,7 +443,7 @@ static json_t *corrected_find(const struct learning *l, const char *old) {
 }
 
 static int fact_correct(struct learning *l, const json_t *fact, struct error *err) {
-    json_t *memory = corrected_find(l, json_get_string(fact, "old"));
+    json_t *memory = last_find(l, json_get_string(fact, "attribute"), json_get_string(fact, "old"));
     if (!memory) return OK;
     json_incref(memory);
     int rc = memory_end(l, memory, err);
@@ -457,6 +458,10 @@ static int fact_apply(struct learning *l, const json_t *fact, struct error *err)
     const char *change = json_get_string(fact, "change"), *value = json_get_string(fact, "value"),
                *attribute = json_get_string(fact, "attribute");
     if (strcmp(change, "corrects") == 0) return fact_correct(l, fact, err);
+    if (strcmp(change, "ends last") == 0) {
+        json_t *last = last_find(l, attribute, "");
+        return last ? memory_end(l, last, err) : OK;
+    }
     if (strcmp(change, "ends") == 0) return holding_end(l, attribute, value, err);
     return fact_hold(l, attribute, value, json_get_string(fact, "text"), err);
 }

@@ -252,10 +252,10 @@ int conversation_delete(struct store *s, const char *id, struct error *err);
  * and Chinese: {facts: [{attribute, value, text, change}], refused: [{text, reason}], pretence}.
  *
  * attribute is one of memory_attributes. change: "holds", "ends" (value "": every value of the
- * attribute; attribute "": of any attribute whose value contains the value) or "corrects" (the
- * value replaces `old`; old "": the value learnt last). `text` is the sentence. reason is question,
- * quotation, pretence, instruction, negation, third person, transient or irony; a sentence without
- * a fact and without such a reason is not listed.
+ * attribute; attribute "": of any attribute whose value contains the value), "corrects" (the
+ * value replaces `old`; old "": the value learnt last) or "ends last" (the value learnt last).
+ * `text` is the sentence. reason is question, quotation, pretence, instruction, negation, third
+ * person, transient or irony; a sentence without a fact and without such a reason is not listed.
  *
  * `pretence`: the conversation is a role play, so that statements are no facts until the user ends
  * it. The result has its new value. `asked`: the assistant's message before this one, or NULL; a

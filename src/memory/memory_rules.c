@@ -56,6 +56,7 @@ static const struct memory_rules *const rules[N_LANGUAGES] = {
 /* The extraction from one message. */
 struct extraction {
     const struct memory_rules *r;
+    bool other; /* the last subject was another person */
     json_t *facts, *refused;
     const char *sentence; /* the current one, as the user wrote it */
     size_t sentence_len;
@@ -70,14 +71,14 @@ static void refuse(struct extraction *x, const char *text, size_t len, const cha
 }
 
 static bool finds(const char *pattern, const struct buf *text) {
-    return text->len && pattern_match(pattern, text->data, text->len, NULL);
+    return text->len && pattern_match(pattern, text->data, text->len, 0, NULL);
 }
 
 /* The first row that matches, or NULL; *m receives its match. */
 static const struct refusal *refusal_find(const struct refusal *rows, const struct buf *text,
                                           struct pattern_match *m) {
     for (; rows->pattern && text->len; rows++)
-        if (pattern_match(rows->pattern, text->data, text->len, m)) return rows;
+        if (pattern_match(rows->pattern, text->data, text->len, 0, m)) return rows;
     return NULL;
 }
 
@@ -112,13 +113,14 @@ static void fact_add(struct extraction *x, const struct rule *rule, const char *
     v.len = utf8_prefix_len(v.data, v.len, MEMORY_VALUE_CHARS);
     bool ends = rule->flags & ENDS;
     if ((v.len || ends) && json_array_size(x->facts) < MEMORY_TURN_FACTS &&
-        !finds(x->r->no_value, &v)) {
+        (strcmp(rule->attribute, "note") == 0 || !finds(x->r->no_value, &v))) {
         json_t *fact = json_pack("{s:s,s:o,s:o,s:s}", "attribute", rule->attribute, "value",
                                  json_stringn(v.data, v.len), "text",
                                  json_stringn(x->sentence, x->sentence_len), "change",
-                                 ends                     ? "ends"
-                                 : rule->flags & CORRECTS ? "corrects"
-                                                          : "holds");
+                                 ends && rule->flags & CORRECTS ? "ends last"
+                                 : ends                         ? "ends"
+                                 : rule->flags & CORRECTS       ? "corrects"
+                                                                : "holds");
         if (old) json_object_set_new(fact, "old", json_string(old));
         if (ends || !fact_is_known(x, fact)) json_array_append(x->facts, fact);
         json_decref(fact);
@@ -133,9 +135,15 @@ static void list_add(struct extraction *x, const struct rule *rule, const char *
     buf_add(&items, text, len);
     buf_puts(&items, "");
     pattern_replace(x->r->list, "\n", &items);
+    /* "two dogs, Rex and Ada": dog Rex, dog Ada */
+    size_t singular = strlen(before);
+    if (items.len && strchr(items.data, '\n') && singular > 2 && before[singular - 1] == 's')
+        singular--;
     for (size_t n, pos = 0; pos < items.len; pos += n + 1) {
         n = strcspn(items.data + pos, "\n");
-        char *value = xasprintf("%s%s%.*s", before, *before ? " " : "", (int)n, items.data + pos);
+        if (pos && pattern_match(x->r->no_item, items.data + pos, n, 0, NULL)) continue;
+        char *value = xasprintf("%.*s%s%.*s", (int)singular, before, *before ? " " : "", (int)n,
+                                items.data + pos);
         fact_add(x, rule, value, strlen(value), NULL);
         free(value);
     }
@@ -150,7 +158,7 @@ static void match_add(struct extraction *x, const struct rule *rule, const char 
     char *one = xstrndup(first, n1), *two = xstrndup(second, n2);
     if (rule->flags & NAMES && n2)
         list_add(x, rule, one, second, n2);
-    else if (rule->flags & CORRECTS)
+    else if (rule->flags & CORRECTS && !(rule->flags & ENDS))
         fact_add(x, rule, first, n1, two);
     else if (rule->flags & LIST)
         list_add(x, rule, "", first, n1);
@@ -175,10 +183,10 @@ static void clause_search(struct extraction *x, const struct buf *clause, bool o
         if ((other && !(rule->flags & KIN)) ||
             (!each && !(rule->flags & ENDS) && strcmp(rule->attribute, done) == 0))
             continue;
-        for (size_t pos = 0; pos < clause->len && pattern_match(rule->pattern, clause->data + pos,
-                                                                clause->len - pos, &m);
-             pos += MAX(m.end[0], 1)) {
-            match_add(x, rule, clause->data + pos, &m);
+        for (size_t pos = 0;
+             pos < clause->len && pattern_match(rule->pattern, clause->data, clause->len, pos, &m);
+             pos = MAX(m.end[0], pos + 1)) {
+            match_add(x, rule, clause->data, &m);
             if (!(rule->flags & ENDS)) done = rule->attribute;
             if (!each) break;
         }
@@ -197,9 +205,14 @@ static void filler_remove(const struct extraction *x, struct buf *clause) {
     } while (clause->len && clause->len < before);
 }
 
-/* A sentence in work: `other`: the last subject was not the user; `question`: it is one. */
+static void text_expand(const struct extraction *x, struct buf *text) {
+    for (const struct refusal *e = x->r->expand; e->pattern; e++)
+        pattern_replace(e->pattern, e->reason, text);
+}
+
+/* A sentence in work: `question`: it is one. */
 struct clauses {
-    bool question, other, stopped;
+    bool question, stopped;
 };
 
 /* The reason to refuse a clause, or NULL. A question or an instruction stops the search of its
@@ -217,15 +230,16 @@ static const char *clause_refuse(struct extraction *x, struct clauses *c, const 
 
 static void clause_read(struct extraction *x, struct clauses *c, struct buf *clause, bool last) {
     filler_remove(x, clause);
+    if (!x->other) text_expand(x, clause);
     if (finds(x->r->third, clause))
-        c->other = true;
+        x->other = true;
     else if (finds(x->r->self, clause))
-        c->other = false;
+        x->other = false;
     const char *why = clause_refuse(x, c, clause, last);
     if (!why) {
         size_t n = json_array_size(x->facts);
-        clause_search(x, clause, c->other);
-        if (c->other && json_array_size(x->facts) == n) why = "third person";
+        clause_search(x, clause, x->other);
+        if (x->other && json_array_size(x->facts) == n) why = "third person";
     }
     if (why) refuse(x, clause->data, clause->len, why);
 }
@@ -258,8 +272,8 @@ static void sentence_read(struct extraction *x, struct buf *sentence) {
     buf_add(&work, sentence->data,
             utf8_complete_len(sentence->data, MIN(sentence->len, (size_t)SENTENCE_BYTES)));
     buf_puts(&work, "");
-    for (const struct refusal *e = x->r->expand; e->pattern; e++)
-        pattern_replace(e->pattern, e->reason, &work);
+    text_expand(x, &work);
+    if (!x->r->keeps_subject) x->other = false;
     clauses_search(x, &work, finds(x->r->question, sentence));
     buf_release(&work);
 }
@@ -279,7 +293,7 @@ static void quotations_remove(struct extraction *x, struct buf *text) {
     };
     for (size_t i = 0; i < ARRAY_LEN(quotations); i++) {
         struct pattern_match m;
-        if (pattern_match(quotations[i], text->data, text->len, &m))
+        if (pattern_match(quotations[i], text->data, text->len, 0, &m))
             refuse(x, text->data + m.begin[0], m.end[0] - m.begin[0], "quotation");
         pattern_replace(quotations[i], " \xEF\xBF\xBC ", text);
     }
@@ -303,7 +317,7 @@ static void sentences_read(struct extraction *x, const struct buf *text, bool pr
         struct buf sentence = {0};
         if (!pattern_match(
                 "(?s)\\A.+?(?:[。！？!?\n…\\p{So}]+[」』”\")）]*|\\.(?=\\s|\\z)[.\\s]*|\\z)",
-                text->data + pos, text->len - pos, &m) ||
+                text->data + pos, text->len - pos, 0, &m) ||
             m.end[0] == 0)
             break;
         buf_add(&sentence, text->data + pos, m.end[0]);

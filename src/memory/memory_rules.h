@@ -8,8 +8,9 @@
 
 /* LIST: the value is an enumeration. PAIR: the value is group 1, a space and group 2. SWAP: group 2
  * and group 1. NAMES: group 2 is an enumeration of names, each with group 1 before it. ENDS: the
- * fact no longer holds. CORRECTS: group 1 is the new value, group 2 the old one. EACH: every match
- * of a clause. KIN: also in a clause whose subject is another person. */
+ * fact no longer holds. CORRECTS: group 1 is the new value, group 2 the old one; with ENDS: what
+ * was learnt last no longer holds. EACH: every match of a clause. KIN: also in a clause whose
+ * subject is another person. */
 enum rule_flag {
     LIST = 1,
     PAIR = 2,
@@ -48,7 +49,9 @@ struct memory_rules {
     const char *question_clause; /* a clause of such a sentence that asks */
     const char *list;            /* between the items of an enumeration */
     const char *trim;            /* at the ends of a value */
+    const char *no_item;         /* text after the first item of an enumeration that is no item */
     const char *no_value;        /* a value that is none */
+    bool keeps_subject;          /* a sentence without a subject continues the one before */
 };
 extern const struct memory_rules memory_rules_en, memory_rules_ja, memory_rules_zh;
 

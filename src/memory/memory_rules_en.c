@@ -16,7 +16,9 @@
     "\\d+|two|three|four|five|six|seven|eight|nine|ten|twelve|twenty)|with|which|where|who|when|"  \
     "while|though|although|tho|right now|rn|now|nowadays|at the moment|currently|these days|btw|"  \
     "by the way|lol|haha|anyway|too|as well|also|actually|originally|until|if|after|before|ever "  \
-    "since|in case|please|pls|permanently|already|again|myself|instead|however|except|more than|"  \
+    "since|in case|please|pls|permanently|(?:one|two|three|four|five|six|ten|\\d+|a few|a couple " \
+    "of|several) [a-z]+ ago|last|in "                                                              \
+    "(?:19|20)\\d\\d|around|already|again|myself|instead|however|except|more than|"                \
     "i|my|we|he|she|it|they|is|are|was|has|have|had|can|will|would)\\b))"
 #define WORDS "([^,;.!?:()\\n]{1,60}?)"
 /* To the end of the clause. */
@@ -307,7 +309,7 @@ static const struct rule en_facts[] = {
 
     {"family", NAMES | KIN | EACH,
      I "\\bmy " RELATION "(?: is (?:called|named)| is name is| name is|'s name is|’s name is|,? "
-                         "(?:called|named)|,|:)? (?!I\\b|Is\\b)" NAMES_LIST "(?![\\w])"},
+       "(?:called|named)|,|:)? (?!I\\b|Is\\b)" NAMES_LIST "(?![\\w])"},
     {"family", SWAP | KIN, I "^" NAME "(?:, | is |, who is )my " RELATION "\\b(?! of)"},
     {"family", NAMES,
      I "^(?:i|we) (?:have|have got|had|also have)(?: only)? (?:got )?(?:an? |one |two |three |four "
@@ -334,7 +336,8 @@ static const struct rule en_facts[] = {
      "(?: is (?:called|named)| is name is|'s name is|’s name is|,? (?:called|named)|,)? " NAMES_LIST
      "(?!\\w)"},
     {"pet", NAMES,
-     I "\\b(?:have|got|own|adopted|rescued|bought|keep|with|having|am owner of|getting)(?: just| "
+     I "\\b(?:have|got|own|adopted|rescued|bought|keep|with|having|am owner of|getting|ended up "
+       "with)(?: just| "
        "recently| also)?(?: got| adopted)? (?:" COUNT
        "|my|our|this|the) (?:[\\p{L}-]+ ){0,3}?" ANIMAL
        "(?:,? (?:called|named|(?:who|that|which) (?:is|are) (?:called|named)|by the name "
@@ -384,7 +387,7 @@ static const struct rule en_facts[] = {
     {"dislikes", LIST,
      I
      "^(?:i|we) (?:" ADVERB "(?:hate|dislike|detest|loathe|despise|abhor)|(?:really |absolutely "
-                            "|just |simply )*can ?not (?:really )?(?:stand|bear|abide|stomach|"
+     "|just |simply )*can ?not (?:really )?(?:stand|bear|abide|stomach|"
      "tolerate)|do not (?:really |much |particularly )?(?:like|enjoy|care for|fancy|love)|am "
      "(?:really |definitely )?(?:not (?:really |much |particularly |too |very )?(?:a (?:big |huge "
      ")?fan of|into|"
@@ -409,6 +412,8 @@ static const struct rule en_facts[] = {
      I "\\bi (?:am|have (?:always |long )?been|was diagnosed as|turned out to be|became) " ADVERB
        "(?:and [a-z]+ly )?allergic to (?!it\\b|them\\b|that\\b|this\\b|mondays?|work\\b|sand, "
        "you)" REST},
+    {"allergy", LIST,
+     I "^(?:the )?only (?:thing|food|allergy)(?: that)? i am allergic to is " REST},
     {"allergy", LIST, I "^allergic to (?!it\\b|them\\b|that\\b)" REST},
     {"allergy", 0,
      I "\\bno ("
@@ -492,8 +497,7 @@ static const struct rule en_facts[] = {
      ")" REST},
     {"skill", 0,
      I
-     "^i (?:" ADVERB
-     ")(play (?:the |a bit of |jazz |classical |bass |electric |acoustic "
+     "^i (?:" ADVERB ")(play (?:the |a bit of |jazz |classical |bass |electric |acoustic "
      ")*(?:piano|guitar|violin|cello|flute|drums?|trumpet|sax(?:ophone)?|clarinet|harp|ukulele|"
      "banjo|bagpipes|accordion|organ|bass|double "
      "bass|harmonica|oboe|trombone|tuba|viola|mandolin|fiddle|recorder|keyboards?|sitar|erhu|koto|"
@@ -535,8 +539,7 @@ static const struct rule en_facts[] = {
        ")an? (?:avid|keen|passionate|amateur|hobby|enthusiastic)) (?!this|it\\b|the\\b|a\\b)" WORDS
            END},
     {"hobby", LIST,
-     I "^i (?:" ADVERB
-       ")(?:collect|go) ((?:old |vintage |antique )?(?:stamps|coins|vinyl(?: "
+     I "^i (?:" ADVERB ")(?:collect|go) ((?:old |vintage |antique )?(?:stamps|coins|vinyl(?: "
        "records)?|records|comics|postcards|watches|minerals|rocks|toys|figurines|birdwatching|bird "
        "?watching|bouldering|climbing|fishing|hiking|camping|sailing|kayaking|trainspotting|"
        "geocaching|metal detecting|foraging|wild swimming|surfing))\\b(?! (?:every|on))"},
@@ -569,7 +572,7 @@ static const struct rule en_facts[] = {
        "insurance|appointment|service booked|race))"},
     {"owns", 0,
      I "^(?:i|we) (?:" ADVERB "(?:own|drive|ride)) (?:an? |the )((?:\\d{4} |old |vintage |used "
-                              "|second-hand |red |blue |white |black )*" CAP
+       "|second-hand |red |blue |white |black )*" CAP
        "(?: [\\p{Lu}\\d][\\p{L}\\p{N}-]*){0,3})" END},
 
     {"goal", 0,
@@ -586,12 +589,11 @@ static const struct rule en_facts[] = {
        "which|though|if|when)\\b))"},
     {"goal", 0,
      I "^i am (?:" ADVERB ")(?:trying|hoping|determined|planning|aiming|working hard|on a "
-                          "mission|learning|working) to (?!(?:figure|find|fix|get "
-                          "this|understand|decide|write|make|work|remember|book|choose|see|say|do|"
-                          "use|install|open|print|move this)\\b)" REST},
+       "mission|learning|working) to (?!(?:figure|find|fix|get "
+       "this|understand|decide|write|make|work|remember|book|choose|see|say|do|"
+       "use|install|open|print|move this)\\b)" REST},
     {"goal", 0,
-     I "^i (?:" ADVERB
-       ")(?:want|hope|plan|aim|intend|dream|aspire|would love one day) (?:to|of) "
+     I "^i (?:" ADVERB ")(?:want|hope|plan|aim|intend|dream|aspire|would love one day) (?:to|of) "
        "((?:become|becoming|be(?:ing)? an? |run(?:ning)? an? |open(?:ing)?|start(?:ing)? my "
        "own|learn(?:ing)?|climb(?:ing)?|lose|losing|quit(?:ting)?|give up|retire|write a "
        "(?:book|novel)|publish|buy(?:ing)? (?:a|my) "
@@ -635,6 +637,9 @@ static const struct rule en_facts[] = {
        "(?:coffee|tea|cup)|do yoga|eat)\\b[^,;.!?()\\n]{0,50}?)" END},
 
     /* ends */
+    {"likes", ENDS | CORRECTS,
+     I "^i (?:do not|no longer) (?:really )?(?:like|love|enjoy|want|eat|drink) "
+       "(?:it|them|that|those)(?: any ?more| any longer| now|$)()"},
     {"likes", ENDS,
      I
      "^i (?:no longer|do not|don't|stopped) (?:really )?(?:like|love|enjoy|liking|loving)?(?:ing)? "
@@ -756,7 +761,7 @@ static const struct refusal en_sentence[] = {
     {"quotation",
      I "^(?:[\\p{L}' "
        "]{0,40}\\b(?:said|says|say|told|tells|claims?|claimed|thinks?|wrote|writes|texted|"
-       "replied|shouted|asked|asks|sings|sang|goes|yelled|insists?|joked|heard|believes?)\\b(?! "
+       "replied|shouted|asked|asks|sings|sang|goes|yelled|insists?|joked|heard|believes)\\b(?! "
        "(?:me )?(?:to|i should)\\b))(?=.*\\b(?:i|my)\\b)(?<!i think)(?<!i say)(?<!i said)"
        "(?!i (?:think|told|said|heard|asked))"},
     {NULL},
@@ -800,8 +805,12 @@ static const struct refusal en_expand[] = {
     {"am not", "(?i)\\bain't\\b"},
     {"I do not", "(?i)^(?:honestly |really |but |and |nah |no )*(?:scrap that,? )?do not "
                  "(?=(?:really )?(?:like|eat|live|work|have|enjoy)\\b)"},
-    {"is", "(?i)(?<=\\bname|\\bthat|\\bit|\\bhere|\\bthere|\\bbirthday|\\bhe|\\bshe|\\bwhat|"
-           "\\bhobby|\\bgoal|\\bdog|\\bcat|\\bson|\\bnames)'s\\b"},
+    {" is", "(?i)(?<=\\bname|\\bthat|\\bit|\\bhere|\\bthere|\\bbirthday|\\bhe|\\bshe|\\bwhat|"
+            "\\bhobby|\\bgoal|\\bdog|\\bcat|\\bson|\\bnames)'s\\b"},
+    {" called $1",
+     "(?i),? (?:and )?(?:his|her|its|their) names? (?:is|are) ((?-i:\\p{Lu}\\p{L}+))"},
+    {"I am allergic to $1", "(?i)\\bno ([\\p{L} ]{2,25}?)(?: tho| though| please)?,? (?:because "
+                            "|as |cos )?I am (?:\\w+ )?allergic(?: to (?:it|them|that))?\\b"},
     {" is",
      "(?i)(?<=name|that|it|here|there|birthday|bday|hobby|goal|dream|job)(?<=[a-z])'?s\\b(?<='s)"},
     {"I $1", "(?i)^(?:honestly,? |ugh,? |yeah,? |yes,? |so,? |and |but |oh,? |no,? |btw,? |also,? "
@@ -861,22 +870,23 @@ const struct memory_rules memory_rules_en = {
                        "game)|ooc|game over|role[- ]?play (?:is )?over)\\b",
     .real = I "\\b(?:in real life|irl|for real|the real me|real[- ]life me|outside (?:the|this) "
               "(?:game|story|novel)|in reality|actual me|me personally|myself in reality)\\b",
-    .split =
-        I "\\s*[;:—–()]+\\s*|\\s+-+\\s+|\\.{2,}\\s*|,?\\s+(?:but|because|cause|cuz|whereas|"
-          "although|though|tho|so that|who|while|whilst|"
-          "however|hence|except "
-          "that)\\s+|,\\s*(?:so|which|where|since|as)\\s+|,?\\s+(?:and|so|since|as|now "
-          "that|plus|given)(?: "
-          "that)?\\s+(?=(?:i|my|we|he|she|it|they|you|his|her|their|our|everyone|nobody|last|now|"
-          "then|today)\\b)|"
-          ",?\\s+and\\s+(?=(?:also |now |still |really |just |recently )*(?:" EN_VERB
-          ")\\b)|,\\s*(?=(?:i|my|we|he|she|it|they|you|his|her|their|our|any|what|how|which|where|"
-          "who|why|when|can|could|do|does|is|are|should|would|been|born|allergic|living|working|"
-          "originally|currently|as|both|recently|me|tastes?|"
-          "honestly|believe|please|not|never|no|got|saving|training|moved)\\b)|,\\s+and\\s+(?=(?:"
-          "last|today|this|the|that)\\b)|"
-          ",\\s*(?=\\d\\d\\s*(?:,|$))|(?<=\\b\\d\\d),\\s*|,\\s*(?=[\\p{L} -]{3,40}$)(?=(?:" JOB
-          ")\\W*$)|\\s+(?=by trade\\b)(?!)",
+    .split = I
+    "\\s*[;:—–()]+\\s*|\\s+-+\\s+|\\.{2,}\\s*|,?\\s+(?:but|because|cause|cuz|whereas|"
+    "although|though|tho|so that|who|while|whilst|"
+    "however|hence|except "
+    "that)\\s+|,\\s*(?:so|which|where|since|as)\\s+|,?\\s+(?:and|so|since|as|now "
+    "that|plus|given)(?: "
+    "that)?\\s+(?=(?:i|my|we|he|she|it|they|you|his|her|their|our|everyone|nobody|last|now|"
+    "then|today)\\b)|"
+    ",?\\s+and\\s+(?=(?:also |now |still |really |just |recently )*(?:" EN_VERB
+    ")\\b)|,\\s*(?=(?:i|my|we|he|she|it|they|you|his|her|their|our|any|what|how|which|where|"
+    "who|why|when|can|could|do|does|is|are|should|would|been|born|allergic|living|working|"
+    "originally|currently|as|both|recently|me|tastes?|"
+    "honestly|believe|please|not|never|no|got|saving|training|moved)\\b)|,\\s+and\\s+(?=(?:"
+    "last|today|this|the|that)\\b)|"
+    ",\\s*(?=\\d\\d\\s*(?:,|$))|(?<=\\b\\d\\d),\\s*|,\\s*(?=[\\p{L} -]{3,40}\\W*$)(?=(?:" JOB
+    ")\\W*$)|,\\s*(?=[\\p{L} ]{3,30} by (?:trade|profession))|\\s+so\\s+(?=\\d\\d\\b)|,\\s+(?:and "
+    ")?(?=with my\\b|the only\\b|turning\\b|nothing\\b|seriously\\b)",
     .filler =
         I "^(?:and|but|so|ok|okay|well|oh|hey|hi|hello|yes|yeah|yep|no|nah|nope|actually|honestly|"
           "btw|by the way|fyi|just so you "
@@ -897,7 +907,7 @@ const struct memory_rules memory_rules_en = {
           "allergic)|these days|nowadays|currently|at the moment|"
           "as of (?:last |this )?[a-z]+|last (?:year|month|week)|this year|recently|please (?=call "
           "me))\\b[,:;.!]*\\s+",
-    .self = I "^(?:i|my (?!(?:" RELATIONS
+    .self = I "^(?:i|(?:with|given|because of|due to) my|my (?!(?:" RELATIONS
               "|mum|mom|dad|mother|father|boss|friend|best "
               "friend|flatmate|roommate|housemate|neighbou?r|colleague|co-?worker|teacher|doctor|"
               "landlord|manager|uncle|aunt|cousin|gran\\w*|ex|parents?|team|client|buddy|mate|"
@@ -921,7 +931,7 @@ const struct memory_rules memory_rules_en = {
           ")*(?:what|who|where|when|why|how|which|do|does|did|is|are|can|could|would|should|am|was|"
           "were|will|any|anyone|shall|may|might|"
           "recommend|suggest)\\b|\\b(?:right|isn't it|don't you think|you know)[?]*$",
-    .list = I "\\s*(?:[,;&/]|\\band\\b|\\bor\\b|\\bas well as\\b|\\bplus\\b|\\balong "
+    .list = I "\\s*(?:[,;/]|\\band\\b|\\bor\\b|\\bas well as\\b|\\bplus\\b|\\balong "
               "with\\b)(?:\\s*(?:and|also|or|especially|above all|particularly))?\\s*",
     .trim = I
     "^(?:an?|the|some|both|really|very|my|to|also|especially|anything with|all things|all kinds "
@@ -931,7 +941,9 @@ const struct memory_rules memory_rules_en = {
     "well|again|please|these days|most|for sure|obviously|honestly|mostly|mainly|since .*|for "
     "(?:years|ages|now|over|about|almost|nearly).*|ever|in general|to (?:bits|pieces|death|me)|or "
     "anything.*|or something.*|and stuff|etc|in particular)$",
-    .no_value = I "^(?:it|this|that|them|you|him|her|me|i|one|so|not|none|nothing|something|"
+    .no_item = I "^\\s*(?:\\S+\\s+){4}\\S|^(?:\\w+ )?(?:love|like|hate)s? (?:it|them)\\b",
+    .no_value = I "^(?:nothing|seriously) |"
+                  "^(?:it|this|that|them|you|him|her|me|i|one|so|not|none|nothing|something|"
                   "anything|everything|everyone|people|things?|stuff|.|the|there|here|yes|no|both|"
                   "other|others|more|much|lot|lots|then|now|work|all|what|who)$"
                   "|^(?:i|he|she|they|we|my "

@@ -43,17 +43,18 @@ static pcre2_match_context *match_context_new(void) {
 
 /* The functions below use PCRE2_NO_UTF_CHECK, because their texts are valid UTF-8. */
 
-bool pattern_match(const char *pattern, const char *text, size_t len, struct pattern_match *m) {
+bool pattern_match(const char *pattern, const char *text, size_t len, size_t from,
+                   struct pattern_match *m) {
     pcre2_code *p = pattern_get(pattern);
     pcre2_match_data *data = pcre2_match_data_create_from_pattern(p, NULL);
     pcre2_match_context *context = match_context_new();
-    int n = pcre2_match(p, (PCRE2_SPTR)text, len, 0, PCRE2_NO_UTF_CHECK, data, context);
+    int n = pcre2_match(p, (PCRE2_SPTR)text, len, from, PCRE2_NO_UTF_CHECK, data, context);
     if (m) *m = (struct pattern_match){0};
     const PCRE2_SIZE *ovector = pcre2_get_ovector_pointer(data);
-    for (int i = 0; m && i < MIN(n, PATTERN_GROUPS); i++)
+    for (int i = 0, k = 0; m && i < n && k < PATTERN_GROUPS; i++)
         if (ovector[2 * i] != PCRE2_UNSET) {
-            m->begin[i] = ovector[2 * i];
-            m->end[i] = ovector[2 * i + 1];
+            m->begin[k] = ovector[2 * i];
+            m->end[k++] = ovector[2 * i + 1];
         }
     pcre2_match_context_free(context);
     pcre2_match_data_free(data);
@@ -62,7 +63,7 @@ bool pattern_match(const char *pattern, const char *text, size_t len, struct pat
 
 bool pattern_find(const char *pattern, const char *text, size_t len, struct buf *group) {
     struct pattern_match m;
-    if (!pattern_match(pattern, text, len, &m)) return false;
+    if (!pattern_match(pattern, text, len, 0, &m)) return false;
     if (group) buf_add(group, text + m.begin[1], m.end[1] - m.begin[1]);
     return true;
 }

@@ -54,8 +54,12 @@ bool agent_tool_call(const struct agent_tool *tool, const json_t *arguments, str
 
 /* Inputs of the built-in tools. Strings are copied. */
 struct agent_tool_options {
-    const char *knowledge;           /* knowledge base of the tool `knowledge` */
-    const struct embedder *embedder; /* for it; NULL: words only; borrowed */
+    const char *knowledge;  /* knowledge base of the tool `knowledge` */
+    const char *memory;     /* store with the memories, for memory_search, memory_write */
+    const char *user;       /* whose memories; NULL: "me" */
+    const json_t *messages; /* the conversation, whose user messages memory_write reads at each
+                               call; NULL: it remembers nothing; borrowed */
+    const struct embedder *embedder; /* of knowledge and memories; NULL: words only; borrowed */
     const char *root;                /* folder that `read_file` and `list_files` may read */
     const struct strings *hosts;     /* hosts that `http_get` may ask */
     double seconds;                  /* limit of one call that executes code; 0: 10 */
@@ -66,6 +70,8 @@ struct agent_tool_options {
  *   calculator     {expression}: the exact value of an arithmetic expression, also with units
  *   clock          {}: date, time and day of the week, in UTC
  *   knowledge      {query}: passages of the knowledge base
+ *   memory_search  {query}: memories of the user
+ *   memory_write   {fact}: remembers a fact that the user's own messages state
  *   read_file      {path}: the text of a file below `root`
  *   list_files     {path}: the files and folders of a folder below `root`
  *   python         {code}: runs Python in the sandbox; its output
@@ -196,7 +202,8 @@ int agent_run_all(const struct agent_options *o, struct agent_run *runs, int n, 
 /* settings.c: an agent as options of the command line, and as a file */
 
 struct agent_settings {
-    char *tools, *adapter, *system, *knowledge, *root, *form; /* tools: a comma-separated list */
+    char *tools; /* a comma-separated list */
+    char *adapter, *system, *knowledge, *memory, *user, *root, *form;
     struct strings hosts;
     int64_t max_steps, max_tokens, thought_tokens, top_k;
     bool sample_calls;
@@ -208,9 +215,11 @@ extern const struct option_row agent_setting_rows[];
  * default values. Old values of *s are overwritten and not freed; options_release frees the new
  * ones, and after an error there is nothing to free. */
 int agent_settings_read(struct agent_settings *s, const char *path, struct error *err);
-/* Opens the tools; the caller releases them, also after an error. */
-int agent_settings_open_tools(const struct agent_settings *s, struct agent_tools *t,
-                              struct error *err);
+/* Opens the tools; the caller releases them, also after an error. user: the owner of the memories
+ * that the tools use; NULL: the user of the settings. messages: the conversation, see struct
+ * agent_tool_options. */
+int agent_settings_open_tools(const struct agent_settings *s, const char *user,
+                              const json_t *messages, struct agent_tools *t, struct error *err);
 /* Sets the members of *o that the settings decide; the texts are borrowed. ERR_USAGE: the form is
  * unknown. */
 int agent_settings_apply(const struct agent_settings *s, struct agent_options *o,

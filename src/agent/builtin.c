@@ -91,6 +91,8 @@ const struct agent_builtin agent_builtins[] = {
     {"calculator", "Computes an arithmetic expression exactly, also with units.", NULL, false},
     {"clock", "Tells the date, the time and the day of the week, in UTC.", NULL, false},
     {"knowledge", "Finds passages of the knowledge base.", "--knowledge DB", false},
+    {"memory_search", "Recalls facts about the user.", "--memory DB", false},
+    {"memory_write", "Remembers a lasting fact that the user stated.", "--memory DB", false},
     {"read_file", "Reads a text file.", "--root DIR", false},
     {"list_files", "Lists the files of a folder.", "--root DIR", false},
     {"python", "Runs a Python program and returns its output.", NULL, true},
@@ -112,9 +114,10 @@ static const struct tool_kind
                       .release = knowledge_release};
 
 /* The rows of agent_builtins. */
-static const struct tool_kind *const kinds[] = {&calculator_kind, &clock_kind,      &knowledge_kind,
-                                                &read_file_kind,  &list_files_kind, &python_kind,
-                                                &sh_kind,         &check_code_kind, &http_get_kind};
+static const struct tool_kind *const kinds[] = {
+    &calculator_kind,   &clock_kind,      &knowledge_kind,  &memory_search_kind,
+    &memory_write_kind, &read_file_kind,  &list_files_kind, &python_kind,
+    &sh_kind,           &check_code_kind, &http_get_kind};
 _Static_assert(ARRAY_LEN(kinds) == ARRAY_LEN(agent_builtins) - 1, "one row for each tool");
 
 /* adding */
@@ -146,6 +149,7 @@ static json_t *parameters_json(const struct tool_kind *kind) {
 static bool need_is_given(enum tool_need need, const struct agent_tool_options *o) {
     const bool given[] = {[NEEDS_NOTHING] = true,
                           [NEEDS_KNOWLEDGE] = o->knowledge && *o->knowledge,
+                          [NEEDS_MEMORY] = o->memory && *o->memory,
                           [NEEDS_ROOT] = o->root && *o->root,
                           [NEEDS_HOSTS] = o->hosts && o->hosts->n};
     return given[need];

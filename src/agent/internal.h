@@ -1,6 +1,7 @@
 /*
  * agent: declarations shared by the files of the tools: the list of tools, their results and texts
- * (tools.c), and the built-in tools (builtin.c, builtin_files.c, builtin_code.c, builtin_http.c).
+ * (tools.c), and the built-in tools (builtin.c, builtin_files.c, builtin_code.c, builtin_http.c,
+ * builtin_memory.c).
  */
 #ifndef SHOAL_AGENT_INTERNAL_H
 #define SHOAL_AGENT_INTERNAL_H
@@ -15,7 +16,7 @@ struct tool_argument {
 };
 
 /* The member of struct agent_tool_options that a built-in tool needs. */
-enum tool_need { NEEDS_NOTHING, NEEDS_KNOWLEDGE, NEEDS_ROOT, NEEDS_HOSTS };
+enum tool_need { NEEDS_NOTHING, NEEDS_KNOWLEDGE, NEEDS_MEMORY, NEEDS_ROOT, NEEDS_HOSTS };
 
 /* How a built-in tool works. */
 struct tool_kind {
@@ -27,7 +28,7 @@ struct tool_kind {
     void (*release)(void *ctx); /* may be NULL; ctx may be NULL */
 };
 extern const struct tool_kind read_file_kind, list_files_kind, python_kind, sh_kind,
-    check_code_kind, http_get_kind;
+    check_code_kind, http_get_kind, memory_search_kind, memory_write_kind;
 
 /*
  * Appends a text of any bytes as valid UTF-8 without control characters except newline and tab;

@@ -77,7 +77,7 @@ static void builtins_print(const struct cli_options *c) {
             cli_print_json(json_pack("{s:s,s:s,s:s?,s:b}", "name", b->name, "description",
                                      b->description, "needs", b->needs, "executes", b->executes));
         else
-            printf("%-12s%s%s%s%s\n", b->name, b->description, b->needs ? " Needs " : "",
+            printf("%-14s%s%s%s%s\n", b->name, b->description, b->needs ? " Needs " : "",
                    b->needs ? b->needs : "", b->needs ? "." : "");
 }
 
@@ -154,7 +154,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
         rc = agent_calibration_read(o->calibration, &a.calibration, err);
         a.options.calibration = &a.calibration;
     }
-    if (rc == OK) rc = agent_settings_open_tools(&o->agent, &a.tools, err);
+    if (rc == OK) rc = agent_settings_open_tools(&o->agent, NULL, a.messages, &a.tools, err);
     if (rc == OK) rc = adapter_mix_parse(&a.mix, o->agent.adapter, err);
     if (rc == OK) {
         rc = session_open(&a, o, args->v[0], err);
@@ -184,11 +184,13 @@ const struct cli_command cmd_agent = {
         "  shoal agent models/fry --list-tools\n"
         "  shoal agent model.gguf --tools calculator '123456 * 789 = ?'\n"
         "  shoal agent model.gguf --tools knowledge --knowledge notes.db 'どこで買えますか？'\n"
+        "  shoal agent model.gguf --tools memory_search,memory_write --memory me.db 'I am Ann.'\n"
         "  shoal agent model.gguf --tools python,read_file --root data 'Sum column 2 of a.csv'\n"
         "  shoal agent models/fry --agent examples/agent.yaml 'sort: k b x'\n"
         "  shoal agent model.gguf --tools calculator --json < questions.txt",
-    .main_options = "tools list-tools agent adapter system knowledge root allow-host max-steps "
-                    "max-seconds max-tokens form temperature seed max-memory dry-run record tasks",
+    .main_options =
+        "tools list-tools agent adapter system knowledge memory user root allow-host max-steps "
+        "max-seconds max-tokens form temperature seed max-memory dry-run record tasks",
     .rows = rows,
     .more =
         (const struct option_table[]){{agent_setting_rows, offsetof(struct options, agent)}, {0}},

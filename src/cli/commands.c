@@ -41,6 +41,7 @@ static const struct {
     {NULL, &cmd_model},
     {NULL, &cmd_knowledge},
     {NULL, &cmd_conversation},
+    {NULL, &cmd_memory},
     {"run a server:", &cmd_key},
     {NULL, &cmd_metrics},
     {NULL, &cmd_config},

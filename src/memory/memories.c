@@ -528,7 +528,9 @@ static int turn_learn(struct learning *l, struct error *err) {
     if (*conversation)
         pretence_set(m, conversation, json_is_true(json_object_get(found, "pretence")));
     json_array_foreach (json_object_get(found, "facts"), i, fact)
-        if (rc == OK) rc = fact_apply(l, fact, err);
+        if (rc == OK &&
+            (!l->turn->only || value_contains(l->turn->only, json_get_string(fact, "value"))))
+            rc = fact_apply(l, fact, err);
     json_decref(found);
     return rc == OK ? memories_prune(&l->change, json_object_get(l->result, "pruned"), err) : rc;
 }

@@ -311,6 +311,7 @@ struct memory_turn {
     int64_t number;           /* of the turn in the conversation; 0: not known */
     const char *time;         /* NULL: now */
     const char *asked;        /* the assistant's message before it, or NULL; see above */
+    const char *only;         /* NULL: all facts; else those whose value occurs in this text */
 };
 /* Learns the facts of a turn. Returns {added, merged, ended, pruned: [memory], refused: [{text,
  * reason}]}; NULL sets err. ERR_USAGE: a time that is not one. */

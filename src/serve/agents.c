@@ -49,7 +49,7 @@ static bool tool_is_allowed(const struct server *s, const char *name) {
 /* Opens the tools once, so that a missing file or sandbox is found at the start. */
 static int tools_try(const struct server *s, struct agent_entry *a, struct error *err) {
     struct agent_tools tools = {0};
-    int rc = agent_settings_open_tools(&a->settings, &tools, err);
+    int rc = agent_settings_open_tools(&a->settings, NULL, NULL, &tools, err);
     a->tools = json_array();
     for (int i = 0; rc == OK && i < tools.n; i++) {
         json_array_append_new(a->tools, json_string(tools.v[i].name));
@@ -197,7 +197,9 @@ static void agent_generation_run(struct generation *g, void *ctx) {
         d->runs[i] =
             (struct agent_run){.messages = json_object_get(g->spec.request_json, "messages"),
                                .seed = g->spec.sampling.seed + (uint64_t)i};
-    int rc = agent_settings_open_tools(&d->a->settings, &d->tools, &err);
+    int rc = agent_settings_open_tools(&d->a->settings, g->key,
+                                       json_object_get(g->spec.request_json, "messages"), &d->tools,
+                                       &err);
     if (rc == OK)
         agent_run_all(&d->options, d->runs, g->n_completions, &err);
     else

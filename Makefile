@@ -75,7 +75,7 @@ FLAGS_test_faults.c := $(addprefix -Wl$(comma)--wrap=,malloc calloc realloc free
 FLAGS_test_simulation.c := $(addprefix -Wl$(comma)--wrap=,open fwrite fflush fsync rename)
 FLAGS_test_backup.c := $(addprefix -Wl$(comma)--wrap=,fflush fsync rename mkdir unlink rmdir)
 
-.PHONY: all deps libraries demo docs test test-all tests load fuzz fuzz-api bench bench-peers bench-depth bench-train bench-serve sizes results-swarm results-evolve results-world \
+.PHONY: all deps libraries demo docs test test-all tests load fuzz fuzz-api bench bench-peers bench-depth bench-train bench-memory bench-serve sizes results-swarm results-evolve results-world \
         results-grow results-specialists results-agent install uninstall clean
 EXAMPLES := $(basename $(notdir $(wildcard examples/*.c)))
 # Translations of messages: scripts/messages.py. Without gettext all messages are English.
@@ -134,6 +134,10 @@ bench-depth: deps all
 # Which commands work with which models on 8, 16 and 24 GB: scripts/sizes.py. WRITE=1: into docs/SIZES.md. An hour or more.
 sizes: deps all
 	$(Q)python3 scripts/sizes.py $(if $(WRITE),--write)
+
+# The search in the vectors of 100,000 memories: time and recall.
+bench-memory: deps $(O)/memory
+	$(Q)$(O)/memory
 
 # Shoal's and PyTorch's training, alternately.
 bench-train: deps all
@@ -204,7 +208,7 @@ $(O)/load: bench/load.c bench/tally.h Makefile
 	$(Q)mkdir -p $(@D)
 	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $<
 
-$(O)/bare $(O)/starter: $(O)/%: bench/%.c bench/tally.h $(O)/libshoal.a Makefile
+$(O)/bare $(O)/starter $(O)/memory: $(O)/%: bench/%.c bench/tally.h $(O)/libshoal.a Makefile
 	$(call say,LD    $@)
 	$(Q)$(CC) $(CFLAGS_ALL) -o $@ $< $(O)/libshoal.a $(LIBS)
 

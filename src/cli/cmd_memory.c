@@ -157,7 +157,8 @@ static void why_print(const json_t *v) {
         printf(", turn %lld", (long long)json_integer_value(json_object_get(source, "turn")));
     putchar('\n');
     json_array_foreach (json_object_get(v, "history"), i, e)
-        printf("%-10s  %s\n", i ? "" : "history", json_get_string(e, "at"));
+        printf("%-10s  %s %s\n", i ? "" : "history", json_get_string(e, "at"),
+               json_get_string(e, "operation"));
 }
 
 static int why(const struct command *m, struct error *err) {
@@ -237,6 +238,14 @@ static const struct {
     {"export", "no argument", 0, 0, export},  {"import", "FILE", 1, 1, import},
 };
 
+/* Opens the store; makes its folder. */
+static struct store *store_make(const char *path, struct error *err) {
+    char *dir = xstrndup(path, (size_t)(path_name(path) - path));
+    int rc = *dir ? dir_make(dir, err) : OK;
+    free(dir);
+    return rc == OK ? store_open(path, err) : NULL;
+}
+
 static int run(const struct cli_options *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
@@ -255,7 +264,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
             "no store '%s'; 'shoal memory learn TEXT' makes one, --store names another "
             "file",
             o->store);
-    struct store *store = store_open(o->store, err);
+    struct store *store = store_make(o->store, err);
     struct memories *memories = store ? memories_open(store, o->user, o->capacity, err) : NULL;
     const struct command m = {c, o, memories, args->n > 1 ? args->v[1] : NULL};
     int rc = memories ? verbs[i].run(&m, err) : err->code;

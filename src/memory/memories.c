@@ -335,12 +335,6 @@ static bool values_overlap(const char *a, const char *b) {
     return value_contains(a, b) || value_contains(b, a);
 }
 
-static const struct memory_attribute *attribute_find(const char *name) {
-    const struct memory_attribute *a = memory_attributes;
-    while (a->name && strcmp(a->name, name) != 0) a++;
-    return a->name ? a : NULL;
-}
-
 /* Learning of one turn. */
 struct learning {
     struct change change;
@@ -401,7 +395,7 @@ static int holding_end(struct learning *l, const char *attribute, const char *va
     int rc = OK;
     for (int64_t i = 0; i < m->n && rc == OK; i++) {
         const char *name = json_get_string(m->v[i], "attribute");
-        const struct memory_attribute *a = attribute_find(name);
+        const struct memory_attribute *a = memory_attribute_find(name);
         bool matches = *attribute ? strcmp(name, attribute) == 0 : a && !a->single;
         if (holds(m->v[i]) && matches &&
             (!*value || values_overlap(json_get_string(m->v[i], "value"), value)))
@@ -413,7 +407,7 @@ static int holding_end(struct learning *l, const char *attribute, const char *va
 /* Adds a fact, or merges it; ends what it contradicts. */
 static int fact_hold(struct learning *l, const char *attribute, const char *value, const char *text,
                      struct error *err) {
-    const struct memory_attribute *a = attribute_find(attribute);
+    const struct memory_attribute *a = memory_attribute_find(attribute);
     json_t *known = holding_find(l->change.m, attribute, value);
     const char *opposite = strcmp(attribute, "likes") == 0      ? "dislikes"
                            : strcmp(attribute, "dislikes") == 0 ? "likes"
@@ -587,7 +581,7 @@ int memories_import(struct memories *m, const json_t *memory, bool *added, struc
     struct change c;
     char now[32];
     *added = false;
-    if (!memory_is_valid(memory) || !attribute_find(json_get_string(memory, "attribute")) ||
+    if (!memory_is_valid(memory) || !memory_attribute_find(json_get_string(memory, "attribute")) ||
         memory_seconds(json_get_string(memory, "last_stated")) < 0)
         return error_set(err, ERR_FORMAT,
                          "this is not a memory: use the lines of 'shoal memory export'");

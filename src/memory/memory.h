@@ -265,12 +265,15 @@ int conversation_delete(struct store *s, const char *id, struct error *err);
 enum { MEMORY_TURN_BYTES = 16 << 10, MEMORY_VALUE_CHARS = 200, MEMORY_TURN_FACTS = 64 };
 json_t *memory_rules_extract(const char *text, const char *asked, bool pretence);
 /* The attributes; importance: 0 to 1, of a memory of this attribute. `single`: a new value replaces
- * the old one. Ends with a row whose name is NULL. */
+ * the old one. `words`: by which a search finds it. Ends with a row whose name is NULL. */
 struct memory_attribute {
     const char *name;
     double importance;
     bool single;
+    const char *words;
 };
+/* The row of a name, or NULL. */
+const struct memory_attribute *memory_attribute_find(const char *name);
 extern const struct memory_attribute memory_attributes[];
 
 /* long-term memories: the store (memories.c) */

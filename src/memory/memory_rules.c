@@ -23,30 +23,37 @@
 #include <string.h>
 
 const struct memory_attribute memory_attributes[] = {
-    {"name", 1.0, true},
-    {"age", 0.7, true},
-    {"birthday", 0.8, true},
-    {"residence", 0.9, true},
-    {"origin", 0.7, true},
-    {"occupation", 0.9, true},
-    {"employer", 0.8, true},
-    {"school", 0.8, true},
-    {"family", 0.9, false},
-    {"pet", 0.7, false},
-    {"likes", 0.5, false},
-    {"dislikes", 0.5, false},
-    {"allergy", 1.0, false},
-    {"diet", 0.9, true},
-    {"health", 1.0, false},
-    {"language", 0.6, false},
-    {"skill", 0.5, false},
-    {"hobby", 0.6, false},
-    {"owns", 0.4, false},
-    {"goal", 0.7, false},
-    {"habit", 0.5, false},
-    {"note", 0.9, false},
+    {"name", 1.0, true, "called who 名前 名 叫 名字 姓名"},
+    {"age", 0.7, true, "old years 歳 年齢 岁 年龄 几岁 多大"},
+    {"birthday", 0.8, true, "born date birth 誕生日 生まれ 生日 出生"},
+    {"residence", 0.9, true,
+     "live lives living home address city town where 住む 住んで 住まい 住 住在 住址"},
+    {"origin", 0.7, true, "from born hometown where 出身 地元 老家 家乡 来自"},
+    {"occupation", 0.9, true, "job work profession 仕事 職業 工作 职业"},
+    {"employer", 0.8, true, "work company job 会社 勤め先 勤務先 公司 单位 工作"},
+    {"school", 0.8, true, "university college study 学校 大学 学校 上学"},
+    {"family", 0.9, false, "relatives children 家族 兄弟 子供 家人 孩子"},
+    {"pet", 0.7, false, "animal pets ペット 動物 宠物"},
+    {"likes", 0.5, false, "favourite favorite love enjoy 好き 好物 喜欢"},
+    {"dislikes", 0.5, false, "hate 嫌い 苦手 讨厌 不喜欢"},
+    {"allergy", 1.0, false, "allergic allergies アレルギー 过敏"},
+    {"diet", 0.9, true, "eat food 食事 食べる 饮食 吃"},
+    {"health", 1.0, false, "condition illness disease 病気 健康 持病 疾病 病"},
+    {"language", 0.6, false, "speak languages 言語 話せる 语言 会说"},
+    {"skill", 0.5, false, "can able good 特技 できる 特长 擅长"},
+    {"hobby", 0.6, false, "hobbies free time 趣味 爱好 兴趣"},
+    {"owns", 0.4, false, "have car own 持っている 持ち物 拥有"},
+    {"goal", 0.7, false, "goals plan dream aim 目標 夢 目标 梦想"},
+    {"habit", 0.5, false, "routine usually 習慣 日課 习惯"},
+    {"note", 0.9, false, "remember 覚えて 记住"},
     {NULL},
 };
+
+const struct memory_attribute *memory_attribute_find(const char *name) {
+    const struct memory_attribute *a = memory_attributes;
+    while (a->name && strcmp(a->name, name) != 0) a++;
+    return a->name ? a : NULL;
+}
 
 enum { SENTENCE_BYTES = 2048, REFUSED_MAX = 32, ANSWER_BYTES = 60 };
 

@@ -936,7 +936,7 @@ const struct memory_rules memory_rules_en = {
     .trim = I
     "^(?:an?|the|some|both|really|very|my|to|also|especially|anything with|all things|all kinds "
     "of|any kind of|being|absolutely|definitely|probably|still|always|just|lots of|good old|of) |"
-    " (?:too|now|though|tho|lol|haha|myself|a lot|so much|very much|at "
+    " (?:too|after all|now|though|tho|lol|haha|myself|a lot|so much|very much|at "
     "all|either|anyway|btw|actually|really|personally|the most|more than anything|as "
     "well|again|please|these days|most|for sure|obviously|honestly|mostly|mainly|since .*|for "
     "(?:years|ages|now|over|about|almost|nearly).*|ever|in general|to (?:bits|pieces|death|me)|or "

@@ -57,14 +57,16 @@ static int64_t id_of(const json_t *memory) {
     return json_integer_value(json_object_get(memory, "id"));
 }
 
-/* The text of a memory that is indexed and embedded; malloc'ed. */
+/* The text of a memory that is embedded; malloc'ed. */
 static char *memory_text(const json_t *memory) {
     return xasprintf("%s: %s. %s", json_get_string(memory, "attribute"),
                      json_get_string(memory, "value"), json_get_string(memory, "text"));
 }
 
 static int row_make(struct memory_row *row, const json_t *memory, struct error *err) {
-    char *text = memory_text(memory);
+    const struct memory_attribute *a = memory_attribute_find(json_get_string(memory, "attribute"));
+    char *text = xasprintf("%s %s %s %s", json_get_string(memory, "attribute"), a ? a->words : "",
+                           json_get_string(memory, "value"), json_get_string(memory, "text"));
     struct buf terms = {0};
     buf_puts(&terms, " ");
     *row = (struct memory_row){.id = id_of(memory)};

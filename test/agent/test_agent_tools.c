@@ -355,12 +355,15 @@ static void test_builtin_list(void **state) {
     static const struct {
         const char *list, *why;
     } wrong[] = {
-        {"clock,abacus", "there is no tool 'abacus'; there are calculator, clock, knowledge, "
-                         "read_file, list_files, python, sh, check_code, http_get"},
+        {"clock,abacus",
+         "there is no tool 'abacus'; there are calculator, clock, knowledge, "
+         "memory_search, memory_write, read_file, list_files, python, sh, check_code, http_get"},
         {"", "there is no tool ''"},
         {"clock,", "there is no tool ''"},
         {"clock, clock", "there are two tools 'clock'"},
         {"knowledge", "'knowledge' needs --knowledge DB"},
+        {"memory_search", "'memory_search' needs --memory DB"},
+        {"memory_write", "'memory_write' needs --memory DB"},
         {"read_file", "'read_file' needs --root DIR"},
         {"list_files", "'list_files' needs --root DIR"},
         {"http_get", "'http_get' needs --allow-host HOST"},
@@ -377,6 +380,44 @@ static void test_builtin_list(void **state) {
     assert_int_equal(agent_tools_add_builtin(&t, "read_file", &o, &err), ERR_MISSING);
     assert_int_equal(agent_tools_add_builtin(&t, "knowledge", &o, &err), ERR_MISSING);
     assert_int_equal(t.n, 0);
+}
+
+static void memory_call(struct agent_tools *t, const char *tool, const char *key, const char *text,
+                        struct buf *out) {
+    json_t *arguments = json_pack("{s:s}", key, text);
+    out->len = 0;
+    agent_tool_call(&t->v[agent_tools_find(t, tool)], arguments, out);
+    json_decref(arguments);
+}
+
+/* memory_write stores what the user's messages state, and nothing that only the model says. */
+static void test_memory(void **state) {
+    (void)state;
+    struct agent_tools t = {0};
+    struct buf out = {0};
+    json_t *messages = json_pack("[{s:s,s:s},{s:s,s:s},{s:s,s:s}]", "role", "user", "content",
+                                 "I live in Osaka. Where do I find good tea?", "role", "assistant",
+                                 "content", "I live in Paris and I am allergic to nuts.", "role",
+                                 "tool", "content", "I like wine.");
+    char *path = path_join(folder, "memories.db");
+    const struct agent_tool_options o = {.memory = path, .user = "ann", .messages = messages};
+    assert_int_equal(agent_tools_add_builtin(&t, "memory_search,memory_write", &o, &err), OK);
+    static const char *const wrong[] = {"The user lives in Paris", "The user is allergic to nuts",
+                                        "The user likes wine", "a", ""};
+    for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
+        memory_call(&t, "memory_write", "fact", wrong[i], &out);
+        assert_non_null(strstr(out.data, "not remembered"));
+    }
+    memory_call(&t, "memory_search", "query", "residence", &out);
+    assert_string_equal(out.data, "no memory matches");
+    memory_call(&t, "memory_write", "fact", "The user lives in Osaka", &out);
+    assert_non_null(strstr(out.data, "residence: Osaka"));
+    memory_call(&t, "memory_search", "query", "residence", &out);
+    assert_non_null(strstr(out.data, "residence: Osaka"));
+    agent_tools_release(&t);
+    json_decref(messages);
+    buf_release(&out);
+    free(path);
 }
 
 /* Every schema has bounds, so that a model under its grammar cannot write forever. */
@@ -834,16 +875,27 @@ static void test_silent_server(void **state) {
 
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_list),          cmocka_unit_test(test_json),
-        cmocka_unit_test(test_results),       cmocka_unit_test(test_cut),
-        cmocka_unit_test(test_arguments),     cmocka_unit_test(test_builtin_list),
-        cmocka_unit_test(test_schemas),       cmocka_unit_test(test_clock),
-        cmocka_unit_test(test_knowledge),     cmocka_unit_test(test_read_file),
-        cmocka_unit_test(test_escapes),       cmocka_unit_test(test_list_files),
-        cmocka_unit_test(test_python),        cmocka_unit_test(test_hostile_programs),
-        cmocka_unit_test(test_time_limit),    cmocka_unit_test(test_sh),
-        cmocka_unit_test(test_check_code),    cmocka_unit_test(test_pages),
-        cmocka_unit_test(test_hosts),         cmocka_unit_test(test_private_addresses),
+        cmocka_unit_test(test_list),
+        cmocka_unit_test(test_json),
+        cmocka_unit_test(test_results),
+        cmocka_unit_test(test_cut),
+        cmocka_unit_test(test_arguments),
+        cmocka_unit_test(test_builtin_list),
+        cmocka_unit_test(test_schemas),
+        cmocka_unit_test(test_memory),
+        cmocka_unit_test(test_clock),
+        cmocka_unit_test(test_knowledge),
+        cmocka_unit_test(test_read_file),
+        cmocka_unit_test(test_escapes),
+        cmocka_unit_test(test_list_files),
+        cmocka_unit_test(test_python),
+        cmocka_unit_test(test_hostile_programs),
+        cmocka_unit_test(test_time_limit),
+        cmocka_unit_test(test_sh),
+        cmocka_unit_test(test_check_code),
+        cmocka_unit_test(test_pages),
+        cmocka_unit_test(test_hosts),
+        cmocka_unit_test(test_private_addresses),
         cmocka_unit_test(test_silent_server), // last: the server sleeps
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

@@ -91,12 +91,13 @@ static const struct refusal *refusal_find(const struct refusal *rows, const stru
 
 /* values */
 
-static void value_trim(const struct extraction *x, struct buf *value) {
+/* Removes punctuation at the ends and, but for a note, words such as articles. */
+static void value_trim(const struct extraction *x, bool note, struct buf *value) {
     size_t before;
     do {
         before = value->len;
         pattern_replace("^[\\s\\p{P}\\p{S}]+|[\\s\\p{P}\\p{S}]+$", "", value);
-        pattern_replace(x->r->trim, "", value);
+        if (!note) pattern_replace(x->r->trim, "", value);
     } while (value->len && value->len < before);
 }
 
@@ -116,11 +117,12 @@ static void fact_add(struct extraction *x, const struct rule *rule, const char *
     struct buf v = {0};
     buf_add(&v, value, len);
     buf_puts(&v, "");
-    value_trim(x, &v);
+    bool note = strcmp(rule->attribute, "note") == 0;
+    value_trim(x, note, &v);
     v.len = utf8_prefix_len(v.data, v.len, MEMORY_VALUE_CHARS);
     bool ends = rule->flags & ENDS;
     if ((v.len || ends) && json_array_size(x->facts) < MEMORY_TURN_FACTS &&
-        (strcmp(rule->attribute, "note") == 0 || !finds(x->r->no_value, &v))) {
+        (note || !finds(x->r->no_value, &v))) {
         json_t *fact = json_pack("{s:s,s:o,s:o,s:s}", "attribute", rule->attribute, "value",
                                  json_stringn(v.data, v.len), "text",
                                  json_stringn(x->sentence, x->sentence_len), "change",
@@ -193,8 +195,9 @@ static void clause_search(struct extraction *x, const struct buf *clause, bool o
         for (size_t pos = 0;
              pos < clause->len && pattern_match(rule->pattern, clause->data, clause->len, pos, &m);
              pos = MAX(m.end[0], pos + 1)) {
+            size_t n = json_array_size(x->facts);
             match_add(x, rule, clause->data, &m);
-            if (!(rule->flags & ENDS)) done = rule->attribute;
+            if (json_array_size(x->facts) > n && !(rule->flags & ENDS)) done = rule->attribute;
             if (!each) break;
         }
     }
@@ -363,6 +366,7 @@ json_t *memory_rules_extract(const char *message, const char *asked, bool preten
                       utf8_complete_len(message, strnlen(message, MEMORY_TURN_BYTES)));
     buf_puts(&text, "");
     enum language l = language_detect(text.data);
+    if (l == LANG_JA && !finds("[\\p{Hiragana}\\p{Katakana}]", &text)) l = LANG_ZH;
     x.r = rules[l];
     quotations_remove(&x, &text);
     if (finds(x.r->role_play, &text)) pretence = true;

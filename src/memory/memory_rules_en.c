@@ -16,7 +16,9 @@
     "\\d+|two|three|four|five|six|seven|eight|nine|ten|twelve|twenty)|with|which|where|who|when|"  \
     "while|though|although|tho|right now|rn|now|nowadays|at the moment|currently|these days|btw|"  \
     "by the way|lol|haha|anyway|too|as well|also|actually|originally|until|if|after|before|ever "  \
-    "since|in case|please|pls|permanently|(?:one|two|three|four|five|six|ten|\\d+|a few|a couple " \
+    "since|in case|as "                                                                            \
+    "(?:an?|the|one)|please|pls|permanently|(?:one|two|three|four|five|six|ten|\\d+|a few|a "      \
+    "couple "                                                                                      \
     "of|several) [a-z]+ ago|last|in "                                                              \
     "(?:19|20)\\d\\d|around|already|again|myself|instead|however|except|more than|"                \
     "i|my|we|he|she|it|they|is|are|was|has|have|had|can|will|would)\\b))"
@@ -163,7 +165,7 @@
     "dj|handyman|housekeeper|lorry driver|trucker|lumberjack|monk|nun|rabbi|imam|puppeteer|"       \
     "repairer|stylist|tree surgeon|umpire|referee|usher|valet|conservator|restorer|linesman|"      \
     "bellmaker|dispatcher|handler|keeper|setter|grower|blogger|streamer|vlogger|landlord|"         \
-    "landlady|student|undergrad|intern|trainee|pensioner|founder))(?![\\w'-])"
+    "landlady|student(?! (?:at|in|of)\\b)|intern|trainee|pensioner|founder))(?![\\w'-])"
 
 static const struct rule en_facts[] = {
     {"name", 0,
@@ -191,6 +193,7 @@ static const struct rule en_facts[] = {
        "age)\\b|y\\.?/?o\\b|now\\b|and\\b|today\\b|"
        "this\\b|in real life|irl|last\\b|btw|lol|haha|next\\b|but\\b|so\\b|yrs?\\b|still\\b))"},
     {"age", 0, I "^i am an? ((?:[1-9]\\d)|" N_WORD ")[- ]years?[- ]old\\b"},
+    {"age", 0, I "^as an? ((?:[1-9]\\d)|" N_WORD ")[- ]years?[- ]old\\b"},
     {"age", 0, I "^my age is ((?:[1-9]\\d)|" N_WORD ")\\b"},
     {"age", 0,
      I "^(?:i am |i turned |turning .*?|so )?((?:[1-9]\\d)) (?:now|years? old|yo|y/o|yrs old)" END},
@@ -256,6 +259,9 @@ static const struct rule en_facts[] = {
     {"occupation", 0,
      I "^(?:i (?:am|have been)) (?:" ADVERB ")(" JOB ")(?= by (?:trade|profession)|$|,| at| for)"},
     {"occupation", 0,
+     I "^i (?:work|am working|am employed) (?:at|for|with|in) [^,]{1,40}? as (?:an? |the )?" WORDS
+         END},
+    {"occupation", 0,
      I "^(?:i am )?(?:an? )?" WORDS " (?:by trade|by profession|by training|for a living)\\b"},
     {"occupation", 0, I "^i do " WORDS " for a living\\b"},
     {"occupation", 0,
@@ -270,7 +276,8 @@ static const struct rule en_facts[] = {
      I "^i (?:run|own|manage) (?:an? |my own |the )?((?:small |little |family )?(?:[a-z]+ "
        ")?(?:bakery|shop|caf[eé]|restaurant|pub|farm|business|company|studio|salon|bookshop|garage|"
        "hotel|b&b|nursery|stall|vineyard|brewery|agency|practice))\\b"},
-    {"occupation", 0, I "^i teach (?!my|you|him|her|them|myself)" WORDS END},
+    {"occupation", 0,
+     I "^i teach (?!my|you|him|her|them|myself)" WORDS "(?=\\s*(?:at|in|to|for)\\b|\\s*$)"},
     {"occupation", 0, "^(" JOB ")$"},
 
     {"employer", 0,
@@ -292,7 +299,7 @@ static const struct rule en_facts[] = {
 
     {"school", 0,
      I "^i (?:" ADVERB "(?:study|go|attend|started|enrolled|read|graduated)|am " ADVERB
-       "(?:studying|enrolled|doing|reading|going|attending|starting|at|finishing|in|a|an|the)|have "
+       "(?:studying|enrolled|doing|reading|going|attending|starting|at|finishing)|have "
        "been "
        "(?:studying|doing|attending)|just started)\\b(?: [^,]{0,45}?)?"
        "?(?: at| to| with| from|(?<=attend)|(?<=attending)) (?:the )?"
@@ -619,8 +626,8 @@ static const struct rule en_facts[] = {
         I "^((?:every|each) (?:single |other |second "
           ")?(?:mon|tues|wednes|thurs|fri|satur|sun)?(?:day|morning|evening|night|weekend|week|"
           "month|year|summer|winter|lunchtime|afternoon)(?: "
-          "(?:morning|evening|night|afternoon))?(?: at [\\w:.]+)?),? (?:i|we) (?!have to|need|get "
-          "paid|can\\b|hear|see\\b|feel|am\\b|wonder)" WORDS END,
+          "(?:morning|evening|night|afternoon))?(?: at [\\w:.]+)?,? (?:i|we) (?!have to|need|get "
+          "paid|can\\b|hear|see\\b|feel|am\\b|wonder)[^,;.!?:()\\n]{1,60}?)" END,
     },
     {"habit", 0,
      I "^(?:i|we) (?:" ADVERB
@@ -828,6 +835,10 @@ static const struct refusal en_expand[] = {
      ")*\\b((?:(?:really|severely|badly|deathly|highly) )?allergic to|living in|working "
      "(?:as|for|at)|doing my|studying|based in|obsessed with|saving up|training for|from "
      "(?=[A-Z])|originally from|currently (?:living|working|studying))"},
+    {"I was $1", "(?i)^(born (?:on|in|and)\\b)"},
+    {"I am $1", "(?i)^(not (?:a (?:big |huge )?fan of|into|keen on|fond of)\\b)"},
+    {"I $1", "(?i)^((?:just )?(?:started at|joined|started working|grew up)\\b)"},
+    {" called $1", "(?i),? (?:he|she|it) is (?:called|named) ((?-i:\\p{Lu}\\p{L}+))"},
     {NULL},
 };
 
@@ -888,7 +899,9 @@ const struct memory_rules memory_rules_en = {
     ")\\W*$)|,\\s*(?=[\\p{L} ]{3,30} by (?:trade|profession))|\\s+so\\s+(?=\\d\\d\\b)|,\\s+(?:and "
     ")?(?=with my\\b|the only\\b|turning\\b|nothing\\b|seriously\\b)",
     .filler =
-        I "^(?:and|but|so|ok|okay|well|oh|hey|hi|hello|yes|yeah|yep|no|nah|nope|actually|honestly|"
+        I "^(?:(?:hello|hi|hey) "
+          "(?:there|all|everyone)|and|but|so|ok|okay|well|oh|hey|hi|hello|yes|yeah|yep|no|nah|nope|"
+          "actually|honestly|"
           "btw|by the way|fyi|just so you "
           "know|for the record|for context|some (?:background|context)|as for "
           "me|also|plus|anyway|anyways|personally|in fact|to be honest|tbh|"
@@ -908,7 +921,7 @@ const struct memory_rules memory_rules_en = {
           "as of (?:last |this )?[a-z]+|last (?:year|month|week)|this year|recently|please (?=call "
           "me))\\b[,:;.!]*\\s+",
     .self = I "^(?:i|(?:with|given|because of|due to) my|my (?!(?:" RELATIONS
-              "|mum|mom|dad|mother|father|boss|friend|best "
+              "|mum|mom|dad|mother(?! tongue)|father|boss|friend|best "
               "friend|flatmate|roommate|housemate|neighbou?r|colleague|co-?worker|teacher|doctor|"
               "landlord|manager|uncle|aunt|cousin|gran\\w*|ex|parents?|team|client|buddy|mate|"
               "partner|in-laws?)\\b)|we|me)\\b",
@@ -916,7 +929,7 @@ const struct memory_rules memory_rules_en = {
     "^(?:he|she|they|it|you|this|that(?= "
     ")|his|her|their|your|everyone|everybody|someone|somebody|people|nobody|"
     "(?:my|our|the|a|an|that|this|his|her|their|some)\\s+(?:[\\p{L}-]+ ){0,3}?(?:" RELATIONS
-    "|mum|mom|dad|mother|father|boss|friend|flatmate|roommate|housemate|neighbou?r|"
+    "|mum|mom|dad|mother(?! tongue)|father|boss|friend|flatmate|roommate|housemate|neighbou?r|"
     "colleague|co-?worker|teacher|doctor|landlord|manager|uncle|aunt|auntie|cousin|gran\\w*|ex|"
     "parents?|team|client|buddy|mate|guy|man|woman|lady|bloke|kid next door|classmate|"
     "in-laws?|intern|student|patient|tutor|trainer|professor|hairdresser|driver|customer|guest|"
@@ -942,7 +955,8 @@ const struct memory_rules memory_rules_en = {
     "(?:years|ages|now|over|about|almost|nearly).*|ever|in general|to (?:bits|pieces|death|me)|or "
     "anything.*|or something.*|and stuff|etc|in particular)$",
     .no_item = I "^\\s*(?:\\S+\\s+){4}\\S|^(?:\\w+ )?(?:love|like|hate)s? (?:it|them)\\b",
-    .no_value = I "^(?:nothing|seriously) |"
+    .no_value = I "^(?:nothing|seriously) |^(?:hands down|by far|by miles|for sure|no "
+                  "contest|always have.*|obviously)$|"
                   "^(?:it|this|that|them|you|him|her|me|i|one|so|not|none|nothing|something|"
                   "anything|everything|everyone|people|things?|stuff|.|the|there|here|yes|no|both|"
                   "other|others|more|much|lot|lots|then|now|work|all|what|who)$"

@@ -183,14 +183,17 @@ static void match_add(struct extraction *x, const struct rule *rule, const char 
 }
 
 /* Applies the patterns to a clause; of a clause about another person, those with KIN only. The
- * first pattern of an attribute that matches is used, but every one with ENDS or EACH. */
+ * first pattern of an attribute that matches is used, but every one with ENDS or EACH. A note is
+ * a clause without another fact. */
 static void clause_search(struct extraction *x, const struct buf *clause, bool other) {
-    const char *done = "";
+    const char *done = NULL;
+    const size_t before = json_array_size(x->facts);
     for (const struct rule *rule = x->r->facts; rule->pattern; rule++) {
         struct pattern_match m;
         bool each = rule->flags & EACH;
-        if ((other && !(rule->flags & KIN)) ||
-            (!each && !(rule->flags & ENDS) && strcmp(rule->attribute, done) == 0))
+        bool note = strcmp(rule->attribute, "note") == 0;
+        if ((other && !(rule->flags & KIN)) || (note && json_array_size(x->facts) > before) ||
+            (!each && !(rule->flags & ENDS) && done && strcmp(rule->attribute, done) == 0))
             continue;
         for (size_t pos = 0;
              pos < clause->len && pattern_match(rule->pattern, clause->data, clause->len, pos, &m);

@@ -298,8 +298,8 @@ static const struct rule en_facts[] = {
     {"employer", 0, I "^i am employed by (?:the )?" WORDS END},
 
     {"school", 0,
-     I "^i (?:" ADVERB "(?:study|go|attend|started|enrolled|read|graduated)|am " ADVERB
-       "(?:studying|enrolled|doing|reading|going|attending|starting|at|finishing)|have "
+     I "^i (?:" ADVERB "(?:study|go|attend|enrolled|read|graduated)|am " ADVERB
+       "(?:studying|enrolled|doing|reading|going|attending|at|finishing)|have "
        "been "
        "(?:studying|doing|attending)|just started)\\b(?: [^,]{0,45}?)?"
        "?(?: at| to| with| from|(?<=attend)|(?<=attending)) (?:the )?"
@@ -417,11 +417,12 @@ static const struct rule en_facts[] = {
 
     {"allergy", LIST,
      I "\\bi (?:am|have (?:always |long )?been|was diagnosed as|turned out to be|became) " ADVERB
-       "(?:and [a-z]+ly )?allergic to (?!it\\b|them\\b|that\\b|this\\b|mondays?|work\\b|sand, "
+       "(?:and [a-z]+ly )?allergic to (?:is "
+       ")?(?!it\\b|them\\b|that\\b|this\\b|mondays?|work\\b|sand, "
        "you)" REST},
     {"allergy", LIST,
      I "^(?:the )?only (?:thing|food|allergy)(?: that)? i am allergic to is " REST},
-    {"allergy", LIST, I "^allergic to (?!it\\b|them\\b|that\\b)" REST},
+    {"allergy", LIST, I "^allergic to (?:is )?(?!it\\b|them\\b|that\\b)" REST},
     {"allergy", 0,
      I "\\bno ("
        "[\\p{L} ]{2,30}?"
@@ -452,7 +453,8 @@ static const struct rule en_facts[] = {
 
     {"health", LIST,
      I "\\b(?:i have|i have got|i suffer from|i live with|i struggle with|i was born with|i was "
-       "diagnosed with|i got diagnosed with|i have been diagnosed with|diagnosed with|i have had|i "
+       "diagnosed with|i got diagnosed with|i have been diagnosed with|diagnosed with|someone "
+       "with|i have had|i "
        "deal with|i also have|i have always had|i am being treated for|i take "
        "(?:medication|pills|tablets|medicine|meds) for|i am on (?:medication|meds|tablets|pills) "
        "for|the doctor says i have)(?: "
@@ -627,7 +629,8 @@ static const struct rule en_facts[] = {
           ")?(?:mon|tues|wednes|thurs|fri|satur|sun)?(?:day|morning|evening|night|weekend|week|"
           "month|year|summer|winter|lunchtime|afternoon)(?: "
           "(?:morning|evening|night|afternoon))?(?: at [\\w:.]+)?,? (?:i|we) (?!have to|need|get "
-          "paid|can\\b|hear|see\\b|feel|am\\b|wonder)[^,;.!?:()\\n]{1,60}?)" END,
+          "paid|can\\b|hear|see\\b|feel|am\\b|wonder)[^,;.!?:()\\n]{1,60}?)(?=\\s*(?:$|[,;.!?:()"
+          "\\n]|\\b(?:and|but|so|because|before|after)\\b))",
     },
     {"habit", 0,
      I "^(?:i|we) (?:" ADVERB
@@ -708,14 +711,15 @@ static const struct rule en_facts[] = {
        "([^,;.!?]{1,40}?),? (?:and )?not ([^,;.!?]{1,40}?)" END},
     {"", CORRECTS,
      I "^(?:sorry,? |no,? |wait,? |actually,? )*(?:i meant|make (?:that|it)|that should be|it "
-       "should be|i mean) (?!to\\b|that\\b|it\\b|by\\b|the\\b|well)([\\p{L}\\p{N} '-]{1,30}?)()$"},
+       "should be|i mean) (?!to\\b|that\\b|it\\b|by\\b|the\\b|well)([\\p{L}\\p{N} '-]{1,30}?)()[.! "
+       "]*$"},
 
     {"note", 0,
      I "^(?:(?:please |can you |could you |pls |also )*(?:remember|note|memori[sz]e|keep in "
        "mind|bear in mind|make a note|take note|do not forget|store|save the fact|for future "
        "reference|note down|jot down|write down)(?: this| for (?:me|next time|later|the "
-       "future))?[,:]?(?: that)?[,:]?) (?!to\\b|me\\b|this\\b|what\\b|when\\b|how\\b|i\\b|my "
-       "name|the (?:last|previous|above))"
+       "future))?+[,:]?(?: that)?+[,:]?) (?!to\\b|me\\b|this\\b|what\\b|when\\b|how\\b|the "
+       "(?:last|previous|above))"
        "([^\\n]{4,150}?)(?:[.!?]|$)"},
     {NULL},
 };
@@ -810,8 +814,8 @@ static const struct refusal en_expand[] = {
     {"does not", "(?i)\\bdoesn'?t\\b"},
     {"have not", "(?i)\\bhaven'?t\\b"},
     {"am not", "(?i)\\bain't\\b"},
-    {"I do not", "(?i)^(?:honestly |really |but |and |nah |no )*(?:scrap that,? )?do not "
-                 "(?=(?:really )?(?:like|eat|live|work|have|enjoy)\\b)"},
+    {"I do not", "(?i)^(?:honestly |really |but |and |nah |no )*(?:scrap that,? )?do not"
+                 "(?= (?:really )?(?:like|eat|live|work|have|enjoy)\\b)"},
     {" is", "(?i)(?<=\\bname|\\bthat|\\bit|\\bhere|\\bthere|\\bbirthday|\\bhe|\\bshe|\\bwhat|"
             "\\bhobby|\\bgoal|\\bdog|\\bcat|\\bson|\\bnames)'s\\b"},
     {" called $1",
@@ -839,6 +843,10 @@ static const struct refusal en_expand[] = {
     {"I am $1", "(?i)^(not (?:a (?:big |huge )?fan of|into|keen on|fond of)\\b)"},
     {"I $1", "(?i)^((?:just )?(?:started at|joined|started working|grew up)\\b)"},
     {" called $1", "(?i),? (?:he|she|it) is (?:called|named) ((?-i:\\p{Lu}\\p{L}+))"},
+    {"$1 that ", "(?i)^((?:please |also )*(?:remember|note|keep in mind|memori[sz]e))(?: "
+                 "this)?[:,] (?:that )?"},
+    {"I am allergic to $1", "(?i)\\bI can not (?:eat|have|drink) ([\\p{L} ]{2,25}?),? (?:because "
+                            "|as |since )?I am (?:\\w+ )?allergic(?! to)"},
     {NULL},
 };
 
@@ -899,7 +907,7 @@ const struct memory_rules memory_rules_en = {
     ")\\W*$)|,\\s*(?=[\\p{L} ]{3,30} by (?:trade|profession))|\\s+so\\s+(?=\\d\\d\\b)|,\\s+(?:and "
     ")?(?=with my\\b|the only\\b|turning\\b|nothing\\b|seriously\\b)",
     .filler =
-        I "^(?:(?:hello|hi|hey) "
+        I "^(?:yo|hiya|(?:hello|hi|hey) "
           "(?:there|all|everyone)|and|but|so|ok|okay|well|oh|hey|hi|hello|yes|yeah|yep|no|nah|nope|"
           "actually|honestly|"
           "btw|by the way|fyi|just so you "
@@ -926,8 +934,7 @@ const struct memory_rules memory_rules_en = {
               "landlord|manager|uncle|aunt|cousin|gran\\w*|ex|parents?|team|client|buddy|mate|"
               "partner|in-laws?)\\b)|we|me)\\b",
     .third = I
-    "^(?:he|she|they|it|you|this|that(?= "
-    ")|his|her|their|your|everyone|everybody|someone|somebody|people|nobody|"
+    "^(?:he|she|they|his|her|their|everyone|everybody|someone|somebody|people|nobody|"
     "(?:my|our|the|a|an|that|this|his|her|their|some)\\s+(?:[\\p{L}-]+ ){0,3}?(?:" RELATIONS
     "|mum|mom|dad|mother(?! tongue)|father|boss|friend|flatmate|roommate|housemate|neighbou?r|"
     "colleague|co-?worker|teacher|doctor|landlord|manager|uncle|aunt|auntie|cousin|gran\\w*|ex|"

@@ -1,10 +1,10 @@
 /*
  * builtin_memory: the tools memory_search and memory_write: the long-term memories of the user.
  *
- * What memory_write stores are the user's own words. The rules of memory/memory.h read the user's
- * messages of the conversation, and the text of the model only selects among the facts that they
- * find. So neither the model, nor a tool's result or a document that it has read, can make a fact
- * about the user.
+ * The texts that memory_write stores are the user's own words. The rules of memory/memory.h read
+ * the user's messages of the conversation, and the text of the model only selects among the facts
+ * that they find. So neither the model, nor a tool's result or a document that it has read, can
+ * make a fact about the user.
  */
 #define _GNU_SOURCE
 #include "agent/internal.h"
@@ -96,7 +96,8 @@ static int write_call(void *ctx, const json_t *arguments, struct buf *out, struc
 
 const struct tool_kind
     memory_search_kind = {.need = NEEDS_MEMORY,
-                          .arguments = {{"query", "what to recall about the user", QUERY_CHARS}},
+                          .arguments = {{"query", "words to search for in the memories of the user",
+                                         QUERY_CHARS}},
                           .open = memory_open,
                           .call = search_call,
                           .release = memory_release},

@@ -23,7 +23,7 @@ static const struct option_row rows[] = {
     ROW("attribute", OPT_STRING, attribute, NULL, 0, 0, "NAME",
         "search: only memories of this attribute, such as residence"),
     ROW("at", OPT_STRING, at, NULL, 0, 0, "TIME",
-        "search: what held at this time; learn: the time of the turn (2026-11-29T09:30:00Z)"),
+        "search: memories that held at this time; learn: the time of the turn (2026-11-29T09:30:00Z)"),
     ROW("ended", OPT_BOOL, ended, NULL, 0, 0, NULL,
         "list, search: also memories that no longer hold"),
     ROW("limit", OPT_INT, limit, "10", 1, 1000, "N", "search: at most N results"),

@@ -27,16 +27,16 @@ int terms_query(const char *text, struct query_term out[QUERY_TERMS], struct err
 double bm25_idf(double n, double n_with);
 double bm25_term_weight(double tf, double n_terms, double average);
 
-#define CONVERSATION_KIND "conversation" /* of the document with a conversation's state */
+#define CONVERSATION_KIND "conversation" /* kind of the document that has a conversation's state */
 /* The log of a conversation's exchanges; malloc'ed. */
 char *conversation_log_name(const char *id);
 
 /* patterns (pattern.c): PCRE2 patterns that are string literals, compiled once. Texts must be valid
- * UTF-8. A match that exceeds the match limit, as may happen on a very long text with near
- * repetitions, is no match. */
+ * UTF-8. A search that exceeds the match limit, as may happen on a very long text with near
+ * repetitions, finds nothing. */
 enum { PATTERN_GROUPS = 4 };
 struct pattern_match {
-    /* of the match and of those groups that took part in it, in order */
+    /* bytes of the match, then those of each group that took part in it */
     size_t begin[PATTERN_GROUPS], end[PATTERN_GROUPS];
 };
 /* True if the pattern matches in the text from byte `from` on; *m (may be NULL) receives the first
@@ -57,16 +57,16 @@ struct memories {
     int64_t n, cap;
     int64_t last, next; /* number of the last event of the log; id of the next memory */
     json_t *pretence;   /* ids of the conversations that are role plays */
-    int64_t epoch;      /* of the numbers; 0: the user is new */
+    int64_t epoch; /* distinguishes the numbers before and after memories_delete_all; 0: none yet */
     bool loaded;
     /* The index of the search. Row i is of v[i]; other rows are outdated. */
     struct memory_row {
         int64_t id;
-        char *terms; /* of terms_index, after a space */
+        char *terms; /* output of terms_index, after a space */
         int64_t n_terms;
     } * rows;                     /* [n_rows] */
     int64_t n_rows;               /* at most n */
-    struct vector_index *vectors; /* of the first rows; NULL: not loaded */
+    struct vector_index *vectors; /* vectors for the first rows; NULL: not loaded */
     char vector_model[HASH_LEN];
 };
 /* Reads the memories, or the changes of other processes. */
@@ -75,7 +75,7 @@ int memories_refresh(struct memories *m, struct error *err);
 int64_t memories_find(const struct memories *m, int64_t id);
 /* Frees the index, which the next search makes again. */
 void memories_forget_index(struct memories *m);
-/* Seconds since 1970 of a time of clock_utc; -1: it is none. */
+/* Seconds since 1970 of a time of clock_utc; -1: the text has another form. */
 int64_t memory_seconds(const char *time);
 /* The factors of a memory's strength at a time in seconds. */
 struct memory_strength {

@@ -14,8 +14,8 @@
  *
  * Invariants. 1. Documents, log and numbers change in one transaction, which begins with reading
  * the events of other processes: no change is lost. 2. A state that applies the events above its
- * number `last` in order is the state of the documents, except for the counts of uses, which are no
- * events. 3. An id is never given again.
+ * number `last` in order is the state of the documents, except for the counts of uses, which the
+ * log omits. 3. An id is never given again.
  */
 #define _GNU_SOURCE
 #include "memory/internal.h"

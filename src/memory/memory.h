@@ -257,7 +257,7 @@ int conversation_delete(struct store *s, const char *id, struct error *err);
  * `text` is the sentence. reason is question, quotation, pretence, instruction, negation, third
  * person, transient or irony; a sentence without a fact and without such a reason is not listed.
  *
- * `pretence`: the conversation is a role play, so that statements are no facts until the user ends
+ * `pretence`: the conversation is a role play, so that statements are not facts until the user ends
  * it. The result has its new value. `asked`: the assistant's message before this one, or NULL; a
  * question in it ("When is your birthday?") gives a bare answer its attribute, and nothing else is
  * read from it. The cost is bounded: a message is read up to MEMORY_TURN_BYTES.
@@ -311,7 +311,7 @@ struct memory_turn {
     const char *role; /* "user": any other role is refused as a whole */
     const char *text;
     const char *conversation; /* NULL: none */
-    int64_t number;           /* of the turn in the conversation; 0: not known */
+    int64_t number;           /* position in the conversation; 0: not known */
     const char *time;         /* NULL: now */
     const char *asked;        /* the assistant's message before it, or NULL; see above */
     const char *only;         /* NULL: all facts; else those whose value occurs in this text */
@@ -345,8 +345,8 @@ json_t *memories_why(struct memories *m, int64_t id, const char *now, struct err
 int memories_delete(struct memories *m, int64_t id, struct error *err);
 /* Deletes everything of the user. *n receives the number of memories. */
 int memories_delete_all(struct memories *m, int64_t *n, struct error *err);
-/* Takes back the last change that is not taken back yet: {operation, at, events: how many}.
- * ERR_MISSING: there is none. */
+/* Takes back the last change that is not taken back yet: {operation, at, events: number}.
+ * ERR_MISSING: every change is taken back. */
 json_t *memories_undo(struct memories *m, struct error *err);
 /* Adds a memory of memories_list, with a new id. *added is false if the user has it already.
  * ERR_FORMAT: it is not a memory. */

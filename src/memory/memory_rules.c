@@ -91,7 +91,7 @@ static const struct refusal *refusal_find(const struct refusal *rows, const stru
 
 /* values */
 
-/* Removes punctuation at the ends and, but for a note, words such as articles. */
+/* Removes punctuation at the ends and, except in notes, words such as articles. */
 static void value_trim(const struct extraction *x, bool note, struct buf *value) {
     size_t before;
     do {
@@ -111,7 +111,7 @@ static bool fact_is_known(const struct extraction *x, const json_t *fact) {
     return false;
 }
 
-/* Adds a fact, unless the value is none. `old` is NULL but for corrections. */
+/* Adds a fact, unless `no_value` excludes it. `old` is NULL except for corrections. */
 static void fact_add(struct extraction *x, const struct rule *rule, const char *value, size_t len,
                      const char *old) {
     struct buf v = {0};
@@ -120,16 +120,16 @@ static void fact_add(struct extraction *x, const struct rule *rule, const char *
     bool note = strcmp(rule->attribute, "note") == 0;
     value_trim(x, note, &v);
     v.len = utf8_prefix_len(v.data, v.len, MEMORY_VALUE_CHARS);
-    bool ends = rule->flags & ENDS;
+    bool ends = rule->flags & RULE_ENDS;
     if ((v.len || ends) && json_array_size(x->facts) < MEMORY_TURN_FACTS &&
         (note || !finds(x->r->no_value, &v))) {
         json_t *fact = json_pack("{s:s,s:o,s:o,s:s}", "attribute", rule->attribute, "value",
                                  json_stringn(v.data, v.len), "text",
                                  json_stringn(x->sentence, x->sentence_len), "change",
-                                 ends && rule->flags & CORRECTS ? "ends last"
-                                 : ends                         ? "ends"
-                                 : rule->flags & CORRECTS       ? "corrects"
-                                                                : "holds");
+                                 ends && rule->flags & RULE_CORRECTS ? "ends last"
+                                 : ends                              ? "ends"
+                                 : rule->flags & RULE_CORRECTS       ? "corrects"
+                                                                     : "holds");
         if (old) json_object_set_new(fact, "old", json_string(old));
         if (ends || !fact_is_known(x, fact)) json_array_append(x->facts, fact);
         json_decref(fact);
@@ -165,14 +165,14 @@ static void match_add(struct extraction *x, const struct rule *rule, const char 
     const char *first = text + m->begin[1], *second = text + m->begin[2];
     size_t n1 = m->end[1] - m->begin[1], n2 = m->end[2] - m->begin[2];
     char *one = xstrndup(first, n1), *two = xstrndup(second, n2);
-    if (rule->flags & NAMES && n2)
+    if (rule->flags & RULE_NAMES && n2)
         list_add(x, rule, one, second, n2);
-    else if (rule->flags & CORRECTS && !(rule->flags & ENDS))
+    else if (rule->flags & RULE_CORRECTS && !(rule->flags & RULE_ENDS))
         fact_add(x, rule, first, n1, two);
-    else if (rule->flags & LIST)
+    else if (rule->flags & RULE_LIST)
         list_add(x, rule, "", first, n1);
-    else if (rule->flags & (PAIR | SWAP) && n2) {
-        bool swap = rule->flags & SWAP;
+    else if (rule->flags & (RULE_PAIR | RULE_SWAP) && n2) {
+        bool swap = rule->flags & RULE_SWAP;
         char *value = xasprintf("%s %s", swap ? two : one, swap ? one : two);
         fact_add(x, rule, value, strlen(value), NULL);
         free(value);
@@ -182,25 +182,25 @@ static void match_add(struct extraction *x, const struct rule *rule, const char 
     free(two);
 }
 
-/* Applies the patterns to a clause; of a clause about another person, those with KIN only. The
- * first pattern of an attribute that matches is used, but every one with ENDS or EACH. A note is
- * a clause without another fact. */
+/* Applies the patterns to a clause; of a clause about another person, those with RULE_KIN only. The
+ * first pattern of an attribute that matches is used, but every one with RULE_ENDS or RULE_EACH. A
+ * note is a clause without another fact. */
 static void clause_search(struct extraction *x, const struct buf *clause, bool other) {
     const char *done = NULL;
     const size_t before = json_array_size(x->facts);
     for (const struct rule *rule = x->r->facts; rule->pattern; rule++) {
         struct pattern_match m;
-        bool each = rule->flags & EACH;
+        bool each = rule->flags & RULE_EACH;
         bool note = strcmp(rule->attribute, "note") == 0;
-        if ((other && !(rule->flags & KIN)) || (note && json_array_size(x->facts) > before) ||
-            (!each && !(rule->flags & ENDS) && done && strcmp(rule->attribute, done) == 0))
+        if ((other && !(rule->flags & RULE_KIN)) || (note && json_array_size(x->facts) > before) ||
+            (!each && !(rule->flags & RULE_ENDS) && done && strcmp(rule->attribute, done) == 0))
             continue;
         for (size_t pos = 0;
              pos < clause->len && pattern_match(rule->pattern, clause->data, clause->len, pos, &m);
              pos = MAX(m.end[0], pos + 1)) {
             size_t n = json_array_size(x->facts);
             match_add(x, rule, clause->data, &m);
-            if (json_array_size(x->facts) > n && !(rule->flags & ENDS)) done = rule->attribute;
+            if (json_array_size(x->facts) > n && !(rule->flags & RULE_ENDS)) done = rule->attribute;
             if (!each) break;
         }
     }

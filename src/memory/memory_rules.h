@@ -6,20 +6,20 @@
 
 #include "memory/internal.h"
 
-/* LIST: the value is an enumeration. PAIR: the value is group 1, a space and group 2. SWAP: group 2
- * and group 1. NAMES: group 2 is an enumeration of names, each with group 1 before it. ENDS: the
- * fact no longer holds. CORRECTS: group 1 is the new value, group 2 the old one; with ENDS: what
- * was learnt last no longer holds. EACH: every match of a clause. KIN: also in a clause whose
- * subject is another person. */
+/* RULE_LIST: the value is an enumeration. RULE_PAIR: the value is group 1, a space and group 2.
+ * RULE_SWAP: group 2 and group 1. RULE_NAMES: group 2 is an enumeration of names, each with group 1
+ * before it. RULE_ENDS: the fact no longer holds. RULE_CORRECTS: group 1 is the new value, group 2
+ * the old one; with RULE_ENDS: the value learnt last no longer holds. RULE_EACH: every match of a
+ * clause. RULE_KIN: also in a clause whose subject is another person. */
 enum rule_flag {
-    LIST = 1,
-    PAIR = 2,
-    SWAP = 4,
-    NAMES = 8,
-    ENDS = 16,
-    CORRECTS = 32,
-    EACH = 64,
-    KIN = 128
+    RULE_LIST = 1,
+    RULE_PAIR = 2,
+    RULE_SWAP = 4,
+    RULE_NAMES = 8,
+    RULE_ENDS = 16,
+    RULE_CORRECTS = 32,
+    RULE_EACH = 64,
+    RULE_KIN = 128
 };
 struct rule {
     const char *attribute;
@@ -33,13 +33,13 @@ struct refusal {
 
 /* The tables end with a row whose pattern is NULL. */
 struct memory_rules {
-    const struct rule *facts;      /* of an attribute one after another */
+    const struct rule *facts;      /* rules, grouped by attribute */
     const struct refusal *message, /* refuse the rest of the message, from the match on */
         *sentence,                 /* refuse a sentence */
         *clause,                   /* refuse a clause; with some reasons also those after it */
         *expand,                   /* rewrite a sentence: reason is the replacement */
         *asked; /* a question of the assistant; reason is put before a bare answer */
-    const char *role_play, *role_play_end; /* of a message */
+    const char *role_play, *role_play_end; /* begin and end of a role play */
     const char *real;                      /* a sentence in a role play that is not a part of it */
     const char *split;                     /* the places between clauses */
     const char *filler;          /* words at the beginning of a clause without a meaning */
@@ -49,9 +49,10 @@ struct memory_rules {
     const char *question_clause; /* a clause of such a sentence that asks */
     const char *list;            /* between the items of an enumeration */
     const char *trim;            /* at the ends of a value */
-    const char *no_item;         /* text after the first item of an enumeration that is no item */
-    const char *no_value;        /* a value that is none */
-    bool keeps_subject;          /* a sentence without a subject continues the one before */
+    const char
+        *no_item; /* text after the first item of an enumeration that belongs to something else */
+    const char *no_value; /* a text that cannot be a value */
+    bool keeps_subject;   /* a sentence without a subject continues the one before */
 };
 extern const struct memory_rules memory_rules_en, memory_rules_ja, memory_rules_zh;
 

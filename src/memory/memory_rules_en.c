@@ -314,11 +314,11 @@ static const struct rule en_facts[] = {
        "postgrad|pupil)(?: [\\p{L} ]{0,30}?)? (?:at|from) (?:the )?(" CAP "(?:(?: of| and)? " CAP
        "){0,4})" END},
 
-    {"family", NAMES | KIN | EACH,
+    {"family", RULE_NAMES | RULE_KIN | RULE_EACH,
      I "\\bmy " RELATION "(?: is (?:called|named)| is name is| name is|'s name is|’s name is|,? "
        "(?:called|named)|,|:)? (?!I\\b|Is\\b)" NAMES_LIST "(?![\\w])"},
-    {"family", SWAP | KIN, I "^" NAME "(?:, | is |, who is )my " RELATION "\\b(?! of)"},
-    {"family", NAMES,
+    {"family", RULE_SWAP | RULE_KIN, I "^" NAME "(?:, | is |, who is )my " RELATION "\\b(?! of)"},
+    {"family", RULE_NAMES,
      I "^(?:i|we) (?:have|have got|had|also have)(?: only)? (?:got )?(?:an? |one |two |three |four "
        ")" RELATION "s?,? (?:(?:called|named),? )?" NAMES_LIST "(?!\\w)"},
     {"family", 0,
@@ -337,23 +337,23 @@ static const struct rule en_facts[] = {
     {"family", 0,
      I "\\bi (?:live with|care for|look after|am married to) my (" RELATIONS ")\\b(?! [A-Z])"},
 
-    {"pet", NAMES,
+    {"pet", RULE_NAMES,
      I
      "^(?:my|our) (?:[a-z-]+ ){0,2}?" ANIMAL
      "(?: is (?:called|named)| is name is|'s name is|’s name is|,? (?:called|named)|,)? " NAMES_LIST
      "(?!\\w)"},
-    {"pet", NAMES,
+    {"pet", RULE_NAMES,
      I "\\b(?:have|got|own|adopted|rescued|bought|keep|with|having|am owner of|getting|ended up "
        "with)(?: just| "
        "recently| also)?(?: got| adopted)? (?:" COUNT
        "|my|our|this|the) (?:[\\p{L}-]+ ){0,3}?" ANIMAL
        "(?:,? (?:called|named|(?:who|that|which) (?:is|are) (?:called|named)|by the name "
        "of)|,|:)? " NAMES_LIST "(?!\\w)"},
-    {"pet", NAMES,
+    {"pet", RULE_NAMES,
      I "\\b(?:have|got|own|adopted|rescued|bought|keep|ended up with)(?: just| recently| also)?(?: "
        "got| adopted)? (?:" COUNT "|my|our|this|the) (?:[\\p{L}-]+ ){0,3}?" ANIMAL
        "[, ]+(?:and )?(?:his|her|its|their|the) names? (?:is|are) " NAMES_LIST "(?!\\w)"},
-    {"pet", SWAP, I "^" NAME "(?:, | is |, who is )my (?:[a-z-]+ ){0,2}?" ANIMAL "\\b"},
+    {"pet", RULE_SWAP, I "^" NAME "(?:, | is |, who is )my (?:[a-z-]+ ){0,2}?" ANIMAL "\\b"},
     {"pet", 0,
      I "^(?:i|we) (?:" ADVERB "(?:have|own|adopted|rescued|keep|got|bought)|have " ADVERB
        "(?:got|adopted|rescued|had|bought))(?: just| recently)? (?:an? |one |our "
@@ -362,7 +362,7 @@ static const struct rule en_facts[] = {
        "ginger|fat) )*(?:" ANIMAL_WORDS
        "))\\b(?! (?:food|bed|person|allergy|toy|hair|cage|tank|nap|and chips))"},
 
-    {"likes", LIST,
+    {"likes", RULE_LIST,
      I "^(?:i|we) (?:" ADVERB "(?:love|like|adore|enjoy|dig|prefer)|am " ADVERB
        "(?:into|fond of|keen on|crazy about|mad about|nuts about|obsessed with|partial to|"
        "passionate about|hooked on|addicted to|interested in|a "
@@ -379,19 +379,19 @@ static const struct rule en_facts[] = {
        "(?:know|see|hear|say|"
        "think|be able|ask|have|get|thank|avoid|keep|book|order)\\b|my\\b|being on hold|a "
        "(?:bit|lot)|an?\\b(?! good| nice| cold| strong| cup))" REST},
-    {"likes", LIST,
+    {"likes", RULE_LIST,
      I "^my (?:all[- ]time |absolute |two |three )*(?:favou?rites?|fave|fav)(?: "
        "(?!is\\b|are\\b)[\\p{L} -]{1,40}?)? (?:is|are|has to be|have to be|would be|has always "
        "been|will always be) (?:definitely |always |probably |still )?(?!not\\b)" REST},
-    {"likes", LIST,
+    {"likes", RULE_LIST,
      I "^(?:honestly )?nothing (?:beats|tops|compares to|is better than) (?:an? )?" REST},
-    {"likes", LIST,
+    {"likes", RULE_LIST,
      I "^(?!it\\b|this\\b|that\\b|which\\b|he\\b|she\\b|what\\b)" WORDS
        " (?:is|are) (?:my (?:all[- ]time |absolute "
        ")?(?:favou?rites?|fave|thing|jam|weakness|guilty pleasure|comfort food|passion))\\b"},
-    {"likes", LIST, I "^(?:i am )?(?:a )?(?:big|huge|massive) fan of " REST},
+    {"likes", RULE_LIST, I "^(?:i am )?(?:a )?(?:big|huge|massive) fan of " REST},
 
-    {"dislikes", LIST,
+    {"dislikes", RULE_LIST,
      I
      "^(?:i|we) (?:" ADVERB "(?:hate|dislike|detest|loathe|despise|abhor)|(?:really |absolutely "
      "|just |simply )*can ?not (?:really )?(?:stand|bear|abide|stomach|"
@@ -405,41 +405,42 @@ static const struct rule en_facts[] = {
      "where\\b|if\\b|him\\b|"
      "her\\b|to (?:say|ask|bother|be|admit|see|interrupt|disturb|think|complain)\\b|the "
      "(?:way|idea|fact|first|second|look|sound|one|answer|new)\\b|my (?:life|job|hair|boss))" REST},
-    {"dislikes", LIST,
+    {"dislikes", RULE_LIST,
      I "^(?!it\\b|this\\b|that\\b|which\\b|he\\b|she\\b)" WORDS
        " (?:is|are) (?:not my (?:thing|cup of tea|jam)|my (?:pet peeve|least favou?rite|worst "
        "nightmare)|disgusting to me)\\b"},
-    {"dislikes", LIST,
+    {"dislikes", RULE_LIST,
      I "^my (?:least favou?rite|most hated|pet peeve|pet hate)(?: [\\p{L} ]{1,30}?)? "
        "(?:is|are) " REST},
-    {"dislikes", LIST,
+    {"dislikes", RULE_LIST,
      I "^" WORDS " (?:makes? me (?:gag|sick|retch)|grosses? me out|turns? my stomach)\\b"},
 
-    {"allergy", LIST,
+    {"allergy", RULE_LIST,
      I "\\bi (?:am|have (?:always |long )?been|was diagnosed as|turned out to be|became) " ADVERB
        "(?:and [a-z]+ly )?allergic to (?:is "
        ")?(?!it\\b|them\\b|that\\b|this\\b|mondays?|work\\b|sand, "
        "you)" REST},
-    {"allergy", LIST,
+    {"allergy", RULE_LIST,
      I "^(?:the )?only (?:thing|food|allergy)(?: that)? i am allergic to is " REST},
-    {"allergy", LIST, I "^allergic to (?:is )?(?!it\\b|them\\b|that\\b)" REST},
+    {"allergy", RULE_LIST, I "^allergic to (?:is )?(?!it\\b|them\\b|that\\b)" REST},
     {"allergy", 0,
      I "\\bno ("
        "[\\p{L} ]{2,30}?"
        ")(?: tho| though|,| please| for me)*,? (?:because |as |cause )?i am (?:[a-z]+ "
        ")?allergic(?: to (?:it|them|that))?\\b"},
-    {"allergy", LIST,
+    {"allergy", RULE_LIST,
      I "\\b(?:have|with|had|got|because of|due to) (?:(?:an?|my|this|the) "
        ")?(?:(?:severe|bad|serious|mild|nasty|terrible|strong|life-threatening|lifelong|slight) "
        ")*(?!food |seasonal |skin |allerg)([\\p{L} -]{2,30}?) allerg(?:y|ies)\\b"},
-    {"allergy", LIST, I "^my ([\\p{L} -]{2,30}?) allergy\\b"},
-    {"allergy", LIST, I "^(?:i have )?(?:an? )?(?:(?:severe|bad|serious|mild) )*allergy to " REST},
-    {"allergy", LIST,
+    {"allergy", RULE_LIST, I "^my ([\\p{L} -]{2,30}?) allergy\\b"},
+    {"allergy", RULE_LIST,
+     I "^(?:i have )?(?:an? )?(?:(?:severe|bad|serious|mild) )*allergy to " REST},
+    {"allergy", RULE_LIST,
      I "^(?!it\\b|this\\b|that\\b|which\\b|they\\b|he\\b|she\\b)" WORDS
        " (?:gives? me (?:hives|a rash|an allergic reaction)|makes? (?:me|my "
        "(?:throat|face|lips|tongue|mouth)) (?:swell|break out in hives)|brings? me out in "
        "(?:hives|a rash))"},
-    {"allergy", LIST, I "^i get (?:hives|a rash|anaphylaxis) from " REST},
+    {"allergy", RULE_LIST, I "^i get (?:hives|a rash|anaphylaxis) from " REST},
 
     {"diet", 0,
      I "^(?:i|we) (?:am|are|have been|went|have gone|became|turned|am "
@@ -451,7 +452,7 @@ static const struct rule en_facts[] = {
     {"diet", 0, I "^(?:as an?|being an?|been) (?:strict |lifelong )?" DIET "\\b"},
     {"diet", 0, I "^(?:my|our) diet is (?:strictly |mostly )?" DIET},
 
-    {"health", LIST,
+    {"health", RULE_LIST,
      I "\\b(?:i have|i have got|i suffer from|i live with|i struggle with|i was born with|i was "
        "diagnosed with|i got diagnosed with|i have been diagnosed with|diagnosed with|someone "
        "with|i have had|i "
@@ -476,7 +477,7 @@ static const struct rule en_facts[] = {
     {"language", 0,
      I "^" LANGUAGE
        " is my (?:mother tongue|native|first|second|third|home) ?(?:language|tongue)?"},
-    {"language", EACH,
+    {"language", RULE_EACH,
      I "(?:^(?:i|we) (?:can |also |only |" ADVERB
        "|mostly )*(?:speak|understand|know|grew up speaking|am (?:a "
        ")?(?:native|fluent|bilingual|trilingual|conversational|conversant|good|proficient)(?: in| "
@@ -493,12 +494,12 @@ static const struct rule en_facts[] = {
      ")?(?:handstands?|backflips?|splits|magic)|yodel|beatbox|read (?:music|lips|tarot|sheet)|walk "
      "on|throw|carve|tie|build|recite|hold my breath|lift|speed[- ]?read|lip[- "
      "]?read|ride|shoot|forage|brew|moonwalk|breakdance|make)\\b[^,;.!?()\\n]{0,40}?)" END},
-    {"skill", LIST,
+    {"skill", RULE_LIST,
      I
      "^i (?:" ADVERB
      ")(?:know how to|am able to|learned (?:how )?to|learnt (?:how )?to|taught myself (?:how "
      ")?to|am trained to|am qualified to|am licensed to|am certified to) (?!use this|be\\b)" REST},
-    {"skill", LIST,
+    {"skill", RULE_LIST,
      I
      "^i am (?:" ADVERB
      ")(?:good|great|excellent|skilled|skilful|handy|decent|brilliant|proficient|experienced|an "
@@ -516,11 +517,11 @@ static const struct rule en_facts[] = {
        "]+?|(?:pilot's?|forklift|hgv|lorry|boat|scuba|diving|motorbike|motorcycle|sailing) "
        "licen[cs]e)" END},
 
-    {"hobby", LIST,
+    {"hobby", RULE_LIST,
      I "^my (?:(?:main|favou?rite|biggest|only|new|current|other|big|great|all-time) "
        ")*(?:hobby|hobbies|pastimes?|pass-time|leisure activit(?:y|ies)) "
        "(?:is|are|include|includes|has always been|would be|remains?) (?!not\\b)" REST},
-    {"hobby", LIST,
+    {"hobby", RULE_LIST,
      I "^(?!it\\b|this\\b|that\\b|which\\b)" WORDS
        "(?:,? that)? (?:is|has been|are|have been) (?:my (?:main |favou?rite |only |new |biggest "
        ")?(?:hobby|hobbies|pastime))"},
@@ -529,25 +530,25 @@ static const struct rule en_facts[] = {
        "(?:for|all about|spent|mostly for|reserved for|usually for) (?!sleep|rest|work|my\\b)"
        "([\\p{L} ]{2,40}?)(?= mostly| mainly| usually|"
        "\\s*$|[,.;])"},
-    {"hobby", LIST,
+    {"hobby", RULE_LIST,
      I
      "^i (?:spend|pass) (?:most of |all |a lot of )?(?:my )?(?:weekends?|evenings?|free time|spare "
      "time|days off|sundays|saturdays) (?:mostly |usually )?(?!with\\b|at\\b|in\\b|on\\b)" REST},
-    {"hobby", LIST,
+    {"hobby", RULE_LIST,
      I "^in my (?:free|spare|leisure) time,? (?:i (?:like to |love to |enjoy |do |mostly |usually "
        "|love |like )?)" REST},
-    {"hobby", LIST,
+    {"hobby", RULE_LIST,
      I "^i (?:do|practise|practice) (?!not\\b)" WORDS
        " (?:as a hobby|for fun|in my (?:spare|free) time)"},
-    {"hobby", LIST,
+    {"hobby", RULE_LIST,
      I "^i (?:" ADVERB ")?" WORDS
        " (?:as a hobby|for fun|in my (?:spare|free) time|on (?:the )?weekends|at weekends)\\b"},
-    {"hobby", LIST,
+    {"hobby", RULE_LIST,
      I "^i (?:have (?:" ADVERB ")?(?:taken up|got into|gotten into|started)|" ADVERB
        "(?:took up|got into)|am (?:" ADVERB
        ")an? (?:avid|keen|passionate|amateur|hobby|enthusiastic)) (?!this|it\\b|the\\b|a\\b)" WORDS
            END},
-    {"hobby", LIST,
+    {"hobby", RULE_LIST,
      I "^i (?:" ADVERB ")(?:collect|go) ((?:old |vintage |antique )?(?:stamps|coins|vinyl(?: "
        "records)?|records|comics|postcards|watches|minerals|rocks|toys|figurines|birdwatching|bird "
        "?watching|bouldering|climbing|fishing|hiking|camping|sailing|kayaking|trainspotting|"
@@ -647,69 +648,71 @@ static const struct rule en_facts[] = {
        "(?:coffee|tea|cup)|do yoga|eat)\\b[^,;.!?()\\n]{0,50}?)" END},
 
     /* ends */
-    {"likes", ENDS | CORRECTS,
+    {"likes", RULE_ENDS | RULE_CORRECTS,
      I "^i (?:do not|no longer) (?:really )?(?:like|love|enjoy|want|eat|drink) "
        "(?:it|them|that|those)(?: any ?more| any longer| now|$)()"},
-    {"likes", ENDS,
+    {"likes", RULE_ENDS,
      I
      "^i (?:no longer|do not|don't|stopped) (?:really )?(?:like|love|enjoy|liking|loving)?(?:ing)? "
      "(?!to\\b)([^,;.!?]{1,40}?) (?:any ?more|any longer|now|these days)\\b"},
-    {"likes", ENDS,
+    {"likes", RULE_ENDS,
      I "^i (?:no longer (?:like|love|enjoy|care for)|(?:am|have gone) (?:off|over|tired of|sick "
        "of|fed up with|done with)|have lost interest in|went off|stopped liking|am no longer "
        "(?:into|a fan of|keen on|fond of)|have grown tired of|am not (?:into|a fan of|keen on) "
        "(?=[^,;.!?]*any ?more)) ([^,;.!?]{1,40}?)(?= any ?more|" END ")"},
-    {"dislikes", ENDS,
+    {"dislikes", RULE_ENDS,
      I "^i (?:no longer (?:hate|dislike|detest|mind)|do not (?:hate|dislike|mind)) "
        "([^,;.!?]{1,40}?)(?= any ?more| now|" END ")"},
-    {"residence", ENDS,
+    {"residence", RULE_ENDS,
      I "^(?:i|we) (?:no longer live|do not live|moved away|moved out|left|am not living)(?: in| "
        "from)? ?([^,;.!?]{0,30}?)(?: any ?more| now| any longer|$)"},
-    {"employer", ENDS,
+    {"employer", RULE_ENDS,
      I "^i (?:no longer work|do not work|quit(?: my job)?|left(?: my job)?|resigned|have "
        "(?:left|quit|resigned)|was (?:laid off|fired|let go|made redundant)|got (?:laid "
        "off|fired|let go|made redundant)|retired|stopped working|handed in my notice|am no longer "
        "(?:with|at|working))\\b()"},
-    {"occupation", ENDS, I "^i (?:am no longer|am not) an? (" JOB ")(?: any ?more| any longer|$)"},
-    {"occupation", ENDS,
+    {"occupation", RULE_ENDS,
+     I "^i (?:am no longer|am not) an? (" JOB ")(?: any ?more| any longer|$)"},
+    {"occupation", RULE_ENDS,
      I "^i (?:quit(?: my job)?|quit being|gave up (?:teaching|nursing)|stopped working "
        "as|retired)\\b()"},
-    {"diet", ENDS,
+    {"diet", RULE_ENDS,
      I "^i (?:am no longer|am not|stopped being|gave up being|quit being|do not eat)(?: an?| on "
        "a)? (" DIET ")()"},
-    {"diet", ENDS, I "^i (?:started eating|eat) (?:meat|fish|dairy|everything) (?:again|now)()"},
-    {"allergy", ENDS,
+    {"diet", RULE_ENDS,
+     I "^i (?:started eating|eat) (?:meat|fish|dairy|everything) (?:again|now)()"},
+    {"allergy", RULE_ENDS,
      I "^i am (?:no longer|not) allergic to ([^,;.!?]{1,40}?)(?: any ?more|" END ")"},
-    {"school", ENDS,
+    {"school", RULE_ENDS,
      I "^i (?:graduated|dropped out|left school|left uni|finished "
        "(?:school|uni|university|college|my degree)|no longer (?:study|go))\\b()"},
-    {"pet", ENDS,
+    {"pet", RULE_ENDS,
      I "^(?:my|our) ([\\p{L} ]{2,30}?) (?:died|passed away|ran away|has died|has passed(?: "
        "away)?|was put down|is no longer with us|crossed the rainbow bridge)"},
-    {"pet", ENDS,
+    {"pet", RULE_ENDS,
      I "^(?:i|we) (?:no longer have|do not have|gave away|rehomed|lost|had to (?:put "
        "down|rehome|give away))(?: an?| our| my| the)? ((?:" ANIMAL_WORDS
        ")(?: [A-Z]\\w+)?)(?: any ?more)?"},
-    {"owns", ENDS,
+    {"owns", RULE_ENDS,
      I "^(?:i|we) (?:have |just |finally |recently )*(?:sold|got rid of|gave away|no longer "
        "(?:have|own|drive)|do not (?:have|own|drive)|lost|scrapped|crashed|traded in|wrote off)(?: "
        "an?| my| our| the| that)? ([^,;.!?]{2,40}?)(?: any ?more| yesterday| last \\w+|" END ")"},
-    {"family", ENDS,
+    {"family", RULE_ENDS,
      I "^(?:i|we) (?:got divorced|am divorced|broke up|split up|am getting "
        "divorced|divorced|separated)(?: (?:from|with) (?:my )?)?([^,;.!?]{0,30})"},
-    {"hobby", ENDS,
+    {"hobby", RULE_ENDS,
      I "^i (?:gave up|quit|stopped|no longer (?:do|play|go|practi[sc]e)|have (?:given "
        "up|stopped|quit)|do not (?:do|play|go) (?=[^,;.!?]*any ?more)|am done with)(?: doing| "
        "playing| going)? ([^,;.!?]{2,40}?)(?: any ?more|" END ")"},
-    {"", ENDS,
+    {"", RULE_ENDS,
      I "^i (?:gave up(?: on)?|quit|stopped|no longer|have (?:given up(?: on)?|stopped|quit)|do not "
        "(?=[^,;.!?]*any ?more)|am done with|dropped)(?: doing| playing| going| do| play| go)? "
        "([^,;.!?]{2,40}?)(?: any ?more|" END ")"},
 
-    {"", CORRECTS,
+    {"", RULE_CORRECTS,
      I "^(?:i meant|make (?:that|it)|it is|that should be|should be|i mean|meant) "
        "([^,;.!?]{1,40}?),? (?:and )?not ([^,;.!?]{1,40}?)" END},
-    {"", CORRECTS,
+    {"", RULE_CORRECTS,
      I "^(?:sorry,? |no,? |wait,? |actually,? )*(?:i meant|make (?:that|it)|that should be|it "
        "should be|i mean) (?!to\\b|that\\b|it\\b|by\\b|the\\b|well)([\\p{L}\\p{N} '-]{1,30}?)()[.! "
        "]*$"},
@@ -919,10 +922,10 @@ const struct memory_rules memory_rules_en = {
           "think|basically|obviously|luckily|sadly|unfortunately|"
           "lol|haha|ugh|argh|hmm|um|uh|right|sure|thanks|thank you|thx|cheers|sorry|wait|no "
           "wait|oops|correction|update|update on the above|to clarify|just to clarify|"
-          "for what it is worth|fwiw|ngl|not gonna lie|to be fair|on top of that|besides|then|that "
+          "fwiw|ngl|not gonna lie|to be fair|on top of that|besides|then|that "
           "said|good morning|good evening|hello there|hi there|"
           "as you know|as i said|like i said|like|the reason i am asking is(?: that)?|i have to "
-          "say|i will admit|i admit|truth be told|me|i mean|"
+          "say|i will admit|i admit|me|i mean|"
           "my mistake|scrap that|forget that|ignore that|dear assistant|greetings|in case you need "
           "it|in real life|irl|real life me|outside the story|the only thing(?= i am "
           "allergic)|these days|nowadays|currently|at the moment|"

@@ -76,7 +76,7 @@ static int row_make(struct memory_row *row, const json_t *memory, struct error *
     return rc;
 }
 
-/* Makes the missing rows. A memory that has gone, or has come back, makes the index invalid. */
+/* Makes the missing rows. The index is invalid after the deletion or the return of a memory. */
 static int rows_update(struct memories *m, struct error *err) {
     bool valid = m->n_rows <= m->n;
     for (int64_t i = 0; valid && i < m->n_rows; i++) valid = m->rows[i].id == id_of(m->v[i]);
@@ -170,7 +170,7 @@ static int missing_embed(struct memories *m, int64_t first, const bool *have,
     return rc;
 }
 
-/* Reads or computes the vectors of the rows that have none. */
+/* Reads or computes the vectors of the rows without a vector. */
 static int vectors_update(struct memories *m, const struct embedder *e, struct error *err) {
     if (m->vectors && strcmp(m->vector_model, e->model_hash) != 0) {
         vector_index_free(m->vectors);

@@ -250,7 +250,7 @@ static void test_injection(void **state) {
     store_close(s);
 }
 
-/* Statements in a role play are no facts, also in later turns of the conversation. */
+/* Statements in a role play are not facts, also in later turns of the conversation. */
 static void test_role_play(void **state) {
     (void)state;
     struct store *s = open_store();

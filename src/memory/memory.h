@@ -251,11 +251,12 @@ int conversation_delete(struct store *s, const char *id, struct error *err);
  * Facts that a user states about himself or herself in one message, by rules for English, Japanese
  * and Chinese: {facts: [{attribute, value, text, change}], refused: [{text, reason}], pretence}.
  *
- * attribute is one of memory_attributes. change: "holds", "ends" (value "": every value of the
- * attribute; attribute "": of any attribute whose value contains the value), "corrects" (the
- * value replaces `old`; old "": the value learnt last) or "ends last" (the value learnt last).
- * `text` is the sentence. reason is question, quotation, pretence, instruction, negation, third
- * person, transient or irony; a sentence without a fact and without such a reason is not listed.
+ * attribute is a name that memory_attribute_find knows. change: "holds", "ends" (value "": every
+ * value of the attribute; attribute "": of any attribute whose value contains the value),
+ * "corrects" (the value replaces `old`; old "": the value learnt last) or "ends last" (the value
+ * learnt last). `text` is the sentence. reason is question, quotation, pretence, instruction,
+ * negation, third person, transient or irony; a sentence without a fact and without such a reason
+ * is not listed.
  *
  * `pretence`: the conversation is a role play, so that statements are not facts until the user ends
  * it. The result has its new value. `asked`: the assistant's message before this one, or NULL; a
@@ -264,17 +265,16 @@ int conversation_delete(struct store *s, const char *id, struct error *err);
  */
 enum { MEMORY_TURN_BYTES = 16 << 10, MEMORY_VALUE_CHARS = 200, MEMORY_TURN_FACTS = 64 };
 json_t *memory_rules_extract(const char *text, const char *asked, bool pretence);
-/* The attributes; importance: 0 to 1, of a memory of this attribute. `single`: a new value replaces
- * the old one. `words`: by which a search finds it. Ends with a row whose name is NULL. */
+/* An attribute. importance: 0 to 1, of its memories. `single`: a new value replaces the old one.
+ * `words`: by which a search finds it. */
 struct memory_attribute {
     const char *name;
     double importance;
     bool single;
     const char *words;
 };
-/* The row of a name, or NULL. */
+/* The attribute of a name, or NULL. */
 const struct memory_attribute *memory_attribute_find(const char *name);
-extern const struct memory_attribute memory_attributes[];
 
 /* long-term memories: the store (memories.c) */
 

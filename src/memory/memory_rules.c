@@ -22,7 +22,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-const struct memory_attribute memory_attributes[] = {
+static const struct memory_attribute memory_attributes[] = {
     {"name", 1.0, true, "called who 名前 名 叫 名字 姓名"},
     {"age", 0.7, true, "old years 歳 年齢 岁 年龄 几岁 多大"},
     {"birthday", 0.8, true, "born date birth 誕生日 生まれ 生日 出生"},

@@ -205,7 +205,7 @@ static void test_hostile(void **state) {
         json_t *found = memory_rules_extract(text.data, text.data, false);
         assert_non_null(found);
         assert_true(json_array_size(json_object_get(found, "facts")) <= MEMORY_TURN_FACTS);
-        assert_true(clock_now() - start < 60);
+        assert_true(clock_now() - start < 20);
         json_decref(found);
         buf_release(&text);
     }

@@ -328,6 +328,17 @@ await check("a team's turns can be unfolded", async () => {
     await p.getByText("New conversation").click();
 });
 
+await check("an agent's steps can be unfolded", async () => {
+    await p.locator(".picker select").selectOption("agent:helper");
+    await chat(p, "3 + 4 = ?");
+    await ended(reply(p));
+    assert.equal(await reply(p).locator(".error").count(), 0);
+    await reply(p).locator("summary").click();
+    assert.match(await reply(p).locator("pre").textContent(), /^thought: /);
+    await p.locator(".picker select").selectOption("fry-1");
+    await p.getByText("New conversation").click();
+});
+
 await check("markup from a model is text", async () => {
     const evil = '<img src=x onerror="document.title=1"><b>x</b>';
     const chunk = (delta, finish = null) => `data: ${JSON.stringify({ choices: [{ index: 0, delta, logprobs: null, finish_reason: finish }] })}\n\n`;

@@ -15,6 +15,7 @@
  */
 /* levels: once */
 #define _GNU_SOURCE
+#include "agent/agent.h"
 #include "eval/eval.h"
 #include "evolve/evolve.h"
 #include "fixture.h"
@@ -573,6 +574,16 @@ static int load_team(struct error *err) {
     return rc;
 }
 
+static int load_agent(struct error *err) {
+    struct agent_settings s;
+    char *path = path_in("agent.yaml");
+    int rc = agent_settings_read(&s, path, err);
+    if (rc == OK && s.max_steps != 3) check_failed(__FILE__, __LINE__, "three steps");
+    if (rc == OK) options_release(agent_setting_rows, &s);
+    free(path);
+    return rc;
+}
+
 static int load_trace(struct error *err) {
     struct trace t;
     char *path = path_in("life.jsonl");
@@ -727,6 +738,7 @@ static const struct path {
     {"checkpoint", load_checkpoint, 0, SWEPT},
     {"recipe", load_recipe, 0, SWEPT},
     {"team", load_team, 0, SWEPT},
+    {"agent", load_agent, 0, SWEPT},
     {"trace", load_trace, 0, SWEPT},
     {"store", open_store, 0, SWEPT | SPARES},
     {"blackboard", write_board, 0, SWEPT | SPARES},
@@ -1294,6 +1306,8 @@ static void texts_make(void) {
     put_text("life.jsonl", life, sizeof life - 1);
     put_text("team.yaml", team, sizeof team - 1);
     put_text("own.yaml", own, sizeof own - 1);
+    static const char agent[] = "tools: [clock]\nadapter: [a=0.5, b]\nmax_steps: 3\n";
+    put_text("agent.yaml", agent, sizeof agent - 1);
     put_text("page.html", page, sizeof page - 1);
 }
 

@@ -86,9 +86,11 @@ static void test_paths(void **state) {
     struct agent_settings s;
     struct adapter_mix mix;
     char *odd = path_join(folder, "odd,name=2");
-    assert_int_equal(settings_of("root: notes\nknowledge: /k.db\nadapter: [a=0.7, /b=0.3]\n", &s),
-                     OK);
+    assert_int_equal(
+        settings_of("root: notes\nmemory: m.db\nknowledge: /k.db\nadapter: [a=0.7, /b=0.3]\n", &s),
+        OK);
     path_is(s.root, "notes");
+    path_is(s.memory, "m.db");
     assert_string_equal(s.knowledge, "/k.db");
     assert_int_equal(adapter_mix_parse(&mix, s.adapter, &err), OK);
     assert_true(mix.weighted);

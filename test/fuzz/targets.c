@@ -989,6 +989,20 @@ static void fuzz_team(const uint8_t *data, size_t size) {
     free(path);
 }
 
+/* Of an agent file that is accepted, the form is known and the limits are within their ranges. */
+static void fuzz_agent(const uint8_t *data, size_t size) {
+    struct agent_settings s;
+    struct agent_options o = {0};
+    struct adapter_mix mix;
+    struct error err;
+    if (agent_settings_read(&s, input_put(data, size), &err) != OK) return;
+    MUST(agent_settings_apply(&s, &o, &err) == OK);
+    MUST(o.max_steps >= 1 && o.max_steps <= 64 && o.max_tokens >= 1);
+    adapter_mix_parse(&mix, s.adapter, &err);
+    adapter_mix_release(&mix);
+    options_release(agent_setting_rows, &s);
+}
+
 /* An answer equals itself, and scores are between 0 and 1. */
 static void grade_use(const struct grader *g, const char *text, const char *gold) {
     struct error err;
@@ -1682,6 +1696,7 @@ static const struct fuzz_target fuzz_targets[] = {
     {"csv", fuzz_csv},
     {"task_recipe", fuzz_task_recipe},
     {"yaml", fuzz_yaml},
+    {"agent", fuzz_agent},
     {"recipe", fuzz_recipe},
     {"training_data", fuzz_training_data},
     {"synth", fuzz_synth},

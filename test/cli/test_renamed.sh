@@ -193,7 +193,7 @@ while read -r word use except; do
 done <<'END'
 temp temperature
 [a-z]*-temp temperature
-n max-tokens debate eval model grow team
+n max-tokens debate eval model grow team agent
 n-predict max-tokens
 max-new-tokens max-tokens
 max-completion-length max-tokens

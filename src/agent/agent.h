@@ -22,6 +22,7 @@
 #include "engine/engine.h"
 #include "grade/grade.h"
 #include "memory/memory.h"
+#include "swarm/swarm.h"
 
 /* tools */
 
@@ -32,6 +33,8 @@ struct agent_tool {
     /* Appends the result as text. An error is a result as well: the model reads its message. The
      * grammar enforces the schema of the arguments. */
     int (*call)(void *ctx, const json_t *arguments, struct buf *out, struct error *err);
+    /* Sets the tokens of the model that the tool used since the last time. May be NULL: none. */
+    void (*spent)(void *ctx, int64_t *prefilled, int64_t *generated);
     void (*release)(void *ctx); /* may be NULL */
     void *ctx;
 };
@@ -52,6 +55,16 @@ json_t *agent_tools_json(const struct agent_tools *t);
  * returns whether it succeeded. */
 bool agent_tool_call(const struct agent_tool *tool, const json_t *arguments, struct buf *out);
 
+/* A team (swarm/swarm.h) that the tools `ask` and `debate` call; its adapters are loaded. */
+struct agent_team {
+    const struct team *team;
+    struct engine *engine;
+    struct model *model;
+    /* Replaces engine_run, as in struct agent_options. */
+    int (*run)(void *ctx, struct engine_request *reqs, int n, struct error *err);
+    void *run_ctx;
+};
+
 /* Inputs of the built-in tools. Strings are copied. */
 struct agent_tool_options {
     const char *knowledge;  /* knowledge base of the tool `knowledge` */
@@ -60,6 +73,8 @@ struct agent_tool_options {
     const json_t *messages; /* the conversation, whose user messages memory_write reads at each
                                call; NULL: it remembers nothing; borrowed */
     const struct embedder *embedder; /* of knowledge and memories; NULL: words only; borrowed */
+    const struct agent_team *team;   /* of `ask` and `debate`; borrowed, also its members, which may
+                                        be set until the first call */
     const char *root;                /* folder that `read_file` and `list_files` may read */
     const struct strings *hosts;     /* hosts that `http_get` may ask */
     double seconds;                  /* limit of one call that executes code; 0: 10 */
@@ -72,6 +87,8 @@ struct agent_tool_options {
  *   knowledge      {query}: passages of the knowledge base
  *   memory_search  {query}: memories of the user
  *   memory_write   {fact}: remembers a fact that the user's own messages state
+ *   ask            {question}: the answer of the team
+ *   debate         {question, choices}: the choice of the team, after its debate
  *   read_file      {path}: the text of a file below `root`
  *   list_files     {path}: the files and folders of a folder below `root`
  *   python         {code}: runs Python in the sandbox; its output
@@ -203,7 +220,7 @@ int agent_run_all(const struct agent_options *o, struct agent_run *runs, int n, 
 
 struct agent_settings {
     char *tools; /* a comma-separated list */
-    char *adapter, *system, *knowledge, *memory, *user, *root, *form;
+    char *adapter, *system, *knowledge, *memory, *user, *team, *root, *form;
     struct strings hosts;
     int64_t max_steps, max_tokens, thought_tokens, top_k;
     bool sample_calls;
@@ -215,11 +232,10 @@ extern const struct option_row agent_setting_rows[];
  * default values. Old values of *s are overwritten and not freed; options_release frees the new
  * ones, and after an error there is nothing to free. */
 int agent_settings_read(struct agent_settings *s, const char *path, struct error *err);
-/* Opens the tools; the caller releases them, also after an error. user: the owner of the memories
- * that the tools use; NULL: the user of the settings. messages: the conversation, see struct
- * agent_tool_options. */
-int agent_settings_open_tools(const struct agent_settings *s, const char *user,
-                              const json_t *messages, struct agent_tools *t, struct error *err);
+/* Opens the tools; the caller releases them, also after an error. `user`, `messages`, `embedder`
+ * and `team` are those of `o`; without a user, that of the settings. */
+int agent_settings_open_tools(const struct agent_settings *s, struct agent_tool_options o,
+                              struct agent_tools *t, struct error *err);
 /* Sets the members of *o that the settings decide; the texts are borrowed. ERR_USAGE: the form is
  * unknown. */
 int agent_settings_apply(const struct agent_settings *s, struct agent_options *o,

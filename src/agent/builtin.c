@@ -93,6 +93,9 @@ const struct agent_builtin agent_builtins[] = {
     {"knowledge", "Finds passages of the knowledge base.", "--knowledge DB", false},
     {"memory_search", "Recalls facts about the user.", "--memory DB", false},
     {"memory_write", "Remembers a lasting fact that the user stated.", "--memory DB", false},
+    {"ask", "Asks a team of agents a question.", "--team FILE", false},
+    {"debate", "Lets a team of agents debate which of several answers is right.", "--team FILE",
+     false},
     {"read_file", "Reads a text file.", "--root DIR", false},
     {"list_files", "Lists the files of a folder.", "--root DIR", false},
     {"python", "Runs a Python program and returns its output.", NULL, true},
@@ -115,9 +118,9 @@ static const struct tool_kind
 
 /* The rows of agent_builtins. */
 static const struct tool_kind *const kinds[] = {
-    &calculator_kind,   &clock_kind,      &knowledge_kind,  &memory_search_kind,
-    &memory_write_kind, &read_file_kind,  &list_files_kind, &python_kind,
-    &sh_kind,           &check_code_kind, &http_get_kind};
+    &calculator_kind, &clock_kind,      &knowledge_kind, &memory_search_kind, &memory_write_kind,
+    &ask_kind,        &debate_kind,     &read_file_kind, &list_files_kind,    &python_kind,
+    &sh_kind,         &check_code_kind, &http_get_kind};
 _Static_assert(ARRAY_LEN(kinds) == ARRAY_LEN(agent_builtins) - 1, "one row for each tool");
 
 /* adding */
@@ -150,6 +153,7 @@ static bool need_is_given(enum tool_need need, const struct agent_tool_options *
     const bool given[] = {[NEEDS_NOTHING] = true,
                           [NEEDS_KNOWLEDGE] = o->knowledge && *o->knowledge,
                           [NEEDS_MEMORY] = o->memory && *o->memory,
+                          [NEEDS_TEAM] = o->team != NULL,
                           [NEEDS_ROOT] = o->root && *o->root,
                           [NEEDS_HOSTS] = o->hosts && o->hosts->n};
     return given[need];
@@ -180,6 +184,7 @@ static int builtin_add(struct agent_tools *t, const char *name, const struct age
                               .description = xstrdup(agent_builtins[i].description),
                               .parameters = parameters_json(kind),
                               .call = kind->call,
+                              .spent = kind->spent,
                               .release = kind->release};
     if (!kind->open || kind->open(o, &tool.ctx, err) == OK) return agent_tools_add(t, &tool, err);
     free(tool.name);

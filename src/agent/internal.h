@@ -16,7 +16,14 @@ struct tool_argument {
 };
 
 /* The member of struct agent_tool_options that a built-in tool needs. */
-enum tool_need { NEEDS_NOTHING, NEEDS_KNOWLEDGE, NEEDS_MEMORY, NEEDS_ROOT, NEEDS_HOSTS };
+enum tool_need {
+    NEEDS_NOTHING,
+    NEEDS_KNOWLEDGE,
+    NEEDS_MEMORY,
+    NEEDS_TEAM,
+    NEEDS_ROOT,
+    NEEDS_HOSTS
+};
 
 /* How a built-in tool works. */
 struct tool_kind {
@@ -25,10 +32,11 @@ struct tool_kind {
     /* Sets *ctx to the tool's state, which is NULL before. May be NULL. */
     int (*open)(const struct agent_tool_options *o, void **ctx, struct error *err);
     int (*call)(void *ctx, const json_t *arguments, struct buf *out, struct error *err);
+    void (*spent)(void *ctx, int64_t *prefilled, int64_t *generated); /* see struct agent_tool */
     void (*release)(void *ctx); /* may be NULL; ctx may be NULL */
 };
 extern const struct tool_kind read_file_kind, list_files_kind, python_kind, sh_kind,
-    check_code_kind, http_get_kind, memory_search_kind, memory_write_kind;
+    check_code_kind, http_get_kind, memory_search_kind, memory_write_kind, ask_kind, debate_kind;
 
 /*
  * Appends a text of any bytes as valid UTF-8 without control characters except newline and tab;

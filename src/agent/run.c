@@ -283,6 +283,12 @@ static void call_end(struct agent_batch *b, struct agent_run *r) {
     }
     buf_puts(&result, "");
     s->step.failed = !agent_tool_call(tool, s->step.arguments, &result);
+    if (tool->spent) {
+        int64_t prefilled, generated;
+        tool->spent(tool->ctx, &prefilled, &generated);
+        s->step.prefilled += prefilled;
+        s->step.generated += generated;
+    }
     s->step.observation = xstrdup(result.data);
     buf_release(&result);
     agent_call_form_add(&b->form, s->messages, s->step.thought ? s->step.thought : "", tool,

@@ -24,6 +24,8 @@ const struct option_row agent_setting_rows[] = {
         "store with the user's memories for the tools memory_search and memory_write"),
     ROW("user", OPT_STRING, user, "me", 0, 0, "NAME",
         "user whose memories these tools use; of a server: only of requests without a key"),
+    ROW("team", OPT_STRING, team, NULL, 0, 0, "FILE",
+        "team (file of 'shoal debate --team') for the tools ask and debate"),
     ROW("root", OPT_STRING, root, NULL, 0, 0, "DIR",
         "folder that the tools read_file and list_files may read"),
     ROW("allow-host", OPT_LIST, hosts, NULL, 0, 0, "HOST", "hosts that the tool http_get may ask"),
@@ -64,15 +66,14 @@ static int form_parse(const char *text, enum agent_form *out, struct error *err)
     return error_set(err, ERR_USAGE, "there is no form '%s': it is auto, native or react", text);
 }
 
-int agent_settings_open_tools(const struct agent_settings *s, const char *user,
-                              const json_t *messages, struct agent_tools *t, struct error *err) {
-    const struct agent_tool_options o = {.knowledge = s->knowledge,
-                                         .memory = s->memory,
-                                         .user = user ? user : s->user,
-                                         .messages = messages,
-                                         .root = s->root,
-                                         .hosts = &s->hosts,
-                                         .seconds = s->tool_seconds};
+int agent_settings_open_tools(const struct agent_settings *s, struct agent_tool_options o,
+                              struct agent_tools *t, struct error *err) {
+    o.knowledge = s->knowledge;
+    o.memory = s->memory;
+    if (!o.user) o.user = s->user;
+    o.root = s->root;
+    o.hosts = &s->hosts;
+    o.seconds = s->tool_seconds;
     return *s->tools ? agent_tools_add_builtin(t, s->tools, &o, err) : OK;
 }
 
@@ -153,6 +154,7 @@ static int document_read(struct agent_settings *s, const struct yaml *y, struct 
     adapters_resolve(y->path, &s->adapter);
     path_resolve(y->path, &s->knowledge);
     path_resolve(y->path, &s->memory);
+    path_resolve(y->path, &s->team);
     path_resolve(y->path, &s->root);
     return OK;
 }

@@ -64,7 +64,10 @@ struct agent_session {
     const struct cli_options *c;
     struct setup setup;
     struct adapter_mix mix;
+    struct strings paths; /* adapters of the mix and of the team */
     struct agent_tools tools;
+    struct team team_file;
+    struct agent_team team;
     struct agent_options options;
     struct agent_calibration calibration;
     json_t *messages; /* the conversation */
@@ -115,16 +118,33 @@ static int answer(void *ctx, const char *question, struct error *err) {
     return rc;
 }
 
+/* The engine of the team follows when it is open. */
+static int tools_open(struct agent_session *a, const struct options *o, struct error *err) {
+    struct agent_tool_options t = {.messages = a->messages};
+    if (o->agent.team) {
+        if (team_read(&a->team_file, o->agent.team, err) != OK) return err->code;
+        a->team.team = &a->team_file;
+        t.team = &a->team;
+    }
+    return agent_settings_open_tools(&o->agent, t, &a->tools, err);
+}
+
 static int session_open(struct agent_session *a, const struct options *o, const char *model,
                         struct error *err) {
     struct setup_needs w = {.engine = {.max_rows = ENGINE_DEFAULT_ROWS,
                                        .max_seqs = o->measure.tasks ? AGENT_TASKS_AT_ONCE : 1},
-                            .adapters = &a->mix.paths};
+                            .adapters = &a->paths};
+    for (int i = 0; i < a->mix.paths.n; i++) strings_add(&a->paths, a->mix.paths.v[i]);
+    for (int i = 0; i < a->team_file.adapters.n; i++)
+        strings_add(&a->paths, a->team_file.adapters.v[i]);
     int rc = setup_open(&a->setup, a->c, &o->setup, model, &w, err);
     if (rc != OK || !a->setup.m) return rc;
     rc = adapter_mix_open(&a->mix, setup_load_adapter, &a->setup, err);
+    if (rc == OK) rc = team_load_adapters(&a->team_file, setup_load_adapter, &a->setup, err);
     if (rc == OK) rc = setup_engine(&a->setup, err);
     if (rc != OK) return rc;
+    a->team.engine = a->setup.e;
+    a->team.model = a->setup.m;
     struct engine_request mixed = {0};
     adapter_mix_apply(&a->mix, &mixed);
     a->options.model = a->setup.m;
@@ -154,7 +174,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
         rc = agent_calibration_read(o->calibration, &a.calibration, err);
         a.options.calibration = &a.calibration;
     }
-    if (rc == OK) rc = agent_settings_open_tools(&o->agent, NULL, a.messages, &a.tools, err);
+    if (rc == OK) rc = tools_open(&a, o, err);
     if (rc == OK) rc = adapter_mix_parse(&a.mix, o->agent.adapter, err);
     if (rc == OK) {
         rc = session_open(&a, o, args->v[0], err);
@@ -166,6 +186,8 @@ static int run(const struct cli_options *c, const void *options, const struct st
     }
     adapter_mix_release(&a.mix);
     agent_tools_release(&a.tools);
+    team_release(&a.team_file);
+    strings_release(&a.paths);
     json_decref(a.messages);
     return rc;
 }
@@ -188,9 +210,9 @@ const struct cli_command cmd_agent = {
         "  shoal agent model.gguf --tools python,read_file --root data 'Sum column 2 of a.csv'\n"
         "  shoal agent models/fry --agent examples/agent.yaml 'sort: k b x'\n"
         "  shoal agent model.gguf --tools calculator --json < questions.txt",
-    .main_options =
-        "tools list-tools agent adapter system knowledge memory user root allow-host max-steps "
-        "max-seconds max-tokens form temperature seed max-memory dry-run record tasks",
+    .main_options = "tools list-tools agent adapter system knowledge memory user team root "
+                    "allow-host max-steps "
+                    "max-seconds max-tokens form temperature seed max-memory dry-run record tasks",
     .rows = rows,
     .more =
         (const struct option_table[]){{agent_setting_rows, offsetof(struct options, agent)}, {0}},

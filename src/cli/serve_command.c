@@ -99,6 +99,7 @@ static void agent_measure(const char *path, enum dtype elem, struct adapter_size
     int rc = adapter_mix_parse(&mix, a.adapter, &ignored);
     for (int i = 0; rc == OK && i < mix.paths.n; i++)
         adapter_measure(mix.paths.v[i], elem, sum, &ignored);
+    if (a.team) team_measure(a.team, elem, sum);
     adapter_mix_release(&mix);
     options_release(agent_setting_rows, &a);
 }

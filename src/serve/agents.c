@@ -49,7 +49,9 @@ static bool tool_is_allowed(const struct server *s, const char *name) {
 /* Opens the tools once, so that a missing file or sandbox is found at the start. */
 static int tools_try(const struct server *s, struct agent_entry *a, struct error *err) {
     struct agent_tools tools = {0};
-    int rc = agent_settings_open_tools(&a->settings, NULL, NULL, &tools, err);
+    const struct agent_team unused = {.team = &a->team};
+    int rc = agent_settings_open_tools(
+        &a->settings, (struct agent_tool_options){.team = a->team.n ? &unused : NULL}, &tools, err);
     a->tools = json_array();
     for (int i = 0; rc == OK && i < tools.n; i++) {
         json_array_append_new(a->tools, json_string(tools.v[i].name));
@@ -85,6 +87,10 @@ static int entry_open(struct server *s, const char *text, struct error *err) {
     rc = name_check(s, a, err);
     if (rc == OK) rc = adapter_mix_parse(&a->mix, a->settings.adapter, err);
     if (rc == OK) rc = adapter_mix_open(&a->mix, server_adapter_keep, s, err);
+    if (rc == OK && a->settings.team) {
+        rc = team_read(&a->team, a->settings.team, err);
+        if (rc == OK) rc = team_load_adapters(&a->team, server_adapter_keep, s, err);
+    }
     return rc == OK ? tools_try(s, a, err) : rc;
 }
 
@@ -103,6 +109,7 @@ void agents_release(struct server *s) {
         free(a->name);
         options_release(agent_setting_rows, &a->settings);
         adapter_mix_release(&a->mix);
+        team_release(&a->team);
         json_decref(a->tools);
     }
     free(s->agents);
@@ -126,6 +133,7 @@ struct agent_session {
     const struct agent_entry *a;
     struct generation *g;
     struct agent_tools tools;
+    struct agent_team team;
     struct agent_options options;
     struct agent_run *runs; /* [n_completions of g] */
     uint64_t client;
@@ -197,9 +205,16 @@ static void agent_generation_run(struct generation *g, void *ctx) {
         d->runs[i] =
             (struct agent_run){.messages = json_object_get(g->spec.request_json, "messages"),
                                .seed = g->spec.sampling.seed + (uint64_t)i};
-    int rc = agent_settings_open_tools(&d->a->settings, g->key,
-                                       json_object_get(g->spec.request_json, "messages"), &d->tools,
-                                       &err);
+    d->team = (struct agent_team){.team = &d->a->team,
+                                  .engine = d->s->engine,
+                                  .model = d->s->model,
+                                  .run = session_batch_run,
+                                  .run_ctx = d};
+    const struct agent_tool_options o = {.user = g->key,
+                                         .messages =
+                                             json_object_get(g->spec.request_json, "messages"),
+                                         .team = d->a->team.n ? &d->team : NULL};
+    int rc = agent_settings_open_tools(&d->a->settings, o, &d->tools, &err);
     if (rc == OK)
         agent_run_all(&d->options, d->runs, g->n_completions, &err);
     else

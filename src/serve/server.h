@@ -55,6 +55,7 @@ struct agent_entry {
     char *name;
     struct agent_settings settings;
     struct adapter_mix mix;
+    struct team team; /* of the tools ask and debate; n 0: none */
     json_t *tools; /* the names of its tools */
 };
 

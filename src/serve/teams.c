@@ -128,15 +128,6 @@ static int session_run(struct team_session *d, struct debate *out, struct error 
     return debate_run(&client, d->t->team.v, d->t->team.n, &d->item, 1, &d->o, out, NULL, err);
 }
 
-/* The reply: the final text of a workflow that has one, else the decision, else the last text. */
-static const char *transcript_reply(const struct transcript *t) {
-    if (t->final_utterance >= 0) return t->v[t->final_utterance].text;
-    if (t->answer >= 0) return t->candidates[t->answer];
-    for (int i = t->n - 1; i >= 0; i--)
-        if (t->v[i].text && *t->v[i].text) return t->v[i].text;
-    return "";
-}
-
 static void session_free(void *ctx) {
     struct team_session *d = ctx;
     if (!d) return;

@@ -507,6 +507,14 @@ json_t *transcript_scores_json(const struct transcript *o) {
     return scores;
 }
 
+const char *transcript_reply(const struct transcript *t) {
+    if (t->final_utterance >= 0) return t->v[t->final_utterance].text;
+    if (t->answer >= 0) return t->candidates[t->answer];
+    for (int i = t->n - 1; i >= 0; i--)
+        if (t->v[i].text && *t->v[i].text) return t->v[i].text;
+    return "";
+}
+
 json_t *debate_transcript_json(const struct debate *d, const struct agent *team,
                                const struct task_item *it, int item) {
     const struct transcript *o = &d->transcripts[item];

@@ -292,11 +292,59 @@ static void test_failed_call(void **state) {
     agent_tools_release(&tools);
 }
 
+/* The tools ask and debate answer as the team itself does, and their tokens count. */
+static void test_team(void **state) {
+    (void)state;
+    static const char text[] = "protocol: brief\nrounds: 2\nchain_of_thought: false\n"
+                               "agents: [{name: a}, {name: b}, {name: c}]\n";
+    struct pool *pool = pool_new(1);
+    struct engine *e = engine_of(fry, 512, pool);
+    struct team file = {0};
+    if (team_parse(&file, text, strlen(text), "team.yaml", &err) != OK) fail_msg("%s", err.text);
+    struct agent_team team = {.team = &file};
+    const struct agent_tool_options o = {.team = &team};
+    struct agent_tools tools = {0};
+    if (agent_tools_add_builtin(&tools, "ask,debate", &o, &err) != OK) fail_msg("%s", err.text);
+    team.engine = e; /* known when the tools are open */
+    team.model = fry;
+    struct buf out = {0};
+    int64_t prefilled, generated;
+    json_t *sorted = json_pack("{s:s,s:s}", "question", "sort: k b x", "choices",
+                               "x k b | b k x | k b x"),
+           *one = json_pack("{s:s,s:s}", "question", "sort: k b x", "choices", "b k x |"),
+           *free_text = json_pack("{s:s}", "question", "sort: k b x");
+    assert_true(agent_tool_call(&tools.v[1], sorted, &out));
+    assert_string_equal(out.data, "b k x");
+    tools.v[1].spent(tools.v[1].ctx, &prefilled, &generated);
+    assert_true(prefilled > 0);
+    tools.v[1].spent(tools.v[1].ctx, &prefilled, &generated);
+    assert_int_equal(prefilled, 0);
+    out.len = 0;
+    assert_true(agent_tool_call(&tools.v[0], free_text, &out));
+    assert_non_null(strstr(out.data, "b k x"));
+    out.len = 0;
+    assert_false(agent_tool_call(&tools.v[1], one, &out));
+    assert_non_null(strstr(out.data, "at least two choices"));
+    json_decref(sorted);
+    json_decref(one);
+    json_decref(free_text);
+    buf_release(&out);
+    agent_tools_release(&tools);
+    assert_int_equal(agent_tools_add_builtin(&tools, "ask", &(struct agent_tool_options){0}, &err),
+                     ERR_USAGE);
+    assert_non_null(strstr(err.text, "--team"));
+    agent_tools_release(&tools);
+    team_release(&file);
+    engine_free(e);
+    pool_free(pool);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_native), cmocka_unit_test(test_batch),
-        cmocka_unit_test(test_react),  cmocka_unit_test(test_limits),
-        cmocka_unit_test(test_errors), cmocka_unit_test(test_failed_call),
+        cmocka_unit_test(test_native),      cmocka_unit_test(test_batch),
+        cmocka_unit_test(test_react),       cmocka_unit_test(test_limits),
+        cmocka_unit_test(test_errors),      cmocka_unit_test(test_team),
+        cmocka_unit_test(test_failed_call),
     };
     return cmocka_run_group_tests(tests, setup, teardown);
 }

@@ -69,14 +69,16 @@ static void test_keys(void **state) {
     assert_true(o.sampling.temperature == 0.5f && o.sampling.top_p == 0.8f &&
                 o.sampling.min_p == 0.1f);
     assert_int_equal(s.hosts.n, 2);
-    assert_int_equal(agent_settings_open_tools(&s, NULL, NULL, &tools, &err), OK);
+    assert_int_equal(agent_settings_open_tools(&s, (struct agent_tool_options){0}, &tools, &err),
+                     OK);
     assert_int_equal(tools.n, 2);
     assert_string_equal(tools.v[1].name, "http_get");
     agent_tools_release(&tools);
     options_release(agent_setting_rows, &s);
 
     assert_int_equal(settings_of("tools: []\n", &s), OK);
-    assert_int_equal(agent_settings_open_tools(&s, NULL, NULL, &tools, &err), OK);
+    assert_int_equal(agent_settings_open_tools(&s, (struct agent_tool_options){0}, &tools, &err),
+                     OK);
     assert_int_equal(tools.n, 0);
     options_release(agent_setting_rows, &s);
 }

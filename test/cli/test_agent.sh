@@ -25,7 +25,7 @@ refused() {
 
 "$shoal" agent --list-tools >"$tmp/out"
 same "tools are listed" "$(cut -d' ' -f1 "$tmp/out" | tr '\n' ' ')" \
-    "calculator clock knowledge memory_search memory_write read_file list_files python sh check_code http_get "
+    "calculator clock knowledge memory_search memory_write ask debate read_file list_files python sh check_code http_get "
 
 agent 'sort: k b x'
 same "a question that needs no tool" "$(tail -n 1 "$tmp/out")" "answer: b k x"

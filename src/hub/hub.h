@@ -1,6 +1,7 @@
 /*
  * hub: models and adapters that are pulled from a hub with Hugging Face's HTTP API into a cache,
- * messages to webhooks, and pages of allowed hosts. No other module sends HTTP requests.
+ * pages of allowed hosts, and requests to servers that the user names. No other module sends HTTP
+ * requests.
  *
  * Several threads and processes may use the cache at once.
  */
@@ -8,6 +9,8 @@
 #define SHOAL_HUB_H
 
 #include "base/base.h"
+
+#include <stdatomic.h>
 
 /*
  * A repository on the hub is named hf:OWNER/REPO[/FILE][@REV]; REV is a branch, tag or commit, by
@@ -46,12 +49,46 @@ json_t *hub_plan(const char *name, const struct hub_options *o, struct error *er
 /* An array of the records in the cache, each with "path". */
 json_t *hub_list(struct error *err);
 
-/* webhooks */
+/* requests */
 
-/* Sends a POST request with `body`, which is JSON, and discards the response. Redirects are not
- * followed. ERR_USAGE: `url` is not an http or https address. ERR_IO: no response within `seconds`,
- * or a status other than 2xx. ERR_MISSING: libcurl is not installed. `url` may be a secret, so no
- * message contains it. */
+enum { HTTP_KEPT_HEADERS = 4 };
+struct http_response {
+    int status;
+    char *headers[HTTP_KEPT_HEADERS]; /* the values of keep_headers; NULL: the server sent none */
+    struct buf body;                  /* if the request has no on_body */
+    bool stopped;                     /* on_body ended the response */
+};
+/* A request to a server that the user names. All members are borrowed. */
+struct http_request {
+    const char *method, *url;
+    const struct strings *headers; /* "Name: value"; NULL: none */
+    const char *body;              /* NULL: none */
+    size_t body_len;
+    const char *keep_headers[HTTP_KEPT_HEADERS]; /* names of headers of the response */
+    size_t max_body;                             /* bytes of the response's body */
+    double seconds;                              /* for all of it; 0: no limit */
+    double idle_seconds;       /* without any byte, in whole seconds; 0: no limit */
+    const atomic_bool *cancel; /* NULL, or ends the request within about a second when true */
+    /* Called with each part of the body as it arrives; status and headers of `r` are set. false
+     * ends the response, which is no error. NULL: the body is collected in `r`. */
+    bool (*on_body)(void *ctx, const struct http_response *r, const char *data, size_t len);
+    void *ctx;
+};
+/*
+ * Sends a request and reads the response. Every status is OK, also that of a redirect, which is not
+ * followed. A request to this machine ignores the proxy of the environment. `url`, `headers` and
+ * the bodies may contain secrets, so no message contains any of them.
+ *
+ * ERR_USAGE: not an http or https address, or a header that is not one line. ERR_IO: no connection,
+ * a broken one, or no end within the limits of time. ERR_MEMORY: more than max_body bytes.
+ * ERR_STATE: cancelled. ERR_MISSING: libcurl is not installed. After an error status and headers
+ * are set if they have arrived. The caller releases `out` in every case.
+ */
+int http_request(const struct http_request *q, struct http_response *out, struct error *err);
+void http_response_release(struct http_response *r);
+
+/* Sends a POST request with `body`, which is JSON, and discards the response. ERR_IO: no response
+ * within `seconds`, or a status other than 2xx; other errors as of http_request. */
 int http_post_json(const char *url, const char *body, double seconds, struct error *err);
 
 /* pages */

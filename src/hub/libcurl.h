@@ -24,6 +24,7 @@
     X(curl_easy_setopt)                                                                            \
     X(curl_easy_getinfo)                                                                           \
     X(curl_easy_perform)                                                                           \
+    X(curl_easy_header)                                                                            \
     X(curl_easy_strerror)                                                                          \
     X(curl_free)                                                                                   \
     X(curl_slist_append)                                                                           \

@@ -548,6 +548,9 @@ struct strings {
 void strings_add(struct strings *s, const char *text);
 void strings_release(struct strings *s);
 void strings_sort(struct strings *s); /* by their bytes */
+/* Adds the words of a command line, which are separated by blanks except within '…' and "…".
+ * Nothing is expanded. False: a quote is not closed. */
+bool strings_add_words(struct strings *s, const char *text);
 
 /* Sets every member to its default. Old values are overwritten and not freed. */
 void options_default(const struct option_row *rows, void *out);

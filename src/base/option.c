@@ -14,6 +14,7 @@
 #define _GNU_SOURCE
 #include "base/internal.h"
 
+#include <ctype.h>
 #include <errno.h>
 #include <math.h>
 #include <stdlib.h>
@@ -37,6 +38,27 @@ static int text_compare(const void *a, const void *b) {
 
 void strings_sort(struct strings *s) {
     if (s->n > 1) qsort(s->v, (size_t)s->n, sizeof *s->v, text_compare);
+}
+
+bool strings_add_words(struct strings *s, const char *text) {
+    struct buf word = {0};
+    char quote = 0;
+    bool in_word = false;
+    for (const char *p = text; *p || in_word; p++) {
+        if (!*p || (!quote && isspace((unsigned char)*p))) {
+            if (in_word) strings_add(s, word.data ? word.data : "");
+            buf_release(&word);
+            in_word = false;
+            if (!*p) break;
+        } else if (quote ? *p == quote : *p == '\'' || *p == '"') {
+            quote = quote ? 0 : *p;
+            in_word = true;
+        } else {
+            buf_add(&word, p, 1);
+            in_word = true;
+        }
+    }
+    return !quote;
 }
 
 static void *row_field(const struct option_row *row, void *out) {

@@ -42,30 +42,6 @@ struct command {
     char *dir; /* working directory in the sandbox */
 };
 
-/* Splits text at blanks, except within '…' and "…". Nothing is expanded. */
-static int split_command(const char *text, const char *label, struct strings *out,
-                         struct error *err) {
-    struct buf word = {0};
-    char quote = 0;
-    bool in_word = false;
-    for (const char *p = text; *p || in_word; p++) {
-        if (!*p || (!quote && isspace((unsigned char)*p))) {
-            if (in_word) strings_add(out, word.data ? word.data : "");
-            buf_release(&word);
-            in_word = false;
-            if (!*p) break;
-        } else if (quote ? *p == quote : *p == '\'' || *p == '"') {
-            quote = quote ? 0 : *p;
-            in_word = true;
-        } else {
-            buf_add(&word, p, 1);
-            in_word = true;
-        }
-    }
-    if (quote) return error_set(err, ERR_USAGE, "command '%s' has an unclosed quote", text);
-    return out->n ? OK : error_set(err, ERR_USAGE, "the %s's command is empty", label);
-}
-
 static void write_inputs(const struct check_case *v, int n, struct buf *out) {
     for (int i = 0; i < n; i++) {
         json_t *text = json_stringn_nocheck(v[i].text, strlen(v[i].text));
@@ -413,7 +389,11 @@ static struct command *command_new(struct check *check, const struct check_optio
 static int command_open(struct check *check, const char *argument, const struct check_options *o,
                         struct error *err) {
     struct command *c = command_new(check, o);
-    int rc = split_command(argument, c->label, &c->argv, err);
+    int rc = OK;
+    if (!strings_add_words(&c->argv, argument))
+        rc = error_set(err, ERR_USAGE, "command '%s' has an unclosed quote", argument);
+    else if (!c->argv.n)
+        rc = error_set(err, ERR_USAGE, "the %s's command is empty", c->label);
     return rc ? rc : command_prepare(c, o, err);
 }
 

@@ -11,8 +11,9 @@
  * depends on its messages, the model, adapters, tools, results of tools and options only, except
  * for the limit of time.
  *
- * Tools that execute code exist only if the caller names them, and run in the sandbox. The
- * result of a tool is bounded and cleaned text; it is never a part of the template.
+ * Tools that execute code exist only if the caller names them, and run in the sandbox; servers of
+ * tools that the caller names run outside of it. The result of a tool is bounded and cleaned text;
+ * it is never a part of the template.
  *
  * Threads: one thread at a time uses a list of tools; agent_run uses the engine as its owner.
  */
@@ -110,6 +111,31 @@ struct agent_builtin {
     bool executes;
 };
 extern const struct agent_builtin agent_builtins[];
+
+/* Servers of the Model Context Protocol (mcp/mcp.h), whose tools an agent may call. */
+struct agent_mcp_options {
+    /* "[NAME=]TARGET": a command line or an address. NAME is 1 to 32 letters, digits, _ and -; by
+     * default "mcp", and then "mcp2" and so on. */
+    const struct strings *servers;
+    /* "NAME=HEADER: VALUE" for requests to the server NAME. ${VARIABLE} in VALUE is the value of a
+     * variable of the environment; the value of Authorization must have one. NULL: none. */
+    const struct strings *headers;
+    const struct strings *env;  /* "NAME=VARIABLE", which the program NAME gets; NULL: none */
+    const struct strings *only; /* globs of tools to add, by their new names; NULL or empty: all */
+    double seconds;             /* limit of a request; 0: 60 */
+};
+/*
+ * Connects to the servers and adds their tools as NAME__TOOL, in which every character that a name
+ * must not have is '_', and which gets a number if it is taken. A tool's description is cleaned and
+ * cut. If the grammar does not support its schema, its arguments can be any JSON object, and the
+ * schema is a part of its description. Tools that cannot be added, and those after AGENT_MAX_TOOLS,
+ * are left out with a warning that names them.
+ *
+ * A server runs until the last of its tools is released. Errors are those of mcp_open, and
+ * ERR_USAGE for wrong options; tools that were added before stay in the list.
+ */
+int agent_tools_add_mcp(struct agent_tools *t, const struct agent_mcp_options *o,
+                        struct error *err);
 
 /* Appends the exact value of an arithmetic expression, such as "1/3 ≈ 0.333333333333333" or
  * "5.08 cm". It may have numbers, + - * / ^ mod, percents, parentheses, abs, min, max, round,
@@ -221,10 +247,10 @@ int agent_run_all(const struct agent_options *o, struct agent_run *runs, int n, 
 struct agent_settings {
     char *tools; /* a comma-separated list */
     char *adapter, *system, *knowledge, *memory, *user, *team, *root, *form;
-    struct strings hosts;
+    struct strings hosts, mcp, mcp_headers, mcp_env, mcp_tools;
     int64_t max_steps, max_tokens, thought_tokens, top_k;
     bool sample_calls;
-    double temperature, top_p, min_p, max_seconds, tool_seconds;
+    double temperature, top_p, min_p, max_seconds, tool_seconds, mcp_seconds;
 };
 extern const struct option_row agent_setting_rows[];
 /* Reads an agent file: a YAML mapping whose keys are the options of the rows, with '_' for '-';
@@ -232,8 +258,9 @@ extern const struct option_row agent_setting_rows[];
  * default values. Old values of *s are overwritten and not freed; options_release frees the new
  * ones, and after an error there is nothing to free. */
 int agent_settings_read(struct agent_settings *s, const char *path, struct error *err);
-/* Opens the tools; the caller releases them, also after an error. `user`, `messages`, `embedder`
- * and `team` are those of `o`; without a user, that of the settings. */
+/* Opens the tools, and connects to the MCP servers; the caller releases the tools, also after an
+ * error. `user`, `messages`, `embedder` and `team` are those of `o`; without a user, that of the
+ * settings. */
 int agent_settings_open_tools(const struct agent_settings *s, struct agent_tool_options o,
                               struct agent_tools *t, struct error *err);
 /* Sets the members of *o that the settings decide; the texts are borrowed. ERR_USAGE: the form is

@@ -29,6 +29,19 @@ const struct option_row agent_setting_rows[] = {
     ROW("root", OPT_STRING, root, NULL, 0, 0, "DIR",
         "folder that the tools read_file and list_files may read"),
     ROW("allow-host", OPT_LIST, hosts, NULL, 0, 0, "HOST", "hosts that the tool http_get may ask"),
+    ROW("mcp", OPT_LIST, mcp, NULL, 0, 0, "[NAME=]CMD|URL",
+        "MCP servers whose tools the agent may call: a program (stdio) or an address (streamable "
+        "HTTP)"),
+    ROW("mcp-tools", OPT_LIST, mcp_tools, NULL, 0, 0, "GLOB",
+        "tools of the MCP servers to use, by the agent's names for them (NAME__TOOL); default: "
+        "all"),
+    ROW("mcp-header", OPT_LIST, mcp_headers, NULL, 0, 0, "NAME=HEADER",
+        "headers of the requests to an MCP server, such as 'x=Authorization: Bearer ${TOKEN}', "
+        "where ${TOKEN} is the value of a variable of the environment"),
+    ROW("mcp-env", OPT_LIST, mcp_env, NULL, 0, 0, "NAME=VARIABLE",
+        "variables of the environment that the program of an MCP server gets"),
+    ROW("mcp-seconds", OPT_FLOAT, mcp_seconds, "60", 0.1, 3600, "S",
+        "maximum seconds of one request to an MCP server"),
     ROW("max-steps", OPT_INT, max_steps, "8", 1, 64, "N",
         "maximum calls; then the agent must answer"),
     ROW("max-seconds", OPT_FLOAT, max_seconds, "180", 0, 1e6, "S",
@@ -68,13 +81,19 @@ static int form_parse(const char *text, enum agent_form *out, struct error *err)
 
 int agent_settings_open_tools(const struct agent_settings *s, struct agent_tool_options o,
                               struct agent_tools *t, struct error *err) {
+    const struct agent_mcp_options mcp = {.servers = &s->mcp,
+                                          .headers = &s->mcp_headers,
+                                          .env = &s->mcp_env,
+                                          .only = &s->mcp_tools,
+                                          .seconds = s->mcp_seconds};
     o.knowledge = s->knowledge;
     o.memory = s->memory;
     if (!o.user) o.user = s->user;
     o.root = s->root;
     o.hosts = &s->hosts;
     o.seconds = s->tool_seconds;
-    return *s->tools ? agent_tools_add_builtin(t, s->tools, &o, err) : OK;
+    int rc = *s->tools ? agent_tools_add_builtin(t, s->tools, &o, err) : OK;
+    return rc ? rc : agent_tools_add_mcp(t, &mcp, err);
 }
 
 int agent_settings_apply(const struct agent_settings *s, struct agent_options *o,

@@ -24,7 +24,8 @@ struct options {
 #define ROW(name, type, field, fallback, min, max, metavar, help)                                  \
     { name, type, offsetof(struct options, field), fallback, min, max, metavar, help }
 static const struct option_row rows[] = {
-    ROW("list-tools", OPT_BOOL, list, NULL, 0, 0, NULL, "list the built-in tools and exit"),
+    ROW("list-tools", OPT_BOOL, list, NULL, 0, 0, NULL,
+        "list the built-in tools, or with --mcp those of the agent, and exit"),
     ROW("agent", OPT_STRING, file, NULL, 0, 0, "FILE",
         "file of an agent, whose keys are options of this command; other options override it"),
     ROW("seed", OPT_INT, seed, "0", 0, 9e15, "N", "seed of the sampling"),
@@ -155,9 +156,26 @@ static int session_open(struct agent_session *a, const struct options *o, const 
     return OK;
 }
 
+/* The tools of the agent, with those of its MCP servers. */
+static int tools_print(const struct cli_options *c, const struct options *o, struct error *err) {
+    struct agent_tools tools = {0};
+    int rc = agent_settings_open_tools(&o->agent, &tools, err);
+    for (int i = 0; rc == OK && i < tools.n; i++) {
+        const struct agent_tool *t = &tools.v[i];
+        if (c->json)
+            cli_print_json(json_pack("{s:s,s:s,s:O}", "name", t->name, "description",
+                                     t->description, "parameters", t->parameters));
+        else
+            printf("%s: %s\n", t->name, t->description);
+    }
+    agent_tools_release(&tools);
+    return rc;
+}
+
 static int run(const struct cli_options *c, const void *options, const struct strings *args,
                struct error *err) {
     const struct options *o = options;
+    if (o->list && o->agent.mcp.n) return tools_print(c, o, err);
     if (o->list) {
         builtins_print(c);
         return OK;
@@ -200,7 +218,8 @@ const struct cli_command cmd_agent = {
         "In each step the model either calls a tool and reads its result, or answers. It chooses\n"
         "by exact probabilities and writes arguments under the tool's JSON schema, so that no\n"
         "call is malformed. Tools that execute code or use the network are off until --tools\n"
-        "names them; code runs in the sandbox. Without a question, each line of stdin is the\n"
+        "names them; code runs in the sandbox. --mcp adds the tools of MCP servers. Without a "
+        "question, each line of stdin is the\n"
         "next message of a conversation (docs/AGENT.md).\n"
         "\n"
         "  shoal agent models/fry --list-tools\n"
@@ -211,7 +230,7 @@ const struct cli_command cmd_agent = {
         "  shoal agent models/fry --agent examples/agent.yaml 'sort: k b x'\n"
         "  shoal agent model.gguf --tools calculator --json < questions.txt",
     .main_options = "tools list-tools agent adapter system knowledge memory user team root "
-                    "allow-host max-steps "
+                    "allow-host mcp max-steps "
                     "max-seconds max-tokens form temperature seed max-memory dry-run record tasks",
     .rows = rows,
     .more =

@@ -70,7 +70,7 @@ struct http_request {
     double idle_seconds;       /* without any byte, in whole seconds; 0: no limit */
     const atomic_bool *cancel; /* NULL, or ends the request within about a second when true */
     /* Called with each part of the body as it arrives; status and headers of `r` are set. false
-     * ends the response, which is no error. NULL: the body is collected in `r`. */
+     * ends the response, and is not an error. NULL: the body is collected in `r`. */
     bool (*on_body)(void *ctx, const struct http_response *r, const char *data, size_t len);
     void *ctx;
 };

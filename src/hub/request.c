@@ -13,7 +13,7 @@
 #include <string.h>
 #include <strings.h>
 
-static const struct libcurl *lib;
+static _Thread_local const struct libcurl *lib;
 
 struct transfer {
     CURL *curl;

@@ -6,8 +6,8 @@
  * request. Its calls of the model are interactive requests of the batcher, like a chat. The n
  * answers of a request run together, and share the tools, which are opened for the request.
  *
- * Tools that execute code or use the network exist only if the agent's file names them and
- * --allow-tool allows them.
+ * Tools that execute code or use the network, and MCP servers, exist only if the agent's file names
+ * them and --allow-tool allows them. Each request has its own connections to the MCP servers.
  */
 #define _GNU_SOURCE
 #include "agent/agent.h"
@@ -18,6 +18,7 @@
 #include <string.h>
 
 static const char PREFIX[] = "agent:";
+static const char MCP[] = "mcp"; // all tools of MCP servers, for --allow-tool
 
 /* loading */
 
@@ -30,10 +31,10 @@ static const struct agent_builtin *builtin_find(const char *name) {
 static int allowed_tools_check(const struct strings *names, struct error *err) {
     for (int i = 0; i < names->n; i++) {
         const struct agent_builtin *b = builtin_find(names->v[i]);
-        if (!b || !b->executes)
+        if (strcmp(names->v[i], MCP) != 0 && (!b || !b->executes))
             return error_set(err, ERR_USAGE,
                              "--allow-tool: '%s' is not a tool that executes code or uses the "
-                             "network; 'shoal agent --list-tools --json' lists those",
+                             "network, nor mcp; 'shoal agent --list-tools --json' lists those",
                              names->v[i]);
     }
     return OK;
@@ -50,12 +51,16 @@ static bool tool_is_allowed(const struct server *s, const char *name) {
 static int tools_try(const struct server *s, struct agent_entry *a, struct error *err) {
     struct agent_tools tools = {0};
     const struct agent_team unused = {.team = &a->team};
+    a->tools = json_array();
+    if (a->settings.mcp.n && !tool_is_allowed(s, MCP))
+        return error_set(err, ERR_USAGE,
+                         "the agent uses MCP servers; allow them with --allow-tool mcp, or remove "
+                         "'mcp' from the file");
     int rc = agent_settings_open_tools(
         &a->settings, (struct agent_tool_options){.team = a->team.n ? &unused : NULL}, &tools, err);
-    a->tools = json_array();
     for (int i = 0; rc == OK && i < tools.n; i++) {
         json_array_append_new(a->tools, json_string(tools.v[i].name));
-        if (!tool_is_allowed(s, tools.v[i].name))
+        if (builtin_find(tools.v[i].name) && !tool_is_allowed(s, tools.v[i].name))
             rc = error_set(err, ERR_USAGE,
                            "the tool '%s' executes code or uses the network; allow it with "
                            "--allow-tool %s, or remove it from the file",

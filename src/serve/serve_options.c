@@ -25,7 +25,7 @@ const struct option_row serve_option_rows[] = {
         "agents to serve (files of 'shoal agent --agent'), each as a model agent:NAME"),
     ROW("allow-tool", OPT_LIST, tools, NULL, 0, 0, "TOOL",
         "tools that agents may use although they execute code or use the network: python, sh, "
-        "check_code, http_get; all clients that may chat can then use them"),
+        "check_code, http_get, mcp (MCP servers); all clients that may chat can then use them"),
     ROW("knowledge", OPT_STRING, knowledge, NULL, 0, 0, "DB",
         "knowledge base (of 'shoal knowledge') that clients may search"),
     ROW("state", OPT_STRING, state_dir, "runs/serve", 0, 0, "DIR",

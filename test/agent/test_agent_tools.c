@@ -357,7 +357,7 @@ static void test_builtin_list(void **state) {
     } wrong[] = {
         {"clock,abacus",
          "there is no tool 'abacus'; there are calculator, clock, knowledge, "
-         "memory_search, memory_write, read_file, list_files, python, sh, check_code, http_get"},
+         "memory_search, memory_write, ask, debate, read_file, list_files, python, sh, check_code, http_get"},
         {"", "there is no tool ''"},
         {"clock,", "there is no tool ''"},
         {"clock, clock", "there are two tools 'clock'"},

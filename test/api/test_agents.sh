@@ -270,9 +270,17 @@ def test_refused_files():
             ("a missing database", [write("db.yaml", "tools: knowledge\nknowledge: nowhere.db\n")], "nowhere.db"),
             ("a missing file", [f"{tmp}/nowhere.yaml"], "nowhere.yaml"), ("two agents of one name", [f"{tmp}/helper.yaml", f"helper={tmp}/warm.yaml"], "another agent"),
             ("code without permission", [run_code], "--allow-tool python"), ("the network without permission", [surf], "--allow-tool http_get"),
+            ("an MCP server without permission", [write("mcp.yaml", "tools: clock\nmcp: ['touch " + tmp + "/started']\n")], "--allow-tool mcp"),
             ("permission for a harmless tool", [f"{tmp}/helper.yaml", "--allow-tool", "calculator"], "'calculator' is not a tool that executes")):
         r = subprocess.run([shoal, "serve", model, "--port", "0", "--state", f"{tmp}/refused", "--agent", *args], capture_output=True, text=True, timeout=60)
         check(f"{what} is refused at the start", r.returncode in (1, 2) and says in r.stderr, (r.returncode, r.stderr))
+    check("a refused MCP server is not started", not os.path.exists(f"{tmp}/started"))
+    server = os.path.abspath("test/mcp/server.py")
+    outside = Server("outside", "--agent", write("outside.yaml", f"tools: clock\nmcp: ['x=python3 {server} good']\nmcp_tools: x__e*\nmax_steps: 1\n"), "--allow-tool", "mcp")
+    check("tools of an MCP server are served", outside.call("/v1/agents")[1]["agents"][0]["tools"] == ["clock", "x__echo", "x__env", "x__empty"])
+    check("an agent with an MCP server answers", chat(outside, ask("outside", "sort: k b x"))[0] == 200)
+    outside.p.send_signal(signal.SIGTERM)
+    outside.p.wait(60)
     surfing = Server("surfing", "--agent", surf, "--allow-tool", "http_get")
     check("an allowed tool is served", surfing.call("/v1/agents")[1]["agents"][0]["tools"] == ["http_get"])
     surfing.p.send_signal(signal.SIGTERM)

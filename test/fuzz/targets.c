@@ -24,6 +24,7 @@
 #include "grammar/grammar.h"
 #include "http/http.h"
 #include "hub/internal.h"
+#include "mcp/internal.h"
 #include "memory/internal.h"
 #include "model/internal.h"
 #include "swarm/swarm.h"
@@ -1682,6 +1683,54 @@ static void fuzz_calculate(const uint8_t *data, size_t size) {
     free(text);
 }
 
+/* Events of a stream as one text; the parts of the stream do not matter. */
+static int mcp_event_add(void *ctx, const char *text, size_t len, struct error *err) {
+    (void)err;
+    buf_add(ctx, text, len);
+    buf_puts(ctx, "\n====\n");
+    return OK;
+}
+
+static void mcp_message_use(const char *text, size_t len) {
+    struct json_limits left = {.depth = 64, .cost = 64 << 20, .allow_duplicate_keys = true};
+    struct mcp_tools tools = {0};
+    struct buf out = {0};
+    struct error err;
+    json_t *v = json_parse_limited(text, len, "a message", &left, &err);
+    const struct mcp_message m = mcp_message_read(v);
+    if (m.kind == MCP_REQUEST || m.kind == MCP_NOTIFICATION) MUST(m.method);
+    if (m.kind == MCP_RESPONSE) MUST(m.result || m.error);
+    int rc = mcp_tools_read(m.result, &tools, &err);
+    MUST(rc == OK || rc == ERR_FORMAT || rc == ERR_MEMORY);
+    for (int i = 0; i < tools.n; i++) MUST(*tools.v[i].name);
+    mcp_result_text(m.result, 1000, &out);
+    MUST(out.len <= 1000 && (!out.data || strlen(out.data) <= out.len));
+    MUST(!out.data || !u8_check((const uint8_t *)out.data, out.len));
+    mcp_tools_release(&tools);
+    buf_release(&out);
+    json_decref(v);
+}
+
+/* A message of an MCP server, and a stream of events with such messages. */
+static void fuzz_mcp(const uint8_t *data, size_t size) {
+    const char *text = (const char *)data;
+    struct mcp_sse whole = {0}, parts = {0};
+    struct buf events = {0}, same = {0};
+    struct error err;
+    mcp_message_use(text, size);
+    MUST(mcp_sse_add(&whole, text, size, mcp_event_add, &events, &err) == OK);
+    for (size_t i = 0; i < size; i++)
+        MUST(mcp_sse_add(&parts, text + i, 1, mcp_event_add, &same, &err) == OK);
+    MUST(events.len == same.len && (!same.len || !memcmp(events.data, same.data, same.len)));
+    MUST(strcmp(whole.id, parts.id) == 0 && whole.retry_ms == parts.retry_ms);
+    for (const char *p = events.data, *end; p && (end = strstr(p, "\n====\n")); p = end + 6)
+        mcp_message_use(p, (size_t)(end - p));
+    mcp_sse_release(&whole);
+    mcp_sse_release(&parts);
+    buf_release(&events);
+    buf_release(&same);
+}
+
 static const struct fuzz_target fuzz_targets[] = {
     {"gguf", fuzz_gguf},
     {"gguf_tokenizer", fuzz_gguf_tokenizer},
@@ -1731,6 +1780,7 @@ static const struct fuzz_target fuzz_targets[] = {
     {"address", fuzz_address},
     {"config", fuzz_config},
     {"calculate", fuzz_calculate},
+    {"mcp", fuzz_mcp},
 };
 
 static const struct fuzz_target *fuzz_target_find(const char *name) {

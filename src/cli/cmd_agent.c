@@ -158,17 +158,18 @@ static int session_open(struct agent_session *a, const struct options *o, const 
 
 /* The tools of the agent, with those of its MCP servers. */
 static int tools_print(const struct cli_options *c, const struct options *o, struct error *err) {
-    struct agent_tools tools = {0};
-    int rc = agent_settings_open_tools(&o->agent, &tools, err);
-    for (int i = 0; rc == OK && i < tools.n; i++) {
-        const struct agent_tool *t = &tools.v[i];
+    struct agent_session a = {.c = c};
+    int rc = tools_open(&a, o, err);
+    for (int i = 0; rc == OK && i < a.tools.n; i++) {
+        const struct agent_tool *t = &a.tools.v[i];
         if (c->json)
             cli_print_json(json_pack("{s:s,s:s,s:O}", "name", t->name, "description",
                                      t->description, "parameters", t->parameters));
         else
             printf("%s: %s\n", t->name, t->description);
     }
-    agent_tools_release(&tools);
+    agent_tools_release(&a.tools);
+    team_release(&a.team_file);
     return rc;
 }
 
@@ -218,9 +219,8 @@ const struct cli_command cmd_agent = {
         "In each step the model either calls a tool and reads its result, or answers. It chooses\n"
         "by exact probabilities and writes arguments under the tool's JSON schema, so that no\n"
         "call is malformed. Tools that execute code or use the network are off until --tools\n"
-        "names them; code runs in the sandbox. --mcp adds the tools of MCP servers. Without a "
-        "question, each line of stdin is the\n"
-        "next message of a conversation (docs/AGENT.md).\n"
+        "names them; code runs in the sandbox. --mcp adds the tools of MCP servers. Without a\n"
+        "question, each line of stdin is the next message of a conversation (docs/AGENT.md).\n"
         "\n"
         "  shoal agent models/fry --list-tools\n"
         "  shoal agent model.gguf --tools calculator '123456 * 789 = ?'\n"
@@ -229,9 +229,8 @@ const struct cli_command cmd_agent = {
         "  shoal agent model.gguf --tools python,read_file --root data 'Sum column 2 of a.csv'\n"
         "  shoal agent models/fry --agent examples/agent.yaml 'sort: k b x'\n"
         "  shoal agent model.gguf --tools calculator --json < questions.txt",
-    .main_options = "tools list-tools agent adapter system knowledge memory user team root "
-                    "allow-host mcp max-steps "
-                    "max-seconds max-tokens form temperature seed max-memory dry-run record tasks",
+    .main_options = "tools list-tools agent adapter system knowledge memory team mcp max-steps "
+                    "max-seconds max-tokens temperature seed max-memory tasks",
     .rows = rows,
     .more =
         (const struct option_table[]){{agent_setting_rows, offsetof(struct options, agent)}, {0}},

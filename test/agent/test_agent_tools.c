@@ -355,15 +355,16 @@ static void test_builtin_list(void **state) {
     static const struct {
         const char *list, *why;
     } wrong[] = {
-        {"clock,abacus",
-         "there is no tool 'abacus'; there are calculator, clock, knowledge, "
-         "memory_search, memory_write, ask, debate, read_file, list_files, python, sh, check_code, http_get"},
+        {"clock,abacus", "there is no tool 'abacus'; there are calculator, clock, knowledge, "
+                         "memory_search, memory_write, ask, debate, read_file, list_files, python, "
+                         "sh, check_code, http_get"},
         {"", "there is no tool ''"},
         {"clock,", "there is no tool ''"},
         {"clock, clock", "there are two tools 'clock'"},
         {"knowledge", "'knowledge' needs --knowledge DB"},
         {"memory_search", "'memory_search' needs --memory DB"},
         {"memory_write", "'memory_write' needs --memory DB"},
+        {"ask", "'ask' needs --team FILE"},
         {"read_file", "'read_file' needs --root DIR"},
         {"list_files", "'list_files' needs --root DIR"},
         {"http_get", "'http_get' needs --allow-host HOST"},

@@ -23,6 +23,7 @@ struct mcp_tool {
     const char *name, *title, *description;
     const struct field *arguments, *results; /* end with a NULL name */
     bool read_only;                          /* it changes nothing that outlives the call */
+    bool runs_agents; /* it may run an agent of the server, whose tools can do more than that */
     int scope;
     const char *method, *path; /* a path that ends with "/" is completed by `wildcard` */
     const char *wildcard;      /* the argument that completes the path; or NULL */
@@ -120,16 +121,18 @@ static bool has_knowledge(const struct server *s) {
 }
 
 static json_t *adapters_result(const json_t *reply) {
-    json_t *models = json_array(), *adapters = json_array(), *card;
+    json_t *models = json_array(), *adapters = json_array(), *agents = json_array(), *card;
     size_t i;
     json_array_foreach (json_object_get(reply, "data"), i, card) {
         const char *id = json_get_string(card, "id"), *parent = json_get_string(card, "parent");
         if (!*parent)
             json_array_append_new(models, json_string(id));
+        else if (strncmp(id, "agent:", 6) == 0)
+            json_array_append_new(agents, json_string(id));
         else if (strncmp(id, "team:", 5) != 0)
             json_array_append_new(adapters, json_pack("{s:s,s:s}", "name", id, "model", parent));
     }
-    return json_pack("{s:o,s:o}", "models", models, "adapters", adapters);
+    return json_pack("{s:o,s:o,s:o}", "models", models, "adapters", adapters, "agents", agents);
 }
 
 static json_t *job_result(const json_t *reply) {
@@ -152,7 +155,8 @@ static json_t *jobs_result(const json_t *reply) {
 #define MODEL                                                                                      \
     {                                                                                              \
         "model", "string",                                                                         \
-            "Name of the base model or of an adapter, or a weighted sum of adapters such as "      \
+            "Name of the base model, an adapter or (chat only) an agent, or a weighted sum such "  \
+            "as "                                                                                  \
             "a*0.7+b*0.3; adapter_list has the names. Default: the base model."                    \
     }
 #define SAFE_INTEGER_MAX 9007199254740991.0 /* integers are doubles in many clients */
@@ -246,6 +250,7 @@ static const struct field
     adapter_fields[] = {{"name", "string"}, {"model", "string"}, {0}},
     adapters_results[] = {{"models", "strings", REQUIRED},
                           {"adapters", "list", REQUIRED, .items = adapter_fields},
+                          {"agents", "strings", REQUIRED},
                           {0}},
     job_arguments[] = {{"job", "string", "Id of the job; job_list has the ids.", REQUIRED}, {0}},
     job_results[] = {{"id", "string", REQUIRED},
@@ -262,10 +267,13 @@ static const struct field
 static const struct mcp_tool tools[] = {
     {.name = "chat",
      .title = "Chat",
-     .description = "Answers a prompt with the local model, or with one of its LoRA adapters.",
+     .description =
+         "Answers a prompt with the local model, with one of its LoRA adapters, or with an "
+         "agent that uses tools.",
      .arguments = chat_arguments,
      .results = chat_results,
      .read_only = true,
+     .runs_agents = true,
      .scope = SCOPE_CHAT,
      .method = "POST",
      .path = "/v1/chat/completions",
@@ -339,8 +347,10 @@ static const struct mcp_tool tools[] = {
      .wildcard = "conversation",
      .list = "exchanges"},
     {.name = "adapter_list",
-     .title = "List models and adapters",
-     .description = "Lists the base models and the LoRA adapters that chat and ask can use.",
+     .title = "List models, adapters and agents",
+     .description =
+         "Lists the base models and the LoRA adapters that chat and ask can use, and the "
+         "agents that chat can use.",
      .arguments = no_fields,
      .results = adapters_results,
      .read_only = true,
@@ -416,12 +426,13 @@ static json_t *fields_schema(const struct field *f, bool closed) {
 
 static json_t *tool_json(const struct server *s, const struct mcp_tool *t) {
     json_t *arguments = fields_schema(t->arguments, true);
+    bool agents = t->runs_agents && s->n_agents > 0, read_only = t->read_only && !agents;
     if (t->schema_fill) t->schema_fill(s, json_object_get(arguments, "properties"));
     return json_pack("{s:s,s:s,s:s,s:o,s:o,s:{s:b,s:b,s:b,s:b}}", "name", t->name, "title",
                      t->title, "description", t->description, "inputSchema", arguments,
                      "outputSchema", fields_schema(t->results, false), "annotations",
-                     "readOnlyHint", t->read_only, "destructiveHint", 0, "idempotentHint",
-                     t->read_only, "openWorldHint", 0);
+                     "readOnlyHint", read_only, "destructiveHint", 0, "idempotentHint", read_only,
+                     "openWorldHint", agents && s->options->tools.n > 0);
 }
 
 json_t *mcp_tools_json(struct server *s, const struct exchange *x) {

@@ -251,6 +251,23 @@ def keys():
         report("mcp: the newest session remains", s.ask("/mcp", rpc("ping"), key=other, headers={"Mcp-Session-Id": last})[0] == 200)
 
 
+def agents():
+    """An agent of the server is no adapter. Its tools may change something, so chat is not read-only then."""
+    with open(f"{TMP}/helper.yaml", "w") as f:
+        f.write("tools: clock\nmax_steps: 1\nmax_tokens: 20\nthought_tokens: 8\n")
+    with Server("--agent", f"helper={TMP}/helper.yaml") as s:
+        def call(name, args=None):
+            return json.loads(s.ask("/mcp", rpc("tools/call", {"name": name, **({"arguments": args} if args else {})}))[1])["result"]
+
+        found = call("adapter_list")["structuredContent"]
+        report("mcp: agents are not listed as adapters", found == {"models": ["fry-1"], "adapters": [], "agents": ["agent:helper"]} or found)
+        tools = json.loads(s.ask("/mcp", rpc("tools/list"))[1])["result"]["tools"]
+        hints = {t["name"]: t["annotations"]["readOnlyHint"] for t in tools}
+        report("mcp: chat is not read-only with agents", (hints["chat"] is False and hints["adapter_list"] is True) or hints)
+        r = call("chat", {"prompt": "sort: k b x", "model": "agent:helper"})
+        report("mcp: chat with an agent", (not r.get("isError") and r["structuredContent"]["model"] == "agent:helper") or r)
+
+
 # ---- stdio
 
 def stdio_start(*options, state="stdio"):
@@ -324,6 +341,7 @@ def main():
         disconnected(s)
         report("mcp: the server ends well", s.stop() == 0 or open(s.log).read()[-500:])
     keys()
+    agents()
     stdio()
 
 

@@ -106,7 +106,7 @@ for (const kind of ["stdio", "http"]) {
         assert.deepEqual((await content(client, "knowledge_search", {query: "zebra"})).hits, []);
     });
     await check(`${kind}: adapters and jobs`, async () => {
-        assert.deepEqual(await content(client, "adapter_list", {}), {models: ["fry-1"], adapters: [{name: "a", model: "fry-1"}]});
+        assert.deepEqual(await content(client, "adapter_list", {}), {models: ["fry-1"], adapters: [{name: "a", model: "fry-1"}], agents: []});
         assert.deepEqual(await content(client, "job_list", {}), {jobs: []});
         const r = await client.callTool({name: "job_status", arguments: {job: "job-1"}});
         assert.ok(r.isError && r.content[0].text.includes("job-1"), JSON.stringify(r));

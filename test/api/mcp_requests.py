@@ -252,7 +252,7 @@ def keys():
 
 
 def agents():
-    """An agent of the server is no adapter. Its tools may change something, so chat is not read-only then."""
+    """An agent of the server is not an adapter. Its tools may change something, so chat is not read-only then."""
     with open(f"{TMP}/helper.yaml", "w") as f:
         f.write("tools: clock\nmax_steps: 1\nmax_tokens: 20\nthought_tokens: 8\n")
     with Server("--agent", f"helper={TMP}/helper.yaml") as s:

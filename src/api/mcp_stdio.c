@@ -6,6 +6,9 @@
  * One thread reads and writes. It stops reading while MAX_CALLS requests run, or while the client
  * does not read, so a client can fill only the pipes.
  *
+ * Calls run in several threads, so a message can overtake the one before it. Only cancellations
+ * depend on the order, and this thread applies them itself.
+ *
  * The end of stdin ends the server after the last response. A signal, or a client that reads no
  * more, cancels the running calls.
  */
@@ -28,7 +31,8 @@ enum { MAX_CALLS = 64, READ_BYTES = 64 << 10 };
 
 struct stdio_call {
     struct exchange *x;
-    json_t *id;     /* id of the request, for replies without one; or NULL */
+    json_t *id;     /* id of the request, for cancellations and replies without one; or NULL */
+    bool dropped;   /* the client has cancelled it: it gets no response */
     struct buf out; /* bytes of the reply that are not written yet */
 };
 struct stdio {
@@ -131,7 +135,9 @@ static bool call_advance(struct stdio *io, struct stdio_call *c) {
     do status = http_call_read(c->x, &c->out);
     while (status == STREAM_MORE);
     const char *type = exchange_status(c->x) ? http_call_type(c->x) : NULL;
-    if (type && strcmp(type, "text/event-stream") == 0)
+    if (c->dropped)
+        c->out.len = 0;
+    else if (type && strcmp(type, "text/event-stream") == 0)
         events_write(io, &c->out);
     else if (status == STREAM_END && c->out.len)
         reply_write(io, c);
@@ -159,7 +165,35 @@ static void calls_cancel(struct stdio *io) {
 
 /* input */
 
+/* The id of the request that a message cancels, or NULL; the caller releases it. */
+static json_t *cancelled_id(const char *line, size_t n) {
+    static const char name[] = "\"notifications/cancelled\"";
+    struct error ignored;
+    size_t len;
+    const char *method = request_text_member(line, n, "method", &len);
+    if (!method || len != strlen(name) || memcmp(method, name, len) != 0) return NULL;
+    const char *text = request_text_member(line, n, "params", &len);
+    struct json_limits left = json_request_limits;
+    json_t *params = text ? json_parse_limited(text, len, "params", &left, &ignored) : NULL,
+           *id = json_incref(json_object_get(params, "requestId"));
+    json_decref(params);
+    return id;
+}
+
+static void calls_drop(struct stdio *io, const json_t *id) {
+    for (int i = 0; i < io->n_calls; i++) {
+        struct stdio_call *c = &io->calls[i];
+        if (!c->id || c->dropped || !json_equal(c->id, id)) continue;
+        c->dropped = true;
+        http_call_cancel(c->x);
+        stdio_notify(io);
+    }
+}
+
 static void line_handle(struct stdio *io, const char *line, size_t n) {
+    json_t *cancelled = cancelled_id(line, n);
+    if (cancelled) calls_drop(io, cancelled);
+    json_decref(cancelled);
     char *bearer = xasprintf("Bearer %s", io->s->token);
     const struct http_field headers[] = {
         {"Authorization", bearer}, {"Accept", "application/json, text/event-stream"}, {0}};

@@ -295,8 +295,10 @@ def stdio():
     report("mcp stdio: wrong lines are answered, and the next one works", (code == 0 and len(errors) == len(bad) and {"jsonrpc": "2.0", "id": 1, "result": {}} in lines) or (code, lines))
     calls = [rpc("tools/call", LONG, id=f"c{i}") for i in range(BUSY)]
     notes = [{"jsonrpc": "2.0", "method": "notifications/cancelled", "params": {"requestId": f"c{i}"}} for i in range(BUSY)]
-    code, lines = stdio_lines(b"".join(json.dumps(m).encode() + b"\n" for m in [*calls, *notes, rpc("ping")]), *ENDLESS)
-    report("mcp stdio: cancelled calls have no response", (code == 0 and lines == [{"jsonrpc": "2.0", "id": 1, "result": {}}]) or (code, len(lines)))
+    for order, messages in [("after all calls", [*calls, *notes]), ("directly after each call", [m for pair in zip(calls, notes) for m in pair])]:
+        code, lines = stdio_lines(b"".join(json.dumps(m).encode() + b"\n" for m in [*messages, rpc("ping")]), *ENDLESS)
+        report(f"mcp stdio: calls cancelled {order} have no response",
+               (code == 0 and lines == [{"jsonrpc": "2.0", "id": 1, "result": {}}]) or (code, len(lines)))
 
     for name, end in [("SIGTERM", lambda p: p.send_signal(signal.SIGTERM)), ("SIGINT", lambda p: p.send_signal(signal.SIGINT)),
                       ("a client that reads no more", lambda p: (p.stdout.close(), p.stdin.write(ping + b"\n"), p.stdin.flush()))]:

@@ -121,9 +121,11 @@ bool agent_tool_call(const struct agent_tool *tool, const json_t *arguments, str
     struct buf result = {0}, message = {0};
     struct error err;
     size_t begin = out->len;
+    bool suspended = translations_suspend(true);
     int rc = json_is_object(arguments)
                  ? tool->call(tool->ctx, arguments, &result, &err)
                  : error_set(&err, ERR_USAGE, "the arguments must be a JSON object");
+    translations_suspend(suspended);
     if (rc) {
         buf_puts(&message, "\nerror: ");
         text_add_clean(&message, err.text, strlen(err.text), MAX_MESSAGE);

@@ -649,6 +649,9 @@ void translations_close(void);
 /* The translation of a message or help text, or the text itself. Errors and messages of the log are
  * translated when they are set: pass them as they are. */
 const char *translate(const char *text) __attribute__((format_arg(1)));
+/* Sets whether the texts of this thread are English, and returns whether they were: for texts that
+ * a model reads, which must not depend on the user's language. */
+bool translations_suspend(bool suspend);
 
 /* "100M" → bytes; K, M, G are powers of 1024. */
 int size_parse(const char *text, size_t *out, struct error *err);

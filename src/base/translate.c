@@ -17,6 +17,7 @@
 
 static const char domain[] = "shoal";
 static atomic_bool is_open;
+static _Thread_local bool is_suspended;
 
 /* Whether `list`, such as "ja_JP.UTF-8" or "zh_CN:en", begins with a language. */
 static bool begins_with(const char *list, const char *language) {
@@ -51,5 +52,11 @@ void translations_close(void) {
 }
 
 const char *translate(const char *text) {
-    return is_open && *text ? dgettext(domain, text) : text;
+    return is_open && !is_suspended && *text ? dgettext(domain, text) : text;
+}
+
+bool translations_suspend(bool suspend) {
+    bool before = is_suspended;
+    is_suspended = suspend;
+    return before;
 }

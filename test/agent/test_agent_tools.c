@@ -874,6 +874,24 @@ static void test_silent_server(void **state) {
     free(url);
 }
 
+/* The error of a call is English in every language of the user, so that a run has the same bits. */
+static void test_language(void **state) {
+    (void)state;
+    static const char text[] = "unknown word '%.*s' at %d";
+    const struct agent_tool_options none = {0};
+    struct agent_tools t = tools_with("calculator", &none);
+    setenv("LC_ALL", "ja_JP.UTF-8", 1);
+    setenv("LANGUAGE", "ja", 1);
+    translations_open("build/locale");
+    if (strcmp(translate(text), text) == 0) skip(); /* no gettext */
+    char *result = call(&t, "calculator", false, "expression", "2 + abc");
+    assert_non_null(strstr(result, "unknown word 'abc' at 5"));
+    assert_string_not_equal(translate(text), text);
+    translations_close();
+    free(result);
+    agent_tools_release(&t);
+}
+
 int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_list),
@@ -897,6 +915,7 @@ int main(void) {
         cmocka_unit_test(test_pages),
         cmocka_unit_test(test_hosts),
         cmocka_unit_test(test_private_addresses),
+        cmocka_unit_test(test_language),
         cmocka_unit_test(test_silent_server), // last: the server sleeps
     };
     return cmocka_run_group_tests(tests, set_up, tear_down);

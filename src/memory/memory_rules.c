@@ -19,6 +19,7 @@
 #define _GNU_SOURCE
 #include "memory/memory_rules.h"
 
+#include <ctype.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -55,7 +56,7 @@ const struct memory_attribute *memory_attribute_find(const char *name) {
     return a->name ? a : NULL;
 }
 
-enum { SENTENCE_BYTES = 2048, REFUSED_MAX = 32, ANSWER_BYTES = 60 };
+enum { SENTENCE_BYTES = 2048, REFUSED_MAX = 32, ANSWER_BYTES = 100 };
 
 static const struct memory_rules *const rules[N_LANGUAGES] = {
     [LANG_EN] = &memory_rules_en, [LANG_JA] = &memory_rules_ja, [LANG_ZH] = &memory_rules_zh};
@@ -101,6 +102,21 @@ static void value_trim(const struct extraction *x, bool note, struct buf *value)
     } while (value->len && value->len < before);
 }
 
+/* Restores the contractions that text_expand() has replaced, if that gives the user's own words. */
+static void value_contract(const struct extraction *x, struct buf *value) {
+    struct buf short_form = {0};
+    buf_add(&short_form, value->data, value->len);
+    buf_puts(&short_form, "");
+    for (const struct refusal *c = x->r->contract; c && c->pattern; c++)
+        pattern_replace(c->pattern, c->reason, &short_form);
+    if (short_form.len && short_form.len < value->len &&
+        memmem(x->sentence, x->sentence_len, short_form.data, short_form.len)) {
+        value->len = 0;
+        buf_puts(value, short_form.data);
+    }
+    buf_release(&short_form);
+}
+
 static bool fact_is_known(const struct extraction *x, const json_t *fact) {
     const json_t *v;
     size_t i;
@@ -119,6 +135,7 @@ static void fact_add(struct extraction *x, const struct rule *rule, const char *
     buf_puts(&v, "");
     bool note = strcmp(rule->attribute, "note") == 0;
     value_trim(x, note, &v);
+    if (v.len) value_contract(x, &v);
     v.len = utf8_prefix_len(v.data, v.len, MEMORY_VALUE_CHARS);
     bool ends = rule->flags & RULE_ENDS;
     if ((v.len || ends) && json_array_size(x->facts) < MEMORY_TURN_FACTS &&
@@ -150,7 +167,8 @@ static void list_add(struct extraction *x, const struct rule *rule, const char *
         singular--;
     for (size_t n, pos = 0; pos < items.len; pos += n + 1) {
         n = strcspn(items.data + pos, "\n");
-        if (pos && pattern_match(x->r->no_item, items.data + pos, n, 0, NULL)) continue;
+        if (n == 0) continue;
+        if (pos && pattern_match(x->r->no_item, items.data + pos, n, 0, NULL)) break;
         char *value = xasprintf("%.*s%s%.*s", (int)singular, before, *before ? " " : "", (int)n,
                                 items.data + pos);
         fact_add(x, rule, value, strlen(value), NULL);
@@ -159,13 +177,38 @@ static void list_add(struct extraction *x, const struct rule *rule, const char *
     buf_release(&items);
 }
 
+/* Puts the names after the value of the last fact. */
+static void names_add(struct extraction *x, const struct rule *rule, const char *names,
+                      size_t len) {
+    const size_t last = json_array_size(x->facts) - 1;
+    json_t *fact = json_incref(json_array_get(x->facts, last));
+    struct buf bearer = {0};
+    json_array_remove(x->facts, last);
+    buf_puts(&bearer, json_get_string(fact, "value"));
+    pattern_replace(x->r->count, "", &bearer);
+    list_add(x, rule, bearer.data, names, len);
+    buf_release(&bearer);
+    if (json_array_size(x->facts) == last) json_array_append(x->facts, fact);
+    json_decref(fact);
+}
+
+/* Whether the last fact can have the name that the rule finds. */
+static bool fact_is_unnamed(const struct extraction *x, const struct rule *rule) {
+    const json_t *fact = json_array_get(x->facts, json_array_size(x->facts) - 1);
+    if (!fact || strcmp(json_get_string(fact, "attribute"), rule->attribute) != 0) return false;
+    const char *value = json_get_string(fact, "value");
+    return !pattern_match(" \\p{Lu}|[^\\x00-\\x7f] .", value, strlen(value), 0, NULL);
+}
+
 /* Adds the value of a match in `text`. */
 static void match_add(struct extraction *x, const struct rule *rule, const char *text,
                       const struct pattern_match *m) {
     const char *first = text + m->begin[1], *second = text + m->begin[2];
     size_t n1 = m->end[1] - m->begin[1], n2 = m->end[2] - m->begin[2];
     char *one = xstrndup(first, n1), *two = xstrndup(second, n2);
-    if (rule->flags & RULE_NAMES && n2)
+    if (rule->flags & RULE_NAMED)
+        names_add(x, rule, first, n1);
+    else if (rule->flags & RULE_NAMES && n2)
         list_add(x, rule, one, second, n2);
     else if (rule->flags & RULE_CORRECTS && !(rule->flags & RULE_ENDS))
         fact_add(x, rule, first, n1, two);
@@ -184,15 +227,16 @@ static void match_add(struct extraction *x, const struct rule *rule, const char 
 
 /* Applies the patterns to a clause; of a clause about another person, those with RULE_KIN only. The
  * first pattern of an attribute that matches is used, but every one with RULE_ENDS or RULE_EACH. A
- * note is a clause without another fact. */
-static void clause_search(struct extraction *x, const struct buf *clause, bool other) {
+ * note is a clause without another fact. Returns whether a fact was found or named. */
+static bool clause_search(struct extraction *x, const struct buf *clause, bool other) {
     const char *done = NULL;
     const size_t before = json_array_size(x->facts);
     for (const struct rule *rule = x->r->facts; rule->pattern; rule++) {
         struct pattern_match m;
         bool each = rule->flags & RULE_EACH;
         bool note = strcmp(rule->attribute, "note") == 0;
-        if ((other && !(rule->flags & RULE_KIN)) || (note && json_array_size(x->facts) > before) ||
+        if ((rule->flags & RULE_NAMED && !fact_is_unnamed(x, rule)) ||
+            (other && !(rule->flags & RULE_KIN)) || (note && json_array_size(x->facts) > before) ||
             (!each && !(rule->flags & RULE_ENDS) && done && strcmp(rule->attribute, done) == 0))
             continue;
         for (size_t pos = 0;
@@ -200,10 +244,12 @@ static void clause_search(struct extraction *x, const struct buf *clause, bool o
              pos = MAX(m.end[0], pos + 1)) {
             size_t n = json_array_size(x->facts);
             match_add(x, rule, clause->data, &m);
+            if (rule->flags & RULE_NAMED) return true;
             if (json_array_size(x->facts) > n && !(rule->flags & RULE_ENDS)) done = rule->attribute;
             if (!each) break;
         }
     }
+    return json_array_size(x->facts) > before;
 }
 
 /* sentences */
@@ -216,6 +262,22 @@ static void filler_remove(const struct extraction *x, struct buf *clause) {
         pattern_replace("^[\\s,.;:!?、，。！？…~～・·*-]+|\\s+$", "", clause);
         pattern_replace(x->r->filler, "", clause);
     } while (clause->len && clause->len < before);
+}
+
+/* Replaces full-width digits and Latin letters by the common ones. */
+static void widths_fold(struct buf *text) {
+    size_t n = 0;
+    for (size_t i = 0; i < text->len; i++) {
+        const unsigned char *p = (const unsigned char *)text->data + i;
+        unsigned c = i + 2 < text->len && p[0] == 0xEF && (p[1] | 1) == 0xBD
+                         ? (p[1] & 1u) * 64 + (p[2] & 63u) + 32
+                         : 0;
+        bool folds = c < 128 && isalnum((int)c);
+        text->data[n++] = folds ? (char)c : text->data[i];
+        if (folds) i += 2;
+    }
+    text->len = n;
+    text->data[n] = 0;
 }
 
 static void text_expand(const struct extraction *x, struct buf *text) {
@@ -250,11 +312,11 @@ static void clause_read(struct extraction *x, struct clauses *c, struct buf *cla
         x->other = false;
     const char *why = clause_refuse(x, c, clause, last);
     if (!why) {
-        size_t n = json_array_size(x->facts);
-        clause_search(x, clause, x->other);
-        if (x->other && json_array_size(x->facts) == n) why = "third person";
+        bool found = clause_search(x, clause, x->other);
+        if (x->other && !found) why = "third person";
     }
     if (why) refuse(x, clause->data, clause->len, why);
+    if (x->r->shift && finds(x->r->shift, clause)) x->other = true;
 }
 
 /* Splits a sentence into clauses, applies the gate to each, and searches those that pass. */
@@ -285,6 +347,7 @@ static void sentence_read(struct extraction *x, struct buf *sentence) {
     buf_add(&work, sentence->data,
             utf8_complete_len(sentence->data, MIN(sentence->len, (size_t)SENTENCE_BYTES)));
     buf_puts(&work, "");
+    widths_fold(&work);
     text_expand(x, &work);
     if (!x->r->keeps_subject) x->other = false;
     clauses_search(x, &work, finds(x->r->question, sentence));
@@ -344,21 +407,32 @@ static void sentences_read(struct extraction *x, const struct buf *text, bool pr
     }
 }
 
+/* Japanese without kana is read as Chinese. */
+static const struct memory_rules *rules_for(const struct buf *text) {
+    enum language l = language_detect(text->data);
+    if (l == LANG_JA && !finds("[\\p{Hiragana}\\p{Katakana}]", text)) l = LANG_ZH;
+    return rules[l];
+}
+
 /* Reads a short message again as an answer to the assistant's question: "9 May" as "my birthday is
  * 9 May". */
 static void answer_read(struct extraction *x, const struct buf *text, const char *asked) {
-    struct buf question = {0}, answer = {0};
+    struct buf question = {0}, bare = {0}, answer = {0};
     buf_add_sanitized(&question, asked,
                       utf8_complete_len(asked, strnlen(asked, MEMORY_TURN_BYTES)));
     buf_puts(&question, "");
+    if (!finds("[\\p{Hiragana}\\p{Katakana}]", text)) x->r = rules_for(&question);
+    buf_add(&bare, text->data, text->len);
+    buf_puts(&bare, "");
+    filler_remove(x, &bare);
     const struct refusal *row = refusal_find(x->r->asked, &question, NULL);
-    if (row) {
+    if (row && !finds(x->r->self, &bare)) {
         buf_puts(&answer, row->reason);
-        buf_add(&answer, text->data, text->len);
-        buf_puts(&answer, "");
+        buf_puts(&answer, bare.data);
         sentences_read(x, &answer, false);
     }
     buf_release(&question);
+    buf_release(&bare);
     buf_release(&answer);
 }
 
@@ -368,16 +442,13 @@ json_t *memory_rules_extract(const char *message, const char *asked, bool preten
     buf_add_sanitized(&text, message,
                       utf8_complete_len(message, strnlen(message, MEMORY_TURN_BYTES)));
     buf_puts(&text, "");
-    enum language l = language_detect(text.data);
-    if (l == LANG_JA && !finds("[\\p{Hiragana}\\p{Katakana}]", &text)) l = LANG_ZH;
-    x.r = rules[l];
+    x.r = rules_for(&text);
     quotations_remove(&x, &text);
     if (finds(x.r->role_play, &text)) pretence = true;
     if (finds(x.r->role_play_end, &text)) pretence = false;
     message_cut(&x, &text);
     sentences_read(&x, &text, pretence);
     if (asked && !pretence && text.len <= ANSWER_BYTES && json_array_size(x.facts) == 0) {
-        if (l == LANG_EN || !finds("\\p{L}", &text)) x.r = rules[language_detect(asked)];
         answer_read(&x, &text, asked);
     }
     buf_release(&text);

@@ -10,7 +10,9 @@
  * RULE_SWAP: group 2 and group 1. RULE_NAMES: group 2 is an enumeration of names, each with group 1
  * before it. RULE_ENDS: the fact no longer holds. RULE_CORRECTS: group 1 is the new value, group 2
  * the old one; with RULE_ENDS: the value learnt last no longer holds. RULE_EACH: every match of a
- * clause. RULE_KIN: also in a clause whose subject is another person. */
+ * clause. RULE_KIN: also in a clause whose subject is another person. RULE_NAMED: group 1 is names
+ * of the last fact of the message, which must have the attribute and no name yet ("We have a cat.
+ * Her name is Ada"). */
 enum rule_flag {
     RULE_LIST = 1,
     RULE_PAIR = 2,
@@ -19,7 +21,8 @@ enum rule_flag {
     RULE_ENDS = 16,
     RULE_CORRECTS = 32,
     RULE_EACH = 64,
-    RULE_KIN = 128
+    RULE_KIN = 128,
+    RULE_NAMED = 256
 };
 struct rule {
     const char *attribute;
@@ -38,6 +41,7 @@ struct memory_rules {
         *sentence,                 /* refuse a sentence */
         *clause,                   /* refuse a clause; with some reasons also those after it */
         *expand,                   /* rewrite a sentence: reason is the replacement */
+        *contract,                 /* the reverse of expand, for values; NULL: none */
         *asked; /* a question of the assistant; reason is put before a bare answer */
     const char *role_play, *role_play_end; /* begin and end of a role play */
     const char *real;                      /* a sentence in a role play that is not a part of it */
@@ -48,7 +52,9 @@ struct memory_rules {
     const char *question;        /* a sentence that is or ends with a question */
     const char *question_clause; /* a clause of such a sentence that asks */
     const char *list;            /* between the items of an enumeration */
-    const char *trim;            /* at the ends of a value */
+    const char *count;           /* a number before an animal or a relative */
+    const char *shift; /* a clause after which a missing subject is not the user; NULL: none */
+    const char *trim;  /* at the ends of a value */
     const char
         *no_item; /* text after the first item of an enumeration that belongs to something else */
     const char *no_value; /* a text that cannot be a value */

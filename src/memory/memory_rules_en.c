@@ -15,12 +15,15 @@
     "for (?:the|about|over|like|almost|nearly|around|a|an|many|years?|ages|now|good|life|more|"    \
     "\\d+|two|three|four|five|six|seven|eight|nine|ten|twelve|twenty)|with|which|where|who|when|"  \
     "while|though|although|tho|right now|rn|now|nowadays|at the moment|currently|these days|btw|"  \
-    "by the way|lol|haha|anyway|too|as well|also|actually|originally|until|if|after|before|ever "  \
+    "by the way|lol|haha|anyway|too|as "                                                           \
+    "well|also|actually|originally|until|if|after|before|following|ever "                          \
     "since|in case|as "                                                                            \
     "(?:an?|the|one)|please|pls|permanently|(?:one|two|three|four|five|six|ten|\\d+|a few|a "      \
     "couple "                                                                                      \
     "of|several) [a-z]+ ago|last|in "                                                              \
-    "(?:19|20)\\d\\d|around|already|again|myself|instead|however|except|more than|"                \
+    "(?:19|20)\\d\\d|yesterday|on (?:(?:the "                                                      \
+    ")?weekends?|weekdays|(?:mon|tues|wednes|thurs|fri|satur|sun)days?|nights)|around|already|"    \
+    "again|myself|instead|however|except|more than|means|feels|makes|costs|"                       \
     "i|my|we|he|she|it|they|is|are|was|has|have|had|can|will|would)\\b))"
 #define WORDS "([^,;.!?:()\\n]{1,60}?)"
 /* To the end of the clause. */
@@ -29,12 +32,17 @@
     "which|though|although|tho|lol|haha|btw|by the way|anyway|if|these days|right now|when)\\b))"
 #define CAP "(?-i:\\p{Lu}[\\p{L}\\p{N}'’&.-]*)"
 #define NAME "((?-i:\\p{Lu}[\\p{L}'’-]+(?: \\p{Lu}[\\p{L}'’-]+){0,3}))"
-#define NAMES_LIST "((?-i:\\p{Lu}[\\p{L}'’-]+(?:(?:, | and | & |, and )\\p{Lu}[\\p{L}'’-]+){0,5}))"
+#define NAMES_LIST                                                                                 \
+    "((?-i:\\p{Lu}[\\p{L}'’-]+(?: \\p{Lu}[\\p{L}'’-]+)?(?:(?:, | and | & |, and "              \
+    ")\\p{Lu}[\\p{L}'’-]+"                                                                       \
+    "(?: \\p{Lu}[\\p{L}'’-]+)?){0,5}))"
 #define ADVERB                                                                                     \
     "(?:(?:really|absolutely|simply|just|also|always|still|actually|currently|now|both|do|quite|"  \
     "totally|truly|honestly|especially|particularly|mostly|mainly|usually|personally|genuinely|"   \
     "secretly|only|even|very much|already|recently|originally|officially|finally|sort of|kind of|" \
-    "pretty much|completely|severely|deathly|badly|highly|mildly|seriously|violently|very|super|"  \
+    "pretty "                                                                                      \
+    "much|pretty|quite|fairly|rather|completely|severely|deathly|badly|highly|mildly|seriously|"   \
+    "violently|very|super|"                                                                        \
     "so|definitely|certainly|proudly|happily|presently|basically|technically|strictly) )*"
 #define N_WORD                                                                                     \
     "(?:(?:twenty|thirty|forty|fifty|sixty|seventy|eighty|ninety)(?:[- "                           \
@@ -59,7 +67,8 @@
     "(?:(?:older|younger|elder|little|big|baby|twin|half|step|grown|adult|teenage|small|young|"    \
     "lovely|wonderful)[- ]?(?:up )?)*(?:step|grand)?(?:daughters?|sons?|sisters?|brothers?|"       \
     "siblings?|kids?|child(?:ren)?|boys?|girls?|twins|husband|wife|partner|boyfriend|girlfriend|"  \
-    "fianc[eé]e?|nieces?|nephews?|grandchild(?:ren)?|grandkids?|toddlers?|triplets)"
+    "fianc[eé]e?|nieces?|nephews?|grandchild(?:ren)?|grandkids?|toddlers?|triplets|(?:identical " \
+    ")?twin)"
 #define COUNT                                                                                      \
     "(?:a|an|one|two|three|four|five|six|seven|eight|nine|ten|\\d{1,2}|several|a couple of|"       \
     "a few)"
@@ -76,7 +85,9 @@
     "husky|whippets?|lurchers?|dachshunds?|chihuahuas?|rottweilers?|dobermans?|dalmatians?|"       \
     "boxers?|malamutes?|akitas?|shih tzus?|maltese|pomeranians?|schnauzers?|tabby|tabbies|"        \
     "siamese|maine coons?|ragdolls?|bengals?|sphynx|persians?|tomcats?|moggy|moggies|mutts?|"      \
-    "mongrels?|rescues?"
+    "mongrels?|rescues?|hens?|quails?|pigeons?|doves?|owls?|crows?|mules?|stick insects?|newts?|"  \
+    "frogs?|toads?|guppies|tetras?|bettas?|betta fish|hermit crabs?|snails?|sugar gliders?|"       \
+    "cockapoos?|basenjis?|vizslas?|weimaraners?|lovebirds?|mynah?s?|stallions?|mares?|foals?"
 #define ANIMAL "((?:" ANIMAL_WORDS "))"
 #define CONDITION                                                                                  \
     "((?:(?:type (?:1|2|one|two)|chronic|severe|mild|high|low|rheumatoid|bipolar|coeliac|celiac|"  \
@@ -96,7 +107,8 @@
     "autistic|asthmatic|deaf|hard of hearing|blind|(?:short|near|long|far)[- ]?sighted|"           \
     "lactose[- ]intolerant|gluten[- ]intolerant|an(?:a)?emic|bipolar|h(?:a)?emophiliac|"           \
     "neurodivergent|dyspraxic|partially sighted|visually impaired|hypothyroid|insomniac|"          \
-    "prediabetic|hypertensive|narcoleptic|paraplegic)(?: in (?:my|one|the) [a-z ]+)?)"
+    "prediabetic|hypertensive|narcoleptic|paraplegic)(?: in (?:my|one|the) (?:left |right "        \
+    ")?(?:ear|eye)s?)?)"
 #define DIET                                                                                       \
     "(vegan|vegetarian|veggie|pescatarian|pescetarian|flexitarian|fruitarian|plant[- ]based|"      \
     "gluten[- ]free|dairy[- ]free|lactose[- ]free|keto(?:genic)?|paleo|halal|kosher|low[- ]carb|"  \
@@ -163,19 +175,39 @@
     "(?:mum|mom|dad|parent)|flight attendant|attendant|air hostess|cabin crew|freelance "          \
     "[\\p{L}]+|architect|astronaut|ambulance crew|optometrist|actuary|bouncer|brewer|crofter|"     \
     "dj|handyman|housekeeper|lorry driver|trucker|lumberjack|monk|nun|rabbi|imam|puppeteer|"       \
-    "repairer|stylist|tree surgeon|umpire|referee|usher|valet|conservator|restorer|linesman|"      \
+    "repairer|stylist|tree surgeon|apprentice|registrar|foreman|deckhand|barman|barmaid|"          \
+    "signalman|matron|locum|temp|groundskeeper|groundsman|roadie|stagehand|bosun|cabbie|clerk|"    \
+    "(?:vet|lab|pharmacy|dental|sound|theatre|x-ray) tech|[\\p{L}-]+(?:ologist|grapher|iatrist|"   \
+    "ician|smith|wright|monger|keeper|maker|dresser|layer|cutter|worker|minder|ranger|driver|"     \
+    "teacher|builder|operator)|umpire|referee|usher|valet|conservator|restorer|linesman|"          \
     "bellmaker|dispatcher|handler|keeper|setter|grower|blogger|streamer|vlogger|landlord|"         \
     "landlady|student(?! (?:at|in|of)\\b)|intern|trainee|pensioner|founder))(?![\\w'-])"
 
 static const struct rule en_facts[] = {
+    {"pet", RULE_NAMED | RULE_KIN,
+     I "^(?:(?:he|she|it) is (?:called|named)|(?:his|her|its) name is|they are "
+       "(?:called|named)|their names are|"
+       "i (?:named|called) (?:him|her|it)|meet) " NAMES_LIST "(?![\\w'])"},
+    {"family", RULE_NAMED | RULE_KIN,
+     I "^(?:(?:he|she) is (?:called|named)|(?:his|her) name is|they are (?:called|named)|their "
+       "names are) " NAMES_LIST "(?![\\w'])"},
+    {"name", 0,
+     I "^(?!Anyone|Any|Nothing|Everyone|Someone|Same|Not|New|Over|People|Nobody|Still|It|I|We|Who|"
+       "What|Right|Winter|Summer|Student|Mum|Mom|Dad|Newbie|Long|First)(?:it is |this is )?" NAME
+       "(?:(?: again)? (?:here|speaking)| again)(?=\\s*(?:$|[,.!:;-]|again|and\\b|from\\b))"},
+    {"name", 0,
+     I "^i (?:have )?(?:legally |officially |just )*changed my (?:first )?name(?: legally| "
+       "officially)? to " NAME},
     {"name", 0,
      I
      "^(?:my (?:full |first |real )?name is|the name is|name is|(?:you can |just |please |most "
      "people |people |everyone |everybody |my friends |friends )?calls? me|i go by|i am called|"
      "i am known as)(?: actually| now)? (?!not\\b|later|back|when|if|a\\b|an\\b|the\\b)" NAME END},
     {"name", 0,
-     I "^(?:my (?:full |first |real )?name is|name is) (?!not\\b|on\\b|the\\b|a\\b|in\\b|too\\b)"
-       "([\\p{L}'’-]+(?: [\\p{L}'’-]+)?)" END},
+     I "^(?:my (?:full |first |real )?name is|name is) (?:(?:spelled|spelt|pronounced|written) "
+       ")?(?!not\\b|on\\b|the\\b|a\\b|in\\b|too\\b|"
+       "way\\b|very\\b|hard\\b|so\\b|long\\b|misspelled|wrong)"
+       "([\\p{L}'’-]+)" END},
     {"name", 0,
      I "^(?:i am|it is|this is) (?!" NATIONALITY "|" LANGUAGE
        "|(?:Mr|Mrs|Muslim|Catholic|Christian|"
@@ -183,7 +215,7 @@ static const struct rule en_facts[] = {
        "OK|Okay|AFK|ADHD|Autistic|God|New|Very|So|Not|Just|Still|Really|Gen)\\b)"
        "((?-i:\\p{Lu}\\p{Ll}[\\p{L}'’-]*(?: "
        "\\p{Lu}[\\p{L}'’-]+){0,2}))(?=\\s*(?:$|[,.!]|\\p{So}|btw|by the "
-       "way|and\\b))"},
+       "way|and\\b|again\\b))"},
 
     {"age", 0,
      I "^i (?:am|have|turned|just turned|have (?:just |recently )?turned|recently turned|am "
@@ -191,20 +223,26 @@ static const struct rule en_facts[] = {
        "|already )*((?:[1-9]\\d|1[01]\\d)|" N_WORD
        ")(?= ?(?:$|[,.!?;)]|\\p{So}|years? (?:old|young|of "
        "age)\\b|y\\.?/?o\\b|now\\b|and\\b|today\\b|"
-       "this\\b|in real life|irl|last\\b|btw|lol|haha|next\\b|but\\b|so\\b|yrs?\\b|still\\b))"},
+       "this\\b|in real life|irl|last\\b|btw|lol|haha|in (?:" MONTH
+       "|may)\\b|next\\b|but\\b|so\\b|yrs?\\b|still\\b))"},
     {"age", 0, I "^i am an? ((?:[1-9]\\d)|" N_WORD ")[- ]years?[- ]old\\b"},
     {"age", 0, I "^as an? ((?:[1-9]\\d)|" N_WORD ")[- ]years?[- ]old\\b"},
+    {"age", 0,
+     I "^i have been (?:on this (?:planet|earth)|alive|around) for ((?:[1-9]\\d)|" N_WORD
+       ") years"},
+    {"age", 0, I "^being ((?:[2-9]\\d)|" N_WORD ")\\b(?! (?:minutes|percent|miles|km|%))"},
     {"age", 0, I "^my age is ((?:[1-9]\\d)|" N_WORD ")\\b"},
     {"age", 0,
-     I "^(?:i am |i turned |turning .*?|so )?((?:[1-9]\\d)) (?:now|years? old|yo|y/o|yrs old)" END},
+     I "^(?:i am |i turned |turning .*?|so )?((?:[1-9]\\d)) (?:now|years? (?:old|young)|yo|y/o|yrs "
+       "old)" END},
     {"age", 0, I "^((?:[1-9]\\d))$"},
-    {"age", 0, I "^(?:i am )?at ((?:[1-9]\\d))$"},
+    {"age", 0,
+     I "^(?:i am )?at ((?:[1-9]\\d))(?=$|,? i (?:am|do not|should|shouldn't|can not|still|have))"},
     {"age", 0, I "^i (?:hit|reached) (?:the big )?((?:[2-9]\\d)) (?:last|this|in|yesterday)\\b"},
 
     {"birthday", 0,
      I "^(?:my )?(?:birthday|bday|b-day|date of birth|dob) (?:is|falls)(?: on| in)? " DATE},
-    {"birthday", 0, I "^i (?:was|am) born on " DATE},
-    {"birthday", 0, I "^i (?:was|am) born (?:[^,]* )?on " DATE},
+    {"birthday", 0, I "^(?:i (?:was|am) |being )?born (?:[^,]{0,40} )?(?:on )?" DATE},
     {"birthday", 0,
      I "^i was born in ((?:early |late )?" MONTH "(?: (?:of )?\\d{4})?|(?:19|20)\\d\\d)\\b"},
     {"birthday", 0, I "^i (?:celebrate|have) my birthday on " DATE},
@@ -221,7 +259,23 @@ static const struct rule en_facts[] = {
      "(?!an?\\b|my\\b|fear|constant|tears|this\\b|that\\b|our\\b|another|hope|bed\\b|one\\b|two\\b|"
      "there\\b|it\\b|new\\b|touch|shared|\\d)" WORDS END},
     {"residence", 0,
-     I "^(?:my )?(?:home|home town|hometown|current home|home base|home now) (?:is|has been) "
+     I "^(?:i|we) (?:" ADVERB "(?:live|living|rent|reside)|am " ADVERB
+       "living|have (?:been )?" ADVERB
+       "(?:living|lived|bought|rented))(?: alone| together)? (?:in )?(?:an? |the )[a-z -]{1,40}? "
+       "(?:in|near|of|outside|called) " NAME END},
+    {"residence", 0, I "^(?:i|we) (?:" ADVERB ")live [a-z ]{3,30} in " NAME END},
+    {"residence", 0,
+     I "^(?:my|our) (?:(?:own|new|tiny|little|current) )*(?:flat|house|place|home|apartment|studio|"
+       "houseboat|cottage) is (?:just )?(?:in|near|outside) (?:the )?" NAME},
+    {"residence", 0,
+     I "^(?:since (?:moving|i moved|we moved|relocating) to|(?:up |down |out |over |back |round "
+       ")?here in) " NAME},
+    {"residence", 0,
+     I "^(?:i|we) (?:have )?(?:" ADVERB "(?:put down roots|set up home|made (?:my|our) home|"
+       "bought (?:a|our|my) (?:[a-z]+ )?(?:house|flat|place|home)|ended up(?: living)?)) in " NAME
+           END},
+    {"residence", 0,
+     I "^(?:my )?(?:home|current home|home base|home now) (?:is|has been) "
        "(?:now |in )*" NAME END},
     {"residence", 0, I "^i (?:am|have been) a (?:" NAME ") resident"},
     {"residence", 0, I "^(?:i )?(?:call|have called) " NAME " home\\b"},
@@ -230,6 +284,9 @@ static const struct rule en_facts[] = {
      I "^(?:i|we) (?:am|come|hail|are|" ADVERB "come|am " ADVERB
        ")(?: originally)? (?:from|out of) (?!here|there|work|home\\b|the "
        "(?:future|office)|my\\b|a\\b)" WORDS END},
+    {"origin", 0,
+     I "^(?:i (?:am|come|hail) )?(?:originally )?from an? [a-z -]{2,30} "
+       "(?:in|near|outside|called|of) " NAME END},
     {"origin", 0, I "^(?:originally )?from " NAME "(?: originally)?" END},
     {"origin", 0,
      I "^i (?:was|am) (?:" ADVERB
@@ -237,11 +294,18 @@ static const struct rule en_facts[] = {
        "(?:raised|bred|grew up))? (?:and (?:raised|bred) )?in (?!the winter|the summer|the "
        "year|" MONTH "|\\d|a\\b)" WORDS END},
     {"origin", 0, I "^i (?:grew up|spent my childhood) in (?!a\\b|the \\d|an\\b)" WORDS END},
-    {"origin", 0, I "^(?:i am )?(?:an? )?" NAME " (?:born and (?:bred|raised)|native|born)\\b"},
+    {"origin", 0,
+     I "^(?:i am )?(?:an? )?(?!Being|Was|First|Baby|Newly|I)" NAME
+       " (?:born and (?:bred|raised)|native|born)\\b"},
     {"origin", 0, I "^(?:born|raised) (?:and (?:raised|bred) )?in " NAME END},
     {"origin", 0,
      I "^(?:my )?(?:hometown|home town|birthplace|native (?:country|city|town)) (?:is|was) " NAME
          END},
+    {"origin", 0,
+     I "^my (?:roots|people|ancestors|family roots) are (?:all )?(?:in|from) " NAME END},
+    {"origin", 0, I "^(?:i am )?" NATIONALITY " by birth\\b"},
+    {"origin", 0,
+     I "^i am (half[- ](?-i:\\p{Lu})[\\p{L}]+(?:,? (?:and )?half[- ](?-i:\\p{Lu})[\\p{L}]+)?)" END},
     {"origin", 0, I "^i am a native of " NAME END},
     {"origin", 0,
      I "^i am (?:" ADVERB ")(?:a |an )?" NATIONALITY
@@ -263,28 +327,61 @@ static const struct rule en_facts[] = {
          END},
     {"occupation", 0,
      I "^(?:i am )?(?:an? )?" WORDS " (?:by trade|by profession|by training|for a living)\\b"},
+    {"occupation", 0,
+     I "^(?:i have )?(?:[\\w-]+ ){1,5}(?:years?|decades?|months?) (?:now )?(?:as|being|of being|"
+       "working as) (?:an? )?(" JOB ")"},
+    {"occupation", 0, I "^i (drive (?:an? |the )?[a-z ]{2,20}) for a living"},
+    {"occupation", 0,
+     I "^(?:for work|by day|for a living|professionally|at work),? i (?:am )?(?:an? )?(?!have "
+       "to|can\\b|use\\b|need|"
+       "must|get\\b)([\\p{L}][^,;.!?:()\\n]{2,40}?)" END},
+    {"occupation", 0,
+     I "^i (?:do|work|handle|run|manage)(?: the| in| on)? ([\\p{L} ]{3,30}?) (?:at|for) (?:an? "
+       "|the )(?:[\\p{L}-]+ )?(?:"
+       "clinic|school|hospital|hotel|company|firm|bank|shop|factory|museum|library|theatre|theater|"
+       "restaurant|council|"
+       "charity|startup|agency|university|gym|station|airport|farm|bakery|pharmacy)\\b"},
+    {"occupation", 0,
+     I "^i have been (teaching [\\p{L} ]{3,20}?|nursing|driving (?:a )?[\\p{L} "
+       "]{3,20}?|farming)" END},
+    {"occupation", 0,
+     I
+     "^(?:an? )?(" JOB
+     ")(?=, "
+     "(?:night|day|part|full|self|retired|mum|mom|dad|\\d|based|from|living|need|looking|by)\\b)"},
+    {"occupation", 0, I "^(?:an? )?(" JOB ") here\\b"},
+    {"occupation", 0,
+     I "^i (?:work|am working) in "
+       "(?!progress|team|shift|pair|silence|bed|burst|an?\\b|group|person|town|it\\b|peace|private|"
+       "the\\b|my\\b|"
+       "one|two|three)((?-i:[a-z])[a-z ]{2,25}?)" END},
+    {"occupation", 0,
+     I "^(?:i )?(?:have )?(?:just )?(?:got|have|landed|found|took|started) a(?: new)? job as "
+       "(?:an? )?" WORDS END},
     {"occupation", 0, I "^i do " WORDS " for a living\\b"},
     {"occupation", 0,
      I "^(?:my|the) (?:day )?(?:job|occupation|profession|line of work|day job|career|trade) is "
        "(?:an? |being an? |as an? |in "
        ")?(?!not|to|so|really|very|stress|kill|bor|great|fine|ok|hard|driv)" WORDS END},
-    {"occupation", 0, I "^as an? (" JOB ")$"},
+    {"occupation", 0,
+     I "^(?:as|being) an? (" JOB ")(?= (?:means|is|makes|teaches|has|taught)\\b|$)"},
     {"occupation", 0,
      I "^i (?:make a living|earn my living|make my living) (?:as an? |by |from )?" WORDS END},
     {"occupation", 0, I "^i (?:am|have been) (retired|self-employed|unemployed|a freelancer)" END},
     {"occupation", 0,
-     I "^i (?:run|own|manage) (?:an? |my own |the )?((?:small |little |family )?(?:[a-z]+ "
+     I "^i ((?:run|manage) (?:an? |my own |the )?(?:small |little |family )?(?:[a-z]+ "
        ")?(?:bakery|shop|caf[eé]|restaurant|pub|farm|business|company|studio|salon|bookshop|garage|"
-       "hotel|b&b|nursery|stall|vineyard|brewery|agency|practice))\\b"},
+       "hotel|b&b|nursery|stall|brewery|agency|practice))\\b"},
     {"occupation", 0,
-     I "^i teach (?!my|you|him|her|them|myself)" WORDS "(?=\\s*(?:at|in|to|for)\\b|\\s*$)"},
+     I "^i (teach "
+       "(?!my|you|him|her|them|myself)[^,;.!?:()\\n]{1,40}?)(?=\\s*(?:at|in|to|for)\\b|\\s*$)"},
     {"occupation", 0, "^(" JOB ")$"},
 
     {"employer", 0,
      I "^i (?:" ADVERB "(?:work|code|drive|teach|am|nurse|cook|manage [a-z]+)|am " ADVERB
        "(?:working|employed)|have " ADVERB "(?:worked|been working|been)|worked|" ADVERB
        "(?:joined|started(?: working)?|got a job|landed a job)|have (?:just |recently "
-       ")?(?:joined|started))"
+       ")?(?:joined|started(?: working)?))"
        "(?: (?:full|part)[- ]time| nights?| days?| in [a-z]+| remotely| here| a job| as an? "
        "[^,]{1,40}?| an? (?:" JOB ")| the (?:" JOB "))* "
        "(?:for|at|by|with|over at) (?:the )?((?-i:\\p{Lu}[\\p{L}\\p{N}'’&.-]*)(?: "
@@ -295,6 +392,18 @@ static const struct rule en_facts[] = {
        "(?: " CAP "){0,4})" END},
     {"employer", 0,
      I "^i am (?:an? |the )?(?:" JOB ") (?:at|for|with) (?:the )?(" CAP "(?: " CAP "){0,4})" END},
+    {"employer", 0,
+     I "^i (?:work|am working|have (?:just )?(?:been|worked|started)|am)(?: working)? "
+       "(?:at|for|with) an? "
+       "[a-z -]{2,30} (?:called|named) (" CAP "(?: " CAP "){0,3})" END},
+    {"employer", 0,
+     I "^(?:i )?(?:was |got |have been )(?:just |recently )?(?:hired (?:by|at)|taken on (?:by|at)) "
+       "(?:the )?(" CAP "(?: " CAP "){0,3})" END},
+    {"employer", 0,
+     I "^i am (?:on|in) the [a-z -]{2,30} (?:team|department|desk|crew|shift|floor) (?:at|of) "
+       "(?:the )?(" CAP "(?: " CAP "){0,3})" END},
+    {"employer", 0,
+     I "^my (?:employer|company|firm),? (" CAP "(?: " CAP "){0,3})(?=,| has| is| just)"},
     {"employer", 0, I "^i am employed by (?:the )?" WORDS END},
 
     {"school", 0,
@@ -306,6 +415,11 @@ static const struct rule en_facts[] = {
        "((?-i:\\p{Lu}[\\p{L}'’&.-]*)(?:(?: (?:of|at|and|de|the)){0,2} "
        "(?-i:\\p{Lu}[\\p{L}'’&.-]*)){0,5}(?: (?:university|college|school|uni))?)" END},
     {"school", 0,
+     I "^(?:i am )?(?:in )?(?:my |the "
+       ")?(?:first|second|third|fourth|fifth|final|last|1st|2nd|3rd)[- ]year(?: of| in| "
+       "student| studying| doing)?(?: [a-z ]{2,30})? at (?:the )?(" CAP "(?:(?: of| and)? " CAP
+       "){0,4})" END},
+    {"school", 0,
      I "^my (?:school|university|uni|college|alma mater|high school) is (?:called )?(?:the )?(" CAP
        "(?:(?: of| and)? " CAP "){0,4})" END},
     {"school", 0,
@@ -315,8 +429,13 @@ static const struct rule en_facts[] = {
        "){0,4})" END},
 
     {"family", RULE_NAMES | RULE_KIN | RULE_EACH,
-     I "\\bmy " RELATION "(?: is (?:called|named)| is name is| name is|'s name is|’s name is|,? "
+     I "\\b(?:my|our) " RELATION
+       "(?: is (?:called|named)| is name is| name is|'s name is|’s name is|,? "
        "(?:called|named)|,|:)? (?!I\\b|Is\\b)" NAMES_LIST "(?![\\w])"},
+    {"family", RULE_NAMES | RULE_KIN,
+     I "\\b(?:my|our) (?:two|three|four|five) "
+       "(daughters|sons|boys|girls|kids|brothers|sisters|cousins),? (?:called |named )?" NAMES_LIST
+       "(?!\\w)"},
     {"family", RULE_SWAP | RULE_KIN, I "^" NAME "(?:, | is |, who is )my " RELATION "\\b(?! of)"},
     {"family", RULE_NAMES,
      I "^(?:i|we) (?:have|have got|had|also have)(?: only)? (?:got )?(?:an? |one |two |three |four "
@@ -326,6 +445,11 @@ static const struct rule en_facts[] = {
        "(?:got|had))(?: only| just)? (?:an? |one (?=\\w+ "
        "(?:sister|brother)))?((?:(?:two|three|four|five|six|seven|eight|\\d|twin|one|several) "
        ")?" RELATIONS ")\\b(?! (?:of (?:mine|yours)|who|name|meal|food|menu|seat|room))"},
+    {"family", 0,
+     I
+     "^(?:i am )?(?:an? )?(?:(?:proud|single|busy|tired|new|married|divorced|widowed)(?: and)? ?)*"
+     "(?:(?:mum|mom|dad|mother|father|parent)? ?(?:of|to|with)) "
+     "((?:two|three|four|five|six|\\d|twin|one) " RELATIONS "|twins|triplets)\\b"},
     {"family", 0,
      I "^i am (?:an? |the )?(?:proud |single |new "
        ")?(?:mother|father|mum|mom|dad|parent|grandmother|grandfather|gran|grandma|grandpa) "
@@ -355,12 +479,27 @@ static const struct rule en_facts[] = {
        "[, ]+(?:and )?(?:his|her|its|their|the) names? (?:is|are) " NAMES_LIST "(?!\\w)"},
     {"pet", RULE_SWAP, I "^" NAME "(?:, | is |, who is )my (?:[a-z-]+ ){0,2}?" ANIMAL "\\b"},
     {"pet", 0,
+     I "^(?:there is (?:an? )?((?:[a-z-]+ ){0,2}?(?:" ANIMAL_WORDS
+       ")) in my (?:life|house|home|flat|kitchen)|(?:i|we) share "
+       "(?:my|our|the|a) [a-z ]{2,20} with (?:an?|my|our) ((?:[a-z-]+ ){0,2}?(?:" ANIMAL_WORDS
+       ")))\\b"},
+    {"family", 0,
+     I "^(?:i|we) (?:homeschool|are raising|am raising|raise|have raised) (?:our |my "
+       ")?((?:two|three|four|five|six|twin) " RELATIONS ")\\b"},
+    {"family", 0,
+     I "^raising ((?:two|three|four|five|twin) " RELATIONS "|(?:two|three) teenagers)\\b"},
+    {"pet", 0,
      I "^(?:i|we) (?:" ADVERB "(?:have|own|adopted|rescued|keep|got|bought)|have " ADVERB
        "(?:got|adopted|rescued|had|bought))(?: just| recently)? (?:an? |one |our "
        ")?((?:(?:two|three|four|five|six|seven|\\d{1,2}|several) "
        ")?(?:(?:black|white|old|little|big|rescue|pet|young|tiny|elderly|grumpy|lazy|brown|grey|"
        "ginger|fat) )*(?:" ANIMAL_WORDS
        "))\\b(?! (?:food|bed|person|allergy|toy|hair|cage|tank|nap|and chips))"},
+
+    {"pet", 0,
+     I "^(?:my|our) (?:[a-z-]+ ){0,1}?((?:" ANIMAL_WORDS
+       "))(?= (?:is|was|will|keeps|has|can|won't|does|just|refuses|loves|hates|eats|"
+       "and i)\\b)"},
 
     {"likes", RULE_LIST,
      I "^(?:i|we) (?:" ADVERB "(?:love|like|adore|enjoy|dig|prefer)|am " ADVERB
@@ -384,18 +523,35 @@ static const struct rule en_facts[] = {
        "(?!is\\b|are\\b)[\\p{L} -]{1,40}?)? (?:is|are|has to be|have to be|would be|has always "
        "been|will always be) (?:definitely |always |probably |still )?(?!not\\b)" REST},
     {"likes", RULE_LIST,
+     I "^(?:the )?(?:one |only |single "
+       ")?(?:food|thing|drink|smell|sound|vegetable|dish|flavou?r)s? (?:that )?i (?:" ADVERB
+       ")?(?:love|like|enjoy|adore)(?: most| best)? (?:is|are) " REST},
+    {"likes", RULE_LIST,
+     I "^my (?:comfort food|weakness|(?:guilty )?pleasure|passion|kryptonite|drink of choice|go-to "
+       "[a-z]+) (?:is|are) (?!that\\b)" REST},
+    {"likes", RULE_LIST,
      I "^(?:honestly )?nothing (?:beats|tops|compares to|is better than) (?:an? )?" REST},
     {"likes", RULE_LIST,
      I "^(?!it\\b|this\\b|that\\b|which\\b|he\\b|she\\b|what\\b)" WORDS
        " (?:is|are) (?:my (?:all[- ]time |absolute "
        ")?(?:favou?rites?|fave|thing|jam|weakness|guilty pleasure|comfort food|passion))\\b"},
-    {"likes", RULE_LIST, I "^(?:i am )?(?:a )?(?:big|huge|massive) fan of " REST},
+    {"likes", RULE_LIST,
+     I "^(?:i am )?(?:an? )?(?:big|huge|massive|lifelong|long-time) (?:fan|lover) of " REST},
+    {"likes", RULE_LIST,
+     I "^i (?:could|can) (?:eat|drink|watch|listen to|read|live on) "
+       "(?!anything|everything|it\\b|this\\b|"
+       "a horse)([^,;.!?()\\n]{1,40}?) (?:all day|every day|forever|for days|three meals|day and "
+       "night|until|for breakfast)"},
+    {"likes", RULE_LIST,
+     I "^i (?:" ADVERB ")?(?:have a sweet tooth for|can not say no to|am a sucker for|am an? "
+       "(?:absolute |total )?addict for|swear by|worship) (?!it\\b|this\\b|that\\b|you\\b)" REST},
 
     {"dislikes", RULE_LIST,
      I
      "^(?:i|we) (?:" ADVERB "(?:hate|dislike|detest|loathe|despise|abhor)|(?:really |absolutely "
      "|just |simply )*can ?not (?:really )?(?:stand|bear|abide|stomach|"
-     "tolerate)|do not (?:really |much |particularly )?(?:like|enjoy|care for|fancy|love)|am "
+     "tolerate)|(?:really |just |honestly |still )*do not (?:really |much |particularly "
+     ")?(?:like|enjoy|care for|fancy|love)|am "
      "(?:really |definitely )?(?:not (?:really |much |particularly |too |very )?(?:a (?:big |huge "
      ")?fan of|into|"
      "keen on|fond of|a lover of)|sick of|no fan of|put off by|repulsed by|grossed out by)|have "
@@ -409,6 +565,15 @@ static const struct rule en_facts[] = {
      I "^(?!it\\b|this\\b|that\\b|which\\b|he\\b|she\\b)" WORDS
        " (?:is|are) (?:not my (?:thing|cup of tea|jam)|my (?:pet peeve|least favou?rite|worst "
        "nightmare)|disgusting to me)\\b"},
+    {"dislikes", RULE_LIST,
+     I "^(?!it\\b|this\\b|that\\b|which\\b|he\\b|she\\b)" WORDS
+       " (?:freaks? me out|gives? me the creeps|creeps? me out|bores? me to (?:tears|death)|"
+       "drives? me (?:mad|crazy|nuts|up the wall)|(?:tastes?|smells?) like [a-z ]+ to me)"},
+    {"dislikes", RULE_LIST,
+     I "^(?:the )?(?:one |only |single "
+       ")?(?:food|thing|drink|smell|sound|vegetable|dish|flavou?r)s? (?:that )?i "
+       "(?:" ADVERB ")?(?:can not (?:stand|abide|bear|eat)|hate|detest|loathe|dislike)(?: most)? "
+                    "(?:is|are) " REST},
     {"dislikes", RULE_LIST,
      I "^my (?:least favou?rite|most hated|pet peeve|pet hate)(?: [\\p{L} ]{1,30}?)? "
        "(?:is|are) " REST},
@@ -430,16 +595,21 @@ static const struct rule en_facts[] = {
        ")?allergic(?: to (?:it|them|that))?\\b"},
     {"allergy", RULE_LIST,
      I "\\b(?:have|with|had|got|because of|due to) (?:(?:an?|my|this|the) "
-       ")?(?:(?:severe|bad|serious|mild|nasty|terrible|strong|life-threatening|lifelong|slight) "
-       ")*(?!food |seasonal |skin |allerg)([\\p{L} -]{2,30}?) allerg(?:y|ies)\\b"},
+       ")?(?:(?:pretty|quite|rather|very|really|fairly|severe|bad|serious|mild|nasty|terrible|"
+       "strong|life-threatening|lifelong|slight) )*+(?![\\p{L} -]* allergy to )(?!food |seasonal "
+       "|skin |allerg)([\\p{L} -]{2,30}?) allerg(?:y|ies)\\b"},
     {"allergy", RULE_LIST, I "^my ([\\p{L} -]{2,30}?) allergy\\b"},
     {"allergy", RULE_LIST,
-     I "^(?:i have )?(?:an? )?(?:(?:severe|bad|serious|mild) )*allergy to " REST},
+     I "^(?:i have )?(?:got )?(?:an? "
+       ")?(?:(?:pretty|quite|rather|very|really|severe|bad|serious|mild|nasty|"
+       "slight|life-threatening) )*allergy to " REST},
     {"allergy", RULE_LIST,
      I "^(?!it\\b|this\\b|that\\b|which\\b|they\\b|he\\b|she\\b)" WORDS
        " (?:gives? me (?:hives|a rash|an allergic reaction)|makes? (?:me|my "
        "(?:throat|face|lips|tongue|mouth)) (?:swell|break out in hives)|brings? me out in "
        "(?:hives|a rash))"},
+    {"allergy", RULE_LIST,
+     I "^i have (?:an? )?(?:bad|severe|terrible|nasty|allergic) reactions? to " REST},
     {"allergy", RULE_LIST, I "^i get (?:hives|a rash|anaphylaxis) from " REST},
 
     {"diet", 0,
@@ -449,7 +619,14 @@ static const struct rule en_facts[] = {
        "strict|lifelong|completely|100%|now|committed|proud|ovo-lacto|lacto|diet "
        "of|eating|following|doing|keeping|recently|always|entirely))* " DIET
        "(?! (?:curious|restaurant|option|friend))"},
+    {"diet", 0, I "^(?:(?:just|recently) )?(?:went|gone|turned|became) " DIET "\\b"},
+    {"diet", 0, I "^(?:i|we) (?:are|am|run|have) an? " DIET " (?:household|family|home|kitchen)"},
+    {"diet", 0,
+     I "^(?:i|we) (?:" ADVERB ")?(?:only eat|eat only|cook|keep|need|eat) " DIET
+       "\\b(?! (?:food )?on)"},
     {"diet", 0, I "^(?:as an?|being an?|been) (?:strict |lifelong )?" DIET "\\b"},
+    {"diet", 0, I "^(?:strict |lifelong )?" DIET " here\\b"},
+    {"diet", 0, I "^" DIET " only\\b"},
     {"diet", 0, I "^(?:my|our) diet is (?:strictly |mostly )?" DIET},
 
     {"health", RULE_LIST,
@@ -468,6 +645,8 @@ static const struct rule en_facts[] = {
     {"health", 0,
      I "^(?:i (?:am|have been|was born)|as an?) (?:" ADVERB ")(?:an? )?" CONDITION_ADJECTIVE
        "(?!\\w)"},
+    {"health", 0,
+     I "^(?:i am an?|we are|my [a-z]+ and i are)(?: both)? (wheelchair|hearing aid) users?\\b"},
     {"health", 0, I "^i am (pregnant|expecting(?: a baby| twins)?)\\b"},
     {"health", 0, I "^i (?:use|am in) a (wheelchair|hearing aid|cane|walking frame)\\b"},
 
@@ -483,6 +662,13 @@ static const struct rule en_facts[] = {
        ")?(?:native|fluent|bilingual|trilingual|conversational|conversant|good|proficient)(?: in| "
        "speaker of| at| at speaking)?|am fluent|can read|taught "
        "myself|learned|learnt)[^.;]*?|\\G(?!^)[^.;]*?)\\b" LANGUAGE},
+    {"language", RULE_EACH,
+     I "(?:^i (?:can )?(?:" ADVERB ")?(?:get by|converse|hold a conversation|manage|chat) "
+                                   "in\\b[^.;]*?|\\G(?!^)[^.;]*?)\\b" LANGUAGE},
+    {"language", 0,
+     I "^my " LANGUAGE
+       " is (?:fluent|good|decent|excellent|pretty|quite|rusty but|near|okay|passable|"
+       "not bad|better)"},
     {"language", 0, I "^(?:i am )?(?:an? )?(?:native|fluent) " LANGUAGE " speaker"},
 
     {"skill", 0,
@@ -501,8 +687,8 @@ static const struct rule en_facts[] = {
      ")?to|am trained to|am qualified to|am licensed to|am certified to) (?!use this|be\\b)" REST},
     {"skill", RULE_LIST,
      I
-     "^i am (?:" ADVERB
-     ")(?:good|great|excellent|skilled|skilful|handy|decent|brilliant|proficient|experienced|an "
+     "^i am (?:" ADVERB ")(?:good|great|excellent|skilled|skilful|handy|decent|brilliant|"
+                        "proficient|experienced|confident|an "
      "expert|a dab hand|trained|a whizz|a wizard) (?:at|in|with) (?!it\\b|this\\b|that\\b|" LANGUAGE
      ")" REST},
     {"skill", 0,
@@ -525,6 +711,11 @@ static const struct rule en_facts[] = {
      I "^(?!it\\b|this\\b|that\\b|which\\b)" WORDS
        "(?:,? that)? (?:is|has been|are|have been) (?:my (?:main |favou?rite |only |new |biggest "
        ")?(?:hobby|hobbies|pastime))"},
+    {"hobby", RULE_LIST,
+     I "^(?:what i do for fun|my idea of (?:fun|a good (?:day|time|weekend))|the (?:honest "
+       ")?answer|my "
+       "(?:guilty |simple )?(?:pleasure|escape|way to (?:relax|unwind|switch off))) is "
+       "(?!not\\b)" REST},
     {"hobby", 0,
      I "^(?:my )?(?:weekends?|evenings?|sundays?|saturdays?|free time|spare time) (?:are|is) "
        "(?:for|all about|spent|mostly for|reserved for|usually for) (?!sleep|rest|work|my\\b)"
@@ -535,24 +726,36 @@ static const struct rule en_facts[] = {
      "^i (?:spend|pass) (?:most of |all |a lot of )?(?:my )?(?:weekends?|evenings?|free time|spare "
      "time|days off|sundays|saturdays) (?:mostly |usually )?(?!with\\b|at\\b|in\\b|on\\b)" REST},
     {"hobby", RULE_LIST,
+     I "^my (?:evenings|weekends|free time|spare time|sundays|nights) (?:go|goes|is spent|are "
+       "spent)(?: to| on| into| doing)? "
+       "(?!waste|work)" REST},
+    {"hobby", RULE_LIST,
+     I "^(?!it\\b|this\\b|that\\b)" WORDS
+       " is (?:what i do for fun|how i (?:relax|unwind|switch off)|my (?:big )?(?:thing|escape) "
+       "outside)"},
+    {"hobby", RULE_LIST,
      I "^in my (?:free|spare|leisure) time,? (?:i (?:like to |love to |enjoy |do |mostly |usually "
        "|love |like )?)" REST},
     {"hobby", RULE_LIST,
      I "^i (?:do|practise|practice) (?!not\\b)" WORDS
        " (?:as a hobby|for fun|in my (?:spare|free) time)"},
     {"hobby", RULE_LIST,
-     I "^i (?:" ADVERB ")?" WORDS
+     I "^i (?:" ADVERB ")?(?!work\\b|am\\b|have\\b)" WORDS
        " (?:as a hobby|for fun|in my (?:spare|free) time|on (?:the )?weekends|at weekends)\\b"},
     {"hobby", RULE_LIST,
      I "^i (?:have (?:" ADVERB ")?(?:taken up|got into|gotten into|started)|" ADVERB
        "(?:took up|got into)|am (?:" ADVERB
-       ")an? (?:avid|keen|passionate|amateur|hobby|enthusiastic)) (?!this|it\\b|the\\b|a\\b)" WORDS
-           END},
+       ")an? (?:avid|keen|passionate|amateur|hobby|enthusiastic)) "
+       "(?!this|it\\b|the\\b|a\\b|working|work\\b|my\\b|to\\b|at\\b|as\\b)" WORDS END},
     {"hobby", RULE_LIST,
      I "^i (?:" ADVERB ")(?:collect|go) ((?:old |vintage |antique )?(?:stamps|coins|vinyl(?: "
        "records)?|records|comics|postcards|watches|minerals|rocks|toys|figurines|birdwatching|bird "
        "?watching|bouldering|climbing|fishing|hiking|camping|sailing|kayaking|trainspotting|"
        "geocaching|metal detecting|foraging|wild swimming|surfing))\\b(?! (?:every|on))"},
+
+    {"hobby", 0,
+     I "^i (?:" ADVERB
+       ")?(collect (?!my\\b|the\\b|it\\b|data|from|them|you|a pension)[^,;.!?()\\n]{3,40}?)" END},
 
     {"owns", 0,
      I "^(?:my|our) "
@@ -560,6 +763,10 @@ static const struct rule en_facts[] = {
        "\\p{N}-]+)(?: (?:\\p{Lu}[\\p{L}\\p{N}-]*|\\d[\\p{L}\\p{N}]*)){1,3}))(?= "
        "(?:is|has|keeps|makes|made|needs|broke|started|just|still|will|wo|won|does|died|got|was)"
        "\\b)"},
+    {"owns", 0,
+     I "^(?:my|our) ((?:old|vintage|ancient|trusty|second-hand|used|beloved|rusty) "
+       "(?-i:\\p{Lu})[\\p{L}\\p{N} -]{1,25}?)(?= (?:won't|will|"
+       "is|has|needs|keeps|makes|does|died|broke|started|just)\\b)"},
     {"owns", 0,
      I "^(?:i|we) (?:" ADVERB
        "(?:own|drive|ride|bought|purchased|have|inherited|treated myself to)|have " ADVERB
@@ -576,10 +783,13 @@ static const struct rule en_facts[] = {
        "wheel|lathe|tractor|motor|convertible|vespa|harley|tesla|toyota|honda|ford|volvo|bmw|audi|"
        "mini|fiat|vw|volkswagen|subaru|mazda|nissan|hyundai|kia|skoda|renault|peugeot|citroen|jeep|"
        "porsche|steinway|stratocaster|telecaster|leica|nikon|canon|hot "
-       "tub|sauna|pool|trampoline|treadmill|wood ?stove|wood burner)(?: "
+       "tub|sauna|pool|trampoline|treadmill|wood ?stove|wood "
+       "burner|vineyard|orchard|allotment|garden|field|"
+       "workshop|barn|plot|woodland|smallholding|beetle|lute|accordion|banjo|saxophone|trumpet|"
+       "drone|synth(?:esi[sz]er)?|typewriter|aquarium|beach hut|shed|holiday home|land rover)(?: "
        "(?-i:\\p{Lu})[\\p{L}\\p{N}]*)?)\\b(?! "
        "(?:accident|crash|payment|loan|trip|tour|ride|show|lesson|problem|test|interview|rental|"
-       "insurance|appointment|service booked|race))"},
+       "insurance|appointment|service booked|race|centre|center|party|work|path))"},
     {"owns", 0,
      I "^(?:i|we) (?:" ADVERB "(?:own|drive|ride)) (?:an? |the )((?:\\d{4} |old |vintage |used "
        "|second-hand |red |blue |white |black )*" CAP
@@ -612,12 +822,18 @@ static const struct rule en_facts[] = {
        "the|pass "
        "the|save)\\b[^,;.!?()\\n]{0,80}?)(?=\\s*(?:$|[,;.!?()\\n]|\\b(?:and|but|so|because|which|"
        "though|if|when|should)\\b))"},
-    {"goal", 0, I "^i am (learning (?!to be|that|about|a lot|how this)[^,;.!?()\\n]{2,40}?)" END},
+    {"goal", 0,
+     I "^i (?:" ADVERB ")(?:want|hope|plan|aim|intend|would like|am hoping|am planning) to "
+       "([^,;.!?()\\n]{3,60}? (?:before i|by (?:the end|20|next|my|summer|spring|christmas|" MONTH
+       ")|next (?:year|spring|summer|autumn|fall|winter)|one day|some ?day|this year|in "
+       "20\\d\\d|within)"
+       "[^,;.!?()\\n]{0,20})(?=\\s*(?:$|[,;.!?()\\n]|\\b(?:and|but|so|because)\\b))"},
 
     {"habit", 0,
      I "^(?:i|we) (?:" ADVERB
        "|often )?(?!have to|need|get paid|can\\b|hear|see\\b|feel|am\\b|wake up "
-       "with|think|worry|had\\b|forget|used)([^,;.!?()\\n]{2,60}? (?:every|each) (?:single |other "
+       "with|think|worry|had\\b|have\\b|love it|hate it|like it|forget|used)([^,;.!?()\\n]{2,60}? "
+       "(?:every|each) (?:single |other "
        "|second "
        ")?(?:mon|tues|wednes|thurs|fri|satur|sun)?(?:days?|mornings?|evenings?|nights?|weekends?|"
        "weeks?|months?|years?|summers?|winters?|spring|autumn|lunchtimes?|afternoons?|hours?|"
@@ -626,7 +842,7 @@ static const struct rule en_facts[] = {
     {
         "habit",
         0,
-        I "^((?:every|each) (?:single |other |second "
+        I "^((?:first thing )?(?:every|each) (?:single |other |second "
           ")?(?:mon|tues|wednes|thurs|fri|satur|sun)?(?:day|morning|evening|night|weekend|week|"
           "month|year|summer|winter|lunchtime|afternoon)(?: "
           "(?:morning|evening|night|afternoon))?(?: at [\\w:.]+)?,? (?:i|we) (?!have to|need|get "
@@ -635,12 +851,16 @@ static const struct rule en_facts[] = {
     },
     {"habit", 0,
      I "^(?:i|we) (?:" ADVERB
-       ")(?!have to|need|can\\b|had\\b|am\\b|was\\b|used)([^,;.!?()\\n]{2,50}? (?:on "
+       ")(?!have to|need|can\\b|had\\b|am\\b|was\\b|used|work\\b)([^,;.!?()\\n]{2,50}? (?:on "
        "(?:mon|tues|wednes|thurs|fri|satur|sun)days(?: and "
        "(?:mon|tues|wednes|thurs|fri|satur|sun)days)?|(?:once|twice|(?:three|four|five|six|\\d) "
        "times|one day|two days|three days) (?:a|per|each|every) (?:day|week|month|year)|(?:on "
        ")?weekends|daily|before (?:breakfast|bed|work|school)|at (?:\\d{1,2}(?::\\d\\d)?|five|six) "
        "?(?:am|every)[^,]*))" END},
+    {"habit", 0,
+     I "^(on (?:(?:mon|tues|wednes|thurs|fri|satur|sun)day)s?(?: "
+       "(?:morning|evening|night|afternoon)s?)?,? (?:i|we) (?!am\\b|have to|need|"
+       "will|can\\b|had\\b|was\\b)[^,;.!?:()\\n]{3,50}?)" END},
     {"habit", 0,
      I "^i (?:always|usually|normally|generally|typically|never miss a) ((?:start my day|begin my "
        "day|go to bed|get up|wake up|take "
@@ -672,7 +892,7 @@ static const struct rule en_facts[] = {
        "off|fired|let go|made redundant)|retired|stopped working|handed in my notice|am no longer "
        "(?:with|at|working))\\b()"},
     {"occupation", RULE_ENDS,
-     I "^i (?:am no longer|am not) an? (" JOB ")(?: any ?more| any longer|$)"},
+     I "^(?:i am )?(?:no longer|not) an? (" JOB ")(?: any ?more| any longer|$)"},
     {"occupation", RULE_ENDS,
      I "^i (?:quit(?: my job)?|quit being|gave up (?:teaching|nursing)|stopped working "
        "as|retired)\\b()"},
@@ -686,6 +906,11 @@ static const struct rule en_facts[] = {
     {"school", RULE_ENDS,
      I "^i (?:graduated|dropped out|left school|left uni|finished "
        "(?:school|uni|university|college|my degree)|no longer (?:study|go))\\b()"},
+    {"pet", RULE_ENDS, I "\\b(?:put|putting) ((?-i:\\p{Lu}[\\p{L}-]+)) down\\b"},
+    {"pet", RULE_ENDS,
+     I "^((?-i:\\p{Lu}[\\p{L}-]+)) (?:died|passed away|ran away|has died|has passed|was put "
+       "down|is no longer "
+       "with us|crossed the rainbow|is gone|did not make it|went to (?:a new|live with))"},
     {"pet", RULE_ENDS,
      I "^(?:my|our) ([\\p{L} ]{2,30}?) (?:died|passed away|ran away|has died|has passed(?: "
        "away)?|was put down|is no longer with us|crossed the rainbow bridge)"},
@@ -705,20 +930,25 @@ static const struct rule en_facts[] = {
        "up|stopped|quit)|do not (?:do|play|go) (?=[^,;.!?]*any ?more)|am done with)(?: doing| "
        "playing| going)? ([^,;.!?]{2,40}?)(?: any ?more|" END ")"},
     {"", RULE_ENDS,
-     I "^i (?:gave up(?: on)?|quit|stopped|no longer|have (?:given up(?: on)?|stopped|quit)|do not "
-       "(?=[^,;.!?]*any ?more)|am done with|dropped)(?: doing| playing| going| do| play| go)? "
-       "([^,;.!?]{2,40}?)(?: any ?more|" END ")"},
+     I "^i (?:have |just |recently )*(?:gave up(?: on)?|quit|stopped|no longer|(?:given up(?: "
+       "on)?)|do not "
+       "(?=[^,;.!?]*any ?more)|am done with|dropped|sacked off|packed in)(?: doing| playing| "
+       "going| do| play| "
+       "go)?(?: the| my| our)? ([^,;.!?]{2,40}?)(?: any ?more| for good|" END ")"},
+    {"habit", RULE_ENDS | RULE_CORRECTS, I "^(?:i )?(?:used to|took|did|went|ran|had)\\W*$()"},
 
     {"", RULE_CORRECTS,
      I "^(?:i meant|make (?:that|it)|it is|that should be|should be|i mean|meant) "
        "([^,;.!?]{1,40}?),? (?:and )?not ([^,;.!?]{1,40}?)" END},
     {"", RULE_CORRECTS,
      I "^(?:sorry,? |no,? |wait,? |actually,? )*(?:i meant|make (?:that|it)|that should be|it "
-       "should be|i mean) (?!to\\b|that\\b|it\\b|by\\b|the\\b|well)([\\p{L}\\p{N} '-]{1,30}?)()[.! "
-       "]*$"},
+       "should be|i mean) (?!to\\b|that\\b|it\\b|by\\b|the\\b|well)([\\p{L}\\p{N} '-]{1,30}?)()"
+       "(?:, (?:autocorrect|typo|sorry|damn|my bad|silly me)\\b.*)?[.! ]*$"},
 
     {"note", 0,
-     I "^(?:(?:please |can you |could you |pls |also )*(?:remember|note|memori[sz]e|keep in "
+     I "^(?:(?:please |can you |could you |will you |would you |pls |also )*(?:remember|(?:a "
+       ")?note(?: to "
+       "self| for later)?|memori[sz]e|keep in "
        "mind|bear in mind|make a note|take note|do not forget|store|save the fact|for future "
        "reference|note down|jot down|write down)(?: this| for (?:me|next time|later|the "
        "future))?+[,:]?(?: that)?+[,:]?) (?!to\\b|me\\b|this\\b|what\\b|when\\b|how\\b|the "
@@ -728,11 +958,30 @@ static const struct rule en_facts[] = {
 };
 
 static const struct refusal en_message[] = {
+    {"instruction", I
+     "\\A(?s:.*)\\b(?:(?:sample|fake|dummy|mock|made[- "
+     "]up|placeholder|example|fictional|fictitious|"
+     "imaginary|invented|test) (?:form|profile|data|customer|person|people|persona|user|id|bio|"
+     "record|entry|entries|cv|resume|card|account|text|sentences?|character)|for a (?:mock-?up|"
+     "demo|template|handout|test case|unit test|comedy sketch|sketch|skit|costume|play)|fictional "
+     "please|lorem ipsum)\\b"},
+    {"pretence", I "\\A(?s:.*)\\b(?:for (?:tonight's|this|our|the) "
+                   "(?:session|campaign|game|quest)|my (?:d&d|dnd|rpg) "
+                   "character|as a (?:bard|wizard|rogue|paladin|ranger in the party))\\b"},
+    {"irony",
+     I "\\A(?:oh |well |ah |aw "
+       ")*(?:great|wow|yay|fantastic|wonderful|brilliant|perfect|lovely|awesome|super|"
+       "marvellous|splendid|joy|hooray|hurray|nice|bravo)[,.!…]+ (?s:.*)(?:\\b(?:again|another|"
+       "stuck|delay\\w*|traffic|monday|on "
+       "hold|broke\\w*|leak\\w*|drill\\w*|soaked|cancel\\w*|overtime|"
+       "late|lost|rain\\w*|alarm|crash\\w*|truly|just what|lying there|always wanted|"
+       "really love it|love it when|of course)\\b)"},
     {"instruction",
      I "\\b(?:translate|translat\\w+|proofread|proof-read|rephrase|reword|paraphrase|"
        "rewrite|correct|fix|summari[sz]e|check|edit|improve)\\b[^.!?\\n:]{0,60}[:\\n]"},
     {"quotation",
-     I "\\b(?:email|e-mail|letter|message|text|note|cv|resume|bio|profile|review|post|tweet|"
+     I "\\b(?:email|e-mail|letter|message|text|note(?! (?:to self|for "
+       "(?:later|next|me)|this|that|down)|:)|cv|resume|bio|profile|review|post|tweet|"
        "lyrics?|poem|article|passage|excerpt|transcript|quote|caption|ad|advert|statement|reply|"
        "paragraph|story|says|said|wrote|reads|texted|replied|written|goes|script|dialogue|subtitle)"
        "\\b"
@@ -773,7 +1022,9 @@ static const struct refusal en_sentence[] = {
                       "pretend|simulate|roleplay|role-play|complete the|finish the sentence|fill "
                       "in|make up|repeat after)\\b"},
     {"quotation",
-     I "^(?:[\\p{L}' "
+     I "^(?!(?:[\\p{L}' ]* )?i (?:have |had |also |just |already |once |even "
+       ")*(?:told|said|mentioned|"
+       "explained|think|thought|heard|believe|say|tell)\\b)(?:[\\p{L}' "
        "]{0,40}\\b(?:said|says|say|told|tells|claims?|claimed|thinks?|wrote|writes|texted|"
        "replied|shouted|asked|asks|sings|sang|goes|yelled|insists?|joked|heard|believes)\\b(?! "
        "(?:me )?(?:to|i should)\\b))(?=.*\\b(?:i|my)\\b)(?<!i think)(?<!i say)(?<!i said)"
@@ -791,7 +1042,8 @@ static const struct refusal en_clause[] = {
                    "(?! (?:really |much |particularly |too |very )?(?:like|enjoy|care "
                    "for|fancy|love|liked|enjoyed|a (?:big |huge )?fan|into|keen|fond|been (?:a "
                    "fan|into|keen)|eat)\\b)(?!.*\\bonly\\b)"},
-    {"transient", I "\\b(?:i (?:would|wouldn't|might|may|could|should|will|shall|ought|used to|was "
+    {"transient", I "\\b(?:i (?:would|wouldn't|might|may|could(?! (?:eat|drink|live "
+                    "on|watch|listen|read))|should|will|shall|ought|used to|was "
                     "thinking|am thinking|almost|nearly|probably|wonder|guess i|"
                     "am considering|am going to|am gonna|gonna|had to|have to|must))\\b"},
     {"transient", I
@@ -809,6 +1061,37 @@ static const struct refusal en_expand[] = {
     {"I have", "(?i)\\bi'?ve\\b"},
     {"we have", "(?i)\\bwe've\\b"},
     {"we are", "(?i)\\bwe're\\b"},
+    {"I had", "(?i)\\bi'd\\b(?= (?:already |just |also )?(?:told|said|been|had|\\w+ed)\\b)"},
+    {"changed my name to $1", "(?i)\\bchanged my name[^,.;]{0,20}[,;]? (?:and )?(?:it'?s|it is|so "
+                              "it is|to) ((?-i:\\p{Lu}\\p{L}+))"},
+    {"",
+     "(?i),? (?:of all things|believe it or not|oddly enough|weirdly|funnily enough|strangely),?"},
+    {"", "(?i)^(?:ever )?since (?!moving|relocating|we moved|I\\b|my\\b|[A-Z]\\w+ "
+         "I)[^,;.]{3,50}?,? (?=I\\b)"},
+    {"I have", "(?i)\\bI have got(?= (?:an?|two|three|four|five|my|the|no)\\b)"},
+    {"", "(?i)^(?:as of|since|from) (?:last |this |early |late )?[a-z0-9]+,? (?=(?:I|my)\\b)"},
+    {"remember that ", "(?i)^(?:a )?note (?:to self|for later|for next time)[:,]\\s*"},
+    {"I $1", "(?i)^((?:want|hope|plan) to\\b)"},
+    {"I $2 $1", "(?i)^(?:I )?used to (?:hate|dislike|loathe) ([^,]{2,30}),? (?:but )?(?:and )?now "
+                "I (?:absolutely |really )?(love|like|"
+                "adore|enjoy) (?:them|it)\\b"},
+    {"they", "(?i)\\b(?:people|someone|anyone|somebody|those|folks|women|men|friend|user|person|"
+             "student|guest|kid)s? (?:who|that)\\b"},
+    {"I speak ",
+     "(?i)\\b(?:I )?(?:grew up|was raised) (?:bi|tri|multi)lingual[,:]? (?:in |with |speaking )?"},
+    {"I speak ", "(?i)\\bI am (?:bi|tri|multi|quadri)lingual\\s*[:,(]\\s*(?=[A-Z])"},
+    {"my goal is ", "(?i)\\b(?:my |the |this year's |next year's |current |big |new year's "
+                    ")*(?:goal|aim|dream|resolution|ambition)(?: for "
+                    "[^:,.]{2,20})?: (?:to )?"},
+    {"", "(?i)^(?:(?:a few|two|three|four|five|ten|many|\\d+) )?(?:years?|months?|weeks?) ago,? "
+         "(?=(?:I|my)\\b)"},
+    {"", "(?i)^(?:once|lately|nowadays|(?:this|last|next) "
+         "(?:year|spring|summer|autumn|winter|month)|in (?:19|20)\\d\\d|as a "
+         "(?:kid|child|teenager)),? (?=(?:I|my)\\b)"},
+    {"I $1", "(?i)^((?:just |finally )?(?:bought|inherited|purchased|sold) "
+             "(?:an?|my|our)\\b|(?:gave up|quit|ditched|dropped) (?:the|my)?)"},
+    {"I work as $1", "(?i)\\b(?:the |my )?(?:day job|job|profession|occupation) ?[:=] ?((?:an? "
+                     ")?[\\p{L} -]{3,30})"},
     {"I would", "(?i)\\bi'd\\b"},
     {"I will", "(?i)\\bi'll\\b"},
     {"can not", "(?i)\\bcan'?t\\b|\\bcannot\\b"},
@@ -819,10 +1102,9 @@ static const struct refusal en_expand[] = {
     {"am not", "(?i)\\bain't\\b"},
     {"I do not", "(?i)^(?:honestly |really |but |and |nah |no )*(?:scrap that,? )?do not"
                  "(?= (?:really )?(?:like|eat|live|work|have|enjoy)\\b)"},
-    {" is", "(?i)(?<=\\bname|\\bthat|\\bit|\\bhere|\\bthere|\\bbirthday|\\bhe|\\bshe|\\bwhat|"
-            "\\bhobby|\\bgoal|\\bdog|\\bcat|\\bson|\\bnames)'s\\b"},
-    {" called $1",
-     "(?i),? (?:and )?(?:his|her|its|their) names? (?:is|are) ((?-i:\\p{Lu}\\p{L}+))"},
+    {" is",
+     "(?i)(?<=\\bname|\\bthat|\\bit|\\bhere|\\bthere|\\bbirthday|\\bhe|\\bshe|\\bwhat|"
+     "\\bhobby|\\bgoal|\\bflat|\\bhouse|\\bplace|\\bhome|\\bdog|\\bcat|\\bson|\\bnames)'s\\b"},
     {"I am allergic to $1", "(?i)\\bno ([\\p{L} ]{2,25}?)(?: tho| though| please)?,? (?:because "
                             "|as |cos )?I am (?:\\w+ )?allergic(?: to (?:it|them|that))?\\b"},
     {" is",
@@ -833,6 +1115,8 @@ static const struct refusal en_expand[] = {
              "(?!letters?|story|stories|songs?|it|you|is|that|this)|hate (?!it|that|this|to)|adore "
              "(?!it)|own an?|got (?:an?|two|three) (?=[a-z]+ (?:called|named))|grew up in|was "
              "born|(?:just )?turned \\d)"},
+    {"I have $1", "(?i)^(never (?:been|liked|enjoyed)|always (?:loved|hated|liked|been))\\b"},
+    {"remember that ", "(?i)^for future reference[,:] "},
     {"I have $1", "(?i)^(?:honestly,? |ugh,? |yeah,? |yes,? |so,? |and |but |oh,? |no,? |btw,? "
                   "|also,? |well,? )*\\b(been "
                   "(?:an?|living|working|vegan|vegetarian|veggie|teaching|playing|learning|married|"
@@ -840,16 +1124,35 @@ static const struct refusal en_expand[] = {
     {"I am $1",
      "(?i)^(?:honestly,? |ugh,? |yeah,? |yes,? |so,? |and |but |oh,? |no,? |btw,? |also,? |well,? "
      ")*\\b((?:(?:really|severely|badly|deathly|highly) )?allergic to|living in|working "
-     "(?:as|for|at)|doing my|studying|based in|obsessed with|saving up|training for|from "
-     "(?=[A-Z])|originally from|currently (?:living|working|studying))"},
+     "(?:as|for|at)|doing my|studying|based in|obsessed with|saving up|training for|fluent in|from "
+     "(?-i:(?=[A-Z]))|originally from|currently (?:living|working|studying))"},
+    {"I $2 $1",
+     "(?i)^(?![^,]*\\b(?:me|is|are|my|i|we|it|to|do)\\b)((?:[\\p{L}'-]+ ){0,3}[\\p{L}'-]+), (?:I "
+     ")?(?:just |really |absolutely |simply )*((?:hate|love|adore|"
+     "can not stand|loathe|detest|dislike|like) "
+     "(?=them|it|those|that))(?:them|it|those|that)\\b(?! when| "
+     "if| how)"},
+    {"I $2 $1", "(?i)^(?!it\\b|this\\b|that\\b)((?:[\\p{L}'-]+ ){0,2}[\\p{L}'-]+) (?:is|are) "
+                "(?:something|one thing|a thing) "
+                "I (?:just |really |absolutely )*(hate|love|adore|can not stand)"},
     {"I was $1", "(?i)^(born (?:on|in|and)\\b)"},
     {"I am $1", "(?i)^(not (?:a (?:big |huge )?fan of|into|keen on|fond of)\\b)"},
     {"I $1", "(?i)^((?:just )?(?:started at|joined|started working|grew up)\\b)"},
-    {" called $1", "(?i),? (?:he|she|it) is (?:called|named) ((?-i:\\p{Lu}\\p{L}+))"},
     {"$1 that ", "(?i)^((?:please |also )*(?:remember|note|keep in mind|memori[sz]e))(?: "
                  "this)?[:,] (?:that )?"},
     {"I am allergic to $1", "(?i)\\bI can not (?:eat|have|drink) ([\\p{L} ]{2,25}?),? (?:because "
                             "|as |since )?I am (?:\\w+ )?allergic(?! to)"},
+    {NULL},
+};
+
+/* Values have the contractions of the message. */
+static const struct refusal en_contract[] = {
+    {"I'm", "I am"},
+    {"I've", "I have"},
+    {"don't", "do not"},
+    {"can't", "can not"},
+    {"doesn't", "does not"},
+    {"I'll", "I will"},
     {NULL},
 };
 
@@ -864,14 +1167,22 @@ static const struct refusal en_asked[] = {
     {"I work as ", I "\\b(?:what do you do (?:for|as)|your (?:job|occupation|profession)|line of "
                      "work)\\b[^.!]*\\?"},
     {"I am allergic to ", I "\\b(?:allergies|allergic)\\b[^.!]*\\?"},
-    {"my hobby is ", I "\\b(?:your hobb|hobbies)\\w*\\b[^.!]*\\?"},
+    {"my hobby is ", I "\\b(?:your hobb|hobbies|free time|spare time|for fun)\\w*\\b[^.!]*\\?"},
+    {"I have ", I "\\b(?:pets|a pet|siblings|children|kids)\\b[^.!]*\\?"},
+    {"I work for ", I "\\b(?:who do you work for|which company|where do you work)\\b[^.!]*\\?"},
+    {"I study at ", I "\\bwhere do you (?:study|go to (?:school|college|university))\\b[^.!]*\\?"},
+    {"I drive a ", I "\\bwhat (?:car )?do you drive\\b[^.!]*\\?"},
+    {"I speak ", I "\\b(?:which|what) (?:other )?languages?\\b[^.!]*\\?"},
+    {"I can not stand ", I "\\b(?:hate|dislike|do not like|can't stand|don't like)\\b[^.!]*\\?"},
+    {"I love ", I "\\b(?:favou?rite|love|like to eat|enjoy|resist)\\b[^.!]*\\?"},
     {NULL},
 };
 
 #define EN_VERB                                                                                    \
     "live|lived|work|worked|speak|play|love|like|hate|enjoy|prefer|own|drive|ride|study|teach|"    \
     "run|"                                                                                         \
-    "swim|go|collect|adore|detest|grew up|moved|was|am|have|can|do not|suffer|come|can "           \
+    "swim|go|collect|adore|detest|grew up|moved|was|am|have|can|do "                               \
+    "not|suffer|come|want|hope|plan|can "                                                          \
     "not|went|eat"
 const struct memory_rules memory_rules_en = {
     .facts = en_facts,
@@ -880,11 +1191,17 @@ const struct memory_rules memory_rules_en = {
     .clause = en_clause,
     .expand = en_expand,
     .asked = en_asked,
+    .contract = en_contract,
     .role_play =
         I "\\b(?:role[- ]?play|let'?s (?:pretend|play|imagine|act)\\b|you(?:'re| are) my (?:first "
           "mate|boss in this|"
           "servant|squire|patient)|you play|i'?ll (?:play|be) (?:the|an?) [a-z]+ and you|you be "
-          "the|pretend (?:that )?(?:you|i|we)\\b|act as if i|stay in character|in this (?:scenario|"
+          "the|pretend (?:that )?(?:you|i|we)\\b|you(?: are|'re) (?!an? "
+          "(?:ai|bot|assistant|llm|model)|my (?:best|fav)|the (?:best|only))(?:an?|the|my) "
+          "[a-z]+,? (?:and )?i(?: am|'m) (?:your|an?|the)\\b|mock interview|you ask the "
+          "questions|i'?ll be "
+          "[a-z]+,? (?:an?|the|and you)\\b|you(?: will|'ll|'re| are)? be (?:the|my) [a-z]+ and "
+          "i|act as if i|stay in character|in this (?:scenario|"
           "story|game|scene),? i|make[- ]believe)",
     .role_play_end = I "\\b(?:end of (?:the )?(?:role[- ]?play|game|story|scene)|stop "
                        "(?:pretending|the role[- ]?play|playing)|out of "
@@ -904,8 +1221,14 @@ const struct memory_rules memory_rules_en = {
     ")\\b)|,\\s*(?=(?:i|my|we|he|she|it|they|you|his|her|their|our|any|what|how|which|where|"
     "who|why|when|can|could|do|does|is|are|should|would|been|born|allergic|living|working|"
     "originally|currently|as|both|recently|me|tastes?|"
-    "honestly|believe|please|not|never|no|got|saving|training|moved)\\b)|,\\s+and\\s+(?=(?:"
-    "last|today|this|the|that)\\b)|"
+    "honestly|believe|please|not|never|no|got|saving|training|moved)\\b(?! (?:[a-z]+ "
+    "){0,2}?(?:" ANIMAL_WORDS "|" RELATIONS ")(?:,|$)))|,\\s+and\\s+(?=(?:"
+    "last|today|this|the|that)\\b)|,?\\s+and\\s+(?=the [a-z ]{1,20} is\\b)|"
+    ",\\s*(?=[^,.!?]*[?？]\\W*$)(?!right\\b|is\\b|isn't|no\\b|huh|ok\\b|yes|yeah|correct|do "
+    "not|don't|am i|eh\\b|"
+    "aren't|or\\b|and\\b)|,?\\s+(?:and|so)\\s+(?=(?:what|how|which|where|when|why|can|could|should|"
+    "is there|do|"
+    "does|any)\\b)|"
     ",\\s*(?=\\d\\d\\s*(?:,|$))|(?<=\\b\\d\\d),\\s*|,\\s*(?=[\\p{L} -]{3,40}\\W*$)(?=(?:" JOB
     ")\\W*$)|,\\s*(?=[\\p{L} ]{3,30} by (?:trade|profession))|\\s+so\\s+(?=\\d\\d\\b)|,\\s+(?:and "
     ")?(?=with my\\b|the only\\b|turning\\b|nothing\\b|seriously\\b)",
@@ -926,29 +1249,50 @@ const struct memory_rules memory_rules_en = {
           "said|good morning|good evening|hello there|hi there|"
           "as you know|as i said|like i said|like|the reason i am asking is(?: that)?|i have to "
           "say|i will admit|i admit|me|i mean|"
-          "my mistake|scrap that|forget that|ignore that|dear assistant|greetings|in case you need "
+          "now(?= (?:i |my |work|live|study|am))|my mistake|scratch that|scrap that|forget "
+          "that|ignore that|dear assistant|greetings|in case you need "
           "it|in real life|irl|real life me|outside the story|the only thing(?= i am "
-          "allergic)|these days|nowadays|currently|at the moment|"
-          "as of (?:last |this )?[a-z]+|last (?:year|month|week)|this year|recently|please (?=call "
+          "allergic)|these days|nowadays|currently|at the moment|technically|heads up|before "
+          "that|before i forget|in reality|what i (?:told you|said|"
+          "meant) is(?: that)?|i am (?:proud|glad|happy|sorry|afraid|lucky|embarrassed|told)(?: to "
+          "say)?(?: "
+          "that)?(?= i\\b| my\\b)|i (?:have |had |also |just |already |even "
+          ")*(?:told|mentioned|explained|"
+          "said)(?: to)?(?: (?:you|him|her|them|everyone|people|[a-z]+ [a-z]+))?(?: that)?(?= i "
+          "(?:am|have|"
+          "live|work)\\b| my\\b)|(?:what happened|the problem|the issue|the trouble|the reason|the "
+          "truth|the "
+          "fact|the catch|problem) is(?: that)?|"
+          "it (?:does not help|helps) that|keep in mind(?: that)?(?= i "
+          "(?:am|have)\\b)|considering(?: that)?|"
+          "long story short|background|quick intro|bit about me|right|new here|first time here|"
+          "hope that helps|all good|good news|bad news|small correction|"
+          "(?:as of|since|from) (?:last |this |early |late )?[a-z0-9]+(?=,? (?:i|my)\\b)|last "
+          "(?:year|month|week)|this year|recently|please (?=call "
           "me))\\b[,:;.!]*\\s+",
-    .self = I "^(?:i|(?:with|given|because of|due to) my|my (?!(?:" RELATIONS
-              "|mum|mom|dad|mother(?! tongue)|father|boss|friend|best "
-              "friend|flatmate|roommate|housemate|neighbou?r|colleague|co-?worker|teacher|doctor|"
-              "landlord|manager|uncle|aunt|cousin|gran\\w*|ex|parents?|team|client|buddy|mate|"
-              "partner|in-laws?)\\b)|we|me)\\b",
+    .self = I
+    "^(?:i|(?:with|given|because of|due to) my|the (?:honest |short )?answer|my (?!(?:" RELATIONS
+    "|mum|mom|dad|mother(?! tongue)|father|boss|friend|best "
+    "friend|flatmate|roommate|housemate|neighbou?r|colleague|co-?worker|teacher|doctor|"
+    "landlord|manager|uncle|aunt|cousin|gran\\w*|ex|parents?|team|client|buddy|mate|"
+    "partner|in-laws?)\\b)|we|me)\\b",
     .third = I
-    "^(?:he|she|they|his|her|their|everyone|everybody|someone|somebody|people|nobody|"
+    "^(?:he|she|they|his|her|their|(?:everyone|everybody|people)(?! calls? "
+    "me)|someone|somebody|nobody|one of|"
     "(?:my|our|the|a|an|that|this|his|her|their|some)\\s+(?:[\\p{L}-]+ ){0,3}?(?:" RELATIONS
     "|mum|mom|dad|mother(?! tongue)|father|boss|friend|flatmate|roommate|housemate|neighbou?r|"
     "colleague|co-?worker|teacher|doctor|landlord|manager|uncle|aunt|auntie|cousin|gran\\w*|ex|"
     "parents?|team|client|buddy|mate|guy|man|woman|lady|bloke|kid next door|classmate|"
     "in-laws?|intern|student|patient|tutor|trainer|professor|hairdresser|driver|customer|guest|"
     "date|crush|nan|nana)(?:'s)?)\\b(?!'s name|’s name)(?! (?:is )?(?:called|named))(?! is my\\b)",
-    .question = "[?？][^\\p{L}]*$|(?i)^(?:so |and |but |ok |hey |hi "
-                ")*(?:what|who|where|when|why|how|which|do|does|did|is|are|can|could|would|should|"
-                "am|was|were|will) "
-                "(?:i|my|you|it|the|this|that|we|there|they|he|she|is|are|do|does|should|would|can|"
-                "to|many|much|kind|a|an)\\b",
+    .question =
+        I "^(?!(?:please |hey |ok |so )*(?:can|could|will|would) you (?:please |also "
+          ")?(?:remember|note|keep in "
+          "mind|make a note)\\b)(?:(?s:.*)[?？][^\\p{L}]*$|(?:so |and |but |ok |hey |hi "
+          ")*(?:what|who|where|when|why|how|which|do|does|did|is|are|can|could|would|should|"
+          "am|was|were|will) "
+          "(?:i|my|you|it|the|this|that|we|there|they|he|she|is|are|do|does|should|would|can|"
+          "to|many|much|kind|a|an)\\b)",
     .question_clause =
         I "^(?:so |and |but |then |now |is |any |got any "
           ")*(?:what|who|where|when|why|how|which|do|does|did|is|are|can|could|would|should|am|was|"
@@ -957,15 +1301,30 @@ const struct memory_rules memory_rules_en = {
     .list = I "\\s*(?:[,;/]|\\band\\b|\\bor\\b|\\bas well as\\b|\\bplus\\b|\\balong "
               "with\\b)(?:\\s*(?:and|also|or|especially|above all|particularly))?\\s*",
     .trim = I
-    "^(?:an?|the|some|both|really|very|my|to|also|especially|anything with|all things|all kinds "
+    "^(?:on |in )?the "
+    "(?:outskirts|edge|middle|heart|centre|center|north|south|east|west|suburbs|coast) of "
+    "|^(?:just outside|outside of|outside|close "
+    "to|near|an?|the|some|both|really|very|my|to|also|especially|anything with|all things|all "
+    "kinds "
     "of|any kind of|being|absolutely|definitely|probably|still|always|just|lots of|good old|of) |"
     " (?:too|after all|now|though|tho|lol|haha|myself|a lot|so much|very much|at "
     "all|either|anyway|btw|actually|really|personally|the most|more than anything|as "
-    "well|again|please|these days|most|for sure|obviously|honestly|mostly|mainly|since .*|for "
+    "well|again|please|any ?more|with (?:every|all|a) .*|these days|most|for "
+    "sure|obviously|honestly|mostly|mainly|since .*|for "
     "(?:years|ages|now|over|about|almost|nearly).*|ever|in general|to (?:bits|pieces|death|me)|or "
-    "anything.*|or something.*|and stuff|etc|in particular)$",
-    .no_item = I "^\\s*(?:\\S+\\s+){4}\\S|^(?:\\w+ )?(?:love|like|hate)s? (?:it|them)\\b",
-    .no_value = I "^(?:nothing|seriously) |^(?:hands down|by far|by miles|for sure|no "
+    "anything.*|or something.*|and stuff|etc|in particular|and nothing else|and that is it|only|if "
+    "anything)$",
+    .no_item = I "^\\s*(?:\\S+\\s+){3}\\S|^\\s*(?:recommend|suggest|just|not|but|nothing|weird|"
+                 "which|what|how|why|any|"
+                 "please|help|thanks|since|because|so|hence|no|never|then|also|it|they|he|she|we|"
+                 "you|in that order|"
+                 "anything|everything|the|a|an|my|with|from|preferably|ideally|obviously)\\b|^(?:"
+                 "\\w+ )?(?:love|like|hate)s? (?:it|them)\\b",
+    .count = I "^(?:two|three|four|five|six|seven|\\d+|several) ",
+    .no_value = I "^(?:the "
+                  ")?(?:taste|smell|idea|sound|look|way|fact|feeling|thought|texture)$|^(?:nothing|"
+                  "seriously|none|no|not|used to|nope|half|such|how|what|why|recommend) |^(?:hands "
+                  "down|by far|by miles|for sure|no "
                   "contest|always have.*|obviously)$|"
                   "^(?:it|this|that|them|you|him|her|me|i|one|so|not|none|nothing|something|"
                   "anything|everything|everyone|people|things?|stuff|.|the|there|here|yes|no|both|"

@@ -1,12 +1,13 @@
 /*
- * cmd_eval: `shoal eval MODEL`: evaluates the base, adapters, the generations of a run, and teams
- * on the same questions, with statistics of the differences.
+ * cmd_eval: `shoal eval MODEL`: evaluates the base, adapters, the generations of a run, teams and a
+ * remote model on the same questions, with statistics of the differences.
  *
  * Questions are read before the model, and the smallest detectable difference is printed before the
  * evaluation. Results are printed at the end, because Holm's correction needs all of them.
  */
 #include "cli/setup.h"
 #include "data/data.h"
+#include "remote/remote.h"
 #include "swarm/swarm.h"
 
 #include <dirent.h>
@@ -19,6 +20,9 @@ struct options {
     struct setup_options setup;
     char *log_samples, *run, *freeze, *frozen;
     struct strings adapters, teams;
+    char *remote, *remote_model, *remote_key_env, *remote_api;
+    int64_t remote_requests, remote_retries;
+    double remote_timeout;
 };
 #define ROW(name, type, field, metavar, help, policy)                                              \
     { name, type, offsetof(struct options, field), NULL, 0, 0, metavar, help, policy }
@@ -43,6 +47,28 @@ static const struct option_row candidate_rows[] = {
     {0},
 };
 #undef ROW
+#define ROW(name, type, field, fallback, min, max, metavar, ...)                                   \
+    {                                                                                              \
+        name, type, offsetof(struct options, field), fallback, min, max, metavar, __VA_ARGS__,     \
+            JOB_ARG_FORBIDDEN                                                                      \
+    }
+static const struct option_row remote_rows[] = {
+    ROW("remote", OPT_STRING, remote, NULL, 0, 0, "URL",
+        "a model of this server as well (OpenAI's API)"),
+    ROW("remote-model", OPT_STRING, remote_model, NULL, 0, 0, "NAME",
+        "the model's name there; without it, the only one that the server has"),
+    ROW("remote-key-env", OPT_STRING, remote_key_env, NULL, 0, 0, "VAR",
+        "environment variable with the server's API key"),
+    ROW("remote-api", OPT_STRING, remote_api, "chat", 0, 0, "NAME",
+        "chat: a question is the message of a chat; completions: a prompt, as for the base"),
+    ROW("remote-requests", OPT_INT, remote_requests, "4", 1, 64, "N", "requests at once"),
+    ROW("remote-timeout", OPT_FLOAT, remote_timeout, "120", 0.1, 86400, "S",
+        "seconds until a request without a whole response is given up"),
+    ROW("remote-retries", OPT_INT, remote_retries, "4", 0, 20, "N",
+        "how often a request is repeated if the server is busy or not reachable"),
+    {0},
+};
+#undef ROW
 
 enum {
     QUESTIONS_WORK = 16 << 20, /* bytes outside of the engine */
@@ -61,8 +87,10 @@ struct eval_command {
     struct team_solver *team_solvers;
     struct engine_client engine_client;
     struct llm_client llm_client;
-    struct eval_candidate *candidates; /* base and adapters, then teams */
+    struct eval_candidate *candidates; /* base and adapters, then teams, then a remote model */
     struct eval_solver *solvers;
+    struct eval_remote remote; /* server NULL: none */
+    char *remote_name;
     json_t **contaminated; /* [n_tasks · n_candidates] see team_contamination; NULL: none is */
     int n_tasks, n_candidates;
     struct eval_comparison comparison;
@@ -148,6 +176,46 @@ static int candidates_list(struct eval_command *r, struct error *err) {
     return OK;
 }
 
+/* The number of candidates without a remote model. */
+static int n_local(const struct eval_command *r) {
+    return r->single_names.n + r->o->teams.n;
+}
+
+/* Checks the options of the remote model, and whether it can answer the tasks. */
+static int remote_options_check(const struct eval_command *r, struct error *err) {
+    const struct options *o = r->o;
+    bool is_chat = strcmp(o->remote_api, "chat") == 0;
+    if (!o->remote && (o->remote_model || o->remote_key_env))
+        return error_set(err, ERR_USAGE, "--remote-model and --remote-key-env need --remote URL");
+    if (!is_chat && strcmp(o->remote_api, "completions") != 0)
+        return error_set(err, ERR_USAGE, "--remote-api is chat or completions, not '%s'",
+                         o->remote_api);
+    for (int i = 0; o->remote && i < r->n_tasks; i++)
+        if (eval_remote_check(&r->tasks[i], err) != OK) return err->code;
+    return OK;
+}
+
+/* Opens the remote model before the local one is loaded. A dry run sends nothing. */
+static int remote_candidate_open(struct eval_command *r, struct error *err) {
+    const struct options *o = r->o;
+    if (remote_options_check(r, err) != OK) return err->code;
+    if (!o->remote) return OK;
+    r->remote = (struct eval_remote){.is_chat = strcmp(o->remote_api, "chat") == 0,
+                                     .n_requests = (int)o->remote_requests,
+                                     .seed = o->request.seed};
+    r->remote.server = remote_open(&(struct remote_options){.url = o->remote,
+                                                            .model = o->remote_model,
+                                                            .key_env = o->remote_key_env,
+                                                            .seconds = o->remote_timeout,
+                                                            .retries = (int)o->remote_retries},
+                                   err);
+    if (!r->remote.server) return error_wrap(err, "--remote");
+    if (!o->setup.dry_run && remote_connect(r->remote.server, err) != OK)
+        return error_wrap(err, "--remote");
+    r->remote_name = xasprintf("remote:%s", remote_model(r->remote.server));
+    return OK;
+}
+
 static int candidates_load(struct eval_command *r, struct error *err) {
     for (int k = 1; k < r->single_names.n; k++)
         if (!(r->solvers[k].adapter = setup_adapter(&r->s, r->paths.v[k], err))) return err->code;
@@ -159,7 +227,7 @@ static int candidates_load(struct eval_command *r, struct error *err) {
 }
 
 static int candidates_open(struct eval_command *r, struct error *err) {
-    r->n_candidates = r->single_names.n + r->o->teams.n;
+    r->n_candidates = n_local(r) + (r->remote.server != NULL);
     r->candidates = xcalloc((size_t)r->n_candidates, sizeof *r->candidates);
     r->solvers = xcalloc((size_t)r->single_names.n, sizeof *r->solvers);
     r->team_solvers = xcalloc((size_t)r->o->teams.n + 1, sizeof *r->team_solvers);
@@ -180,6 +248,9 @@ static int candidates_open(struct eval_command *r, struct error *err) {
         r->candidates[r->single_names.n + i] =
             (struct eval_candidate){r->teams[i].name, team_solver_answer, &r->team_solvers[i]};
     }
+    if (r->remote.server)
+        r->candidates[n_local(r)] =
+            (struct eval_candidate){r->remote_name, eval_remote_answer, &r->remote};
     return OK;
 }
 
@@ -252,6 +323,7 @@ static void contamination_check(struct eval_command *r) {
     for (int i = 0; i < r->n_tasks * r->n_candidates; i++) {
         const struct eval_task *b = &r->tasks[i / r->n_candidates];
         int k = i % r->n_candidates, n = r->single_names.n;
+        if (k >= n_local(r)) continue; // its training data is not known
         r->contaminated[i] =
             k < n ? single_contamination(b, r->candidates[k].name, r->solvers[k].adapter)
                   : team_contamination(&r->teams[k - n], b);
@@ -285,13 +357,19 @@ static void summary_print(const struct eval_task *b, const char *candidate,
     if (s->n_clusters > 1 && s->n_clusters < s->n)
         printf("%15s%lld clusters: %.2f … %.2f\n", "", (long long)s->n_clusters,
                100 * s->clustered.lo, 100 * s->clustered.hi);
+    if (s->failed)
+        printf("%15s%lld of %lld questions failed and are not counted\n", "", (long long)s->failed,
+               (long long)(s->n + s->failed));
     if (s->prompts_truncated + s->truncated + s->no_answer)
         printf("%15s%lld contexts cut, %lld replies truncated, %lld without an answer\n", "",
                (long long)s->prompts_truncated, (long long)s->truncated, (long long)s->no_answer);
 }
 
 static const char *candidate_kind(const struct eval_command *r, int candidate) {
-    return candidate == 0 ? "base" : candidate < r->single_names.n ? "adapter" : "team";
+    return candidate == 0                  ? "base"
+           : candidate < r->single_names.n ? "adapter"
+           : candidate < n_local(r)        ? "team"
+                                           : "remote";
 }
 
 /* Prints mean and best of a generation on a task. The best is biased upwards (selection). */
@@ -317,13 +395,31 @@ static void generation_print(const struct eval_command *r, int task_index, int g
                100 * s[best].acc.value, r->candidates[best].name);
 }
 
+/* URL, name and API of the remote model. `reproducible`: its replies need not be the same twice. */
+static json_t *remote_json(const struct eval_command *r) {
+    const char *model = remote_model(r->remote.server);
+    return json_pack("{s:s,s:o,s:s,s:b}", "url", remote_url(r->remote.server), "model",
+                     json_string_lossy(model, strlen(model)), "api", r->o->remote_api,
+                     "reproducible", 0);
+}
+
 /* {name: hash} of a candidate's adapters. */
 static json_t *candidate_adapters_json(const struct eval_command *r, int k) {
+    if (k >= n_local(r)) return json_object();
     if (k >= r->single_names.n) return team_adapters_json(&r->teams[k - r->single_names.n]);
     json_t *hashes = json_object();
     const struct adapter *a = r->solvers[k].adapter;
     if (a) manifest_add_hash(hashes, r->single_names.v[k], a->hash);
     return hashes;
+}
+
+/* The manifest of a candidate; takes the ownership of `data`. */
+static json_t *candidate_manifest(const struct eval_command *r, int k, json_t *data) {
+    bool is_remote = k >= n_local(r);
+    json_t *v = manifest_json(is_remote ? NULL : r->s.m, candidate_adapters_json(r, k), data,
+                              r->o->request.seed);
+    if (is_remote) json_object_set_new(v, "remote", remote_json(r));
+    return v;
 }
 
 static int team_add_hashes(const struct eval_command *r, int team, json_t *hashes,
@@ -337,13 +433,15 @@ static int summary_print_json(const struct eval_command *r, int task, int k, con
                               struct error *err) {
     int i = task * r->n_candidates + k;
     json_t *hashes = json_copy((json_t *)(uintptr_t)data);
-    int team = k - r->single_names.n, rc = team < 0 ? OK : team_add_hashes(r, team, hashes, err);
+    int team = k - r->single_names.n, rc = OK;
+    if (team >= 0 && team < r->o->teams.n) rc = team_add_hashes(r, team, hashes, err);
     json_t *v = eval_summary_json(&r->tasks[task], r->candidates[k].name, candidate_kind(r, k),
                                   &r->comparison.summaries[i], k == 0);
     if (r->contaminated[i]) json_object_set(v, "contaminated", r->contaminated[i]);
-    json_object_set_new(
-        v, "manifest",
-        manifest_json(r->s.m, candidate_adapters_json(r, k), hashes, r->o->request.seed));
+    if (k >= n_local(r))
+        json_object_set_new(v, "failed",
+                            json_integer((json_int_t)r->comparison.summaries[i].failed));
+    json_object_set_new(v, "manifest", candidate_manifest(r, k, hashes));
     cli_print_json(v);
     return rc;
 }
@@ -382,7 +480,9 @@ static int sample_write(struct atomic_file *w, const struct eval_task *b, const 
                           (json_int_t)i, "right", o->right);
     if (q->path)
         json_object_update_new(v, json_pack("{s:s,s:i}", "file", q->path, "line", q->line));
-    if (b->output_type == EVAL_GENERATE)
+    if (o->failed)
+        json_object_set_new(v, "failed", json_true());
+    else if (b->output_type == EVAL_GENERATE)
         json_object_update_new(v, json_pack("{s:f,s:b,s:b}", "score", (double)o->score, "no_answer",
                                             o->no_answer, "truncated", o->truncated));
     else
@@ -428,6 +528,7 @@ static json_t *plan_manifest(const struct eval_command *r, struct error *err) {
     for (int k = 0; k < r->n_candidates; k++)
         json_object_update_new(adapters, candidate_adapters_json(r, k));
     json_t *v = manifest_json(r->s.m, adapters, data, r->o->request.seed);
+    if (r->remote.server) json_object_set_new(v, "remote", remote_json(r));
     if (rc == OK) return v;
     json_decref(v);
     return NULL;
@@ -500,14 +601,14 @@ static int plan_open(struct eval_command *r, struct error *err) {
     return OK;
 }
 
-/* Counts the requests of all candidates. A team's replies are made up. */
+/* Counts the requests of the local candidates. A team's replies are made up. */
 static int work_count(struct eval_command *r, struct work_counter *counter, struct error *err) {
-    int rc = OK;
+    int rc = OK, n = n_local(r);
     r->engine_client.run = work_counter_run;
     r->engine_client.run_ctx = counter;
-    for (int i = 0; rc == OK && i < r->n_tasks * r->n_candidates; i++) {
-        const struct eval_task *b = &r->tasks[i / r->n_candidates];
-        int k = i % r->n_candidates;
+    for (int i = 0; rc == OK && i < r->n_tasks * n; i++) {
+        const struct eval_task *b = &r->tasks[i / n];
+        int k = i % n;
         if (k < r->single_names.n) {
             rc = eval_solver_count(&r->solvers[k], b, counter, err);
             continue;
@@ -545,7 +646,8 @@ static int eval_all(struct eval_command *r, struct error *err) {
         return err->code;
     rc = leaderboard_print(r, err);
     plan_report_print(r);
-    return rc == OK ? samples_write(r, err) : rc;
+    if (rc == OK) rc = samples_write(r, err);
+    return rc == OK && r->remote.server ? remote_check(r->remote.server, err) : rc;
 }
 
 static void eval_command_release(struct eval_command *r) {
@@ -555,6 +657,8 @@ static void eval_command_release(struct eval_command *r) {
     for (int i = 0; r->teams && i < r->o->teams.n; i++) team_release(&r->teams[i]);
     json_decref(r->sealed);
     json_decref(r->plan_report);
+    remote_close(r->remote.server);
+    free(r->remote_name);
     strings_release(&r->single_names);
     strings_release(&r->paths);
     strings_release(&r->adapter_paths);
@@ -575,6 +679,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
     int rc = plan_open(&r, err);
     if (rc == OK) rc = candidates_list(&r, err);
     if (rc == OK) rc = eval_request_open(&o->request, &r.tasks, &r.n_tasks, err);
+    if (rc == OK) rc = remote_candidate_open(&r, err);
     if (rc == OK) {
         struct setup_needs w = {.engine = engine_options_init(&r),
                                 .adapters = &r.adapter_paths,
@@ -599,7 +704,7 @@ const struct cli_command cmd_eval = {
         "Wilson's 95 % interval. Adapters and teams are compared with the base question by\n"
         "question (McNemar's exact test, Holm's correction over the whole run). A choice is\n"
         "decoded or scored; it is never parsed from text. Teams are prompted as a chat, by\n"
-        "their protocol, with the same choices.\n"
+        "their protocol, with the same choices. --remote adds a model of another server.\n"
         "\n"
         "Tasks: starter, the families of generated questions of the starter model; a family of\n"
         "it; needle, a text of 4,000 tokens; fry, the ten of version 0.1; largest and earliest;\n"
@@ -618,14 +723,14 @@ const struct cli_command cmd_eval = {
         "  shoal eval models/fry --tasks route,order --adapter runs/ID/adapters/gen_0/explorer "
         "\\\n"
         "      --team team.yaml --n 5000\n"
-        "  shoal eval models/fry --tasks route --run runs/ID\n"
         "  shoal eval models/fry --tasks route --adapter DIR --freeze plan.json",
     .job_args = (const struct job_args[]){{NULL, {JOB_ARG_INPUT_PATH}, false}, {0}},
     .job_store_option = "store",
     .main_options = "tasks data adapter run team n shots split seed chain-of-thought "
-                    "log-samples max-memory dry-run",
+                    "remote log-samples max-memory dry-run",
     .rows = eval_request_rows,
-    .more = (const struct option_table[]){{candidate_rows, 0}, {0}},
+    .more =
+        (const struct option_table[]){{candidate_rows, 0}, {remote_rows, 0, "a remote model"}, {0}},
     .size = sizeof(struct options),
     .min_args = 1,
     .max_args = 1,

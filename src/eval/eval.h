@@ -314,6 +314,7 @@ struct eval_result {
     bool prompt_truncated; /* the beginning of a too long context was dropped */
     bool truncated;        /* generation reached its token limit */
     bool no_answer;        /* the grader found no answer in the text */
+    bool failed;           /* no text came from a remote server; the other members are 0 */
     int16_t choice;        /* index of the option; -1: none */
     float prob;            /* probability of the choice among the options */
     float score;           /* score of the grader */
@@ -347,6 +348,21 @@ int eval_solver_answer(void *solver, const struct eval_task *task, struct eval_r
 int eval_solver_count(const struct eval_solver *solver, const struct eval_task *task,
                       struct work_counter *counter, struct error *err);
 
+/* A model of a remote server, which is asked for generated answers. */
+struct remote;
+struct eval_remote {
+    struct remote *server;
+    bool is_chat;   /* a question is the message of a chat; false: a prompt, as local models get */
+    int n_requests; /* at once, at least 1 */
+    int64_t seed;   /* sent with each request; the temperature is 0 */
+};
+/* Refuses tasks whose answers are not generated: a server reports no probabilities of choices. */
+int eval_remote_check(const struct eval_task *task, struct error *err);
+/* eval_candidate.answer of a struct eval_remote. A question without a reply is marked as failed,
+ * and a warning has the reason of the first one; the function returns OK. */
+int eval_remote_answer(void *remote, const struct eval_task *task, struct eval_result *out,
+                       struct eval_cost *cost, struct progress *p, int64_t done, struct error *err);
+
 /* Sets *out to the grader of an EVAL_GENERATE task, and to NULL for other tasks. Fails if the
  * grader rejects the gold answer of a question. */
 struct grader;
@@ -362,7 +378,8 @@ void eval_encode_pair(const struct tokenizer *tok, const char *context, const ch
 
 /* The scores of a candidate, and its comparison with the first candidate on the same questions. */
 struct eval_summary {
-    int64_t n, correct, correct_norm, prompts_truncated, truncated, no_answer;
+    int64_t n, failed; /* questions with a result, and failed ones, which count nowhere else */
+    int64_t correct, correct_norm, prompts_truncated, truncated, no_answer;
     struct stats_interval acc, acc_norm; /* Wilson */
     struct stats_interval clustered;     /* interval of acc: bootstrap over clusters */
     int64_t n_clusters;
@@ -374,8 +391,9 @@ struct eval_summary {
     bool equivalent; /* the difference is within 2 points, by two one-sided tests at 5 % */
     double p_holm;   /* p adjusted for all comparisons of the run; set by the caller, initially 1 */
 };
-/* Compares the results [n] of a candidate with those of the first candidate, baseline [n].
- * cluster_of: [n], from eval_task_clusters. */
+/* Compares the results [n] of a candidate with those of the first candidate, baseline [n], of which
+ * none failed. The candidate's failed questions are left out of both. cluster_of: [n], from
+ * eval_task_clusters. */
 struct eval_summary eval_summarize(const struct eval_result *results,
                                    const struct eval_result *baseline, int64_t n,
                                    const int32_t *cluster_of, int32_t n_clusters, uint64_t seed);

@@ -10,7 +10,7 @@
  * Invariant: a result depends on the question, the model and the adapter only, never on the window.
  */
 #define _GNU_SOURCE
-#include "eval/eval.h"
+#include "eval/evaluate.h"
 
 #include "grade/grade.h"
 
@@ -80,9 +80,7 @@ static bool prompt_truncate_left(struct token_ids *prompt, int64_t room) {
     return true;
 }
 
-/* The preamble and the context of an option, malloc'ed. */
-static char *question_context(const struct eval_task *task, const struct eval_question *q,
-                              int option) {
+char *question_context(const struct eval_task *task, const struct eval_question *q, int option) {
     const char *context = q->contexts[option] ? q->contexts[option] : q->context;
     return xasprintf("%s%s", task->subjects[q->subject].preamble, context);
 }
@@ -167,8 +165,8 @@ static int chat_request_init(struct eval_job *j, const struct eval_window *w,
     return OK;
 }
 
-static int question_error_wrap(const struct eval_task *task, const struct eval_question *q,
-                               int64_t index, struct error *err) {
+int question_error_wrap(const struct eval_task *task, const struct eval_question *q, int64_t index,
+                        struct error *err) {
     if (q->path) return error_wrap(err, "'%s', line %d", q->path, q->line);
     return error_wrap(err, "question %lld of '%s'", (long long)index, task->name);
 }
@@ -247,20 +245,24 @@ static bool text_filter(const struct answer_filter *filter, struct buf *text) {
     return found;
 }
 
-static void text_grade(const struct eval_window *w, const struct eval_job *j,
-                       const struct eval_question *q, struct eval_result *result) {
-    const struct engine_request *r = &j->reqs[0];
-    struct buf text = {0};
+void text_grade(const struct eval_task *task, const struct grader *grader,
+                const struct eval_question *q, struct buf *text, struct eval_result *result) {
     bool found = true;
-    generated_text(w, r, &text);
-    if (w->task->filter) found = text_filter(w->task->filter, &text);
-    struct grade g = grader_grade(w->grader, text.data, (const char *const *)&q->answer, 1),
-                 others = grader_grade(w->grader, text.data, (const char *const *)q->aliases.v,
+    if (task->filter) found = text_filter(task->filter, text);
+    struct grade g = grader_grade(grader, text->data, (const char *const *)&q->answer, 1),
+                 others = grader_grade(grader, text->data, (const char *const *)q->aliases.v,
                                        q->aliases.n);
-    result->truncated = r->finish == FINISH_LENGTH && !w->ends_early;
     result->no_answer = !g.found || !found;
     result->score = (float)MAX(g.score, others.score);
     result->right = MAX(g.score, others.score) >= 0.5;
+}
+
+static void generation_grade(const struct eval_window *w, const struct eval_job *j,
+                             struct eval_result *result) {
+    struct buf text = {0};
+    generated_text(w, &j->reqs[0], &text);
+    text_grade(w->task, w->grader, j->q, &text, result);
+    result->truncated = j->reqs[0].finish == FINISH_LENGTH && !w->ends_early;
     buf_release(&text);
 }
 
@@ -272,7 +274,7 @@ static void job_grade(const struct eval_window *w, const struct eval_job *j,
     if (w->task->output_type == EVAL_LOGLIKELIHOOD) {
         loglikelihood_grade(j, q, result);
     } else if (w->task->output_type == EVAL_GENERATE) {
-        text_grade(w, j, q, result);
+        generation_grade(w, j, result);
     } else {
         result->choice = (int16_t)r->choice;
         result->prob = r->choice_prob[r->choice];
@@ -485,35 +487,74 @@ int32_t eval_task_clusters(const struct eval_task *task, int32_t *cluster_of) {
     return n;
 }
 
+/* The questions without failed ones, as vectors. */
+struct answered {
+    int64_t n;
+    uint8_t *right, *baseline_right; /* [n] */
+    double *v;                       /* [n] scratch */
+    int32_t *cluster_of, n_clusters; /* [n] the clusters of these questions, renumbered */
+};
+
+static struct answered answered_select(const struct eval_result *results,
+                                       const struct eval_result *baseline, int64_t n,
+                                       const int32_t *cluster_of, int32_t n_clusters) {
+    size_t size = (size_t)MAX(n, 1);
+    struct answered a = {.right = xcalloc(size, 1),
+                         .baseline_right = xcalloc(size, 1),
+                         .v = xcalloc(size, sizeof *a.v),
+                         .cluster_of = xcalloc(size, sizeof *a.cluster_of)};
+    int32_t *number = xcalloc((size_t)MAX(n_clusters, 1), sizeof *number); /* from 1; 0: none yet */
+    for (int64_t i = 0; i < n; i++) {
+        if (results[i].failed) continue;
+        int32_t *c = &number[cluster_of[i]];
+        if (!*c) *c = ++a.n_clusters;
+        a.cluster_of[a.n] = *c - 1;
+        a.right[a.n] = results[i].right;
+        a.baseline_right[a.n++] = baseline[i].right;
+    }
+    free(number);
+    return a;
+}
+
+static void answered_release(struct answered *a) {
+    free(a->right);
+    free(a->baseline_right);
+    free(a->v);
+    free(a->cluster_of);
+}
+
+/* Sets a->v to the differences from the baseline, or to the results themselves. */
+static const double *answered_values(struct answered *a, bool difference) {
+    for (int64_t i = 0; i < a->n; i++)
+        a->v[i] = (double)a->right[i] - (difference ? (double)a->baseline_right[i] : 0);
+    return a->v;
+}
+
 struct eval_summary eval_summarize(const struct eval_result *results,
                                    const struct eval_result *baseline, int64_t n,
                                    const int32_t *cluster_of, int32_t n_clusters, uint64_t seed) {
-    struct eval_summary s = {.n = n, .n_clusters = n_clusters, .p_holm = 1};
-    uint8_t *right = xcalloc((size_t)MAX(n, 1), 1), *baseline_right = xcalloc((size_t)MAX(n, 1), 1);
-    double *v = xcalloc((size_t)MAX(n, 1), sizeof *v);
+    struct answered a = answered_select(results, baseline, n, cluster_of, n_clusters);
+    struct eval_summary s = {.n = a.n, .failed = n - a.n, .n_clusters = a.n_clusters, .p_holm = 1};
     for (int64_t i = 0; i < n; i++) {
+        if (results[i].failed) continue;
         s.correct += results[i].right;
         s.correct_norm += results[i].right_norm;
         s.prompts_truncated += results[i].prompt_truncated;
         s.truncated += results[i].truncated;
         s.no_answer += results[i].no_answer;
-        s.score += (double)results[i].score / (double)n;
-        right[i] = results[i].right;
-        v[i] = right[i];
-        baseline_right[i] = baseline[i].right;
+        s.score += (double)results[i].score / (double)a.n;
     }
-    s.acc = stats_wilson(s.correct, n);
-    s.acc_norm = stats_wilson(s.correct_norm, n);
-    s.clustered = stats_cluster_bootstrap(v, cluster_of, n, n_clusters, seed);
+    s.acc = stats_wilson(s.correct, a.n);
+    s.acc_norm = stats_wilson(s.correct_norm, a.n);
+    s.clustered =
+        stats_cluster_bootstrap(answered_values(&a, false), a.cluster_of, a.n, a.n_clusters, seed);
     s.versus.p = 1;
     if (results != baseline) {
-        for (int64_t i = 0; i < n; i++) v[i] = (double)right[i] - (double)baseline_right[i];
-        s.versus = stats_mcnemar(right, baseline_right, n);
-        s.versus_clustered = stats_cluster_bootstrap(v, cluster_of, n, n_clusters, seed);
-        s.equivalent = stats_tost(v, n, EQUIVALENCE_MARGIN);
+        const double *v = answered_values(&a, true);
+        s.versus = stats_mcnemar(a.right, a.baseline_right, a.n);
+        s.versus_clustered = stats_cluster_bootstrap(v, a.cluster_of, a.n, a.n_clusters, seed);
+        s.equivalent = stats_tost(v, a.n, EQUIVALENCE_MARGIN);
     }
-    free(right);
-    free(baseline_right);
-    free(v);
+    answered_release(&a);
     return s;
 }

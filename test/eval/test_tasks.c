@@ -950,6 +950,18 @@ static void test_summarize(void **state) {
     close_to(s.versus.p, 2 * 8 / 128.0, 1e-12); // 1 of 7 discordant: 2 · (1 + 7) / 2^7
     assert_true(s.versus_clustered.lo <= -0.5 && s.versus_clustered.hi >= -0.5);
     assert_false(s.equivalent);
+    for (int i = 0; i < 10; i += 2) b[i] = (struct eval_result){.failed = true};
+    b[1].failed = true; // no question of cluster 0 is left
+    struct eval_summary rest = eval_summarize(b, a, 10, clusters, 5, 1);
+    assert_int_equal(rest.n, 4);
+    assert_int_equal(rest.failed, 6);
+    assert_int_equal(rest.n_clusters, 4);
+    assert_int_equal(rest.no_answer, 0);
+    close_to(rest.acc.value, 0.25, 1e-12);
+    assert_int_equal(rest.versus.n, 4);
+    assert_int_equal(rest.versus.only_a, 1);
+    assert_int_equal(rest.versus.only_b, 2); // questions 3 and 5
+    close_to(rest.clustered.value, 0.25, 1e-12);
     struct eval_summary own = eval_summarize(a, a, 10, clusters, 5, 1);
     assert_int_equal(own.versus.n, 0);
     close_to(own.acc.value, 0.6, 1e-12);

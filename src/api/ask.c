@@ -158,6 +158,7 @@ static json_t *answer(struct async_reply *l, void *ctx, struct error *err) {
         a->options.stage[i].llm_client = (struct llm_client){a, ask};
     if (board_open(a, err) == OK) {
         if (pipeline_run(&a->options, a->question, &out, err) == OK) v = answer_json(a, &out);
+        if (out.exchange) memories_learn_exchange(a->s, a->store, a->conversation, out.exchange);
         async_reply_add_usage(l, &a->usage);
         pipeline_answer_release(&out);
     }

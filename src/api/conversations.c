@@ -240,7 +240,7 @@ static void delete_handle(void *ctx, struct exchange *x) {
     struct access a;
     struct error err;
     if (!access_open(&a, ctx, x)) return;
-    int rc = conversation_delete(a.store, a.id, &err);
+    int rc = memories_delete_with_conversation(ctx, a.store, a.id, &err);
     reply(x, rc == OK ? json_pack("{s:s,s:b}", "id", exchange_wildcard(x), "deleted", 1) : NULL,
           &err);
     access_close(&a);

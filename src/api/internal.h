@@ -7,7 +7,7 @@
 
 extern const struct server_module ab_module, openai_module, vllm_module, llamacpp_module,
     ollama_module, ask_module, conversations_module, jobs_module, system_module, worlds_module,
-    page_module, backups_module, knowledge_module, mcp_module;
+    page_module, backups_module, knowledge_module, memories_module, mcp_module;
 
 void web_ui_handle(void *ctx,
                    struct exchange *x); /* web_ui.c: serves the web page, also at / for browsers */
@@ -35,6 +35,18 @@ char *conversation_store_id(const struct exchange *x, const char *id);
 /* Whether an exchange may be added to the conversation with this id in the store; otherwise replies
  * 507: all conversations together, those of the key, or their number have reached the limit. */
 bool conversation_admit(struct server *s, struct exchange *x, const char *store_id);
+
+/* memories.c: long-term memories, if the server has --memory */
+
+struct store;
+/* Learns from the user's text of an exchange of a conversation in `store`. An error is logged and
+ * changes nothing. store_id: see conversation_store_id. */
+void memories_learn_exchange(struct server *s, struct store *store, const char *store_id,
+                             int64_t number);
+/* Deletes a conversation from `store`, and the memories whose source it is. ERR_MISSING: it does
+ * not exist, and has no memories. */
+int memories_delete_with_conversation(struct server *s, struct store *store, const char *store_id,
+                                      struct error *err);
 
 /* llamacpp.c */
 

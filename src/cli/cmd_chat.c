@@ -267,7 +267,7 @@ static int reply_single(struct chat_session *ch, const char *line, struct error 
         cli_print_json(reply_json_with_tokens(line, to.clean.data, r.n_prefilled, r.n_generated));
     if (rc == OK && !ch->c->json) puts("");
     if (rc == OK && to.clean.len)
-        rc = pipeline_update_memory(&ch->panel.pipeline, line, to.clean.data, err);
+        rc = pipeline_update_memory(&ch->panel.pipeline, line, to.clean.data, NULL, err);
     engine_request_release(&r);
     token_ids_release(&prompt);
     buf_release(&to.raw);
@@ -321,7 +321,7 @@ static int samples_reply(struct chat_session *ch, struct setup *s,
     int rc = sample_check_run(c, s, texts, err);
     const char *reply = rc == OK ? texts[MAX(c->selected[0], 0)] : "";
     if (rc == OK) selected_print(ch, reqs, line, reply);
-    if (rc == OK && *reply) rc = pipeline_update_memory(&ch->panel.pipeline, line, reply, err);
+    if (rc == OK && *reply) rc = pipeline_update_memory(&ch->panel.pipeline, line, reply, NULL, err);
     for (int i = 0; i < c->n_samples; i++) free(texts[i]);
     free(texts);
     return rc;

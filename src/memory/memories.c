@@ -28,7 +28,7 @@
 #include <uninorm.h>
 #include <unistr.h>
 
-enum { PAGE = 256, MAX_ROLE_PLAYS = 64, REFUSED_CHARS = 200 };
+enum { PAGE = 256, MAX_ROLE_PLAYS = 64, REFUSED_CHARS = 200, TEXT_CHARS = 500 };
 #define STATE_KIND "memory"
 
 /* reading */
@@ -206,6 +206,17 @@ void memories_close(struct memories *m) {
     free(m);
 }
 
+int memories_count(struct store *s, const char *user, int64_t *n, struct error *err) {
+    char *kind = xasprintf("memory:%s", user);
+    int rc = store_document_count(s, kind, "", n, err);
+    free(kind);
+    return rc;
+}
+
+int64_t memories_events(const struct memories *m) {
+    return m->last;
+}
+
 /* changes */
 
 /* A change in progress: a transaction is open. */
@@ -365,12 +376,13 @@ static int memory_add(struct learning *l, const struct memory_attribute *a, cons
     struct memories *m = l->change.m;
     const struct memory_turn *t = l->turn;
     int64_t id = m->next++;
+    json_t *sentence = json_string_lossy(text, utf8_prefix_len(text, strlen(text), TEXT_CHARS));
     json_t *source =
         json_pack("{s:s,s:I,s:s,s:s}", "conversation", t->conversation ? t->conversation : "",
                   "turn", (json_int_t)t->number, "speaker", t->role, "time", l->change.at);
     json_t *v =
-        json_pack("{s:I,s:s,s:s,s:s,s:s,s:o,s:s,s:n,s:i,s:s,s:i,s:n,s:f}", "id", (json_int_t)id,
-                  "user", m->user, "attribute", a->name, "value", value, "text", text, "source",
+        json_pack("{s:I,s:s,s:s,s:s,s:o,s:o,s:s,s:n,s:i,s:s,s:i,s:n,s:f}", "id", (json_int_t)id,
+                  "user", m->user, "attribute", a->name, "value", value, "text", sentence, "source",
                   source, "valid_from", l->change.at, "valid_until", "stated", 1, "last_stated",
                   l->change.at, "uses", 0, "last_used", "importance", a->importance);
     if (!v) return error_set(err, ERR_USAGE, "the id of the conversation is not UTF-8 text");
@@ -727,14 +739,27 @@ static int log_each(struct memories *m, void (*fn)(void *ctx, json_t *event), vo
     return OK;
 }
 
+/* The events of a memory or, if `conversation` is not NULL, those of its memories. */
 struct events_of {
     int64_t id;
+    const char *conversation;
     json_t *list;
 };
 
+static bool memory_is_from(const json_t *memory, const char *conversation) {
+    return strcmp(json_get_string(json_object_get(memory, "source"), "conversation"),
+                  conversation) == 0;
+}
+
+static bool event_belongs(const struct events_of *h, const json_t *event) {
+    if (!h->conversation) return id_of(event) == h->id;
+    return memory_is_from(json_object_get(event, "before"), h->conversation) ||
+           memory_is_from(json_object_get(event, "after"), h->conversation);
+}
+
 static void history_add(void *ctx, json_t *event) {
     struct events_of *h = ctx;
-    if (id_of(event) != h->id) return;
+    if (!event_belongs(h, event)) return;
     json_array_append_new(h->list,
                           json_pack("{s:O,s:O,s:O,s:O}", "at", json_object_get(event, "at"),
                                     "operation", json_object_get(event, "operation"), "before",
@@ -755,7 +780,7 @@ json_t *memories_why(struct memories *m, int64_t id, const char *now, struct err
         missing(m, id, err);
         return NULL;
     }
-    struct events_of h = {id, json_array()};
+    struct events_of h = {.id = id, .list = json_array()};
     if (log_each(m, history_add, &h, err) != OK) {
         json_decref(h.list);
         return NULL;
@@ -766,10 +791,10 @@ json_t *memories_why(struct memories *m, int64_t id, const char *now, struct err
                      "uses", (json_int_t)s.uses, "strength", s.strength, "history", h.list);
 }
 
-/* Copies an event; of those of the memory only its number, operation and time. */
+/* Copies an event; of those that belong to `ctx` only its number, operation and time. */
 static void event_erase(void *ctx, json_t *event) {
     struct events_of *h = ctx;
-    if (id_of(event) == h->id) {
+    if (event_belongs(h, event)) {
         json_object_set_new(event, "before", json_null());
         json_object_set_new(event, "after", json_null());
         json_object_set_new(event, "erased", json_true());
@@ -777,13 +802,21 @@ static void event_erase(void *ctx, json_t *event) {
     json_array_append(h->list, event);
 }
 
-/* Writes the log again without the text of a memory. */
-static int log_erase(struct memories *m, int64_t id, struct error *err) {
-    struct events_of h = {id, json_array()};
+/* Writes the log again without the texts of these events. */
+static int log_erase(struct memories *m, struct events_of h, struct error *err) {
+    h.list = json_array();
     int rc = log_each(m, event_erase, &h, err);
     if (rc == OK) rc = store_log_delete(m->store, m->log, err);
     if (rc == OK) rc = store_log_append(m->store, m->log, 1, h.list, err);
     json_decref(h.list);
+    return rc;
+}
+
+/* Deletes a memory, whose events are erased already. */
+static int memory_erase(struct change *c, int64_t id, struct error *err) {
+    int rc = change_put(c, id, NULL, NULL, err);
+    json_t *event = json_array_get(c->events, json_array_size(c->events) - 1);
+    json_object_set_new(event, "erased", json_true());
     return rc;
 }
 
@@ -793,9 +826,26 @@ int memories_delete(struct memories *m, int64_t id, struct error *err) {
     int rc = change_begin(&c, m, "delete", clock_utc(now), err);
     if (rc != OK) return rc;
     if (memories_find(m, id) < 0) rc = missing(m, id, err);
-    if (rc == OK) rc = log_erase(m, id, err);
-    if (rc == OK) rc = change_put(&c, id, NULL, NULL, err);
-    if (rc == OK) json_object_set_new(json_array_get(c.events, 0), "erased", json_true());
+    if (rc == OK) rc = log_erase(m, (struct events_of){.id = id}, err);
+    if (rc == OK) rc = memory_erase(&c, id, err);
+    return change_end(&c, rc, err);
+}
+
+int memories_delete_conversation(struct memories *m, const char *conversation, int64_t *n,
+                                 struct error *err) {
+    struct change c;
+    char now[32];
+    CHECK(*conversation);
+    *n = 0;
+    int rc = change_begin(&c, m, "delete", clock_utc(now), err);
+    if (rc != OK) return rc;
+    rc = log_erase(m, (struct events_of){.conversation = conversation}, err);
+    for (int64_t i = m->n; i-- > 0 && rc == OK;) {
+        if (!memory_is_from(m->v[i], conversation)) continue;
+        rc = memory_erase(&c, id_of(m->v[i]), err);
+        ++*n;
+    }
+    pretence_set(m, conversation, false);
     return change_end(&c, rc, err);
 }
 

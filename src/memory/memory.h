@@ -285,8 +285,9 @@ const struct memory_attribute *memory_attribute_find(const char *name);
  *      valid_until (null while it holds), stated, last_stated, uses, last_used (or null),
  *      importance}
  *
- * where `text` is the sentence that it came from and `stated` how often the user said it. Times are
- * those of clock_utc. The value of a memory is its strength, importance × recency × use:
+ * where `text` is the sentence that it came from, cut to 500 characters, and `stated` how often the
+ * user said it. Times are those of clock_utc. The value of a memory is its strength, importance ×
+ * recency × use:
  *
  *     recency = 2^(-days / 180), with the days since last_used or last_stated, whichever is later
  *     use     = (1 + uses) / (2 + uses)
@@ -306,6 +307,10 @@ struct memories;
 struct memories *memories_open(struct store *s, const char *user, int64_t capacity,
                                struct error *err);
 void memories_close(struct memories *m);
+/* The number of memories of a user, without opening them. */
+int memories_count(struct store *s, const char *user, int64_t *n, struct error *err);
+/* The number of events of the log, which grows with every change. */
+int64_t memories_events(const struct memories *m);
 
 struct memory_turn {
     const char *role; /* "user": any other role is refused as a whole */
@@ -343,6 +348,10 @@ json_t *memories_list(struct memories *m, bool ended, struct error *err);
 json_t *memories_why(struct memories *m, int64_t id, const char *now, struct error *err);
 /* Deletes a memory with its vector and its text in the log; memories_undo cannot bring it back. */
 int memories_delete(struct memories *m, int64_t id, struct error *err);
+/* Deletes, for ever too, the memories whose source is this conversation, and their texts in the
+ * log. *n receives the number of memories. */
+int memories_delete_conversation(struct memories *m, const char *conversation, int64_t *n,
+                                 struct error *err);
 /* Deletes everything of the user. *n receives the number of memories. */
 int memories_delete_all(struct memories *m, int64_t *n, struct error *err);
 /* Takes back the last change that is not taken back yet: {operation, at, events: number}.

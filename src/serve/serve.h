@@ -67,7 +67,8 @@ struct serve_options { /* filled from serve_option_rows, except max_memory and t
     double load_seconds;    /* how long a request waits until its model is loaded */
     struct strings alert_webhooks, alert_slacks; /* recipients of alerts */
     char *knowledge;                             /* the knowledge base that clients may search */
-    size_t max_memory;                           /* bytes of the memory plan; 0: no limit */
+    char *memory;         /* the store of the memories of clients; NULL: nothing is learnt */
+    size_t max_memory;    /* bytes of the memory plan; 0: no limit */
     struct strings bases; /* paths of the models that are loaded on demand; the caller adds and
                              releases them */
     struct engine_options base_engine; /* their engine options if memory is sufficient; max_len 0:

@@ -28,6 +28,9 @@ const struct option_row serve_option_rows[] = {
         "check_code, http_get, mcp (MCP servers); all clients that may chat can then use them"),
     ROW("knowledge", OPT_STRING, knowledge, NULL, 0, 0, "DB",
         "knowledge base (of 'shoal knowledge') that clients may search"),
+    ROW("memory", OPT_STRING, memory, NULL, 0, 0, "DB",
+        "store of long-term memories (of 'shoal memory'): what users state about themselves in "
+        "stored conversations is remembered, for each API key apart"),
     ROW("state", OPT_STRING, state_dir, "runs/serve", 0, 0, "DIR",
         "folder of the server's state: keys, jobs, uploaded files, derived models …"),
     ROW("runs", OPT_STRING, runs, "runs", 0, 0, "DIR",

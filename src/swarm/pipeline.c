@@ -482,7 +482,8 @@ int pipeline_run(const struct pipeline_options *o, const char *question,
     if (rc == OK && o->memory) rc = conversation_refresh(o->memory, err);
     if (rc == OK && !answer_from_memory(&t, out)) rc = team_answer(&t, out, err);
     if (rc == OK) rc = board_put(o, BOARD_FINAL_RESPONSE, json_string(out->text), err);
-    if (rc == OK && o->memory) rc = pipeline_update_memory(o, question, out->text, err);
+    if (rc == OK && o->memory)
+        rc = pipeline_update_memory(o, question, out->text, &out->exchange, err);
     for (int i = 0; i < t.n_agents; i++) free(t.system[i]);
     return rc;
 }
@@ -557,9 +558,11 @@ static int facts_update(const struct pipeline_options *o, const char *question, 
 }
 
 int pipeline_update_memory(const struct pipeline_options *o, const char *question,
-                           const char *answer, struct error *err) {
+                           const char *answer, int64_t *number, struct error *err) {
     const struct summarizer s = {(void *)(uintptr_t)o, exchanges_summarize};
     int rc = conversation_add(o->memory, question, answer, &s, err);
+    if (rc == OK && number)
+        *number = json_integer_value(json_object_get(conversation_state(o->memory), "last"));
     if (rc == OK && o->facts != FACTS_NONE) rc = facts_update(o, question, err);
     const json_t *state = conversation_state(o->memory);
     return rc == OK

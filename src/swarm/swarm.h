@@ -1094,6 +1094,7 @@ struct pipeline_answer {
     struct transcript transcript; /* the unmodified utterances; empty if the memory answered */
     char *names[TEAM_MAX];        /* names of the agents, owned */
     struct report_cost sampled;   /* with a selector: of all samples of the answer */
+    int64_t exchange;             /* number of the exchange in o->memory; 0: not stored */
 };
 /*
  * An agent that fails abstains, so there is always an answer. Errors: a question that is not UTF-8,
@@ -1105,8 +1106,8 @@ int pipeline_run(const struct pipeline_options *o, const char *question,
                  struct pipeline_answer *out, struct error *err);
 void pipeline_answer_release(struct pipeline_answer *a);
 /* Stores an exchange in o->memory, updates the memory's summary and key facts, and writes the facts
- * to the board. */
+ * to the board. *number (may be NULL) receives the number of the exchange. */
 int pipeline_update_memory(const struct pipeline_options *o, const char *question,
-                           const char *answer, struct error *err);
+                           const char *answer, int64_t *number, struct error *err);
 
 #endif

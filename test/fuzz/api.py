@@ -129,7 +129,7 @@ def templates():
     """
     out = []
     for line in re.findall(r"^(?:[A-Z]+=\$\()?(curl .*)$", open(f"{ROOT}/docs/API.md").read(), re.M):
-        line = re.sub(r"\| sed .*$", "", line).replace("$JOB", "JOB").replace("$BACKUP", "BACKUP").replace("$LIFE", "JOB").replace("$ID", "CALL")
+        line = re.sub(r"\| sed .*$", "", line).replace("$JOB", "JOB").replace("$BACKUP", "BACKUP").replace("$LIFE", "JOB").replace("$ID", "CALL").replace("$MEMORY", "1")
         method, path, body, headers = None, None, None, []
         words = iter(shlex.split(line)[1:])
         for w in words:
@@ -541,7 +541,7 @@ class Target:
         self.prepare()
         options = ["--host", "127.0.0.1", "--port", "0", "--json", "--state", "state", "--runs", "runs", "--drain-seconds", "5", "--enable-lora",
                    "--max-loras", "8", "--adapter", "critic=adapters/critic", "--team", f"panel={ROOT}/examples/team.yaml", "--agent", f"helper={ROOT}/examples/agent.yaml", "--no-jobs-idle",
-                   "--knowledge", "knowledge.db"]
+                   "--knowledge", "knowledge.db", "--memory", "memories.db"]
         if tls:
             self.certificate()
             options += ["--tls-cert", "../cert.pem", "--tls-key", "../key.pem"]

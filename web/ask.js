@@ -1,6 +1,7 @@
 // Blackboard: a question to the answer pipeline, and the entries of its agents, shown as they are written.
 import { models, stream } from "./api.js";
 import { Conversations } from "./conversations.js";
+import { Memories } from "./memories.js";
 import { fill, h, labelled, number, option, seconds, show_error } from "./dom.js";
 import { languages, t } from "./words.js";
 
@@ -126,10 +127,13 @@ export function open(root) {
     const bound_select = (name, rows) => h("select", { onchange: (e) => (state[name] = e.target.value) }, rows.map(([id, text]) => option(id, text, state[name])));
     const model = h("select", { onchange: () => (state.model = model.value) });
     const conversation = bound_field("conversation", "input", { maxlength: 40, placeholder: t("conversation_hint"), spellcheck: "false" });
-    const conversations = new Conversations((id) => {
+    const choose = (id, turn) => {
         state.conversation = conversation.value = id;
-        conversations.open(id);
-    });
+        conversations.open(id, turn);
+        if (!id) memories.refresh(); // a deleted conversation takes its memories with it
+    };
+    const conversations = new Conversations(choose), memories = new Memories(choose);
+    conversations.bar.append(memories.element);
     const submit = h("button", { class: "main", type: "submit" });
     const board = h("div", { class: "board" });
     /** `all`: draws the board again, not only the button and the status. */
@@ -163,6 +167,7 @@ export function open(root) {
     answered = () => {
         conversations.id = state.conversation.trim();
         conversations.refresh();
+        memories.refresh();
     };
     answered();
     models().then(({ base, adapters }) => {
@@ -174,5 +179,6 @@ export function open(root) {
         shown = null;
         open.paint = answered = () => {};
         conversations.close();
+        memories.close();
     };
 }

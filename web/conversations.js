@@ -79,8 +79,8 @@ export class Conversations {
 
     /* the open conversation */
 
-    /** Shows the last exchanges of a conversation; "": of none. */
-    async open(id) {
+    /** Shows the last exchanges of a conversation, back to the exchange `turn`, which it scrolls to; "": of none. */
+    async open(id, turn) {
         this.id = id;
         this.draw_list();
         const entry = this.entries.find((e) => e.id === id), load = ++this.loads;
@@ -93,20 +93,27 @@ export class Conversations {
         fill(this.history, h("div", { class: "row" }, title, h("span", { class: "space" }),
             h("button", { type: "button", onclick: () => this.rename(entry) }, t("rename")),
             h("button", { type: "button", onclick: () => this.remove(entry) }, t("delete"))), this.earlier, this.list_node);
-        return this.load_earlier(entry, load);
+        do if (!await this.load_earlier(entry, load)) return;
+        while (turn < this.first && !this.earlier.hidden);
+        const node = this.list_node.querySelector(`[data-number="${turn}"]`);
+        node?.scrollIntoView({ block: "center" });
+        node?.focus({ preventScroll: true });
     }
 
+    /** Returns whether the exchanges are on the page. */
     async load_earlier(entry, load) {
         const after = Math.max(this.first - 1 - PAGE, entry.last - entry.exchanges);
         try {
             const { data } = await json(`${path_of(entry.id)}?after=${after}&limit=${this.first - 1 - after}`);
-            if (this.closed || load !== this.loads) return;
-            this.list_node.prepend(...data.filter((x) => x.number < this.first).map((x) => h("li", null, x.at && h("small", null, date_time(x.at)),
+            if (this.closed || load !== this.loads) return false;
+            this.list_node.prepend(...data.filter((x) => x.number < this.first).map((x) => h("li", { "data-number": x.number, tabindex: -1 }, x.at && h("small", null, date_time(x.at)),
                 h("p", { class: "question" }, x.user), h("p", { class: "full-text" }, x.assistant))));
             this.first = after + 1;
             this.earlier.hidden = after <= entry.last - entry.exchanges;
+            return true;
         } catch (e) {
             if (!this.closed) show_error(e);
+            return false;
         }
     }
 

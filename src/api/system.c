@@ -71,12 +71,13 @@ static void system_handle(void *ctx, struct exchange *x) {
     struct http_stats h = http_stats(s->http);
     json_t *http = json_pack("{s:i,s:i,s:I,s:I}", "open", h.open, "streams", h.streams, "requests",
                              (json_int_t)h.requests, "bytes_out", (json_int_t)h.bytes_out);
-    exchange_reply_json(
-        x, 200,
-        json_pack("{s:s,s:I,s:I,s:b,s:o,s:o,s:o,s:o,s:o,s:o}", "version", SHOAL_VERSION, "started",
-                  (json_int_t)s->started, "now", (json_int_t)time(NULL), "feedback",
-                  s->options->feedback, "kernels", kernels_json(s), "model", model_json(s), "batch",
-                  batch_json(s), "memory", memory_json(s), "bases", bases_json(s), "http", http));
+    exchange_reply_json(x, 200,
+                        json_pack("{s:s,s:I,s:I,s:b,s:b,s:o,s:o,s:o,s:o,s:o,s:o}", "version",
+                                  SHOAL_VERSION, "started", (json_int_t)s->started, "now",
+                                  (json_int_t)time(NULL), "feedback", s->options->feedback,
+                                  "memories", s->options->memory != NULL, "kernels",
+                                  kernels_json(s), "model", model_json(s), "batch", batch_json(s),
+                                  "memory", memory_json(s), "bases", bases_json(s), "http", http));
 }
 
 /* adapters */

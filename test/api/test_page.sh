@@ -63,7 +63,7 @@ serve() {
 serve locked --api-key sk-of-the-test --no-feedback
 locked_url=$url
 printf 'tools: clock\nmax_steps: 1\nmax_tokens: 16\nthought_tokens: 16\n' >"$tmp/helper.yaml"
-serve plain --runs "$tmp/runs" --adapter critic="$tmp/critic" --adapter newer="$tmp/newer" --team careful=examples/team.yaml --agent "$tmp/helper.yaml"
+serve plain --runs "$tmp/runs" --memory "$tmp/memories.db" --adapter critic="$tmp/critic" --adapter newer="$tmp/newer" --team careful=examples/team.yaml --agent "$tmp/helper.yaml"
 
 # ---- the files of the page, with curl
 if command -v curl >/dev/null 2>&1; then

@@ -464,7 +464,7 @@ await check("blackboard: entries appear on it, the answer above", async () => {
 });
 
 await check("blackboard: conversations are restored after a reload, searched, renamed and deleted", async () => {
-    const q = await page_of(await context({}), "ask"), links = q.locator("aside a"), exchanges = q.locator(".exchanges li");
+    const q = await page_of(await context({}), "ask"), links = q.locator("aside .item-list a"), exchanges = q.locator(".exchanges li");
     const ask = async (text) => {
         await q.getByRole("textbox", { name: "Question" }).fill(text);
         await q.getByRole("button", { name: "Ask the team" }).click();
@@ -492,15 +492,68 @@ await check("blackboard: conversations are restored after a reload, searched, re
     await q.getByRole("searchbox").fill("nothing like it");
     await q.getByText("Nothing found.").waitFor();
     await q.getByRole("searchbox").fill("");
-    await q.getByRole("button", { name: "Rename" }).click();
+    await q.locator(".exchanges").getByRole("button", { name: "Rename" }).click();
     await q.getByRole("dialog").getByLabel("Title").fill("<b>空</b>");
     await q.getByRole("dialog").getByRole("button", { name: "Rename" }).click();
     await links.filter({ hasText: "<b>空</b>" }).waitFor();
-    await q.getByRole("button", { name: "Delete" }).click();
+    await q.locator(".exchanges").getByRole("button", { name: "Delete" }).click();
     await q.getByRole("dialog").getByRole("button", { name: "Delete" }).click();
     await links.nth(1).waitFor({ state: "detached" });
     assert.deepEqual((await api("/v1/conversations")).data.map((c) => c.title), ["Hello there"]);
     assert.equal(await q.getByLabel("Conversation", { exact: true }).inputValue(), "");
+    await q.context().close();
+});
+
+await check("blackboard: memories are listed with their source, deleted, undone, and go with their conversation", async () => {
+    const q = await page_of(await context({}), "ask"), list = q.getByRole("region", { name: "Memories" }), items = list.locator("li");
+    const tell = (question, conversation) => api("/v1/ask", { question, conversation, agents: 1, iterations: 1, max_tokens: 4 });
+    const confirm = async (name) => q.getByRole("dialog").getByRole("button", { name }).click();
+    await list.getByText("No memories yet.").waitFor();
+    await tell("I live in Osaka.", "facts & <b>");
+    for (let i = 0; i < 24; i++) await tell(`${i} 富士山?`, "facts & <b>");
+    await tell("I have a cat called Momo. I like tea.", "facts & <b>");
+    await tell("My name is Anna.", "more");
+    await q.reload();
+    await items.filter({ hasText: "Osaka" }).waitFor();
+    assert.equal(await items.count(), (await api("/v1/memories")).data.length);
+    const osaka = items.filter({ hasText: "Osaka" });
+    assert.match(await osaka.textContent(), /residence · \d{4}-\d\d-\d\d .* · exchange 1 of “facts & <b>”/);
+    await osaka.getByRole("link").click(); // the oldest of 26 exchanges: two pages are loaded
+    await q.locator('.exchanges li[data-number="1"]', { hasText: "I live in Osaka." }).waitFor();
+    await q.waitForFunction(() => document.activeElement.dataset.number === "1");
+    assert.equal(await q.locator(".exchanges li").count(), 26);
+    assert.deepEqual(await q.evaluate(faults), []);
+    await q.screenshot({ path: join(shots, "memories.png"), fullPage: true });
+    await items.filter({ hasText: "Anna" }).getByRole("button").click();
+    await confirm("Cancel");
+    await q.getByRole("dialog").waitFor({ state: "detached" });
+    assert.equal(await items.filter({ hasText: "Anna" }).count(), 1);
+    await items.filter({ hasText: "Anna" }).getByRole("button", { name: "Delete: Anna" }).click();
+    await confirm("Delete");
+    await list.getByText("Memory deleted: Anna").waitFor();
+    await items.filter({ hasText: "Anna" }).waitFor({ state: "detached" });
+    await tell("I live in Kyoto.", "more");
+    await q.reload();
+    await items.filter({ hasText: "Kyoto" }).waitFor();
+    assert.equal(await items.filter({ hasText: "Osaka" }).count(), 0);
+    await list.getByRole("button", { name: "Undo last change" }).click();
+    await osaka.waitFor();
+    assert.equal(await items.filter({ hasText: "Kyoto" }).count(), 0);
+    await q.setViewportSize({ width: 375, height: 720 });
+    assert.deepEqual(await q.evaluate(faults), []);
+    await q.screenshot({ path: join(shots, "memories-375.png"), fullPage: true });
+    await q.setViewportSize({ width: 1280, height: 800 });
+    await osaka.getByRole("link").click();
+    await q.locator(".exchanges").getByRole("button", { name: "Delete" }).click();
+    await confirm("Delete");
+    await list.getByText("No memories yet.").waitFor();
+    assert.deepEqual((await api("/v1/memories?ended=true")).data, []);
+    const evil = '<img src=x onerror="document.title=1">';
+    await q.route("**/v1/memories?*", (r) => r.fulfill({ json: { data: [{ id: 1, attribute: evil, value: evil, text: evil, source: { conversation: evil, turn: 1, time: evil } }] } }));
+    await q.reload();
+    await items.filter({ hasText: `exchange 1 of “${evil}”` }).waitFor();
+    assert.equal(await q.locator("main img").count(), 0, "markup in a memory is no text");
+    await api("/v1/conversations/more", null, "DELETE");
     await q.context().close();
 });
 

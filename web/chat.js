@@ -1,6 +1,7 @@
 // Chat: a conversation with one model, or with two models that get the same messages.
 import { ApiError, events, json, models } from "./api.js";
 import { bar_table, fill, h, labelled, load, number, option, save, seconds, show_error, svg, tooltip } from "./dom.js";
+import { Steps } from "./steps.js";
 import { t } from "./words.js";
 
 const TOP_LOGPROBS = 5; // requested alternatives per token
@@ -13,8 +14,8 @@ const sampling_fields = [ // fields of a request; an empty field leaves the serv
 
 /*
  * columns: [{model, messages}]; the second is shown if `two`. A message is {role, content}. A reply
- * also has: thoughts (the turns of a team or, if `reasoned`, the model's reasoning); tokens of the
- * content [[text, logprob, [[text, logprob], …]], …]; stats {first, speed, n, finish}; error; id, at
+ * also has: thoughts (the turns of a team or, if `reasoned`, the model's reasoning); steps of an
+ * agent as the server sends them, and its confidence; tokens of the content [[text, logprob, [[text, logprob], …]], …]; stats {first, speed, n, finish}; error; id, at
  * (time) and arm (variant of an A/B test) from the server; rating and correction by the user. `node`
  * and `live` belong to the screen and are not stored.
  */
@@ -72,8 +73,10 @@ async function reply(column, m, signal) {
             if (v.id) [m.id, m.at] = [v.id, v.created];
             if (v.usage) usage = v.usage;
             if (choice?.finish_reason) m.stats.finish = choice.finish_reason;
-            const { content, reasoning_content } = choice?.delta ?? {}, tokens = choice?.logprobs?.content ?? [];
-            if (reasoning_content) {
+            const { content, reasoning_content } = choice?.delta ?? {}, { step, agent } = choice?.shoal ?? {}, tokens = choice?.logprobs?.content ?? [];
+            if (step) (m.steps ??= []).push(step);
+            if (agent) m.confidence = agent.calibrated ?? agent.confidence;
+            if (reasoning_content && !column.model.startsWith("agent:")) { // the steps of an agent have its reasoning
                 m.thoughts = (m.thoughts ?? "") + reasoning_content;
                 m.reasoned = !column.model.startsWith("team:");
             }
@@ -81,7 +84,7 @@ async function reply(column, m, signal) {
                 m.content += content;
                 add_tokens(m, tokens, decoder);
             }
-            if (content || (reasoning_content && m.reasoned)) {
+            if (content || step || (reasoning_content && m.reasoned)) {
                 last = performance.now();
                 first ||= last;
                 m.stats.n = (m.stats.n ?? 0) + tokens.length;
@@ -222,13 +225,14 @@ class ReplyText {
 function message_node(m) {
     if (m.role === "user") return h("article", { class: "user" }, m.content);
     const text = new ReplyText(), footer = h("footer"), turns = h("pre");
-    const summary = h("summary"), thoughts = h("details", { class: "team-turns" }, summary, turns);
-    const node = h("article", { class: "reply" }, thoughts, text.element, footer);
+    const summary = h("summary"), steps = new Steps(), thoughts = h("details", { class: "team-turns" }, summary, turns);
+    const node = h("article", { class: "reply" }, thoughts, steps.element, text.element, footer);
     node.paint = () => {
         const follow = node.parentNode && near_end(node.parentNode);
         thoughts.hidden = !m.thoughts;
         summary.textContent = t(m.reasoned ? "reasoning" : "turns");
         if (turns.textContent !== (m.thoughts ?? "")) turns.textContent = m.thoughts ?? "";
+        steps.paint(m);
         text.paint(m);
         node.setAttribute("aria-busy", String(!!m.live));
         node.classList.toggle("live", !!m.live);

@@ -208,15 +208,17 @@ await check("a reply is shown, with its statistics", async () => {
     assert.equal(Number(/\d+/.exec(stats)[0]) <= 200, true);
 });
 
+/** A chat server that waits for the test between its chunks: window.say(text). */
+const scripted_chat = (q) => q.evaluate(() => {
+    const real = window.fetch;
+    window.fetch = async (path, o) => !path.includes("completions") ? real(path, o) : new Response(new ReadableStream({
+        start: (c) => (window.say = (text) => c.enqueue(new TextEncoder().encode(text))) }));
+});
+
 await check("text is shown while it is generated", async () => {
     const q = await page_of(await context()); // tabs of one browser share their storage
     await q.locator('.picker option[value="fry-1"]').waitFor({ state: "attached" });
-    await q.evaluate(() => {
-        // A server that waits for the test between its chunks.
-        const real = window.fetch;
-        window.fetch = async (path, o) => !path.includes("completions") ? real(path, o) : new Response(new ReadableStream({
-            start: (c) => (window.say = (text) => c.enqueue(new TextEncoder().encode(text))) }));
-    });
+    await scripted_chat(q);
     await q.getByText("New conversation").click();
     await chat(q, "hello");
     const say = (text) => q.evaluate((all) => window.say(all), text);
@@ -320,7 +322,7 @@ await check("a team's turns can be unfolded", async () => {
     await p.locator(".picker select").selectOption("team:careful");
     await chat(p, "3 + 4 = ?");
     await ended(reply(p));
-    await reply(p).locator("summary").click();
+    await reply(p).locator(".team-turns summary").click();
     const turns = await reply(p).locator("pre").textContent();
     for (const name of ["doubter", "実務家", "explorer"]) assert.ok(turns.includes(name + ":"), turns);
     await p.screenshot({ path: join(shots, "team.png") });
@@ -332,11 +334,57 @@ await check("an agent's steps can be unfolded", async () => {
     await p.locator(".picker select").selectOption("agent:helper");
     await chat(p, "3 + 4 = ?");
     await ended(reply(p));
-    assert.equal(await reply(p).locator(".error").count(), 0);
-    await reply(p).locator("summary").click();
-    assert.match(await reply(p).locator("pre").textContent(), /^thought: /);
+    assert.equal(await reply(p).locator("footer .error").count(), 0);
+    const tree = reply(p).locator(".steps"), steps = tree.locator("li"), closed = () => tree.locator("details[open]").count();
+    assert.match(await tree.locator("> summary").textContent(), /^Steps: 1 · Confidence [\d.< ]+ %$/);
+    assert.equal(await closed() + (await tree.evaluate((e) => +e.open)), 0, "the tree is not collapsed");
+    await tree.locator("> summary").click();
+    assert.deepEqual(await steps.locator("summary b").allTextContents(), ["answer"]);
+    assert.match(await steps.nth(0).locator("summary small").textContent(), /^ [\d.< ]+ % · [\d.]+ m?s$/);
+    assert.equal(await closed(), 0, "a step is not collapsed");
+    await p.keyboard.press("Tab"); // the focus is on the summary of the tree
+    await p.keyboard.press("Enter");
+    await steps.nth(0).getByText("Thought").waitFor();
+    assert.match(await steps.nth(0).locator("pre").textContent(), /\S/);
+    assert.deepEqual(await steps.nth(0).locator(".bars code").allTextContents().then((all) => all.sort()), ["answer", "clock"]);
+    assert.equal(await reply(p).locator(".team-turns").isVisible(), false);
+    await p.reload();
+    await steps.locator("summary b", { hasText: "answer" }).waitFor({ state: "attached" }); // stored with the chat
     await p.locator(".picker select").selectOption("fry-1");
     await p.getByText("New conversation").click();
+});
+
+await check("an agent's steps appear as they arrive, and stay unfolded", async () => {
+    const q = await page_of(await context({})), evil = '<img src=x onerror="document.title=1">', tree = reply(q).locator(".steps"), steps = tree.locator("li");
+    await scripted_chat(q);
+    await q.locator(".picker select").selectOption("agent:helper");
+    await chat(q, "where?");
+    await q.waitForFunction(() => window.say);
+    const chunk = (delta, shoal) => q.evaluate((all) => window.say(all), `data: ${JSON.stringify({ choices: [{ index: 0, delta, shoal }] })}\n\n`);
+    const many = Object.fromEntries(Array.from({ length: 9 }, (_, i) => [`tool${i}`, 0.02 * i]));
+    const call = { thought: "look", tool: "files__read", arguments: { path: evil }, observation: evil, failed: true, seconds: 0.25, probabilities: { ...many, files__read: 0.001, answer: 0.2 } };
+    await chunk({ reasoning_content: "thought: look\n" }, { step: call });
+    await tree.locator("> summary", { hasText: "Steps: 1" }).click();
+    await steps.locator("summary").click();
+    assert.deepEqual(await steps.locator("pre").allTextContents(), ["look", JSON.stringify({ path: evil }, null, 1), evil]);
+    assert.equal(await steps.locator("summary").textContent(), "files__readfailed 0.1 % · 250 ms");
+    assert.deepEqual(await steps.locator(".bars code").allTextContents(), ["answer", "tool8", "tool7", "tool6", "tool5", "files__read"]);
+    assert.equal(await steps.locator(".bars .selected code").textContent(), "files__read");
+    await chunk({}, { step: { ...call, thought: "", tool: null, arguments: null, observation: null, failed: false } });
+    await chunk({ content: "there" });
+    await chunk({}, { agent: { confidence: 0.5, calibrated: 0.75 } });
+    await q.evaluate(() => window.say("data: [DONE]\n\n"));
+    await ended(reply(q));
+    assert.equal(await tree.locator("> summary").textContent(), "Steps: 2 · Confidence 75 %");
+    assert.equal(await steps.nth(0).locator("details").evaluate((e) => e.open), true, "a new step folds the others");
+    assert.equal(await reply(q).locator(".reply-text").textContent(), "there");
+    assert.equal(await q.locator("main img").count(), 0);
+    for (const width of [1280, 375]) {
+        await q.setViewportSize({ width, height: 800 });
+        assert.deepEqual(await q.evaluate(faults), []);
+        await q.screenshot({ path: join(shots, `steps-${width}.png`) });
+    }
+    await q.context().close();
 });
 
 await check("markup from a model is text", async () => {

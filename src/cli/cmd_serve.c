@@ -120,7 +120,6 @@ const struct cli_command cmd_serve = {
         "requests still run 5 seconds later, or after a second signal, it ends without them,\n"
         "with exit status 3.",
     .main_options = "adapter adapter-dir model-dir team agent state api-key max-num-seqs "
-                    "max-model-len max-tokens "
                     "max-memory host port",
     .rows = serve_option_rows,
     .more = (const struct option_table[]){{serve_command_rows, 0},

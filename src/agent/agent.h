@@ -73,7 +73,7 @@ struct agent_tool_options {
     const char *user;       /* whose memories; NULL: "me" */
     const json_t *messages; /* the conversation, whose user messages memory_write reads at each
                                call; NULL: it remembers nothing; borrowed */
-    const struct embedder *embedder; /* of knowledge and memories; NULL: words only; borrowed */
+    const struct embedder *embedder; /* for knowledge and memories; NULL: words only; borrowed */
     const struct agent_team *team;   /* of `ask` and `debate`; borrowed, also its members, which may
                                         be set until the first call */
     const char *root;                /* folder that `read_file` and `list_files` may read */

@@ -135,7 +135,7 @@ static void step_end(struct agent_batch *b, struct agent_run *r) {
 
 /* requests */
 
-/* The seed of what a run samples in its phase. */
+/* The seed of a run's samples in its phase. */
 static uint64_t phase_seed(const struct agent_run *r) {
     return (r->seed << 9) + 4 * (uint64_t)r->n_steps + r->state->phase;
 }
@@ -224,7 +224,7 @@ static void think_end(struct agent_batch *b, struct agent_run *r) {
     s->phase = ANSWER;
 }
 
-/* Samples an index of p[n] at a temperature. */
+/* Samples an index of p[n], at this temperature. */
 static int choice_sample(const double *p, int n, float temperature, uint64_t seed) {
     struct rng rng = rng_make(seed, RNG_SELECT, 0, 0);
     double sum = 0, u = (double)rng_uniform(&rng);

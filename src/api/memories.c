@@ -1,8 +1,8 @@
 /*
  * memories: the long-term memories (memory/memory.h) of the clients, in the store of --memory. The
  * user of the memories is the id of the API key, or "me" for requests without one, as for the tools
- * of agents. What a user says in a stored conversation is learnt; no other text of a conversation
- * is. Deleting a conversation deletes the memories learnt from it.
+ * of agents. It learns from the user's messages in stored conversations, not from other texts.
+ * Deleting a conversation deletes the memories learnt from it.
  *
  * Learning and the deletion of conversations exclude each other, so that no memory remains of an
  * exchange that was deleted while it was read.
@@ -21,9 +21,9 @@ enum {
     DEFAULT_MEMORIES = 100,
     MAX_MEMORIES = 1000, /* in a reply */
     MAX_QUERY_BYTES = 4096,
-    MEMORY_BYTES = 8 << 10, /* of a memory, as JSON tree and as text */
-    EVENT_BYTES = 4 << 10,  /* of an event of the log */
-    MAX_EVENTS = 20000,     /* of a key; then nothing more is learnt */
+    MEMORY_BYTES = 8 << 10, /* for a memory, as JSON tree and as text */
+    EVENT_BYTES = 4 << 10,  /* for an event of the log */
+    MAX_EVENTS = 20000,     /* for a key; then nothing more is learnt */
 };
 static const int64_t MAX_FILE_BYTES = (int64_t)1 << 30;
 static pthread_mutex_t learning = PTHREAD_MUTEX_INITIALIZER;
@@ -133,8 +133,8 @@ static void list_handle(void *ctx, struct exchange *x) {
     access_close(&a);
 }
 
-/* Reads the "ID" that a path begins with; *rest: the part after it. False: there is none, and the
- * reply is sent. */
+/* Reads the "ID" that a path begins with; *rest: the part after it. False: it begins with
+ * other text, and the reply is sent. */
 static bool id_read(struct exchange *x, int64_t *id, const char **rest) {
     const char *text = exchange_wildcard(x);
     char *end;

@@ -3,7 +3,7 @@
  * facts of a table of invented people and towns, which a knowledge base holds.
  *
  * Kinds: `arithmetic` needs one call of the calculator; `lookup` one search; `chain` two searches,
- * of which the second one searches for what the first one found; `sum` two searches and the
+ * the second one for a name that the first one found; `sum` two searches and the
  * calculator; `direct` no tool: these are questions of the easy families. Each question comes with
  * its calls, so that conversations for training can be made of them.
  *

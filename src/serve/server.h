@@ -55,8 +55,8 @@ struct agent_entry {
     char *name;
     struct agent_settings settings;
     struct adapter_mix mix;
-    struct team team; /* of the tools ask and debate; n 0: none */
-    json_t *tools; /* the names of its tools */
+    struct team team; /* for the tools ask and debate; n 0: no team */
+    json_t *tools;    /* the names of its tools */
 };
 
 enum { REQUEST_TRACES_MAX = 256 };

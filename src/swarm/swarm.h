@@ -171,8 +171,8 @@ int debate_run(const struct llm_client *client, const struct agent *team, int n_
                const struct task_item *items, int n_items, const struct debate_options *o,
                struct debate *out, struct progress *p, struct error *err);
 void debate_release(struct debate *d);
-/* The reply of a debate: the final text of a workflow that has one, else the decision, else the last
- * text; "" if there is none. */
+/* The reply of a debate: the final text of a workflow that has one, else the decision, else the
+ * last text, or "". */
 const char *transcript_reply(const struct transcript *t);
 /* The calls of a debate that no agreement ends. The total of debate_run's progress has them; when a
  * debate ends early, debate_run takes the rest off the total. */

@@ -353,7 +353,7 @@ static void test_short_context(void **state) {
     (void)state;
     for (int i = 0; i < 9; i++)
         assert_int_equal(pipeline_update_memory(&options, "次の都市はどこですか？",
-                                                "次の都市は仙台で、その次は盛岡です。", &err),
+                                                "次の都市は仙台で、その次は盛岡です。", NULL, &err),
                          OK);
     for (context_chars = 900; context_chars > 400; context_chars -= 250) {
         script_reset();
@@ -380,7 +380,8 @@ static char *facts_of_line(const char *line, enum fact_source how, const char *j
     options.facts = how;
     script.respond = reply_with_facts;
     assert_int_equal(conversation_clear(options.memory, &err), OK);
-    if (pipeline_update_memory(&options, line, "はい。", &err) != OK) fail_msg("%s", err.text);
+    if (pipeline_update_memory(&options, line, "はい。", NULL, &err) != OK)
+        fail_msg("%s", err.text);
     return json_canonical(json_object_get(conversation_state(options.memory), "facts"));
 }
 
@@ -431,7 +432,7 @@ static void test_memory(void **state) {
     assert_non_null(strstr(script.v[n].messages, "覚えていること：名前：太郎"));
     assert_non_null(strstr(script.v[n].messages, "アシスタント：あなたのお名前は太郎です。"));
     for (int i = 0; i < 8; i++) {
-        assert_int_equal(pipeline_update_memory(&options, "次は？", "はい。", &err), OK);
+        assert_int_equal(pipeline_update_memory(&options, "次は？", "はい。", NULL, &err), OK);
         script_reset();
         script.respond = reply_plain;
     }

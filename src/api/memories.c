@@ -210,6 +210,18 @@ static const char *conversation_of(const char *store_id) {
     return strchr(store_id, '/') + 1;
 }
 
+static int turn_learn(struct access *a, const struct memory_turn *turn, const char *user,
+                      struct error *err) {
+    if (memories_events(a->memories) >= MAX_EVENTS)
+        return error_set(err, ERR_STATE,
+                         "the memories of '%s' have %d changes; 'shoal memory delete' with --user, "
+                         "--store and --all clears them",
+                         user, MAX_EVENTS);
+    json_t *result = memories_learn(a->memories, turn, err);
+    json_decref(result);
+    return result ? OK : err->code;
+}
+
 /* Learns from the last of one or two consecutive exchanges. */
 static int exchange_learn(const struct server *s, const char *store_id, const json_t *exchanges,
                           struct error *err) {
@@ -224,17 +236,12 @@ static int exchange_learn(const struct server *s, const char *store_id, const js
     struct access a;
     char *user = user_of_key(store_id, strcspn(store_id, "/"));
     int rc = access_open_user(&a, s, user, err);
-    if (rc == OK && memories_events(a.memories) >= MAX_EVENTS)
-        rc = error_set(err, ERR_STATE,
-                       "the memories of '%s' have %d changes; 'shoal memory delete' with --user, "
-                       "--store and --all clears them",
-                       user, MAX_EVENTS);
+    if (rc == OK) {
+        rc = turn_learn(&a, &turn, user, err);
+        access_close(&a);
+    }
     free(user);
-    if (rc != OK) return rc;
-    json_t *result = memories_learn(a.memories, &turn, err);
-    json_decref(result);
-    access_close(&a);
-    return result ? OK : err->code;
+    return rc;
 }
 
 void memories_learn_exchange(struct server *s, struct store *store, const char *store_id,

@@ -236,6 +236,7 @@ static bool clause_search(struct extraction *x, const struct buf *clause, bool o
         bool each = rule->flags & RULE_EACH;
         bool note = strcmp(rule->attribute, "note") == 0;
         if ((rule->flags & RULE_NAMED && !fact_is_unnamed(x, rule)) ||
+            (rule->flags & RULE_ALSO && json_array_size(x->facts) == 0) ||
             (other && !(rule->flags & RULE_KIN)) || (note && json_array_size(x->facts) > before) ||
             (!each && !(rule->flags & RULE_ENDS) && done && strcmp(rule->attribute, done) == 0))
             continue;

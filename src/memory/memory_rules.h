@@ -12,7 +12,7 @@
  * the old one; with RULE_ENDS: the value learnt last no longer holds. RULE_EACH: every match of a
  * clause. RULE_KIN: also in a clause whose subject is another person. RULE_NAMED: group 1 is names
  * of the last fact of the message, which must have the attribute and no name yet ("We have a cat.
- * Her name is Ada"). */
+ * Her name is Ada"). RULE_ALSO: only in a message with another fact ("Ann, 43, a plumber"). */
 enum rule_flag {
     RULE_LIST = 1,
     RULE_PAIR = 2,
@@ -22,7 +22,8 @@ enum rule_flag {
     RULE_CORRECTS = 32,
     RULE_EACH = 64,
     RULE_KIN = 128,
-    RULE_NAMED = 256
+    RULE_NAMED = 256,
+    RULE_ALSO = 512
 };
 struct rule {
     const char *attribute;

@@ -191,6 +191,7 @@ static const struct rule en_facts[] = {
     {"family", RULE_NAMED | RULE_KIN,
      I "^(?:(?:he|she) is (?:called|named)|(?:his|her) name is|they are (?:called|named)|their "
        "names are) " NAMES_LIST "(?![\\w'])"},
+    {"name", 0, I "^" NAME " is the name\\b"},
     {"name", 0,
      I "^(?!Anyone|Any|Nothing|Everyone|Someone|Same|Not|New|Over|People|Nobody|Still|It|I|We|Who|"
        "What|Right|Winter|Summer|Student|Mum|Mom|Dad|Newbie|Long|First)(?:it is |this is )?" NAME
@@ -223,7 +224,7 @@ static const struct rule en_facts[] = {
        "|already )*((?:[1-9]\\d|1[01]\\d)|" N_WORD
        ")(?= ?(?:$|[,.!?;)]|\\p{So}|years? (?:old|young|of "
        "age)\\b|y\\.?/?o\\b|now\\b|and\\b|today\\b|"
-       "this\\b|in real life|irl|last\\b|btw|lol|haha|in (?:" MONTH
+       "yesterday\\b|this\\b|in real life|irl|last\\b|btw|lol|haha|in (?:" MONTH
        "|may)\\b|next\\b|but\\b|so\\b|yrs?\\b|still\\b))"},
     {"age", 0, I "^i am an? ((?:[1-9]\\d)|" N_WORD ")[- ]years?[- ]old\\b"},
     {"age", 0, I "^as an? ((?:[1-9]\\d)|" N_WORD ")[- ]years?[- ]old\\b"},
@@ -235,18 +236,22 @@ static const struct rule en_facts[] = {
     {"age", 0,
      I "^(?:i am |i turned |turning .*?|so )?((?:[1-9]\\d)) (?:now|years? (?:old|young)|yo|y/o|yrs "
        "old)" END},
-    {"age", 0, I "^((?:[1-9]\\d))$"},
+    {"age", RULE_ALSO, I "^((?:[1-9]\\d))$"},
     {"age", 0,
      I "^(?:i am )?at ((?:[1-9]\\d))(?=$|,? i (?:am|do not|should|shouldn't|can not|still|have))"},
     {"age", 0, I "^i (?:hit|reached) (?:the big )?((?:[2-9]\\d)) (?:last|this|in|yesterday)\\b"},
 
     {"birthday", 0,
-     I "^(?:my )?(?:birthday|bday|b-day|date of birth|dob) (?:is|falls)(?: on| in)? " DATE},
+     I "^(?:my )?(?:birthday|bday|b-day|date of birth|dob) (?:is|falls)(?: coming up)?(?: on| "
+       "in)? " DATE},
     {"birthday", 0, I "^(?:i (?:was|am) |being )?born (?:[^,]{0,40} )?(?:on )?" DATE},
     {"birthday", 0,
      I "^i was born in ((?:early |late )?" MONTH "(?: (?:of )?\\d{4})?|(?:19|20)\\d\\d)\\b"},
     {"birthday", 0, I "^i (?:celebrate|have) my birthday on " DATE},
 
+    {"residence", 0,
+     I "^(?:my|our) (?:house|flat|home|place|apartment|garden) in " NAME
+       " (?:has|is|needs|does|was|got|came)\\b"},
     {"residence", 0,
      I
      "^(?:i|we) (?:" ADVERB "(?:live|living|reside|settled|dwell|stay permanently)|am " ADVERB
@@ -280,6 +285,7 @@ static const struct rule en_facts[] = {
     {"residence", 0, I "^i (?:am|have been) a (?:" NAME ") resident"},
     {"residence", 0, I "^(?:i )?(?:call|have called) " NAME " home\\b"},
 
+    {"origin", 0, I "^(?:i|we) (?:have )?(?:moved|came) (?:here|over) from " NAME},
     {"origin", 0,
      I "^(?:i|we) (?:am|come|hail|are|" ADVERB "come|am " ADVERB
        ")(?: originally)? (?:from|out of) (?!here|there|work|home\\b|the "
@@ -311,6 +317,10 @@ static const struct rule en_facts[] = {
      I "^i am (?:" ADVERB ")(?:a |an )?" NATIONALITY
        "(?= ?(?:$|[,.!?;)]|\\p{So}|and\\b|by\\b|but\\b|so\\b|originally|myself|living|born))"},
 
+    {"occupation", 0, I "^i (?:earn|make|pay|fund) my [a-z]+ (?:as|by being) (?:an? )?" WORDS END},
+    {"occupation", 0,
+     I "^i (drive (?:trams|buses|taxis|trucks|lorries|trains|cabs|ambulances))\\b"},
+    {"occupation", RULE_ALSO, I "^(" JOB ")(?= (?:in|at|for) (?-i:\\p{Lu}))"},
     {"occupation", 0,
      I "^i (?:" ADVERB "work|am " ADVERB "(?:working|employed)|have (?:been )?" ADVERB
        "(?:worked|working|been employed)|worked)(?: (?:full|part)[- ]time| nights?| days?| here| "
@@ -319,7 +329,8 @@ static const struct rule en_facts[] = {
        "\\s*$|" END ")"},
     {"occupation", 0,
      I "^(?:i (?:am|have been|became|have become|am now|just became)) (?:" ADVERB
-       ")(?:an?|the|your) (?!student|founder)(" JOB ")"},
+       ")(?:an?|the|your) (?!student|founder|(?:decent|good|terrible|bad|great)\\b)(" JOB
+       ")(?! (?:at heart|in my (?:spare|free)))"},
     {"occupation", 0,
      I "^(?:i (?:am|have been)) (?:" ADVERB ")(" JOB ")(?= by (?:trade|profession)|$|,| at| for)"},
     {"occupation", 0,
@@ -346,8 +357,7 @@ static const struct rule en_facts[] = {
        "]{3,20}?|farming)" END},
     {"occupation", 0,
      I
-     "^(?:an? )?(" JOB
-     ")(?=, "
+     "^(?:an? )?(" JOB ")(?=, "
      "(?:night|day|part|full|self|retired|mum|mom|dad|\\d|based|from|living|need|looking|by)\\b)"},
     {"occupation", 0, I "^(?:an? )?(" JOB ") here\\b"},
     {"occupation", 0,
@@ -364,7 +374,7 @@ static const struct rule en_facts[] = {
        "(?:an? |being an? |as an? |in "
        ")?(?!not|to|so|really|very|stress|kill|bor|great|fine|ok|hard|driv)" WORDS END},
     {"occupation", 0,
-     I "^(?:as|being) an? (" JOB ")(?= (?:means|is|makes|teaches|has|taught)\\b|$)"},
+     I "^(?:as|being) an? (" JOB ")(?=,? i\\b| (?:means|is|makes|teaches|has|taught)\\b|$)"},
     {"occupation", 0,
      I "^i (?:make a living|earn my living|make my living) (?:as an? |by |from )?" WORDS END},
     {"occupation", 0, I "^i (?:am|have been) (retired|self-employed|unemployed|a freelancer)" END},
@@ -375,8 +385,11 @@ static const struct rule en_facts[] = {
     {"occupation", 0,
      I "^i (teach "
        "(?!my|you|him|her|them|myself)[^,;.!?:()\\n]{1,40}?)(?=\\s*(?:at|in|to|for)\\b|\\s*$)"},
-    {"occupation", 0, "^(" JOB ")$"},
+    {"occupation", RULE_ALSO, "^(" JOB ")$"},
 
+    {"employer", 0,
+     I "^i (?:run|do|handle|lead|head|design|clean|sell|build|edit|test) [a-z ]{2,25} (?:at|for) "
+       "(?:the )?(" CAP "(?: " CAP "){0,3})" END},
     {"employer", 0,
      I "^i (?:" ADVERB "(?:work|code|drive|teach|am|nurse|cook|manage [a-z]+)|am " ADVERB
        "(?:working|employed)|have " ADVERB "(?:worked|been working|been)|worked|" ADVERB
@@ -386,7 +399,9 @@ static const struct rule en_facts[] = {
        "[^,]{1,40}?| an? (?:" JOB ")| the (?:" JOB "))* "
        "(?:for|at|by|with|over at) (?:the )?((?-i:\\p{Lu}[\\p{L}\\p{N}'’&.-]*)(?: "
        "(?:(?-i:\\p{Lu}[\\p{L}\\p{N}'’&.-]*)|of|and|&|for)){0,5}?)" END},
-    {"employer", 0, I "^(?:i )?(?:just |recently )?joined (?:the )?(" CAP "(?: " CAP "){0,4})" END},
+    {"employer", 0,
+     I "^(?:i )?(?:just |recently )?joined (?:the )?(" CAP "(?: " CAP
+       "){0,4})(?=\\s*(?:$|[,;.!?]|in\\b|last\\b|as\\b|and\\b|this\\b))"},
     {"employer", 0,
      I "^my (?:current |new )?(?:employer|company|workplace|firm) is (?:called )?(?:the )?(" CAP
        "(?: " CAP "){0,4})" END},
@@ -428,12 +443,16 @@ static const struct rule en_facts[] = {
        "postgrad|pupil)(?: [\\p{L} ]{0,30}?)? (?:at|from) (?:the )?(" CAP "(?:(?: of| and)? " CAP
        "){0,4})" END},
 
+    {"family", 0,
+     I "^(?:i|we) (?:live with|care for|look after) my ((?:elderly |old |sick "
+       ")?(?:grand)?(?:mother|father|parents|ma|pa|mum|mom|dad))\\b"},
+    {"family", 0, I "^((?:two|three|four|five) (?:kids|children|sons|daughters))$"},
     {"family", RULE_NAMES | RULE_KIN | RULE_EACH,
      I "\\b(?:my|our) " RELATION
        "(?: is (?:called|named)| is name is| name is|'s name is|’s name is|,? "
        "(?:called|named)|,|:)? (?!I\\b|Is\\b)" NAMES_LIST "(?![\\w])"},
     {"family", RULE_NAMES | RULE_KIN,
-     I "\\b(?:my|our) (?:two|three|four|five) "
+     I "\\b(?:my|our) (?:(?:two|three|four|five) )?"
        "(daughters|sons|boys|girls|kids|brothers|sisters|cousins),? (?:called |named )?" NAMES_LIST
        "(?!\\w)"},
     {"family", RULE_SWAP | RULE_KIN, I "^" NAME "(?:, | is |, who is )my " RELATION "\\b(?! of)"},
@@ -500,6 +519,18 @@ static const struct rule en_facts[] = {
      I "^(?:my|our) (?:[a-z-]+ ){0,1}?((?:" ANIMAL_WORDS
        "))(?= (?:is|was|will|keeps|has|can|won't|does|just|refuses|loves|hates|eats|"
        "and i)\\b)"},
+
+    {"pet", 0,
+     I "^i am (?:the )?(?:proud |happy )?owner of (?:an? )?((?:[a-z-]+ ){0,2}?(?:" ANIMAL_WORDS
+       "))\\b"},
+    {"likes", RULE_LIST,
+     I "^what i (?:love|like|enjoy|adore)(?: the)?(?: most| best)? is (?!when|how|that)" REST},
+    {"likes", 0,
+     I "^i find (?!it\\b|this|that|your|him|her)([\\p{L} ]{3,25}?) "
+       "(?:fascinating|relaxing|delightful|soothing|irresistible)\\b"},
+    {"dislikes", 0,
+     I "^i find (?!it\\b|this|that|your|him|her)([\\p{L} ]{3,25}?) "
+       "(?:unbearable|disgusting|revolting|dreadful|unpleasant|gross)\\b"},
 
     {"likes", RULE_LIST,
      I "^(?:i|we) (?:" ADVERB "(?:love|like|adore|enjoy|dig|prefer)|am " ADVERB
@@ -573,13 +604,16 @@ static const struct rule en_facts[] = {
      I "^(?:the )?(?:one |only |single "
        ")?(?:food|thing|drink|smell|sound|vegetable|dish|flavou?r)s? (?:that )?i "
        "(?:" ADVERB ")?(?:can not (?:stand|abide|bear|eat)|hate|detest|loathe|dislike)(?: most)? "
-                    "(?:is|are) " REST},
+       "(?:is|are) " REST},
     {"dislikes", RULE_LIST,
      I "^my (?:least favou?rite|most hated|pet peeve|pet hate)(?: [\\p{L} ]{1,30}?)? "
        "(?:is|are) " REST},
     {"dislikes", RULE_LIST,
      I "^" WORDS " (?:makes? me (?:gag|sick|retch)|grosses? me out|turns? my stomach)\\b"},
 
+    {"allergy", RULE_LIST,
+     I "^i (?:break out in|get|come out in) (?:hives|a rash) (?:when i (?:eat|touch|drink)|from|if "
+       "i (?:eat|touch)) " REST},
     {"allergy", RULE_LIST,
      I "\\bi (?:am|have (?:always |long )?been|was diagnosed as|turned out to be|became) " ADVERB
        "(?:and [a-z]+ly )?allergic to (?:is "
@@ -664,7 +698,7 @@ static const struct rule en_facts[] = {
        "myself|learned|learnt)[^.;]*?|\\G(?!^)[^.;]*?)\\b" LANGUAGE},
     {"language", RULE_EACH,
      I "(?:^i (?:can )?(?:" ADVERB ")?(?:get by|converse|hold a conversation|manage|chat) "
-                                   "in\\b[^.;]*?|\\G(?!^)[^.;]*?)\\b" LANGUAGE},
+       "in\\b[^.;]*?|\\G(?!^)[^.;]*?)\\b" LANGUAGE},
     {"language", 0,
      I "^my " LANGUAGE
        " is (?:fluent|good|decent|excellent|pretty|quite|rusty but|near|okay|passable|"
@@ -688,7 +722,7 @@ static const struct rule en_facts[] = {
     {"skill", RULE_LIST,
      I
      "^i am (?:" ADVERB ")(?:good|great|excellent|skilled|skilful|handy|decent|brilliant|"
-                        "proficient|experienced|confident|an "
+     "proficient|experienced|confident|an "
      "expert|a dab hand|trained|a whizz|a wizard) (?:at|in|with) (?!it\\b|this\\b|that\\b|" LANGUAGE
      ")" REST},
     {"skill", 0,
@@ -703,6 +737,7 @@ static const struct rule en_facts[] = {
        "]+?|(?:pilot's?|forklift|hgv|lorry|boat|scuba|diving|motorbike|motorcycle|sailing) "
        "licen[cs]e)" END},
 
+    {"hobby", 0, I "^i do (amateur [\\p{L} ]{3,25}?)" END},
     {"hobby", RULE_LIST,
      I "^my (?:(?:main|favou?rite|biggest|only|new|current|other|big|great|all-time) "
        ")*(?:hobby|hobbies|pastimes?|pass-time|leisure activit(?:y|ies)) "
@@ -758,6 +793,10 @@ static const struct rule en_facts[] = {
        ")?(collect (?!my\\b|the\\b|it\\b|data|from|them|you|a pension)[^,;.!?()\\n]{3,40}?)" END},
 
     {"owns", 0,
+     I "^(?:i|we) (?:have )?(?:" ADVERB "(?:got (?:myself|ourselves)|treated (?:myself|ourselves) "
+       "to|inherited|own)) (?:an? )(?![^,.]*\\b(?:" ANIMAL_WORDS
+       ")\\b)([\\p{L}\\p{N}'-]+(?: [\\p{L}\\p{N}'-]+){0,3}?)" END},
+    {"owns", 0,
      I "^(?:my|our) "
        "(?!(?:Mum|Mom|Dad|God|Name|English|French|German|Spanish|Friend)\\b)((?-i:(?:\\p{Lu}[\\p{L}"
        "\\p{N}-]+)(?: (?:\\p{Lu}[\\p{L}\\p{N}-]*|\\d[\\p{L}\\p{N}]*)){1,3}))(?= "
@@ -787,7 +826,7 @@ static const struct rule en_facts[] = {
        "burner|vineyard|orchard|allotment|garden|field|"
        "workshop|barn|plot|woodland|smallholding|beetle|lute|accordion|banjo|saxophone|trumpet|"
        "drone|synth(?:esi[sz]er)?|typewriter|aquarium|beach hut|shed|holiday home|land rover)(?: "
-       "(?-i:\\p{Lu})[\\p{L}\\p{N}]*)?)\\b(?! "
+       "(?-i:[\\p{Lu}\\d])[\\p{L}\\p{N}]*)?)\\b(?! "
        "(?:accident|crash|payment|loan|trip|tour|ride|show|lesson|problem|test|interview|rental|"
        "insurance|appointment|service booked|race|centre|center|party|work|path))"},
     {"owns", 0,
@@ -795,6 +834,7 @@ static const struct rule en_facts[] = {
        "|second-hand |red |blue |white |black )*" CAP
        "(?: [\\p{Lu}\\d][\\p{L}\\p{N}-]*){0,3})" END},
 
+    {"goal", 0, I "^i am (?:" ADVERB ")(working towards? (?!it\\b|this)[^,;.!?()\\n]{3,50}?)" END},
     {"goal", 0,
      I "^(?:my|the) "
        "(?:(?:main|big|biggest|long-term|ultimate|personal|next|new|current|one|only|life|lifelong|"
@@ -1077,6 +1117,10 @@ static const struct refusal en_expand[] = {
                 "adore|enjoy) (?:them|it)\\b"},
     {"they", "(?i)\\b(?:people|someone|anyone|somebody|those|folks|women|men|friend|user|person|"
              "student|guest|kid)s? (?:who|that)\\b"},
+    {"I am now $1, ",
+     "(?i)(?:^|: ?)([1-9]\\d), (?=(?:[\\p{L}]+ "
+     "(?:born|based|native)|born|from|based|living|single|married|divorced|widowed|male|"
+     "female|retired|mother|father|mum|mom|dad)\\b)"},
     {"I speak ",
      "(?i)\\b(?:I )?(?:grew up|was raised) (?:bi|tri|multi)lingual[,:]? (?:in |with |speaking )?"},
     {"I speak ", "(?i)\\bI am (?:bi|tri|multi|quadri)lingual\\s*[:,(]\\s*(?=[A-Z])"},
@@ -1110,7 +1154,8 @@ static const struct refusal en_expand[] = {
     {" is",
      "(?i)(?<=name|that|it|here|there|birthday|bday|hobby|goal|dream|job)(?<=[a-z])'?s\\b(?<='s)"},
     {"I $1", "(?i)^(?:honestly,? |ugh,? |yeah,? |yes,? |so,? |and |but |oh,? |no,? |btw,? |also,? "
-             "|fyi,? |well,? |tbh,? |just |hi,? |hey,? )*\\b(can not (?:stand|bear)|moved to|moved "
+             "|fyi,? |well,? |tbh,? |just |hi,? |hey,? )*\\b(can not (?:stand|bear|get enough "
+             "of|live without)|moved to|moved "
              "from|am allergic|live in|lived in|work (?:as|for|at|in)|love "
              "(?!letters?|story|stories|songs?|it|you|is|that|this)|hate (?!it|that|this|to)|adore "
              "(?!it)|own an?|got (?:an?|two|three) (?=[a-z]+ (?:called|named))|grew up in|was "
@@ -1167,6 +1212,7 @@ static const struct refusal en_asked[] = {
     {"I work as ", I "\\b(?:what do you do (?:for|as)|your (?:job|occupation|profession)|line of "
                      "work)\\b[^.!]*\\?"},
     {"I am allergic to ", I "\\b(?:allergies|allergic)\\b[^.!]*\\?"},
+    {"I am ", I "\\b(?:dietary|diet\\b|eat meat|vegetarian)[^.!]*\\?"},
     {"my hobby is ", I "\\b(?:your hobb|hobbies|free time|spare time|for fun)\\w*\\b[^.!]*\\?"},
     {"I have ", I "\\b(?:pets|a pet|siblings|children|kids)\\b[^.!]*\\?"},
     {"I work for ", I "\\b(?:who do you work for|which company|where do you work)\\b[^.!]*\\?"},
@@ -1288,7 +1334,9 @@ const struct memory_rules memory_rules_en = {
     .question =
         I "^(?!(?:please |hey |ok |so )*(?:can|could|will|would) you (?:please |also "
           ")?(?:remember|note|keep in "
-          "mind|make a note)\\b)(?:(?s:.*)[?？][^\\p{L}]*$|(?:so |and |but |ok |hey |hi "
+          "mind|make a note)\\b)(?!what i "
+          "(?:love|like|enjoy|adore)\\b(?!.*[?？]))(?:(?s:.*)[?？][^\\p{L}]*$|(?:so |and |but |ok "
+          "|hey |hi "
           ")*(?:what|who|where|when|why|how|which|do|does|did|is|are|can|could|would|should|"
           "am|was|were|will) "
           "(?:i|my|you|it|the|this|that|we|there|they|he|she|is|are|do|does|should|would|can|"

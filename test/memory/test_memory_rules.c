@@ -2,8 +2,9 @@
  * test_memory_rules: precision and recall of the rules that find facts about a user, on the
  * labelled conversations of test/cases/memories-*.jsonl.
  *
- * The rules were written with memories-dev.jsonl; memories-held-out.jsonl was written by another
- * person and measures them. A case is {id, lang, trap, turns: [{role, content}], facts:
+ * The rules were written with memories-dev.jsonl and memories-messages.jsonl, in rounds: each round
+ * of messages measured the rules before they were changed. memories-held-out.jsonl was written by
+ * another person and measures them. A case is {id, lang, trap, turns: [{role, content}], facts:
  * [{attribute, value}]}: the facts that hold after all turns. Values are equal after NFKC, case
  * folding and without spaces, punctuation and articles; a value that contains the right one and is
  * little longer counts as well. `test_memory_rules --show FILE` prints every difference.
@@ -187,6 +188,11 @@ static void test_development(void **state) {
     file_check("test/cases/memories-dev.jsonl", DEV_PRECISION, DEV_RECALL);
 }
 
+static void test_messages(void **state) {
+    (void)state;
+    file_check("test/cases/memories-messages.jsonl", DEV_PRECISION, DEV_RECALL);
+}
+
 static void test_held_out(void **state) {
     (void)state;
     file_check("test/cases/memories-held-out.jsonl", HELD_OUT_PRECISION, HELD_OUT_RECALL);
@@ -194,9 +200,9 @@ static void test_held_out(void **state) {
 
 /* The cost of a message is bounded, and no message makes the rules fail. */
 static void test_hostile(void **state) {
-    static const char *const parts[] = {"I am a ", "my sister ", "私は",      "我",
-                                        "、",      ", and ",     "I like a ", "\"I ",
-                                        "(",       "\xff",       "好きが",    "喜欢"};
+    static const char *const parts[] = {
+        "I am a ", "my sister ", "私は",   "我",   "、", ", and ",  "I like a ", "\"I ",
+        "(",       "\xff",       "好きが", "喜欢", "a",  "my old ", "毎日",      "我家有"};
     (void)state;
     for (size_t i = 0; i < ARRAY_LEN(parts); i++) {
         struct buf text = {0};
@@ -219,6 +225,7 @@ int main(int argc, char **argv) {
     }
     const struct CMUnitTest tests[] = {
         cmocka_unit_test(test_development),
+        cmocka_unit_test(test_messages),
         cmocka_unit_test(test_held_out),
         cmocka_unit_test(test_hostile),
     };

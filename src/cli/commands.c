@@ -22,6 +22,7 @@ static const struct {
     {"train:", &cmd_train},
     {NULL, &cmd_synth},
     {NULL, &cmd_grow},
+    {NULL, &cmd_sleep},
     {NULL, &cmd_adapter},
     {NULL, &cmd_pretrain},
     {"debate and evolve:", &cmd_debate},

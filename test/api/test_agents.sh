@@ -10,22 +10,14 @@ tmp=$(mktemp -d) || exit 1
 trap 'rm -rf "$tmp"' EXIT
 export SHOAL_CONFIG='' SOURCE_DATE_EPOCH=1790000000 HOME="$tmp"
 SHOAL=${SHOAL:-build/shoal} TMP_DIR=$tmp python3 - <<'END'
-import atexit, concurrent.futures, http.client, json, os, signal, subprocess, sys, time, traceback, urllib.parse
+import concurrent.futures, functools, json, os, signal, subprocess, sys, time, traceback
 
-shoal, tmp, model = os.environ["SHOAL"], os.environ["TMP_DIR"], "models/fry"
-failed = []
+sys.path.insert(0, "test/api")
+import server
+from server import check, failed
 
-
-def check(name, good, why=""):
-    print(f"ok {name}" if good else f"not ok {name}: {str(why)[:600]}", flush=True)
-    if not good:
-        failed.append(name)
-
-
-def run(*args):
-    r = subprocess.run([shoal, *args], capture_output=True, text=True, timeout=120)
-    assert r.returncode == 0, r.stderr
-    return r.stdout
+shoal, tmp, model = server.SHOAL, server.TMP, "models/fry"
+run = functools.partial(server.run, timeout=120)
 
 
 def write(name, text):
@@ -34,51 +26,13 @@ def write(name, text):
     return f"{tmp}/{name}"
 
 
-class Server:
+class Server(server.Server):
     def __init__(self, name, *args):
-        self.p = subprocess.Popen([shoal, "serve", model, "--json", "--quiet", "--exact", "--port", "0", "--state", f"{tmp}/{name}", *args],
-                                  stdout=subprocess.PIPE, stderr=open(f"{tmp}/{name}.err", "a+"), text=True)
-        atexit.register(self.p.kill)  # has no effect if the process has ended
-        line = self.p.stdout.readline()
-        assert line, open(f"{tmp}/{name}.err").read()
-        self.host = urllib.parse.urlparse(json.loads(line)["listening"]).netloc
-
-    def open(self, path, body=None):
-        c = http.client.HTTPConnection(self.host, timeout=120)
-        c.request("GET" if body is None else "POST", path, None if body is None else json.dumps(body))
-        return c
-
-    def call(self, path, body=None):
-        c = self.open(path, body)
-        r = c.getresponse()
-        v = json.loads(r.read())
-        c.close()
-        return r.status, v
+        super().__init__(name, model, "--exact", *args)
 
     def stream(self, body):
-        c = self.open("/v1/chat/completions", {**body, "stream": True, "stream_options": {"include_usage": True}})
-        r = c.getresponse()
-        assert r.status == 200 and r.getheader("Content-Type") == "text/event-stream", (r.status, r.read())
-        events = (line.decode().rstrip("\n")[6:] for line in iter(r.readline, b"") if line.startswith(b"data: "))
-        return c, (e if e == "[DONE]" else json.loads(e) for e in events)
-
-    def running(self):
-        figures = self.call("/v1/metrics")[1]
-        return sum(s["value"] for n in ("running", "waiting") for s in figures[f"vllm:num_requests_{n}"]["series"])
-
-    def waits_until_busy(self):
-        end = time.time() + 20
-        while time.time() < end and not self.running():
-            time.sleep(0.01)
-        return time.time() < end
-
-    def waits_until_idle(self):
-        """Whether, within 20 seconds, 8 polls in a row find no request: longer than the pause between two steps."""
-        end, still = time.time() + 20, 0
-        while time.time() < end and still < 8:
-            still = 0 if self.running() else still + 1
-            time.sleep(0.05)
-        return still == 8
+        c, events = super().stream("/v1/chat/completions", {**body, "stream_options": {"include_usage": True}})
+        return c, (data for _, data in events)
 
 
 def exact(v):

@@ -8,81 +8,18 @@ command -v python3 >/dev/null 2>&1 || { echo "skip ask: python3 is not installed
 tmp=$(mktemp -d) || exit 1
 trap 'rm -rf "$tmp"' EXIT
 SHOAL=${SHOAL:-build/shoal} TMP_DIR=$tmp python3 - <<'END'
-import atexit, concurrent.futures, http.client, json, os, signal, sqlite3, subprocess, sys, time, traceback, urllib.parse
+import concurrent.futures, json, signal, sqlite3, sys, traceback
 
-shoal, tmp, model = os.environ["SHOAL"], os.environ["TMP_DIR"], "test/models/fry-1"
-failed = []
+sys.path.insert(0, "test/api")
+import server
+from server import check, failed, run
 
-
-def check(name, good, why=""):
-    print(f"ok {name}" if good else f"not ok {name}: {str(why)[:600]}", flush=True)
-    if not good:
-        failed.append(name)
+tmp, model = server.TMP, "test/models/fry-1"
 
 
-def run(*args):
-    r = subprocess.run([shoal, *args], capture_output=True, text=True)
-    assert r.returncode == 0, r.stderr
-    return r.stdout
-
-
-class Server:
+class Server(server.Server):
     def __init__(self, state, *more):
-        self.p = subprocess.Popen([shoal, "serve", model, "--json", "--quiet", "--exact", "--port", "0", "--state", f"{tmp}/{state}",
-                                   "--team", "panel=examples/team.yaml", f"crowd={tmp}/crowd.yaml", *more],
-                                  stdout=subprocess.PIPE, stderr=open(f"{tmp}/{state}.err", "a+"), text=True)
-        atexit.register(self.p.kill)  # has no effect if the process has ended
-        self.address = urllib.parse.urlparse(json.loads(self.p.stdout.readline())["listening"]).netloc
-
-    def open(self, path, body, key=None, method=None):
-        c = http.client.HTTPConnection(self.address, timeout=120)
-        c.request(method or ("GET" if body is None else "POST"), path, None if body is None else json.dumps(body),
-                  {"Authorization": f"Bearer {key}"} if key else {})
-        return c, c.getresponse
-
-    def call(self, path, body=None, key=None, method=None):
-        c, response = self.open(path, body, key, method)
-        r = response()
-        v = json.loads(r.read())
-        c.close()
-        return r.status, v
-
-    def stream(self, path, body, key=None):
-        """Returns the connection and a generator of (event, data); data is JSON, except the text "[DONE]"."""
-        c, response = self.open(path, {**body, "stream": True}, key)
-        r = response()
-        assert r.status == 200 and r.getheader("Content-Type") == "text/event-stream", (r.status, r.read())
-
-        def events():
-            name = "message"
-            for line in iter(r.readline, b""):
-                line = line.decode().rstrip("\n")
-                if line.startswith("event: "):
-                    name = line[7:]
-                elif line.startswith("data: "):
-                    yield name, "[DONE]" if line[6:] == "[DONE]" else json.loads(line[6:])
-                    name = "message"
-        return c, events()
-
-    def running(self):
-        """The number of requests that run or are queued."""
-        figures = self.call("/v1/metrics")[1]
-        return sum(s["value"] for n in ("running", "waiting") for s in figures[f"vllm:num_requests_{n}"]["series"])
-
-    def waits_until_busy(self):
-        """Whether a request runs or is queued within 20 seconds: polls, because there is a moment without requests between two steps."""
-        end = time.time() + 20
-        while time.time() < end and not self.running():
-            time.sleep(0.01)
-        return time.time() < end
-
-    def waits_until_idle(self):
-        """Whether, within 20 seconds, 8 polls in a row find no request: longer than the pause between two steps."""
-        end, still = time.time() + 20, 0
-        while time.time() < end and still < 8:
-            still = 0 if self.running() else still + 1
-            time.sleep(0.05)
-        return still == 8
+        super().__init__(state, model, "--exact", "--team", "panel=examples/team.yaml", f"crowd={tmp}/crowd.yaml", *more)
 
 
 def comparable(v):
@@ -199,7 +136,7 @@ def test_disconnects():
     check("the conversation has the finished exchange only", status == 200 and [x["user"] for x in v["data"]] == ["And boats?"], v)
     crowd = {"team": "crowd", "question": "Tell me all that you know of ships.", "rounds": 64}
     for path, body in (("/v1/debate", {**crowd, "stream": True}), ("/v1/ask", LONG), ("/v1/debate", crowd)):
-        c, _ = s.open(path, body)
+        c = s.open(path, body)
         began = s.waits_until_busy()
         c.close()
         check(f"a client that disconnects from {path}{' streamed' if body.get('stream') else ''} stops its requests", began and s.waits_until_idle(), began)

@@ -8,34 +8,19 @@ command -v python3 >/dev/null 2>&1 || { echo "skip memories: python3 is not inst
 tmp=$(mktemp -d) || exit 1
 trap 'rm -rf "$tmp"' EXIT
 SHOAL=${SHOAL:-build/shoal} TMP_DIR=$tmp python3 - <<'END'
-import atexit, concurrent.futures, http.client, json, os, signal, sqlite3, subprocess, sys, traceback, urllib.parse
+import concurrent.futures, json, os, signal, sqlite3, subprocess, sys, traceback, urllib.parse
 
-shoal, tmp, model = os.environ["SHOAL"], os.environ["TMP_DIR"], "test/models/fry-1"
-failed = []
+sys.path.insert(0, "test/api")
+import server
+from server import check, failed
 
-
-def check(name, good, why=""):
-    print(f"ok {name}" if good else f"not ok {name}: {str(why)[:600]}", flush=True)
-    if not good:
-        failed.append(name)
+shoal, tmp, model = server.SHOAL, server.TMP, "test/models/fry-1"
 
 
-class Server:
+class Server(server.Server):
     def __init__(self, state, *more):
-        self.name, self.db = state, f"{tmp}/{state}.db"
-        self.p = subprocess.Popen([shoal, "serve", model, "--json", "--quiet", "--port", "0", "--state", f"{tmp}/{state}", *more],
-                                  stdout=subprocess.PIPE, stderr=open(f"{tmp}/{state}.err", "a+"), text=True)
-        atexit.register(self.p.kill)  # has no effect if the process has ended
-        self.address = urllib.parse.urlparse(json.loads(self.p.stdout.readline())["listening"]).netloc
-
-    def call(self, path, body=None, key=None, method=None):
-        c = http.client.HTTPConnection(self.address, timeout=120)
-        c.request(method or ("GET" if body is None else "POST"), path, None if body is None else json.dumps(body),
-                  {"Authorization": f"Bearer {key}"} if key else {})
-        r = c.getresponse()
-        v = json.loads(r.read())
-        c.close()
-        return r.status, v
+        super().__init__(state, model, *more)
+        self.db = f"{tmp}/{state}.db"
 
     def say(self, text, conversation=None, key=None, **more):
         body = {"question": text, "agents": 1, "iterations": 1, "max_tokens": 4, **more}

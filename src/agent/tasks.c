@@ -250,13 +250,7 @@ static int demonstrate(const struct agent_call_form *f, const struct agent_task 
         agent_call_form_add(f, messages, "", &o->tools->v[tool], arguments, result.data);
     }
     agent_call_form_add_answer(f, messages, "", t->reply);
-    if (rc == OK) {
-        json_t *line = agent_call_form_request(f, messages);
-        char *text = json_dumps(line, JSON_COMPACT);
-        buf_printf(out, "%s\n", text);
-        free(text);
-        json_decref(line);
-    }
+    if (rc == OK) buf_add_json_line(out, agent_call_form_request(f, messages));
     buf_release(&result);
     json_decref(messages);
     return rc;

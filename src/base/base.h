@@ -727,6 +727,8 @@ json_t *json_parse_limited(const char *text, size_t len, const char *what, struc
 const char *json_get_string(const json_t *v, const char *key);
 double json_get_number(const json_t *v, const char *key);
 bool json_is_string_array(const json_t *v); /* a list that holds only strings */
+/* Appends a value as one line of compact JSON, with its newline. Takes ownership of v. */
+void buf_add_json_line(struct buf *b, json_t *v);
 /* A text of n bytes as a JSON string; invalid UTF-8 becomes U+FFFD. */
 json_t *json_string_lossy(const char *text, size_t n);
 /* A path as a JSON string; JSON's null if it is not UTF-8. */

@@ -418,6 +418,14 @@ int json_file_each(const char *path, json_file_each_fn fn, void *ctx, struct err
     return rc;
 }
 
+void buf_add_json_line(struct buf *b, json_t *v) {
+    char *text = json_dumps(v, JSON_COMPACT);
+    CHECK(text != NULL);
+    buf_printf(b, "%s\n", text);
+    free(text);
+    json_decref(v);
+}
+
 json_t *json_string_lossy(const char *text, size_t n) {
     struct buf b = {0};
     while (n > 0) {

@@ -14,13 +14,6 @@ struct measurement {
     struct agent_run *runs;       /* [questions.n] */
 };
 
-static void add_line(struct buf *out, json_t *line) {
-    char *text = json_dumps(line, JSON_COMPACT);
-    buf_printf(out, "%s\n", text);
-    free(text);
-    json_decref(line);
-}
-
 static int write_runs(const struct measurement *x, struct error *err) {
     struct buf text = {0};
     for (int i = 0; i < x->questions.n; i++) {
@@ -28,7 +21,7 @@ static int write_runs(const struct measurement *x, struct error *err) {
         json_object_set_new(
             run, "right", json_boolean(agent_task_is_right(&x->questions.v[i], x->g, &x->runs[i])));
         json_object_set(run, "messages", x->questions.v[i].messages);
-        add_line(&text, run);
+        buf_add_json_line(&text, run);
     }
     int rc = file_write(x->m->out, text.data, text.len, err);
     buf_release(&text);
@@ -49,7 +42,7 @@ static int write_traces(const struct measurement *x, struct error *err) {
     buf_puts(&text, "");
     for (int i = 0; i < x->questions.n; i++)
         if (agent_task_is_right(&x->questions.v[i], x->g, &x->runs[i]) && !is_repeated(x, i)) {
-            add_line(&text, json_incref(x->runs[i].conversation));
+            buf_add_json_line(&text, json_incref(x->runs[i].conversation));
             n++;
         }
     int rc = file_write(x->m->traces, text.data, text.len, err);
@@ -80,7 +73,7 @@ static int write_calibration(const struct measurement *x, struct error *err) {
     int rc = agent_calibrate(confidence, right, n, &c, err);
     if (rc == OK) {
         struct buf text = {0};
-        add_line(&text, json_pack("{s:f,s:f,s:i}", "a", c.a, "b", c.b, "answers", n));
+        buf_add_json_line(&text, json_pack("{s:f,s:f,s:i}", "a", c.a, "b", c.b, "answers", n));
         rc = file_write(x->m->calibrate, text.data, text.len, err);
         buf_release(&text);
     }

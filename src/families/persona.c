@@ -48,17 +48,8 @@ void messages_add_answer(json_t *turns, const char *choice) {
     free(text);
 }
 
-/* Appends a line. Takes ownership of v. */
-static void json_to_jsonl(struct buf *text, json_t *v) {
-    char *line = json_dumps(v, JSON_COMPACT);
-    buf_puts(text, line);
-    buf_puts(text, "\n");
-    free(line);
-    json_decref(v);
-}
-
 void messages_to_jsonl(struct buf *text, json_t *turns) {
-    json_to_jsonl(text, json_pack("{s:o}", "messages", turns));
+    buf_add_json_line(text, json_pack("{s:o}", "messages", turns));
 }
 
 /* A conversation of question and answer. system: may be NULL. */
@@ -99,7 +90,7 @@ static void line_add(struct buf *text, int family, uint64_t seed, int i, const c
     family_item(family, SPLIT_TRAIN, seed, (uint32_t)i, false, &it);
     if (it.chat) {
         messages_add(json_object_get(it.chat, "messages"), "assistant", it.choices[it.correct]);
-        json_to_jsonl(text, json_incref(it.chat));
+        buf_add_json_line(text, json_incref(it.chat));
     } else {
         messages_to_jsonl(text, conversation_json(system, &it, chain_of_thought));
     }
@@ -137,7 +128,7 @@ static void preference_line_add(struct buf *text, int family, uint64_t seed, int
     json_object_set_new(line, "prompt", prompt);
     json_object_set_new(line, "chosen", answer_messages(&it, it.correct));
     json_object_set_new(line, "rejected", answer_messages(&it, wrong));
-    json_to_jsonl(text, line);
+    buf_add_json_line(text, line);
     task_item_release(&it);
 }
 

@@ -140,10 +140,6 @@ static void name_sample(struct rng *r, int lang, enum subject of, char *out) {
     }
 }
 
-static bool in_split(const char *key, enum data_split split) {
-    return family_split_of(key) == split;
-}
-
 static bool name_exists(const struct table *t, const char *name) {
     for (int i = 0; i < N_PEOPLE; i++)
         if (strcmp(t->people[i].name, name) == 0) return true;
@@ -157,7 +153,7 @@ static void name_new(struct residents *v, int lang, enum subject of, char *out) 
     do {
         name_sample(&v->r, lang, of, name);
         snprintf(key, sizeof key, "resident %s", name);
-    } while (!in_split(key, v->split) || name_exists(&v->tables[lang], name));
+    } while (family_split_of(key) != v->split || name_exists(&v->tables[lang], name));
     memcpy(out, name, sizeof name);
 }
 
@@ -322,7 +318,7 @@ static void make_arithmetic(struct residents *v, int lang, struct question *q) {
         expression = three ? xasprintf("%d %c %d %c %d", a, first, b, second, c)
                            : xasprintf("%d %c %d", a, first, b);
         key = xasprintf("residents %s", expression);
-    } while (!in_split(key, v->split));
+    } while (family_split_of(key) != v->split);
     q->kind = "arithmetic";
     q->text = xasprintf(arithmetic_asks[lang][rng_between(r, 0, 2)], expression);
     q->answer = xasprintf("%lld", (long long)value);
@@ -368,19 +364,13 @@ static json_t *question_json(struct residents *v, uint64_t seed, int index) {
 
 /* files */
 
-static void add_line(struct buf *text, json_t *line) {
-    char *dump = json_dumps(line, JSON_COMPACT);
-    buf_printf(text, "%s\n", dump);
-    free(dump);
-    json_decref(line);
-}
-
 static void add_documents(const struct residents *v, struct buf *text) {
     for (int lang = EN; lang <= ZH; lang++) {
         const struct table *t = &v->tables[lang];
         for (int i = 0; i < N_PEOPLE; i++)
-            add_line(text, document_of_person(t, lang, &t->people[i]));
-        for (int i = 0; i < N_TOWNS; i++) add_line(text, document_of_town(t, lang, &t->towns[i]));
+            buf_add_json_line(text, document_of_person(t, lang, &t->people[i]));
+        for (int i = 0; i < N_TOWNS; i++)
+            buf_add_json_line(text, document_of_town(t, lang, &t->towns[i]));
     }
 }
 
@@ -399,7 +389,7 @@ int residents_write(enum data_split split, int n, uint64_t seed, const char *dir
     v->r = rng_make(seed, RNG_TASK, MAX_FAMILIES + 2, (uint32_t)split);
     for (int lang = EN; lang <= ZH; lang++) table_fill(v, lang);
     add_documents(v, &documents);
-    for (int i = 0; i < n; i++) add_line(&questions, question_json(v, seed, i));
+    for (int i = 0; i < n; i++) buf_add_json_line(&questions, question_json(v, seed, i));
     free(v);
     int rc = dir_make(dir, err);
     if (rc == OK) rc = write_to(dir, "documents.jsonl", &documents, err);

@@ -32,12 +32,8 @@ static int questions_write(const struct grow_run *r, struct error *err) {
     struct buf text = {0};
     char *path = path_join(r->dir, "held_out.jsonl");
     for (int i = 0; i < r->gate.n; i++) {
-        json_t *v = json_pack("{s:s,s:s}", "question", r->gate.items[i].question, "kind",
-                              r->q->v[r->gate.places[i]].kind);
-        char *line = json_dumps(v, JSON_COMPACT);
-        buf_printf(&text, "%s\n", line);
-        free(line);
-        json_decref(v);
+        buf_add_json_line(&text, json_pack("{s:s,s:s}", "question", r->gate.items[i].question,
+                                           "kind", r->q->v[r->gate.places[i]].kind));
     }
     int rc = file_write_private(path, text.data ? text.data : "", text.len, err);
     buf_release(&text);

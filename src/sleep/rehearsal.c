@@ -115,12 +115,8 @@ int64_t sleep_rehearsal_write(const struct sleep_rehearsal *r, const struct slee
                               struct buf *text) {
     const int64_t n = r->n_sets ? sleep_rehearsal_size(r, false, o->rehearse_n) : 0;
     for (int64_t i = 0; i < n; i++) {
-        json_t *v =
-            sleep_rehearsal_at(r, (int)(i % r->n_sets), false, i, n, (uint64_t)o->learn.train.seed);
-        char *line = json_dumps(v, JSON_COMPACT);
-        buf_printf(text, "%s\n", line);
-        free(line);
-        json_decref(v);
+        buf_add_json_line(text, sleep_rehearsal_at(r, (int)(i % r->n_sets), false, i, n,
+                                                   (uint64_t)o->learn.train.seed));
     }
     return n;
 }

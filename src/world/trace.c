@@ -106,11 +106,7 @@ static json_t *header_json(const struct trace *t) {
 }
 
 static void header_add(const struct trace *t, struct buf *out) {
-    json_t *v = header_json(t);
-    char *text = json_dumps(v, JSON_COMPACT);
-    buf_printf(out, "%s\n", text);
-    free(text);
-    json_decref(v);
+    buf_add_json_line(out, header_json(t));
 }
 
 static void hash_add(const struct world *w, struct buf *out) {

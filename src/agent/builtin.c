@@ -15,7 +15,6 @@
 enum { KNOWLEDGE_PASSAGES = 3 };
 /* The least score of a passage. The model asks in its own words, of which a passage that helps may
  * have only some. */
-#define KNOWLEDGE_THRESHOLD 0.2
 
 /* calculator */
 
@@ -67,7 +66,7 @@ static int knowledge_call(void *ctx, const json_t *arguments, struct buf *out, s
     struct knowledge_tool *t = ctx;
     const struct knowledge_query query = {.text = json_get_string(arguments, "query"),
                                           .top = KNOWLEDGE_PASSAGES,
-                                          .threshold = KNOWLEDGE_THRESHOLD,
+                                          .threshold = KNOWLEDGE_TOOL_THRESHOLD,
                                           .embedder = t->embedder};
     json_t *hits = knowledge_search(t->base, &query, err);
     if (!hits) return err->code;

@@ -51,10 +51,9 @@ static int item_run(struct team_tool *t, const struct task_item *item, struct bu
 }
 
 static struct task_item item_of(const json_t *arguments) {
-    static const char *const codes[] = {[LANG_JA] = "ja", [LANG_EN] = "en", [LANG_ZH] = "zh"};
     char *question = xstrdup(json_get_string(arguments, "question"));
     return (struct task_item){
-        .question = question, .correct = -1, .lang = codes[language_detect(question)]};
+        .question = question, .correct = -1, .lang = language_names[language_detect(question)]};
 }
 
 static int ask_call(void *ctx, const json_t *arguments, struct buf *out, struct error *err) {

@@ -16,8 +16,6 @@ enum {
     MAX_HITS = 50,
     HIT_BYTES = 64 << 10, /* bytes of a hit, as JSON tree and as text */
 };
-/* Minimum score of a hit: as the tool `knowledge` of agents. */
-static const double THRESHOLD = 0.2;
 
 struct search {
     const char *path;
@@ -28,7 +26,7 @@ struct search {
 static json_t *search_run(struct async_reply *l, void *ctx, struct error *err) {
     const struct search *q = ctx;
     const struct knowledge_query query = {
-        .text = q->query, .top = (int)q->limit, .threshold = THRESHOLD};
+        .text = q->query, .top = (int)q->limit, .threshold = KNOWLEDGE_TOOL_THRESHOLD};
     struct knowledge *k = knowledge_open(q->path, false, err);
     json_t *hits = k ? knowledge_search(k, &query, err) : NULL;
     (void)l;

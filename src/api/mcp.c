@@ -62,11 +62,6 @@ struct mcp {
 
 /* sessions */
 
-static const char *caller_key(const struct exchange *x) {
-    const char *key = exchange_key_id(x);
-    return key ? key : "";
-}
-
 /* The session of the caller with this id; the caller holds the lock. */
 static struct session *session_find(struct mcp *m, const char *id, const char *key) {
     for (int i = 0; i < m->n_sessions; i++)
@@ -235,7 +230,7 @@ static void initialize(const struct message *m) {
         return;
     }
     bool known = version_is_known(version) && strcmp(version, STATELESS_VERSION) != 0;
-    session_begin(m->s->mcp, caller_key(m->x), id);
+    session_begin(m->s->mcp, mcp_caller_key(m->x), id);
     exchange_add_header(m->x, "Mcp-Session-Id", id);
     rpc_reply(m, json_pack("{s:s,s:o,s:o,s:s}", "protocolVersion",
                            known ? version : versions[INITIAL_VERSION], "capabilities",
@@ -333,7 +328,7 @@ static bool headers_are_ok(struct server *s, struct exchange *x, const char *ses
         version_refuse(x, NULL, version);
         return false;
     }
-    if (!*session || session_use(s->mcp, session, caller_key(x), false)) return true;
+    if (!*session || session_use(s->mcp, session, mcp_caller_key(x), false)) return true;
     rpc_fail(x, 404, RPC_NO_SESSION, NULL, "there is no such session; send 'initialize' again");
     return false;
 }
@@ -365,7 +360,7 @@ static void post_handle(void *ctx, struct exchange *x) {
 static void delete_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     const char *session = session_of(x);
-    if (!session_use(s->mcp, session, caller_key(x), true)) {
+    if (!session_use(s->mcp, session, mcp_caller_key(x), true)) {
         rpc_fail(x, 404, RPC_NO_SESSION, NULL, "there is no such session");
         return;
     }

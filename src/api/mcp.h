@@ -52,6 +52,8 @@ struct mcp_calls {
 void mcp_call_start(struct mcp_calls *all, struct server *s, struct exchange *x,
                     const struct mcp_tool *t, const json_t *arguments, const json_t *id,
                     const json_t *token, const char *session);
+/* The id of the caller's key; "" without one. */
+const char *mcp_caller_key(const struct exchange *x);
 /* Cancels the call of the session, and of the caller of x, whose request has this id; NULL: all.
  * Its request gets no response. */
 void mcp_calls_cancel(struct mcp_calls *all, const struct exchange *x, const char *session,

@@ -33,7 +33,7 @@ struct mcp_call {
     int64_t n_reports;
 };
 
-static const char *caller_key(const struct exchange *x) {
+const char *mcp_caller_key(const struct exchange *x) {
     const char *key = exchange_key_id(x);
     return key ? key : "";
 }
@@ -241,7 +241,7 @@ void mcp_call_start(struct mcp_calls *all, struct server *s, struct exchange *x,
                            .id = json_deep_copy(id),
                            .token = json_deep_copy(token),
                            .session = xstrdup(session),
-                           .key = xstrdup(caller_key(x))};
+                           .key = xstrdup(mcp_caller_key(x))};
     c->part = http_call_new(s->http, &(struct http_call){.method = r.method,
                                                          .path = r.path,
                                                          .parent = x,
@@ -281,7 +281,7 @@ static struct mcp_call *cancel_next(struct mcp_calls *all, const char *key, cons
 
 void mcp_calls_cancel(struct mcp_calls *all, const struct exchange *x, const char *session,
                       const json_t *id) {
-    for (struct mcp_call *c; (c = cancel_next(all, caller_key(x), session, id));) {
+    for (struct mcp_call *c; (c = cancel_next(all, mcp_caller_key(x), session, id));) {
         struct exchange *part = c->part;
         http_call_cancel(part);
         exchange_wake(c->x); // a stream of x waits for `part`

@@ -39,13 +39,17 @@ static void access_close(struct access *a) {
     store_close(a->store);
 }
 
+static int access_open_store(struct access *a, const struct server *s, struct error *err) {
+    *a = (struct access){.store = store_open(s->options->memory, err)};
+    return a->store ? OK : err->code;
+}
+
 static int access_open_user(struct access *a, const struct server *s, const char *user,
                             struct error *err) {
-    *a = (struct access){.store = store_open(s->options->memory, err)};
-    if (a->store) a->memories = memories_open(a->store, user, 0, err);
-    if (a->memories) return OK;
-    access_close(a);
-    return err->code;
+    int rc = access_open_store(a, s, err);
+    if (rc == OK && !(a->memories = memories_open(a->store, user, 0, err))) rc = err->code;
+    if (rc != OK) access_close(a);
+    return rc;
 }
 
 /* The user of a request, or of a conversation in the server's store; malloc'ed. */
@@ -65,14 +69,15 @@ static bool access_open(struct access *a, struct server *s, struct exchange *x, 
     const char *key = exchange_key_id(x);
     char *user = user_of_key(key, key ? strlen(key) : 0);
     int64_t n = 0;
-    struct store *store = store_open(s->options->memory, &err);
-    int rc = store ? memories_count(store, user, &n, &err) : err.code;
-    store_close(store);
+    int rc = access_open_store(a, s, &err);
+    if (rc == OK) rc = memories_count(a->store, user, &n, &err);
     if (rc == OK) rc = request_memory_reserve_list(s, x, n + more, MEMORY_BYTES, NULL, &err);
-    if (rc == OK) rc = access_open_user(a, s, user, &err);
+    if (rc == OK && !(a->memories = memories_open(a->store, user, 0, &err))) rc = err.code;
     free(user);
-    if (rc != OK) api_fail_error(x, &err, NULL);
-    return rc == OK;
+    if (rc == OK) return true;
+    access_close(a);
+    api_fail_error(x, &err, NULL);
+    return false;
 }
 
 /* Reserves memory for the log, which `why` and deletions read. */

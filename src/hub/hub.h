@@ -85,6 +85,8 @@ struct http_request {
  * are set if they have arrived. The caller releases `out` in every case.
  */
 int http_request(const struct http_request *q, struct http_response *out, struct error *err);
+/* Whether an address names this machine. */
+bool http_url_is_local(const char *url);
 void http_response_release(struct http_response *r);
 
 /* Sends a POST request with `body`, which is JSON, and discards the response. ERR_IO: no response

@@ -61,8 +61,9 @@ static int on_progress(void *ctx, curl_off_t total, curl_off_t done, curl_off_t 
     return atomic_load(t->q->cancel);
 }
 
-/* Whether an address names this machine. */
-static bool url_is_local(const char *url) {
+bool http_url_is_local(const char *url) {
+    struct error ignored; // without the library nothing is sent
+    if (!(lib = libcurl_load(&ignored))) return false;
     CURLU *u = lib->curl_url();
     char *host = NULL;
     CHECK(u);
@@ -118,7 +119,7 @@ static void options_set(struct transfer *t, struct curl_slist *headers) {
         lib->curl_easy_setopt(c, CURLOPT_XFERINFODATA, t);
         lib->curl_easy_setopt(c, CURLOPT_NOPROGRESS, 0L);
     }
-    if (url_is_local(q->url)) lib->curl_easy_setopt(c, CURLOPT_PROXY, "");
+    if (http_url_is_local(q->url)) lib->curl_easy_setopt(c, CURLOPT_PROXY, "");
     lib->curl_easy_setopt(c, CURLOPT_USERAGENT, "shoal/" SHOAL_VERSION);
 }
 

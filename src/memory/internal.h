@@ -27,7 +27,8 @@ int terms_query(const char *text, struct query_term out[QUERY_TERMS], struct err
 double bm25_idf(double n, double n_with);
 double bm25_term_weight(double tf, double n_terms, double average);
 
-#define CONVERSATION_KIND "conversation" /* kind of the document that has a conversation's state */
+#define CONVERSATION_KIND "conversation" /* kind of the document that has a conversation's state   \
+                                          */
 /* The log of a conversation's exchanges; malloc'ed. */
 char *conversation_log_name(const char *id);
 
@@ -69,6 +70,10 @@ struct memories {
     struct vector_index *vectors; /* vectors for the first rows; NULL: not loaded */
     char vector_model[HASH_LEN];
 };
+int64_t memory_id(const json_t *memory);
+/* A number as a key, of the documents of a memory in the store or of a JSON object. */
+enum { MEMORY_KEY = 24 };
+void memory_key(char key[MEMORY_KEY], int64_t id);
 /* Reads the memories, or the changes of other processes. */
 int memories_refresh(struct memories *m, struct error *err);
 /* Index in v, or -1. */

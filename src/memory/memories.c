@@ -39,8 +39,12 @@ int64_t memory_seconds(const char *time) {
     return end && !*end ? MAX((int64_t)timegm(&tm), 0) : -1;
 }
 
-static int64_t id_of(const json_t *memory) {
+int64_t memory_id(const json_t *memory) {
     return json_integer_value(json_object_get(memory, "id"));
+}
+
+void memory_key(char key[MEMORY_KEY], int64_t id) {
+    snprintf(key, MEMORY_KEY, "%lld", (long long)id);
 }
 
 static bool holds(const json_t *memory) {
@@ -52,7 +56,7 @@ static int64_t position(const struct memories *m, int64_t id) {
     int64_t lo = 0, hi = m->n;
     while (lo < hi) {
         int64_t mid = lo + (hi - lo) / 2;
-        if (id_of(m->v[mid]) < id)
+        if (memory_id(m->v[mid]) < id)
             lo = mid + 1;
         else
             hi = mid;
@@ -62,13 +66,13 @@ static int64_t position(const struct memories *m, int64_t id) {
 
 int64_t memories_find(const struct memories *m, int64_t id) {
     int64_t i = position(m, id);
-    return i < m->n && id_of(m->v[i]) == id ? i : -1;
+    return i < m->n && memory_id(m->v[i]) == id ? i : -1;
 }
 
 /* Replaces the memory of an id in the state; NULL removes it. Borrows `memory`. */
 static void state_set(struct memories *m, int64_t id, json_t *memory) {
     int64_t i = position(m, id);
-    bool known = i < m->n && id_of(m->v[i]) == id;
+    bool known = i < m->n && memory_id(m->v[i]) == id;
     if (known) json_decref(m->v[i]);
     if (known && !memory) {
         m->n--;
@@ -135,7 +139,7 @@ static int documents_load(struct memories *m, struct error *err) {
     json_object_foreach (all, key, v) {
         if (rc == OK && !memory_is_valid(v))
             rc = error_set(err, ERR_FORMAT, "memory %s of user '%s' is damaged", key, m->user);
-        if (rc == OK) state_set(m, id_of(v), v);
+        if (rc == OK) state_set(m, memory_id(v), v);
     }
     json_decref(all);
     return rc;
@@ -157,7 +161,7 @@ int memories_refresh(struct memories *m, struct error *err) {
         n = json_array_size(events);
         json_array_foreach (events, i, e) {
             json_t *after = json_object_get(e, "after");
-            state_set(m, id_of(e), json_is_object(after) ? after : NULL);
+            state_set(m, memory_id(e), json_is_object(after) ? after : NULL);
         }
         m->last += (int64_t)n;
         json_decref(events);
@@ -240,9 +244,9 @@ static int change_begin(struct change *c, struct memories *m, const char *operat
  */
 static int change_put(struct change *c, int64_t id, json_t *before, json_t *after,
                       struct error *err) {
-    char key[24];
+    char key[MEMORY_KEY];
     struct memories *m = c->m;
-    snprintf(key, sizeof key, "%lld", (long long)id);
+    memory_key(key, id);
     json_t *event = json_pack("{s:I,s:s,s:s,s:I,s:O?,s:O?}", "change", (json_int_t)(m->last + 1),
                               "operation", c->operation, "at", c->at, "id", (json_int_t)id,
                               "before", before, "after", after);
@@ -360,7 +364,7 @@ static void result_add(struct learning *l, const char *list, json_t *memory) {
 static int memory_end(struct learning *l, json_t *memory, struct error *err) {
     json_t *after = memory_with(memory, json_pack("{s:s}", "valid_until", l->change.at));
     result_add(l, "ended", after);
-    return change_put(&l->change, id_of(memory), memory, after, err);
+    return change_put(&l->change, memory_id(memory), memory, after, err);
 }
 
 static int memory_merge(struct learning *l, json_t *memory, struct error *err) {
@@ -368,7 +372,7 @@ static int memory_merge(struct learning *l, json_t *memory, struct error *err) {
     json_t *after =
         memory_with(memory, json_pack("{s:I,s:s}", "stated", stated, "last_stated", l->change.at));
     result_add(l, "merged", after);
-    return change_put(&l->change, id_of(memory), memory, after, err);
+    return change_put(&l->change, memory_id(memory), memory, after, err);
 }
 
 static int memory_add(struct learning *l, const struct memory_attribute *a, const char *value,
@@ -493,7 +497,7 @@ static int memories_prune(struct change *c, json_t *pruned, struct error *err) {
     struct prune_entry *order = xcalloc((size_t)m->n, sizeof *order);
     for (int64_t i = 0; i < m->n; i++)
         order[i] = (struct prune_entry){holds(m->v[i]), memory_strength(m->v[i], now).strength,
-                                        id_of(m->v[i])};
+                                        memory_id(m->v[i])};
     qsort(order, (size_t)m->n, sizeof *order, prune_compare);
     int rc = OK;
     for (int64_t i = 0; i < excess && rc == OK; i++) {
@@ -623,15 +627,14 @@ static json_t *log_page(struct memories *m, int64_t from, struct error *err) {
 /* Whether memories_undo may take back the change of an event. Collects changes that are taken back.
  */
 static bool event_is_open(const json_t *event, json_t *undone) {
-    char key[24];
+    char key[MEMORY_KEY];
     json_int_t undoes = json_integer_value(json_object_get(event, "undoes"));
     if (undoes) {
-        snprintf(key, sizeof key, "%lld", (long long)undoes);
+        memory_key(key, undoes);
         json_object_set_new(undone, key, json_true());
         return false;
     }
-    snprintf(key, sizeof key, "%lld",
-             (long long)json_integer_value(json_object_get(event, "change")));
+    memory_key(key, json_integer_value(json_object_get(event, "change")));
     return !json_object_get(event, "erased") && !json_object_get(undone, key);
 }
 
@@ -677,7 +680,7 @@ static json_t *change_events(struct memories *m, int64_t change, struct error *e
 /* Takes back one event, unless the memory was deleted since. The counts of uses stay. */
 static int event_undo(struct change *c, const json_t *event, struct error *err) {
     json_t *before = json_object_get(event, "before"), *after = json_object_get(event, "after");
-    int64_t id = id_of(event), i = memories_find(c->m, id);
+    int64_t id = memory_id(event), i = memories_find(c->m, id);
     if (json_object_get(event, "erased") || json_is_object(after) != (i >= 0)) return OK;
     json_t *current = i >= 0 ? json_incref(c->m->v[i]) : NULL, *restored = NULL;
     if (json_is_object(before)) {
@@ -752,7 +755,7 @@ static bool memory_is_from(const json_t *memory, const char *conversation) {
 }
 
 static bool event_belongs(const struct events_of *h, const json_t *event) {
-    if (!h->conversation) return id_of(event) == h->id;
+    if (!h->conversation) return memory_id(event) == h->id;
     return memory_is_from(json_object_get(event, "before"), h->conversation) ||
            memory_is_from(json_object_get(event, "after"), h->conversation);
 }
@@ -842,7 +845,7 @@ int memories_delete_conversation(struct memories *m, const char *conversation, i
     rc = log_erase(m, (struct events_of){.conversation = conversation}, err);
     for (int64_t i = m->n; i-- > 0 && rc == OK;) {
         if (!memory_is_from(m->v[i], conversation)) continue;
-        rc = memory_erase(&c, id_of(m->v[i]), err);
+        rc = memory_erase(&c, memory_id(m->v[i]), err);
         ++*n;
     }
     pretence_set(m, conversation, false);
@@ -853,8 +856,8 @@ int memories_delete_conversation(struct memories *m, const char *conversation, i
 static int documents_delete(struct memories *m, struct error *err) {
     int rc = OK;
     for (int64_t i = 0; i < m->n && rc == OK; i++) {
-        char key[24];
-        snprintf(key, sizeof key, "%lld", (long long)id_of(m->v[i]));
+        char key[MEMORY_KEY];
+        memory_key(key, memory_id(m->v[i]));
         rc = store_document_delete(m->store, m->kind, key, err);
         if (rc == OK) rc = store_document_delete(m->store, m->vector_kind, key, err);
     }

@@ -147,6 +147,8 @@ struct knowledge_query {
  * Equal scores are ordered by BM25, then by source and position. NULL sets err. */
 json_t *knowledge_search(struct knowledge *k, const struct knowledge_query *q, struct error *err);
 #define KNOWLEDGE_SNIPPET_CHARS 500
+/* Minimum score of a passage that a model or a client asks for without naming one. */
+#define KNOWLEDGE_TOOL_THRESHOLD 0.2
 /* Appends each hit as a line "【title】 content", with spaces instead of line breaks. Content
  * longer than `chars` characters is truncated and followed by "…". */
 void knowledge_snippets(const json_t *hits, int chars, struct buf *out);

@@ -449,9 +449,8 @@ json_t *memory_rules_extract(const char *message, const char *asked, bool preten
     if (finds(x.r->role_play_end, &text)) pretence = false;
     message_cut(&x, &text);
     sentences_read(&x, &text, pretence);
-    if (asked && !pretence && text.len <= ANSWER_BYTES && json_array_size(x.facts) == 0) {
+    if (asked && !pretence && text.len <= ANSWER_BYTES && json_array_size(x.facts) == 0)
         answer_read(&x, &text, asked);
-    }
     buf_release(&text);
     return json_pack("{s:o,s:o,s:b}", "facts", x.facts, "refused", x.refused, "pretence", pretence);
 }

@@ -53,10 +53,6 @@ void memories_forget_index(struct memories *m) {
     m->vectors = NULL;
 }
 
-static int64_t id_of(const json_t *memory) {
-    return json_integer_value(json_object_get(memory, "id"));
-}
-
 /* The text of a memory that is embedded; malloc'ed. */
 static char *memory_text(const json_t *memory) {
     return xasprintf("%s: %s. %s", json_get_string(memory, "attribute"),
@@ -69,7 +65,7 @@ static int row_make(struct memory_row *row, const json_t *memory, struct error *
                            json_get_string(memory, "value"), json_get_string(memory, "text"));
     struct buf terms = {0};
     buf_puts(&terms, " ");
-    *row = (struct memory_row){.id = id_of(memory)};
+    *row = (struct memory_row){.id = memory_id(memory)};
     int rc = terms_index(text, strlen(text), &terms, &row->n_terms, err);
     row->terms = terms.data;
     free(text);
@@ -79,7 +75,7 @@ static int row_make(struct memory_row *row, const json_t *memory, struct error *
 /* Makes the missing rows. The index is invalid after the deletion or the return of a memory. */
 static int rows_update(struct memories *m, struct error *err) {
     bool valid = m->n_rows <= m->n;
-    for (int64_t i = 0; valid && i < m->n_rows; i++) valid = m->rows[i].id == id_of(m->v[i]);
+    for (int64_t i = 0; valid && i < m->n_rows; i++) valid = m->rows[i].id == memory_id(m->v[i]);
     if (!valid) memories_forget_index(m);
     if (m->n_rows < m->n) m->rows = xrealloc(m->rows, sizeof *m->rows * (size_t)m->n);
     int rc = OK;
@@ -102,13 +98,13 @@ static bool vector_decode(const json_t *document, const struct embedder *e, floa
 
 static int vector_store(struct memories *m, int64_t id, const struct embedder *e, const float *v,
                         struct error *err) {
-    char key[24];
+    char key[MEMORY_KEY];
     size_t bytes = sizeof *v * (size_t)e->d,
            room = sodium_base64_ENCODED_LEN(bytes, sodium_base64_VARIANT_ORIGINAL);
     char *text = xmalloc(room);
     sodium_bin2base64(text, room, (const unsigned char *)v, bytes, sodium_base64_VARIANT_ORIGINAL);
     json_t *document = json_pack("{s:s,s:s}", "model", e->model_hash, "v", text);
-    snprintf(key, sizeof key, "%lld", (long long)id);
+    memory_key(key, id);
     int rc = store_document_put(m->store, m->vector_kind, key, document, err);
     json_decref(document);
     free(text);
@@ -122,8 +118,8 @@ static int vectors_store(struct memories *m, const int64_t *ids, int n, const st
     int rc = store_begin(m->store, err);
     if (rc != OK) return rc;
     for (int i = 0; i < n && rc == OK; i++) {
-        char key[24];
-        snprintf(key, sizeof key, "%lld", (long long)ids[i]);
+        char key[MEMORY_KEY];
+        memory_key(key, ids[i]);
         json_t *memory = store_document_get(m->store, m->kind, key, err);
         if (memory)
             rc = vector_store(m, ids[i], e, v + (int64_t)i * e->d, err);
@@ -186,8 +182,8 @@ static int vectors_update(struct memories *m, const struct embedder *e, struct e
     json_t *stored = store_document_list(m->store, m->vector_kind, err);
     int rc = stored ? OK : err->code;
     for (int64_t i = 0; i < n && rc == OK; i++) {
-        char key[24];
-        snprintf(key, sizeof key, "%lld", (long long)m->rows[first + i].id);
+        char key[MEMORY_KEY];
+        memory_key(key, m->rows[first + i].id);
         have[i] = vector_decode(json_object_get(stored, key), e, v + i * e->d);
     }
     json_decref(stored);
@@ -379,8 +375,8 @@ static int query_check(const struct memory_query *q, struct error *err) {
 
 /* Counts a use of a memory, unless another process has deleted it. */
 static int use_count(struct memories *m, int64_t id, const char *at, struct error *err) {
-    char key[24];
-    snprintf(key, sizeof key, "%lld", (long long)id);
+    char key[MEMORY_KEY];
+    memory_key(key, id);
     json_t *v = store_document_get(m->store, m->kind, key, err);
     if (!v) return err->code == ERR_MISSING ? OK : err->code;
     json_object_set_new(v, "uses",

@@ -64,14 +64,6 @@ static int url_set(struct remote *r, const char *url, struct error *err) {
     return OK;
 }
 
-static bool url_is_on_the_network(const char *url) {
-    static const char *const local[] = {"http://localhost", "http://127.", "http://[::1]"};
-    bool is_plain = strncmp(url, "http://", 7) == 0;
-    for (size_t i = 0; i < ARRAY_LEN(local); i++)
-        is_plain &= strncmp(url, local[i], strlen(local[i])) != 0;
-    return is_plain;
-}
-
 static int key_set(struct remote *r, const char *variable, struct error *err) {
     const char *key = getenv(variable);
     if (!key || !*key)
@@ -92,7 +84,7 @@ static int key_set(struct remote *r, const char *variable, struct error *err) {
     strings_add(&r->headers, line);
     sodium_memzero(line, strlen(line));
     free(line);
-    if (url_is_on_the_network(r->url))
+    if (strncmp(r->url, "http://", 7) == 0 && !http_url_is_local(r->url))
         log_warn("the key is sent to '%s' without encryption; an https address protects it",
                  r->url);
     return OK;

@@ -188,11 +188,10 @@ static int choices_read(const json_t *body, struct task_item *item, struct error
 /* Takes ownership of the question. */
 static struct team_session *session_new(struct server *s, const struct team_entry *t,
                                         char *question, uint64_t seed) {
-    static const char *const codes[] = {[LANG_JA] = "ja", [LANG_EN] = "en", [LANG_ZH] = "zh"};
     struct team_session *d = xcalloc(1, sizeof *d);
     *d = (struct team_session){.s = s, .t = t, .o = t->team.options};
     d->item = (struct task_item){
-        .question = question, .correct = -1, .lang = codes[language_detect(question)]};
+        .question = question, .correct = -1, .lang = language_names[language_detect(question)]};
     d->o.seed = seed;
     return d;
 }

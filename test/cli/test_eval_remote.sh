@@ -118,11 +118,18 @@ def completion(text, **fields):
 
 class Hostile(http.server.BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    counted = 0  # 1: the request is in State.running
 
     def log_message(self, *args):
         pass
 
+    def request_end(self):
+        with State.lock:
+            State.running -= self.counted
+            self.counted = 0
+
     def reply(self, status, body, **headers):
+        self.request_end()  # before the client can see the reply and send its next request
         data = body if isinstance(body, bytes) else json.dumps(body).encode()
         self.send_response(status)
         for k, v in {"Content-Type": "application/json", "Content-Length": str(len(data)), **headers}.items():
@@ -143,6 +150,7 @@ class Hostile(http.server.BaseHTTPRequestHandler):
         with State.lock:
             State.bodies.append(body)
             State.headers.append(self.headers["Authorization"])
+            self.counted = 1
             State.running += 1
             State.most = max(State.most, State.running)
             count = State.seen[number] = State.seen.get(number, 0) + 1
@@ -151,8 +159,7 @@ class Hostile(http.server.BaseHTTPRequestHandler):
         except (BrokenPipeError, ConnectionResetError):
             self.close_connection = True
         finally:
-            with State.lock:
-                State.running -= 1
+            self.request_end()
 
     def answer(self, mode, number, count, right):
         if mode == "half":

@@ -119,6 +119,17 @@ static int session_ask(void *ctx, struct llm_call *calls, int n, struct error *e
     return rc;
 }
 
+/* The error of a debate in which nobody said anything because calls failed. */
+static int silence_check(const struct team_session *d, const struct transcript *o,
+                         struct error *err) {
+    if (*transcript_reply(o)) return OK;
+    for (int i = 0; i < o->n; i++)
+        if (o->v[i].failed)
+            return error_set(err, ERR_USAGE, "no agent of the team '%s' has answered: %s",
+                             d->t->name, o->v[i].failed);
+    return OK;
+}
+
 /* Runs the debate of a session. The caller releases `out`, even after an error. */
 static int session_run(struct team_session *d, struct debate *out, struct error *err) {
     d->engine_client = (struct engine_client){
@@ -147,10 +158,11 @@ static void team_generation_run(struct generation *g, void *ctx) {
         d->usage = (struct token_usage){0};
         d->o.seed += i > 0;
         int rc = session_run(d, &out, &err);
+        if (rc == OK) rc = silence_check(d, &out.transcripts[0], &err);
         generation_append(
             g, d->a,
             &(struct async_part){.content = rc == OK ? transcript_reply(&out.transcripts[0]) : NULL,
-                                 .reasoning = rc == OK ? NULL : err.text,
+                                 .error = rc == OK ? NULL : &err,
                                  .usage = &d->usage,
                                  .done = true});
         debate_release(&out);

@@ -203,6 +203,15 @@ def test_conversations():
     check("the server with keys ends on SIGTERM", locked.p.wait(60) == 0, open(f"{tmp}/locked.err").read())
 
 
+def test_failed_team():
+    """A question that no agent has room for in its context: an error that says so, not an empty reply."""
+    chat = {"model": "team:panel", "messages": [{"role": "user", "content": "word " * 3000}]}
+    status, v = s.call("/v1/chat/completions", chat)
+    check("a team without an answer replies with an error", status == 400 and "no room in the context" in v["error"]["message"], (status, v))
+    got = stream_all(s, "/v1/chat/completions", {**chat, "stream": True})
+    check("its stream ends with the error", "no room in the context" in got[-1][1]["error"]["message"], got)
+
+
 def test_refused_requests():
     for path, body, status, says in (
             ("/v1/ask", {}, 400, "'question'"), ("/v1/ask", {"question": "x" * 70000}, 400, "'question'"),
@@ -226,6 +235,7 @@ try:
     test_asks()
     test_disconnects()
     test_conversations()
+    test_failed_team()
     test_refused_requests()
 except Exception:
     check("no exception", False, traceback.format_exc())

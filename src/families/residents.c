@@ -100,6 +100,8 @@ static const char *const sum_asks[3][WORDINGS] = {
     {"%sと%sの人口を合わせると？", "%sの人口と%sの人口の合計は？"},
     {"%s和%s一共有多少人？", "%s的人口加%s的人口？"}};
 static const char signs[] = "+-*";
+static const char *const sign_words[3][3] = {
+    {" plus ", " minus ", " times "}, {"たす", "ひく", "かける"}, {"加", "减", "乘"}};
 static const char *const arithmetic_asks[3][3] = {
     {"%s = ?", "what is %s?", "compute %s"},
     {"%s = ?", "%sはいくつ？", "%sを計算して"},
@@ -303,9 +305,22 @@ static int long_number(struct rng *r) {
     return rng_between(r, p, 10 * p - 1);
 }
 
+/* "3 + 4 * 5" with words instead of signs: "3 plus 4 times 5". */
+static char *expression_in_words(const char *expression, int lang) {
+    struct buf text = {0};
+    for (const char *at = expression; *at; at++) {
+        const char *sign = strchr(signs, *at);
+        if (sign)
+            buf_puts(&text, sign_words[lang][sign - signs]);
+        else if (*at != ' ')
+            buf_add(&text, at, 1);
+    }
+    return text.data;
+}
+
 static void make_arithmetic(struct residents *v, int lang, struct question *q) {
     struct rng *r = &v->r;
-    char *expression = NULL, *key = NULL;
+    char *expression = NULL, *key = NULL, *words = NULL;
     int64_t value;
     do {
         int a = long_number(r), b = long_number(r), c = long_number(r);
@@ -320,11 +335,13 @@ static void make_arithmetic(struct residents *v, int lang, struct question *q) {
         key = xasprintf("residents %s", expression);
     } while (family_split_of(key) != v->split);
     q->kind = "arithmetic";
-    q->text = xasprintf(arithmetic_asks[lang][rng_between(r, 0, 2)], expression);
+    if (rng_between(r, 0, 1)) words = expression_in_words(expression, lang);
+    q->text = xasprintf(arithmetic_asks[lang][rng_between(r, 0, 2)], words ? words : expression);
     q->answer = xasprintf("%lld", (long long)value);
     add_calculation(q, expression);
     free(expression);
     free(key);
+    free(words);
 }
 
 /* Question `index` of an easy family. */

@@ -114,10 +114,27 @@ static void team_names_fill(const struct server *s, json_t *properties) {
     json_object_set_new(json_object_get(properties, "team"), "enum", names);
 }
 
-/* knowledge, conversations, adapters, jobs */
+/* knowledge, memories, conversations, adapters, jobs */
 
 static bool has_knowledge(const struct server *s) {
     return s->options->knowledge != NULL;
+}
+
+static bool has_memory(const struct server *s) {
+    return s->options->memory != NULL;
+}
+
+static json_t *memories_result(const json_t *reply) {
+    json_t *memories = json_array();
+    const json_t *memory;
+    size_t i;
+    json_array_foreach (json_object_get(reply, "data"), i, memory) {
+        json_t *v = members_copy(memory, "id attribute value text valid_from score");
+        json_t *until = json_object_get(memory, "valid_until");
+        if (json_is_string(until)) json_object_set(v, "valid_until", until);
+        json_array_append_new(memories, v);
+    }
+    return json_pack("{s:o}", "memories", memories);
 }
 
 static json_t *adapters_result(const json_t *reply) {
@@ -225,6 +242,19 @@ static const struct field
                     {"score", "number"},
                     {0}},
     knowledge_results[] = {{"hits", "list", REQUIRED, .items = hit_fields}, {0}},
+    memory_arguments[] = {{"query", "string",
+                           "Words to search for. Default: all, the strongest first.",
+                           RANGE(1, 4096)},
+                          {"attribute", "string",
+                           "Only memories of this attribute, such as residence."},
+                          {"ended", "boolean", "Also what no longer holds. Default: false."},
+                          {"limit", "integer", "Maximum memories. Default: 100.", RANGE(1, 1000)},
+                          {0}},
+    memory_fields[] = {{"id", "integer"},        {"attribute", "string"},
+                       {"value", "string"},      {"text", "string"},
+                       {"valid_from", "string"}, {"valid_until", "string"},
+                       {"score", "number"},      {0}},
+    memories_results[] = {{"memories", "list", REQUIRED, .items = memory_fields}, {0}},
     conversation_fields[] = {{"id", "string"},
                              {"title", "string"},
                              {"exchanges", "integer"},
@@ -314,6 +344,18 @@ static const struct mcp_tool tools[] = {
      .method = "GET",
      .path = "/v1/knowledge",
      .is_offered = has_knowledge},
+    {.name = "memory_search",
+     .title = "Search the memories of the user",
+     .description = "Finds what the user of this key has stated about himself or herself in stored "
+                    "conversations, such as residence or allergies.",
+     .arguments = memory_arguments,
+     .results = memories_results,
+     .read_only = true,
+     .scope = SCOPE_CHAT,
+     .method = "GET",
+     .path = "/v1/memories",
+     .is_offered = has_memory,
+     .result = memories_result},
     {.name = "conversation_list",
      .title = "List conversations",
      .description = "Lists the stored conversations of this key, which the tool ask began.",
@@ -448,6 +490,7 @@ static bool has_type(const json_t *v, const char *type) {
     return strcmp(type, "string") == 0    ? json_is_string(v)
            : strcmp(type, "integer") == 0 ? json_is_integer(v)
            : strcmp(type, "number") == 0  ? json_is_number(v)
+           : strcmp(type, "boolean") == 0 ? json_is_boolean(v)
                                           : json_is_string_array(v);
 }
 

@@ -68,8 +68,9 @@ const struct cli_command cmd_mcp = {
         "client its own --state.\n"
         "\n"
         "It ends when stdin ends, after the last response.",
-    .main_options = "adapter adapter-dir model-dir team knowledge state max-num-seqs max-model-len "
-                    "max-tokens max-memory",
+    .main_options =
+        "adapter adapter-dir model-dir team knowledge memory state max-num-seqs max-model-len "
+        "max-tokens max-memory",
     .rows = serve_option_rows,
     .more = (const struct option_table[]){{serve_command_rows, 0}, {0}},
     .base_load = defaults_set,

@@ -233,7 +233,7 @@ def keys():
         report("mcp: and cannot call their tools", r.get("error", {}).get("code") == -32602 or r)
         report("mcp: a key of both scopes sees them", {"job_list", "job_status"} < set(names(both)))
         report("mcp: and calls them", call("job_list", {}, both)["result"]["structuredContent"] == {"jobs": []})
-        report("mcp: tools that the server does not offer are not listed", not {"debate", "knowledge_search"} & set(names(both)))
+        report("mcp: tools that the server does not offer are not listed", not {"debate", "knowledge_search", "memory_search"} & set(names(both)))
         report("mcp: nor called", call("knowledge_search", {"query": "x"}, both).get("error", {}).get("code") == -32602)
 
         call("ask", {"question": "sort: k b x", "conversation": "mine", "agents": 1, "iterations": 1}, chat)
@@ -255,7 +255,9 @@ def agents():
     """An agent of the server is not an adapter. Its tools may change something, so chat is not read-only then."""
     with open(f"{TMP}/helper.yaml", "w") as f:
         f.write("tools: clock\nmax_steps: 1\nmax_tokens: 20\nthought_tokens: 8\n")
-    with Server("--agent", f"helper={TMP}/helper.yaml") as s:
+    for said in ("I live in Osaka.", "I've moved to Kyoto.", "I'm allergic to peanuts."):
+        subprocess.run([SHOAL, "memory", "learn", said, "--store", f"{TMP}/memories.db", "--quiet"], check=True, stdout=subprocess.DEVNULL)
+    with Server("--agent", f"helper={TMP}/helper.yaml", "--memory", f"{TMP}/memories.db") as s:
         def call(name, args=None):
             return json.loads(s.ask("/mcp", rpc("tools/call", {"name": name, **({"arguments": args} if args else {})}))[1])["result"]
 
@@ -264,6 +266,12 @@ def agents():
         tools = json.loads(s.ask("/mcp", rpc("tools/list"))[1])["result"]["tools"]
         hints = {t["name"]: t["annotations"]["readOnlyHint"] for t in tools}
         report("mcp: chat is not read-only with agents", (hints["chat"] is False and hints["adapter_list"] is True) or hints)
+        homes = call("memory_search", {"attribute": "residence", "ended": True})["structuredContent"]["memories"]
+        report("mcp: memories of the user, also ended ones", sorted((m["value"], "valid_until" in m) for m in homes) ==
+               [("Kyoto", False), ("Osaka", True)] or homes)
+        found = call("memory_search", {"query": "allergic to peanuts", "limit": 1})["structuredContent"]["memories"]
+        report("mcp: a search in memories", [m["value"] for m in found] == ["peanuts"] or found)
+        report("mcp: an unknown attribute of memories is refused", call("memory_search", {"attribute": "x"}).get("isError") is True)
         r = call("chat", {"prompt": "sort: k b x", "model": "agent:helper"})
         report("mcp: chat with an agent", (not r.get("isError") and r["structuredContent"]["model"] == "agent:helper") or r)
 

@@ -79,7 +79,7 @@ TOOLS = [
     ("chat", {"prompt": "a", "system": "s", "model": "critic", "max_tokens": 4, "seed": 1}),
     ("ask", {"question": "a", "agents": 1, "iterations": 1, "max_tokens": 4, "conversation": "c"}),
     ("debate", {"team": "panel", "question": "a", "choices": ["x", "y"], "rounds": 1}), ("knowledge_search", {"query": "tide", "limit": 2}),
-    ("conversation_list", {}), ("conversation_search", {"search": "a", "limit": 2}),
+    ("memory_search", {"query": "a"}), ("conversation_list", {}), ("conversation_search", {"search": "a", "limit": 2}),
     ("conversation_read", {"conversation": "c", "after": 0, "limit": 2}), ("adapter_list", {}), ("job_list", {}), ("job_status", {"job": "JOB"}),
 ]
 MORE += [("POST", "/mcp", {"jsonrpc": "2.0", "id": 1, "method": method, "params": params}, [("Accept", "text/event-stream")])

@@ -2,7 +2,7 @@
 # results-agent: writes docs/results/agent.md and a part of docs/RESULTS.md: what tools, demonstrations and rewards gain.
 #
 # Generates tables of invented people and towns with questions about them: one table and N (5000) questions of the test
-# split, TABLES (10) tables with QUESTIONS (3200) questions each of the train split. Measures the starter model without
+# split, TABLES (80) tables with QUESTIONS (640) questions each of the train split. Measures the starter model without
 # tools and with them; then an adapter that learned FIRST (3000) updates from demonstrated calls; the same adapter after
 # UPDATES (4000) more updates from demonstrations of other tables; and after as many from rewards: in each of ROUNDS (4)
 # rounds it answers the questions of its tables, SAMPLES (4) runs each with sampled calls, and learns from the runs whose
@@ -10,7 +10,7 @@
 # another folder, for other sizes); training is kept in WORK (build/results-agent), so that an interrupted command continues.
 set -eu
 cd "$(dirname "$0")/.."
-shoal="${SHOAL:-$PWD/build/shoal}" seed="${SEED:-1}" n="${N:-5000}" tables="${TABLES:-10}" questions="${QUESTIONS:-3200}"
+shoal="${SHOAL:-$PWD/build/shoal}" seed="${SEED:-1}" n="${N:-5000}" tables="${TABLES:-80}" questions="${QUESTIONS:-640}"
 first="${FIRST:-3000}" updates="${UPDATES:-4000}" rounds="${ROUNDS:-4}" samples="${SAMPLES:-4}"
 work="${WORK:-build/results-agent}" found="${FOUND:-docs/results/agent}" class="${CLASS:---exact}"
 tools="--tools calculator,knowledge"

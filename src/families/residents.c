@@ -41,49 +41,57 @@ struct residents {
 /* words; "%s" is a name, and in `documents` the values follow in the order of the struct */
 
 static const char *const person_documents[] = {
-    "%s is %d years old. room: %d. phone: %d. town: %s. friend: %s.",
-    "%sは%dさいです。部屋：%d。電話：%d。町：%s。友：%s。",
-    "%s%d岁。房间：%d。电话：%d。城市：%s。朋友：%s。"};
-static const char *const town_documents[] = {"%s has %d people. distance: %d km. mayor: %s.",
-                                             "%sの人口は%d人です。距離：%dキロ。市長：%s。",
-                                             "%s人口%d人。距离：%d公里。市长：%s。"};
+    "%s. age: %d. room: %d. phone: %d. town: %s. friend: %s.",
+    "%s。年：%d。部屋：%d。電話：%d。町：%s。友：%s。",
+    "%s。年龄：%d。房间：%d。电话：%d。城市：%s。朋友：%s。"};
+static const char *const town_documents[] = {"%s. people: %d. distance: %d. mayor: %s.",
+                                             "%s。人口：%d。距離：%d。市長：%s。",
+                                             "%s。人口：%d。距离：%d。市长：%s。"};
 enum { WORDINGS = 2 };
 static const struct {
     enum subject of;
-    const char *asks[3][WORDINGS];
+    const char *asks[3][WORDINGS], *labels[3]; /* labels: in the documents */
 } properties[N_PROPERTIES] = {
     [AGE] = {PERSON,
              {{"how old is %s?", "what is the age of %s?"},
               {"%sは何さい？", "%sの年は？"},
-              {"%s几岁？", "%s的年龄？"}}},
+              {"%s几岁？", "%s的年龄？"}},
+             {"age: ", "年：", "年龄："}},
     [ROOM] = {PERSON,
               {{"in which room is %s?", "which room has %s?"},
                {"%sはどの部屋？", "%sの部屋は？"},
-               {"%s在哪个房间？", "%s的房间号？"}}},
+               {"%s在哪个房间？", "%s的房间号？"}},
+              {"room: ", "部屋：", "房间："}},
     [PHONE] = {PERSON,
                {{"what is the number of %s?", "how can i call %s?"},
                 {"%sの電話番号は？", "%sに電話するには？"},
-                {"%s的电话号码？", "怎么打电话给%s？"}}},
+                {"%s的电话号码？", "怎么打电话给%s？"}},
+               {"phone: ", "電話：", "电话："}},
     [HOME] = {PERSON,
               {{"where does %s live?", "which town is the home of %s?"},
                {"%sはどこに住んでいる？", "%sの町は？"},
-               {"%s住在哪里？", "%s的城市？"}}},
+               {"%s住在哪里？", "%s的城市？"}},
+              {"town: ", "町：", "城市："}},
     [FRIEND] = {PERSON,
                 {{"who is the friend of %s?", "name the friend of %s."},
                  {"%sの友はだれ？", "%sの友の名前は？"},
-                 {"%s的朋友是谁？", "%s的朋友叫什么？"}}},
+                 {"%s的朋友是谁？", "%s的朋友叫什么？"}},
+                {"friend: ", "友：", "朋友："}},
     [POPULATION] = {TOWN,
                     {{"how many people live in %s?", "what is the population of %s?"},
                      {"%sの人口は？", "%sには何人いる？"},
-                     {"%s的人口？", "%s有多少人？"}}},
+                     {"%s的人口？", "%s有多少人？"}},
+                    {"people: ", "人口：", "人口："}},
     [DISTANCE] = {TOWN,
                   {{"how far is %s?", "what is the distance to %s?"},
                    {"%sまで何キロ？", "%sの距離は？"},
-                   {"到%s多远？", "%s的距离？"}}},
+                   {"到%s多远？", "%s的距离？"}},
+                  {"distance: ", "距離：", "距离："}},
     [MAYOR] = {TOWN,
                {{"who is the mayor of %s?", "name the mayor of %s."},
                 {"%sの市長はだれ？", "%sの市長の名前は？"},
-                {"%s的市长是谁？", "%s的市长叫什么？"}}},
+                {"%s的市长是谁？", "%s的市长叫什么？"}},
+               {"mayor: ", "市長：", "市长："}},
 };
 /* The subject of a chain's second search: of a person the friend or the town, of a town the mayor.
  */
@@ -224,6 +232,7 @@ static json_t *document_of_town(const struct table *t, int lang, const struct to
 struct question {
     const char *kind;
     char *text, *answer; /* malloc'ed */
+    const char *quoted; /* label before the answer in a document, which the reply quotes; or NULL */
     json_t *calls;
 };
 
@@ -263,6 +272,7 @@ static void make_lookup(struct residents *v, int lang, struct question *q) {
     q->kind = "lookup";
     q->text = property_question(&v->r, lang, property, subject_name(t, of, i));
     q->answer = property_value(t, property, i, &next);
+    q->quoted = properties[property].labels[lang];
     add_search(q, subject_name(t, of, i));
 }
 
@@ -278,6 +288,7 @@ static void make_chain(struct residents *v, int lang, struct question *q) {
     q->kind = "chain";
     q->text = property_question(&v->r, lang, second, who);
     q->answer = property_value(t, second, next, &last);
+    q->quoted = properties[second].labels[lang];
     add_search(q, subject_name(t, of, i));
     add_search(q, found);
     free(found);
@@ -360,17 +371,19 @@ static void make_direct(struct residents *v, uint64_t seed, uint32_t index, stru
 static json_t *question_json(struct residents *v, uint64_t seed, int index) {
     struct question q = {.calls = json_array()};
     int lang = item_language(&v->r), share = rng_between(&v->r, 0, 19);
-    if (share < 5)
+    if (share < 3)
         make_arithmetic(v, lang, &q);
-    else if (share < 10)
+    else if (share < 9)
         make_lookup(v, lang, &q);
-    else if (share < 14)
-        make_chain(v, lang, &q);
     else if (share < 16)
+        make_chain(v, lang, &q);
+    else if (share < 18)
         make_sum(v, lang, &q);
     else
         make_direct(v, seed, (uint32_t)index, &q);
-    char *reply = xasprintf(ANSWER_PREFIX " %s", q.answer);
+    char *reply = q.quoted ? xasprintf(WORK_PREFIX " %s%s\n" ANSWER_PREFIX " %s", q.quoted,
+                                       q.answer, q.answer)
+                           : xasprintf(ANSWER_PREFIX " %s", q.answer);
     json_t *line = json_pack("{s:s,s:s,s:s,s:s,s:o}", "kind", q.kind, "question", q.text, "answer",
                              q.answer, "reply", reply, "calls", q.calls);
     free(q.text);

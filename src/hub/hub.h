@@ -93,6 +93,24 @@ void http_response_release(struct http_response *r);
  * within `seconds`, or a status other than 2xx; other errors as of http_request. */
 int http_post_json(const char *url, const char *body, double seconds, struct error *err);
 
+/* event streams */
+
+/* A stream of text/event-stream (WHATWG HTML, 9.2), which arrives in parts. Zero-initialise it. */
+enum { EVENT_MAX_BYTES = 4 << 20 };
+struct event_stream {
+    struct buf line, data;
+    bool after_cr, is_other, has_data; /* is_other: the event's type is not "message" */
+    char id[256];     /* the last event's id; "": a header cannot hold it, or it is missing */
+    int64_t retry_ms; /* 0: not given */
+};
+/* Receives the data of an event; every result but OK ends the reading. */
+typedef int (*event_receive_fn)(void *ctx, const char *text, size_t len, struct error *err);
+/* Passes the data of every event of type "message" to `receive`; returns its first result that is
+ * not OK, or ERR_MEMORY for an event of more than EVENT_MAX_BYTES. */
+int event_stream_add(struct event_stream *s, const char *data, size_t len, event_receive_fn receive,
+                     void *ctx, struct error *err);
+void event_stream_release(struct event_stream *s);
+
 /* pages */
 
 struct http_page {

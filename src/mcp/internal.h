@@ -1,6 +1,6 @@
 /*
  * mcp: declarations shared by the files of the client: requests and their answers (client.c), tools
- * and results (tools.c), the transports (stdio.c, streamable_http.c) and event streams (sse.c).
+ * and results (tools.c) and the transports (stdio.c, streamable_http.c).
  */
 #ifndef SHOAL_MCP_INTERNAL_H
 #define SHOAL_MCP_INTERNAL_H
@@ -52,20 +52,5 @@ struct mcp_transport {
 struct mcp_transport *mcp_stdio_open(const char *command, const struct strings *env,
                                      struct error *err);
 struct mcp_transport *mcp_http_open(const char *url, const struct strings *headers);
-
-/* event streams */
-
-/* A stream of text/event-stream (WHATWG HTML, 9.2), which arrives in parts. Zero-initialise it. */
-struct mcp_sse {
-    struct buf line, data;
-    bool after_cr, is_other, has_data; /* is_other: the event's type is not "message" */
-    char id[256];     /* the last event's id; "": a header cannot hold it, or it is missing */
-    int64_t retry_ms; /* 0: not given */
-};
-/* Passes the data of every event of type "message" to `receive`; returns its first result that is
- * not OK, or ERR_MEMORY for an event of more than MCP_MAX_MESSAGE bytes. */
-int mcp_sse_add(struct mcp_sse *s, const char *data, size_t len, mcp_receive_fn receive, void *ctx,
-                struct error *err);
-void mcp_sse_release(struct mcp_sse *s);
 
 #endif

@@ -29,7 +29,7 @@ struct http {
 struct exchange {
     mcp_receive_fn receive; /* NULL: the request has no answer */
     void *ctx;
-    struct mcp_sse stream;
+    struct event_stream stream;
     struct buf body; /* the answer, if it is not a stream */
     int rc;          /* result of `receive` */
     struct error *err;
@@ -49,7 +49,7 @@ static bool on_body(void *ctx, const struct http_response *r, const char *data, 
     if (!is_type(r, "text/event-stream"))
         buf_add(&x->body, data, len);
     else
-        x->rc = mcp_sse_add(&x->stream, data, len, x->receive, x->ctx, x->err);
+        x->rc = event_stream_add(&x->stream, data, len, x->receive, x->ctx, x->err);
     return x->rc == OK;
 }
 
@@ -154,7 +154,7 @@ static int exchange_part(struct http *t, const char *text, size_t len, double de
 }
 
 /* Waits as long as the server wants before the rest of a stream is requested. */
-static void resume_wait(const struct mcp_sse *stream, double deadline) {
+static void resume_wait(const struct event_stream *stream, double deadline) {
     int64_t ms = stream->retry_ms > 0 ? MIN(stream->retry_ms, MAX_RETRY_MS) : RETRY_MS;
     double left = (deadline - clock_now()) * 1000;
     poll(NULL, 0, (int)MAX(0, MIN((double)ms, left)));
@@ -171,7 +171,7 @@ static int http_exchange(struct mcp_transport *base, const char *text, size_t le
         rc = exchange_part(t, NULL, 0, deadline, &x, err);
     }
     if (rc == OK) rc = error_set(err, ERR_FORMAT, "the response has no answer to the request");
-    mcp_sse_release(&x.stream);
+    event_stream_release(&x.stream);
     buf_release(&x.body);
     return rc;
 }

@@ -1714,19 +1714,19 @@ static void mcp_message_use(const char *text, size_t len) {
 /* A message of an MCP server, and a stream of events with such messages. */
 static void fuzz_mcp(const uint8_t *data, size_t size) {
     const char *text = (const char *)data;
-    struct mcp_sse whole = {0}, parts = {0};
+    struct event_stream whole = {0}, parts = {0};
     struct buf events = {0}, same = {0};
     struct error err;
     mcp_message_use(text, size);
-    MUST(mcp_sse_add(&whole, text, size, mcp_event_add, &events, &err) == OK);
+    MUST(event_stream_add(&whole, text, size, mcp_event_add, &events, &err) == OK);
     for (size_t i = 0; i < size; i++)
-        MUST(mcp_sse_add(&parts, text + i, 1, mcp_event_add, &same, &err) == OK);
+        MUST(event_stream_add(&parts, text + i, 1, mcp_event_add, &same, &err) == OK);
     MUST(events.len == same.len && (!same.len || !memcmp(events.data, same.data, same.len)));
     MUST(strcmp(whole.id, parts.id) == 0 && whole.retry_ms == parts.retry_ms);
     for (const char *p = events.data, *end; p && (end = strstr(p, "\n====\n")); p = end + 6)
         mcp_message_use(p, (size_t)(end - p));
-    mcp_sse_release(&whole);
-    mcp_sse_release(&parts);
+    event_stream_release(&whole);
+    event_stream_release(&parts);
     buf_release(&events);
     buf_release(&same);
 }

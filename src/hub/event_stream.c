@@ -1,28 +1,29 @@
 /*
- * sse: reads streams of events, in which each event is lines "FIELD: VALUE" before an empty line.
+ * event_stream: reads streams of events, in which each event is lines "FIELD: VALUE" before an
+ * empty line.
  *
  * A line ends with CR, LF or CR LF. The lines of `data` of an event are joined by newlines. An
  * event that the end of the stream cuts off is dropped.
  */
-#include "mcp/internal.h"
+#include "hub/hub.h"
 
 #include <stdlib.h>
 #include <string.h>
 
 /* Whether a header can hold the id of an event. */
 static bool id_is_valid(const char *id, size_t len) {
-    if (len >= sizeof(((struct mcp_sse *)0)->id)) return false;
+    if (len >= sizeof(((struct event_stream *)0)->id)) return false;
     for (size_t i = 0; i < len; i++)
         if (id[i] < 0x21 || id[i] > 0x7e) return false;
     return true;
 }
 
-static void retry_set(struct mcp_sse *s, const char *digits) {
+static void retry_set(struct event_stream *s, const char *digits) {
     size_t n = strspn(digits, "0123456789");
     if (n && n < 10 && !digits[n]) s->retry_ms = strtoll(digits, NULL, 10);
 }
 
-static void field_add(struct mcp_sse *s, const char *name, const char *value, size_t len) {
+static void field_add(struct event_stream *s, const char *name, const char *value, size_t len) {
     if (strcmp(name, "data") == 0) {
         if (s->has_data) buf_puts(&s->data, "\n");
         buf_add(&s->data, value, len);
@@ -39,7 +40,8 @@ static void field_add(struct mcp_sse *s, const char *name, const char *value, si
 }
 
 /* Ends the event. */
-static int event_end(struct mcp_sse *s, mcp_receive_fn receive, void *ctx, struct error *err) {
+static int event_end(struct event_stream *s, event_receive_fn receive, void *ctx,
+                     struct error *err) {
     bool is_message = s->has_data && s->data.len && !s->is_other;
     int rc = is_message ? receive(ctx, s->data.data, s->data.len, err) : OK;
     s->data.len = 0;
@@ -47,7 +49,8 @@ static int event_end(struct mcp_sse *s, mcp_receive_fn receive, void *ctx, struc
     return rc;
 }
 
-static int line_end(struct mcp_sse *s, mcp_receive_fn receive, void *ctx, struct error *err) {
+static int line_end(struct event_stream *s, event_receive_fn receive, void *ctx,
+                    struct error *err) {
     static char none[] = "";
     char *line = s->line.len ? s->line.data : none, *end = line + s->line.len;
     s->line.len = 0;
@@ -60,17 +63,17 @@ static int line_end(struct mcp_sse *s, mcp_receive_fn receive, void *ctx, struct
     return OK;
 }
 
-int mcp_sse_add(struct mcp_sse *s, const char *data, size_t len, mcp_receive_fn receive, void *ctx,
-                struct error *err) {
+int event_stream_add(struct event_stream *s, const char *data, size_t len, event_receive_fn receive,
+                     void *ctx, struct error *err) {
     const char *end = data + len;
     for (int rc; data < end; s->after_cr = data++[0] == '\r') {
         if (s->after_cr && *data == '\n') continue;
         const char *p = data;
         while (p < end && *p != '\r' && *p != '\n') p++;
         buf_add(&s->line, data, (size_t)(p - data));
-        if (s->line.len + s->data.len > MCP_MAX_MESSAGE)
+        if (s->line.len + s->data.len > EVENT_MAX_BYTES)
             return error_set(err, ERR_MEMORY, "it sent an event of more than %d MiB",
-                             MCP_MAX_MESSAGE >> 20);
+                             EVENT_MAX_BYTES >> 20);
         if (p == end) {
             s->after_cr = false;
             return OK;
@@ -81,7 +84,7 @@ int mcp_sse_add(struct mcp_sse *s, const char *data, size_t len, mcp_receive_fn 
     return OK;
 }
 
-void mcp_sse_release(struct mcp_sse *s) {
+void event_stream_release(struct event_stream *s) {
     buf_release(&s->line);
     buf_release(&s->data);
 }

@@ -5,11 +5,8 @@
  * messages are shortened, cleaned, and left out if they contain the key.
  */
 #define _GNU_SOURCE
-#include "remote/remote.h"
+#include "remote/internal.h"
 
-#include "hub/hub.h"
-
-#include <pthread.h>
 #include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
@@ -19,7 +16,6 @@ enum {
     MAX_URL = 2048,
     MAX_KEY = 8192,
     MAX_MODEL_NAME = 256,
-    MAX_RESPONSE = 8 << 20,
     MAX_LIST = 4 << 20,  /* bytes of the list of models */
     MODELS_SHOWN = 20,   /* names of models in a message */
     MESSAGE_SHOWN = 300, /* bytes of a server's message */
@@ -29,19 +25,6 @@ enum {
 #define MAX_PAUSE 30.0
 #define MAX_RETRY_AFTER 60.0
 #define PAUSE_STEP 0.05 /* seconds between two checks whether the client has stopped */
-
-struct remote {
-    char *url;   /* without '/' at its end */
-    char *model; /* NULL: not known yet */
-    char *key;   /* NULL: none */
-    struct strings headers;
-    double seconds;
-    int retries;
-    atomic_bool stopped;
-    pthread_mutex_t lock; /* protects n_failures and last */
-    int n_failures;       /* in a row */
-    struct error last;    /* the last one, if n_failures > 0 */
-};
 
 /* opening */
 
@@ -128,7 +111,17 @@ const char *remote_model(const struct remote *r) {
 
 /* one request */
 
-static bool has_key(const struct remote *r, const char *text) {
+char *remote_request_body(const struct remote *r, const json_t *request) {
+    json_t *named = json_copy((json_t *)(uintptr_t)request);
+    json_object_set_new(named, "model",
+                        json_string_lossy(remote_model(r), strlen(remote_model(r))));
+    char *body = json_dumps(named, JSON_COMPACT);
+    CHECK(body);
+    json_decref(named);
+    return body;
+}
+
+bool remote_has_key(const struct remote *r, const char *text) {
     return r->key && strstr(text, r->key);
 }
 
@@ -136,7 +129,7 @@ static bool has_key(const struct remote *r, const char *text) {
 static char *text_to_show(const struct remote *r, const char *text, size_t limit) {
     struct buf b = {0};
     size_t n = strlen(text);
-    if (n == 0 || has_key(r, text)) return NULL;
+    if (n == 0 || remote_has_key(r, text)) return NULL;
     buf_add_sanitized(&b, text, utf8_complete_len(text, MIN(n, limit)));
     for (char *p = b.data; p && *p; p++)
         if (*p == '\n' || *p == '\t') *p = ' ';
@@ -144,7 +137,7 @@ static char *text_to_show(const struct remote *r, const char *text, size_t limit
     return b.data;
 }
 
-static json_t *body_parse(const struct buf *body, struct error *err) {
+json_t *remote_body_parse(const struct buf *body, struct error *err) {
     struct json_limits left = json_request_limits;
     return json_parse_limited(body->data ? body->data : "", body->len, "the response", &left, err);
 }
@@ -158,18 +151,24 @@ static const char *error_message(const json_t *v) {
     return text ? text : json_get_string(v, "detail");
 }
 
-/* Sets the error of a response whose status is not 200. */
-static int status_error(const struct remote *r, const struct http_response *response,
+int remote_reported_error(const struct remote *r, const json_t *v, struct error *err) {
+    char *message = text_to_show(r, error_message(v), MESSAGE_SHOWN);
+    error_set(err, ERR_STATE, "the server reports an error%s%s", message ? ": " : "",
+              message ? message : "");
+    free(message);
+    return err->code;
+}
+
+int remote_status_error(const struct remote *r, int status, const struct buf *body,
                         struct error *err) {
     struct error ignored; // a body that is not JSON has no message to show
-    json_t *v = body_parse(&response->body, &ignored);
+    json_t *v = remote_body_parse(body, &ignored);
     char *message = v ? text_to_show(r, error_message(v), MESSAGE_SHOWN) : NULL;
     const char *hint = "";
-    if (response->status / 100 == 3)
-        hint = "; a redirect is not followed, give the address that it leads to";
-    if (response->status == 401 || response->status == 403)
+    if (status / 100 == 3) hint = "; a redirect is not followed, give the address that it leads to";
+    if (status == 401 || status == 403)
         hint = r->key ? "; the server refuses the key" : "; the server wants a key";
-    error_set(err, ERR_STATE, "status %d%s%s%s", response->status, message ? ": " : "",
+    error_set(err, ERR_STATE, "status %d%s%s%s", status, message ? ": " : "",
               message ? message : "", hint);
     free(message);
     json_decref(v);
@@ -188,11 +187,19 @@ static int64_t token_count(const json_t *v, const char *key) {
     return n > 0 && n < INT32_MAX ? n : 0;
 }
 
-/* Reads the reply of a chat completion, or of a completion. A model that only reasons until its
- * limit has the content null: its text is empty. */
-static int reply_read(const struct remote *r, const struct buf *body, bool is_chat,
+void remote_reply_end_read(const json_t *v, struct remote_reply *out) {
+    const json_t *choice = json_array_get(json_object_get(v, "choices"), 0);
+    int64_t prefilled = token_count(v, "prompt_tokens"),
+            generated = token_count(v, "completion_tokens");
+    out->truncated |= strcmp(json_get_string(choice, "finish_reason"), "length") == 0;
+    if (prefilled) out->prefilled = prefilled;
+    if (generated) out->generated = generated;
+}
+
+/* A model that only reasons until its limit has the content null: its text is empty. */
+int remote_reply_read(const struct remote *r, const struct buf *body, bool is_chat,
                       struct remote_reply *out, struct error *err) {
-    json_t *v = body_parse(body, err);
+    json_t *v = remote_body_parse(body, err);
     if (!v) return err->code;
     const json_t *choice = json_array_get(json_object_get(v, "choices"), 0),
                  *message = json_object_get(choice, "message"),
@@ -204,11 +211,9 @@ static int reply_read(const struct remote *r, const struct buf *body, bool is_ch
     else
         rc = error_set(err, ERR_FORMAT, "the response has no '%s', as a reply of OpenAI's API has",
                        is_chat ? "choices[0].message.content" : "choices[0].text");
-    if (rc == OK && has_key(r, out->text))
+    if (rc == OK && remote_has_key(r, out->text))
         rc = error_set(err, ERR_FORMAT, "the reply contains the API key");
-    out->truncated = strcmp(json_get_string(choice, "finish_reason"), "length") == 0;
-    out->prefilled = token_count(v, "prompt_tokens");
-    out->generated = token_count(v, "completion_tokens");
+    remote_reply_end_read(v, out);
     json_decref(v);
     return rc;
 }
@@ -236,18 +241,18 @@ static int attempt_run(struct remote *r, const char *body, bool is_chat, struct 
                                                  .body = body,
                                                  .body_len = strlen(body),
                                                  .keep_headers = {"Retry-After"},
-                                                 .max_body = MAX_RESPONSE,
+                                                 .max_body = REMOTE_MAX_RESPONSE,
                                                  .seconds = r->seconds,
                                                  .cancel = &r->stopped},
                           &response, err);
     *a = (struct attempt){.is_temporary = rc == ERR_IO};
     out->attempts++;
     if (rc == OK && response.status == 200)
-        rc = reply_read(r, &response.body, is_chat, out, err);
+        rc = remote_reply_read(r, &response.body, is_chat, out, err);
     else if (rc == OK) {
         a->is_temporary = status_is_temporary(response.status);
         a->pause = retry_after(response.headers[0]);
-        rc = status_error(r, &response, err);
+        rc = remote_status_error(r, response.status, &response.body, err);
     }
     http_response_release(&response);
     free(url);
@@ -293,12 +298,8 @@ int remote_generate(struct remote *r, const json_t *request, struct remote_reply
     if (atomic_load(&r->stopped))
         return error_set(err, ERR_STATE, "not sent, after %d failures in a row",
                          REMOTE_MAX_FAILURES);
-    json_t *named = json_copy((json_t *)(uintptr_t)request);
-    json_object_set_new(named, "model",
-                        json_string_lossy(remote_model(r), strlen(remote_model(r))));
-    char *body = json_dumps(named, JSON_COMPACT);
+    char *body = remote_request_body(r, request);
     bool is_chat = json_object_get(request, "messages");
-    CHECK(body);
     int rc = attempt_run(r, body, is_chat, &a, out, err);
     for (int i = 0; rc != OK && a.is_temporary && i < r->retries; i++) {
         pause_wait(r, MAX(pause, a.pause));
@@ -308,7 +309,6 @@ int remote_generate(struct remote *r, const json_t *request, struct remote_reply
     }
     outcome_count(r, rc, err);
     free(body);
-    json_decref(named);
     return rc;
 }
 
@@ -326,7 +326,7 @@ static int model_choose(struct remote *r, const json_t *list, struct error *err)
     struct buf names = {0};
     size_t i;
     if (json_array_size(data) == 1 && *only && strlen(only) <= MAX_MODEL_NAME &&
-        !has_key(r, only)) {
+        !remote_has_key(r, only)) {
         r->model = text_to_show(r, only, MAX_MODEL_NAME);
         if (strcmp(r->model, only) == 0) return OK;
     }
@@ -354,8 +354,8 @@ int remote_connect(struct remote *r, struct error *err) {
                           &response, err);
     bool is_refused = rc == OK && (response.status == 401 || response.status == 403);
     if (is_refused || (rc == OK && !r->model && response.status != 200))
-        rc = status_error(r, &response, err);
-    else if (rc == OK && !r->model && (list = body_parse(&response.body, err)))
+        rc = remote_status_error(r, response.status, &response.body, err);
+    else if (rc == OK && !r->model && (list = remote_body_parse(&response.body, err)))
         rc = model_choose(r, list, err);
     else if (rc == OK && !r->model)
         rc = err->code;

@@ -10,6 +10,8 @@
 
 #include "base/base.h"
 
+#include <stdatomic.h>
+
 struct remote_options {
     const char *url;     /* http or https; without a path, /v1 is added */
     const char *model;   /* NULL: the only model that the server lists */
@@ -33,6 +35,7 @@ struct remote_reply {
     bool truncated;               /* it reached its limit of tokens */
     int64_t prefilled, generated; /* tokens by the server's count; 0: it reports none */
     int attempts;                 /* requests that were sent */
+    int status; /* HTTP status of the last response; 0: none arrived; not set by remote_generate */
 };
 /*
  * Generates a reply. `request` has the fields of a chat completion ("messages" …) or of a
@@ -51,6 +54,25 @@ enum { REMOTE_MAX_FAILURES = 5 };
 int remote_generate(struct remote *r, const json_t *request, struct remote_reply *out,
                     struct error *err);
 void remote_reply_release(struct remote_reply *r);
+/*
+ * For callers that have another server to ask: one request, which no failure before it prevents.
+ * Errors are those of remote_generate, and ERR_STATE if it was cancelled; the text of a stream that
+ * fails may have been passed on in part.
+ */
+struct remote_attempt {
+    double seconds;            /* limit of the whole response; 0: that of the client */
+    size_t max_text;           /* bytes of the text; 0: the limit of responses */
+    const atomic_bool *cancel; /* NULL, or ends the request within about a second when true */
+    /* Not NULL: the server streams the reply, and each part of its text, whole characters, is
+     * passed on as it arrives; `text` of the reply is NULL. */
+    void (*on_text)(void *ctx, const char *text, size_t len);
+    void *ctx;
+};
+int remote_try(struct remote *r, const json_t *request, const struct remote_attempt *a,
+               struct remote_reply *out, struct error *err);
+/* Whether the server answers a request for its list of models: without it, with a status of 5xx,
+ * 401, 403 or 429 there is an error. */
+int remote_probe(struct remote *r, double seconds, const atomic_bool *cancel, struct error *err);
 /* ERR_STATE with the last failure's message if the client has stopped. */
 int remote_check(struct remote *r, struct error *err);
 

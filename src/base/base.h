@@ -697,6 +697,9 @@ int yaml_load_functions(struct yaml *y, const char *path, struct error *err);
 /* Parses a text; `path` names it in errors. */
 int yaml_parse(struct yaml *y, const char *path, const char *text, size_t len, struct error *err);
 int yaml_line(const struct yaml *y, const char *key_path); /* 0 when unknown */
+/* The mapping `root`, which is at key_path in the document, as a separate document, which borrows
+ * path and root. The caller calls json_decref on its `lines`. */
+struct yaml yaml_subtree(const struct yaml *y, json_t *root, const char *key_path);
 void yaml_release(struct yaml *y);
 
 /* JSON */

@@ -336,6 +336,17 @@ int yaml_line(const struct yaml *y, const char *key_path) {
     return (int)json_integer_value(json_object_get(y->lines, key_path));
 }
 
+struct yaml yaml_subtree(const struct yaml *y, json_t *root, const char *key_path) {
+    struct yaml part = {y->path, root, json_object()};
+    size_t n = strlen(key_path);
+    const char *key;
+    json_t *line;
+    json_object_foreach (y->lines, key, line)
+        if (strncmp(key, key_path, n) == 0 && key[n] == '.')
+            json_object_set(part.lines, key + n + 1, line);
+    return part;
+}
+
 void yaml_release(struct yaml *y) {
     free(y->path);
     json_decref(y->root);

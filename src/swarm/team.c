@@ -147,19 +147,6 @@ static int terms_read(struct team *t, const struct yaml *y, const char *key_path
     return rc;
 }
 
-/* The mapping `root`, which is at key_path in the document, as a separate document. The caller
- * calls json_decref on its `lines`. */
-static struct yaml yaml_subtree(const struct yaml *y, json_t *root, const char *key_path) {
-    struct yaml part = {y->path, root, json_object()};
-    size_t n = strlen(key_path);
-    const char *key;
-    json_t *line;
-    json_object_foreach (y->lines, key, line)
-        if (strncmp(key, key_path, n) == 0 && key[n] == '.')
-            json_object_set(part.lines, key + n + 1, line);
-    return part;
-}
-
 static int agent_read(struct team *t, const struct yaml *y, int i, struct error *err) {
     char key_path[32];
     struct team_member m;

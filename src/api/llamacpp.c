@@ -324,10 +324,11 @@ static json_t *tokens_json(const struct generation *g, const struct completion *
 /* The fields of every chunk and of the whole reply. */
 static json_t *chunk_json(const struct generation *g, const struct completion *a, json_t *content,
                           int32_t from, int32_t to, bool stop) {
-    json_t *v = json_pack("{s:i,s:o,s:o,s:b,s:i,s:i,s:i}", "index", a->index, "content", content,
-                          "tokens", tokens_json(g, a, from, to), "stop", stop, "id_slot", -1,
-                          "tokens_predicted", stop ? a->batch_request.request.n_generated : to,
-                          "tokens_evaluated", a->batch_request.request.n_prompt);
+    struct token_usage u = completion_usage(a);
+    json_t *v =
+        json_pack("{s:i,s:o,s:o,s:b,s:i,s:i,s:i}", "index", a->index, "content", content, "tokens",
+                  tokens_json(g, a, from, to), "stop", stop, "id_slot", -1, "tokens_predicted",
+                  stop ? (int)u.completion : to, "tokens_evaluated", (int)u.prompt);
     if (g->spec.logprobs && from < to)
         json_object_set_new(v, "completion_probabilities", probs_json(g, a, from, to));
     return v;

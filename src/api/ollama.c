@@ -213,15 +213,17 @@ static json_t *reply_json(const struct generation *g) {
 /* Adds the fields of the last object, except the text. load_duration is the time in the queue. */
 static void final_fields_add(const struct generation *g, const struct completion *a, json_t *v) {
     const struct batcher_request *c = &a->batch_request;
-    bool stopped = !completion_was_cut(a) && c->request.finish != FINISH_NONE;
+    struct token_usage u = completion_usage(a);
+    bool stopped = a->async ? !a->async->truncated
+                            : !completion_was_cut(a) && c->request.finish != FINISH_NONE;
     double first = c->first > 0 ? c->first : c->ended;
     json_object_set_new(v, "done", json_true());
     json_object_set_new(v, "done_reason", json_string(stopped ? "stop" : "length"));
     json_object_set_new(v, "total_duration", json_integer(nanoseconds(g->started_at, c->ended)));
     json_object_set_new(v, "load_duration", json_integer(nanoseconds(c->submitted, c->started)));
-    json_object_set_new(v, "prompt_eval_count", json_integer(c->request.n_prompt));
+    json_object_set_new(v, "prompt_eval_count", json_integer(u.prompt));
     json_object_set_new(v, "prompt_eval_duration", json_integer(nanoseconds(c->started, first)));
-    json_object_set_new(v, "eval_count", json_integer(c->request.n_generated));
+    json_object_set_new(v, "eval_count", json_integer(u.completion));
     json_object_set_new(v, "eval_duration", json_integer(nanoseconds(first, c->ended)));
 }
 

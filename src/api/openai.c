@@ -1611,6 +1611,10 @@ static void models_handle(void *ctx, struct exchange *x) {
         json_array_append_new(data, model_card(s, id, s->path, s->name, s->started));
         free(id);
     }
+    const char *chain;
+    for (int i = 0; (chain = fallback_name_at(s, i)); i++)
+        if (fallback_is_only(s, chain))
+            json_array_append_new(data, model_card(s, chain, s->path, NULL, s->started));
     exchange_reply_json(x, 200, json_pack("{s:s,s:o}", "object", "list", "data", data));
 }
 
@@ -1633,7 +1637,8 @@ static void model_handle(void *ctx, struct exchange *x) {
     const char *id = exchange_wildcard(x);
     struct model_ref t;
     struct error err = {0};
-    if (team_find(s, id, &err) || (!err.code && agent_find(s, id, &err))) {
+    if (team_find(s, id, &err) || (!err.code && agent_find(s, id, &err)) ||
+        (!err.code && fallback_is_only(s, id))) {
         exchange_reply_json(x, 200, model_card(s, id, s->path, s->name, s->started));
         return;
     }

@@ -66,6 +66,7 @@ static void on_ready(void *ctx, const struct serve_ready *r) {
     add_names(&models, &r->adapters, "adapter", "");
     add_names(&models, &r->teams, "team", "team:");
     if (r->agents.n) add_names(&models, &r->agents, "agent", "agent:");
+    if (r->fallbacks.n) add_names(&models, &r->fallbacks, "fallback chain", "");
     for (int i = 0; i < r->bases.n; i++)
         buf_printf(&on_demand, "%s%s", i ? ", " : "", r->bases.v[i]);
     add_curl(&curl, x->http, r);

@@ -1461,6 +1461,16 @@ const char *http_call_type(const struct exchange *x) {
     return x->call->type;
 }
 
+const char *http_call_header(const struct exchange *x, const char *name) {
+    for (int i = 0; i < x->n_headers; i++)
+        if (strcasecmp(x->headers[i].name, name) == 0) return x->headers[i].value;
+    return NULL;
+}
+
+void *http_call_ctx(const struct exchange *x, void (*notify)(void *ctx)) {
+    return x->call && x->call->notify == notify ? x->call->ctx : NULL;
+}
+
 void http_call_cancel(struct exchange *x) {
     exchange_abandon(x);
 }

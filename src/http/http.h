@@ -233,6 +233,10 @@ void http_call_start(struct exchange *x);
  * before the answer. STREAM_END also follows http_call_cancel. */
 enum stream_status http_call_read(struct exchange *x, struct buf *out);
 const char *http_call_type(const struct exchange *x); /* media type of the answer, or NULL */
+/* A header of the answer of a call; NULL: it has no such header. */
+const char *http_call_header(const struct exchange *x, const char *name);
+/* `ctx` of a call that has this `notify`; NULL: x is another request. */
+void *http_call_ctx(const struct exchange *x, void (*notify)(void *ctx));
 /* As if the client of the call had disconnected; does not call `notify`. An unanswered call is
  * answered nevertheless. Any thread. */
 void http_call_cancel(struct exchange *x);

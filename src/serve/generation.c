@@ -441,6 +441,17 @@ struct token_usage generation_usage(const struct generation *g) {
     return u;
 }
 
+struct token_usage completion_usage(const struct completion *a) {
+    const struct engine_request *r = &a->batch_request.request;
+    struct token_usage u = {
+        .prompt = r->n_prompt, .completion = r->n_generated, .cached = r->n_cached};
+    if (!a->async) return u;
+    pthread_mutex_lock(&a->async->lock);
+    u = a->async->usage;
+    pthread_mutex_unlock(&a->async->lock);
+    return u;
+}
+
 /* creation and release */
 
 void generation_spec_release(struct generation_spec *spec) {
@@ -603,6 +614,20 @@ static void reply_log(const struct generation *g) {
                                                 .created = g->created});
 }
 
+/* Whether a completion has a token or another part of its reply. */
+static bool completion_has_begun(const struct completion *a) {
+    struct async_output *o = a->async;
+    if (!o)
+        return __atomic_load_n(&a->batch_request.n_visible, __ATOMIC_ACQUIRE) > 0 ||
+               __atomic_load_n(&a->batch_request.done, __ATOMIC_ACQUIRE);
+    pthread_mutex_lock(&o->lock);
+    bool begun = o->content.len || o->reasoning.len || o->steps || o->done;
+    pthread_mutex_unlock(&o->lock);
+    return begun;
+}
+
+/* The stream of a call sends nothing before the first token, because another link of a fallback
+ * chain can take over until then. */
 static enum stream_status stream_pull(void *ctx, struct buf *out) {
     struct generation *g = ctx;
     struct error err;
@@ -612,6 +637,7 @@ static enum stream_status stream_pull(void *ctx, struct buf *out) {
     if (reply_failed(g, &err)) return stream_fail(g, from, &err, out);
     for (int i = 0; i < g->n_choices; i++) {
         struct completion *a = reply_completion(g, i);
+        if (!a->role_sent && exchange_parent(g->x) && !completion_has_begun(a)) continue;
         if (!a->role_sent && g->dialect->begin) g->dialect->begin(g, a, out);
         a->role_sent = true;
         completion_advance(g, a);
@@ -911,6 +937,7 @@ void generation_start(struct server *s, struct exchange *x, const struct api_dia
                       const char *id_prefix, struct model_ref *t, struct generation_spec *spec) {
     struct error err;
     const char *what = NULL;
+    if (fallback_generation_start(s, x, d, id_prefix, t, spec)) return;
     prompts_truncate(s, spec);
     bool many = reply_count_check(s, spec, &err) != OK;
     if (many || prompts_check(s, spec, &err) != OK) {

@@ -196,6 +196,12 @@ bool generation_start_async(struct server *s, struct exchange *x, const struct a
                             const char *id_prefix, struct model_ref *t,
                             struct generation_spec *spec,
                             void (*fn)(struct generation *g, void *ctx), void *ctx);
+/* fallback_remote.c: starts the generation of a request that is a part of a fallback chain, if its
+ * link is not a model of this server; takes over the arguments as generation_start does. False: it
+ * is another request. */
+bool fallback_generation_start(struct server *s, struct exchange *x, const struct api_dialect *d,
+                               const char *id_prefix, struct model_ref *t,
+                               struct generation_spec *spec);
 /* New output of a worker. Members that are NULL or false change nothing. */
 struct async_part {
     const char *content, *reasoning;
@@ -220,6 +226,8 @@ json_t *completion_content_json(const struct completion *a);
 const char *completion_finish_reason(const struct completion *a);
 bool completion_was_cut(const struct completion *a); /* by its maximal length, or in a loop */
 struct token_usage generation_usage(const struct generation *g);
+/* The tokens of a completion; of a worker's, those that it has reported. */
+struct token_usage completion_usage(const struct completion *a);
 /* A token as OpenAI writes it: its characters, or bytes:\xe3 if it is not valid text. */
 json_t *json_token_text(const struct server *s, int32_t id);
 json_t *json_logprob(float v); /* -inf is -9999 */

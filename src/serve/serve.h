@@ -21,9 +21,9 @@ struct serve_ready {
                                        both without a final slash */
     const char *token, *token_path; /* the start-up token and the path of its file */
     const char *model;              /* the base's id */
-    struct strings adapters, teams, agents; /* ids, oldest first */
-    struct strings bases;                   /* ids of the models that are loaded on demand */
-    bool needs_key;                         /* requests without a key are refused */
+    struct strings adapters, teams, agents, fallbacks; /* ids, oldest first */
+    struct strings bases; /* ids of the models that are loaded on demand */
+    bool needs_key;       /* requests without a key are refused */
 };
 struct serve_options { /* filled from serve_option_rows, except max_memory and the fields after it
                         */
@@ -31,6 +31,7 @@ struct serve_options { /* filled from serve_option_rows, except max_memory and t
     struct strings adapters;    /* name=path, or a path; its last part is then the name */
     struct strings teams;       /* name=file.yaml, or a file; its last part is then the name */
     struct strings agents;      /* the same */
+    struct strings fallbacks;   /* the same */
     struct strings tools;       /* tools of agents that execute code or use the network */
     char *adapter_dir;          /* every adapter in it is served under the name of its folder */
     char *runs;                 /* the folder of the runs to show */

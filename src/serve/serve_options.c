@@ -23,6 +23,9 @@ const struct option_row serve_option_rows[] = {
         "teams to serve (files of 'shoal debate --team'), each as a model team:NAME"),
     ROW("agent", OPT_LIST, agents, NULL, 0, 0, "NAME=FILE",
         "agents to serve (files of 'shoal agent --agent'), each as a model agent:NAME"),
+    ROW("fallback", OPT_LIST, fallbacks, NULL, 0, 0, "NAME=FILE",
+        "fallback chains, each for requests with the model NAME: models of this server, remote "
+        "servers and a fixed reply, of which the first that can answers (docs/API.md)"),
     ROW("allow-tool", OPT_LIST, tools, NULL, 0, 0, "TOOL",
         "tools that agents may use although they execute code or use the network: python, sh, "
         "check_code, http_get, mcp (MCP servers); all clients that may chat can then use them"),

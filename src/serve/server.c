@@ -534,6 +534,7 @@ static struct http_route *routes_join(const struct server *s) {
     const struct server_module *m;
     int n = routes_add(all, 0, teams_routes);
     n = routes_add(all, n, agents_routes);
+    n = routes_add(all, n, fallbacks_routes);
     n = routes_add(all, n, metrics_routes);
     for (int i = 0; (m = server_module_at(s, i)); i++) n = routes_add(all, n, m->routes);
     all[n] = (struct http_route){0};
@@ -674,6 +675,7 @@ static void server_release(struct server *s) {
     modules_close(s);
     while (__atomic_load_n(&s->n_async_threads, __ATOMIC_ACQUIRE))
         usleep(1000); // they end soon, because their stop flags are set
+    fallbacks_close(s);
     base_pool_free(s->bases);
     batcher_free(s->batcher);
     s->batcher = NULL;
@@ -798,6 +800,8 @@ void system_fingerprint(const struct server *s, const struct model_ref *ref,
                         char out[SYSTEM_FINGERPRINT_LEN]) {
     char hash[HASH_LEN];
     struct buf text = {0};
+    *out = '\0';
+    if (ref->is_elsewhere) return;
     buf_puts(&text, s->fingerprint);
     for (int i = 0; i < ref->n; i++)
         buf_printf(&text, " %s*%a", ref->terms[i].adapter->hash, (double)ref->terms[i].weight);
@@ -840,7 +844,8 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
     s->grammars =
         grammar_cache_new(&(struct grammar_cache_options){.bytes = s->grammar_cache_bytes});
     request_metrics_open(s);
-    if (auth_open(s, err) != OK || experiments_open(s, err) != OK) return err->code;
+    if (auth_open(s, err) != OK || experiments_open(s, err) != OK || fallbacks_open(s, err) != OK)
+        return err->code;
     s->routes = routes_join(s);
     struct http_callbacks calls = {.ctx = s,
                                    .routes = s->routes,
@@ -850,7 +855,9 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
                                    .sink = body_sink_find,
                                    .refuse = http_refuse,
                                    .dispatch = route_dispatch,
-                                   .handle = s->bases ? base_pool_handle : NULL,
+                                   .handle = s->fallbacks ? fallback_handle
+                                             : s->bases   ? base_pool_handle
+                                                          : NULL,
                                    .any_host = auth_any_host,
                                    .ended = request_done};
     // the token last: then the lock of the jobs is held, so no other server uses the state folder
@@ -927,6 +934,8 @@ static void report_ready(struct server *s) {
     server_adapters_free(list, n);
     for (int i = 0; i < s->n_teams; i++) strings_add(&r.teams, s->teams[i].name);
     for (int i = 0; i < s->n_agents; i++) strings_add(&r.agents, s->agents[i].name);
+    const char *chain;
+    for (int i = 0; (chain = fallback_name_at(s, i)); i++) strings_add(&r.fallbacks, chain);
     const struct server *base;
     for (int i = 1; (base = base_at(s, i)); i++) strings_add(&r.bases, base->name);
     urls_format(s, url, page);
@@ -934,6 +943,7 @@ static void report_ready(struct server *s) {
     strings_release(&r.adapters);
     strings_release(&r.teams);
     strings_release(&r.agents);
+    strings_release(&r.fallbacks);
     strings_release(&r.bases);
 }
 

@@ -119,6 +119,7 @@ struct server {
     int n_teams;
     struct agent_entry *agents; /* [n_agents] constant after the start */
     int n_agents;
+    struct fallbacks *fallbacks;    /* NULL: there are none; constant after the start */
     struct adapter **kept_adapters; /* [n_kept_adapters] those of teams and agents */
     int n_kept_adapters;
 
@@ -168,6 +169,7 @@ struct model_ref {
     char *label; /* label in the metrics: the name of a single adapter, "base", or "mix" */
     struct weighted_adapter terms[ENGINE_MIX_MAX]; /* retained */
     int n;                                         /* 0: the base */
+    bool is_elsewhere; /* no model of this server: a link of a fallback chain */
 };
 /* Whether a model's name is one of the base: its id, its path, --served-model-name, "" or NULL. */
 bool server_name_is_base(const struct server *s, const char *model);
@@ -184,9 +186,9 @@ int model_ref_from_list(struct server *s, const json_t *list, struct model_ref *
  * an error no scale changes. */
 int server_set_scales(struct server *s, const json_t *list, struct error *err);
 void model_ref_release(struct model_ref *ref);
-/* The hash of what decides the reply to a prompt, seed and settings: base, adapters with their
- * weights, numeric class, element types, in the fast class the instruction set. "fp_" and twelve
- * digits. */
+/* "" for a model elsewhere. Otherwise the hash of what decides the reply to a prompt, seed and
+ * settings: base, adapters with their weights, numeric class, element types, in the fast class the
+ * instruction set. "fp_" and twelve digits. */
 enum { SYSTEM_FINGERPRINT_LEN = 16 };
 void system_fingerprint(const struct server *s, const struct model_ref *ref,
                         char out[SYSTEM_FINGERPRINT_LEN]);
@@ -290,7 +292,20 @@ void agent_fields_apply(const struct agent_entry *a, json_t *body);
 void agent_chat_start(struct server *s, struct exchange *x, const struct api_dialect *d,
                       const struct agent_entry *a, struct generation_spec *spec);
 
-extern const struct http_route teams_routes[], agents_routes[], metrics_routes[];
+/* fallback.c: chains of models, see fallback.h */
+
+int fallbacks_open(struct server *s, struct error *err); /* the chains of the options */
+/* Call it after HTTP and all async workers have ended. */
+void fallbacks_close(struct server *s);
+/* The callback `handle` of http: handles the requests to chains, and passes on the others. */
+void fallback_handle(void *ctx, struct exchange *x, const struct http_route *r);
+/* The name of chain i; NULL: there are i or fewer. */
+const char *fallback_name_at(struct server *s, int i);
+/* Whether a chain has the name, and no base and no adapter. */
+bool fallback_is_only(struct server *s, const char *name);
+
+extern const struct http_route teams_routes[], agents_routes[], fallbacks_routes[],
+    metrics_routes[];
 
 /* errors */
 

@@ -22,6 +22,7 @@
 #include "folder.h"
 #include "grammar/grammar.h"
 #include "memory/memory.h"
+#include "serve/fallback.h"
 #include "store/store.h"
 #include "swarm/swarm.h"
 #include "template/template.h"
@@ -584,6 +585,16 @@ static int load_agent(struct error *err) {
     return rc;
 }
 
+static int load_fallback(struct error *err) {
+    struct fallback_settings s;
+    char *path = path_in("fallback.yaml");
+    int rc = fallback_settings_read(&s, path, err);
+    if (rc == OK && s.n != 2) check_failed(__FILE__, __LINE__, "two links");
+    fallback_settings_release(&s);
+    free(path);
+    return rc;
+}
+
 static int load_trace(struct error *err) {
     struct trace t;
     char *path = path_in("life.jsonl");
@@ -739,6 +750,7 @@ static const struct path {
     {"recipe", load_recipe, 0, SWEPT},
     {"team", load_team, 0, SWEPT},
     {"agent", load_agent, 0, SWEPT},
+    {"fallback chain", load_fallback, 0, SWEPT},
     {"trace", load_trace, 0, SWEPT},
     {"store", open_store, 0, SWEPT | SPARES},
     {"blackboard", write_board, 0, SWEPT | SPARES},
@@ -1308,6 +1320,9 @@ static void texts_make(void) {
     put_text("own.yaml", own, sizeof own - 1);
     static const char agent[] = "tools: [clock]\nadapter: [a=0.5, b]\nmax_steps: 3\n";
     put_text("agent.yaml", agent, sizeof agent - 1);
+    static const char chain[] =
+        "timeout: 9\nlinks: [{model: a, timeout: 2}, {reply: 済みません}]\n";
+    put_text("fallback.yaml", chain, sizeof chain - 1);
     put_text("page.html", page, sizeof page - 1);
 }
 

@@ -540,7 +540,7 @@ class Target:
         self.tls, self.log = tls, os.path.join(self.top.name, "stderr.txt")
         self.prepare()
         options = ["--host", "127.0.0.1", "--port", "0", "--json", "--state", "state", "--runs", "runs", "--drain-seconds", "5", "--enable-lora",
-                   "--max-loras", "8", "--adapter", "critic=adapters/critic", "--team", f"panel={ROOT}/examples/team.yaml", "--agent", f"helper={ROOT}/examples/agent.yaml", "--no-jobs-idle",
+                   "--max-loras", "8", "--adapter", "critic=adapters/critic", "--team", f"panel={ROOT}/examples/team.yaml", "--agent", f"helper={ROOT}/examples/agent.yaml", "--fallback", f"safe={ROOT}/examples/fallback.yaml", "--no-jobs-idle",
                    "--knowledge", "knowledge.db", "--memory", "memories.db"]
         if tls:
             self.certificate()

@@ -50,6 +50,7 @@
 #include "api/ollama.h"
 #include "jobs/jobs.h"
 #include "ops/ops.h"
+#include "serve/fallback.h"
 #include "serve/generation.h"
 #include "serve/request_fields.h"
 #undef call
@@ -1004,6 +1005,24 @@ static void fuzz_agent(const uint8_t *data, size_t size) {
     options_release(agent_setting_rows, &s);
 }
 
+/* An accepted chain has links of one of the three kinds, with distinct names; only the last one is
+ * a fixed reply. */
+static void fuzz_fallback(const uint8_t *data, size_t size) {
+    struct fallback_settings s;
+    struct error err;
+    if (fallback_settings_read(&s, input_put(data, size), &err) != OK) return;
+    MUST(s.n >= 1 && s.n <= FALLBACK_MAX_LINKS && s.timeout > 0);
+    for (int i = 0; i < s.n; i++) {
+        const struct fallback_link_settings *l = &s.links[i];
+        MUST(l->reply ? !l->model && !l->url && i + 1 == s.n : l->model && *l->model);
+        MUST(l->url || !l->api_key_env);
+        MUST(l->timeout > 0 && l->failure_threshold >= 1 && l->cooldown > 0);
+        MUST(*l->name && strlen(l->name) <= FALLBACK_MAX_NAME);
+        for (int k = 0; k < i; k++) MUST(strcmp(s.links[k].name, l->name) != 0);
+    }
+    fallback_settings_release(&s);
+}
+
 /* An answer equals itself, and scores are between 0 and 1. */
 static void grade_use(const struct grader *g, const char *text, const char *gold) {
     struct error err;
@@ -1746,6 +1765,7 @@ static const struct fuzz_target fuzz_targets[] = {
     {"task_recipe", fuzz_task_recipe},
     {"yaml", fuzz_yaml},
     {"agent", fuzz_agent},
+    {"fallback", fuzz_fallback},
     {"recipe", fuzz_recipe},
     {"training_data", fuzz_training_data},
     {"synth", fuzz_synth},

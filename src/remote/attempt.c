@@ -23,7 +23,7 @@ struct stream {
     struct event_stream events;
     struct buf text; /* all of it */
     size_t passed;   /* bytes of the text that were passed on */
-    struct buf body; /* of a response that is not a stream of events */
+    struct buf body; /* the body, if the response is not a stream of events */
     int rc;          /* EVENT_DONE, OK, or an error */
     struct error *err;
 };
@@ -48,7 +48,7 @@ static int text_add(struct stream *s, const char *text) {
     buf_puts(&s->text, text);
     if (s->text.len > most)
         return error_set(s->err, ERR_MEMORY, "the reply has more than %zu bytes", most);
-    // what was passed on does not even begin the key
+    // the text that was passed on does not even end in a beginning of the key
     if (s->text.len && remote_has_key(s->r, s->text.data + s->passed))
         return error_set(s->err, ERR_FORMAT, "the reply contains the API key");
     text_pass(s, key_begin_len(s));

@@ -124,10 +124,10 @@ static bool model_is_listed(struct server *front, const char *name) {
     return listed;
 }
 
-/* An adapter may be loaded later, so an unknown name is no error. */
+/* Warns if no model has the link's name; an adapter can still be loaded later. */
 static void local_link_check(struct server *s, const struct fallback_link *l) {
     const char *model = l->settings->model;
-    bool is_compound = strpbrk(model, ":@*+") != NULL; // of a team, an agent, a mix …
+    bool is_compound = strpbrk(model, ":@*+") != NULL; // a team, an agent, a mix …
     if (!is_compound && !model_is_listed(s, model))
         log_warn("fallback '%s': no model has the name '%s' yet, so its link fails until one has",
                  l->chain->name, model);
@@ -214,7 +214,7 @@ void fallbacks_close(struct server *s) {
     struct fallbacks *f = s->fallbacks;
     if (!f) return;
     while (__atomic_load_n(&f->n_sessions, __ATOMIC_ACQUIRE))
-        usleep(1000); // they end soon, because their clients are gone
+        usleep(1000); // they end soon, because their clients have disconnected
     for (int i = 0; i < f->n; i++) {
         struct fallback_chain *c = &f->v[i];
         for (int k = 0; k < c->settings.n && c->links[k].settings; k++) link_close(&c->links[k]);

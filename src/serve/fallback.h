@@ -30,11 +30,11 @@
 
 enum { FALLBACK_MAX_LINKS = 16, FALLBACK_MAX_NAME = 128, FALLBACK_MAX_REPLY = 16 << 10 };
 struct fallback_link_settings {
-    char *name;                /* for replies and metrics; by default the model, or "reply" */
-    char *model;               /* of this server, or of the server `url` */
-    char *url, *api_key_env;   /* a remote server, and the variable with its key */
-    char *reply;               /* a fixed reply */
-    double timeout;            /* seconds until the reply; of a stream, between its parts */
+    char *name;              /* for replies and metrics; by default the model, or "reply" */
+    char *model;             /* a model of this server, or of the server `url` */
+    char *url, *api_key_env; /* a remote server, and the variable with its key */
+    char *reply;             /* a fixed reply */
+    double timeout; /* seconds until the reply; of a stream, between its parts; more than 0 */
     int64_t failure_threshold; /* see circuit.h */
     double cooldown;
 };

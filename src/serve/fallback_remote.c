@@ -3,8 +3,8 @@
  * the request.
  *
  * A remote server gets the texts of the messages, or the prompt, and the common settings of
- * sampling. What only the engine of this server can do (tools, grammars, log-probabilities, token
- * ids …) makes the link unsuitable: it fails, and nothing is sent. Its reply is text, at most
+ * sampling. The link cannot answer requests that need the engine of this server (tools, grammars,
+ * log-probabilities, token ids …): it fails, and nothing is sent. Its reply is text, at most
  * MAX_TEXT bytes. A fixed reply ignores all of this.
  */
 #define _GNU_SOURCE
@@ -48,7 +48,7 @@ static json_t *texts_of_messages(const json_t *messages) {
     return out;
 }
 
-/* What a request has that a remote server is not asked for; NULL: nothing. */
+/* A part of the request that cannot be sent to a remote server; NULL: there is none. */
 static const char *unsuitable_part(const struct generation_spec *spec) {
     if (spec->tool_choice != TOOL_CHOICE_NONE) return "tools";
     if (spec->grammar) return "a grammar or schema of the reply";
@@ -147,7 +147,7 @@ static void answer_run(struct generation *g, void *ctx) {
     answer_free(w);
 }
 
-/* Removes what a reply that the engine does not compute cannot have. */
+/* Removes the settings that only the engine can apply. */
 static void spec_simplify(struct server *s, struct generation_spec *spec) {
     for (int i = 0; i < spec->n_prompts; i++) token_ids_release(&spec->prompts[i]);
     if (spec->grammar) server_grammar_release(s, spec->grammar);

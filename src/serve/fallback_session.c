@@ -26,23 +26,23 @@
 
 enum {
     OUT_MOST = 64 << 10,       /* bytes of a stream that its client has not taken */
-    WHY_LEN = 1024,            /* of the message of a failure */
-    SESSION_BYTES = 256 << 10, /* reserved for a session: these bytes and what is added to them */
+    WHY_LEN = 1024,            /* bytes of a failure's message */
+    SESSION_BYTES = 256 << 10, /* reserved for a session, with OUT_MOST and one part more */
 };
 
 struct session {
     struct server *s;
     struct exchange *x; /* retained */
     struct fallback_chain *c;
-    json_t *body;    /* of the request */
+    json_t *body;    /* the request's body */
     json_t *failed;  /* [{link, error}] */
     double deadline; /* clock_now */
-    int refs;        /* of the thread, of the stream of x, and of each attempt */
+    int refs;        /* the thread, the stream of x and each attempt hold one */
 
     pthread_mutex_t lock; /* protects the following fields */
     pthread_cond_t news;
-    bool woken, stop; /* woken: the part has news. stop: the client of x is gone */
-    struct buf out;   /* of the stream of x */
+    bool woken, stop; /* woken: the part has news. stop: x's client disconnected */
+    struct buf out;   /* bytes for the stream of x */
     bool done;        /* nothing will be added to `out` */
 };
 struct fallback_attempt {
@@ -73,7 +73,7 @@ static void session_wake(struct session *d) {
     pthread_mutex_unlock(&d->lock);
 }
 
-/* The client of x is gone. */
+/* The client of x has disconnected. */
 static void session_stop(void *ctx) {
     struct session *d = ctx;
     pthread_mutex_lock(&d->lock);
@@ -89,7 +89,8 @@ static bool is_stopped(struct session *d) {
     return stop;
 }
 
-/* Waits until the part has news. False: at the time `end`, or when the client is gone. */
+/* Waits until the part has news. False: at the time `end`, or when the client has
+ * disconnected. */
 static bool session_wait(struct session *d, double end) {
     const struct timespec t = {(time_t)end, (long)((end - (double)(time_t)end) * 1e9)};
     pthread_mutex_lock(&d->lock);
@@ -124,6 +125,10 @@ static void attempt_release(void *ctx) {
 
 struct fallback_attempt *fallback_attempt_of(const struct exchange *x) {
     return http_call_ctx(x, attempt_notify);
+}
+
+bool fallback_is_part(const struct exchange *x) {
+    return fallback_attempt_of(x) != NULL;
 }
 
 const struct fallback_link *fallback_attempt_link(const struct fallback_attempt *a) {
@@ -162,8 +167,8 @@ static struct fallback_attempt *attempt_start(struct session *d, struct fallback
     return a;
 }
 
-/* As if the client of the part were gone. A part that is not answered yet is ended by the thread
- * that answers it. */
+/* As if the client of the part had disconnected. A part that is not answered yet is ended by the
+ * thread that answers it. */
 static void attempt_cancel(struct fallback_attempt *a) {
     struct exchange *part = a->part;
     bool ends = exchange_status(part) && !atomic_exchange(&a->ended, true);
@@ -190,7 +195,7 @@ static void attempt_end(struct fallback_attempt *a, bool finished) {
 
 /* replies of links */
 
-/* What a link has sent so far. */
+/* The reply of a link so far. */
 struct link_reply {
     int status;       /* 0: nothing */
     const char *type; /* borrowed from the part */
@@ -242,8 +247,8 @@ static bool begins_with_error(const struct link_reply *r) {
            strncmp(r->bytes.data + from, error, strlen(error)) == 0;
 }
 
-/* Waits until a link has sent a reply or the beginning of a stream. False: it has not until `end`,
- * or the client is gone. */
+/* Waits until a link has sent a reply or the beginning of a stream. False: the time `end`
+ * has passed, or the client has disconnected. */
 static bool reply_wait(struct fallback_attempt *a, double end, struct link_reply *r) {
     for (;;) {
         enum stream_status status = http_call_read(a->part, &r->bytes);
@@ -257,7 +262,7 @@ static bool reply_wait(struct fallback_attempt *a, double end, struct link_reply
 }
 
 /* Adds {"shoal": {"fallback": …}} to the first object of the reply. Without memory for it, the
- * reply remains as it is. */
+ * reply is not changed. */
 static void reply_annotate(struct session *d, const struct fallback_link *l, struct link_reply *r) {
     size_t from, to, bytes = json_parse_memory(r->bytes.data, r->bytes.len) + 4 * r->bytes.len;
     struct error err;

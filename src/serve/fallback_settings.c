@@ -21,12 +21,15 @@ static const struct option_row link_rows[] = {
     ROW("url", OPT_STRING, fallback_link_settings, url, NULL, 0, 0),
     ROW("api_key_env", OPT_STRING, fallback_link_settings, api_key_env, NULL, 0, 0),
     ROW("reply", OPT_STRING, fallback_link_settings, reply, NULL, 0, 0),
-    ROW("timeout", OPT_FLOAT, fallback_link_settings, timeout, "60", 0.1, 86400),
+    ROW("timeout", OPT_FLOAT, fallback_link_settings, timeout, "0", 0, 86400),
     ROW("failure_threshold", OPT_INT, fallback_link_settings, failure_threshold, "3", 1, 1000),
     ROW("cooldown", OPT_FLOAT, fallback_link_settings, cooldown, "30", 0.1, 86400),
     {0},
 };
 #undef ROW
+
+/* The default for a remote link. A whole reply of a local model can take as long as the chain. */
+#define REMOTE_SECONDS 60.0
 
 /* Adds file and line to the error; returns its code. */
 static int error_add_location(const struct yaml *y, const char *key_path, struct error *err) {
@@ -35,7 +38,7 @@ static int error_add_location(const struct yaml *y, const char *key_path, struct
 
 /* links */
 
-/* Sets the error of a link that is none of the three kinds. */
+/* A link must be of one of the three kinds. */
 static int kind_check(const struct fallback_link_settings *l, struct error *err) {
     if (l->reply && (l->model || l->url || l->api_key_env))
         return error_set(err, ERR_FORMAT, "a link with 'reply' has no model, url or api_key_env");
@@ -91,6 +94,7 @@ static int link_read(struct fallback_settings *s, const struct yaml *y, int i, s
         error_set(err, ERR_FORMAT, "no link can follow 'reply', which always answers");
         rc = error_add_location(y, key_path, err);
     }
+    if (rc == OK && l.timeout == 0) l.timeout = l.url ? REMOTE_SECONDS : s->timeout;
     if (rc == OK)
         s->links[s->n++] = l;
     else

@@ -515,7 +515,7 @@ static struct body_sink *body_sink_find(void *ctx, struct exchange *x, const str
 
 static void request_done(void *ctx, const struct exchange *x) {
     struct server *s = ctx;
-    request_metrics_add_exchange(s, x);
+    if (!fallback_is_part(x)) request_metrics_add_exchange(s, x);
     memory_budget_release(s->memory, x);
     auth_request_done(s, x);
     http_resume_postponed(s->http); // it may have released adapters

@@ -299,6 +299,8 @@ int fallbacks_open(struct server *s, struct error *err); /* the chains of the op
 void fallbacks_close(struct server *s);
 /* The callback `handle` of http: handles the requests to chains, and passes on the others. */
 void fallback_handle(void *ctx, struct exchange *x, const struct http_route *r);
+/* Whether the request is an attempt to answer a request to a chain, which alone is counted. */
+bool fallback_is_part(const struct exchange *x);
 /* The name of chain i; NULL: there are i or fewer. */
 const char *fallback_name_at(struct server *s, int i);
 /* Whether a chain has the name, and no base and no adapter. */

@@ -33,6 +33,7 @@ def write(name, text):
 class Remote:
     mode, posts, gets, bodies, keys, gone, lock = {}, {}, {}, {}, {}, {}, threading.Lock()
     held = threading.Event()  # set: requests of the mode "held" are answered
+    arrived = threading.Event()  # set: the client of a stream has got text
 
     @classmethod
     def count(cls, table, name):
@@ -118,16 +119,20 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.begin()
             while True:
                 self.event(chunk("la " * 1000))
+                Remote.arrived.wait(60)
         elif mode == "leak":
             if not stream:
                 return self.reply(200, {"choices": [{"message": {"content": f"the key is {KEY}"}}]})
             self.begin()
-            for part in ("the key is ", KEY[:7], KEY[7:12], KEY[12:], " indeed"):
+            self.event(chunk("the key is "))
+            Remote.arrived.wait(60)
+            for part in (KEY[:7], KEY[7:12], KEY[12:], " indeed"):
                 self.event(chunk(part))
             self.event(b"[DONE]")
         elif mode == "part":
             self.begin()
             self.event(chunk("half an "))
+            Remote.arrived.wait(60)
         elif mode == "stuck":
             self.begin()
             self.event(chunk("half an "))
@@ -173,13 +178,20 @@ class Server(server.Server):
 
     def lines(self, path, body):
         """The status, headers and JSON values of a stream, of lines or events."""
+        Remote.arrived.clear()
         c = self.open(path, {**body, "stream": True})
         r = c.getresponse()
-        text = r.read().decode()
-        seen.append(text)
+        values = []
+        for line in iter(r.readline, b""):
+            line = line.decode().rstrip("\n")
+            seen.append(line)
+            line = line[6:] if line.startswith("data: ") else line
+            if line and not line.startswith(":") and line != "[DONE]":
+                values.append(json.loads(line))
+            if values and text_of(values[-1]):
+                Remote.arrived.set()
         c.close()
-        values = [line[6:] if line.startswith("data: ") else line for line in text.split("\n") if line and not line.startswith(":")]
-        return r.status, dict(r.getheaders()), [json.loads(v) for v in values if v != "[DONE]"]
+        return r.status, dict(r.getheaders()), values
 
 
 def body_of(path, name, question="hello", **more):
@@ -378,7 +390,9 @@ def test_hostile_servers():
 
 def test_no_link():
     Remote.mode["bare"] = "500"
+    missing = figure("shoal_requests_rejected_total", reason="missing")
     status, headers, v = chat("bare")
+    check("an attempt that failed is not counted as a request", figure("shoal_requests_rejected_total", reason="missing") == missing)
     check("without an answer the reply is 503", status == 503 and v["error"]["code"] == "no_link" and headers["Retry-After"] == "1"
           and "'missing'" in v["error"]["message"] and "status 500" in v["error"]["message"], (headers, v))
     check("so is that of a stream", s.open("/v1/chat/completions", body_of("/v1/chat/completions", "bare", stream=True)).getresponse().status == 503)

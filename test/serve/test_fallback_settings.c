@@ -57,8 +57,11 @@ static void test_defaults(void **state) {
     (void)state;
     struct fallback_settings s = settings_of("links: [{model: a}]\n");
     assert_true(s.timeout == 300);
-    assert_true(s.links->timeout == 60 && s.links->cooldown == 30);
+    assert_true(s.links->timeout == 300 && s.links->cooldown == 30);
     assert_int_equal(s.links->failure_threshold, 3);
+    fallback_settings_release(&s);
+    s = settings_of("timeout: 7\nlinks: [{model: a}, {model: b, url: 'http://localhost'}]\n");
+    assert_true(s.links[0].timeout == 7 && s.links[1].timeout == 60);
     fallback_settings_release(&s);
 }
 
@@ -76,7 +79,7 @@ static void test_keys_and_ranges(void **state) {
     refused("links: [{model: a}]\nbudget: 3\n", "line 2");
     refused("links:\n  - model: a\n    key: secret\n", "line 3");
     refused("timeout: 0\nlinks: [{model: a}]\n", "line 1");
-    refused("links:\n  - model: a\n    timeout: 0\n", "line 3");
+    refused("links:\n  - model: a\n    timeout: -1\n", "line 3");
     refused("links:\n  - model: a\n    timeout: soon\n", "line 3");
     refused("links:\n  - model: a\n    failure_threshold: 0\n", "line 3");
     refused("links:\n  - model: a\n    failure_threshold: 1.5\n", "line 3");

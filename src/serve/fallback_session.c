@@ -377,8 +377,9 @@ static void stream_answer(struct fallback_attempt *a, struct link_reply *r) {
     __atomic_add_fetch(&d->refs, 1, __ATOMIC_RELAXED);
     exchange_stream(d->x, 200, r->type, &source);
     if (stream_pass(a, r, &err) != OK) {
+        // the time of the chain also ends a stream whose client reads slowly
+        if (clock_now() < d->deadline) fallback_attempt_blame(a);
         out_fail(d, r, &err);
-        fallback_attempt_blame(a);
     }
     if (atomic_load(&a->blamed)) {
         fallback_link_report(l, LINK_ADMITTED, LINK_FAILED, "a stream broke off");
@@ -413,8 +414,8 @@ static bool reply_use(struct fallback_attempt *a, struct link_reply *r) {
     struct session *d = a->d;
     struct fallback_link *l = a->link;
     char why[WHY_LEN];
-    bool is_too_long, ok = r->status / 100 == 2 && !begins_with_error(r);
-    error_read(r, why, &is_too_long);
+    bool is_too_long = false, ok = r->status / 100 == 2 && !begins_with_error(r);
+    if (!ok) error_read(r, why, &is_too_long);
     if (!ok && !is_wrong_request(r, is_too_long)) {
         failure_add(d, l, *why ? why : "no message");
         fallback_link_report(l, a->permit, is_fault(a, r) ? LINK_FAILED : LINK_NO_RESULT, why);

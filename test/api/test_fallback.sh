@@ -483,6 +483,25 @@ def test_clients_that_leave():
     check("a local link ends with its client", s.waits_until_idle())
 
 
+def test_busy_local_links():
+    quick = write("quick.yaml", f"links:\n  - model: fry-1\n    timeout: 0.3\n    failure_threshold: 100\n{reply}")
+    calm = write("calm.yaml", f"links:\n  - model: fry-1\n    failure_threshold: 100\n{reply}")
+    busy = Server("busy", model, "--max-num-seqs", "1", "--max-waiting", "1", "--max-model-len", "512", "--context-shift", "--fallback", quick, calm)
+    path, long = "/v1/chat/completions", {"max_tokens": 1000000, "ignore_eos": True, "loop_tokens": 0}
+    v = busy.post(path, body_of(path, "quick", **long))[2]
+    check("a local link that is too slow fails", text_of(v) == SORRY and "in time" in told(v)["failed"][0]["error"], v)
+    check("its work ends", busy.waits_until_idle())
+    streams = [busy.stream(path, body_of(path, "fry-1", **long)) for _ in range(2)]
+    check("one request runs and one waits", until(lambda: busy.running() == 2))
+    v = busy.post(path, body_of(path, "calm"))[2]
+    check("a local link whose queue is full fails", text_of(v) == SORRY and "wait" in told(v)["failed"][0]["error"], v)
+    for c, _ in streams:
+        c.close()
+    check("the queue is empty again", busy.waits_until_idle())
+    v = busy.post(path, body_of(path, "calm"))[2]
+    check("then the link answers", told(v)["link"] == "fry-1", v)
+
+
 def test_refused_files():
     ok = write("ok.yaml", "links: [{model: fry-1}]\n")
     cases = [("no variable", f"links:\n{link('x').replace('REMOTE_KEY', 'NO_SUCH_KEY')}", "NO_SUCH_KEY"),
@@ -506,6 +525,7 @@ try:
     test_circuit_of_a_local_link()
     test_many()
     test_clients_that_leave()
+    test_busy_local_links()
     test_refused_files()
 except Exception:
     check("no exception", False, traceback.format_exc())

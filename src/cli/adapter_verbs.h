@@ -1,5 +1,5 @@
-/* adapter_verbs: the subcommands list, prune, extract and resize of `shoal adapter`, and shared
- * output. */
+/* adapter_verbs: the subcommands list, prune, profile, extract and resize of `shoal adapter`, and
+ * shared output. */
 #ifndef SHOAL_CLI_ADAPTER_VERBS_H
 #define SHOAL_CLI_ADAPTER_VERBS_H
 
@@ -18,6 +18,10 @@ int cmd_adapter_prune(const struct cli_options *c, const struct strings *args,
                       const struct prune_request *q, struct error *err);
 /* shoal adapter list: versions of adapter directories, or of those in a folder. */
 int cmd_adapter_list(const struct cli_options *c, const struct strings *args, struct error *err);
+
+/* shoal adapter profile: args: profile ADAPTER FILE …; dry_run: do not write. */
+int cmd_adapter_profile(const struct cli_options *c, const struct strings *args, bool dry_run,
+                        struct error *err);
 
 struct cut_request {
     struct lora_truncation cut;

@@ -1,6 +1,6 @@
 /* cmd_adapter: `shoal adapter`: describes adapters, blends and mutates them, converts them between
- * PEFT and GGUF, merges them into their base. list is in adapter_list.c, prune in adapter_prune.c;
- * extract and resize are in adapter_extract.c. */
+ * PEFT and GGUF, merges them into their base. list is in adapter_list.c, prune in adapter_prune.c,
+ * profile in adapter_profile.c; extract and resize are in adapter_extract.c. */
 #define _GNU_SOURCE
 #include "cli/adapter_verbs.h"
 #include "evolve/evolve.h"
@@ -49,8 +49,8 @@ static const struct option_row adapter_rows[] = {
     ROW("out", OPT_STRING, out, NULL, 0, 0, "OUT",
         "blend: directory; merge, extract, resize: file ending in .gguf, or a directory"),
     ROW("dry-run", OPT_BOOL, dry_run, NULL, 0, 0, NULL,
-        "new, blend, convert, merge, extract, resize: print what would be written; prune: print "
-        "what would be deleted"),
+        "new, blend, convert, merge, extract, resize, profile: print what would be written; "
+        "prune: print what would be deleted"),
     ROW("keep", OPT_INT, keep, "-1", -1, 1e9, "N",
         "prune: keep the N newest versions, or the N fittest candidates (-1: no condition)"),
     ROW("older-than", OPT_STRING, older_than, NULL, 0, 0, "TIME",
@@ -657,10 +657,11 @@ static int verb_run(const struct cli_options *c, const struct options *o, struct
     if (strcmp(verb, "convert") == 0) return adapter_convert(c, o, m, args, err);
     if (strcmp(verb, "extract") == 0) return cmd_adapter_extract(c, m, args, &cut, pool, err);
     if (strcmp(verb, "resize") == 0) return cmd_adapter_resize(c, m, args, &cut, pool, err);
-    return error_set(err, ERR_USAGE,
-                     "no '%s'; there are list, prune, info, inspect, rollback, new, blend, "
-                     "operators, convert, merge, extract and resize",
-                     verb);
+    return error_set(
+        err, ERR_USAGE,
+        "no '%s'; there are list, prune, info, inspect, profile, rollback, new, blend, "
+        "operators, convert, merge, extract and resize",
+        verb);
 }
 
 static int run_adapter(const struct cli_options *c, const void *options, const struct strings *args,
@@ -669,6 +670,7 @@ static int run_adapter(const struct cli_options *c, const void *options, const s
     bool merge = strcmp(args->v[0], "merge") == 0, extract = strcmp(args->v[0], "extract") == 0;
     if (strcmp(args->v[0], "list") == 0) return cmd_adapter_list(c, args, err);
     if (strcmp(args->v[0], "operators") == 0) return adapter_operators(c);
+    if (strcmp(args->v[0], "profile") == 0) return cmd_adapter_profile(c, args, o->dry_run, err);
     if (strcmp(args->v[0], "prune") == 0)
         return cmd_adapter_prune(c, args,
                                  &(struct prune_request){.keep = o->keep,
@@ -690,7 +692,8 @@ static int run_adapter(const struct cli_options *c, const void *options, const s
 
 const struct cli_command cmd_adapter = {
     .name = "adapter",
-    .args = "list|prune|info|inspect|rollback|new|blend|operators|convert|merge|extract|resize …",
+    .args = "list|prune|info|inspect|profile|rollback|new|blend|operators|convert|merge|extract|"
+            "resize …",
     .summary = "inspect, create, blend, convert, merge, extract and resize adapters",
     .about =
         "An adapter is a PEFT directory or a GGUF LoRA file. Subcommands:\n"
@@ -699,6 +702,8 @@ const struct cli_command cmd_adapter = {
         "  prune DIR …             delete old versions, and candidates of finished evolution runs\n"
         "  info ADAPTER …          rank, alpha, number of parameters and norm\n"
         "  inspect ADAPTER …       also modules, lineage, effect on next-token probabilities\n"
+        "  profile ADAPTER FILE …  store what its training data ask, for 'serve --router "
+        "similarity'\n"
         "  rollback DIR [HASH]     make the previous version, or version HASH, the current one\n"
         "  new PATH                an untrained adapter\n"
         "  blend                   a child of --parents: by --alpha and --mut, or by --operator\n"
@@ -711,6 +716,7 @@ const struct cli_command cmd_adapter = {
         "\n"
         "  shoal adapter inspect runs/ID/adapters/gen_0/critic\n"
         "  shoal adapter list runs/ID/adapters/gen_0 /tmp/critic\n"
+        "  shoal adapter profile /tmp/critic data/personas/critic.jsonl\n"
         "  shoal adapter rollback /tmp/critic\n"
         "  shoal adapter prune /tmp/critic runs/ID --keep 5 --older-than 30d --yes\n"
         "  shoal adapter new --model models/fry --rank 8 --seed 1 begun.gguf\n"

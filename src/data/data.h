@@ -99,6 +99,11 @@ void lint_log(const struct lint *l, const char *name); /* logs notes and warning
 int sample_digest_compute(const struct chat_message *msgs, int n, struct sample_digest *out,
                           struct error *err);
 
+/* Calls fn for the question of each sample of a file that has one: the last message of the user,
+ * the prompt, or the text. The form of a sample is found by its keys. */
+int training_questions_each(const char *path, void (*fn)(void *ctx, const char *question),
+                            void *ctx, struct error *err);
+
 /* contamination: questions of an evaluation that are in an adapter's training data */
 
 /* The hashes of the file at `path`, whose samples, pairs or prompts have a form as for dataset_load

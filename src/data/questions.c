@@ -1,0 +1,47 @@
+/*
+ * questions: the question of each sample of a training file: the last message of the user, the
+ * prompt of a completion, or a text.
+ */
+#define _GNU_SOURCE
+#include "data/internal.h"
+
+#include <string.h>
+
+struct question_visitor {
+    void (*fn)(void *ctx, const char *question);
+    void *ctx;
+};
+
+static const char *last_user_message(const json_t *messages) {
+    const char *found = NULL;
+    const json_t *m;
+    size_t i;
+    json_array_foreach ((json_t *)(uintptr_t)messages, i, m)
+        if (strcmp(json_get_string(m, "role"), "user") == 0) found = json_get_string(m, "content");
+    return found;
+}
+
+/* Pairs and prompts are no samples: their own keys are read. */
+static int sample_visit(void *ctx, const json_t *value, int line, struct error *err) {
+    static const char *const keys[] = {"messages", "prompt", "text"};
+    const struct question_visitor *v = ctx;
+    const json_t *found = NULL;
+    struct error ignored;
+    const char *form;
+    json_t *sample = NULL;
+    (void)line, (void)err;
+    bool is_sample = sample_convert(value, NULL, &sample, &form, &ignored) == OK;
+    for (size_t i = 0; i < ARRAY_LEN(keys) && !found; i++)
+        found = json_object_get(is_sample ? sample : value, keys[i]);
+    const char *question =
+        json_is_array(found) ? last_user_message(found) : json_string_value(found);
+    if (question && *question) v->fn(v->ctx, question);
+    json_decref(sample);
+    return OK;
+}
+
+int training_questions_each(const char *path, void (*fn)(void *ctx, const char *question),
+                            void *ctx, struct error *err) {
+    struct question_visitor v = {fn, ctx};
+    return sample_file_each(path, sample_visit, &v, err);
+}

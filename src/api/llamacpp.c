@@ -380,6 +380,7 @@ static void final_fields_add(const struct generation *g, const struct completion
         context_full, "stop_type", word ? "word" : stop_type, "stopping_word", word ? word : "",
         "tokens_cached", r->n_cached, "timings", timings_json(a));
     json_object_update(v, more);
+    router_report_add(g, v);
     json_decref(more);
     buf_release(&text);
 }

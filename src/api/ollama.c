@@ -17,6 +17,7 @@
 #include "api/ollama.h"
 #include "api/go_template.h"
 #include "api/internal.h"
+#include "serve/auto_model.h"
 
 #include <ctype.h>
 #include <math.h>
@@ -185,9 +186,10 @@ static int ollama_request_read(struct server *s, struct exchange *x, struct olla
     const char *name;
     *q = (struct ollama_request){.spec.stream = true, .spec.reasoning = true, .spec.x = x};
     q->body = request_memory_json(s, x, err);
-    if (!q->body || ollama_name(q->body, &name, err) != OK ||
-        ollama_target(s, name, &q->target, err) != OK)
-        return err->code;
+    if (!q->body || ollama_name(q->body, &name, err) != OK) return err->code;
+    int rc = auto_model_is(s, name) ? auto_model_ref(s, &q->target, err)
+                                    : ollama_target(s, name, &q->target, err);
+    if (rc != OK) return rc;
     /* `user` is not a field of Ollama's API; A/B tests assign each user to an adapter. */
     const char *user = NULL;
     if (json_read_name(q->body, "user", &user, err) != OK) return err->code;
@@ -225,6 +227,7 @@ static void final_fields_add(const struct generation *g, const struct completion
     json_object_set_new(v, "prompt_eval_duration", json_integer(nanoseconds(c->started, first)));
     json_object_set_new(v, "eval_count", json_integer(u.completion));
     json_object_set_new(v, "eval_duration", json_integer(nanoseconds(first, c->ended)));
+    router_report_add(g, v);
 }
 
 /* Adds the log-probabilities of the tokens from … to - 1. */

@@ -9,6 +9,7 @@
 #define _GNU_SOURCE
 #include "api/go_template.h"
 #include "api/internal.h"
+#include "serve/auto_model.h"
 #include "serve/generation.h"
 #include "serve/request_fields.h"
 #include "serve/sample_filter.h"
@@ -698,7 +699,9 @@ static void extended_chunk_add(const struct generation *g, const struct completi
     json_t *choices =
         json_pack("[{s:i,s:o,s:o,s:s?,s:o*}]", "index", reply_index(g, a), "delta", delta,
                   "logprobs", logprobs, "finish_reason", reason, "shoal", extension);
-    sse_add(g, envelope(g, "chat.completion.chunk", choices), out);
+    json_t *v = envelope(g, "chat.completion.chunk", choices);
+    if (reason) router_report_add(g, v);
+    sse_add(g, v, out);
 }
 
 static void chunk_add(const struct generation *g, const struct completion *a, json_t *delta,
@@ -858,6 +861,7 @@ static json_t *chat_whole(const struct generation *g) {
                                "finish_reason", completion_finish_reason(a), "shoal", run_json(a)));
     }
     json_t *v = envelope(g, "chat.completion", choices);
+    router_report_add(g, v);
     json_object_set_new(v, "usage", usage_json(g));
     if (g->spec.prompt_tops)
         json_object_set_new(v, "prompt_logprobs", prompt_tops_list(g, g->completions));
@@ -936,6 +940,7 @@ int model_ref_read(struct server *s, const json_t *body, struct model_ref *t, st
         return err->code;
     if (merged) return model_ref_from_merged(s, merged, t, err);
     if (id && *id) return model_ref_from_lorax(s, parameters, id, t, err);
+    if (auto_model_is(s, model)) return auto_model_ref(s, t, err);
     return model_ref_resolve(s, model, t, err);
 }
 
@@ -1374,6 +1379,7 @@ static json_t *completion_whole(const struct generation *g) {
     for (int i = 0; !g->spec.n_best && i < g->n_choices; i++)
         json_array_append_new(choices, choice_whole(g, reply_completion(g, i), i));
     json_t *v = envelope(g, "text_completion", choices);
+    router_report_add(g, v);
     json_object_set_new(v, "usage", usage_json(g));
     return v;
 }
@@ -1381,7 +1387,9 @@ static json_t *completion_whole(const struct generation *g) {
 static void completion_chunk(const struct generation *g, const struct completion *a, json_t *text,
                              json_t *logprobs, const char *reason, struct buf *out) {
     json_t *choice = completion_choice(reply_index(g, a), text, logprobs, reason);
-    sse_add(g, envelope(g, "text_completion", json_pack("[o]", choice)), out);
+    json_t *v = envelope(g, "text_completion", json_pack("[o]", choice));
+    if (reason) router_report_add(g, v);
+    sse_add(g, v, out);
 }
 
 /* The echoed prompt is sent with the first content, when its log-probabilities are known. */
@@ -1474,9 +1482,10 @@ int embed_texts(struct server *s, struct exchange *x, const struct model_ref *t,
                 const struct token_ids *texts, int n, float **out, struct error *err) {
     struct token_seq *seqs = xcalloc((size_t)n, sizeof *seqs);
     size_t d = (size_t)s->model->config.d_model;
-    if (t->n > 1) {
+    if (t->n > 1 || t->is_auto) {
         free(seqs);
-        return error_set(err, ERR_USAGE, "'model' must be one adapter, not a mix, for embeddings");
+        return error_set(err, ERR_USAGE,
+                         "'model' must be one adapter, not a mix or auto, for embeddings");
     }
     for (int i = 0; i < n; i++) seqs[i] = (struct token_seq){texts[i].v, texts[i].n};
     if (request_memory_reserve_list(s, x, (int64_t)n * (int64_t)d, sizeof **out + JSON_REAL_BYTES,
@@ -1601,6 +1610,8 @@ static void models_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx, *base;
     json_t *data = json_array();
     for (int i = 0; (base = base_at(s, i)); i++) model_cards_add(base, data);
+    if (auto_model_exists(s))
+        json_array_append_new(data, model_card(s, AUTO_MODEL, s->path, s->name, s->started));
     for (int i = 0; i < s->n_teams; i++) {
         char *id = xasprintf("team:%s", s->teams[i].name);
         json_array_append_new(data, model_card(s, id, s->path, s->name, s->started));
@@ -1637,8 +1648,8 @@ static void model_handle(void *ctx, struct exchange *x) {
     const char *id = exchange_wildcard(x);
     struct model_ref t;
     struct error err = {0};
-    if (team_find(s, id, &err) || (!err.code && agent_find(s, id, &err)) ||
-        (!err.code && fallback_is_only(s, id))) {
+    if (auto_model_is(s, id) || team_find(s, id, &err) ||
+        (!err.code && agent_find(s, id, &err)) || (!err.code && fallback_is_only(s, id))) {
         exchange_reply_json(x, 200, model_card(s, id, s->path, s->name, s->started));
         return;
     }

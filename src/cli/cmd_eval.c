@@ -480,6 +480,8 @@ static int sample_write(struct atomic_file *w, const struct eval_task *b, const 
                           (json_int_t)i, "right", o->right);
     if (q->path)
         json_object_update_new(v, json_pack("{s:s,s:i}", "file", q->path, "line", q->line));
+    else if (q->context) // a generated question is in no file
+        json_object_set_new(v, "question", json_string(q->context));
     if (o->failed)
         json_object_set_new(v, "failed", json_true());
     else if (b->output_type == EVAL_GENERATE)

@@ -7,6 +7,7 @@
  */
 #define _GNU_SOURCE
 #include "serve/generation.h"
+#include "serve/auto_model.h"
 #include "serve/sample_filter.h"
 
 #include <math.h>
@@ -423,6 +424,7 @@ const char *completion_finish_reason(const struct completion *a) {
 struct token_usage generation_usage(const struct generation *g) {
     struct token_usage u = {0};
     for (int i = 0; i < g->spec.n_prompts; i++) u.prompt += g->spec.prompts[i].n;
+    u.prompt += g->spec.router_tokens;
     for (int i = 0; i < g->n_completions && g->completions[i].async; i++) {
         u.prompt += g->completions[i].async->usage.prompt;
         u.completion += g->completions[i].async->usage.completion;
@@ -462,6 +464,7 @@ void generation_spec_release(struct generation_spec *spec) {
     strings_release(&spec->tool_names);
     free(spec->user);
     json_decref(spec->request_json);
+    json_decref(spec->router);
     json_decref(spec->extra);
     sample_filter_free(spec->filter);
     *spec = (struct generation_spec){0};
@@ -585,6 +588,13 @@ static bool reply_failed(const struct generation *g, struct error *err) {
     if (failed || !g->spec.filter || g->spec.filter->error.code == OK) return failed;
     *err = g->spec.filter->error;
     return true;
+}
+
+void router_report_add(const struct generation *g, json_t *reply) {
+    json_t *extension = json_object_get(reply, "shoal");
+    if (!g->spec.router) return;
+    if (!extension) json_object_set_new(reply, "shoal", extension = json_object());
+    json_object_set(extension, "router", g->spec.router);
 }
 
 /* Replaces the output after `from` by an error event. */
@@ -908,8 +918,7 @@ bool prompt_fits(const struct server *s, const struct generation_spec *spec) {
     return prompts_check(s, spec, &err) == OK;
 }
 
-static void generation_args_release(struct server *s, struct model_ref *t,
-                                    struct generation_spec *spec) {
+void generation_args_release(struct server *s, struct model_ref *t, struct generation_spec *spec) {
     if (spec->grammar) server_grammar_release(s, spec->grammar);
     generation_spec_release(spec);
     model_ref_release(t);
@@ -950,6 +959,10 @@ void generation_start(struct server *s, struct exchange *x, const struct api_dia
     if (generation_reserve(s, x, spec, &what, &err) != OK) {
         api_fail_error(x, &err, what);
         generation_args_release(s, t, spec);
+        return;
+    }
+    if (t->is_auto) {
+        auto_model_start(s, x, d, id_prefix, t, spec);
         return;
     }
     if (spec->filter && !async_slot_acquire(s, x)) {

@@ -75,6 +75,8 @@ struct generation_spec {
     char *user; /* the request's user, or NULL: all requests of a user get the same side of an A/B
                    test */
     json_t *request_json;   /* {messages} or {prompt}, kept for ratings, or NULL */
+    json_t *router;         /* the choice of the model auto, or NULL: {method, model, scores …} */
+    int64_t router_tokens;  /* tokens that it prefilled */
     json_t *extra;          /* private to the dialect */
     struct exchange *x;     /* the waiting client's exchange, or NULL; borrowed */
     double render_deadline; /* clock_now after which rendering the prompts fails; 0: not begun */
@@ -184,6 +186,11 @@ struct generation {
 void generation_start(struct server *s, struct exchange *x, const struct api_dialect *d,
                       const char *id_prefix, struct model_ref *t, struct generation_spec *spec);
 void generation_spec_release(struct generation_spec *spec);
+/* Releases what generation_start takes over. */
+void generation_args_release(struct server *s, struct model_ref *t, struct generation_spec *spec);
+/* Adds the choice of the model auto to a reply: {"shoal": {"router": …}}; other replies do not
+ * change. */
+void router_report_add(const struct generation *g, json_t *reply);
 /* At most ASYNC_WORKERS_MAX threads run for teams, async replies and filters. False: there are as
  * many, and the reply is 503 with Retry-After. */
 enum { ASYNC_WORKERS_MAX = 32 };

@@ -32,6 +32,7 @@ struct serve_options { /* filled from serve_option_rows, except max_memory and t
     struct strings teams;       /* name=file.yaml, or a file; its last part is then the name */
     struct strings agents;      /* the same */
     struct strings fallbacks;   /* the same */
+    char *router;               /* choice of the model "auto", see auto_model.h; NULL: likelihood */
     struct strings tools;       /* tools of agents that execute code or use the network */
     char *adapter_dir;          /* every adapter in it is served under the name of its folder */
     char *runs;                 /* the folder of the runs to show */

@@ -6,6 +6,7 @@
 #include "serve/server.h"
 #include "jobs/jobs.h"
 #include "ops/ops.h"
+#include "serve/auto_model.h"
 #include "serve/reasoning.h"
 #include "serve/request_fields.h"
 
@@ -341,8 +342,8 @@ static struct adapter *adapter_get_or_wait(struct server *s, const char *name,
     return a;
 }
 
-static int model_ref_add(struct server *s, const char *name, float weight, struct model_ref *ref,
-                         struct error *err) {
+int model_ref_add(struct server *s, const char *name, float weight, struct model_ref *ref,
+                  struct error *err) {
     if (ref->n == ENGINE_MIX_MAX)
         return error_set(err, ERR_USAGE, "'model' names more than %d adapters", ENGINE_MIX_MAX);
     if (!server_adapter_listed(s, name) && !adapter_find_in_modules(s, name))
@@ -465,6 +466,7 @@ void model_ref_release(struct model_ref *ref) {
     for (int i = 0; i < ref->n; i++) adapter_release(ref->terms[i].adapter);
     free(ref->name);
     free(ref->label);
+    strings_release(&ref->candidates);
     *ref = (struct model_ref){0};
 }
 
@@ -683,6 +685,7 @@ static void server_release(struct server *s) {
     ab_close(s->ab);
     teams_release(s);
     agents_release(s);
+    auto_model_close(s);
     for (int i = 0; i < s->n_kept_adapters; i++) adapter_release(s->kept_adapters[i]);
     free(s->kept_adapters);
     keys_close(s->keys);
@@ -837,7 +840,7 @@ static int server_open(struct server *s, const struct engine_options *eo, struct
     if (modules_restore(s, err) != OK || server_base_open(s, eo, err) != OK) return err->code;
     if (s->options->bases.n && !(s->bases = base_pool_new(s, err))) return err->code;
     if (adapters_load(s, err) != OK || adapters_scan(s, err) != OK || teams_open(s, err) != OK ||
-        agents_open(s, err) != OK)
+        agents_open(s, err) != OK || auto_model_open(s, err) != OK)
         return err->code;
     if (s->bases && base_pool_start(s->bases, err) != OK) return err->code;
     modules_load(s);

@@ -120,6 +120,7 @@ struct server {
     struct agent_entry *agents; /* [n_agents] constant after the start */
     int n_agents;
     struct fallbacks *fallbacks;    /* NULL: there are none; constant after the start */
+    struct auto_model *auto_model;  /* NULL: a base that is loaded on demand */
     struct adapter **kept_adapters; /* [n_kept_adapters] those of teams and agents */
     int n_kept_adapters;
 
@@ -170,6 +171,10 @@ struct model_ref {
     struct weighted_adapter terms[ENGINE_MIX_MAX]; /* retained */
     int n;                                         /* 0: the base */
     bool is_elsewhere; /* no model of this server: a link of a fallback chain */
+    /* auto_model.h: the adapter is chosen when the prompt is known, by likelihood among the terms,
+     * whose names are `candidates`. */
+    bool is_auto;
+    struct strings candidates;
 };
 /* Whether a model's name is one of the base: its id, its path, --served-model-name, "" or NULL. */
 bool server_name_is_base(const struct server *s, const char *model);
@@ -179,6 +184,9 @@ bool server_name_is_base(const struct server *s, const char *model);
  * ERR_MISSING: no such model. */
 int model_ref_resolve(struct server *s, const char *model, struct model_ref *out,
                       struct error *err);
+/* Adds a term. If the adapter does not fit into memory now, the request waits (ERR_STATE). */
+int model_ref_add(struct server *s, const char *name, float weight, struct model_ref *ref,
+                  struct error *err);
 /* Resolves llama.cpp's list [{id, scale}]. */
 int model_ref_from_list(struct server *s, const json_t *list, struct model_ref *out,
                         struct error *err);

@@ -49,8 +49,7 @@ static const struct option_row adapter_rows[] = {
     ROW("out", OPT_STRING, out, NULL, 0, 0, "OUT",
         "blend: directory; merge, extract, resize: file ending in .gguf, or a directory"),
     ROW("dry-run", OPT_BOOL, dry_run, NULL, 0, 0, NULL,
-        "new, blend, convert, merge, extract, resize, profile: print what would be written; "
-        "prune: print what would be deleted"),
+        "print what would be written or, by prune, deleted"),
     ROW("keep", OPT_INT, keep, "-1", -1, 1e9, "N",
         "prune: keep the N newest versions, or the N fittest candidates (-1: no condition)"),
     ROW("older-than", OPT_STRING, older_than, NULL, 0, 0, "TIME",

@@ -23,7 +23,7 @@ printf '%s\n' '{"messages": [{"role": "user", "content": "12 + 30 = ?"}, {"role"
     { echo "not ok another one is trained: $(head -c 300 "$tmp/err")"; exit 1; }
 echo "The tide rises and falls twice a day." >"$tmp/tide.txt"
 "$shoal" knowledge add "$tmp/knowledge.db" "$tmp/tide.txt" --quiet >/dev/null || echo "not ok a knowledge base is made"
-"$shoal" serve models/fry --port 0 --json --knowledge "$tmp/knowledge.db" --memory "$tmp/memories.db" --adapter "{\"name\": \"critic\", \"path\": \"$tmp/critic\"}" --enable-lora --max-loras 8 --team panel=examples/team.yaml --agent helper=examples/agent.yaml --fallback safe=examples/fallback.yaml --state "$tmp/state" \
+"$shoal" serve models/fry --port 0 --json --knowledge "$tmp/knowledge.db" --memory "$tmp/memories.db" --adapter "{\"name\": \"critic\", \"path\": \"$tmp/critic\"}" --router likelihood --enable-lora --max-loras 8 --team panel=examples/team.yaml --agent helper=examples/agent.yaml --fallback safe=examples/fallback.yaml --state "$tmp/state" \
     --runs "$tmp/runs" --no-jobs-idle >"$tmp/listening" 2>"$tmp/err" &
 server=$!
 for _ in $(seq 600); do

@@ -59,7 +59,7 @@ await check("invalid load and unload requests", async () => {
     refused(await load({lora_name: 7, lora_path: `${dir}/a`}), 400, "BadRequestError", /lora_name/);
     refused(await unload({}), 400, "InvalidUserInput", /lora_name/);
     refused(await unload({lora_name: "nobody"}), 404, "NotFoundError", "The lora adapter 'nobody' cannot be found.");
-    assert.deepEqual(await ids(), ["fry-1", "a", "b", "team:pair"]);
+    assert.deepEqual(await ids(), ["fry-1", "a", "b", "auto", "team:pair"]);
 });
 
 await check("an adapter is unloaded while it is used", async () => {

@@ -991,6 +991,15 @@ static void fuzz_team(const uint8_t *data, size_t size) {
     free(path);
 }
 
+/* The similarity of an accepted profile is a cosine. */
+static void fuzz_prompt_profile(const uint8_t *data, size_t size) {
+    struct prompt_profile p;
+    struct error err;
+    if (prompt_profile_parse(&p, (const char *)data, size, "input", &err) != OK) return;
+    double cosine = prompt_profile_similarity(&p, "sort: k b x");
+    MUST(p.n > 0 && cosine >= -1.0001 && cosine <= 1.0001);
+}
+
 /* Of an agent file that is accepted, the form is known and the limits are within their ranges. */
 static void fuzz_agent(const uint8_t *data, size_t size) {
     struct agent_settings s;
@@ -1766,6 +1775,7 @@ static const struct fuzz_target fuzz_targets[] = {
     {"yaml", fuzz_yaml},
     {"agent", fuzz_agent},
     {"fallback", fuzz_fallback},
+    {"prompt_profile", fuzz_prompt_profile},
     {"recipe", fuzz_recipe},
     {"training_data", fuzz_training_data},
     {"synth", fuzz_synth},

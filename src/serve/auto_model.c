@@ -228,11 +228,13 @@ static const struct prompt_profile *profile_find(struct auto_model *a, const cha
 static void similarity_scores(struct server *s, const char *text, struct candidates *c) {
     int n;
     struct adapter_entry *v = server_adapters(s, &n);
+    struct prompt_profile prompt = {0};
+    prompt_profile_add(&prompt, text);
     pthread_mutex_lock(&s->auto_model->lock);
     for (int i = 0; i < n; i++) {
         const struct prompt_profile *p =
             entry_is_candidate(&v[i]) ? profile_find(s->auto_model, v[i].path) : NULL;
-        if (p) candidates_add(c, v[i].name, prompt_profile_similarity(p, text));
+        if (p) candidates_add(c, v[i].name, prompt_profile_similarity(p, &prompt));
     }
     pthread_mutex_unlock(&s->auto_model->lock);
     server_adapters_free(v, n);
@@ -256,7 +258,7 @@ static void choice_report(struct server *s, const struct candidates *c, int best
     json_t *scores = json_object();
     for (int i = 0; i < c->names.n; i++)
         json_object_set_new(scores, c->names.v[i],
-                            isnan(c->scores[i]) ? json_null() : json_real(c->scores[i]));
+                            isfinite(c->scores[i]) ? json_real(c->scores[i]) : json_null());
     spec->router = json_pack("{s:s,s:s,s:o,s:I}", "method", method, "model", name, "scores", scores,
                              "prompt_tokens", (json_int_t)spec->router_tokens);
 }

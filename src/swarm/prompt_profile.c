@@ -22,14 +22,15 @@ void prompt_profile_add(struct prompt_profile *p, const char *question) {
     free(f.v);
 }
 
-double prompt_profile_similarity(const struct prompt_profile *p, const char *prompt) {
-    struct router_features f;
-    double dot = 0, squares = 0;
-    router_features_init(&f, prompt);
-    for (int k = 0; k < f.n; k++) dot += p->sum[f.v[k].index - 1] * (double)f.v[k].value;
-    for (int j = 0; j < ROUTER_DIM; j++) squares += p->sum[j] * p->sum[j];
-    free(f.v);
-    return squares > 0 ? dot / sqrt(squares) : 0;
+static double dot(const struct prompt_profile *a, const struct prompt_profile *b) {
+    double sum = 0;
+    for (int j = 0; j < ROUTER_DIM; j++) sum += a->sum[j] * b->sum[j];
+    return sum;
+}
+
+double prompt_profile_similarity(const struct prompt_profile *a, const struct prompt_profile *b) {
+    double lengths = sqrt(dot(a, a)) * sqrt(dot(b, b));
+    return lengths > 0 ? dot(a, b) / lengths : 0;
 }
 
 /* files */

@@ -839,8 +839,8 @@ struct prompt_profile {
     double sum[ROUTER_DIM];
 };
 void prompt_profile_add(struct prompt_profile *p, const char *question);
-/* -1 … 1; 0 without questions. */
-double prompt_profile_similarity(const struct prompt_profile *p, const char *prompt);
+/* The cosine of two profiles, of which one may be of a single prompt: -1 … 1; 0 if one is empty. */
+double prompt_profile_similarity(const struct prompt_profile *a, const struct prompt_profile *b);
 char *prompt_profile_path(const char *adapter); /* malloc'ed */
 int prompt_profile_write(const struct prompt_profile *p, const char *path, struct error *err);
 int prompt_profile_parse(struct prompt_profile *p, const char *text, size_t len, const char *path,

@@ -993,10 +993,11 @@ static void fuzz_team(const uint8_t *data, size_t size) {
 
 /* The similarity of an accepted profile is a cosine. */
 static void fuzz_prompt_profile(const uint8_t *data, size_t size) {
-    struct prompt_profile p;
+    struct prompt_profile p, prompt = {0};
     struct error err;
     if (prompt_profile_parse(&p, (const char *)data, size, "input", &err) != OK) return;
-    double cosine = prompt_profile_similarity(&p, "sort: k b x");
+    prompt_profile_add(&prompt, "sort: k b x");
+    double cosine = prompt_profile_similarity(&p, &prompt);
     MUST(p.n > 0 && cosine >= -1.0001 && cosine <= 1.0001);
 }
 

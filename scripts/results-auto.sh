@@ -5,7 +5,7 @@
 # the same conversations: trains one per family (LINES_EACH conversations of it), stores their profiles, and fits a router on
 # ROUTER_N (200) questions per family of the split dev. The base and all adapters answer N (400) questions per family of the
 # split test (`shoal eval`); a server per method then chooses an adapter for each of these questions, whose answer counts.
-# FAMILIES, SEED, CLASS (--fast), WORK (build/results-auto) and SHOAL may be set. What WORK has is not computed again.
+# FAMILIES, SEED, CLASS (--fast), WORK (build/results-auto) and SHOAL may be set. Results in WORK are not computed again.
 set -eu
 cd "$(dirname "$0")/.."
 shoal="${SHOAL:-$PWD/build/shoal}" work="${WORK:-build/results-auto}" n="${N:-400}" router_n="${ROUTER_N:-200}" seed="${SEED:-1}"

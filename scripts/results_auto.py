@@ -69,7 +69,7 @@ def choices(method, at, families, questions):
 
 
 def load(at):
-    """Of each question its text and family, and of each model whether it is right on them."""
+    """The texts of the questions, their families, and the questions on which each model is right."""
     right, family, text = {}, {}, {}
     for line in open(f"{at}/samples.jsonl"):
         r = json.loads(line)

@@ -1,5 +1,5 @@
 /*
- * adapter_profile: stores what the training data of an adapter ask, next to the adapter — shoal
+ * adapter_profile: stores the training questions of an adapter next to it — shoal
  * adapter profile. 'shoal serve --router similarity' reads it. Needs no model.
  */
 #define _GNU_SOURCE

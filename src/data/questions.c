@@ -21,7 +21,7 @@ static const char *last_user_message(const json_t *messages) {
     return found;
 }
 
-/* Pairs and prompts are no samples: their own keys are read. */
+/* Pairs and prompts have their own keys, which are read if the value is not a sample. */
 static int sample_visit(void *ctx, const json_t *value, int line, struct error *err) {
     static const char *const keys[] = {"messages", "prompt", "text"};
     const struct question_visitor *v = ctx;

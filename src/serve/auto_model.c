@@ -25,7 +25,7 @@ struct auto_model {
     enum auto_method method;
     bool required;         /* --router was given */
     struct router *router; /* METHOD_ROUTER */
-    pthread_mutex_t lock;  /* of the profiles */
+    pthread_mutex_t lock;  /* guards the profiles */
     struct cached_profile **profiles;
     int n_profiles;
 };
@@ -201,7 +201,7 @@ static void profile_load(struct cached_profile *p, const struct stat *st) {
     p->changed = st->st_mtim;
     p->size = st->st_size;
     p->valid = prompt_profile_read(&p->profile, p->path, &err) == OK;
-    if (!p->valid) log_warn("the adapter is no candidate of the model auto: %s", err.text);
+    if (!p->valid) log_warn("the model auto leaves an adapter out: %s", err.text);
 }
 
 /* The profile of an adapter, or NULL; valid while the lock is held. */

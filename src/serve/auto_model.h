@@ -8,7 +8,7 @@
  *     and under each adapter; the prefills run in one batch. The prefix cache keeps them, so the
  *     reply prefills the last token only.
  * similarity: the cosine of the prompt to the questions of each adapter's profile
- *     (prompt_profile.json); adapters without a profile are no candidates. No prefill.
+ *     (prompt_profile.json); adapters without a profile are left out. No prefill.
  * a router file of `shoal team fit`: the probability that an answer is right; the names of its
  *     agents are adapters or the base. No prefill.
  *
@@ -39,7 +39,7 @@ void auto_model_start(struct server *s, struct exchange *x, const struct api_dia
 
 /* The index of the highest of n scores, of equal ones the first; -1: all are NAN, or n is 0. */
 int score_best(const double *scores, int n);
-/* The mean of the log-probabilities of the tokens after the first one; NAN if there are none. */
+/* The mean of the log-probabilities of the tokens after the first one; NAN without any. */
 double prompt_mean_logprob(const float *logprob, int32_t n);
 
 #endif

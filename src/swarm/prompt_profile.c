@@ -1,5 +1,5 @@
 /*
- * prompt_profile: what an adapter was trained on, for a choice of adapters by similarity. The
+ * prompt_profile: the training questions of an adapter, for a choice by similarity. The
  * features are those of a router (router.c): no model is called. A file from another source can
  * make the choice bad, and nothing else: its size is checked, its numbers are finite.
  */

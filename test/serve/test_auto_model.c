@@ -31,7 +31,7 @@ static void test_mean(void **state) {
     assert_true(prompt_mean_logprob((float[]){9, -1, -2}, 3) == -1.5);
     assert_true(prompt_mean_logprob((float[]){0, -0.25f}, 2) == -0.25);
     assert_true(isnan(prompt_mean_logprob((float[]){0}, 1)));
-    // 2^24 + 1 is no float: the sum is a double
+    // a float cannot hold 2^24 + 1: the sum is a double
     assert_true(prompt_mean_logprob((float[]){0, -16777216, -1}, 3) == -16777217 / 2.0);
     assert_true(prompt_mean_logprob((float[]){0, -INFINITY}, 2) == -(double)INFINITY);
 }

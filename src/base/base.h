@@ -323,11 +323,42 @@ struct pool *pool_new(int n_threads); /* threads with the caller, at most 1024; 
 void pool_free(struct pool *p);
 int pool_size(const struct pool *p); /* NULL counts as a pool of one */
 void pool_run(struct pool *p, pool_fn fn, void *ctx, int64_t n, int64_t grain);
+/* `gate` (NULL: none) is called by the caller of pool_run and by the workers before each chunk, and
+ * may block; chunks are then as small as `grain` allows. Call this while the pool does not run. */
+void pool_set_gate(struct pool *p, void (*gate)(void *ctx), void *ctx);
 int cpu_count(void); /* the processors that this process may use */
 /* Lowers the calling thread's priority by `nice` and requests short time slices for it, so that
  * another thread that wakes up does not wait for the end of a long slice. Kernels before Linux 6.12
  * ignore the requested slice. */
 void thread_lower_priority(int nice);
+
+/*
+ * yield: background work that gives way to other work of the process, the foreground.
+ *
+ * Threads report when foreground work begins and ends. A task of the background calls
+ * yield_task_wait between two small pieces of work, for example as the gate of its pool. The call
+ * blocks while there is foreground work, except during turns of the background: of every
+ * YIELD_PERIOD seconds of foreground work, `share` at the end. So a task never starves if share is
+ * above 0. Threads: any; a task ends before its yield is freed.
+ */
+#define YIELD_PERIOD 0.2
+struct yield;
+/* clock: clock_now, or that of a test. */
+struct yield *yield_new(double share, double (*clock)(void));
+void yield_free(struct yield *y); /* NULL is allowed */
+/* Foreground work begins or ends; several may overlap. */
+void yield_foreground(struct yield *y, bool begins);
+
+struct yield_task {
+    struct yield *y;
+    bool normal;      /* it does not give way, but can be held */
+    bool held, ended; /* private; atomic */
+};
+void yield_task_hold(struct yield_task *t, bool hold); /* a held task waits in any case */
+void yield_task_end(struct yield_task *t);             /* the task waits no longer */
+/* Seconds of foreground work until the task may continue: 0: now, INFINITY: it is held. */
+double yield_task_delay(struct yield_task *t);
+void yield_task_wait(void *task); /* a struct yield_task: the function is the gate of a pool */
 
 /* time, memory, log, progress */
 
@@ -397,7 +428,7 @@ struct log_sink {
     /* At each progress_update; true cancels the operation. May be NULL. */
     bool (*progress)(void *ctx, const struct progress *p, const char *detail);
     void *ctx;
-    bool cancelled;
+    bool cancelled; /* atomic: another thread may set it, too */
 };
 /* Sets the sink of this thread, which the caller owns, and returns the one before; NULL: none. */
 struct log_sink *log_set_sink(struct log_sink *sink);
@@ -463,6 +494,9 @@ void progress_finish(struct progress *p, const char *detail);
 /* Opens the pipe of SHOAL_PROGRESS. The program calls it first, while an open descriptor with this
  * number can only be an inherited one. */
 void progress_pipe_open(void);
+/* The pipe of the progress and metrics of this thread, in place of that of the process; -1: that of
+ * the process again. */
+void progress_pipe_set(int fd);
 /* Writes metrics of this process to the pipe of SHOAL_PROGRESS, as a line of {"figures": {name:
  * value}}; NaN and infinities are null. The line is lost if the pipe is full. Names are those of
  * job metrics without their prefix: "train_loss" is shoal_train_loss of metrics.inc. The reader

@@ -41,7 +41,9 @@ struct log_sink *log_set_sink(struct log_sink *sink) {
 }
 
 int log_check_cancelled(struct error *err) {
-    return log_sink && log_sink->cancelled ? error_set(err, ERR_STATE, "cancelled") : OK;
+    return log_sink && __atomic_load_n(&log_sink->cancelled, __ATOMIC_ACQUIRE)
+               ? error_set(err, ERR_STATE, "cancelled")
+               : OK;
 }
 
 int utf8_field_width(const char *text, int columns) {
@@ -318,7 +320,8 @@ static void progress_draw(struct progress *p, double now, const char *detail, bo
     buf_release(&b);
 }
 
-static int progress_pipe_fd = -1; /* the pipe that SHOAL_PROGRESS names */
+static int process_pipe_fd = -1; /* the pipe that SHOAL_PROGRESS names */
+static _Thread_local int thread_pipe_fd = -1;
 static _Atomic double progress_reported_at;
 
 /* Programs that this process starts get neither the descriptor nor the variable. */
@@ -330,8 +333,16 @@ void progress_pipe_open(void) {
     long fd = strtol(text, &end, 10);
     if (end != text && !*end && fd > STDERR_FILENO && fd <= INT_MAX && fstat((int)fd, &st) == 0 &&
         S_ISFIFO(st.st_mode) && fcntl((int)fd, F_SETFD, FD_CLOEXEC) == 0)
-        progress_pipe_fd = (int)fd;
+        process_pipe_fd = (int)fd;
     unsetenv("SHOAL_PROGRESS");
+}
+
+void progress_pipe_set(int fd) {
+    thread_pipe_fd = fd;
+}
+
+static int progress_pipe(void) {
+    return thread_pipe_fd >= 0 ? thread_pipe_fd : process_pipe_fd;
 }
 
 static char *progress_json(const struct progress *p, double seconds) {
@@ -353,10 +364,10 @@ static char *progress_json(const struct progress *p, double seconds) {
 /* Returns whether the line was written. If the pipe is full, the line is lost; writing never
  * blocks. */
 static bool progress_pipe_write(const char *text) {
-    struct pollfd pipe = {.fd = progress_pipe_fd, .events = POLLOUT};
+    struct pollfd pipe = {.fd = progress_pipe(), .events = POLLOUT};
     char *line = xasprintf("%s\n", text);
-    bool written = poll(&pipe, 1, 0) == 1 && pipe.revents == POLLOUT &&
-                   write(progress_pipe_fd, line, strlen(line)) > 0;
+    bool written =
+        poll(&pipe, 1, 0) == 1 && pipe.revents == POLLOUT && write(pipe.fd, line, strlen(line)) > 0;
     free(line);
     return written;
 }
@@ -364,7 +375,7 @@ static bool progress_pipe_write(const char *text) {
 /* Writes a line to the pipe, unless any bar wrote one within REPORT_SECONDS. The last line of a bar
  * is written only if the bar's previous write succeeded. */
 static void progress_report(struct progress *p, bool last) {
-    if (progress_pipe_fd < 0 || (last && !p->last_report_written)) return;
+    if (progress_pipe() < 0 || (last && !p->last_report_written)) return;
     double now = clock_now(), last_report = atomic_load(&progress_reported_at);
     if (!last && (now - last_report < REPORT_SECONDS ||
                   !atomic_compare_exchange_strong(&progress_reported_at, &last_report, now)))
@@ -375,7 +386,7 @@ static void progress_report(struct progress *p, bool last) {
 }
 
 void process_metrics_report(const struct process_metric *v, int n) {
-    if (progress_pipe_fd < 0) return;
+    if (progress_pipe() < 0) return;
     json_t *figures = json_object();
     for (int i = 0; i < n; i++)
         json_object_set_new(figures, v[i].name,
@@ -408,8 +419,9 @@ void progress_update(struct progress *p, int64_t done, const char *detail) {
     p->done = done;
     if (p->total > 0) p->total = MAX(p->total, done); // the total may be an estimate
     progress_report(p, false);
-    if (log_sink && log_sink->progress && !log_muted)
-        log_sink->cancelled |= log_sink->progress(log_sink->ctx, p, detail);
+    if (log_sink && log_sink->progress && !log_muted &&
+        log_sink->progress(log_sink->ctx, p, detail))
+        __atomic_store_n(&log_sink->cancelled, true, __ATOMIC_RELEASE);
     if (!progress_is_shown()) return;
     double now = clock_now();
     if (now - p->last >= (stderr_is_terminal() ? REDRAW_SECONDS : LINE_SECONDS))

@@ -5,8 +5,8 @@
  * of a chunk is the number of remaining units divided by the number of threads (guided
  * self-scheduling): the first chunks are large, because each chunk has a fixed cost; the last are
  * small, so that all threads end at about the same time, even if the host or an expensive item
- * slows one down. `thread` is the index of the executing thread, so scratch memory indexed by it is
- * never shared.
+ * slows one down. With a gate every chunk is one unit, so that a thread soon comes to the gate.
+ * `thread` is the index of the executing thread, so scratch memory indexed by it is never shared.
  *
  * Protocol. The caller writes the job, then `left`, the number of unclaimed units, then publishes a
  * new `epoch`. A thread claims a chunk by subtracting units from `left`. It may read the job's
@@ -48,7 +48,9 @@ struct pool {
     int size;
     pool_fn fn;
     void *ctx;
-    int64_t n, grain; /* a unit is `grain` items, the last one may be less */
+    int64_t n, grain;        /* a unit is `grain` items, the last one may be less */
+    void (*gate)(void *ctx); /* NULL: none */
+    void *gate_ctx;
     atomic_bool stop;
     atomic_bool running;
     struct worker *workers; /* [size]; workers[0] is unused, because the caller is thread 0 */
@@ -82,9 +84,13 @@ static int64_t unit_count(int64_t n, int64_t grain) {
 /* Claims a chunk and runs it; false when no units are left. */
 static bool chunk_run_next(struct pool *p, int thread) {
     uint32_t left = atomic_load(&p->left), n_claimed;
+    if (p->gate && left) {
+        p->gate(p->gate_ctx);
+        left = atomic_load(&p->left);
+    }
     do {
         if (left == 0) return false;
-        n_claimed = MAX(left / (uint32_t)p->size, 1);
+        n_claimed = p->gate ? 1 : MAX(left / (uint32_t)p->size, 1);
     } while (!atomic_compare_exchange_weak(&p->left, &left, left - n_claimed));
     int64_t begin = unit_count(p->n, p->grain) - left, end = begin + n_claimed;
     p->fn(p->ctx, begin * p->grain, MIN(end * p->grain, p->n), thread);
@@ -179,6 +185,12 @@ int pool_size(const struct pool *p) {
     return p ? p->size : 1;
 }
 
+void pool_set_gate(struct pool *p, void (*gate)(void *ctx), void *ctx) {
+    CHECK(!atomic_load(&p->running));
+    p->gate = gate;
+    p->gate_ctx = ctx;
+}
+
 static void pending_wait(struct pool *p) {
     spin_until(&p->pending, 0, false);
     if (atomic_load(&p->pending) == 0) return;
@@ -195,7 +207,8 @@ void pool_run(struct pool *p, pool_fn fn, void *ctx, int64_t n, int64_t grain) {
         return;
     }
     CHECK(!atomic_exchange(&p->running, true)); /* fails if nested, or driven by two threads */
-    if (p->size == 1 || n <= grain) {
+    if (n <= grain || (p->size == 1 && !p->gate)) {
+        if (p->gate) p->gate(p->gate_ctx);
         fn(ctx, 0, n, 0);
     } else {
         grain *= unit_count(unit_count(n, grain), UNITS_MAX);

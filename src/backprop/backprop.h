@@ -137,7 +137,8 @@ size_t trainer_most_bytes(const struct model_config *c, enum numeric_class cls,
                           const struct adapter_config *a, int n, const struct train_options *o,
                           struct pool *pool, int64_t longest, size_t weights);
 /* Forward and backward pass of one micro-batch. Losses and target counts are summed until the
- * update. If a NaN or Inf appears, returns ERR_NUMERIC with the name of the layer or the head. */
+ * update. If a NaN or Inf appears, returns ERR_NUMERIC with the name of the layer or the head.
+ * ERR_STATE: it was cancelled (log_check_cancelled) between two layers. */
 int trainer_accumulate(struct trainer *t, const struct train_sample *samples, int n,
                        struct error *err);
 /*

@@ -623,6 +623,7 @@ static int layers_forward(struct trainer *t, struct error *err) {
             return error_set(err, ERR_NUMERIC,
                              "'model.layers.%d' gives a NaN or Inf; lower the learning rate", l);
         progress_report(t, l + 1);
+        if (log_check_cancelled(err) != OK) return err->code;
     }
     return OK;
 }
@@ -637,6 +638,7 @@ static int layers_backward(struct trainer *t, struct error *err) {
                 "rate",
                 l);
         progress_report(t, 3 * t->c.n_layers - 2 * l);
+        if (log_check_cancelled(err) != OK) return err->code;
     }
     if (t->full) pool_run(t->pool, embed_backward_items, t, t->c.d_model, 16);
     if (t->embed_trained) vocab_embed_backward(t);

@@ -106,16 +106,6 @@ static void replies_print(const struct train_effect *e, int n_adapters) {
     }
 }
 
-/* A training that made the losses larger went wrong, whatever the log's last lines say. */
-static void effect_warn(const struct train_result *r) {
-    const struct train_effect *e = &r->effect;
-    if (e->n > 0 && e->after >= e->before)
-        log_warn("'%s' became worse: its loss on %d %s samples rose from %.4f to %.4f; try a lower "
-                 "--lr, or more --epochs if there were few updates",
-                 r->job->name, e->n, r->gate.eval.n ? "held-out" : "of its own", e->before,
-                 e->after);
-}
-
 /* Losses or rewards at the beginning and at the end. The loss of a policy gradient is near 0 in
  * every step, so rewards replace it. */
 static void change_print(const struct train_result *r) {
@@ -159,7 +149,7 @@ static void on_result(void *ctx, const struct train_result *r) {
         cli_print_json(train_result_json(r));
     else
         result_print(r, c->n);
-    effect_warn(r);
+    train_effect_warn(r);
 }
 
 static int train_with_model(const struct cli_options *c, const struct train_command *o,

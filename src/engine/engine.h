@@ -393,6 +393,9 @@ void memory_limit_set(size_t limit);
 /* Sets the limit to the size that an option has. NULL: to the memory in use and the available
  * memory (memory_usable), or to 0 if that is not known. */
 int memory_limit_parse(const char *size, struct error *err);
+/* For work in a process that has other work, too: sets the limit to the memory that is in use with
+ * the model m, and `bytes` more. `option` is what sets `bytes`, for messages; borrowed. */
+void memory_limit_set_part(const struct model *m, size_t bytes, const char *option);
 size_t memory_limit_get(void);
 /* The limit if the user named it, else 0: for manifests, and to print plans and peaks. */
 size_t memory_limit_named(void);

@@ -23,10 +23,12 @@ enum {
 /* Atomic: threads of a program that uses the library may train different models. */
 static _Atomic size_t limit_bytes;
 static _Atomic bool is_named;
+static const char *_Atomic part_option; /* NULL: the limit is that of the whole process */
 
 void memory_limit_set(size_t limit) {
     limit_bytes = limit;
     is_named = true;
+    part_option = NULL;
 }
 
 int memory_limit_parse(const char *size, struct error *err) {
@@ -39,7 +41,13 @@ int memory_limit_parse(const char *size, struct error *err) {
     size_t usable = memory_usable();
     limit_bytes = usable < SIZE_MAX / 2 ? memory_used(NULL) + usable : 0;
     is_named = false;
+    part_option = NULL;
     return OK;
+}
+
+void memory_limit_set_part(const struct model *m, size_t bytes, const char *option) {
+    memory_limit_set(memory_used(m) + bytes);
+    part_option = option;
 }
 
 size_t memory_limit_get(void) {
@@ -113,6 +121,22 @@ static int named_limit_check(size_t used, const struct memory_step *need, struct
     return err->code;
 }
 
+/* As named_limit_check for a part of the process; the peak of the process says nothing of it. */
+static int part_check(const char *option, size_t left, const struct memory_step *need,
+                      struct error *err) {
+    if (need->least <= left) return OK;
+    if (need->remedy)
+        return error_set(err, ERR_MEMORY,
+                         "'%.1f MB' of %s are left, but %s needs %.1f MB; raise %s by %.0fM, or "
+                         "%s, with which %.0fM more will do",
+                         mb(left), option, need->what, mb(need->least), option,
+                         limit_for(need->least - left), need->remedy,
+                         limit_for(need->least - MIN(need->least, left + need->saved)));
+    return error_set(err, ERR_MEMORY,
+                     "'%.1f MB' of %s are left, but %s needs %.1f MB; raise %s by %.0fM", mb(left),
+                     option, need->what, mb(need->least), option, limit_for(need->least - left));
+}
+
 static int available_check(size_t left, const struct memory_step *need, struct error *err) {
     if (need->least <= left) return OK;
     if (need->remedy)
@@ -130,6 +154,8 @@ static int available_check(size_t left, const struct memory_step *need, struct e
 int memory_check(const struct model *m, const struct memory_step *need, struct error *err) {
     if (!limit_bytes) return OK;
     size_t used = memory_used(m), limit = limit_bytes;
+    const char *option = part_option;
+    if (option) return part_check(option, limit - MIN(used, limit), need, err);
     return is_named ? named_limit_check(used, need, err)
                     : available_check(limit - MIN(used, limit), need, err);
 }

@@ -169,3 +169,12 @@ json_t *train_effect_json(const struct train_effect *e) {
     return json_pack("{s:i,s:f,s:f,s:O}", "samples", e->n, "before", e->before, "after", e->after,
                      "replies", e->replies ? e->replies : json_null());
 }
+
+void train_effect_warn(const struct train_result *r) {
+    const struct train_effect *e = &r->effect;
+    if (e->n > 0 && e->after >= e->before)
+        log_warn("'%s' became worse: its loss on %d %s samples rose from %.4f to %.4f; try a lower "
+                 "--lr, or more --epochs if there were few updates",
+                 r->job->name, e->n, r->gate.eval.n ? "held-out" : "of its own", e->before,
+                 e->after);
+}

@@ -115,7 +115,7 @@ static int jsonl_update(void *ctx, const struct train_event *e, struct error *er
 }
 
 struct train_callbacks train_jsonl_callbacks(FILE *f) {
-    return (struct train_callbacks){jsonl_begin, jsonl_update, f};
+    return (struct train_callbacks){.begin = jsonl_begin, .update = jsonl_update, .ctx = f};
 }
 
 struct train_log *train_log_open(const char *dir, const char *title, struct store *store,
@@ -319,7 +319,7 @@ static int log_update(void *ctx, const struct train_event *e, struct error *err)
 }
 
 struct train_callbacks train_log_callbacks(struct train_log *l) {
-    return (struct train_callbacks){log_begin, log_update, l};
+    return (struct train_callbacks){.begin = log_begin, .update = log_update, .ctx = l};
 }
 
 static void chart_plot(struct buf *b, const struct train_log *l, int k) {

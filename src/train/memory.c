@@ -257,9 +257,9 @@ int train_memory_check(const struct train_settings *s, const struct model_size *
     struct adapter_size start = {0};
     if (s->init_adapter && adapter_measure(s->init_adapter, DTYPE_F32, &start, err) != OK)
         return err->code;
-    const struct memory_step need = {.what = "this training with its model",
-                                     .least = model + enough + files * DATA_FACTOR +
-                                              4 * start.resident + start.while_loading};
+    const struct memory_step need = {
+        .what = model ? "this training with its model" : "this training",
+        .least = model + enough + files * DATA_FACTOR + 4 * start.resident + start.while_loading};
     return memory_check(NULL, &need, err);
 }
 

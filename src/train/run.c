@@ -562,7 +562,8 @@ static int run_locked(const struct train_request *request, const struct train_ou
     named.train = &options;
     rc = run_open(&r, err);
     if (rc == OK) {
-        const struct train_callbacks callbacks = train_log_callbacks(r.log);
+        struct train_callbacks callbacks = train_log_callbacks(r.log);
+        callbacks.versions = q->versions;
         rc = train_run(q, checkpoint, &callbacks, err);
     }
     if (rc == OK && run_finish(&r, err) != OK)

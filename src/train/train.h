@@ -67,6 +67,17 @@ struct train_event {
                             should save its own data first */
     const json_t *extra_metrics; /* metrics of the method, {…, adapters: {NAME: {…}}}, or NULL */
 };
+/* Versions of the adapters during the run: the adapters as they are after every `every`-th step
+ * except the last, whose adapters are the results, and after the step at which a resumed run
+ * continues. */
+struct train_versions {
+    int64_t every;
+    /* `a` is bound to the model, and has a copy of the trained parameters and the lineage of a
+     * result. An error ends the run. */
+    int (*publish)(void *ctx, const struct train_job *job, int64_t step, struct adapter *a,
+                   struct error *err);
+    void *ctx;
+};
 /* An error that a callback returns ends the run. */
 struct train_callbacks {
     /* Called before the first update. `done`: number of steps that a resumed run has completed.
@@ -74,6 +85,7 @@ struct train_callbacks {
     int (*begin)(void *ctx, int64_t done, const json_t *about, struct error *err);
     int (*update)(void *ctx, const struct train_event *e, struct error *err);
     void *ctx;
+    const struct train_versions *versions; /* NULL: none */
 };
 /* Like sft_run, with callbacks instead of the log. `es`: NULL, or the options of gradient
  * estimates. */
@@ -238,9 +250,10 @@ struct train_request {
     struct token_ids invocation; /* of the jobs; train_request_close releases it */
     enum train_method method;
     const struct train_options *train;
-    const struct rl_options *policy; /* used by dpo, reinforce, rloo and grpo */
-    const struct es_options *es;     /* used by es */
-    struct engine_limits limits;     /* engines that sample and measure */
+    const struct rl_options *policy;       /* used by dpo, reinforce, rloo and grpo */
+    const struct es_options *es;           /* used by es */
+    struct engine_limits limits;           /* engines that sample and measure */
+    const struct train_versions *versions; /* NULL: none; used by train_and_publish */
 };
 int train_run(const struct train_request *q, const char *checkpoint,
               const struct train_callbacks *callbacks, struct error *err);
@@ -457,6 +470,9 @@ struct train_result {
     int n_families;
     json_t *manifest; /* see manifest_json; during on_result */
 };
+/* Warns if the training made the losses larger: it went wrong, whatever the log's last lines say.
+ */
+void train_effect_warn(const struct train_result *r);
 /* {adapter, dir, hash, first_loss, last_loss, published, effect, gate, retain_families, manifest};
  * with rewards also first_reward and last_reward, of dpo last_accuracy */
 json_t *train_result_json(const struct train_result *r);
@@ -493,8 +509,8 @@ extern const struct option_table train_settings_tables[]; /* all options */
 /* Checks everything that needs neither a file nor the model. `plan`: no output is needed. */
 int train_settings_check(const struct train_settings *s, bool plan, struct error *err);
 /* Whether a training of these settings over a model of this size can fit the memory limit at all,
- * before the model and the data are read; `size` comes from model_measure. The message of
- * ERR_MEMORY has a limit that will do. */
+ * before the model and the data are read; `size` comes from model_measure, without bytes for a
+ * model that is in memory. The message of ERR_MEMORY has a limit that will do. */
 int train_memory_check(const struct train_settings *s, const struct model_size *size,
                        enum numeric_class cls, struct pool *pool, struct error *err);
 /* Makes a request of checked settings, sets the memory limit unless the caller has done so before

@@ -309,7 +309,41 @@ static int train_loop_resume(struct train_loop *c, const struct train_loop_ops *
     return rc;
 }
 
-/* Runs one step, reports it and, if one is due, saves a checkpoint. */
+/* A copy of adapter j as it is now, bound to the model. Its lineage has the method and the hashes
+ * of data, initial adapter and model. NULL: `err` is set. */
+static struct adapter *adapter_export(const struct train_loop *c, int j, struct error *err) {
+    json_t *lineage = json_pack("{s:s,s:s,s:s}", "operator", c->method, "data", c->data[j], "start",
+                                c->initial_adapters[j]->hash);
+    adapter_lineage_set_model(lineage, c->m);
+    if (c->kv != DTYPE_F32)
+        json_object_set_new(lineage, "kv_cache_dtype", json_string(dtype_name(c->kv)));
+    struct adapter *a = trainer_export_adapter(c->trainer, j, lineage);
+    json_decref(lineage);
+    adapter_add_training_data(a, c->initial_adapters[j]->training_data);
+    adapter_add_training_data(a, c->training_data[j]);
+    if (adapter_bind(a, c->m, err) == OK) return a;
+    adapter_release(a);
+    return NULL;
+}
+
+static int versions_publish(const struct train_loop *c, int64_t done, struct error *err) {
+    const struct train_versions *v = c->callbacks ? c->callbacks->versions : NULL;
+    int rc = OK;
+    for (int j = 0; v && rc == OK && j < c->n; j++) {
+        struct adapter *a = adapter_export(c, j, err);
+        rc = a ? v->publish(v->ctx, &c->jobs[j], done, a, err) : err->code;
+        adapter_release(a);
+    }
+    return rc;
+}
+
+/* Whether the adapters after `done` steps are a version. */
+static bool is_version(const struct train_loop *c, int64_t done) {
+    const struct train_versions *v = c->callbacks ? c->callbacks->versions : NULL;
+    return v && done < c->steps && done % v->every == 0;
+}
+
+/* Runs one step, reports it, and saves a checkpoint and publishes a version if they are due. */
 static int step_run(struct train_loop *c, const struct train_loop_ops *s, int64_t step,
                     struct error *err) {
     int64_t done = step + 1;
@@ -323,6 +357,7 @@ static int step_run(struct train_loop *c, const struct train_loop_ops *s, int64_
     snprintf(c->detail, sizeof c->detail, "%s %.4f", reward ? "reward" : "loss",
              reward ? json_number_value(reward) : c->stats.loss);
     if (!rc && c->checkpoint && is_save_due(c, done)) rc = train_loop_save(c, s, done, err);
+    if (!rc && is_version(c, done)) rc = versions_publish(c, done, err);
     json_decref(line);
     return rc;
 }
@@ -340,21 +375,6 @@ static int callbacks_begin(const struct train_loop *c, struct error *err) {
                                  about, err);
     json_decref(about);
     return rc;
-}
-
-/* Exports adapter j as the job's result and binds it to the model. Its lineage has the method and
- * the hashes of data, initial adapter and model. */
-static int export_result(struct train_loop *c, int j, struct error *err) {
-    json_t *lineage = json_pack("{s:s,s:s,s:s}", "operator", c->method, "data", c->data[j], "start",
-                                c->initial_adapters[j]->hash);
-    adapter_lineage_set_model(lineage, c->m);
-    if (c->kv != DTYPE_F32)
-        json_object_set_new(lineage, "kv_cache_dtype", json_string(dtype_name(c->kv)));
-    c->jobs[j].result = trainer_export_adapter(c->trainer, j, lineage);
-    json_decref(lineage);
-    adapter_add_training_data(c->jobs[j].result, c->initial_adapters[j]->training_data);
-    adapter_add_training_data(c->jobs[j].result, c->training_data[j]);
-    return adapter_bind(c->jobs[j].result, c->m, err);
 }
 
 static void memory_log(const struct train_loop *c) {
@@ -387,6 +407,8 @@ int train_loop_run(struct train_loop *c, const struct train_loop_ops *s, struct 
     if (rc) return error_add_resume_hint(c, err);
     memory_log(c);
     int64_t first = trainer_update_count(c->trainer) / c->per_step;
+    if (first > 0 && first < c->steps && versions_publish(c, first, err) != OK)
+        return error_add_resume_hint(c, err);
     progress_start(&c->bar, "training", c->steps);
     progress_resume(&c->bar, first);
     for (int64_t i = first; !rc && i < c->steps; i++) {
@@ -399,7 +421,8 @@ int train_loop_run(struct train_loop *c, const struct train_loop_ops *s, struct 
     c->bar.title = NULL;
     if (rc) return error_add_resume_hint(c, err);
     trainer_free_activations(c->trainer);
-    for (int j = 0; !rc && j < c->n; j++) rc = export_result(c, j, err);
+    for (int j = 0; !rc && j < c->n; j++)
+        if (!(c->jobs[j].result = adapter_export(c, j, err))) rc = err->code;
     return rc;
 }
 

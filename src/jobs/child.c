@@ -1,5 +1,5 @@
 /*
- * child: vfork and exec, and three pipes.
+ * child: vfork and exec, and three pipes, which a job in a thread (thread.c) has as well.
  *
  * vfork, because the server may use gigabytes: fork would copy their page tables and cause page
  * faults in every thread on its next writes. Until exec the child runs in this process's memory
@@ -215,38 +215,56 @@ static int job_folder_init(const char *folder, struct error *err) {
     return rc;
 }
 
-struct job_child *job_child_start(const struct job_child_options *o, struct error *err) {
-    struct job_child *c = child_new();
+/* Starts the process with the write ends of its pipes. */
+static int process_start(struct job_child *c, const struct job_child_options *o,
+                         const int fds[N_CHILD_PIPES], struct error *err) {
     struct strings env = {0};
+    int rc = OK, null = open("/dev/null", O_RDONLY | O_CLOEXEC);
     child_environment(o, &env);
-    struct child_launch l = {.program = o->program,
-                             .argv = child_arguments(o->args),
-                             .envp = env.v,
-                             .fds = {-1, -1, -1, -1},
-                             .idle = !o->same_priority,
-                             .max_file = o->max_file ? (rlim_t)o->max_file : RLIM_INFINITY,
-                             .max_data = o->max_data ? (rlim_t)o->max_data : RLIM_INFINITY,
-                             .parent = getpid()};
-    int rc = job_folder_init(o->folder, err);
-    for (int i = 0; rc == OK && i < N_CHILD_PIPES; i++)
-        rc = pipe_open(&c->pipes[i], i, o, &l.fds[1 + i], err);
-    if (rc == OK && (l.fds[0] = open("/dev/null", O_RDONLY | O_CLOEXEC)) < 0)
-        rc = error_errno(err, "cannot open '/dev/null'");
+    struct child_launch l = {
+        .program = o->program,
+        .argv = child_arguments(o->args),
+        .envp = env.v,
+        .fds = {null, fds[CHILD_STDOUT], fds[CHILD_STDERR], fds[CHILD_PROGRESS]},
+        .idle = !o->same_priority,
+        .max_file = o->max_file ? (rlim_t)o->max_file : RLIM_INFINITY,
+        .max_data = o->max_data ? (rlim_t)o->max_data : RLIM_INFINITY,
+        .parent = getpid()};
+    if (null < 0) rc = error_errno(err, "cannot open '/dev/null'");
     if (rc == OK) rc = child_spawn(c, &l, err);
-    for (int i = 0; i < FIRST_OTHER_FD; i++) fd_close(&l.fds[i]);
+    fd_close(&null);
     free(l.argv);
     strings_release(&env);
+    if (rc == OK || c->pid <= 0) return rc;
+    job_child_signal(c, SIGKILL);
+    waitpid(c->pid, NULL, 0);
+    return rc;
+}
+
+static int thread_start(struct job_child *c, const struct job_child_options *o,
+                        int fds[N_CHILD_PIPES], struct error *err) {
+    c->thread = job_thread_start(o, fds, &c->pidfd, err);
+    return c->thread ? OK : err->code;
+}
+
+struct job_child *job_child_start(const struct job_child_options *o, struct error *err) {
+    struct job_child *c = child_new();
+    int fds[N_CHILD_PIPES] = {-1, -1, -1};
+    int rc = job_folder_init(o->folder, err);
+    for (int i = 0; rc == OK && i < N_CHILD_PIPES; i++)
+        rc = pipe_open(&c->pipes[i], i, o, &fds[i], err);
+    if (rc == OK) rc = o->run ? thread_start(c, o, fds, err) : process_start(c, o, fds, err);
+    for (int i = 0; i < N_CHILD_PIPES; i++) fd_close(&fds[i]);
     if (rc == OK) return c;
-    if (c->pid > 0) {
-        job_child_signal(c, SIGKILL);
-        waitpid(c->pid, NULL, 0);
-    }
     child_free(c);
     return NULL;
 }
 
 void job_child_signal(const struct job_child *c, int signal) {
-    kill(-c->pid, signal);
+    if (c->thread)
+        job_thread_signal(c->thread, signal);
+    else
+        kill(-c->pid, signal);
 }
 
 void job_child_pollfds(const struct job_child *c, struct pollfd out[JOB_CHILD_FDS], bool read) {
@@ -315,17 +333,36 @@ void job_child_read(struct job_child *c, job_child_line_fn on_line, void *ctx) {
     for (int i = 0; i < N_CHILD_PIPES; i++) pipe_read(c, i, on_line, ctx);
 }
 
+static void lines_finish(struct job_child *c, job_child_line_fn on_line, void *ctx) {
+    job_child_read(c, on_line, ctx);
+    for (int i = 0; i < N_CHILD_PIPES; i++) line_end(&c->pipes[i], i, on_line, ctx);
+}
+
+/* Reads while it waits, because the thread waits while a pipe is full. */
+static int thread_reap(struct job_child *c, job_child_line_fn on_line, void *ctx) {
+    enum { READ_MS = 10 };
+    struct pollfd ended = {.fd = c->pidfd, .events = POLLIN};
+    while (poll(&ended, 1, READ_MS) <= 0) job_child_read(c, on_line, ctx);
+    int status = job_thread_join(c->thread);
+    lines_finish(c, on_line, ctx);
+    return status;
+}
+
 /* The group's leader is not reaped before waitpid, so until then its group id is not reused and the
  * whole group can be killed. */
-int job_child_reap(struct job_child *c, job_child_line_fn on_line, void *ctx) {
+static int process_reap(struct job_child *c, job_child_line_fn on_line, void *ctx) {
     siginfo_t info;
     int status = -1, rc;
     do rc = waitid(P_PID, (id_t)c->pid, &info, WEXITED | WNOWAIT);
     while (rc != 0 && errno == EINTR);
     if (rc == 0) job_child_signal(c, SIGKILL);
-    job_child_read(c, on_line, ctx);
-    for (int i = 0; i < N_CHILD_PIPES; i++) line_end(&c->pipes[i], i, on_line, ctx);
+    lines_finish(c, on_line, ctx);
     if (rc == 0 && waitpid(c->pid, &status, 0) != c->pid) status = -1;
+    return status;
+}
+
+int job_child_reap(struct job_child *c, job_child_line_fn on_line, void *ctx) {
+    int status = c->thread ? thread_reap(c, on_line, ctx) : process_reap(c, on_line, ctx);
     child_free(c);
     return status;
 }

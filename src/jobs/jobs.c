@@ -140,7 +140,8 @@ static json_t *job_json(const struct job *job) {
     add_text(v, "started", job->started);
     add_outcome(v, job);
     if (job->cancel_requested) json_object_set_new(v, "cancel", json_true());
-    if (job->child) json_object_set_new(v, "pid", json_integer(job->child->pid));
+    if (job->child && !job->child->thread)
+        json_object_set_new(v, "pid", json_integer(job->child->pid));
     if (job->progress) json_object_set(v, "progress", job->progress);
     if (job->metrics) json_object_set(v, "figures", job->metrics);
     return v;
@@ -592,6 +593,10 @@ static json_t *attempt_request(const struct jobs *j, struct job *job, json_t *v)
     return v;
 }
 
+static bool is_in_process(const struct job *job) {
+    return json_is_true(json_object_get(job->request, "in_process"));
+}
+
 static int job_start_child(struct jobs *j, struct job *job, struct error *err) {
     struct strings args = {0};
     struct job_request checked;
@@ -611,7 +616,13 @@ static int job_start_child(struct jobs *j, struct job *job, struct error *err) {
                                                     .max_output = j->o.max_output,
                                                     .max_file = j->o.max_file,
                                                     .max_data = j->o.max_data,
-                                                    .same_priority = j->o.same_priority};
+                                                    .same_priority = j->o.same_priority,
+                                                    .run = is_in_process(job) ? j->o.run : NULL,
+                                                    .run_ctx = j->o.ctx,
+                                                    .yield = j->o.yield,
+                                                    .id = job->id,
+                                                    .may_replace_any = job->may_replace_any,
+                                                    .request = request};
     if (rc == OK && !(job->child = job_child_start(&child_options, err))) rc = err->code;
     strings_release(&args);
     json_decref(request);
@@ -683,16 +694,28 @@ static void job_start(struct jobs *j, struct job *job) {
     schedule_retry(j, &err);
 }
 
+static bool a_thread_exists(const struct jobs *j) {
+    for (int i = 0; i < j->n; i++)
+        if (j->v[i]->child && j->v[i]->child->thread) return true;
+    return false;
+}
+
+/* Whether a job may run now: of the jobs in this process only one has a thread. */
+static bool job_may_start(const struct job *job, bool thread_exists) {
+    return job->state == QUEUED && !job->cancel_requested && !job->outcome_pending &&
+           (job->child || !thread_exists || !is_in_process(job));
+}
+
 /* Starts jobs from the head of the queue while fewer than max_running run. */
 static void jobs_dispatch(struct jobs *j) {
     while (j->retry_at == 0) {
         struct job *next = NULL;
         int running = 0;
+        bool thread_exists = a_thread_exists(j);
         for (int i = 0; i < j->n; i++) {
             struct job *job = j->v[i];
             running += job->state == RUNNING;
-            if (job->state == QUEUED && !job->cancel_requested && !job->outcome_pending &&
-                (!next || job->queue_seq < next->queue_seq))
+            if (job_may_start(job, thread_exists) && (!next || job->queue_seq < next->queue_seq))
                 next = job;
         }
         if (!next || running >= j->o.max_running) return;

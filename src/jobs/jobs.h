@@ -6,6 +6,12 @@
  * operating system limits and frees a job's memory and can pause a job. Children have idle priority
  * and a separate process group. They are killed when this process ends, however it ends.
  *
+ * A job of one kind (a training) may instead be a thread of this process, if its request has
+ * "in_process": then it uses what the server has in memory, the weights of its base, and gives way
+ * to the server's requests (struct yield). The rest of this interface is the same: pausing it holds
+ * its thread between two pieces of work, and SIGTERM and SIGKILL make it end there. Nothing else
+ * confines it. One such job has a thread at a time; the others wait in the queue.
+ *
  * Threads. Any thread may call any function, but jobs_close and jobs_stop must be the last call.
  * The callback `changed` is called in the jobs' thread, without the lock held; it may call all
  * functions except jobs_close.
@@ -48,9 +54,13 @@ struct job_kind {
 /* The rules that a request is checked against. Strings are borrowed. */
 struct job_request_rules {
     const struct job_kind *kinds;
-    const char *results_dir; /* the folder of results; NULL: results cannot be stored */
-    bool allow_commands;     /* rewards may be commands, which are executed */
-    int max_threads;         /* maximum number of threads; 0: unlimited */
+    const char *results_dir;     /* the folder of results; NULL: results cannot be stored */
+    bool allow_commands;         /* rewards may be commands, which are executed */
+    int max_threads;             /* maximum number of threads; 0: unlimited */
+    const char *in_process_kind; /* the kind whose jobs may be threads; NULL: none */
+    /* Checks a request for such a job, in the form of job_request.resolved; sets `field` to the
+     * name of a wrong option. NULL with in_process_kind NULL. */
+    int (*check_in_process)(void *ctx, const json_t *request, char field[64], struct error *err);
     const char
         *owner; /* prefix of JOB_ARG_CLIENT_NAME names, the id of the API key; NULL: no prefix */
     void *ctx;
@@ -63,7 +73,8 @@ struct job_request_rules {
 /* A checked request. */
 struct job_request {
     /* {kind, args, options} with all keys, sorted, and canonical option names, so equal requests
-     * are equal values. Outputs are paths already; inputs are as the client wrote them. */
+     * are equal values; "in_process" is true or missing, "publish_steps" positive or missing.
+     * Outputs are paths already; inputs are as the client wrote them. */
     json_t *normalized;
     json_t *resolved;       /* the same with canonical paths of inputs too */
     struct strings outputs; /* names of the outputs */
@@ -80,6 +91,20 @@ int job_request_check(const struct job_request_rules *r, const json_t *request,
 void job_request_release(struct job_request *r);
 /* The command line of a checked request, without the program's name. */
 int job_request_argv(const json_t *request, struct strings *args, struct error *err);
+
+/* jobs in this process */
+
+/* A job that is a thread, for the function that it runs. */
+struct job_run {
+    const char *id;
+    const json_t *request;      /* {kind, args, options, publish_steps}, with resolved paths */
+    const struct strings *args; /* the command line, without the program's name */
+    bool may_replace_any;       /* see jobs_may_replace */
+    struct yield_task *task;    /* yield_task_wait is the gate of the pools that compute for it */
+    int results_fd;             /* private */
+};
+/* Writes a line of results and releases v. */
+void job_run_print(const struct job_run *r, json_t *v);
 
 /* the queue */
 
@@ -102,8 +127,13 @@ struct jobs_options {
     int64_t max_data; /* maximal bytes of a job's memory, without mapped files; 0: unlimited */
     double max_seconds;    /* time limit of an attempt, without pauses; 0: unlimited */
     double cancel_seconds; /* time from SIGTERM to SIGKILL; 0: 10 */
-    bool same_priority;    /* children have the priority of this process */
+    bool same_priority;    /* jobs have the priority of this process, and do not give way */
     void *ctx;
+    /* Runs a job in this process, in its thread, whose log sink, progress and results are those of
+     * the job. It ends soon after log_check_cancelled returns an error. NULL: jobs are processes
+     * only. */
+    int (*run)(void *ctx, const struct job_run *r, struct error *err);
+    struct yield *yield; /* what these jobs give way to; set with `run`, and borrowed */
     /* Called when a job has new events; may be NULL. */
     void (*changed)(void *ctx);
     /* Called when a job ends as "done", "failed" or "cancelled"; may be NULL. It is called in any
@@ -137,8 +167,9 @@ struct job_caller {
     char field[64];
 };
 /*
- * Submits a job. A request is {"kind", "args": [strings], "options": {name: value}}; a value is a
- * string, a number, true (--name), false (--no-name) or a list of these. Values are passed as
+ * Submits a job. A request is {"kind", "args": [strings], "options": {name: value}}, and for a job
+ * in this process "in_process": true and perhaps "publish_steps": N. An option's value is a string,
+ * a number, true (--name), false (--no-name) or a list of these. Values are passed as
  * --name=value, so no value can become another option, and no shell is involved. ERR_USAGE: the
  * request is invalid.
  *
@@ -156,9 +187,10 @@ bool jobs_may_replace(struct jobs *j, const char *id);
 
 /*
  * A job as JSON: {id, kind, args, options, state, created, attempts (number of starts)} and, once
- * they are known, pid, started, ended, exit or signal, note (why it failed), cancel (true:
- * cancellation was requested), progress {title, done, total, seconds_left}, figures (the metrics
- * that it reports) {name: the last value, or null if it is not a number}. ERR_MISSING: no such job.
+ * they are known, pid (of a process), started, ended, exit or signal, note (why it failed), cancel
+ * (true: cancellation was requested), progress {title, done, total, seconds_left}, figures (the
+ * metrics that it reports) {name: the last value, or null if it is not a number}. ERR_MISSING: no
+ * such job.
  */
 json_t *jobs_get(struct jobs *j, const char *id, struct error *err);
 json_t *jobs_list(struct jobs *j); /* an array of jobs, the newest first */

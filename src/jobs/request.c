@@ -17,7 +17,13 @@
 #include <string.h>
 
 /* Limits of a request. */
-enum { MAX_VALUES = 1024, MAX_TEXT_BYTES = 64 << 10, MAX_NAME_BYTES = 64, FIELD_BYTES = 64 };
+enum {
+    MAX_VALUES = 1024,
+    MAX_TEXT_BYTES = 64 << 10,
+    MAX_NAME_BYTES = 64,
+    FIELD_BYTES = 64,
+    MAX_PUBLISH_STEPS = 1000000000
+};
 
 struct request_checker {
     const struct job_request_rules *rules;
@@ -400,12 +406,19 @@ static int keys_check(const struct request_checker *c, const json_t *request) {
     const char *key;
     json_t *v;
     json_object_foreach ((json_t *)(uintptr_t)request, key, v) {
-        bool args = strcmp(key, "args") == 0, options = strcmp(key, "options") == 0;
+        bool args = strcmp(key, "args") == 0, options = strcmp(key, "options") == 0,
+             in_process = strcmp(key, "in_process") == 0, steps = strcmp(key, "publish_steps") == 0;
         field_set(c, key);
-        if (!args && !options && strcmp(key, "kind") != 0)
-            return error_set(
-                c->err, ERR_USAGE,
-                "the keys of a job are 'kind', 'args' and 'options'; there are no others");
+        if (!args && !options && !in_process && !steps && strcmp(key, "kind") != 0)
+            return error_set(c->err, ERR_USAGE,
+                             "the keys of a job are 'kind', 'args', 'options', 'in_process' and "
+                             "'publish_steps'; there are no others");
+        if (in_process && !json_is_boolean(v))
+            return error_set(c->err, ERR_USAGE, "'in_process' must be true or false");
+        if (steps && !(json_is_integer(v) && json_integer_value(v) >= 1 &&
+                       json_integer_value(v) <= MAX_PUBLISH_STEPS))
+            return error_set(c->err, ERR_USAGE, "'publish_steps' must be an integer from 1 to %d",
+                             MAX_PUBLISH_STEPS);
         if (args && !json_is_array(v)) return error_set(c->err, ERR_USAGE, "'args' must be a list");
         if (options && !json_is_object(v))
             return error_set(c->err, ERR_USAGE, "'options' must be an object");
@@ -413,10 +426,33 @@ static int keys_check(const struct request_checker *c, const json_t *request) {
     return OK;
 }
 
+static int in_process_check(const struct request_checker *c, const json_t *request) {
+    bool in_process = json_is_true(json_object_get(request, "in_process"));
+    const char *kind = c->rules->in_process_kind;
+    field_set(c, "in_process");
+    if (in_process && !kind)
+        return error_set(c->err, ERR_USAGE, "this server runs no job in its process");
+    if (in_process && strcmp(kind, c->kind->name) != 0)
+        return error_set(c->err, ERR_USAGE,
+                         "a job of '%s' cannot run in the server's process; one of '%s' can",
+                         c->kind->name, kind);
+    field_set(c, "publish_steps");
+    if (!in_process && json_object_get(request, "publish_steps"))
+        return error_set(c->err, ERR_USAGE,
+                         "'publish_steps' is for a job in the server's process: add "
+                         "\"in_process\": true");
+    return OK;
+}
+
 /* A request of the same kind without arguments and options. */
 static json_t *empty_request(const json_t *request) {
-    return json_pack("{s:[],s:O,s:{}}", "args", "kind", json_object_get(request, "kind"),
-                     "options");
+    json_t *v =
+        json_pack("{s:[],s:O,s:{}}", "args", "kind", json_object_get(request, "kind"), "options");
+    if (json_is_true(json_object_get(request, "in_process")))
+        json_object_set_new(v, "in_process", json_true());
+    if (json_object_get(request, "publish_steps"))
+        json_object_set(v, "publish_steps", json_object_get(request, "publish_steps"));
+    return v;
 }
 
 /* Returns a copy with sorted keys, as the store writes them; releases v. */
@@ -455,7 +491,10 @@ int job_request_check(const struct job_request_rules *r, const json_t *request,
     int rc = keys_check(&c, request);
     if (rc == OK) rc = size_check(&c, request);
     if (rc == OK) rc = kind_check(&c, json_object_get(request, "kind"));
+    if (rc == OK) rc = in_process_check(&c, request);
     if (rc == OK) rc = args_and_options_check(&c, request);
+    if (rc == OK && json_object_get(out->resolved, "in_process"))
+        rc = r->check_in_process(r->ctx, out->resolved, c.field, err);
     if (rc != OK) job_request_release(out);
     return rc;
 }

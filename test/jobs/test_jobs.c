@@ -1579,6 +1579,227 @@ static void test_store_errors(void **state) {
     assert_string_equal(event_states(id), "queued running done");
 }
 
+/* jobs in threads of this process */
+
+static atomic_int n_rounds, n_threads; /* rounds of "wait"; threads that run now */
+
+static const char *thread_argument(const struct job_run *r, int i) {
+    return json_string_value(json_array_get(json_object_get(r->request, "args"), (size_t)i));
+}
+
+static int thread_wait(const struct job_run *r, struct error *e) {
+    struct progress p;
+    progress_start(&p, "waiting", 10);
+    for (int i = 0; !path_exists(thread_argument(r, 1)); i++) {
+        if (log_check_cancelled(e) != OK) return e->code;
+        yield_task_wait(r->task);
+        atomic_fetch_add(&n_rounds, 1);
+        progress_update(&p, MIN(i, 9), NULL);
+        usleep(1000);
+    }
+    process_metrics_report((const struct process_metric[]){{"train_loss", 0.5}}, 1);
+    return OK;
+}
+
+static int thread_run(void *ctx, const struct job_run *r, struct error *e) {
+    const char *act = thread_argument(r, 0);
+    (void)ctx;
+    if (atomic_fetch_add(&n_threads, 1) > 0) abort();
+    int rc = OK;
+    job_run_print(r, json_pack("{s:s,s:s,s:b}", "id", r->id, "last", r->args->v[r->args->n - 1],
+                               "any", (int)r->may_replace_any));
+    if (strcmp(act, "wait") == 0) rc = thread_wait(r, e);
+    for (int i = 0; strcmp(act, "flood") == 0 && i < 40000; i++)
+        job_run_print(r, json_pack("{s:i,s:s}", "i", i, "text", "some text of a result"));
+    log_info("a note, which is not printed");
+    if (strcmp(act, "fail") == 0) {
+        log_warn("a first line");
+        rc = error_set(e, ERR_FORMAT, "cannot read 'x\x01y'");
+    }
+    atomic_fetch_sub(&n_threads, 1);
+    return rc;
+}
+
+static int thread_request_check(void *ctx, const json_t *request, char field[64], struct error *e) {
+    (void)ctx;
+    snprintf(field, 64, "args");
+    return json_array_size(json_object_get(request, "args")) == 2
+               ? OK
+               : error_set(e, ERR_USAGE, "two arguments");
+}
+
+static struct id submit_thread(const char *act, const char *arg) {
+    struct id id;
+    json_t *request = json_pack("{s:s,s:[s,s],s:b,s:i}", "kind", "train", "args", act, arg,
+                                "in_process", 1, "publish_steps", 3);
+    struct job_caller caller = {.may_replace_any = true};
+    if (jobs_submit(j, request, &caller, id.text, &err) != OK) fail_msg("%s", err.text);
+    json_decref(request);
+    return id;
+}
+
+/* These jobs give way, so they do not have this process's priority. */
+static void reopen_with_threads(struct yield *y) {
+    const struct jobs_options o = {.max_running = 3,
+                                   .run = thread_run,
+                                   .yield = y,
+                                   .changed = on_changed,
+                                   .rules = {.kinds = kinds,
+                                             .in_process_kind = "train",
+                                             .check_in_process = thread_request_check}};
+    jobs_close(j);
+    j = jobs_open(store, folder, &o, &err);
+    if (!j) fail_msg("%s", err.text);
+}
+
+static void test_thread(void **state) {
+    (void)state;
+    struct yield *y = yield_new(0, clock_now);
+    reopen_with_threads(y);
+    struct id id = submit_thread("wait", path_in_dir("go"));
+    await_result(id);
+    assert_int_equal(job_number(id, "pid"), -1);
+    json_t *v = first_result(id);
+    assert_string_equal(json_get_string(v, "id"), id.text);
+    assert_string_equal(json_get_string(v, "last"), path_in_dir("go"));
+    assert_true(json_is_true(json_object_get(v, "any")));
+    json_decref(v);
+    touch("go");
+    await_state(id, "done");
+    assert_string_equal(event_states(id), "queued running done");
+    assert_int_equal(job_number(id, "exit"), 0);
+    v = job_get(id);
+    assert_string_equal(json_get_string(json_object_get(v, "progress"), "title"), "waiting");
+    assert_true(json_get_number(json_object_get(v, "figures"), "train_loss") == 0.5);
+    assert_true(json_is_true(json_object_get(v, "in_process")));
+    assert_int_equal(json_integer_value(json_object_get(v, "publish_steps")), 3);
+    json_decref(v);
+    id = submit_thread("fail", "");
+    await_state(id, "failed");
+    assert_int_equal(job_number(id, "exit"), 1);
+    assert_string_equal(job_text(id, "note"), "cannot read 'x\xef\xbf\xbdy'");
+    struct buf text = {0};
+    char *log = jobs_file(j, id.text, "stderr.txt", &err);
+    assert_int_equal(file_read(log, 1 << 20, &text, &err), OK);
+    assert_string_equal(text.data, "warning: a first line\ncannot read 'x\x01y'\n");
+    buf_release(&text);
+    free(log);
+    jobs_close(j); // before y is freed
+    j = jobs_open_with((struct jobs_options){0});
+    yield_free(y);
+}
+
+/* More results than the pipe holds, also while the job is reaped. */
+static void test_thread_flood(void **state) {
+    (void)state;
+    struct yield *y = yield_new(0, clock_now);
+    reopen_with_threads(y);
+    struct id id = submit_thread("flood", "");
+    await_state(id, "done");
+    char *path = jobs_file(j, id.text, "stdout.jsonl", &err);
+    struct buf text = {0};
+    int lines = 0;
+    assert_int_equal(file_read(path, 64 << 20, &text, &err), OK);
+    for (size_t i = 0; i < text.len; i++) lines += text.data[i] == '\n';
+    assert_int_equal(lines, 40001);
+    buf_release(&text);
+    free(path);
+    submit_thread("flood", "");
+    jobs_close(j);
+    j = jobs_open_with((struct jobs_options){0});
+    yield_free(y);
+}
+
+/* Held by a pause, and by foreground work; cancelled in each of these states. */
+static void test_thread_control(void **state) {
+    (void)state;
+    struct yield *y = yield_new(0, clock_now);
+    reopen_with_threads(y);
+    for (int how = 0; how < 3; how++) {
+        struct id id = submit_thread("wait", path_in_dir("never"));
+        await_result(id);
+        if (how == 1) assert_int_equal(jobs_pause(j, id.text, &err), OK);
+        if (how == 2) yield_foreground(y, true);
+        int before = atomic_load(&n_rounds);
+        if (how) usleep(50000); // it is waiting now, or soon
+        assert_true(!how || atomic_load(&n_rounds) <= before + 2);
+        if (how == 1) {
+            struct id waits = submit_thread("wait", path_in_dir("never"));
+            assert_true(is_in_state(waits, "queued")); // the paused job keeps its thread
+            assert_int_equal(jobs_cancel(j, waits.text, &err), OK);
+            assert_int_equal(jobs_resume(j, id.text, &err), OK);
+            UNTIL(atomic_load(&n_rounds) > before + 3);
+            assert_true(atomic_load(&n_rounds) > before + 3);
+            assert_int_equal(jobs_pause(j, id.text, &err), OK);
+        }
+        assert_int_equal(jobs_cancel(j, id.text, &err), OK);
+        await_state(id, "cancelled");
+        if (how == 2) yield_foreground(y, false);
+    }
+    /* A second job waits for the thread of the first one, another kind of job does not. */
+    struct id first = submit_thread("wait", path_in_dir("go")),
+              second = submit_thread("wait", path_in_dir("go"));
+    await_result(first);
+    struct id other = submit("lines", "1");
+    UNTIL(!is_in_state(other, "queued"));
+    assert_false(is_in_state(other, "queued"));
+    assert_true(is_in_state(second, "queued"));
+    touch("go");
+    await_state(first, "done");
+    await_state(second, "done");
+    /* Closing ends a job, which the next opening runs again. */
+    first = submit_thread("wait", path_in_dir("later"));
+    await_result(first);
+    reopen_with_threads(y);
+    touch("later");
+    await_state(first, "done");
+    assert_int_equal(job_number(first, "attempts"), 2);
+    jobs_close(j);
+    j = jobs_open_with((struct jobs_options){0});
+    yield_free(y);
+}
+
+static void test_thread_requests(void **state) {
+    (void)state;
+    static const struct {
+        const char *text, *field;
+        bool good;
+    } cases[] = {
+        {"{\"kind\":\"train\",\"args\":[\"a\",\"b\"],\"in_process\":true}", "", true},
+        {"{\"kind\":\"train\",\"args\":[\"a\"],\"in_process\":true}", "args", false},
+        {"{\"kind\":\"train\",\"args\":[\"a\"],\"in_process\":false}", "", true},
+        {"{\"kind\":\"eval\",\"in_process\":true}", "in_process", false},
+        {"{\"kind\":\"train\",\"in_process\":1}", "in_process", false},
+        {"{\"kind\":\"train\",\"publish_steps\":1}", "publish_steps", false},
+        {"{\"kind\":\"train\",\"in_process\":true,\"publish_steps\":0}", "publish_steps", false},
+        {"{\"kind\":\"train\",\"in_process\":true,\"publish_steps\":1.5}", "publish_steps", false},
+        {"{\"kind\":\"train\",\"in_process\":true,\"publish_steps\":2000000000}", "publish_steps",
+         false},
+    };
+    struct job_request_rules rules = {
+        .kinds = kinds, .in_process_kind = "train", .check_in_process = thread_request_check};
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        struct job_request r;
+        char field[64];
+        json_t *v = json_loads(cases[i].text, 0, NULL);
+        int rc = job_request_check(&rules, v, &r, field, &err);
+        if (rc != (cases[i].good ? OK : ERR_USAGE)) fail_msg("%s: %s", cases[i].text, err.text);
+        if (rc != OK && strcmp(field, cases[i].field) != 0)
+            fail_msg("%s: %s", cases[i].text, field);
+        if (rc == OK) {
+            bool named = json_is_true(json_object_get(v, "in_process"));
+            assert_int_equal(json_object_get(r.normalized, "in_process") != NULL, named);
+            job_request_release(&r);
+        }
+        json_decref(v);
+    }
+    json_t *v = json_loads(cases[0].text, 0, NULL);
+    struct job_request r;
+    rules.in_process_kind = NULL;
+    assert_int_equal(job_request_check(&rules, v, &r, NULL, &err), ERR_USAGE);
+    json_decref(v);
+}
+
 /* The real program: worlds without a model. */
 static void test_program(void **state) {
     (void)state;
@@ -1653,6 +1874,10 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(test_close, setup, teardown),
         cmocka_unit_test_setup_teardown(test_evolve, setup, teardown),
         cmocka_unit_test_setup_teardown(test_store_errors, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_thread, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_thread_flood, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_thread_control, setup, teardown),
+        cmocka_unit_test(test_thread_requests),
         cmocka_unit_test_setup_teardown(test_program, setup, teardown),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

@@ -88,4 +88,14 @@ json_t *thinking_variables(bool on);
 /* Scales the first `dims` values of a vector to length 1. */
 void embedding_truncate(float *v, int dims);
 
+/* jobs.c: checks that an adapter from this path may be served under the name: the name is free, or
+ * belongs to this path already, or the job's key may replace any adapter. */
+int job_adapter_name_check(struct server *s, const char *name, const char *path,
+                           bool may_replace_any, struct error *err);
+
+/* train_job.c: callbacks of jobs for trainings in the server's process; ctx is the server. */
+struct job_run;
+int train_job_check(void *ctx, const json_t *request, char field[64], struct error *err);
+int train_job_run(void *ctx, const struct job_run *r, struct error *err);
+
 #endif

@@ -95,10 +95,8 @@ static char *results_folder(const struct server *s) {
     return path_join(s->options->state_dir, "out");
 }
 
-/* Checks that an adapter from this path may be served under the name: the name is free, or belongs
- * to this path already, or the job's key may replace any adapter. */
-static int adapter_name_check(struct server *s, const char *name, const char *path,
-                              bool may_replace_any, struct error *err) {
+int job_adapter_name_check(struct server *s, const char *name, const char *path,
+                           bool may_replace_any, struct error *err) {
     int n, rc = OK;
     struct adapter_entry *v = server_adapters(s, &n);
     for (int i = 0; i < n && !may_replace_any && rc == OK; i++)
@@ -129,9 +127,9 @@ static void results_publish(void *ctx) {
                       path_exists(config) && !json_object_get(s->published, id) &&
                       json_object_set_new(s->published, id, json_true()) == 0;
         pthread_mutex_unlock(&s->lock);
-        if (is_new &&
-            (adapter_name_check(s, slash + 1, path, jobs_may_replace(s->jobs, id), &err) != OK ||
-             server_adapter_load(s, slash + 1, path, true, &err) != OK))
+        if (is_new && (job_adapter_name_check(s, slash + 1, path, jobs_may_replace(s->jobs, id),
+                                              &err) != OK ||
+                       server_adapter_load(s, slash + 1, path, true, &err) != OK))
             log_warn("the result of job %s cannot be served: %s", id, err.text);
         free(config);
         free(path);
@@ -161,7 +159,7 @@ static int result_names_check(struct server *s, const json_t *request, bool may_
     for (size_t i = 0; rc == OK && i < ARRAY_LEN(names); i++) {
         const char *name = json_get_string(options, names[i]);
         char *folder = results_folder(s), *path = path_join(folder, name);
-        if (*name) rc = adapter_name_check(s, name, path, may_replace_any, err);
+        if (*name) rc = job_adapter_name_check(s, name, path, may_replace_any, err);
         free(path);
         free(folder);
     }
@@ -470,6 +468,8 @@ static int module_open(struct server *s, struct error *err) {
                                        .results_dir = s->jobs_out,
                                        .allow_commands = s->options->jobs_run_commands,
                                        .max_threads = (int)sysconf(_SC_NPROCESSORS_CONF),
+                                       .in_process_kind = s->options->train ? "train" : NULL,
+                                       .check_in_process = train_job_check,
                                        .ctx = s,
                                        .resolve_input = input_resolve},
                              .permissions = s->job_env,
@@ -480,6 +480,8 @@ static int module_open(struct server *s, struct error *err) {
                              .max_data = memory_for_jobs(s),
                              .max_seconds = s->options->job_seconds,
                              .same_priority = !s->options->jobs_idle,
+                             .run = train_job_run,
+                             .yield = s->yield,
                              .ctx = s,
                              .ended = job_ended,
                              .changed = jobs_changed};

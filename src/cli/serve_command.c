@@ -241,7 +241,7 @@ int serve_command_run(const struct cli_options *c, const struct serve_command *o
     if (rc == OK) rc = dtype_parse(o->setup.lora, &elem, err);
     if (rc != OK) return rc;
     w.requests = request_bytes(&so);
-    w.work = kept_adapter_bytes(&so, elem);
+    w.work = kept_adapter_bytes(&so, elem) + so.train_memory_bytes;
     so.base_engine = w.engine;
     so.base_engine.max_len = (int32_t)o->setup.limits.max_len;
     so.base_engine.lora_elem = elem;
@@ -258,6 +258,7 @@ int serve_command_run(const struct cli_options *c, const struct serve_command *o
     so.find = cli_find_file;
     so.modules = api_modules;
     so.job_kinds = job_kinds();
+    so.train = train_in_server;
     if (settings_path(c->config)) strings_add(&so.jobs_closed, settings_path(c->config));
     if (so.api_key_file) strings_add(&so.jobs_closed, so.api_key_file);
     if (rc == OK && !o->setup.dry_run) rc = serve_run(s.m, s.e, &s.engine, s.path, &so, err);

@@ -23,4 +23,7 @@ extern const struct option_row serve_command_rows[]; /* without those of `serve`
 int serve_command_run(const struct cli_options *c, const struct serve_command *o,
                       const struct strings *args, struct error *err);
 
+/* train_in_server.c: serve_options.train. */
+int train_in_server(const struct job_run *r, const struct train_host *h, struct error *err);
+
 #endif

@@ -53,6 +53,8 @@ struct batcher {
     int n_embed_callers; /* threads in batcher_embed; batcher_free waits for them */
     int n_cancelled;     /* requests in the engine that have to be cancelled */
     bool quit;
+    struct yield *yield; /* NULL: none */
+    bool is_foreground;  /* yield_foreground has begun */
     struct batcher_stats stats;
 
     void (*on_step)(void *ctx, double seconds, int32_t rows);
@@ -93,6 +95,13 @@ static bool queue_remove(struct request_queue *q, const struct batcher_request *
     if (q->tail == c) q->tail = previous;
     q->n--;
     return true;
+}
+
+/* The lock is held. */
+static void foreground_set(struct batcher *b, bool begins) {
+    if (!b->yield || b->is_foreground == begins) return;
+    b->is_foreground = begins;
+    yield_foreground(b->yield, begins);
 }
 
 /* Finds or creates a client. The lock is held. */
@@ -329,8 +338,10 @@ static void memory_return(struct batcher *b) {
 static bool work_wait(struct batcher *b) {
     pthread_mutex_lock(&b->lock);
     while (!b->quit && !b->n_interactive && !b->background.n && !b->embed_queue &&
-           b->n_in_engine == 0)
+           b->n_in_engine == 0) {
+        foreground_set(b, false);
         pthread_cond_wait(&b->work_ready, &b->lock);
+    }
     bool go_on = !b->quit;
     pthread_mutex_unlock(&b->lock);
     return go_on;
@@ -395,6 +406,7 @@ void batcher_free(struct batcher *b) {
     pthread_mutex_unlock(&b->lock);
     pthread_join(b->thread, NULL);
     pthread_mutex_lock(&b->lock);
+    foreground_set(b, false);
     while (b->n_embed_callers) pthread_cond_wait(&b->embed_drained, &b->lock);
     pthread_mutex_unlock(&b->lock);
     free(b->in_engine);
@@ -413,6 +425,7 @@ int batcher_submit_all(struct batcher *b, struct batcher_request *const *c, int 
         queue_add(c[i]->background ? &b->background : &client_get(b, c[i]->client)->waiting, c[i]);
         b->n_interactive += !c[i]->background;
     }
+    if (!full) foreground_set(b, true);
     pthread_cond_signal(&b->work_ready);
     pthread_mutex_unlock(&b->lock);
     if (!full) return OK;
@@ -520,6 +533,7 @@ int batcher_embed(struct batcher *b, const struct token_seq *texts, int32_t n,
     *(b->embed_queue ? &b->embed_queue_tail->next : &b->embed_queue) = &w;
     b->embed_queue_tail = &w;
     b->n_embed_callers++;
+    foreground_set(b, true);
     pthread_cond_signal(&b->work_ready);
     while (!w.done) pthread_cond_wait(&b->embed_done, &b->lock);
     if (--b->n_embed_callers == 0) pthread_cond_signal(&b->embed_drained);
@@ -540,6 +554,10 @@ struct batcher_stats batcher_stats(struct batcher *b) {
 void batcher_set_step_seconds(struct batcher *b, double seconds) {
     b->step_goal = seconds;
     engine_set_prompt_rows(b->e, seconds > 0 ? b->prompt_rows : engine_max_rows(b->e));
+}
+
+void batcher_set_yield(struct batcher *b, struct yield *y) {
+    b->yield = y;
 }
 
 void batcher_on_step(struct batcher *b, void (*fn)(void *ctx, double seconds, int32_t rows),

@@ -74,6 +74,9 @@ struct batcher_stats batcher_stats(struct batcher *b);
 /* The goal for the duration of steps in which a request decodes while prompts are computed; longer
  * prompts then take more steps. 0 (the default): no goal. Call this before any submission. */
 void batcher_set_step_seconds(struct batcher *b, double seconds);
+/* From the submission of a request until none is left, the batcher is foreground work of y, which
+ * is borrowed. Call this before any submission. */
+void batcher_set_yield(struct batcher *b, struct yield *y);
 /* The limit on prompt rows for the next step, after a step with `rows` prompt rows under `limit`
  * that took `seconds`: fewer rows after a step that was too long; after one in which the limit,
  * rounded down to a multiple of PROMPT_ROWS_MIN, was reached, slowly more, or twice as many if it

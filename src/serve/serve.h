@@ -13,6 +13,7 @@
 #include <signal.h>
 
 struct job_kind;
+struct job_run;
 struct server;
 struct server_module;
 /* A server that accepts requests. */
@@ -24,6 +25,16 @@ struct serve_ready {
     struct strings adapters, teams, agents, fallbacks; /* ids, oldest first */
     struct strings bases; /* ids of the models that are loaded on demand */
     bool needs_key;       /* requests without a key are refused */
+};
+/* The server, for a training in its process. */
+struct train_host {
+    struct model *model; /* the default base; the training does not change it */
+    size_t memory;       /* bytes of --train-memory; 0: what is available */
+    /* Serves `a`, which is bound to the model, under the name of the job's result: a request that
+     * runs keeps the adapter that it has. NULL: the training publishes no versions. */
+    int (*publish)(void *ctx, int64_t step, struct adapter *a, struct error *err);
+    int64_t publish_steps; /* steps between two versions */
+    void *ctx;
 };
 struct serve_options { /* filled from serve_option_rows, except max_memory and the fields after it
                         */
@@ -57,6 +68,8 @@ struct serve_options { /* filled from serve_option_rows, except max_memory and t
     struct strings jobs_closed; /* files and folders that jobs may never read */
     bool jobs_run_commands;     /* jobs may run reward commands, in the sandbox */
     double job_seconds;         /* seconds that one job may run; 0: no limit */
+    double train_share;         /* of the time of requests, for a training in this process */
+    char *train_memory;         /* size of its memory; NULL: what is available, or none */
     int64_t jobs_bytes;         /* bytes of all files that jobs have written and that are kept */
     int64_t max_tokens;         /* tokens of a reply if the request sets no limit */
     int64_t loop_tokens; /* engine_request.loop_tokens, unless the request sets it or ignore_eos */
@@ -77,12 +90,15 @@ struct serve_options { /* filled from serve_option_rows, except max_memory and t
                                           memory_plan_context */
     /* set by serve_options_check */
     int64_t request_memory;    /* bytes of requests and their replies at once */
+    size_t train_memory_bytes; /* 0: not named */
     int64_t feedback_bytes;    /* maximum bytes of the file of ratings and experiments */
     double keep_alive_seconds; /* negative: for ever */
 
     const struct memory_plan *plan; /* memory plan; with max_memory it bounds the adapter pool */
     const struct server_module *const *modules; /* the APIs (api/api.h), ends with a NULL */
     const struct job_kind *job_kinds;           /* commands that may run as jobs; NULL: none */
+    /* Trains as the job `r` of the kind "train" says; NULL: trainings are processes. */
+    int (*train)(const struct job_run *r, const struct train_host *host, struct error *err);
     char *(*find)(const char *path); /* resolves a relative path; malloc'ed; NULL: as it is */
     void (*ready)(void *ctx,
                   const struct serve_ready *r); /* called once, at the end of the start */

@@ -96,6 +96,12 @@ const struct option_row serve_option_rows[] = {
     ROW("job-seconds", OPT_FLOAT, job_seconds, "604800", 0, 1e9, "S",
         "maximum seconds of a job, without pauses; a resumed job continues from its saved state "
         "(0: no limit)"),
+    ROW("train-share", OPT_FLOAT, train_share, "0.1", 0, 1, "X",
+        "while requests are computed, the share of the time in which a training in the server's "
+        "process (a job with 'in_process') computes, too"),
+    ROW("train-memory", OPT_STRING, train_memory, NULL, 0, 0, "SIZE",
+        "memory for such a training, such as 500M; needed with --max-memory, which includes it "
+        "(default: what is available)"),
     ROW("jobs-bytes", OPT_INT, jobs_bytes, "68719476736", 0, 1e18, "BYTES",
         "maximum bytes of all files of jobs; a key may have half of it (0: no limit)"),
     ROW("max-tokens", OPT_INT, max_tokens, "1024", 1, 1e6, "N",
@@ -160,6 +166,10 @@ int serve_options_check(struct serve_options *o, struct error *err) {
     if (rc == OK && size_parse(o->max_feedback, &feedback, err) != OK)
         rc = error_wrap(err, "--max-feedback");
     o->feedback_bytes = (int64_t)feedback;
+    o->train_memory_bytes = 0;
+    if (rc == OK && o->train_memory &&
+        size_parse(o->train_memory, &o->train_memory_bytes, err) != OK)
+        rc = error_wrap(err, "--train-memory");
     if (rc == OK && !keep_alive_parse(o->keep_alive, &o->keep_alive_seconds))
         rc = error_set(err, ERR_USAGE,
                        "--keep-alive '%s' must be seconds or a duration such as 5m, 1h30m or -1",

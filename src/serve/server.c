@@ -229,6 +229,15 @@ int server_adapter_load(struct server *s, const char *name, const char *path, bo
     return OK;
 }
 
+int server_adapter_publish(struct server *s, const char *name, const char *path, struct adapter *a,
+                           struct error *err) {
+    if (name_check(s, name, err) != OK || adapter_pool_publish(s->pool, name, a, err) != OK)
+        return err->code;
+    adapter_entry_set(s, name, path, false, NULL);
+    if (s->ab) ab_end_promotion(s->ab, name);
+    return OK;
+}
+
 int server_adapter_register(struct server *s, const char *name, const char *path,
                             struct error *err) {
     if (name_check(s, name, err) != OK || adapter_pool_add(s->pool, name, path, err) != OK)
@@ -695,6 +704,7 @@ static void server_release(struct server *s) {
     strings_release(&s->slack_urls);
     for (int i = 0; i < REQUEST_TRACES_MAX; i++) json_decref(s->traces[i]);
     server_base_close(s);
+    yield_free(s->yield);
     grammar_cache_free(s->grammars);
     server_adapters_free(s->adapters, s->n_adapters);
     memory_budget_free(s->memory);
@@ -823,6 +833,7 @@ int server_base_open(struct server *s, const struct engine_options *eo, struct e
     s->pool = adapter_pool_new(s->model, &po);
     engine_set_grammar_memory(s->engine, s->grammar_cache_bytes);
     s->batcher = batcher_new(s->engine, (int)s->options->max_waiting);
+    batcher_set_yield(s->batcher, server_front(s)->yield);
     batcher_set_step_seconds(s->batcher, s->options->max_step_ms / 1e3);
     s->reasoning_form =
         reasoning_form_find(s->options->reasoning_parser, s->model->chat_template, s->model->tok);
@@ -973,6 +984,7 @@ struct server *serve_start(struct model *m, struct engine *e, const struct engin
                          .name = xstrdup(m->name),
                          .path = xstrdup(path),
                          .started = (int64_t)time(NULL),
+                         .yield = yield_new(o->train_share, clock_now),
                          .threads = pool_size(eo->pool)};
     pthread_mutex_init(&s->lock, NULL);
     pthread_mutex_init(&s->derived_lock, NULL);

@@ -72,6 +72,7 @@ struct server {
     const struct reasoning_form *reasoning_form; /* tags of reasoning; NULL: it is not separated */
     struct engine *engine;
     struct batcher *batcher;
+    struct yield *yield; /* the batchers of all bases are its foreground; of the default base */
     struct adapter_pool *pool;
     struct http *http;
     struct http_route *routes;    /* of all modules */
@@ -211,6 +212,10 @@ int server_adapter_load(struct server *s, const char *name, const char *path, bo
 int server_adapter_register(struct server *s, const char *name, const char *path,
                             struct error *err);
 int server_adapter_unload(struct server *s, const char *name, struct error *err);
+/* Serves `a` (retained), which is bound to the model, as the next version of the name. path: where
+ * its files are, or will be. */
+int server_adapter_publish(struct server *s, const char *name, const char *path, struct adapter *a,
+                           struct error *err);
 bool server_adapter_listed(struct server *s, const char *name);
 /* "models/fry" → "fry", "x/y.gguf" → "y". malloc'ed. */
 char *model_name_from_path(const char *path);

@@ -49,8 +49,29 @@ static int option_refuse(char field[64], const char *name, struct error *err, co
     return error_set(err, ERR_USAGE, "'%s' of a training in the server's process %s", name, why);
 }
 
+/* The versions of a job replace only the adapter of their path, because they are taken back if the
+ * job has no result. */
+static int versions_check(struct server *s, const json_t *request, char field[64],
+                          struct error *err) {
+    const json_t *options = json_object_get(request, "options");
+    const char *out = json_get_string(options, "out"), *slash = strrchr(out, '/');
+    struct error taken;
+    if (!json_object_get(request, "publish_steps")) return OK;
+    snprintf(field, 64, "publish_steps");
+    if (has_subfolders(options))
+        return error_set(err, ERR_USAGE,
+                         "'publish_steps' is for one adapter: 'data' must be one file without "
+                         "NAME=");
+    if (slash && job_adapter_name_check(s, slash + 1, out, false, &taken) != OK)
+        return error_set(err, ERR_USAGE,
+                         "'publish_steps' cannot replace '%s', a served adapter that no job has "
+                         "written: choose another name",
+                         slash + 1);
+    return OK;
+}
+
 int train_job_check(void *ctx, const json_t *request, char field[64], struct error *err) {
-    const struct server *s = ctx;
+    struct server *s = ctx;
     const json_t *options = json_object_get(request, "options");
     const char *method = json_get_string(options, "method");
     bool fast = s->model->cls == NUMERIC_FAST;
@@ -77,13 +98,7 @@ int train_job_check(void *ctx, const json_t *request, char field[64], struct err
     if (json_is_true(json_object_get(options, fast ? "exact" : "fast")))
         return option_refuse(field, fast ? "exact" : "fast", err,
                              "is that of the server, which has the other numeric class");
-    if (json_object_get(request, "publish_steps") && has_subfolders(options)) {
-        snprintf(field, 64, "publish_steps");
-        return error_set(err, ERR_USAGE,
-                         "'publish_steps' is for one adapter: 'data' must be one file without "
-                         "NAME=");
-    }
-    return OK;
+    return versions_check(s, request, field, err);
 }
 
 /* versions */
@@ -93,16 +108,16 @@ struct live_adapter {
     struct server *s;
     const struct job_run *r;
     const char *path, *name; /* its files, once the job is done; the last part of this path */
-    int64_t versions;        /* that were published */
+    int64_t versions;        /* number of published versions */
 };
 
-/* A version that cannot be served is no error of the training. */
+/* If a version cannot be served, the training continues. */
 static int version_publish(void *ctx, int64_t step, struct adapter *a, struct error *err) {
     struct live_adapter *v = ctx;
     struct server *s = v->s;
     struct error why;
     (void)err;
-    if (job_adapter_name_check(s, v->name, v->path, v->r->may_replace_any, &why) != OK ||
+    if (job_adapter_name_check(s, v->name, v->path, false, &why) != OK ||
         server_adapter_publish(s, v->name, v->path, a, &why) != OK) {
         log_warn("the adapter of step %lld is not served: %s", (long long)step, why.text);
         return OK;
@@ -120,7 +135,7 @@ static bool is_closing(struct server *s) {
     return closing;
 }
 
-/* Serves what was served before the first version. */
+/* Serves the adapter that was served before the first version, or none. */
 static void versions_withdraw(const struct live_adapter *v) {
     struct server *s = v->s;
     struct error err;

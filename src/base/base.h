@@ -333,7 +333,7 @@ int cpu_count(void); /* the processors that this process may use */
 void thread_lower_priority(int nice);
 
 /*
- * yield: background work that gives way to other work of the process, the foreground.
+ * yield: background work that yields to other work of the process, the foreground.
  *
  * Threads report when foreground work begins and ends. A task of the background calls
  * yield_task_wait between two small pieces of work, for example as the gate of its pool. The call
@@ -351,7 +351,7 @@ void yield_foreground(struct yield *y, bool begins);
 
 struct yield_task {
     struct yield *y;
-    bool normal;      /* it does not give way, but can be held */
+    bool normal;      /* it does not yield, but can be held */
     bool held, ended; /* private; atomic */
 };
 void yield_task_hold(struct yield_task *t, bool hold); /* a held task waits in any case */

@@ -1,5 +1,5 @@
 /*
- * yield: background work that gives way to foreground work, with turns for the background.
+ * yield: background work that yields to foreground work, with turns for the background.
  *
  * The turns are counted in foreground time, not in time: `busy` grows only while there is
  * foreground work. So a client that sends one short request after another does not postpone the

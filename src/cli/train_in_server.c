@@ -39,6 +39,7 @@ static int settings_run(const struct train_settings *s, const struct job_run *r,
     struct train_request q = {0};
     int rc = train_settings_check(s, false, err);
     if (rc == OK) rc = limit_set(h, err);
+    if (rc == OK) rc = train_data_check(s, err);
     if (rc == OK) rc = train_memory_check(s, &in_memory, h->model->cls, pool, err);
     if (rc == OK) rc = train_request_open(&q, s, h->model, pool, err);
     if (rc == OK) {

@@ -121,7 +121,7 @@ static int named_limit_check(size_t used, const struct memory_step *need, struct
     return err->code;
 }
 
-/* As named_limit_check for a part of the process; the peak of the process says nothing of it. */
+/* As named_limit_check for a part of the process; the peak of the process is not its peak. */
 static int part_check(const char *option, size_t left, const struct memory_step *need,
                       struct error *err) {
     if (need->least <= left) return OK;

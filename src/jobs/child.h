@@ -50,7 +50,6 @@ struct job_child_options {
     struct yield *yield;
     const char *id;
     const json_t *request;
-    bool may_replace_any;
 };
 /*
  * The child's environment has the variables that a program needs (PATH, HOME, the language and the

@@ -621,7 +621,6 @@ static int job_start_child(struct jobs *j, struct job *job, struct error *err) {
                                                     .run_ctx = j->o.ctx,
                                                     .yield = j->o.yield,
                                                     .id = job->id,
-                                                    .may_replace_any = job->may_replace_any,
                                                     .request = request};
     if (rc == OK && !(job->child = job_child_start(&child_options, err))) rc = err->code;
     strings_release(&args);

@@ -7,7 +7,7 @@
  * and a separate process group. They are killed when this process ends, however it ends.
  *
  * A job of one kind (a training) may instead be a thread of this process, if its request has
- * "in_process": then it uses what the server has in memory, the weights of its base, and gives way
+ * "in_process": then it uses what the server has in memory, the weights of its base, and yields
  * to the server's requests (struct yield). The rest of this interface is the same: pausing it holds
  * its thread between two pieces of work, and SIGTERM and SIGKILL make it end there. Nothing else
  * confines it. One such job has a thread at a time; the others wait in the queue.
@@ -99,7 +99,6 @@ struct job_run {
     const char *id;
     const json_t *request;      /* {kind, args, options, publish_steps}, with resolved paths */
     const struct strings *args; /* the command line, without the program's name */
-    bool may_replace_any;       /* see jobs_may_replace */
     struct yield_task *task;    /* yield_task_wait is the gate of the pools that compute for it */
     int results_fd;             /* private */
 };
@@ -127,13 +126,13 @@ struct jobs_options {
     int64_t max_data; /* maximal bytes of a job's memory, without mapped files; 0: unlimited */
     double max_seconds;    /* time limit of an attempt, without pauses; 0: unlimited */
     double cancel_seconds; /* time from SIGTERM to SIGKILL; 0: 10 */
-    bool same_priority;    /* jobs have the priority of this process, and do not give way */
+    bool same_priority;    /* jobs have the priority of this process, and do not yield */
     void *ctx;
     /* Runs a job in this process, in its thread, whose log sink, progress and results are those of
      * the job. It ends soon after log_check_cancelled returns an error. NULL: jobs are processes
      * only. */
     int (*run)(void *ctx, const struct job_run *r, struct error *err);
-    struct yield *yield; /* what these jobs give way to; set with `run`, and borrowed */
+    struct yield *yield; /* these jobs are its background; set with `run`, and borrowed */
     /* Called when a job has new events; may be NULL. */
     void (*changed)(void *ctx);
     /* Called when a job ends as "done", "failed" or "cancelled"; may be NULL. It is called in any

@@ -104,7 +104,6 @@ struct job_thread *job_thread_start(const struct job_child_options *o, int fds[N
     t->run = (struct job_run){.id = t->id,
                               .request = t->request,
                               .args = &t->args,
-                              .may_replace_any = o->may_replace_any,
                               .task = &t->task,
                               .results_fd = t->fds[CHILD_STDOUT]};
     t->sink = (struct log_sink){.message = message_write, .ctx = t};

@@ -29,7 +29,7 @@ struct serve_ready {
 /* The server, for a training in its process. */
 struct train_host {
     struct model *model; /* the default base; the training does not change it */
-    size_t memory;       /* bytes of --train-memory; 0: what is available */
+    size_t memory;       /* bytes of --train-memory; 0: the available memory */
     /* Serves `a`, which is bound to the model, under the name of the job's result: a request that
      * runs keeps the adapter that it has. NULL: the training publishes no versions. */
     int (*publish)(void *ctx, int64_t step, struct adapter *a, struct error *err);
@@ -68,8 +68,8 @@ struct serve_options { /* filled from serve_option_rows, except max_memory and t
     struct strings jobs_closed; /* files and folders that jobs may never read */
     bool jobs_run_commands;     /* jobs may run reward commands, in the sandbox */
     double job_seconds;         /* seconds that one job may run; 0: no limit */
-    double train_share;         /* of the time of requests, for a training in this process */
-    char *train_memory;         /* size of its memory; NULL: what is available, or none */
+    double train_share;         /* share of the time of requests for a training in this process */
+    char *train_memory;         /* size of its memory; NULL: the available memory, or none */
     int64_t jobs_bytes;         /* bytes of all files that jobs have written and that are kept */
     int64_t max_tokens;         /* tokens of a reply if the request sets no limit */
     int64_t loop_tokens; /* engine_request.loop_tokens, unless the request sets it or ignore_eos */

@@ -101,7 +101,7 @@ const struct option_row serve_option_rows[] = {
         "process (a job with 'in_process') computes, too"),
     ROW("train-memory", OPT_STRING, train_memory, NULL, 0, 0, "SIZE",
         "memory for such a training, such as 500M; needed with --max-memory, which includes it "
-        "(default: what is available)"),
+        "(default: the available memory)"),
     ROW("jobs-bytes", OPT_INT, jobs_bytes, "68719476736", 0, 1e18, "BYTES",
         "maximum bytes of all files of jobs; a key may have half of it (0: no limit)"),
     ROW("max-tokens", OPT_INT, max_tokens, "1024", 1, 1e6, "N",

@@ -170,12 +170,17 @@ size_t train_longest_sample(const char *path) {
     return longest;
 }
 
+/* The path in FILE or NAME=FILE. */
+static const char *file_of(const char *text) {
+    const char *equals = strchr(text, '=');
+    return equals ? equals + 1 : text;
+}
+
 /* Measures a list of FILE and NAME=FILE: the sum of their sizes, and the longest sample. */
 static void files_measure(const struct strings *files, size_t *sum, size_t *longest) {
     for (int i = 0; i < files->n; i++) {
-        const char *equals = strchr(files->v[i], '='), *path = equals ? equals + 1 : files->v[i];
-        *sum += file_size(path);
-        *longest = MAX(*longest, train_longest_sample(path));
+        *sum += file_size(file_of(files->v[i]));
+        *longest = MAX(*longest, train_longest_sample(file_of(files->v[i])));
     }
 }
 
@@ -260,6 +265,15 @@ int train_memory_check(const struct train_settings *s, const struct model_size *
     const struct memory_step need = {
         .what = model ? "this training with its model" : "this training",
         .least = model + enough + files * DATA_FACTOR + 4 * start.resident + start.while_loading};
+    return memory_check(NULL, &need, err);
+}
+
+int train_data_check(const struct train_settings *s, struct error *err) {
+    const struct strings *lists[] = {&s->data, &s->gate.eval_data, &s->gate.retain_data};
+    struct memory_step need = {.what = "reading the data"};
+    for (size_t i = 0; i < ARRAY_LEN(lists); i++)
+        for (int k = 0; k < lists[i]->n; k++)
+            need.least += file_size(file_of(lists[i]->v[k])) * DATA_FACTOR;
     return memory_check(NULL, &need, err);
 }
 

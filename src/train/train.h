@@ -513,6 +513,9 @@ int train_settings_check(const struct train_settings *s, bool plan, struct error
  * model that is in memory. The message of ERR_MEMORY has a limit that will do. */
 int train_memory_check(const struct train_settings *s, const struct model_size *size,
                        enum numeric_class cls, struct pool *pool, struct error *err);
+/* Whether the data files can be read within the memory limit, by their sizes: for a process that
+ * must not run out of memory. */
+int train_data_check(const struct train_settings *s, struct error *err);
 /* Makes a request of checked settings, sets the memory limit unless the caller has done so before
  * it loaded the model, and opens the initial adapter. The request borrows settings, model and pool.
  * Call train_request_close after an error too; it also releases the results and the limit. */

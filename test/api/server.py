@@ -32,9 +32,12 @@ class Server:
         self.p = subprocess.Popen([SHOAL, "serve", model, "--json", "--quiet", "--port", "0", "--state", f"{TMP}/{name}", *args],
                                   stdout=subprocess.PIPE, stderr=open(f"{TMP}/{name}.err", "a+"), text=True)
         atexit.register(self.p.kill)  # has no effect if the process has ended
-        line = self.p.stdout.readline()
-        assert line, open(f"{TMP}/{name}.err").read()
-        self.address = urllib.parse.urlparse(json.loads(line)["listening"]).netloc
+        v = {}
+        while "listening" not in v:  # with --max-memory the memory plan comes first
+            line = self.p.stdout.readline()
+            assert line, open(f"{TMP}/{name}.err").read()
+            v = json.loads(line)
+        self.address = urllib.parse.urlparse(v["listening"]).netloc
 
     def open(self, path, body=None, key=None, method=None):
         """Sends a request; returns its connection."""

@@ -21,7 +21,7 @@ class Trainer(Server):
     """A server whose process trains."""
 
     def __init__(self, name, *args):
-        super().__init__(name, MODEL, *args)
+        super().__init__(name, MODEL, "--train-share", "0.4", *args)
         self.token = open(f"{TMP}/{name}/token").read().strip()
 
     def api(self, path, body=None, method=None):
@@ -121,7 +121,7 @@ class Clients:
 
 def trained(name, *args):
     """The hash of the adapter that the command trains with the same options."""
-    words = [w for k, v in OPTIONS.items() for w in (f"--{k}", str(v))]
+    words = [w for k, v in OPTIONS.items() if f"--{k}" not in args for w in (f"--{k}", str(v))]
     text = run("train", MODEL, *words, "--out", f"{TMP}/{name}", "--runs", f"{TMP}/{name}-runs", "--json", "--quiet", *args)
     return json.loads(text.splitlines()[-1])["hash"]
 
@@ -177,6 +177,20 @@ def test_classes():
         s.stops()
 
 
+def test_dpo():
+    s = Trainer("dpo", "--exact", "--runs", f"{TMP}/d-runs")
+    with open(f"{TMP}/d-runs/pairs.jsonl", "w") as f:
+        for i in range(8):
+            f.write(json.dumps({"prompt": f"what is {i} plus 4?", "chosen": f"answer: {i + 4}", "rejected": "I do not know"}) + "\n")
+    more = {"data": f"{TMP}/d-runs/pairs.jsonl", "method": "dpo", "max-steps": 5}
+    want = trained("offline-dpo", "--exact", *[w for k, v in more.items() for w in (f"--{k}", str(v))])
+    id = s.train("pairs", publish_steps=2, **more)[1]["id"]
+    job = s.ends(id)
+    check("dpo: the adapter of the command", job["state"] == "done" and s.hash(id) == want, job)
+    check("dpo: versions", [v["step"] for v in s.versions(id)] == [2, 4], s.versions(id))
+    s.stops()
+
+
 def test_pause():
     s = Trainer("pause", "--exact", "--runs", f"{TMP}/p-runs", "--max-jobs", "2")
     id = s.train("paused")[1]["id"]
@@ -228,7 +242,11 @@ def test_memory():
     s = Trainer("tight", "--exact", "--runs", f"{TMP}/t-runs", "--train-memory", "1M")
     job = s.ends(s.train("large")[1]["id"])
     check("too little memory", job["state"] == "failed" and "raise --train-memory by" in job["note"], job)
-    check("the server lives", s.call("/health")[0] == 200)
+    with open(f"{TMP}/t-runs/large.jsonl", "w") as f:
+        f.truncate(1 << 33)  # a file without blocks
+    job = s.ends(s.train("large", data=f"{TMP}/t-runs/large.jsonl")[1]["id"])
+    check("too much data", job["state"] == "failed" and "reading the data needs" in job["note"], job)
+    check("the server lives", s.api("/v1/jobs")[0] == 200)
     s.stops()
     s = Trainer("planned", "--exact", "--runs", f"{TMP}/l-runs", "--max-memory", "200M")
     status, v = s.train("none")
@@ -243,7 +261,7 @@ def test_memory():
 
 
 def test_refused():
-    s = Trainer("refused", "--exact", "--runs", f"{TMP}/f-runs")
+    s = Trainer("refused", "--exact", "--runs", f"{TMP}/f-runs", "--adapter", f"mine={TMP}/offline-exact")
     with open(f"{TMP}/f-runs/bad.jsonl", "w") as f:
         f.write('{"messages": 3}\n')
     with open(f"{TMP}/f-runs/recipe.yaml", "w") as f:
@@ -261,11 +279,12 @@ def test_refused():
             ("another base", "args", s.train("x", args=("models/fry",))),
             ("a recipe", "args", s.train("x", args=(f"{TMP}/f-runs/recipe.yaml",))),
             ("no base", "args", s.train("x", args=())),
-            ("versions of two adapters", "publish_steps", s.train("x", publish_steps=3, data=[f"a={DATA}", f"b={DATA}"]))):
+            ("versions of two adapters", "publish_steps", s.train("x", publish_steps=3, data=[f"a={DATA}", f"b={DATA}"])),
+            ("versions of a served adapter", "publish_steps", s.train("mine", publish_steps=3))):
         check(f"refused: {name}", job[0] == 400 and job[1]["error"]["param"] == field, job)
     job = s.ends(s.train("x", data=f"{TMP}/f-runs/bad.jsonl")[1]["id"])
     check("bad data", job["state"] == "failed" and "messages" in job["note"], job)
-    check("the server lives after bad data", s.call("/health")[0] == 200)
+    check("the server lives after bad data", s.api("/v1/jobs")[0] == 200)
     job = s.ends(s.train("two", data=[f"a={DATA}", f"b={DATA}"])[1]["id"])
     check("two adapters", job["state"] == "done" and len(s.results(job["id"])) == 2, job)
     s.stops()
@@ -274,7 +293,7 @@ def test_refused():
 try:
     EXACT, FAST = trained("offline-exact", "--exact", "--threads", "1"), trained("offline-fast", "--fast", "--threads", "2")
     only = os.environ.get("ONLY")
-    for test in (test_versions, test_classes, test_pause, test_restart, test_memory, test_refused):
+    for test in (test_versions, test_classes, test_dpo, test_pause, test_restart, test_memory, test_refused):
         if not only or only in test.__name__:
             test()
 except Exception:

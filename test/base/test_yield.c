@@ -1,5 +1,5 @@
 /*
- * test_yield: when a background task has to wait, by a simulated clock; what ends its waiting; and
+ * test_yield: when a background task has to wait, by a simulated clock; the ends of its wait; and
  * a pool with a gate: it computes what a pool without one computes, in the smallest chunks.
  */
 /* levels: once */
@@ -41,7 +41,7 @@ static void test_turns(void **state) {
     assert_delay(&t, 0);
     now += 0.02; // 0.19
     yield_foreground(y, true);
-    yield_foreground(y, false); // of two overlapping works the first one continues
+    yield_foreground(y, false); // the first of two overlapping works continues
     assert_delay(&t, 0);
     now += 0.02; // 0.21: the next period
     assert_delay(&t, 0.14);

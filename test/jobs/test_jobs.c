@@ -1606,8 +1606,7 @@ static int thread_run(void *ctx, const struct job_run *r, struct error *e) {
     (void)ctx;
     if (atomic_fetch_add(&n_threads, 1) > 0) abort();
     int rc = OK;
-    job_run_print(r, json_pack("{s:s,s:s,s:b}", "id", r->id, "last", r->args->v[r->args->n - 1],
-                               "any", (int)r->may_replace_any));
+    job_run_print(r, json_pack("{s:s,s:s}", "id", r->id, "last", r->args->v[r->args->n - 1]));
     if (strcmp(act, "wait") == 0) rc = thread_wait(r, e);
     for (int i = 0; strcmp(act, "flood") == 0 && i < 40000; i++)
         job_run_print(r, json_pack("{s:i,s:s}", "i", i, "text", "some text of a result"));
@@ -1632,13 +1631,13 @@ static struct id submit_thread(const char *act, const char *arg) {
     struct id id;
     json_t *request = json_pack("{s:s,s:[s,s],s:b,s:i}", "kind", "train", "args", act, arg,
                                 "in_process", 1, "publish_steps", 3);
-    struct job_caller caller = {.may_replace_any = true};
+    struct job_caller caller = {0};
     if (jobs_submit(j, request, &caller, id.text, &err) != OK) fail_msg("%s", err.text);
     json_decref(request);
     return id;
 }
 
-/* These jobs give way, so they do not have this process's priority. */
+/* These jobs yield, so they do not have the priority of this process. */
 static void reopen_with_threads(struct yield *y) {
     const struct jobs_options o = {.max_running = 3,
                                    .run = thread_run,
@@ -1662,7 +1661,6 @@ static void test_thread(void **state) {
     json_t *v = first_result(id);
     assert_string_equal(json_get_string(v, "id"), id.text);
     assert_string_equal(json_get_string(v, "last"), path_in_dir("go"));
-    assert_true(json_is_true(json_object_get(v, "any")));
     json_decref(v);
     touch("go");
     await_state(id, "done");

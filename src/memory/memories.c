@@ -452,15 +452,39 @@ static json_t *last_find(const struct learning *l, const char *attribute, const 
     return NULL;
 }
 
+/* The value of a memory after a correction of `old` ("": all) to `new`; malloc'ed. A name replaces
+ * the name only: of "sister Nadia", Nadia. */
+static char *value_correct(const json_t *memory, const char *old, const char *new) {
+    const char *value = json_get_string(memory, "value"),
+               *attribute = json_get_string(memory, "attribute");
+    bool named = strcmp(attribute, "family") == 0 || strcmp(attribute, "pet") == 0;
+    static const char *const number = "^(?i:\\d+|one|two|three|four|five|six|seven|eight|nine|ten|["
+                                      "一二两兩三四五六七八九十]+)(?![a-z])";
+    const char *name = named ? strrchr(value, ' ') : NULL, *part = *old   ? strstr(value, old)
+                                                                   : name ? name + 1
+                                                                          : NULL;
+    size_t n = *old ? strlen(old) : part ? strlen(part) : 0;
+    struct pattern_match m;
+    if (!*old && pattern_match(number, new, strlen(new), 0, &m) && m.end[0] == strlen(new) &&
+        pattern_match(number, value, strlen(value), 0, &m)) {
+        part = value; /* "two kids", corrected to "three" */
+        n = m.end[0];
+    }
+    return part ? xasprintf("%.*s%s%s", (int)(part - value), value, new, part + n) : xstrdup(new);
+}
+
 static int fact_correct(struct learning *l, const json_t *fact, struct error *err) {
     json_t *memory = last_find(l, json_get_string(fact, "attribute"), json_get_string(fact, "old"));
     if (!memory) return OK;
     json_incref(memory);
+    char *value =
+        value_correct(memory, json_get_string(fact, "old"), json_get_string(fact, "value"));
     int rc = memory_end(l, memory, err);
     if (rc == OK)
-        rc = fact_hold(l, json_get_string(memory, "attribute"), json_get_string(fact, "value"),
+        rc = fact_hold(l, json_get_string(memory, "attribute"), value,
                        json_get_string(fact, "text"), err);
     json_decref(memory);
+    free(value);
     return rc;
 }
 

@@ -20,6 +20,7 @@
 #include "memory/memory_rules.h"
 
 #include <ctype.h>
+#include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
 
@@ -56,15 +57,24 @@ const struct memory_attribute *memory_attribute_find(const char *name) {
     return a->name ? a : NULL;
 }
 
-enum { SENTENCE_BYTES = 2048, REFUSED_MAX = 32, ANSWER_BYTES = 100 };
+enum { SENTENCE_BYTES = 2048, REFUSED_MAX = 32, ANSWER_BYTES = 100, BEARER_BYTES = 40 };
 
 static const struct memory_rules *const rules[N_LANGUAGES] = {
     [LANG_EN] = &memory_rules_en, [LANG_JA] = &memory_rules_ja, [LANG_ZH] = &memory_rules_zh};
 
+/* A relative or an animal that the last two clauses have mentioned; "": none. */
+struct bearer {
+    const char *attribute;
+    char word[BEARER_BYTES];
+    int clauses; /* since then */
+};
+
 /* The extraction from one message. */
 struct extraction {
     const struct memory_rules *r;
-    bool other; /* the last subject was another person */
+    bool other;  /* the last subject was another person */
+    bool amends; /* the message corrects something */
+    struct bearer bearer;
     json_t *facts, *refused;
     const char *sentence; /* the current one, as the user wrote it */
     size_t sentence_len;
@@ -92,13 +102,13 @@ static const struct refusal *refusal_find(const struct refusal *rows, const stru
 
 /* values */
 
-/* Removes punctuation at the ends and, except in notes, words such as articles. */
-static void value_trim(const struct extraction *x, bool note, struct buf *value) {
+/* Removes punctuation at the ends and, except in whole phrases, words such as articles. */
+static void value_trim(const struct extraction *x, bool phrase, struct buf *value) {
     size_t before;
     do {
         before = value->len;
         pattern_replace("^[\\s\\p{P}\\p{S}]+|[\\s\\p{P}\\p{S}]+$", "", value);
-        if (!note) pattern_replace(x->r->trim, "", value);
+        if (!phrase) pattern_replace(x->r->trim, "", value);
     } while (value->len && value->len < before);
 }
 
@@ -134,7 +144,7 @@ static void fact_add(struct extraction *x, const struct rule *rule, const char *
     buf_add(&v, value, len);
     buf_puts(&v, "");
     bool note = strcmp(rule->attribute, "note") == 0;
-    value_trim(x, note, &v);
+    value_trim(x, note || strcmp(rule->attribute, "habit") == 0, &v);
     if (v.len) value_contract(x, &v);
     v.len = utf8_prefix_len(v.data, v.len, MEMORY_VALUE_CHARS);
     bool ends = rule->flags & RULE_ENDS;
@@ -178,7 +188,7 @@ static void list_add(struct extraction *x, const struct rule *rule, const char *
 }
 
 /* Puts the names after the value of the last fact. */
-static void names_add(struct extraction *x, const struct rule *rule, const char *names,
+static void fact_name(struct extraction *x, const struct rule *rule, const char *names,
                       size_t len) {
     const size_t last = json_array_size(x->facts) - 1;
     json_t *fact = json_incref(json_array_get(x->facts, last));
@@ -187,6 +197,9 @@ static void names_add(struct extraction *x, const struct rule *rule, const char 
     buf_puts(&bearer, json_get_string(fact, "value"));
     pattern_replace(x->r->count, "", &bearer);
     list_add(x, rule, bearer.data, names, len);
+    x->bearer.attribute = rule->attribute;
+    x->bearer.clauses = 0;
+    snprintf(x->bearer.word, BEARER_BYTES, "%s", bearer.len < BEARER_BYTES ? bearer.data : "");
     buf_release(&bearer);
     if (json_array_size(x->facts) == last) json_array_append(x->facts, fact);
     json_decref(fact);
@@ -198,6 +211,36 @@ static bool fact_is_unnamed(const struct extraction *x, const struct rule *rule)
     if (!fact || strcmp(json_get_string(fact, "attribute"), rule->attribute) != 0) return false;
     const char *value = json_get_string(fact, "value");
     return !pattern_match(" \\p{Lu}|[^\\x00-\\x7f] .", value, strlen(value), 0, NULL);
+}
+
+static bool bearer_is_known(const struct extraction *x, const struct rule *rule) {
+    return *x->bearer.word && strcmp(x->bearer.attribute, rule->attribute) == 0;
+}
+
+static void names_add(struct extraction *x, const struct rule *rule, const char *names,
+                      size_t len) {
+    if (fact_is_unnamed(x, rule))
+        fact_name(x, rule, names, len);
+    else
+        list_add(x, rule, x->bearer.word, names, len);
+}
+
+/* Remembers the relative or animal of a clause that has not given a fact about it. */
+static void bearer_note(struct extraction *x, const struct buf *clause) {
+    const struct {
+        const char *attribute, *pattern;
+    } kinds[] = {{"family", x->r->bearer_family}, {"pet", x->r->bearer_pet}};
+    struct pattern_match m;
+    if (++x->bearer.clauses > 2) *x->bearer.word = 0;
+    for (size_t i = 0; i < ARRAY_LEN(kinds); i++)
+        if (pattern_match(kinds[i].pattern, clause->data, clause->len, 0, &m) &&
+            m.end[1] - m.begin[1] < BEARER_BYTES) {
+            x->bearer.attribute = kinds[i].attribute;
+            x->bearer.clauses = 0;
+            snprintf(x->bearer.word, BEARER_BYTES, "%.*s", (int)(m.end[1] - m.begin[1]),
+                     clause->data + m.begin[1]);
+            return;
+        }
 }
 
 /* Adds the value of a match in `text`. */
@@ -235,7 +278,8 @@ static bool clause_search(struct extraction *x, const struct buf *clause, bool o
         struct pattern_match m;
         bool each = rule->flags & RULE_EACH;
         bool note = strcmp(rule->attribute, "note") == 0;
-        if ((rule->flags & RULE_NAMED && !fact_is_unnamed(x, rule)) ||
+        if ((rule->flags & RULE_NAMED && !fact_is_unnamed(x, rule) && !bearer_is_known(x, rule)) ||
+            (rule->flags & RULE_AMENDS && !x->amends) ||
             (rule->flags & RULE_ALSO && json_array_size(x->facts) == 0) ||
             (other && !(rule->flags & RULE_KIN)) || (note && json_array_size(x->facts) > before) ||
             (!each && !(rule->flags & RULE_ENDS) && done && strcmp(rule->attribute, done) == 0))
@@ -317,6 +361,7 @@ static void clause_read(struct extraction *x, struct clauses *c, struct buf *cla
         if (x->other && !found) why = "third person";
     }
     if (why) refuse(x, clause->data, clause->len, why);
+    bearer_note(x, clause);
     if (x->r->shift && finds(x->r->shift, clause)) x->other = true;
 }
 
@@ -392,9 +437,9 @@ static void sentences_read(struct extraction *x, const struct buf *text, bool pr
     struct pattern_match m;
     for (size_t pos = 0; pos < text->len; pos += m.end[0]) {
         struct buf sentence = {0};
-        if (!pattern_match(
-                "(?s)\\A.+?(?:[。！？!?\n…\\p{So}]+[」』”\")）]*|\\.(?=\\s|\\z)[.\\s]*|\\z)",
-                text->data + pos, text->len - pos, 0, &m) ||
+        if (!pattern_match("(?s)\\A.+?(?:[。！？!?\n…\\p{So}]+[」』”\")）]*|"
+                           "(?<!\\bDr|\\bMr|\\bMrs|\\bMs|\\bProf|\\bSt)\\.(?=\\s|\\z)[.\\s]*|\\z)",
+                           text->data + pos, text->len - pos, 0, &m) ||
             m.end[0] == 0)
             break;
         buf_add(&sentence, text->data + pos, m.end[0]);
@@ -448,6 +493,7 @@ json_t *memory_rules_extract(const char *message, const char *asked, bool preten
     if (finds(x.r->role_play, &text)) pretence = true;
     if (finds(x.r->role_play_end, &text)) pretence = false;
     message_cut(&x, &text);
+    x.amends = finds(x.r->amends, &text);
     sentences_read(&x, &text, pretence);
     if (asked && !pretence && text.len <= ANSWER_BYTES && json_array_size(x.facts) == 0)
         answer_read(&x, &text, asked);

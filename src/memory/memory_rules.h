@@ -12,7 +12,9 @@
  * the old one; with RULE_ENDS: the value learnt last no longer holds. RULE_EACH: every match of a
  * clause. RULE_KIN: also in a clause whose subject is another person. RULE_NAMED: group 1 is names
  * of the last fact of the message, which must have the attribute and no name yet ("We have a cat.
- * Her name is Ada"). RULE_ALSO: only in a message with another fact ("Ann, 43, a plumber"). */
+ * Her name is Ada"), or the bearer of the clause before ("My cat is ill. Her name is Ada").
+ * RULE_ALSO: only in a message with another fact ("Ann, 43, a plumber"). RULE_AMENDS: only in a
+ * message that says that it corrects something. */
 enum rule_flag {
     RULE_LIST = 1,
     RULE_PAIR = 2,
@@ -23,7 +25,8 @@ enum rule_flag {
     RULE_EACH = 64,
     RULE_KIN = 128,
     RULE_NAMED = 256,
-    RULE_ALSO = 512
+    RULE_ALSO = 512,
+    RULE_AMENDS = 1024
 };
 struct rule {
     const char *attribute;
@@ -55,7 +58,9 @@ struct memory_rules {
     const char *list;            /* between the items of an enumeration */
     const char *count;           /* a number before an animal or a relative */
     const char *shift; /* a clause after which a missing subject is not the user; NULL: none */
-    const char *trim;  /* at the ends of a value */
+    const char *bearer_family, *bearer_pet; /* group 1: a relative or an animal of the user */
+    const char *amends;                     /* a message that corrects something */
+    const char *trim;                       /* at the ends of a value */
     const char
         *no_item; /* text after the first item of an enumeration that belongs to something else */
     const char *no_value; /* a text that cannot be a value */

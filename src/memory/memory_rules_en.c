@@ -24,13 +24,29 @@
     "(?:19|20)\\d\\d|yesterday|on (?:(?:the "                                                      \
     ")?weekends?|weekdays|(?:mon|tues|wednes|thurs|fri|satur|sun)days?|nights)|around|already|"    \
     "again|myself|instead|however|except|more than|means|feels|makes|costs|"                       \
+    "in (?:the )?(?:early |late |mid-?)?(?:spring|summer|autumn|fall|winter|january|february|"     \
+    "march|april|june|july|august|september|october|november|december|meantime)|this (?:year|"     \
+    "month|week|spring|summer|autumn|fall|winter)|earlier|doing|studying|having|called|named|"     \
+    "that|full[- ]time|part[- ]time|via|near|together|all my life|the whole time|"                 \
     "i|my|we|he|she|it|they|is|are|was|has|have|had|can|will|would)\\b))"
+#define PHRASE_END                                                                                 \
+    "(?=\\s*(?:$|[,;.!?:()\\n]|\\p{So}|\\b(?:and|but|so|because|before|after|which|when|if|"       \
+    "though|"                                                                                      \
+    "although|while|with|since|for (?:the|my|our)|at|in)\\b))"
+#define TOOL                                                                                       \
+    "(?:Python|Rust|Java|JavaScript|TypeScript|C\\+\\+|C#|Golang|Go|Kotlin|Swift|SQL|R|PHP|Ruby|"  \
+    "Perl|"                                                                                        \
+    "Scala|Haskell|Fortran|COBOL|MATLAB|HTML|CSS|Excel|VBA|Photoshop|Illustrator|InDesign|"        \
+    "Blender|"                                                                                     \
+    "AutoCAD|Figma|Lightroom|Premiere|Final Cut|Ableton|SolidWorks|SketchUp|LaTeX|Bash|React|"     \
+    "Django|Docker|Kubernetes|Linux|Power BI|Tableau|SPSS|Stata)(?![\\p{L}+#])"
 #define WORDS "([^,;.!?:()\\n]{1,60}?)"
 /* To the end of the clause. */
 #define REST                                                                                       \
     "([^;.!?:()\\n]{1,120}?)(?=\\s*(?:$|[;.!?:()\\n]|\\p{So}|\\b(?:but|because|so that|"           \
     "which|though|although|tho|lol|haha|btw|by the way|anyway|if|these days|right now|when)\\b))"
 #define CAP "(?-i:\\p{Lu}[\\p{L}\\p{N}'’&.-]*)"
+#define TITLE "(?:(?:Dr|Mr|Mrs|Ms|Prof|Professor|Doctor)\\.? )?"
 #define NAME "((?-i:\\p{Lu}[\\p{L}'’-]+(?: \\p{Lu}[\\p{L}'’-]+){0,3}))"
 #define NAMES_LIST                                                                                 \
     "((?-i:\\p{Lu}[\\p{L}'’-]+(?: \\p{Lu}[\\p{L}'’-]+)?(?:(?:, | and | & |, and "              \
@@ -59,15 +75,22 @@
     "(?: day| eve)?|halloween)"
 #define RELATION                                                                                   \
     "((?:(?:older|younger|elder|little|big|baby|twin|half|step|late|eldest|oldest|youngest|"       \
-    "middle|great)[- ]?)*(?:step)?(?:daughter|son|sister|brother|husband|wife|partner|boyfriend|"  \
-    "girlfriend|fianc[eé]e?|mother|father|mum|mom|dad|grandmother|grandfather|grandma|grandpa|"   \
-    "granny|gran|grandad|granddaughter|grandson|aunt|auntie|uncle|cousin|niece|nephew|twins?|"     \
+    "middle|great)[- ])*(?:step)?(?:daughter|son|sister|brother|husband|wife|partner|boyfriend|"   \
+    "girlfriend|(?:[a-z]+|\\d+)[- ](?:years?|months?|weeks?)[- ]old(?: "                           \
+    "(?:son|daughter|boy|girl))?|"                                                                 \
+    "first-?born|youngest|eldest|oldest|fianc[eé]e?|mother|father|mum|mom|dad|grandmother|"       \
+    "grandfather|grandma|grandpa|"                                                                 \
+    "granny|gran|grandad|granddaughter|grandson|aunt|auntie|uncle|cousin|niece|nephew|twins?|(?:"  \
+    "baby |newborn )?(?:girl|boy)|"                                                                \
     "spouse|mother-in-law|father-in-law|sister-in-law|brother-in-law|baby|toddler|kid|child))"
-#define RELATIONS                                                                                  \
-    "(?:(?:older|younger|elder|little|big|baby|twin|half|step|grown|adult|teenage|small|young|"    \
-    "lovely|wonderful)[- ]?(?:up )?)*(?:step|grand)?(?:daughters?|sons?|sisters?|brothers?|"       \
-    "siblings?|kids?|child(?:ren)?|boys?|girls?|twins|husband|wife|partner|boyfriend|girlfriend|"  \
-    "fianc[eé]e?|nieces?|nephews?|grandchild(?:ren)?|grandkids?|toddlers?|triplets|(?:identical " \
+#define RELATIONS                                                                                   \
+    "(?:(?:[a-z]+[- ](?:year|month|week)s?[- "                                                      \
+    "]old|older|younger|elder|little|big|baby|twin|half|step|"                                      \
+    "grown|adult|teenage|small|young|newborn|"                                                      \
+    "lovely|wonderful)[- ]?(?:up )?)*(?:step|grand)?(?:daughters?|sons?|sisters?|brothers?|"        \
+    "siblings?|kids?|child(?:ren)?|boys?|girls?|twins|husband|wife|partner|boyfriend|girlfriend|"   \
+    "fianc[eé]e?|nieces?|nephews?|grandchild(?:ren)?|grandkids?|toddlers?|bab(?:y|ies)|teenagers?" \
+    "|newborn|triplets|(?:identical "                                                               \
     ")?twin)"
 #define COUNT                                                                                      \
     "(?:a|an|one|two|three|four|five|six|seven|eight|nine|ten|\\d{1,2}|several|a couple of|"       \
@@ -89,8 +112,9 @@
     "frogs?|toads?|guppies|tetras?|bettas?|betta fish|hermit crabs?|snails?|sugar gliders?|"       \
     "cockapoos?|basenjis?|vizslas?|weimaraners?|lovebirds?|mynah?s?|stallions?|mares?|foals?"
 #define ANIMAL "((?:" ANIMAL_WORDS "))"
-#define CONDITION                                                                                  \
-    "((?:(?:type (?:1|2|one|two)|chronic|severe|mild|high|low|rheumatoid|bipolar|coeliac|celiac|"  \
+#define CONDITION_WORDS                                                                            \
+    "(?:(?:(?:type "                                                                               \
+    "(?:1|2|one|two)|chronic|severe|mild|high|low|rheumatoid|bipolar|coeliac|celiac|"              \
     "crohn'?s|irritable|multiple|sleep|underactive|overactive|clinical|seasonal|bad|bipolar|"      \
     "social|generalised|generalized|juvenile|gestational|ulcerative|heart|kidney|restless leg|"    \
     "parkinson'?s|hashimoto'?s|raynaud'?s|lyme|ménière'?s|meniere'?s|sickle cell|long|colour|"   \
@@ -102,6 +126,7 @@
     "lupus|sciatica|scoliosis|vertigo|insomnia|narcolepsy|endometriosis|fibromyalgia|"             \
     "ha?emophilia|cancer|leuka?emia|blindness|pacemaker|prosthetic leg|murmur|condition|"          \
     "[a-z]{3,}(?:itis|osis|emia|aemia|algia|pathy|oidism|betes|epsy|plegia|phobia)))"
+#define CONDITION "(" CONDITION_WORDS ")"
 #define CONDITION_ADJECTIVE                                                                        \
     "((?:type (?:1|2|one|two) )?(?:coeliac|celiac|diabetic|colou?r[- ]?blind|dyslexic|epileptic|"  \
     "autistic|asthmatic|deaf|hard of hearing|blind|(?:short|near|long|far)[- ]?sighted|"           \
@@ -110,7 +135,7 @@
     "prediabetic|hypertensive|narcoleptic|paraplegic)(?: in (?:my|one|the) (?:left |right "        \
     ")?(?:ear|eye)s?)?)"
 #define DIET                                                                                       \
-    "(vegan|vegetarian|veggie|pescatarian|pescetarian|flexitarian|fruitarian|plant[- ]based|"      \
+    "(vegans?|vegetarians?|veggie|pescatarian|pescetarian|flexitarian|fruitarian|plant[- ]based|"  \
     "gluten[- ]free|dairy[- ]free|lactose[- ]free|keto(?:genic)?|paleo|halal|kosher|low[- ]carb|"  \
     "low[- ]fodmap|teetotal|sugar[- ]free|raw vegan|carnivore|low[- ]sodium|low[- ]salt|"          \
     "mediterranean|wholefood)"
@@ -140,7 +165,12 @@
     "South "                                                                                       \
     "African|Catalan|Basque|Texan|Londoner|Glaswegian|Scouser|Geordie|Parisian|Berliner))\\b"
 #define JOB                                                                                        \
-    "(?:(?:[\\p{L}&'/-]+ ){0,4}?[\\p{L}-]*(?:accountant|actor|actress|adviser|advisor|agent|"      \
+    "(?:(?!(?:studying|training|applying|looking|hoping|trying|going|working|becoming|dating|"     \
+    "married|"                                                                                     \
+    "seeing|talking|waiting|acting|not|about|engaged|learning|planning|thinking|considering|"      \
+    "never|no|"                                                                                    \
+    "like|living|staying|friends|with|in|at|on|from|to|for|of|by)\\b)"                             \
+    "(?:[\\p{L}&'/-]+ ){0,4}?[\\p{L}-]*(?:accountant|actor|actress|adviser|advisor|agent|"         \
     "analyst|anaesthetist|anesthetist|apprentice|archaeologist|archivist|artist|assistant|"        \
     "astronomer|attorney|auditor|author|baker|banker|barber|barista|barrister|bartender|"          \
     "beautician|biologist|blacksmith|bookkeeper|bricklayer|broker|builder|butcher|carer|"          \
@@ -171,7 +201,8 @@
     "tiler|trader|trainer|translator|treasurer|tutor|typist|undertaker|upholsterer|vet|"           \
     "veterinarian|vicar|violinist|videographer|waiter|waitress|warden|watchmaker|weaver|welder|"   \
     "winemaker|woodworker|worker|writer|youtuber|zookeeper|zoologist|beekeeper|bus driver|"        \
-    "sysadmin|admin|data scientist|au pair|civil servant|childminder|doula|stay-at-home "          \
+    "sysadmin|admin|dev|swe|sre|pm|cameraman|hgv driver|data scientist|au pair|civil "             \
+    "servant|childminder|doula|stay-at-home "                                                      \
     "(?:mum|mom|dad|parent)|flight attendant|attendant|air hostess|cabin crew|freelance "          \
     "[\\p{L}]+|architect|astronaut|ambulance crew|optometrist|actuary|bouncer|brewer|crofter|"     \
     "dj|handyman|housekeeper|lorry driver|trucker|lumberjack|monk|nun|rabbi|imam|puppeteer|"       \
@@ -191,6 +222,17 @@ static const struct rule en_facts[] = {
     {"family", RULE_NAMED | RULE_KIN,
      I "^(?:(?:he|she) is (?:called|named)|(?:his|her) name is|they are (?:called|named)|their "
        "names are) " NAMES_LIST "(?![\\w'])"},
+    {"family", RULE_CORRECTS | RULE_KIN | RULE_AMENDS, I "^(?:her|his) name is " NAME "()"},
+    {"", RULE_CORRECTS | RULE_KIN | RULE_AMENDS,
+     I "^(?:it is|spelled|spelt|the name is)(?: actually| really)? " NAME
+       "()(?=\\s*(?:$|[,.!(]|with|without))"},
+    {"name", 0, I "^" NAME " from (?-i:\\p{Lu})[\\p{L} -]{1,30} here\\b"},
+    {"origin", 0, I "^(?-i:\\p{Lu})[\\p{L}'-]+ from " NAME " here\\b"},
+    {"employer", RULE_AMENDS, I "^i am (?:now )?(?:at|with) (" CAP "(?: " CAP "){0,3})$"},
+    {"", RULE_CORRECTS | RULE_AMENDS, I "^" NAME "(),? to be (?:exact|precise|specific|honest)"},
+    {"", RULE_CORRECTS,
+     I
+     "^make (?:that|it) (\\d+|two|three|four|five|six|seven|eight|nine|ten)()(?=\\s*(?:$|[,.!]))"},
     {"name", 0, I "^" NAME " is the name\\b"},
     {"name", 0,
      I "^(?!Anyone|Any|Nothing|Everyone|Someone|Same|Not|New|Over|People|Nobody|Still|It|I|We|Who|"
@@ -210,7 +252,7 @@ static const struct rule en_facts[] = {
        "way\\b|very\\b|hard\\b|so\\b|long\\b|misspelled|wrong)"
        "([\\p{L}'’-]+)" END},
     {"name", 0,
-     I "^(?:i am|it is|this is) (?!" NATIONALITY "|" LANGUAGE
+     I "^(?:i am|this is) " TITLE "(?!" NATIONALITY "|" LANGUAGE
        "|(?:Mr|Mrs|Muslim|Catholic|Christian|"
        "Jewish|Buddhist|Hindu|Sikh|Mormon|Monday|Tuesday|Wednesday|Thursday|Friday|Saturday|Sunday|"
        "OK|Okay|AFK|ADHD|Autistic|God|New|Very|So|Not|Just|Still|Really|Gen)\\b)"
@@ -234,19 +276,28 @@ static const struct rule en_facts[] = {
     {"age", 0, I "^being ((?:[2-9]\\d)|" N_WORD ")\\b(?! (?:minutes|percent|miles|km|%))"},
     {"age", 0, I "^my age is ((?:[1-9]\\d)|" N_WORD ")\\b"},
     {"age", 0,
-     I "^(?:i am |i turned |turning .*?|so )?((?:[1-9]\\d)) (?:now|years? (?:old|young)|yo|y/o|yrs "
+     I "^(?:i am |i turned |turning .*?|so |aged? )?((?:[1-9]\\d)) (?:now|years? "
+       "(?:old|young)|yo|y/o|yrs "
        "old)" END},
     {"age", RULE_ALSO, I "^((?:[1-9]\\d))$"},
     {"age", 0,
      I "^(?:i am )?at ((?:[1-9]\\d))(?=$|,? i (?:am|do not|should|shouldn't|can not|still|have))"},
+    {"age", 0,
+     I "^i (?:just |finally |only |recently )*(?:got|passed|started|learned|learnt|became|took "
+       "up|went back)\\b[^,;.!?]{3,60}? at "
+       "(?:the age of )?([2-9]\\d)(?=\\W*$)"},
     {"age", 0, I "^i (?:hit|reached) (?:the big )?((?:[2-9]\\d)) (?:last|this|in|yesterday)\\b"},
 
     {"birthday", 0,
-     I "^(?:my )?(?:birthday|bday|b-day|date of birth|dob) (?:is|falls)(?: coming up)?(?: on| "
-       "in)? " DATE},
+     I "^(?:my )?(?:birthday|bday|b-day|date of birth|dob|birth ?date)(?: is| falls)?:?(?: coming "
+       "up)?(?: on| in)? " DATE},
     {"birthday", 0, I "^(?:i (?:was|am) |being )?born (?:[^,]{0,40} )?(?:on )?" DATE},
     {"birthday", 0,
      I "^i was born in ((?:early |late )?" MONTH "(?: (?:of )?\\d{4})?|(?:19|20)\\d\\d)\\b"},
+    {"birthday", 0,
+     I "^(?:i (?:turn|turned|am turning|will be|will turn) \\d+|it is my (?:birthday|\\d+th)|my "
+       "(?:\\d+(?:st|nd|rd|th) )?(?:birthday )?(?:is|falls)) (?:coming up )?on " DATE},
+    {"birthday", 0, I "^" DATE " is my (?:birthday|bday|date of birth)\\b"},
     {"birthday", 0, I "^i (?:celebrate|have) my birthday on " DATE},
 
     {"residence", 0,
@@ -268,7 +319,7 @@ static const struct rule en_facts[] = {
        "living|have (?:been )?" ADVERB
        "(?:living|lived|bought|rented))(?: alone| together)? (?:in )?(?:an? |the )[a-z -]{1,40}? "
        "(?:in|near|of|outside|called) " NAME END},
-    {"residence", 0, I "^(?:i|we) (?:" ADVERB ")live [a-z ]{3,30} in " NAME END},
+    {"residence", 0, I "^(?:i|we) (?:" ADVERB ")live [a-z ]{3,30},? (?:in|near) " NAME END},
     {"residence", 0,
      I "^(?:my|our) (?:(?:own|new|tiny|little|current) )*(?:flat|house|place|home|apartment|studio|"
        "houseboat|cottage) is (?:just )?(?:in|near|outside) (?:the )?" NAME},
@@ -286,6 +337,10 @@ static const struct rule en_facts[] = {
     {"residence", 0, I "^(?:i )?(?:call|have called) " NAME " home\\b"},
 
     {"origin", 0, I "^(?:i|we) (?:have )?(?:moved|came) (?:here|over) from " NAME},
+    {"origin", 0,
+     I "^i am an? (?!.*(?:student|graduate|recovering))(?:[\\p{L}'-]+ ){1,4}from " NAME END
+       "(?<!University)(?<!College)(?<!School)"},
+    {"origin", 0, I "^as (?:someone|a person|a [\\p{L}]+) from " NAME END},
     {"origin", 0,
      I "^(?:i|we) (?:am|come|hail|are|" ADVERB "come|am " ADVERB
        ")(?: originally)? (?:from|out of) (?!here|there|work|home\\b|the "
@@ -328,6 +383,14 @@ static const struct rule en_facts[] = {
        "remotely)* as (?:an? |the )?" WORDS "(?=\\s*(?:at|for|in|on|near|from)\\b|"
        "\\s*$|" END ")"},
     {"occupation", 0,
+     I "^i (?:do|work|serve|volunteer|earn|have been|spend|started|freelance|temp|moonlight)\\b"
+       "[^,;.!?]{0,40}? as an? (" JOB ")"},
+    {"occupation", 0,
+     I "^i am (?:currently |now |just |still |only )*(?:an? |in my )(?:[\\p{L}\\p{N}'-]+ "
+       "){0,3}?(student|undergrad(?:uate)?|postgrad(?:uate)?|freshman|sophomore)(?= "
+       "(?:at|in|of|doing|"
+       "studying|who|from)\\b)"},
+    {"occupation", 0,
      I "^(?:i (?:am|have been|became|have become|am now|just became)) (?:" ADVERB
        ")(?:an?|the|your) (?!student|founder|(?:decent|good|terrible|bad|great)\\b)(" JOB
        ")(?! (?:at heart|in my (?:spare|free)))"},
@@ -366,13 +429,24 @@ static const struct rule en_facts[] = {
        "the\\b|my\\b|"
        "one|two|three)((?-i:[a-z])[a-z ]{2,25}?)" END},
     {"occupation", 0,
-     I "^(?:i )?(?:have )?(?:just )?(?:got|have|landed|found|took|started) a(?: new)? job as "
-       "(?:an? )?" WORDS END},
+     I "^(?:i )?(?:have )?(?:just |recently )*(?:(?:got|have|landed|found|took|started) a(?: new)? "
+       "job|started(?: "
+       "out| work| working)?|trained|retrained|qualified|freelance) as (?:an? )?" WORDS END},
+    {"occupation", 0, I "^i do (freelance [\\p{L} ]{3,25}?)(?= (?:from|for|at|on)\\b|" END ")"},
+    {"occupation", 0,
+     I "^i am (?:" ADVERB
+       ")(?:an? |the )(?!.*\\b(?:student|pupil|undergrad\\w*|postgrad\\w*|freshman|sophomore|"
+       "junior|senior|regular|member|fan|customer|client|guest|patient|volunteer|subscriber|user|"
+       "whizz|"
+       "beginner|genius|pro|natural) (?:at|for|with))([\\p{L}][\\p{L}\\p{N}/& -]{2,38}?) "
+       "(?:at|for|with) (?:the )?" CAP "(?!'s)"},
     {"occupation", 0, I "^i do " WORDS " for a living\\b"},
     {"occupation", 0,
-     I "^(?:my|the) (?:day )?(?:job|occupation|profession|line of work|day job|career|trade) is "
-       "(?:an? |being an? |as an? |in "
-       ")?(?!not|to|so|really|very|stress|kill|bor|great|fine|ok|hard|driv)" WORDS END},
+     I
+     "^(?:my|the) (?:day )?(?:job|occupation|profession|line of work|day job|career|trade) is "
+     "(?:an? |being an? |as an? |in "
+     ")?(?!not|to|so|really|very|stress|kill|bor|great|fine|ok|hard|driving me|draining|the)" WORDS
+         END},
     {"occupation", 0,
      I "^(?:as|being) an? (" JOB ")(?=,? i\\b| (?:means|is|makes|teaches|has|taught)\\b|$)"},
     {"occupation", 0,
@@ -406,7 +480,11 @@ static const struct rule en_facts[] = {
      I "^my (?:current |new )?(?:employer|company|workplace|firm) is (?:called )?(?:the )?(" CAP
        "(?: " CAP "){0,4})" END},
     {"employer", 0,
-     I "^i am (?:an? |the )?(?:" JOB ") (?:at|for|with) (?:the )?(" CAP "(?: " CAP "){0,4})" END},
+     I "^i am (?:" ADVERB
+       ")(?:an? |the )(?!.*\\b(?:student|pupil|undergrad\\w*|postgrad\\w*|freshman|sophomore|"
+       "junior|senior|regular|member|fan|customer|client|guest|patient|subscriber|user|whizz|"
+       "beginner|genius|pro|natural) (?:at|for|with))(?:[\\p{L}\\p{N}/&-]+ ){1,5}?(?:at|for|with) "
+       "(?:the )?(" CAP "(?:(?: of| and| &)? " CAP "){0,4})" END},
     {"employer", 0,
      I "^i (?:work|am working|have (?:just )?(?:been|worked|started)|am)(?: working)? "
        "(?:at|for|with) an? "
@@ -455,10 +533,14 @@ static const struct rule en_facts[] = {
      I "\\b(?:my|our) (?:(?:two|three|four|five) )?"
        "(daughters|sons|boys|girls|kids|brothers|sisters|cousins),? (?:called |named )?" NAMES_LIST
        "(?!\\w)"},
-    {"family", RULE_SWAP | RULE_KIN, I "^" NAME "(?:, | is |, who is )my " RELATION "\\b(?! of)"},
+    {"family", RULE_SWAP | RULE_KIN,
+     I "^" NAME "(?:, | is |, who is )my " RELATION "\\b(?! of| tongue| country| language)"},
     {"family", RULE_NAMES,
      I "^(?:i|we) (?:have|have got|had|also have)(?: only)? (?:got )?(?:an? |one |two |three |four "
        ")" RELATION "s?,? (?:(?:called|named),? )?" NAMES_LIST "(?!\\w)"},
+    {"family", RULE_LIST,
+     I "^(?:i|we) (?:" ADVERB "have|have got)(?: only| just)? (" COUNT " " RELATIONS
+       "(?:(?:,| and|, and) " COUNT " " RELATIONS ")+)\\b"},
     {"family", 0,
      I "^(?:i|we) (?:" ADVERB "have|have " ADVERB
        "(?:got|had))(?: only| just)? (?:an? |one (?=\\w+ "
@@ -487,7 +569,7 @@ static const struct rule en_facts[] = {
      "(?!\\w)"},
     {"pet", RULE_NAMES,
      I "\\b(?:have|got|own|adopted|rescued|bought|keep|with|having|am owner of|getting|ended up "
-       "with)(?: just| "
+       "with|foster(?:ing)?|looking after)(?: just| "
        "recently| also)?(?: got| adopted)? (?:" COUNT
        "|my|our|this|the) (?:[\\p{L}-]+ ){0,3}?" ANIMAL
        "(?:,? (?:called|named|(?:who|that|which) (?:is|are) (?:called|named)|by the name "
@@ -513,7 +595,7 @@ static const struct rule en_facts[] = {
        ")?((?:(?:two|three|four|five|six|seven|\\d{1,2}|several) "
        ")?(?:(?:black|white|old|little|big|rescue|pet|young|tiny|elderly|grumpy|lazy|brown|grey|"
        "ginger|fat) )*(?:" ANIMAL_WORDS
-       "))\\b(?! (?:food|bed|person|allergy|toy|hair|cage|tank|nap|and chips))"},
+       "))(?![\\w'-])(?! (?:food|bed|person|allergy|toy|hair|cage|tank|nap|and chips))"},
 
     {"pet", 0,
      I "^(?:my|our) (?:[a-z-]+ ){0,1}?((?:" ANIMAL_WORDS
@@ -598,7 +680,10 @@ static const struct rule en_facts[] = {
        "nightmare)|disgusting to me)\\b"},
     {"dislikes", RULE_LIST,
      I "^(?!it\\b|this\\b|that\\b|which\\b|he\\b|she\\b)" WORDS
-       " (?:freaks? me out|gives? me the creeps|creeps? me out|bores? me to (?:tears|death)|"
+       " (?:(?:really |absolutely |honestly "
+       ")?(?:terrif(?:y|ies)|scares?|disgusts?|repels?|annoys?|bores?|"
+       "infuriates?|repulses?|horrif(?:y|ies)|irritates?) me\\b|freaks? me out|gives? me the "
+       "creeps|creeps? me out|bores? me to (?:tears|death)|"
        "drives? me (?:mad|crazy|nuts|up the wall)|(?:tastes?|smells?) like [a-z ]+ to me)"},
     {"dislikes", RULE_LIST,
      I "^(?:the )?(?:one |only |single "
@@ -639,11 +724,16 @@ static const struct rule en_facts[] = {
        "slight|life-threatening) )*allergy to " REST},
     {"allergy", RULE_LIST,
      I "^(?!it\\b|this\\b|that\\b|which\\b|they\\b|he\\b|she\\b)" WORDS
-       " (?:gives? me (?:hives|a rash|an allergic reaction)|makes? (?:me|my "
+       " (?:(?:would|will|could|can) (?:literally |actually |probably )?kill me|"
+       "(?:sends?|puts?) me (?:to|in) (?:the )?(?:a&e|e\\.?r\\.?|hospital)|"
+       "gives? me (?:hives|a rash|an allergic reaction)|makes? (?:me|my "
        "(?:throat|face|lips|tongue|mouth)) (?:swell|break out in hives)|brings? me out in "
        "(?:hives|a rash))"},
     {"allergy", RULE_LIST,
      I "^i have (?:an? )?(?:bad|severe|terrible|nasty|allergic) reactions? to " REST},
+    {"allergy", RULE_LIST,
+     I "^(?:i|my (?:skin|body)) reacts? (?:very |really )?(?:badly|terribly|violently) to " REST},
+    {"allergy", 0, I "^(?:severe |bad |serious )?([\\p{L} -]{2,25}?) allergy (?:here|sufferer)\\b"},
     {"allergy", RULE_LIST, I "^i get (?:hives|a rash|anaphylaxis) from " REST},
 
     {"diet", 0,
@@ -658,7 +748,12 @@ static const struct rule en_facts[] = {
     {"diet", 0,
      I "^(?:i|we) (?:" ADVERB ")?(?:only eat|eat only|cook|keep|need|eat) " DIET
        "\\b(?! (?:food )?on)"},
-    {"diet", 0, I "^(?:as an?|being an?|been) (?:strict |lifelong )?" DIET "\\b"},
+    {"diet", 0, I "^(?:as an?|being an?|being|been) (?:[\\p{L}-]+ )?" DIET "\\b(?! who)"},
+    {"diet", 0, I "^(?:so )?(?:now )?" DIET "(?:$| now| these days| for \\w+| since\\b)"},
+    {"diet", 0,
+     I "^i ((?:do not|never|no longer) eat (?:any )?(?:red |processed "
+       ")?(?:meat|pork|beef|fish|dairy|gluten|animal "
+       "products)(?:,? or [a-z ]{3,20}?)?)" END},
     {"diet", 0, I "^(?:strict |lifelong )?" DIET " here\\b"},
     {"diet", 0, I "^" DIET " only\\b"},
     {"diet", 0, I "^(?:my|our) diet is (?:strictly |mostly )?" DIET},
@@ -671,17 +766,28 @@ static const struct rule en_facts[] = {
        "(?:medication|pills|tablets|medicine|meds) for|i am on (?:medication|meds|tablets|pills) "
        "for|the doctor says i have)(?: "
        "(?:got|had|always|recently|a|an|bad|quite|really|mild|severe|chronic|pretty|terrible|some))"
-       "* " CONDITION "(?!\\w)"},
+       "* (" CONDITION_WORDS "(?:(?:,| and|, and)(?: also)? " CONDITION_WORDS ")*)(?!\\w)"},
     {"health", 0,
      I "\\b(?:my|with my|because of my|due to my) "
        "(?!(?:sister|brother|mum|mom|dad|mother|father|wife|husband|son|daughter|friend)"
        "\\b)" CONDITION "(?!\\w)"},
     {"health", 0,
-     I "^(?:i (?:am|have been|was born)|as an?) (?:" ADVERB ")(?:an? )?" CONDITION_ADJECTIVE
+     I "^(?:i (?:am|have been|was born)|as an?|being) (?:" ADVERB ")(?:an? )?" CONDITION_ADJECTIVE
        "(?!\\w)"},
+    {"health", 0, I "^" CONDITION_ADJECTIVE "(?= (?:since|from birth|here|by birth)\\b|$)"},
     {"health", 0,
      I "^(?:i am an?|we are|my [a-z]+ and i are)(?: both)? (wheelchair|hearing aid) users?\\b"},
     {"health", 0, I "^i am (pregnant|expecting(?: a baby| twins)?)\\b"},
+    {"health", 0,
+     I "^i (?:have )?(?:had|survived|am recovering from|got) (?:an? "
+       ")?((?:kidney|heart|liver|lung|bone marrow|corneal?) "
+       "transplant|(?:hip|knee|shoulder) replacement|(?:heart|gastric|triple) bypass|stroke|heart "
+       "attack|mastectomy|"
+       "hysterectomy|spinal fusion)\\b"},
+    {"health", 0,
+     I "^i (?:wear|use|have) (hearing aids?|a (?:prosthesis|pacemaker|stoma bag|insulin "
+       "pump|prosthetic [a-z]+))\\b"},
+    {"health", 0, I "^as an? (wheelchair|hearing aid) user\\b"},
     {"health", 0, I "^i (?:use|am in) a (wheelchair|hearing aid|cane|walking frame)\\b"},
 
     {"language", 0,
@@ -727,11 +833,20 @@ static const struct rule en_facts[] = {
      ")" REST},
     {"skill", 0,
      I
-     "^i (?:" ADVERB ")(play (?:the |a bit of |jazz |classical |bass |electric |acoustic "
+     "^i (?:" ADVERB "|have (?:been )?(?:" ADVERB "))((?:play|playing|played) (?:the |a bit of |"
+     "some |jazz |classical |bass |electric |acoustic "
      ")*(?:piano|guitar|violin|cello|flute|drums?|trumpet|sax(?:ophone)?|clarinet|harp|ukulele|"
      "banjo|bagpipes|accordion|organ|bass|double "
      "bass|harmonica|oboe|trombone|tuba|viola|mandolin|fiddle|recorder|keyboards?|sitar|erhu|koto|"
-     "shamisen|theremin|french horn|bodhr[aá]n|tin whistle|bassoon|didgeridoo|lute))\\b(?! every)"},
+     "shamisen|theremin|french horn|bodhr[aá]n|tin whistle|bassoon|didgeridoo|lute))\\b(?! every)"
+     "(?! (?:last|yesterday|once|tonight))"},
+    {"skill", RULE_LIST,
+     I
+     "^i (?:" ADVERB
+     ")(?:know|code in|program in|am fluent in|work with|use|write|have experience (?:with|in)|am "
+     "(?:good|experienced|proficient|comfortable) (?:at|in|with)|speak) (?:some |a bit of |a "
+     "little )?(?-i:(" TOOL "(?:(?:,| and|, and|,? but not)(?: some| a bit of| a little)? " TOOL
+     ")*))"},
     {"skill", 0,
      I "^i have (?:an? )?(black belt in [\\p{L} "
        "]+?|(?:pilot's?|forklift|hgv|lorry|boat|scuba|diving|motorbike|motorcycle|sailing) "
@@ -769,8 +884,9 @@ static const struct rule en_facts[] = {
        " is (?:what i do for fun|how i (?:relax|unwind|switch off)|my (?:big )?(?:thing|escape) "
        "outside)"},
     {"hobby", RULE_LIST,
-     I "^in my (?:free|spare|leisure) time,? (?:i (?:like to |love to |enjoy |do |mostly |usually "
-       "|love |like )?)" REST},
+     I "^(?:in my (?:free|spare|leisure) time|(?:on|at) (?:the |most )?weekends?|when i have "
+       "time|for fun),? (?:i (?:like to |love to |enjoy |do |mostly |usually "
+       "|love |like )?)(?!work|have|am|need|can|will)" REST},
     {"hobby", RULE_LIST,
      I "^i (?:do|practise|practice) (?!not\\b)" WORDS
        " (?:as a hobby|for fun|in my (?:spare|free) time)"},
@@ -783,7 +899,7 @@ static const struct rule en_facts[] = {
        ")an? (?:avid|keen|passionate|amateur|hobby|enthusiastic)) "
        "(?!this|it\\b|the\\b|a\\b|working|work\\b|my\\b|to\\b|at\\b|as\\b)" WORDS END},
     {"hobby", RULE_LIST,
-     I "^i (?:" ADVERB ")(?:collect|go) ((?:old |vintage |antique )?(?:stamps|coins|vinyl(?: "
+     I "^i (?:" ADVERB ")((?:collect|go) (?:old |vintage |antique )?(?:stamps|coins|vinyl(?: "
        "records)?|records|comics|postcards|watches|minerals|rocks|toys|figurines|birdwatching|bird "
        "?watching|bouldering|climbing|fishing|hiking|camping|sailing|kayaking|trainspotting|"
        "geocaching|metal detecting|foraging|wild swimming|surfing))\\b(?! (?:every|on))"},
@@ -811,7 +927,8 @@ static const struct rule en_facts[] = {
        "(?:own|drive|ride|bought|purchased|have|inherited|treated myself to)|have " ADVERB
        "(?:bought|got|owned|inherited|purchased|had)|drive around in|got)(?: my| our)? (?:an? |my "
        "own |this |the |two |three "
-       ")?((?:(?!called|and|in|to|that|with|of|on|at|for)[\\p{L}\\p{N}'-]+ "
+       ")?((?:(?!(?:called|and|in|to|that|with|of|on|at|for|been|never|bought|got|just|sold|"
+       "purchased|finally)\\b)[\\p{L}\\p{N}'-]+ "
        "){0,4}?(?:car|van|campervan|camper "
        "van|camper|motorbike|motorcycle|scooter|bike|bicycle|e-bike|tandem|moped|truck|pickup|"
        "caravan|motorhome|boat|narrowboat|yacht|sailboat|canoe|kayak|house|flat|apartment|cottage|"
@@ -836,11 +953,18 @@ static const struct rule en_facts[] = {
 
     {"goal", 0, I "^i am (?:" ADVERB ")(working towards? (?!it\\b|this)[^,;.!?()\\n]{3,50}?)" END},
     {"goal", 0,
-     I "^(?:my|the) "
-       "(?:(?:main|big|biggest|long-term|ultimate|personal|next|new|current|one|only|life|lifelong|"
-       "career|fitness|financial) )*(?:goal|aim|dream|ambition|target|resolution|new year's "
-       "resolution|objective|bucket list)(?: (?!is\\b)[^,.]{1,50}?)? is (?:still |always |to |now "
-       ")*(?:to )?(?!not\\b)" REST},
+     I
+     "^(?:one of )?(?:my|the) "
+     "(?:(?:main|big|biggest|long-term|ultimate|personal|next|new|current|one|only|life|lifelong|"
+     "career|fitness|financial) )*(?:goals?|aims?|dreams?|ambition|target|resolutions?|new year's "
+     "resolution|objective|bucket list)(?: (?!is\\b)[^,.]{1,50}?)? is (?:still |always |to |now "
+     ")*(?:to )?(?!not\\b)" REST},
+    {"goal", 0,
+     I "^i am (?:" ADVERB ")((?:studying|training|working|retraining) (?:hard )?to be(?:come)? "
+                          "[\\p{L} '-]{3,50}?)(?=\\s+(?:at|in|with|through)\\b|" END ")"},
+    {"goal", 0,
+     I "^i (?:have )?(?:always|long) (?:wanted|dreamt|dreamed|hoped) (?:to|of) "
+       "(?!know|ask|say)" REST},
     {"goal", 0,
      I "^i am (?:" ADVERB
        ")((?:saving(?: up| money)?|training|studying|preparing|practi[sc]ing|working "
@@ -870,8 +994,8 @@ static const struct rule en_facts[] = {
        "[^,;.!?()\\n]{0,20})(?=\\s*(?:$|[,;.!?()\\n]|\\b(?:and|but|so|because)\\b))"},
 
     {"habit", 0,
-     I "^(?:i|we) (?:" ADVERB
-       "|often )?(?!have to|need|get paid|can\\b|hear|see\\b|feel|am\\b|wake up "
+     I "^(?:i|we) (?:(?:also|always|still|usually|really|often|only|just|mostly) )*"
+       "(?!have to|need|get paid|can\\b|hear|see\\b|feel|am\\b|wake up "
        "with|think|worry|had\\b|have\\b|love it|hate it|like it|forget|used)([^,;.!?()\\n]{2,60}? "
        "(?:every|each) (?:single |other "
        "|second "
@@ -885,27 +1009,28 @@ static const struct rule en_facts[] = {
         I "^((?:first thing )?(?:every|each) (?:single |other |second "
           ")?(?:mon|tues|wednes|thurs|fri|satur|sun)?(?:day|morning|evening|night|weekend|week|"
           "month|year|summer|winter|lunchtime|afternoon)(?: "
-          "(?:morning|evening|night|afternoon))?(?: at [\\w:.]+)?,? (?:i|we) (?!have to|need|get "
+          "(?:morning|evening|night|afternoon))?(?: at [\\w:.]+| (?:before|after) [a-z]+)?,? "
+          "(?:i|we) (?!have to|need|get "
           "paid|can\\b|hear|see\\b|feel|am\\b|wonder)[^,;.!?:()\\n]{1,60}?)(?=\\s*(?:$|[,;.!?:()"
           "\\n]|\\b(?:and|but|so|because|before|after)\\b))",
     },
     {"habit", 0,
-     I "^(?:i|we) (?:" ADVERB
-       ")(?!have to|need|can\\b|had\\b|am\\b|was\\b|used|work\\b)([^,;.!?()\\n]{2,50}? (?:on "
+     I "^(?:i|we) (?:(?:also|always|still|usually|really|often|only|just|mostly) )*"
+       "(?!have to|need|can\\b|had\\b|am\\b|was\\b|used|work\\b)([^,;.!?()\\n]{2,50}? (?:on "
        "(?:mon|tues|wednes|thurs|fri|satur|sun)days(?: and "
        "(?:mon|tues|wednes|thurs|fri|satur|sun)days)?|(?:once|twice|(?:three|four|five|six|\\d) "
        "times|one day|two days|three days) (?:a|per|each|every) (?:day|week|month|year)|(?:on "
        ")?weekends|daily|before (?:breakfast|bed|work|school)|at (?:\\d{1,2}(?::\\d\\d)?|five|six) "
-       "?(?:am|every)[^,]*))" END},
+       "?(?:am|pm)(?: every [a-z]+)?))" END},
     {"habit", 0,
      I "^(on (?:(?:mon|tues|wednes|thurs|fri|satur|sun)day)s?(?: "
        "(?:morning|evening|night|afternoon)s?)?,? (?:i|we) (?!am\\b|have to|need|"
-       "will|can\\b|had\\b|was\\b)[^,;.!?:()\\n]{3,50}?)" END},
+       "will|can\\b|had\\b|was\\b)[^,;.!?:()\\n]{3,50}?)" PHRASE_END},
     {"habit", 0,
      I "^i (?:always|usually|normally|generally|typically|never miss a) ((?:start my day|begin my "
        "day|go to bed|get up|wake up|take "
        "a|drink|read|walk|run|meditate|skip|swim|cycle|stretch|write|journal|pray|have a "
-       "(?:coffee|tea|cup)|do yoga|eat)\\b[^,;.!?()\\n]{0,50}?)" END},
+       "(?:coffee|tea|cup)|do yoga|eat)\\b[^,;.!?()\\n]{0,50}?)" PHRASE_END},
 
     /* ends */
     {"likes", RULE_ENDS | RULE_CORRECTS,
@@ -946,7 +1071,9 @@ static const struct rule en_facts[] = {
     {"school", RULE_ENDS,
      I "^i (?:graduated|dropped out|left school|left uni|finished "
        "(?:school|uni|university|college|my degree)|no longer (?:study|go))\\b()"},
-    {"pet", RULE_ENDS, I "\\b(?:put|putting) ((?-i:\\p{Lu}[\\p{L}-]+)) down\\b"},
+    {"pet", RULE_ENDS,
+     I "\\b(?:(?:put|putting) ((?-i:\\p{Lu}[\\p{L}-]+)) (?:down|to sleep)|(?:say|said|saying) "
+       "goodbye to (?:(?:my|our) [a-z ]{0,20})?((?-i:\\p{Lu}[\\p{L}-]+)|" ANIMAL_WORDS "))\\b"},
     {"pet", RULE_ENDS,
      I "^((?-i:\\p{Lu}[\\p{L}-]+)) (?:died|passed away|ran away|has died|has passed|was put "
        "down|is no longer "
@@ -982,7 +1109,8 @@ static const struct rule en_facts[] = {
        "([^,;.!?]{1,40}?),? (?:and )?not ([^,;.!?]{1,40}?)" END},
     {"", RULE_CORRECTS,
      I "^(?:sorry,? |no,? |wait,? |actually,? )*(?:i meant|make (?:that|it)|that should be|it "
-       "should be|i mean) (?!to\\b|that\\b|it\\b|by\\b|the\\b|well)([\\p{L}\\p{N} '-]{1,30}?)()"
+       "should be|i mean) (?:the |an? )?(?!to\\b|that\\b|it\\b|by\\b|the\\b|well)([\\p{L}\\p{N} "
+       "'-]{1,30}?)()"
        "(?:, (?:autocorrect|typo|sorry|damn|my bad|silly me)\\b.*)?[.! ]*$"},
 
     {"note", 0,
@@ -1005,8 +1133,8 @@ static const struct refusal en_message[] = {
      "record|entry|entries|cv|resume|card|account|text|sentences?|character)|for a (?:mock-?up|"
      "demo|template|handout|test case|unit test|comedy sketch|sketch|skit|costume|play)|fictional "
      "please|lorem ipsum)\\b"},
-    {"pretence", I "\\A(?s:.*)\\b(?:for (?:tonight's|this|our|the) "
-                   "(?:session|campaign|game|quest)|my (?:d&d|dnd|rpg) "
+    {"pretence", I "\\A(?s:.*)\\b(?:for (?:tonight's|this|our|the|my) "
+                   "(?:d&d |dnd |rpg )?(?:session|campaign|game|quest)|my (?:d&d|dnd|rpg) "
                    "character|as a (?:bard|wizard|rogue|paladin|ranger in the party))\\b"},
     {"irony",
      I "\\A(?:oh |well |ah |aw "
@@ -1033,6 +1161,17 @@ static const struct refusal en_message[] = {
 };
 
 static const struct refusal en_sentence[] = {
+    {"irony", I
+     "\\b(?:love|adore|enjoy|cherish|thrilled|delighted|living "
+     "for|favou?rite)\\b[^.!?]{0,40}\\b(?:on hold|waiting|in "
+     "(?:traffic|line|the "
+     "rain|meetings?)|queu(?:e|ing)|delay(?:s|ed)?|cancel\\w+|overtime|paperwork|taxes|tax returns|"
+     "being (?:ignored|stuck|late|woken|interrupted|charged|blamed|told)|spam|ads|a progress "
+     "bar|unpaid|mondays?|deadlines?|"
+     "layoffs|commut\\w+|bugs|leaks?|broken|stepping on|at \\d "
+     "?[ap]m|(?:two|three|four|five|six)[- ]hours? )\\b"},
+    {"irony", I "\\blove that for (?:me|us)\\b|^(?:of course|naturally|typical)[,:]? "
+                "(?:my|the|i)\\b.*[!]|(?:[.!?]\\s|^)(?:not|jk|sarcasm|just kidding)[.!]*$"},
     {"irony",
      "🙄|🙃|\\s/s\\b|(?i)\\b(?:yeah,? right|as if|what a (?:treat|joy|delight|surprise|dream|"
      "privilege|pleasure)|just what i (?:needed|wanted|always wanted)|lucky me|simply adore|oh "
@@ -1062,7 +1201,9 @@ static const struct refusal en_sentence[] = {
                       "pretend|simulate|roleplay|role-play|complete the|finish the sentence|fill "
                       "in|make up|repeat after)\\b"},
     {"quotation",
-     I "^(?!(?:[\\p{L}' ]* )?i (?:have |had |also |just |already |once |even "
+     I "^(?!.*\\b(?:happy|sad|sorry|glad|proud|ashamed|embarrassed|needless|i would|i will|i'd|i "
+       "must) (?:to )?(?:say|tell|admit)\\b)"
+       "(?!(?:[\\p{L}' ]* )?i (?:have |had |also |just |already |once |even "
        ")*(?:told|said|mentioned|"
        "explained|think|thought|heard|believe|say|tell)\\b)(?:[\\p{L}' "
        "]{0,40}\\b(?:said|says|say|told|tells|claims?|claimed|thinks?|wrote|writes|texted|"
@@ -1112,6 +1253,14 @@ static const struct refusal en_expand[] = {
     {"", "(?i)^(?:as of|since|from) (?:last |this |early |late )?[a-z0-9]+,? (?=(?:I|my)\\b)"},
     {"remember that ", "(?i)^(?:a )?note (?:to self|for later|for next time)[:,]\\s*"},
     {"I $1", "(?i)^((?:want|hope|plan) to\\b)"},
+    {"I live in $1, ",
+     "(?i)\\bwhere I live,? \\(?(?:here )?(?:in|near) ((?-i:\\p{Lu})[\\p{L} -]{2,30}?)[,)] *"},
+    {"$1", "(\\d),(?=\\d{3}\\b)"},
+    {"my goal is to ", "(?i)^(?:one day|some ?day|eventually|in the long run),? (?:I "
+                       ")?(?:would|'d|want|hope|dream|plan) (?:like |love "
+                       ")?(?:to|of) "},
+    {"my goal is to $1", "(?i)^I(?:'d| would) (?:really )?(?:like|love) to ([^,;.!?]{3,60} (?:one "
+                         "day|some ?day|eventually))"},
     {"I $2 $1", "(?i)^(?:I )?used to (?:hate|dislike|loathe) ([^,]{2,30}),? (?:but )?(?:and )?now "
                 "I (?:absolutely |really )?(love|like|"
                 "adore|enjoy) (?:them|it)\\b"},
@@ -1166,6 +1315,9 @@ static const struct refusal en_expand[] = {
                   "|also,? |well,? )*\\b(been "
                   "(?:an?|living|working|vegan|vegetarian|veggie|teaching|playing|learning|married|"
                   "with|in|based)\\b)"},
+    {"I am $1", "(?i)^(working (?:[a-z]+ly |[a-z]+[- ]time |nights )?(?:as|for|at)\\b|(?:currently "
+                "|now )?(?:freezing|sweating|stuck|"
+                "settled|retired) in (?-i:(?=[A-Z])))"},
     {"I am $1",
      "(?i)^(?:honestly,? |ugh,? |yeah,? |yes,? |so,? |and |but |oh,? |no,? |btw,? |also,? |well,? "
      ")*\\b((?:(?:really|severely|badly|deathly|highly) )?allergic to|living in|working "
@@ -1203,6 +1355,7 @@ static const struct refusal en_contract[] = {
 
 static const struct refusal en_asked[] = {
     {"my birthday is ", I "\\b(?:birthday|date of birth|when (?:were|was) you born)\\b[^.!]*\\?"},
+    {"my goal is ", I "\\byour (?:main |biggest |current )?(?:goal|aim|target|dream)\\b[^.!]*\\?"},
     {"my name is ", I "\\b(?:your name|call you|are you called)\\b[^.!]*\\?"},
     {"I am now ", I "\\b(?:how old are you|your age)\\b[^.!]*\\?"},
     {"I live in ",
@@ -1242,7 +1395,8 @@ const struct memory_rules memory_rules_en = {
         I "\\b(?:role[- ]?play|let'?s (?:pretend|play|imagine|act)\\b|you(?:'re| are) my (?:first "
           "mate|boss in this|"
           "servant|squire|patient)|you play|i'?ll (?:play|be) (?:the|an?) [a-z]+ and you|you be "
-          "the|pretend (?:that )?(?:you|i|we)\\b|you(?: are|'re) (?!an? "
+          "the|pretend (?:that )?(?:you|i|we)\\b|act as my|be my interviewer|interview me|you(?: "
+          "are|'re) (?!an? "
           "(?:ai|bot|assistant|llm|model)|my (?:best|fav)|the (?:best|only))(?:an?|the|my) "
           "[a-z]+,? (?:and )?i(?: am|'m) (?:your|an?|the)\\b|mock interview|you ask the "
           "questions|i'?ll be "
@@ -1269,53 +1423,56 @@ const struct memory_rules memory_rules_en = {
     "originally|currently|as|both|recently|me|tastes?|"
     "honestly|believe|please|not|never|no|got|saving|training|moved)\\b(?! (?:[a-z]+ "
     "){0,2}?(?:" ANIMAL_WORDS "|" RELATIONS ")(?:,|$)))|,\\s+and\\s+(?=(?:"
-    "last|today|this|the|that)\\b)|,?\\s+and\\s+(?=the [a-z ]{1,20} is\\b)|"
+    "last|today|this|the|that)\\b)|,?\\s+and\\s+(?=the [a-z ]{1,20} is\\b)|,?\\s+and\\s+(?=\\d\\d "
+    "years? old\\b)|"
     ",\\s*(?=[^,.!?]*[?？]\\W*$)(?!right\\b|is\\b|isn't|no\\b|huh|ok\\b|yes|yeah|correct|do "
     "not|don't|am i|eh\\b|"
     "aren't|or\\b|and\\b)|,?\\s+(?:and|so)\\s+(?=(?:what|how|which|where|when|why|can|could|should|"
     "is there|do|"
     "does|any)\\b)|"
-    ",\\s*(?=\\d\\d\\s*(?:,|$))|(?<=\\b\\d\\d),\\s*|,\\s*(?=[\\p{L} -]{3,40}\\W*$)(?=(?:" JOB
+    ",\\s*(?=\\d\\d\\s*(?:,|$)|(?:my )?(?:date of "
+    "birth|dob|birthday|bday)\\b)|(?<=\\b\\d\\d),\\s*|,\\s*(?=[\\p{L} -]{3,40}\\W*$)(?=(?:" JOB
     ")\\W*$)|,\\s*(?=[\\p{L} ]{3,30} by (?:trade|profession))|\\s+so\\s+(?=\\d\\d\\b)|,\\s+(?:and "
     ")?(?=with my\\b|the only\\b|turning\\b|nothing\\b|seriously\\b)",
-    .filler =
-        I "^(?:yo|hiya|(?:hello|hi|hey) "
-          "(?:there|all|everyone)|and|but|so|ok|okay|well|oh|hey|hi|hello|yes|yeah|yep|no|nah|nope|"
-          "actually|honestly|"
-          "btw|by the way|fyi|just so you "
-          "know|for the record|for context|some (?:background|context)|as for "
-          "me|also|plus|anyway|anyways|personally|in fact|to be honest|tbh|"
-          "believe it or not|i should (?:mention|add|say)(?: that)?|i must "
-          "(?:admit|say)|since|because|cause|given(?: that)?|now that|seeing as|you should know"
-          "(?: that)?|you know|the thing is|thing is|fun fact|about me|a bit about me|i guess|i "
-          "think|basically|obviously|luckily|sadly|unfortunately|"
-          "lol|haha|ugh|argh|hmm|um|uh|right|sure|thanks|thank you|thx|cheers|sorry|wait|no "
-          "wait|oops|correction|update|update on the above|to clarify|just to clarify|"
-          "fwiw|ngl|not gonna lie|to be fair|on top of that|besides|then|that "
-          "said|good morning|good evening|hello there|hi there|"
-          "as you know|as i said|like i said|like|the reason i am asking is(?: that)?|i have to "
-          "say|i will admit|i admit|me|i mean|"
-          "now(?= (?:i |my |work|live|study|am))|my mistake|scratch that|scrap that|forget "
-          "that|ignore that|dear assistant|greetings|in case you need "
-          "it|in real life|irl|real life me|outside the story|the only thing(?= i am "
-          "allergic)|these days|nowadays|currently|at the moment|technically|heads up|before "
-          "that|before i forget|in reality|what i (?:told you|said|"
-          "meant) is(?: that)?|i am (?:proud|glad|happy|sorry|afraid|lucky|embarrassed|told)(?: to "
-          "say)?(?: "
-          "that)?(?= i\\b| my\\b)|i (?:have |had |also |just |already |even "
-          ")*(?:told|mentioned|explained|"
-          "said)(?: to)?(?: (?:you|him|her|them|everyone|people|[a-z]+ [a-z]+))?(?: that)?(?= i "
-          "(?:am|have|"
-          "live|work)\\b| my\\b)|(?:what happened|the problem|the issue|the trouble|the reason|the "
-          "truth|the "
-          "fact|the catch|problem) is(?: that)?|"
-          "it (?:does not help|helps) that|keep in mind(?: that)?(?= i "
-          "(?:am|have)\\b)|considering(?: that)?|"
-          "long story short|background|quick intro|bit about me|right|new here|first time here|"
-          "hope that helps|all good|good news|bad news|small correction|"
-          "(?:as of|since|from) (?:last |this |early |late )?[a-z0-9]+(?=,? (?:i|my)\\b)|last "
-          "(?:year|month|week)|this year|recently|please (?=call "
-          "me))\\b[,:;.!]*\\s+",
+    .filler = I
+    "^(?:yo|hiya|(?:hello|hi|hey) "
+    "(?:there|all|everyone)|and|but|so|ok|okay|well|oh|hey|hi|hello|yes|yeah|yep|no|nah|nope|"
+    "actually|honestly|"
+    "btw|by the way|fyi|just so you "
+    "know|for the record|for context|some (?:background|context)|as for "
+    "me|also|plus|anyway|anyways|personally|in fact|to be honest|tbh|"
+    "believe it or not|i should (?:mention|add|say)(?: that)?|i must "
+    "(?:admit|say)|since(?= (?:i|my|we)\\b)|because|cause|given(?: that)?|now that|seeing as|you "
+    "should know"
+    "(?: that)?|you know|the thing is|thing is|fun fact|about me|a bit about me|i guess|i "
+    "think|basically|obviously|luckily|sadly|unfortunately|"
+    "lol|haha|ugh|argh|hmm|um|uh|right|sure|thanks|thank you|thx|cheers|sorry|wait|no "
+    "wait|oops|correction|update|update on the above|to clarify|just to clarify|"
+    "fwiw|ngl|originally(?= i am from)|not gonna lie|to be fair|on top of that|besides|then|that "
+    "said|good morning|good evening|hello there|hi there|"
+    "as you know|as i said|like i said|like|the reason i am asking is(?: that)?|i have to "
+    "say|i will admit|i admit|me|i mean|"
+    "now(?= (?:i |my |work|live|study|am))|my mistake|scratch that|scrap that|forget "
+    "that|ignore that|dear assistant|greetings|in case you need "
+    "it|in real life|irl|real life me|outside the story|the only thing(?= i am "
+    "allergic)|these days|nowadays|currently|at the moment|technically|heads up|before "
+    "that|before i forget|in reality|what i (?:told you|said|"
+    "meant) is(?: that)?|i am (?:proud|glad|happy|sorry|afraid|lucky|embarrassed|told)(?: to "
+    "say)?(?: "
+    "that)?(?= i\\b| my\\b)|i (?:have |had |also |just |already |even "
+    ")*(?:told|mentioned|explained|"
+    "said)(?: to)?(?: (?:you|him|her|them|everyone|people|[a-z]+ [a-z]+))?(?: that)?(?= i "
+    "(?:am|have|"
+    "live|work)\\b| my\\b)|(?:what happened|the problem|the issue|the trouble|the reason|the "
+    "truth|the "
+    "fact|the catch|problem) is(?: that)?|"
+    "it (?:does not help|helps) that|keep in mind(?: that)?(?= i "
+    "(?:am|have)\\b)|considering(?: that)?|"
+    "long story short|background|quick intro|bit about me|right|new here|first time here|"
+    "hope that helps|all good|good news|bad news|small correction|"
+    "(?:as of|since|from) (?:last |this |early |late )?[a-z0-9]+(?=,? (?:i|my)\\b)|last "
+    "(?:year|month|week)|this year|recently|please (?=call "
+    "me))\\b[,:;.!]*\\s+",
     .self = I
     "^(?:i|(?:with|given|because of|due to) my|the (?:honest |short )?answer|my (?!(?:" RELATIONS
     "|mum|mom|dad|mother(?! tongue)|father|boss|friend|best "
@@ -1330,7 +1487,8 @@ const struct memory_rules memory_rules_en = {
     "colleague|co-?worker|teacher|doctor|landlord|manager|uncle|aunt|auntie|cousin|gran\\w*|ex|"
     "parents?|team|client|buddy|mate|guy|man|woman|lady|bloke|kid next door|classmate|"
     "in-laws?|intern|student|patient|tutor|trainer|professor|hairdresser|driver|customer|guest|"
-    "date|crush|nan|nana)(?:'s)?)\\b(?!'s name|’s name)(?! (?:is )?(?:called|named))(?! is my\\b)",
+    "date(?! of)|crush|nan|nana)(?:'s)?)\\b(?!'s name|’s name)(?! (?:is )?(?:called|named))(?! is "
+    "my\\b)",
     .question =
         I "^(?!(?:please |hey |ok |so )*(?:can|could|will|would) you (?:please |also "
           ")?(?:remember|note|keep in "
@@ -1346,8 +1504,16 @@ const struct memory_rules memory_rules_en = {
           ")*(?:what|who|where|when|why|how|which|do|does|did|is|are|can|could|would|should|am|was|"
           "were|will|any|anyone|shall|may|might|"
           "recommend|suggest)\\b|\\b(?:right|isn't it|don't you think|you know)[?]*$",
-    .list = I "\\s*(?:[,;/]|\\band\\b|\\bor\\b|\\bas well as\\b|\\bplus\\b|\\balong "
-              "with\\b)(?:\\s*(?:and|also|or|especially|above all|particularly))?\\s*",
+    .list =
+        I "\\s*(?:[,;/]|\\band\\b|\\bor\\b|\\bas well as\\b|\\bplus\\b|\\balong "
+          "with\\b)(?:\\s*(?:and|also|or|especially|above all|particularly|a bit of|a "
+          "little|an?(?= (?:baby|toddler|newborn|daughter|son|sister|brother|dog|cat)\\b)))?\\s*",
+    .bearer_family = I "^(?:my|our) " RELATION "\\b(?!'s)",
+    .bearer_pet = I "^(?:my|our) (?:[a-z-]+ ){0,2}?" ANIMAL "\\b(?!'s)",
+    .amends =
+        I "\\b(?:typo|auto-?correct|misspelled|misspelt|spell(?:ed|ing|check)|i meant|correction|"
+          "wrong name|to be (?:exact|precise|specific)|not (?-i:\\p{Lu})\\p{L}+|with an? "
+          "[a-z]\\b|not [\\p{L}]+, (?:but )?[\\p{L}]+)\\b",
     .trim = I
     "^(?:on |in )?the "
     "(?:outskirts|edge|middle|heart|centre|center|north|south|east|west|suburbs|coast) of "

@@ -2,12 +2,14 @@
  * test_memory_rules: precision and recall of the rules that find facts about a user, on the
  * labelled conversations of test/cases/memories-*.jsonl.
  *
- * The rules were written with memories-dev.jsonl and memories-messages.jsonl, in rounds: each round
- * of messages measured the rules before they were changed. memories-held-out.jsonl was written by
- * another person and measures them. A case is {id, lang, trap, turns: [{role, content}], facts:
- * [{attribute, value}]}: the facts that hold after all turns. Values are equal after NFKC, case
- * folding and without spaces, punctuation and articles; a value that contains the right one and is
- * little longer counts as well. `test_memory_rules --show FILE` prints every difference.
+ * The rules were written with memories-dev.jsonl, memories-messages.jsonl, memories-second.jsonl
+ * and memories-paraphrases.jsonl, whose rounds each measured the rules before they were changed.
+ * memories-second-check.jsonl is the third of the second set, chosen by a hash of the id, that was
+ * measured only. memories-held-out.jsonl, by another author, measures the rules. A case is {id,
+ * lang, trap, turns: [{role, content}], facts: [{attribute, value}]}: the facts that hold after all
+ * turns. Values are equal after NFKC, case folding and without spaces, punctuation and articles; a
+ * value that contains the right one and is little longer counts as well. `test_memory_rules --show
+ * FILE` prints every difference.
  */
 /* levels: once */
 #define _GNU_SOURCE
@@ -26,16 +28,23 @@
 
 /* The smallest precision and recall. */
 static const double DEV_PRECISION = 0.95, DEV_RECALL = 0.85;
-static const double HELD_OUT_PRECISION = 0.85, HELD_OUT_RECALL = 0.75;
+static const double UNREAD_PRECISION = 0.85, UNREAD_RECALL = 0.75;
 
 struct tally {
     int right, wrong, missed; /* facts */
 };
+static const char *const langs[] = {"en", "ja", "zh"}, *const traps[] = {
+                                                           "none",       "other",
+                                                           "question",   "negation",
+                                                           "quotation",  "pretence",
+                                                           "injection",  "instruction",
+                                                           "correction", "irony",
+                                                           "transient",  "third-person"};
+enum { LANGS = 3, TRAPS = 12 };
 struct grading {
-    struct tally all, lang[3], trap;
+    struct tally all, lang[LANGS], kind[TRAPS], trap;
     bool show;
 };
-static const char *const langs[] = {"en", "ja", "zh"};
 
 /* The value in the form that is compared; malloc'ed. */
 static char *value_fold(const char *value) {
@@ -111,17 +120,20 @@ static void difference_show(const char *what, const json_t *v, const json_t *fac
     printf("\n");
 }
 
-static void tally_add(struct grading *g, const json_t *v, const struct tally *t) {
-    struct tally *sums[3] = {&g->all, NULL, NULL};
-    int n = 1;
-    for (int i = 0; i < 3; i++)
-        if (strcmp(json_get_string(v, "lang"), langs[i]) == 0) sums[n++] = &g->lang[i];
-    if (strcmp(json_get_string(v, "trap"), "none") != 0) sums[n++] = &g->trap;
-    for (int i = 0; i < n; i++) {
-        sums[i]->right += t->right;
-        sums[i]->wrong += t->wrong;
-        sums[i]->missed += t->missed;
-    }
+static void tally_add(struct tally *sum, const struct tally *t) {
+    sum->right += t->right;
+    sum->wrong += t->wrong;
+    sum->missed += t->missed;
+}
+
+static void grading_add(struct grading *g, const json_t *v, const struct tally *t) {
+    const char *lang = json_get_string(v, "lang"), *trap = json_get_string(v, "trap");
+    tally_add(&g->all, t);
+    for (int i = 0; i < LANGS; i++)
+        if (strcmp(lang, langs[i]) == 0) tally_add(&g->lang[i], t);
+    for (int i = 0; i < TRAPS; i++)
+        if (strcmp(trap, traps[i]) == 0) tally_add(&g->kind[i], t);
+    if (strcmp(trap, "none") != 0) tally_add(&g->trap, t);
 }
 
 static int case_grade(void *ctx, const json_t *v, int line, struct error *err) {
@@ -143,7 +155,7 @@ static int case_grade(void *ctx, const json_t *v, int line, struct error *err) {
     t.missed = (int)json_array_size(gold);
     json_array_foreach (gold, i, f)
         if (g->show) difference_show("missed", v, f);
-    tally_add(g, v, &t);
+    grading_add(g, v, &t);
     json_decref(found);
     json_decref(gold);
     return OK;
@@ -158,7 +170,7 @@ static double recall(const struct tally *t) {
 }
 
 static void tally_print(const char *name, const struct tally *t) {
-    printf("  %-8s precision %.3f recall %.3f (%d right, %d wrong, %d missed)\n", name,
+    printf("  %-12s precision %.3f recall %.3f (%d right, %d wrong, %d missed)\n", name,
            precision(t), recall(t), t->right, t->wrong, t->missed);
 }
 
@@ -168,8 +180,9 @@ static struct grading file_grade(const char *path, bool show) {
     if (json_file_each(path, case_grade, &g, &err) != OK) fail_msg("%s", err.text);
     printf("%s\n", path);
     tally_print("all", &g.all);
-    for (int i = 0; i < 3; i++) tally_print(langs[i], &g.lang[i]);
+    for (int i = 0; i < LANGS; i++) tally_print(langs[i], &g.lang[i]);
     tally_print("traps", &g.trap);
+    for (int i = 0; show && i < TRAPS; i++) tally_print(traps[i], &g.kind[i]);
     return g;
 }
 
@@ -193,9 +206,25 @@ static void test_messages(void **state) {
     file_check("test/cases/memories-messages.jsonl", DEV_PRECISION, DEV_RECALL);
 }
 
+static void test_second(void **state) {
+    (void)state;
+    file_check("test/cases/memories-second.jsonl", DEV_PRECISION, DEV_RECALL);
+}
+
+static void test_paraphrases(void **state) {
+    (void)state;
+    file_check("test/cases/memories-paraphrases.jsonl", DEV_PRECISION, DEV_RECALL);
+}
+
+/* The conversations that the author of the rules has not read. */
+static void test_unread(void **state) {
+    (void)state;
+    file_check("test/cases/memories-second-check.jsonl", UNREAD_PRECISION, UNREAD_RECALL);
+}
+
 static void test_held_out(void **state) {
     (void)state;
-    file_check("test/cases/memories-held-out.jsonl", HELD_OUT_PRECISION, HELD_OUT_RECALL);
+    file_check("test/cases/memories-held-out.jsonl", UNREAD_PRECISION, UNREAD_RECALL);
 }
 
 /* The cost of a message is bounded, and no message makes the rules fail. */
@@ -224,9 +253,9 @@ int main(int argc, char **argv) {
         return 0;
     }
     const struct CMUnitTest tests[] = {
-        cmocka_unit_test(test_development),
-        cmocka_unit_test(test_messages),
-        cmocka_unit_test(test_held_out),
+        cmocka_unit_test(test_development), cmocka_unit_test(test_messages),
+        cmocka_unit_test(test_second),      cmocka_unit_test(test_paraphrases),
+        cmocka_unit_test(test_unread),      cmocka_unit_test(test_held_out),
         cmocka_unit_test(test_hostile),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);

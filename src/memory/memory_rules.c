@@ -73,6 +73,7 @@ struct bearer {
 struct extraction {
     const struct memory_rules *r;
     bool other;  /* the last subject was another person */
+    bool user;   /* the last subject of the sentence was the user */
     bool amends; /* the message corrects something */
     struct bearer bearer;
     json_t *facts, *refused;
@@ -348,13 +349,22 @@ static const char *clause_refuse(struct extraction *x, struct clauses *c, const 
     return asks ? "question" : why ? why->reason : NULL;
 }
 
-static void clause_read(struct extraction *x, struct clauses *c, struct buf *clause, bool last) {
+/* Puts the subject before a clause such as "and work in Rome". */
+static void subject_add(struct extraction *x, struct buf *clause) {
+    if (x->r->continues && x->user && finds(x->r->continues, clause))
+        pattern_replace("^", "I ", clause);
+}
+
+static void clause_read(struct extraction *x, struct clauses *c, struct buf *clause, bool first,
+                        bool last) {
     filler_remove(x, clause);
+    if (!first) subject_add(x, clause);
     if (!x->other) text_expand(x, clause);
-    if (finds(x->r->third, clause))
-        x->other = true;
-    else if (finds(x->r->self, clause))
-        x->other = false;
+    bool third = finds(x->r->third, clause), self = !third && finds(x->r->self, clause);
+    if (third || self) {
+        x->other = third;
+        x->user = self;
+    }
     const char *why = clause_refuse(x, c, clause, last);
     if (!why) {
         bool found = clause_search(x, clause, x->other);
@@ -368,13 +378,14 @@ static void clause_read(struct extraction *x, struct clauses *c, struct buf *cla
 /* Splits a sentence into clauses, applies the gate to each, and searches those that pass. */
 static void clauses_search(struct extraction *x, struct buf *sentence, bool question) {
     struct clauses c = {.question = question};
+    x->user = false;
     pattern_replace(x->r->split, "\x01", sentence);
     for (size_t n, pos = 0; pos < sentence->len && !c.stopped; pos += n + 1) {
         struct buf clause = {0};
         n = strcspn(sentence->data + pos, "\x01");
         buf_add(&clause, sentence->data + pos, n);
         buf_puts(&clause, "");
-        clause_read(x, &c, &clause, pos + n >= sentence->len);
+        clause_read(x, &c, &clause, pos == 0, pos + n >= sentence->len);
         buf_release(&clause);
     }
 }
@@ -493,6 +504,7 @@ json_t *memory_rules_extract(const char *message, const char *asked, bool preten
     if (finds(x.r->role_play, &text)) pretence = true;
     if (finds(x.r->role_play_end, &text)) pretence = false;
     message_cut(&x, &text);
+    pattern_replace(x.r->join, ", ", &text);
     x.amends = finds(x.r->amends, &text);
     sentences_read(&x, &text, pretence);
     if (asked && !pretence && text.len <= ANSWER_BYTES && json_array_size(x.facts) == 0)

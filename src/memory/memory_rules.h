@@ -58,6 +58,8 @@ struct memory_rules {
     const char *list;            /* between the items of an enumeration */
     const char *count;           /* a number before an animal or a relative */
     const char *shift; /* a clause after which a missing subject is not the user; NULL: none */
+    const char *join;  /* between two sentences that are one: "My PIN is 1234. Remember that." */
+    const char *continues; /* a later clause without a subject whose subject is the user; NULL */
     const char *bearer_family, *bearer_pet; /* group 1: a relative or an animal of the user */
     const char *amends;                     /* a message that corrects something */
     const char *trim;                       /* at the ends of a value */

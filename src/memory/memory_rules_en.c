@@ -27,12 +27,12 @@
     "in (?:the )?(?:early |late |mid-?)?(?:spring|summer|autumn|fall|winter|january|february|"     \
     "march|april|june|july|august|september|october|november|december|meantime)|this (?:year|"     \
     "month|week|spring|summer|autumn|fall|winter)|earlier|doing|studying|having|called|named|"     \
-    "that|full[- ]time|part[- ]time|via|near|together|all my life|the whole time|"                 \
+    "that|full[- ]time|part[- ]time|via|near|together|all my life|for most|the whole time|"        \
     "i|my|we|he|she|it|they|is|are|was|has|have|had|can|will|would)\\b))"
 #define PHRASE_END                                                                                 \
     "(?=\\s*(?:$|[,;.!?:()\\n]|\\p{So}|\\b(?:and|but|so|because|before|after|which|when|if|"       \
     "though|"                                                                                      \
-    "although|while|with|since|for (?:the|my|our)|at|in)\\b))"
+    "although|while|with|since|for (?:the|my|our))\\b))"
 #define TOOL                                                                                       \
     "(?:Python|Rust|Java|JavaScript|TypeScript|C\\+\\+|C#|Golang|Go|Kotlin|Swift|SQL|R|PHP|Ruby|"  \
     "Perl|"                                                                                        \
@@ -169,7 +169,9 @@
     "married|"                                                                                     \
     "seeing|talking|waiting|acting|not|about|engaged|learning|planning|thinking|considering|"      \
     "never|no|"                                                                                    \
-    "like|living|staying|friends|with|in|at|on|from|to|for|of|by)\\b)"                             \
+    "like|an?|the|decent|good|terrible|bad|great|lousy|awful|hopeless|keen|amateur|aspiring|"      \
+    "wannabe|would-be|former|ex|"                                                                  \
+    "living|staying|friends|with|in|at|on|from|to|for|of|by)\\b)"                                  \
     "(?:[\\p{L}&'/-]+ ){0,4}?[\\p{L}-]*(?:accountant|actor|actress|adviser|advisor|agent|"         \
     "analyst|anaesthetist|anesthetist|apprentice|archaeologist|archivist|artist|assistant|"        \
     "astronomer|attorney|auditor|author|baker|banker|barber|barista|barrister|bartender|"          \
@@ -298,6 +300,7 @@ static const struct rule en_facts[] = {
      I "^(?:i (?:turn|turned|am turning|will be|will turn) \\d+|it is my (?:birthday|\\d+th)|my "
        "(?:\\d+(?:st|nd|rd|th) )?(?:birthday )?(?:is|falls)) (?:coming up )?on " DATE},
     {"birthday", 0, I "^" DATE " is my (?:birthday|bday|date of birth)\\b"},
+    {"birthday", RULE_AMENDS, I "^it is (?:on )?" DATE},
     {"birthday", 0, I "^i (?:celebrate|have) my birthday on " DATE},
 
     {"residence", 0,
@@ -336,6 +339,8 @@ static const struct rule en_facts[] = {
     {"residence", 0, I "^i (?:am|have been) a (?:" NAME ") resident"},
     {"residence", 0, I "^(?:i )?(?:call|have called) " NAME " home\\b"},
 
+    {"origin", 0,
+     I "^i am (half[- ](?-i:\\p{Lu})[\\p{L}]+(?:,? (?:and )?half[- ](?-i:\\p{Lu})[\\p{L}]+)?)" END},
     {"origin", 0, I "^(?:i|we) (?:have )?(?:moved|came) (?:here|over) from " NAME},
     {"origin", 0,
      I "^i am an? (?!.*(?:student|graduate|recovering))(?:[\\p{L}'-]+ ){1,4}from " NAME END
@@ -354,6 +359,9 @@ static const struct rule en_facts[] = {
        ")?(?:born|raised|born and raised|born and bred|brought up)(?: and "
        "(?:raised|bred|grew up))? (?:and (?:raised|bred) )?in (?!the winter|the summer|the "
        "year|" MONTH "|\\d|a\\b)" WORDS END},
+    {"origin", 0,
+     I "^i (?:grew up|was raised|was born) (?:on|in|at|near) an? [a-z ]{2,25} "
+       "(?:in|near|outside|of) " NAME END},
     {"origin", 0, I "^i (?:grew up|spent my childhood) in (?!a\\b|the \\d|an\\b)" WORDS END},
     {"origin", 0,
      I "^(?:i am )?(?:an? )?(?!Being|Was|First|Baby|Newly|I)" NAME
@@ -365,8 +373,6 @@ static const struct rule en_facts[] = {
     {"origin", 0,
      I "^my (?:roots|people|ancestors|family roots) are (?:all )?(?:in|from) " NAME END},
     {"origin", 0, I "^(?:i am )?" NATIONALITY " by birth\\b"},
-    {"origin", 0,
-     I "^i am (half[- ](?-i:\\p{Lu})[\\p{L}]+(?:,? (?:and )?half[- ](?-i:\\p{Lu})[\\p{L}]+)?)" END},
     {"origin", 0, I "^i am a native of " NAME END},
     {"origin", 0,
      I "^i am (?:" ADVERB ")(?:a |an )?" NATIONALITY
@@ -441,6 +447,7 @@ static const struct rule en_facts[] = {
        "beginner|genius|pro|natural) (?:at|for|with))([\\p{L}][\\p{L}\\p{N}/& -]{2,38}?) "
        "(?:at|for|with) (?:the )?" CAP "(?!'s)"},
     {"occupation", 0, I "^i do " WORDS " for a living\\b"},
+    {"occupation", 0, I "^i ((?!do\\b|need|have|am\\b)[a-z]+ [\\p{L} ]{2,25}?) for a living\\b"},
     {"occupation", 0,
      I
      "^(?:my|the) (?:day )?(?:job|occupation|profession|line of work|day job|career|trade) is "
@@ -550,7 +557,7 @@ static const struct rule en_facts[] = {
      I
      "^(?:i am )?(?:an? )?(?:(?:proud|single|busy|tired|new|married|divorced|widowed)(?: and)? ?)*"
      "(?:(?:mum|mom|dad|mother|father|parent)? ?(?:of|to|with)) "
-     "((?:two|three|four|five|six|\\d|twin|one) " RELATIONS "|twins|triplets)\\b"},
+     "((?:two|three|four|five|six|\\d|twin|one|an?) " RELATIONS "|twins|triplets)\\b"},
     {"family", 0,
      I "^i am (?:an? |the )?(?:proud |single |new "
        ")?(?:mother|father|mum|mom|dad|parent|grandmother|grandfather|gran|grandma|grandpa) "
@@ -558,7 +565,7 @@ static const struct rule en_facts[] = {
        ")?)(?=\\W|$)"},
     {"family", 0,
      I "^(?:i|we) (?:just |recently )?(?:have (?:just )?)?(?:had|welcomed|adopted|are raising) "
-       "(?:an? |our )?((?:baby |newborn )(?:girl|boy|daughter|son))\\b"},
+       "(?:an? |our )?((?:baby |newborn |little )(?:girl|boy|daughter|son))\\b"},
     {"family", 0,
      I "\\bi (?:live with|care for|look after|am married to) my (" RELATIONS ")\\b(?! [A-Z])"},
 
@@ -578,6 +585,9 @@ static const struct rule en_facts[] = {
      I "\\b(?:have|got|own|adopted|rescued|bought|keep|ended up with)(?: just| recently| also)?(?: "
        "got| adopted)? (?:" COUNT "|my|our|this|the) (?:[\\p{L}-]+ ){0,3}?" ANIMAL
        "[, ]+(?:and )?(?:his|her|its|their|the) names? (?:is|are) " NAMES_LIST "(?!\\w)"},
+    {"pet", RULE_NAMES,
+     I "^there is an? (?:[a-z-]+ ){0,2}?" ANIMAL
+       " (?:in|at) [a-z ]{2,20}? (?:called|named) " NAMES_LIST "(?!\\w)"},
     {"pet", RULE_SWAP, I "^" NAME "(?:, | is |, who is )my (?:[a-z-]+ ){0,2}?" ANIMAL "\\b"},
     {"pet", 0,
      I "^(?:there is (?:an? )?((?:[a-z-]+ ){0,2}?(?:" ANIMAL_WORDS
@@ -593,7 +603,8 @@ static const struct rule en_facts[] = {
      I "^(?:i|we) (?:" ADVERB "(?:have|own|adopted|rescued|keep|got|bought)|have " ADVERB
        "(?:got|adopted|rescued|had|bought))(?: just| recently)? (?:an? |one |our "
        ")?((?:(?:two|three|four|five|six|seven|\\d{1,2}|several) "
-       ")?(?:(?:black|white|old|little|big|rescue|pet|young|tiny|elderly|grumpy|lazy|brown|grey|"
+       ")?(?:(?:black|white|old|little|big|rescue|pet|tropical|marine|bantam|young|tiny|elderly|"
+       "grumpy|lazy|brown|grey|"
        "ginger|fat) )*(?:" ANIMAL_WORDS
        "))(?![\\w'-])(?! (?:food|bed|person|allergy|toy|hair|cage|tank|nap|and chips))"},
 
@@ -602,6 +613,10 @@ static const struct rule en_facts[] = {
        "))(?= (?:is|was|will|keeps|has|can|won't|does|just|refuses|loves|hates|eats|"
        "and i)\\b)"},
 
+    {"pet", 0,
+     I "^(?:i|we) (?:am |are )?liv(?:e|ing) [^,;.!?]{0,40}?with (?:my |our |an? "
+       ")?((?:(?:two|three|four|\\d) )?(?:(?:rescue|old|little|"
+       "black|elderly|big) )*(?:" ANIMAL_WORDS "))(?![\\w'-])(?! [A-Z])"},
     {"pet", 0,
      I "^i am (?:the )?(?:proud |happy )?owner of (?:an? )?((?:[a-z-]+ ){0,2}?(?:" ANIMAL_WORDS
        "))\\b"},
@@ -787,6 +802,9 @@ static const struct rule en_facts[] = {
     {"health", 0,
      I "^i (?:wear|use|have) (hearing aids?|a (?:prosthesis|pacemaker|stoma bag|insulin "
        "pump|prosthetic [a-z]+))\\b"},
+    {"health", 0,
+     I "^i (?:am on|take|need) (?:daily |strong )?" CONDITION
+       " (?:medication|meds|pills|tablets|medicine)"},
     {"health", 0, I "^as an? (wheelchair|hearing aid) user\\b"},
     {"health", 0, I "^i (?:use|am in) a (wheelchair|hearing aid|cane|walking frame)\\b"},
 
@@ -812,14 +830,14 @@ static const struct rule en_facts[] = {
     {"language", 0, I "^(?:i am )?(?:an? )?(?:native|fluent) " LANGUAGE " speaker"},
 
     {"skill", 0,
-     I
-     "^i (?:" ADVERB ")can (?:" ADVERB
-     ")((?:play|juggle|cook|sing|draw|paint|code|program|knit|crochet|sew|ski|swim|dance|drive|"
-     "ride|fix|repair|weld|type|sail|surf|fly|bake|whistle|solve|touch-type|fence|ice "
-     "skate|skate|unicycle|rollerblade|do (?:a |the "
-     ")?(?:handstands?|backflips?|splits|magic)|yodel|beatbox|read (?:music|lips|tarot|sheet)|walk "
-     "on|throw|carve|tie|build|recite|hold my breath|lift|speed[- ]?read|lip[- "
-     "]?read|ride|shoot|forage|brew|moonwalk|breakdance|make)\\b[^,;.!?()\\n]{0,40}?)" END},
+     I "^i (?:" ADVERB ")can (?:" ADVERB
+       ")((?:play|juggle|cook|sing|draw|paint|code|program|knit|crochet|sew|ski|swim|dance|drive|"
+       "ride|fix|repair|weld|type|sail|surf|fly|bake|whistle|solve|touch-type|fence|ice "
+       "skate|skate|unicycle|rollerblade|do (?:a |the "
+       ")?(?:handstands?|backflips?|splits|magic)|yodel|beatbox|read "
+       "(?:music|braille|lips|tarot|sheet)|walk "
+       "on|throw|carve|tie|build|recite|hold my breath|lift|speed[- ]?read|lip[- "
+       "]?read|ride|shoot|forage|brew|moonwalk|breakdance|make)\\b[^,;.!?()\\n]{0,40}?)" END},
     {"skill", RULE_LIST,
      I
      "^i (?:" ADVERB
@@ -862,10 +880,11 @@ static const struct rule en_facts[] = {
        "(?:,? that)? (?:is|has been|are|have been) (?:my (?:main |favou?rite |only |new |biggest "
        ")?(?:hobby|hobbies|pastime))"},
     {"hobby", RULE_LIST,
-     I "^(?:what i do for fun|my idea of (?:fun|a good (?:day|time|weekend))|the (?:honest "
-       ")?answer|my "
-       "(?:guilty |simple )?(?:pleasure|escape|way to (?:relax|unwind|switch off))) is "
-       "(?!not\\b)" REST},
+     I
+     "^(?:what i do for fun|my thing|my idea of (?:fun|a good (?:day|time|weekend))|the (?:honest "
+     ")?answer|my "
+     "(?:guilty |simple )?(?:pleasure|escape|way to (?:relax|unwind|switch off))) is "
+     "(?!not\\b)" REST},
     {"hobby", 0,
      I "^(?:my )?(?:weekends?|evenings?|sundays?|saturdays?|free time|spare time) (?:are|is) "
        "(?:for|all about|spent|mostly for|reserved for|usually for) (?!sleep|rest|work|my\\b)"
@@ -897,7 +916,9 @@ static const struct rule en_facts[] = {
      I "^i (?:have (?:" ADVERB ")?(?:taken up|got into|gotten into|started)|" ADVERB
        "(?:took up|got into)|am (?:" ADVERB
        ")an? (?:avid|keen|passionate|amateur|hobby|enthusiastic)) "
-       "(?!this|it\\b|the\\b|a\\b|working|work\\b|my\\b|to\\b|at\\b|as\\b)" WORDS END},
+       "(?!this|it\\b|the\\b(?! "
+       "(?:piano|guitar|violin|sax\\w*|drums|cello|flute|banjo|harp|ukulele|trumpet|accordion))|"
+       "a\\b|working|work\\b|my\\b|to\\b|at\\b|as\\b)" WORDS END},
     {"hobby", RULE_LIST,
      I "^i (?:" ADVERB ")((?:collect|go) (?:old |vintage |antique )?(?:stamps|coins|vinyl(?: "
        "records)?|records|comics|postcards|watches|minerals|rocks|toys|figurines|birdwatching|bird "
@@ -961,7 +982,7 @@ static const struct rule en_facts[] = {
      ")*(?:to )?(?!not\\b)" REST},
     {"goal", 0,
      I "^i am (?:" ADVERB ")((?:studying|training|working|retraining) (?:hard )?to be(?:come)? "
-                          "[\\p{L} '-]{3,50}?)(?=\\s+(?:at|in|with|through)\\b|" END ")"},
+       "[\\p{L} '-]{3,50}?)(?=\\s+(?:at|in|with|through)\\b|" END ")"},
     {"goal", 0,
      I "^i (?:have )?(?:always|long) (?:wanted|dreamt|dreamed|hoped) (?:to|of) "
        "(?!know|ask|say)" REST},
@@ -979,7 +1000,8 @@ static const struct rule en_facts[] = {
     {"goal", 0,
      I "^i (?:" ADVERB ")(?:want|hope|plan|aim|intend|dream|aspire|would love one day) (?:to|of) "
        "((?:become|becoming|be(?:ing)? an? |run(?:ning)? an? |open(?:ing)?|start(?:ing)? my "
-       "own|learn(?:ing)?|climb(?:ing)?|lose|losing|quit(?:ting)?|give up|retire|write a "
+       "own|learn(?:ing)?(?! how| more| it)|climb(?:ing)?|lose|losing|quit(?:ting)?|give "
+       "up|retire|write a "
        "(?:book|novel)|publish|buy(?:ing)? (?:a|my) "
        "(?:house|home|flat|boat|farm)|complete|finish|qualify|get into|travel(?:ling)? "
        "(?:the|around)|see the|visit every|swim the|cycle (?:across|from|around|the)|hike|walk "
@@ -1016,7 +1038,9 @@ static const struct rule en_facts[] = {
     },
     {"habit", 0,
      I "^(?:i|we) (?:(?:also|always|still|usually|really|often|only|just|mostly) )*"
-       "(?!have to|need|can\\b|had\\b|am\\b|was\\b|used|work\\b)([^,;.!?()\\n]{2,50}? (?:on "
+       "(?!have "
+       "to|need|can\\b|had\\b|am\\b|was\\b|used|work\\b|close|open\\b|are\\b|meet\\b)([^,;.!?()\\n]"
+       "{2,50}? (?:on "
        "(?:mon|tues|wednes|thurs|fri|satur|sun)days(?: and "
        "(?:mon|tues|wednes|thurs|fri|satur|sun)days)?|(?:once|twice|(?:three|four|five|six|\\d) "
        "times|one day|two days|three days) (?:a|per|each|every) (?:day|week|month|year)|(?:on "
@@ -1033,6 +1057,16 @@ static const struct rule en_facts[] = {
        "(?:coffee|tea|cup)|do yoga|eat)\\b[^,;.!?()\\n]{0,50}?)" PHRASE_END},
 
     /* ends */
+    {"", RULE_ENDS | RULE_CORRECTS, I "^not (?:any ?more|any longer)()(?=\\W*$)"},
+    {"employer", RULE_ENDS | RULE_KIN,
+     I "^they (?:let me go|fired me|laid me off|sacked me|made me redundant)()"},
+    {"occupation", RULE_ENDS | RULE_KIN,
+     I "^they (?:let me go|fired me|laid me off|sacked me|made me redundant)()"},
+    {"owns", RULE_ENDS | RULE_CORRECTS,
+     I "^(?:i|we) (?:have )?(?:just )?(?:traded|swapped|exchanged) (?:it|her|him|that)\\b()"},
+    {"owns", 0,
+     I "^(?:i|we) (?:have )?(?:just )?(?:traded|swapped|exchanged) (?:it|her|him|that)(?: in)? for "
+       "(?:an? )?" WORDS END},
     {"likes", RULE_ENDS | RULE_CORRECTS,
      I "^i (?:do not|no longer) (?:really )?(?:like|love|enjoy|want|eat|drink) "
        "(?:it|them|that|those)(?: any ?more| any longer| now|$)()"},
@@ -1064,6 +1098,10 @@ static const struct rule en_facts[] = {
     {"diet", RULE_ENDS,
      I "^i (?:am no longer|am not|stopped being|gave up being|quit being|do not eat)(?: an?| on "
        "a)? (" DIET ")()"},
+    {"diet", RULE_ENDS, I "^(?:so )?(?:i am )?not (?:an? )?(" DIET ") any ?more"},
+    {"diet", RULE_ENDS,
+     I "^i (?:have )?(?:started|began|went back to) eating "
+       "(?:meat|chicken|fish|dairy|cheese|eggs|bacon)()"},
     {"diet", RULE_ENDS,
      I "^i (?:started eating|eat) (?:meat|fish|dairy|everything) (?:again|now)()"},
     {"allergy", RULE_ENDS,
@@ -1114,6 +1152,11 @@ static const struct rule en_facts[] = {
        "(?:, (?:autocorrect|typo|sorry|damn|my bad|silly me)\\b.*)?[.! ]*$"},
 
     {"note", 0,
+     I "^(?!please|remember|can\\b|could\\b|what|how)([^\\n]{4,150}?),? (?:so |and )?(?:please "
+       "|can you |could you |just )*(?:remember (?:that|this|it)|keep (?:that|this|it) "
+       "in mind|do not forget (?:that|this|it)|make a note of (?:that|this|it))(?: for (?:me|next "
+       "time|later))?[.!? ]*$"},
+    {"note", 0,
      I "^(?:(?:please |can you |could you |will you |would you |pls |also )*(?:remember|(?:a "
        ")?note(?: to "
        "self| for later)?|memori[sz]e|keep in "
@@ -1161,6 +1204,8 @@ static const struct refusal en_message[] = {
 };
 
 static const struct refusal en_sentence[] = {
+    {"question", I ", (?:right|no|correct|yeah|eh|huh|don't i|aren't i|didn't i|isn't it|isn't "
+                   "he|isn't she)\\s*[?]+"},
     {"irony", I
      "\\b(?:love|adore|enjoy|cherish|thrilled|delighted|living "
      "for|favou?rite)\\b[^.!?]{0,40}\\b(?:on hold|waiting|in "
@@ -1190,6 +1235,8 @@ static const struct refusal en_sentence[] = {
                    "say|assume|assuming|pretend|what if|hypothetically|in theory|picture this|in "
                    "another life|in my dreams?|"
                    "had i|were i|i wish|if only|as though)\\b"},
+    {"pretence", I "\\b(?:in (?:my|a|the) (?:next|past|previous|another|other|parallel) "
+                   "(?:life|universe|world)|reincarnat\\w+)\\b"},
     {"pretence", I "\\b(?:i dreamt|i dreamed|in my dream|in (?:the|a|this) "
                    "(?:game|book|story|novel|film|movie|play|series)"
                    "|my character|hypothetical(?:ly)?|fictional|in character|for a role|as a "
@@ -1214,6 +1261,7 @@ static const struct refusal en_sentence[] = {
 };
 
 static const struct refusal en_clause[] = {
+    {"transient", I "^(?:i|we) (?!grew|was born|have)[^,]*\\bwhen (?:i|we) (?:was|were)\\b"},
     {"pretence",
      I "^(?:if|unless|suppose|imagine|as if|as though|what if|pretend|assuming|i wish|in case)\\b"},
     {"negation", I
@@ -1273,6 +1321,7 @@ static const struct refusal en_expand[] = {
     {"I speak ",
      "(?i)\\b(?:I )?(?:grew up|was raised) (?:bi|tri|multi)lingual[,:]? (?:in |with |speaking )?"},
     {"I speak ", "(?i)\\bI am (?:bi|tri|multi|quadri)lingual\\s*[:,(]\\s*(?=[A-Z])"},
+    {"I am allergic to ", "(?i)^my (?:food )?allergies(?: are| include)?:? "},
     {"my goal is ", "(?i)\\b(?:my |the |this year's |next year's |current |big |new year's "
                     ")*(?:goal|aim|dream|resolution|ambition)(?: for "
                     "[^:,.]{2,20})?: (?:to )?"},
@@ -1380,7 +1429,8 @@ static const struct refusal en_asked[] = {
 #define EN_VERB                                                                                    \
     "live|lived|work|worked|speak|play|love|like|hate|enjoy|prefer|own|drive|ride|study|teach|"    \
     "run|"                                                                                         \
-    "swim|go|collect|adore|detest|grew up|moved|was|am|have|can|do "                               \
+    "swim|go|collect|took up|turned|got into|joined|adore|detest|grew "                            \
+    "up|moved|was|am|have|can|do "                                                                 \
     "not|suffer|come|want|hope|plan|can "                                                          \
     "not|went|eat"
 const struct memory_rules memory_rules_en = {
@@ -1392,7 +1442,10 @@ const struct memory_rules memory_rules_en = {
     .asked = en_asked,
     .contract = en_contract,
     .role_play =
-        I "\\b(?:role[- ]?play|let'?s (?:pretend|play|imagine|act)\\b|you(?:'re| are) my (?:first "
+        I "\\b(?:role[- ]?play|(?:write|make|tell|continue|start) (?:a|our|the|this) story "
+          "together|story together|your turn[.!]|"
+          "you(?: are|'re) (?-i:\\p{Lu}\\p{L}+),? (?:and )?i(?: am|'m) (?-i:\\p{Lu})|let'?s "
+          "(?:pretend|play|imagine|act)\\b|you(?:'re| are) my (?:first "
           "mate|boss in this|"
           "servant|squire|patient)|you play|i'?ll (?:play|be) (?:the|an?) [a-z]+ and you|you be "
           "the|pretend (?:that )?(?:you|i|we)\\b|act as my|be my interviewer|interview me|you(?: "
@@ -1420,7 +1473,7 @@ const struct memory_rules memory_rules_en = {
     ",?\\s+and\\s+(?=(?:also |now |still |really |just |recently )*(?:" EN_VERB
     ")\\b)|,\\s*(?=(?:i|my|we|he|she|it|they|you|his|her|their|our|any|what|how|which|where|"
     "who|why|when|can|could|do|does|is|are|should|would|been|born|allergic|living|working|"
-    "originally|currently|as|both|recently|me|tastes?|"
+    "originally|currently|as|both|recently|me|tastes?|now|nowadays|these days|since|"
     "honestly|believe|please|not|never|no|got|saving|training|moved)\\b(?! (?:[a-z]+ "
     "){0,2}?(?:" ANIMAL_WORDS "|" RELATIONS ")(?:,|$)))|,\\s+and\\s+(?=(?:"
     "last|today|this|the|that)\\b)|,?\\s+and\\s+(?=the [a-z ]{1,20} is\\b)|,?\\s+and\\s+(?=\\d\\d "
@@ -1486,7 +1539,8 @@ const struct memory_rules memory_rules_en = {
     "|mum|mom|dad|mother(?! tongue)|father|boss|friend|flatmate|roommate|housemate|neighbou?r|"
     "colleague|co-?worker|teacher|doctor|landlord|manager|uncle|aunt|auntie|cousin|gran\\w*|ex|"
     "parents?|team|client|buddy|mate|guy|man|woman|lady|bloke|kid next door|classmate|"
-    "in-laws?|intern|student|patient|tutor|trainer|professor|hairdresser|driver|customer|guest|"
+    "in-laws?|intern|students?|patients?|colleagues|friends|neighbou?rs|classmates|guests|"
+    "customers|clients|coworkers|tutor|trainer|professor|hairdresser|driver|customer|guest|"
     "date(?! of)|crush|nan|nana)(?:'s)?)\\b(?!'s name|’s name)(?! (?:is )?(?:called|named))(?! is "
     "my\\b)",
     .question =
@@ -1508,11 +1562,18 @@ const struct memory_rules memory_rules_en = {
         I "\\s*(?:[,;/]|\\band\\b|\\bor\\b|\\bas well as\\b|\\bplus\\b|\\balong "
           "with\\b)(?:\\s*(?:and|also|or|especially|above all|particularly|a bit of|a "
           "little|an?(?= (?:baby|toddler|newborn|daughter|son|sister|brother|dog|cat)\\b)))?\\s*",
+    .join = I "[.!]\\s+(?=(?:please |can you |could you |just )*(?:remember (?:that|this|it)|keep "
+              "(?:that|this|it) in "
+              "mind|don't forget (?:that|this|it)|make a note of (?:that|this|it)|note "
+              "(?:that|this) down)(?: for (?:me|next time|later))?(?:[.!?,]|\\s*$))",
+    .continues = I "^(?:(?:also|now|still|really|just|recently|usually|mostly|sometimes|only|"
+                   "mainly|currently) )*(?:" EN_VERB ")\\b",
     .bearer_family = I "^(?:my|our) " RELATION "\\b(?!'s)",
     .bearer_pet = I "^(?:my|our) (?:[a-z-]+ ){0,2}?" ANIMAL "\\b(?!'s)",
     .amends =
         I "\\b(?:typo|auto-?correct|misspelled|misspelt|spell(?:ed|ing|check)|i meant|correction|"
-          "wrong name|to be (?:exact|precise|specific)|not (?-i:\\p{Lu})\\p{L}+|with an? "
+          "wrong name|to be (?:exact|precise|specific)|not (?-i:\\p{Lu})\\p{L}+|sorry,? (?:it's|it "
+          "is|i mean)|mix(?:ed)? (?:it|them) up|with an? "
           "[a-z]\\b|not [\\p{L}]+, (?:but )?[\\p{L}]+)\\b",
     .trim = I
     "^(?:on |in )?the "

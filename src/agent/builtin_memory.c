@@ -63,18 +63,27 @@ static int search_call(void *ctx, const json_t *arguments, struct buf *out, stru
     return hits ? OK : err->code;
 }
 
-/* Learns what a message of the user and the model's text agree about. */
-static int message_learn(struct memory_tool *t, const json_t *message, int64_t number,
-                         const char *fact, struct buf *out, struct error *err) {
+/* The assistant's message before a message of the conversation, or NULL. */
+static const char *message_asked(const json_t *messages, size_t i) {
+    const json_t *before = i ? json_array_get(messages, i - 1) : NULL;
+    bool assistant = before && strcmp(json_get_string(before, "role"), "assistant") == 0;
+    return assistant ? json_string_value(json_object_get(before, "content")) : NULL;
+}
+
+/* Learns what message i, which is the user's, and the model's text agree about. */
+static int message_learn(struct memory_tool *t, size_t i, const char *fact, struct buf *out,
+                         struct error *err) {
     static const char *const lists[] = {"added", "merged"};
+    const json_t *message = json_array_get(t->messages, i);
     const struct memory_turn turn = {.role = json_get_string(message, "role"),
                                      .text = json_get_string(message, "content"),
-                                     .number = number,
+                                     .number = (int64_t)i + 1,
+                                     .asked = message_asked(t->messages, i),
                                      .only = fact};
     json_t *result = memories_learn(t->memories, &turn, err), *v;
-    size_t i;
+    size_t n;
     for (size_t k = 0; result && k < ARRAY_LEN(lists); k++)
-        json_array_foreach (json_object_get(result, lists[k]), i, v) memory_add_line(out, v);
+        json_array_foreach (json_object_get(result, lists[k]), n, v) memory_add_line(out, v);
     json_decref(result);
     return result ? OK : err->code;
 }
@@ -86,8 +95,7 @@ static int write_call(void *ctx, const json_t *arguments, struct buf *out, struc
     int rc = OK;
     json_array_foreach (t->messages, i, message)
         if (rc == OK && strcmp(json_get_string(message, "role"), "user") == 0)
-            rc = message_learn(t, message, (int64_t)i + 1, json_get_string(arguments, "fact"), out,
-                               err);
+            rc = message_learn(t, i, json_get_string(arguments, "fact"), out, err);
     if (rc == OK && out->len == before)
         return error_set(err, ERR_USAGE,
                          "not remembered: the user's own messages do not state this fact");

@@ -366,12 +366,10 @@ static void clause_read(struct extraction *x, struct clauses *c, struct buf *cla
         x->user = self;
     }
     const char *why = clause_refuse(x, c, clause, last);
-    if (!why) {
-        bool found = clause_search(x, clause, x->other);
-        if (x->other && !found) why = "third person";
-    }
+    bool found = !why && clause_search(x, clause, x->other);
+    if (!why && x->other && !found) why = "third person";
     if (why) refuse(x, clause->data, clause->len, why);
-    bearer_note(x, clause);
+    if (!found) bearer_note(x, clause);
     if (x->r->shift && finds(x->r->shift, clause)) x->other = true;
 }
 

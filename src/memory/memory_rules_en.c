@@ -283,7 +283,8 @@ static const struct rule en_facts[] = {
        "old)" END},
     {"age", RULE_ALSO, I "^((?:[1-9]\\d))$"},
     {"age", 0,
-     I "^(?:i am )?at ((?:[1-9]\\d))(?=$|,? i (?:am|do not|should|shouldn't|can not|still|have))"},
+     I "^(?:i am )?at ((?:[1-9]\\d))(?=$|,? i (?:am|do not|should|shouldn't|can "
+       "not|still|have|went|started|got|became|took|decided|finally|retired|learned))"},
     {"age", 0,
      I "^i (?:just |finally |only |recently )*(?:got|passed|started|learned|learnt|became|took "
        "up|went back)\\b[^,;.!?]{3,60}? at "
@@ -353,7 +354,6 @@ static const struct rule en_facts[] = {
     {"origin", 0,
      I "^(?:i (?:am|come|hail) )?(?:originally )?from an? [a-z -]{2,30} "
        "(?:in|near|outside|called|of) " NAME END},
-    {"origin", 0, I "^(?:originally )?from " NAME "(?: originally)?" END},
     {"origin", 0,
      I "^i (?:was|am) (?:" ADVERB
        ")?(?:born|raised|born and raised|born and bred|brought up)(?: and "
@@ -366,7 +366,6 @@ static const struct rule en_facts[] = {
     {"origin", 0,
      I "^(?:i am )?(?:an? )?(?!Being|Was|First|Baby|Newly|I)" NAME
        " (?:born and (?:bred|raised)|native|born)\\b"},
-    {"origin", 0, I "^(?:born|raised) (?:and (?:raised|bred) )?in " NAME END},
     {"origin", 0,
      I "^(?:my )?(?:hometown|home town|birthplace|native (?:country|city|town)) (?:is|was) " NAME
          END},
@@ -381,7 +380,6 @@ static const struct rule en_facts[] = {
     {"occupation", 0, I "^i (?:earn|make|pay|fund) my [a-z]+ (?:as|by being) (?:an? )?" WORDS END},
     {"occupation", 0,
      I "^i (drive (?:trams|buses|taxis|trucks|lorries|trains|cabs|ambulances))\\b"},
-    {"occupation", RULE_ALSO, I "^(" JOB ")(?= (?:in|at|for) (?-i:\\p{Lu}))"},
     {"occupation", 0,
      I "^i (?:" ADVERB "work|am " ADVERB "(?:working|employed)|have (?:been )?" ADVERB
        "(?:worked|working|been employed)|worked)(?: (?:full|part)[- ]time| nights?| days?| here| "
@@ -400,8 +398,6 @@ static const struct rule en_facts[] = {
      I "^(?:i (?:am|have been|became|have become|am now|just became)) (?:" ADVERB
        ")(?:an?|the|your) (?!student|founder|(?:decent|good|terrible|bad|great)\\b)(" JOB
        ")(?! (?:at heart|in my (?:spare|free)))"},
-    {"occupation", 0,
-     I "^(?:i (?:am|have been)) (?:" ADVERB ")(" JOB ")(?= by (?:trade|profession)|$|,| at| for)"},
     {"occupation", 0,
      I "^i (?:work|am working|am employed) (?:at|for|with|in) [^,]{1,40}? as (?:an? |the )?" WORDS
          END},
@@ -504,8 +500,11 @@ static const struct rule en_facts[] = {
        "(?:the )?(" CAP "(?: " CAP "){0,3})" END},
     {"employer", 0,
      I "^my (?:employer|company|firm),? (" CAP "(?: " CAP "){0,3})(?=,| has| is| just)"},
-    {"employer", 0, I "^i am employed by (?:the )?" WORDS END},
 
+    {"school", 0,
+     I
+     "^i .*?\\b(?:study|studying|studied|reading|read|do|doing) (?!my\\b|the\\b)[a-z][a-z &]{2,30} "
+     "at (?:the )?(" CAP "(?:(?: of| and)? " CAP "){0,4})" END},
     {"school", 0,
      I "^i (?:" ADVERB "(?:study|go|attend|enrolled|read|graduated)|am " ADVERB
        "(?:studying|enrolled|doing|reading|going|attending|at|finishing)|have "
@@ -531,7 +530,6 @@ static const struct rule en_facts[] = {
     {"family", 0,
      I "^(?:i|we) (?:live with|care for|look after) my ((?:elderly |old |sick "
        ")?(?:grand)?(?:mother|father|parents|ma|pa|mum|mom|dad))\\b"},
-    {"family", 0, I "^((?:two|three|four|five) (?:kids|children|sons|daughters))$"},
     {"family", RULE_NAMES | RULE_KIN | RULE_EACH,
      I "\\b(?:my|our) " RELATION
        "(?: is (?:called|named)| is name is| name is|'s name is|’s name is|,? "
@@ -581,10 +579,6 @@ static const struct rule en_facts[] = {
        "|my|our|this|the) (?:[\\p{L}-]+ ){0,3}?" ANIMAL
        "(?:,? (?:called|named|(?:who|that|which) (?:is|are) (?:called|named)|by the name "
        "of)|,|:)? " NAMES_LIST "(?!\\w)"},
-    {"pet", RULE_NAMES,
-     I "\\b(?:have|got|own|adopted|rescued|bought|keep|ended up with)(?: just| recently| also)?(?: "
-       "got| adopted)? (?:" COUNT "|my|our|this|the) (?:[\\p{L}-]+ ){0,3}?" ANIMAL
-       "[, ]+(?:and )?(?:his|her|its|their|the) names? (?:is|are) " NAMES_LIST "(?!\\w)"},
     {"pet", RULE_NAMES,
      I "^there is an? (?:[a-z-]+ ){0,2}?" ANIMAL
        " (?:in|at) [a-z ]{2,20}? (?:called|named) " NAMES_LIST "(?!\\w)"},
@@ -691,8 +685,8 @@ static const struct rule en_facts[] = {
      "(?:way|idea|fact|first|second|look|sound|one|answer|new)\\b|my (?:life|job|hair|boss))" REST},
     {"dislikes", RULE_LIST,
      I "^(?!it\\b|this\\b|that\\b|which\\b|he\\b|she\\b)" WORDS
-       " (?:is|are) (?:not my (?:thing|cup of tea|jam)|my (?:pet peeve|least favou?rite|worst "
-       "nightmare)|disgusting to me)\\b"},
+       " (?:is|are) (?:not my (?:thing|cup of tea|jam)|my (?:pet peeve|least favou?rite|(?:worst "
+       ")?nightmare)|disgusting to me)\\b"},
     {"dislikes", RULE_LIST,
      I "^(?!it\\b|this\\b|that\\b|which\\b|he\\b|she\\b)" WORDS
        " (?:(?:really |absolutely |honestly "
@@ -720,14 +714,6 @@ static const struct rule en_facts[] = {
        ")?(?!it\\b|them\\b|that\\b|this\\b|mondays?|work\\b|sand, "
        "you)" REST},
     {"allergy", RULE_LIST,
-     I "^(?:the )?only (?:thing|food|allergy)(?: that)? i am allergic to is " REST},
-    {"allergy", RULE_LIST, I "^allergic to (?:is )?(?!it\\b|them\\b|that\\b)" REST},
-    {"allergy", 0,
-     I "\\bno ("
-       "[\\p{L} ]{2,30}?"
-       ")(?: tho| though|,| please| for me)*,? (?:because |as |cause )?i am (?:[a-z]+ "
-       ")?allergic(?: to (?:it|them|that))?\\b"},
-    {"allergy", RULE_LIST,
      I "\\b(?:have|with|had|got|because of|due to) (?:(?:an?|my|this|the) "
        ")?(?:(?:pretty|quite|rather|very|really|fairly|severe|bad|serious|mild|nasty|terrible|"
        "strong|life-threatening|lifelong|slight) )*+(?![\\p{L} -]* allergy to )(?!food |seasonal "
@@ -739,7 +725,8 @@ static const struct rule en_facts[] = {
        "slight|life-threatening) )*allergy to " REST},
     {"allergy", RULE_LIST,
      I "^(?!it\\b|this\\b|that\\b|which\\b|they\\b|he\\b|she\\b)" WORDS
-       " (?:(?:would|will|could|can) (?:literally |actually |probably )?kill me|"
+       " (?:(?:would|will|could|can) (?:literally |actually |probably )?kill me|makes? me "
+       "(?:sneeze|wheeze|itch|break out)|"
        "(?:sends?|puts?) me (?:to|in) (?:the )?(?:a&e|e\\.?r\\.?|hospital)|"
        "gives? me (?:hives|a rash|an allergic reaction)|makes? (?:me|my "
        "(?:throat|face|lips|tongue|mouth)) (?:swell|break out in hives)|brings? me out in "
@@ -749,7 +736,6 @@ static const struct rule en_facts[] = {
     {"allergy", RULE_LIST,
      I "^(?:i|my (?:skin|body)) reacts? (?:very |really )?(?:badly|terribly|violently) to " REST},
     {"allergy", 0, I "^(?:severe |bad |serious )?([\\p{L} -]{2,25}?) allergy (?:here|sufferer)\\b"},
-    {"allergy", RULE_LIST, I "^i get (?:hives|a rash|anaphylaxis) from " REST},
 
     {"diet", 0,
      I "^(?:i|we) (?:am|are|have been|went|have gone|became|turned|am "
@@ -759,10 +745,6 @@ static const struct rule en_facts[] = {
        "of|eating|following|doing|keeping|recently|always|entirely))* " DIET
        "(?! (?:curious|restaurant|option|friend))"},
     {"diet", 0, I "^(?:(?:just|recently) )?(?:went|gone|turned|became) " DIET "\\b"},
-    {"diet", 0, I "^(?:i|we) (?:are|am|run|have) an? " DIET " (?:household|family|home|kitchen)"},
-    {"diet", 0,
-     I "^(?:i|we) (?:" ADVERB ")?(?:only eat|eat only|cook|keep|need|eat) " DIET
-       "\\b(?! (?:food )?on)"},
     {"diet", 0, I "^(?:as an?|being an?|being|been) (?:[\\p{L}-]+ )?" DIET "\\b(?! who)"},
     {"diet", 0, I "^(?:so )?(?:now )?" DIET "(?:$| now| these days| for \\w+| since\\b)"},
     {"diet", 0,
@@ -790,8 +772,6 @@ static const struct rule en_facts[] = {
      I "^(?:i (?:am|have been|was born)|as an?|being) (?:" ADVERB ")(?:an? )?" CONDITION_ADJECTIVE
        "(?!\\w)"},
     {"health", 0, I "^" CONDITION_ADJECTIVE "(?= (?:since|from birth|here|by birth)\\b|$)"},
-    {"health", 0,
-     I "^(?:i am an?|we are|my [a-z]+ and i are)(?: both)? (wheelchair|hearing aid) users?\\b"},
     {"health", 0, I "^i am (pregnant|expecting(?: a baby| twins)?)\\b"},
     {"health", 0,
      I "^i (?:have )?(?:had|survived|am recovering from|got) (?:an? "
@@ -813,7 +793,7 @@ static const struct rule en_facts[] = {
        "(?:is|was) " LANGUAGE},
     {"language", 0,
      I "^" LANGUAGE
-       " is my (?:mother tongue|native|first|second|third|home) ?(?:language|tongue)?"},
+       " (?:is|was) my (?:mother tongue|native|first|second|third|home) ?(?:language|tongue)?"},
     {"language", RULE_EACH,
      I "(?:^(?:i|we) (?:can |also |only |" ADVERB
        "|mostly )*(?:speak|understand|know|grew up speaking|am (?:a "
@@ -827,7 +807,6 @@ static const struct rule en_facts[] = {
      I "^my " LANGUAGE
        " is (?:fluent|good|decent|excellent|pretty|quite|rusty but|near|okay|passable|"
        "not bad|better)"},
-    {"language", 0, I "^(?:i am )?(?:an? )?(?:native|fluent) " LANGUAGE " speaker"},
 
     {"skill", 0,
      I "^i (?:" ADVERB ")can (?:" ADVERB
@@ -910,9 +889,6 @@ static const struct rule en_facts[] = {
      I "^i (?:do|practise|practice) (?!not\\b)" WORDS
        " (?:as a hobby|for fun|in my (?:spare|free) time)"},
     {"hobby", RULE_LIST,
-     I "^i (?:" ADVERB ")?(?!work\\b|am\\b|have\\b)" WORDS
-       " (?:as a hobby|for fun|in my (?:spare|free) time|on (?:the )?weekends|at weekends)\\b"},
-    {"hobby", RULE_LIST,
      I "^i (?:have (?:" ADVERB ")?(?:taken up|got into|gotten into|started)|" ADVERB
        "(?:took up|got into)|am (?:" ADVERB
        ")an? (?:avid|keen|passionate|amateur|hobby|enthusiastic)) "
@@ -929,6 +905,13 @@ static const struct rule en_facts[] = {
      I "^i (?:" ADVERB
        ")?(collect (?!my\\b|the\\b|it\\b|data|from|them|you|a pension)[^,;.!?()\\n]{3,40}?)" END},
 
+    {"owns", 0,
+     I "^(?:my|our) "
+       "(?:car|motorbike|motorcycle|bike|camera|guitar|phone|laptop|piano|van|campervan|boat|truck|"
+       "scooter|printer|computer|tablet|tractor|"
+       "violin|synth|keyboard|telescope)(?: at home)? is an? "
+       "((?:(?:old|used|vintage|second-hand|\\d{4}) )?" CAP
+       "(?: [\\p{Lu}\\d][\\p{L}\\p{N}-]*){0,3})" END},
     {"owns", 0,
      I "^(?:i|we) (?:have )?(?:" ADVERB "(?:got (?:myself|ourselves)|treated (?:myself|ourselves) "
        "to|inherited|own)) (?:an? )(?![^,.]*\\b(?:" ANIMAL_WORDS
@@ -994,7 +977,7 @@ static const struct rule en_facts[] = {
        "which|though|if|when)\\b))"},
     {"goal", 0,
      I "^i am (?:" ADVERB ")(?:trying|hoping|determined|planning|aiming|working hard|on a "
-       "mission|learning|working) to (?!(?:figure|find|fix|get "
+       "mission|working) to (?!(?:figure|find|fix|get "
        "this|understand|decide|write|make|work|remember|book|choose|see|say|do|"
        "use|install|open|print|move this)\\b)" REST},
     {"goal", 0,
@@ -1025,6 +1008,10 @@ static const struct rule en_facts[] = {
        "weeks?|months?|years?|summers?|winters?|spring|autumn|lunchtimes?|afternoons?|hours?|"
        "christmas|two weeks)(?:(?: and| or|,) (?:mon|tues|wednes|thurs|fri|satur|sun)days?)*(?: "
        "(?:morning|evening|night|afternoon)s?)?)"},
+    {"habit", 0,
+     I "^((?:once|twice|three times|four times) (?:a|per) (?:day|week|month|year),? (?:i|we) "
+       "(?!have to|need|can\\b|am\\b|get\\b)[^,;.!?:()\\n]{3,60}?)(?=\\s*(?:$|[,;.!?:()\\n]|"
+       "\\b(?:and|but|so|because)\\b))"},
     {
         "habit",
         0,
@@ -1062,6 +1049,9 @@ static const struct rule en_facts[] = {
      I "^they (?:let me go|fired me|laid me off|sacked me|made me redundant)()"},
     {"occupation", RULE_ENDS | RULE_KIN,
      I "^they (?:let me go|fired me|laid me off|sacked me|made me redundant)()"},
+    {"owns", RULE_ENDS | RULE_CORRECTS,
+     I "^(?:i|we) (?:have |just |finally |recently )*(?:sold|got rid of|gave away|scrapped) "
+       "(?:it|her|him|that)\\b()"},
     {"owns", RULE_ENDS | RULE_CORRECTS,
      I "^(?:i|we) (?:have )?(?:just )?(?:traded|swapped|exchanged) (?:it|her|him|that)\\b()"},
     {"owns", 0,
@@ -1102,8 +1092,6 @@ static const struct rule en_facts[] = {
     {"diet", RULE_ENDS,
      I "^i (?:have )?(?:started|began|went back to) eating "
        "(?:meat|chicken|fish|dairy|cheese|eggs|bacon)()"},
-    {"diet", RULE_ENDS,
-     I "^i (?:started eating|eat) (?:meat|fish|dairy|everything) (?:again|now)()"},
     {"allergy", RULE_ENDS,
      I "^i am (?:no longer|not) allergic to ([^,;.!?]{1,40}?)(?: any ?more|" END ")"},
     {"school", RULE_ENDS,
@@ -1122,14 +1110,14 @@ static const struct rule en_facts[] = {
     {"pet", RULE_ENDS,
      I "^(?:i|we) (?:no longer have|do not have|gave away|rehomed|lost|had to (?:put "
        "down|rehome|give away))(?: an?| our| my| the)? ((?:" ANIMAL_WORDS
-       ")(?: [A-Z]\\w+)?)(?: any ?more)?"},
+       ")(?: (?-i:[A-Z])\\w+)?)(?: any ?more)?"},
     {"owns", RULE_ENDS,
      I "^(?:i|we) (?:have |just |finally |recently )*(?:sold|got rid of|gave away|no longer "
        "(?:have|own|drive)|do not (?:have|own|drive)|lost|scrapped|crashed|traded in|wrote off)(?: "
        "an?| my| our| the| that)? ([^,;.!?]{2,40}?)(?: any ?more| yesterday| last \\w+|" END ")"},
-    {"family", RULE_ENDS,
+    {"family", RULE_ENDS | RULE_CORRECTS,
      I "^(?:i|we) (?:got divorced|am divorced|broke up|split up|am getting "
-       "divorced|divorced|separated)(?: (?:from|with) (?:my )?)?([^,;.!?]{0,30})"},
+       "divorced|divorced|separated)\\b()"},
     {"hobby", RULE_ENDS,
      I "^i (?:gave up|quit|stopped|no longer (?:do|play|go|practi[sc]e)|have (?:given "
        "up|stopped|quit)|do not (?:do|play|go) (?=[^,;.!?]*any ?more)|am done with)(?: doing| "
@@ -1143,19 +1131,11 @@ static const struct rule en_facts[] = {
     {"habit", RULE_ENDS | RULE_CORRECTS, I "^(?:i )?(?:used to|took|did|went|ran|had)\\W*$()"},
 
     {"", RULE_CORRECTS,
-     I "^(?:i meant|make (?:that|it)|it is|that should be|should be|i mean|meant) "
-       "([^,;.!?]{1,40}?),? (?:and )?not ([^,;.!?]{1,40}?)" END},
-    {"", RULE_CORRECTS,
      I "^(?:sorry,? |no,? |wait,? |actually,? )*(?:i meant|make (?:that|it)|that should be|it "
        "should be|i mean) (?:the |an? )?(?!to\\b|that\\b|it\\b|by\\b|the\\b|well)([\\p{L}\\p{N} "
        "'-]{1,30}?)()"
        "(?:, (?:autocorrect|typo|sorry|damn|my bad|silly me)\\b.*)?[.! ]*$"},
 
-    {"note", 0,
-     I "^(?!please|remember|can\\b|could\\b|what|how)([^\\n]{4,150}?),? (?:so |and )?(?:please "
-       "|can you |could you |just )*(?:remember (?:that|this|it)|keep (?:that|this|it) "
-       "in mind|do not forget (?:that|this|it)|make a note of (?:that|this|it))(?: for (?:me|next "
-       "time|later))?[.!? ]*$"},
     {"note", 0,
      I "^(?:(?:please |can you |could you |will you |would you |pls |also )*(?:remember|(?:a "
        ")?note(?: to "
@@ -1298,7 +1278,6 @@ static const struct refusal en_expand[] = {
     {"", "(?i)^(?:ever )?since (?!moving|relocating|we moved|I\\b|my\\b|[A-Z]\\w+ "
          "I)[^,;.]{3,50}?,? (?=I\\b)"},
     {"I have", "(?i)\\bI have got(?= (?:an?|two|three|four|five|my|the|no)\\b)"},
-    {"", "(?i)^(?:as of|since|from) (?:last |this |early |late )?[a-z0-9]+,? (?=(?:I|my)\\b)"},
     {"remember that ", "(?i)^(?:a )?note (?:to self|for later|for next time)[:,]\\s*"},
     {"I $1", "(?i)^((?:want|hope|plan) to\\b)"},
     {"I live in $1, ",
@@ -1309,6 +1288,7 @@ static const struct refusal en_expand[] = {
                        ")?(?:to|of) "},
     {"my goal is to $1", "(?i)^I(?:'d| would) (?:really )?(?:like|love) to ([^,;.!?]{3,60} (?:one "
                          "day|some ?day|eventually))"},
+    {"$1; ", "(?i)^((?:due to|because of|given|with|thanks to) my [^,;.!?]{3,40}?),? (?=I\\b)"},
     {"I $2 $1", "(?i)^(?:I )?used to (?:hate|dislike|loathe) ([^,]{2,30}),? (?:but )?(?:and )?now "
                 "I (?:absolutely |really )?(love|like|"
                 "adore|enjoy) (?:them|it)\\b"},
@@ -1378,14 +1358,18 @@ static const struct refusal en_expand[] = {
      "can not stand|loathe|detest|dislike|like) "
      "(?=them|it|those|that))(?:them|it|those|that)\\b(?! when| "
      "if| how)"},
-    {"I $2 $1", "(?i)^(?!it\\b|this\\b|that\\b)((?:[\\p{L}'-]+ ){0,2}[\\p{L}'-]+) (?:is|are) "
-                "(?:something|one thing|a thing) "
-                "I (?:just |really |absolutely )*(hate|love|adore|can not stand)"},
     {"I was $1", "(?i)^(born (?:on|in|and)\\b)"},
     {"I am $1", "(?i)^(not (?:a (?:big |huge )?fan of|into|keen on|fond of)\\b)"},
     {"I $1", "(?i)^((?:just )?(?:started at|joined|started working|grew up)\\b)"},
     {"$1 that ", "(?i)^((?:please |also )*(?:remember|note|keep in mind|memori[sz]e))(?: "
                  "this)?[:,] (?:that )?"},
+    {"I am allergic to $1", "(?i)\\bno ([\\p{L} ]{2,25}?)(?: tho| though)?(?:,? please)?,? "
+                            "(?:because |as |cause )?I am (?:\\w+ )?allergic(?! to \\w{5})"},
+    {"remember that $1",
+     "(?i)^(?!please|remember|can\\b|could\\b|what|how)([^\\n]{4,150}?),? (?:so |and )?(?:please "
+     "|can you |could you |just )*(?:remember (?:that|this|it)|keep (?:that|this|it) "
+     "in mind|do not forget (?:that|this|it)|make a note of (?:that|this|it))(?: for (?:me|next "
+     "time|later))?[.!? ]*$"},
     {"I am allergic to $1", "(?i)\\bI can not (?:eat|have|drink) ([\\p{L} ]{2,25}?),? (?:because "
                             "|as |since )?I am (?:\\w+ )?allergic(?! to)"},
     {NULL},
@@ -1473,7 +1457,7 @@ const struct memory_rules memory_rules_en = {
     ",?\\s+and\\s+(?=(?:also |now |still |really |just |recently )*(?:" EN_VERB
     ")\\b)|,\\s*(?=(?:i|my|we|he|she|it|they|you|his|her|their|our|any|what|how|which|where|"
     "who|why|when|can|could|do|does|is|are|should|would|been|born|allergic|living|working|"
-    "originally|currently|as|both|recently|me|tastes?|now|nowadays|these days|since|"
+    "originally|currently|as|both|recently|me|tastes?|actually|now|nowadays|these days|since|"
     "honestly|believe|please|not|never|no|got|saving|training|moved)\\b(?! (?:[a-z]+ "
     "){0,2}?(?:" ANIMAL_WORDS "|" RELATIONS ")(?:,|$)))|,\\s+and\\s+(?=(?:"
     "last|today|this|the|that)\\b)|,?\\s+and\\s+(?=the [a-z ]{1,20} is\\b)|,?\\s+and\\s+(?=\\d\\d "

@@ -1,8 +1,8 @@
 /*
- * text_rules: regular expressions, in tables, that clean up a model's answers and extract facts
- * that users state about themselves.
+ * text_rules: regular expressions, in tables, that clean up a model's answers; and the facts of a
+ * conversation, which memory_rules.c finds.
  *
- * A rule that exceeds the match limit (pattern.c) has no effect. Test cases of the rules are in
+ * A rule that exceeds the match limit (pattern.c) has no effect. Test cases are in
  * test/cases/cleanup.txt and test/cases/facts.txt.
  */
 #define _GNU_SOURCE
@@ -11,9 +11,7 @@
 #include <stdlib.h>
 #include <string.h>
 
-/* Limits of the extraction of facts: the bytes of a text and of a sentence that are searched, and
- * the characters of a fact that are kept. */
-enum { FACT_MAX_CHARS = 60, SENTENCE_MAX_BYTES = 2048, TEXT_MAX_BYTES = 256 << 10 };
+enum { FACT_MAX_CHARS = 60 };
 
 /* answers */
 
@@ -70,62 +68,6 @@ const char *answer_fallback(enum language l) {
 
 /* facts */
 
-/* Patterns for one sentence that is not a question; the first group is the fact. The keys are those
- * of conversation_merge_facts. With `list`, an enumeration ("chess and go") becomes several facts.
- */
-#define JA_PRONOUN "(?:私|わたし|僕|ぼく|俺|おれ|自分|あたし)"
-#define JA_NOT_QUESTION                                                                            \
-    "(?!何|なに|なん|誰|だれ|どんな|どう|[^。！]*(?:ない|ません))" /* ない: a denial */
-#define JA_START "(?:^|[、，\\s]|" JA_PRONOUN "[はも])"
-#define JA_END "(?:です|だよ?|でございます|$|[。！])"
-static const struct {
-    const char *key;
-    bool list;
-    const char *pattern;
-} fact_patterns[] = {
-    {"名前", false,
-     JA_PRONOUN
-     "の名前は" JA_NOT_QUESTION
-     "(?|[「『]([^」』]{1,20})[」』]|([^「」『』、。！\\s]{1,20}?))(?:と[言い申]|、|" JA_END ")"},
-    {"名前", false,
-     JA_PRONOUN "は[「『]?" JA_NOT_QUESTION
-                "([^「」『』は、。！\\s]{1,20}?)[」』]?と(?:言い|いい|申し)ます"},
-    {"名前", false, "(?:^|[、，\\s])[「『]?([^「」『』は、。！\\s]{1,20}?)[」』]?と(?:呼|よ)んで"},
-    {"興味", true, "趣味は" JA_NOT_QUESTION "([^。！]{1,60}?)" JA_END},
-    {"興味", true, JA_START "(は?[^は、。！\\s]{1,30}?)に興味が(?:あり|ある)"},
-    {"好きなもの", true,
-     JA_START JA_NOT_QUESTION "(は?[^は、。！\\s]{1,30}?)[がを](?:大|一番|とても)?好き"
-                              "(?:です|だ(?!った)|なんです|で[、，]|$|[。！])"},
-    {"好きなもの", true,
-     "好きな(?:もの|こと|食べ物|飲み物)は" JA_NOT_QUESTION "([^。！]{1,60}?)" JA_END},
-    {"その他の情報", false,
-     "(" JA_PRONOUN "は[^、。！]{1,30}?(?:に住んで|で働いて|を勉強して|出身で)[^、。！]{0,6})"},
-    {"その他の情報", false,
-     JA_PRONOUN "は(?!元気|大丈夫|平気|賛成|反対|同じ|そう|好き)" JA_NOT_QUESTION
-                "([^はがを、。！\\s]{1,12}?)(?<![のん好])です"},
-    {"名前", false,
-     "(?i:\\bmy name(?:['’]s| is)) (?!not\\b|what\\b)(\\p{L}[\\p{L}'’-]*(?: "
-     "\\p{Lu}[\\p{L}'’-]*){0,2})"},
-    {"名前", false, "(?i:\\bcall me) (\\p{Lu}[\\p{L}'’-]*)"},
-    {"興味", true, "(?i)\\bmy (?:hobby|hobbies|interests?) (?:is|are) ([^.!\\n]{1,60})"},
-    {"興味", true, "(?i)\\bI(?:['’]m| am) (?:really |very )?interested in ([^.!;\\n]{1,60})"},
-    {"好きなもの", true,
-     "(?i)\\bI (?:really |also |especially )?(?:like|love|enjoy) "
-     "(?!it\\b|this\\b|that\\b|you\\b|to\\b|how\\b|your\\b)"
-     "([^.!;\\n]{1,60}?)(?= but\\b| because\\b|[.!;\\n]|$)"},
-    {"その他の情報", false,
-     "(?i)\\b(I (?:live in|work (?:as|at|in|for)|come from|am from|study) [^.!,;\\n]{1,40})"},
-    {"名前", false,
-     "我(?:的名字(?:是|叫)|名叫|的姓名是|叫)(?!什么|啥|谁|他|她|它|你|了|不|做)([^，。！、\\s]{1,"
-     "15})"},
-    {"興味", true, "我的(?:爱好|兴趣|业余爱好)(?:是|有|包括)(?!什么|啥|哪)([^。！\\n]{1,60})"},
-    {"興味", true, "我对([^，。！\\s]{1,20}?)(?:很|非常)?(?:有|感)兴趣"},
-    {"好きなもの", true,
-     "我(?:很|最|也|非常|特别)?(?:喜欢|爱)(?!你|他|她|它|什么|啥|这|那|上了)([^，。！\\s]{1,30})"},
-    {"その他の情報", false,
-     "(我(?:住在|来自|在[^，。！\\s]{1,12}工作|是(?!说|不|否|想|在|要|谁))[^，。！\\s]{0,20})"},
-};
-
 /* True for a sentence that ends or begins like a question. */
 static bool is_question(const char *p, size_t n) {
     return pattern_find("(?:[?？]|か[。！]?|[吗呢][。！]?)\\s*\\z", p, n, NULL) ||
@@ -158,55 +100,38 @@ void statements_extract(const char *text, struct buf *out) {
     buf_release(&sentence);
 }
 
-static void fact_add(json_t *facts, const char *key, const char *text, size_t len, bool list) {
-    while (len && strchr(" \t.", *text)) text++, len--;
-    while (len && strchr(" \t.", text[len - 1])) len--;
-    json_t *v = len ? json_stringn(text, utf8_prefix_len(text, len, FACT_MAX_CHARS)) : NULL;
-    if (!v) return;
-    if (!list && strcmp(key, "名前") == 0) {
+/* The key of conversation_merge_facts for an attribute of a memory. */
+static const char *fact_key(const char *attribute) {
+    static const char *const keys[][2] = {
+        {"name", "名前"}, {"hobby", "興味"}, {"likes", "好きなもの"}};
+    for (size_t i = 0; i < ARRAY_LEN(keys); i++)
+        if (strcmp(attribute, keys[i][0]) == 0) return keys[i][1];
+    return "その他の情報";
+}
+
+/* Adds a fact of memory_rules_extract. Facts without a key of their own become "residence: Osaka".
+ */
+static void fact_add(json_t *facts, const json_t *fact) {
+    const char *attribute = json_get_string(fact, "attribute"), *key = fact_key(attribute),
+               *value = json_get_string(fact, "value");
+    char *text =
+        strcmp(key, "その他の情報") == 0 ? xasprintf("%s: %s", attribute, value) : xstrdup(value);
+    json_t *v = json_stringn(text, utf8_prefix_len(text, strlen(text), FACT_MAX_CHARS));
+    if (strcmp(attribute, "name") == 0) {
         json_object_set_new(facts, key, v);
-        return;
+    } else {
+        if (!json_object_get(facts, key)) json_object_set_new(facts, key, json_array());
+        json_array_append_new(json_object_get(facts, key), v);
     }
-    if (!json_object_get(facts, key)) json_object_set_new(facts, key, json_array());
-    json_array_append_new(json_object_get(facts, key), v);
-}
-
-/* Splits "chess, go and shogi" into three facts. */
-static void fact_list_add(json_t *facts, const char *key, struct buf *text) {
-    pattern_replace("\\s*(?:[、，,;；・/／]|\\band\\b)\\s*(?:and\\b\\s*)?", "\n", text);
-    for (size_t n, pos = 0; pos < text->len; pos += n + 1) {
-        n = strcspn(text->data + pos, "\n");
-        fact_add(facts, key, text->data + pos, n, true);
-    }
-}
-
-/* Applies all fact patterns to one sentence. */
-static void sentence_extract_facts(const char *p, size_t n, json_t *facts) {
-    for (size_t i = 0; i < ARRAY_LEN(fact_patterns); i++) {
-        struct buf group = {0};
-        if (pattern_find(fact_patterns[i].pattern, p, n, &group)) {
-            buf_puts(&group, "");
-            if (fact_patterns[i].list)
-                fact_list_add(facts, fact_patterns[i].key, &group);
-            else
-                fact_add(facts, fact_patterns[i].key, group.data, group.len, false);
-        }
-        buf_release(&group);
-    }
+    free(text);
 }
 
 json_t *facts_extract(const char *text) {
-    json_t *facts = json_object();
-    struct buf all = {0}, sentence = {0};
-    buf_add_sanitized(&all, text, strnlen(text, TEXT_MAX_BYTES));
-    for (size_t pos = 0; statement_next(&all, &pos, &sentence);) {
-        pattern_replace("(?<!\\s)\\s++\\z", "", &sentence);
-        sentence_extract_facts(
-            sentence.data,
-            utf8_complete_len(sentence.data, MIN(sentence.len, (size_t)SENTENCE_MAX_BYTES)), facts);
-    }
-    buf_release(&all);
-    buf_release(&sentence);
+    json_t *facts = json_object(), *found = memory_rules_extract(text, NULL, false), *fact;
+    size_t i;
+    json_array_foreach (json_object_get(found, "facts"), i, fact)
+        if (strcmp(json_get_string(fact, "change"), "holds") == 0) fact_add(facts, fact);
+    json_decref(found);
     return facts;
 }
 

@@ -396,10 +396,12 @@ static void test_memory(void **state) {
     (void)state;
     struct agent_tools t = {0};
     struct buf out = {0};
-    json_t *messages = json_pack("[{s:s,s:s},{s:s,s:s},{s:s,s:s}]", "role", "user", "content",
-                                 "I live in Osaka. Where do I find good tea?", "role", "assistant",
-                                 "content", "I live in Paris and I am allergic to nuts.", "role",
-                                 "tool", "content", "I like wine.");
+    json_t *messages =
+        json_pack("[{s:s,s:s},{s:s,s:s},{s:s,s:s},{s:s,s:s},{s:s,s:s}]", "role", "user", "content",
+                  "I live in Osaka. Where do I find good tea?", "role", "assistant", "content",
+                  "I live in Paris and I am allergic to nuts.", "role", "tool", "content",
+                  "I like wine.", "role", "assistant", "content", "When is your birthday?", "role",
+                  "user", "content", "9 May");
     char *path = path_join(folder, "memories.db");
     const struct agent_tool_options o = {.memory = path, .user = "ann", .messages = messages};
     assert_int_equal(agent_tools_add_builtin(&t, "memory_search,memory_write", &o, &err), OK);
@@ -415,6 +417,8 @@ static void test_memory(void **state) {
     assert_non_null(strstr(out.data, "residence: Osaka"));
     memory_call(&t, "memory_search", "query", "residence", &out);
     assert_non_null(strstr(out.data, "residence: Osaka"));
+    memory_call(&t, "memory_write", "fact", "born on 9 May", &out); /* an answer to a question */
+    assert_non_null(strstr(out.data, "birthday: 9 May"));
     agent_tools_release(&t);
     json_decref(messages);
     buf_release(&out);

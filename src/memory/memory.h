@@ -65,8 +65,8 @@ bool answer_clean(const char *text, bool cut, struct buf *out);
 const char *answer_fallback(enum language l);
 /* Appends the sentences of a text that are not questions. */
 void statements_extract(const char *text, struct buf *out);
-/* Facts that the author of a text states about himself or herself, in the form for
- * conversation_merge_facts; {} if there are none. */
+/* Facts that memory_rules_extract finds in a text, in the form for conversation_merge_facts; {} if
+ * there are none. Those without a key of their own become "residence: Osaka". */
 json_t *facts_extract(const char *text);
 /* The facts, extracted by a model, that `text` supports. The text must contain at least half of a
  * fact's terms, of which common words count less. */

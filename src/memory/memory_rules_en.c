@@ -302,7 +302,7 @@ static const struct rule en_facts[] = {
        "(?:\\d+(?:st|nd|rd|th) )?(?:birthday )?(?:is|falls)) (?:coming up )?on " DATE},
     {"birthday", 0, I "^" DATE " is my (?:birthday|bday|date of birth)\\b"},
     {"birthday", RULE_AMENDS, I "^it is (?:on )?" DATE},
-    {"birthday", 0, I "^i (?:celebrate|have) my birthday on " DATE},
+    {"birthday", 0, I "^(?:i|we) (?:celebrate|have) my birthday on " DATE},
 
     {"residence", 0,
      I "^(?:my|our) (?:house|flat|home|place|apartment|garden) in " NAME

@@ -7,7 +7,7 @@
 
 extern const struct server_module ab_module, openai_module, vllm_module, llamacpp_module,
     ollama_module, ask_module, conversations_module, jobs_module, system_module, worlds_module,
-    page_module, backups_module, knowledge_module, memories_module, mcp_module;
+    page_module, backups_module, knowledge_module, memories_module, sleep_module, mcp_module;
 
 void web_ui_handle(void *ctx,
                    struct exchange *x); /* web_ui.c: serves the web page, also at / for browsers */
@@ -47,6 +47,24 @@ void memories_learn_exchange(struct server *s, struct store *store, const char *
  * not exist, and has no memories. */
 int memories_delete_with_conversation(struct server *s, struct store *store, const char *store_id,
                                       struct error *err);
+
+/* The user whose memories a key (NULL or "": none) has; malloc'ed. */
+char *memories_user(const char *key);
+/* All memories of a user; `ended`: also those that no longer hold. Reserves memory for a request
+ * (NULL: there is none). NULL sets err. */
+json_t *memories_of(struct server *s, struct exchange *x, const char *user, bool ended,
+                    struct error *err);
+
+/* sleep.c: memories become weights */
+
+struct job_attempt;
+/* See jobs_options.prepare. ctx: the server. */
+int sleep_job_prepare(void *ctx, const struct job_attempt *a, json_t *options, char **permissions,
+                      struct error *err);
+/* Serves the result of a job of this kind that has ended. */
+void sleep_job_ended(struct server *s, const char *id);
+/* Whether the model `sleep` exists for the caller of a request. */
+bool sleep_model_exists(const struct server *s, const struct exchange *x);
 
 /* llamacpp.c */
 

@@ -110,6 +110,30 @@ int job_adapter_name_check(struct server *s, const char *name, const char *path,
     return rc;
 }
 
+/* Whether a job that has ended was not handled yet. */
+static bool is_new_result(struct server *s, const char *id) {
+    pthread_mutex_lock(&s->lock);
+    bool is_new = !json_object_get(s->published, id) &&
+                  json_object_set_new(s->published, id, json_true()) == 0;
+    pthread_mutex_unlock(&s->lock);
+    return is_new;
+}
+
+/* Serves the adapter that a job has written to its option `out`. */
+static void result_publish(struct server *s, const json_t *job) {
+    const char *id = json_get_string(job, "id");
+    char *path = xstrdup(json_get_string(json_object_get(job, "options"), "out"));
+    char *config = path_join(path, "adapter_config.json");
+    const char *slash = strrchr(path, '/');
+    struct error err;
+    if (*path && slash && path_exists(config) && is_new_result(s, id) &&
+        (job_adapter_name_check(s, slash + 1, path, jobs_may_replace(s->jobs, id), &err) != OK ||
+         server_adapter_load(s, slash + 1, path, true, &err) != OK))
+        log_warn("the result of job %s cannot be served: %s", id, err.text);
+    free(config);
+    free(path);
+}
+
 /* Serves the adapters that jobs have written since the last call; each replaces an older one of the
  * same name. */
 static void results_publish(void *ctx) {
@@ -117,22 +141,12 @@ static void results_publish(void *ctx) {
     json_t *list = jobs_list(s->jobs), *job;
     size_t i;
     json_array_foreach (list, i, job) {
-        const char *id = json_get_string(job, "id");
-        char *path = xstrdup(json_get_string(json_object_get(job, "options"), "out"));
-        char *config = path_join(path, "adapter_config.json");
-        const char *slash = strrchr(path, '/');
-        struct error err;
-        pthread_mutex_lock(&s->lock);
-        bool is_new = strcmp(json_get_string(job, "state"), "done") == 0 && *path && slash &&
-                      path_exists(config) && !json_object_get(s->published, id) &&
-                      json_object_set_new(s->published, id, json_true()) == 0;
-        pthread_mutex_unlock(&s->lock);
-        if (is_new && (job_adapter_name_check(s, slash + 1, path, jobs_may_replace(s->jobs, id),
-                                              &err) != OK ||
-                       server_adapter_load(s, slash + 1, path, true, &err) != OK))
-            log_warn("the result of job %s cannot be served: %s", id, err.text);
-        free(config);
-        free(path);
+        const char *id = json_get_string(job, "id"), *state = json_get_string(job, "state");
+        if (strcmp(json_get_string(job, "kind"), "sleep") == 0) {
+            if (is_final_state(state) && is_new_result(s, id)) sleep_job_ended(s, id);
+        } else if (strcmp(state, "done") == 0) {
+            result_publish(s, job);
+        }
     }
     json_decref(list);
     __atomic_store_n(&s->publishing, false, __ATOMIC_RELEASE);
@@ -484,6 +498,7 @@ static int module_open(struct server *s, struct error *err) {
                              .yield = s->yield,
                              .ctx = s,
                              .ended = job_ended,
+                             .prepare = sleep_job_prepare,
                              .changed = jobs_changed};
     s->jobs_store = path_join(s->options->state_dir, "jobs.db");
     s->published = json_object();

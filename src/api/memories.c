@@ -57,6 +57,10 @@ static char *user_of_key(const char *key, size_t n) {
     return n ? xstrndup(key, n) : xstrdup("me");
 }
 
+char *memories_user(const char *key) {
+    return user_of_key(key, key ? strlen(key) : 0);
+}
+
 /* Opens the memories of a request's user after reserving memory for them and for `more` others;
  * replies to the request if there is an error. */
 static bool access_open(struct access *a, struct server *s, struct exchange *x, int64_t more) {
@@ -66,8 +70,7 @@ static bool access_open(struct access *a, struct server *s, struct exchange *x, 
                  "this server has no memories; start it with --memory DB");
         return false;
     }
-    const char *key = exchange_key_id(x);
-    char *user = user_of_key(key, key ? strlen(key) : 0);
+    char *user = memories_user(exchange_key_id(x));
     int64_t n = 0;
     int rc = access_open_store(a, s, &err);
     if (rc == OK) rc = memories_count(a->store, user, &n, &err);
@@ -78,6 +81,19 @@ static bool access_open(struct access *a, struct server *s, struct exchange *x, 
     access_close(a);
     api_fail_error(x, &err, NULL);
     return false;
+}
+
+json_t *memories_of(struct server *s, struct exchange *x, const char *user, bool ended,
+                    struct error *err) {
+    struct access a;
+    int64_t n = 0;
+    int rc = access_open_store(&a, s, err);
+    if (rc == OK) rc = memories_count(a.store, user, &n, err);
+    if (rc == OK && x) rc = request_memory_reserve_list(s, x, n, MEMORY_BYTES, NULL, err);
+    if (rc == OK && !(a.memories = memories_open(a.store, user, 0, err))) rc = err->code;
+    json_t *list = rc == OK ? json_deep_copy(memories_list(a.memories, ended, err)) : NULL;
+    access_close(&a);
+    return list;
 }
 
 /* Reserves memory for the log, which `why` and deletions read. */

@@ -1612,6 +1612,8 @@ static void models_handle(void *ctx, struct exchange *x) {
     for (int i = 0; (base = base_at(s, i)); i++) model_cards_add(base, data);
     if (auto_model_exists(s))
         json_array_append_new(data, model_card(s, AUTO_MODEL, s->path, s->name, s->started));
+    if (sleep_model_exists(s, x))
+        json_array_append_new(data, model_card(s, "sleep", s->path, s->name, s->started));
     for (int i = 0; i < s->n_teams; i++) {
         char *id = xasprintf("team:%s", s->teams[i].name);
         json_array_append_new(data, model_card(s, id, s->path, s->name, s->started));

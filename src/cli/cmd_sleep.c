@@ -10,7 +10,7 @@ struct options {
     bool status, dry_run;
 };
 #define ROW(name, field, help)                                                                     \
-    { name, OPT_BOOL, offsetof(struct options, field), NULL, 0, 0, NULL, help }
+    { name, OPT_BOOL, offsetof(struct options, field), NULL, 0, 0, NULL, help, JOB_ARG_FORBIDDEN }
 static const struct option_row rows[] = {
     ROW("status", status,
         "print the versions, what they have learned, and which know forgotten memories"),
@@ -124,5 +124,6 @@ const struct cli_command cmd_sleep = {
     .size = sizeof(struct options),
     .min_args = 0,
     .max_args = 1,
+    .job_args = (const struct job_args[]){{NULL, {JOB_ARG_INPUT_PATH}, false}, {0}},
     .run = run,
 };

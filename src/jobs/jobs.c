@@ -597,8 +597,19 @@ static bool is_in_process(const struct job *job) {
     return json_is_true(json_object_get(job->request, "in_process"));
 }
 
+/* Adds what only the server sets: see jobs_options.prepare. */
+static int attempt_prepare(struct jobs *j, const struct job *job, json_t *request,
+                           char **permissions, struct error *err) {
+    const struct job_attempt a = {
+        .id = job->id, .kind = json_get_string(job->request, "kind"), .owner = job->owner};
+    *permissions = NULL;
+    if (!j->o.prepare) return OK;
+    return j->o.prepare(j->o.ctx, &a, json_object_get(request, "options"), permissions, err);
+}
+
 static int job_start_child(struct jobs *j, struct job *job, struct error *err) {
     struct strings args = {0};
+    char *permissions;
     struct job_request checked;
     /* check again, because the rules may have changed since the submission */
     struct job_request_rules rules = j->o.rules;
@@ -608,11 +619,13 @@ static int job_start_child(struct jobs *j, struct job *job, struct error *err) {
     job->attempts++;
     json_t *request = attempt_request(j, job, json_incref(checked.resolved));
     char *folder = path_join(j->folder, job->id);
-    rc = job_request_argv(request, &args, err);
+    rc = attempt_prepare(j, job, request, &permissions, err);
+    if (rc == OK) rc = job_request_argv(request, &args, err);
     const struct job_child_options child_options = {.program = j->o.program,
                                                     .folder = folder,
                                                     .args = &args,
-                                                    .permissions = j->o.permissions,
+                                                    .permissions = permissions ? permissions
+                                                                               : j->o.permissions,
                                                     .max_output = j->o.max_output,
                                                     .max_file = j->o.max_file,
                                                     .max_data = j->o.max_data,
@@ -626,6 +639,7 @@ static int job_start_child(struct jobs *j, struct job *job, struct error *err) {
     strings_release(&args);
     json_decref(request);
     job_request_release(&checked);
+    free(permissions);
     free(folder);
     return rc;
 }
@@ -1119,6 +1133,15 @@ int jobs_submit(struct jobs *j, const json_t *request, struct job_caller *caller
     pthread_mutex_unlock(&j->lock);
     job_request_release(&checked);
     return rc;
+}
+
+char *jobs_owner(struct jobs *j, const char *id) {
+    struct error missing;
+    pthread_mutex_lock(&j->lock);
+    const struct job *job = job_find(j, id, &missing);
+    char *owner = job ? xstrdup(job->owner ? job->owner : "") : NULL;
+    pthread_mutex_unlock(&j->lock);
+    return owner;
 }
 
 bool jobs_may_replace(struct jobs *j, const char *id) {

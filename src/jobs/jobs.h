@@ -109,6 +109,11 @@ void job_run_print(const struct job_run *r, json_t *v);
 
 enum { JOB_ID_LEN = 13 }; /* "job-" and 8 hex digits, and NUL */
 
+/* A process of a job that is about to start. owner: the id of the API key; NULL: none. */
+struct job_attempt {
+    const char *id, *kind, *owner;
+};
+
 struct jobs_options {
     const char *program; /* NULL: the running program */
     /* The rules for requests. jobs_open creates their folder of results. */
@@ -124,7 +129,12 @@ struct jobs_options {
                          use half; 0: unlimited. Measured when a job ends */
     int64_t max_file; /* maximal bytes of a file that a job writes; 0: unlimited */
     int64_t max_data; /* maximal bytes of a job's memory, without mapped files; 0: unlimited */
-    double max_seconds;    /* time limit of an attempt, without pauses; 0: unlimited */
+    double max_seconds; /* time limit of an attempt, without pauses; 0: unlimited */
+    /* Called before a process of a job starts: adds the options that only the server sets to
+     * `options`, and may set *permissions, malloc'ed, for this process. An error makes the job
+     * fail. It may be called with the lock held; NULL: not called. */
+    int (*prepare)(void *ctx, const struct job_attempt *a, json_t *options, char **permissions,
+                   struct error *err);
     double cancel_seconds; /* time from SIGTERM to SIGKILL; 0: 10 */
     bool same_priority;    /* jobs have the priority of this process, and do not yield */
     void *ctx;
@@ -181,6 +191,8 @@ struct job_caller {
  */
 int jobs_submit(struct jobs *j, const json_t *request, struct job_caller *caller,
                 char id[JOB_ID_LEN], struct error *err);
+/* The owner of a job, "" if it has none, malloc'ed; NULL: there is no such job. */
+char *jobs_owner(struct jobs *j, const char *id);
 /* Whether the result of a job may replace an adapter of another owner. */
 bool jobs_may_replace(struct jobs *j, const char *id);
 

@@ -89,18 +89,21 @@ static const struct path_rule *rule_find(const struct job_paths *p, const char *
     return deepest;
 }
 
-/* Hidden names that this program creates: versions of an adapter, the record of a pull. */
-static bool is_created_by_program(const char *name, size_t n) {
-    static const char *const names[] = {".versions", ".hub.json", ".hub.lock"};
-    for (size_t i = 0; i < ARRAY_LEN(names); i++)
+/* Hidden names that this program creates: versions of an adapter, the record of a pull; and, where
+ * jobs may write, the state of a sleep. */
+static bool is_created_by_program(const char *name, size_t n, enum path_access access) {
+    static const char *const names[] = {".versions", ".hub.json", ".hub.lock", ".sleep"};
+    for (size_t i = 0; i < ARRAY_LEN(names) - (access != PATH_WRITE); i++)
         if (strlen(names[i]) == n && strncmp(name, names[i], n) == 0) return true;
     return false;
 }
 
-static bool has_hidden(const char *rest) {
+/* Whether a path below the folder of a rule has a hidden part. */
+static bool has_hidden(const struct path_rule *rule, const char *real) {
+    const char *rest = relative_path(real, rule->path);
     while (*rest) {
         size_t n = strcspn(rest, "/");
-        if (*rest == '.' && !is_created_by_program(rest, n)) return true;
+        if (*rest == '.' && !is_created_by_program(rest, n, rule->access)) return true;
         rest += n + (rest[n] == '/');
     }
     return false;
@@ -166,8 +169,7 @@ static int input_check(const struct path_rule *rule, const char *path, const cha
                        enum path_origin origin, struct error *err) {
     mode_t mode;
     if (!rule || rule->access == PATH_DENIED) return refuse(path, NOT_READABLE, err);
-    if (has_hidden(relative_path(real, rule->path)))
-        return refuse(path, "names that begin with '.' are not read", err);
+    if (has_hidden(rule, real)) return refuse(path, "names that begin with '.' are not read", err);
     if (file_mode(real, &mode, err) != OK) return err->code;
     if (!S_ISREG(mode) && !S_ISDIR(mode))
         return refuse(path, "it is neither a file nor a folder", err);
@@ -216,8 +218,7 @@ static int exec_check(const struct path_rule *rule, const char *path, const char
     for (size_t i = 0; i < ARRAY_LEN(system); i++)
         if (relative_path(real, system[i])) return OK;
     if (!rule || rule->access != PATH_READ) return refuse(path, NOT_READABLE, err);
-    if (has_hidden(relative_path(real, rule->path)))
-        return refuse(path, "names that begin with '.' are not read", err);
+    if (has_hidden(rule, real)) return refuse(path, "names that begin with '.' are not read", err);
     if (file_mode(real, &mode, err) != OK) return err->code;
     if (!S_ISREG(mode)) return refuse(path, "only files can be executed", err);
     return is_database_name(real) ? refuse(path, "databases are not read", err) : OK;
@@ -232,7 +233,7 @@ int job_paths_check(const struct job_paths *p, const char *path, enum path_use u
     if (use == PATH_USE_EXEC) {
         rc = real ? exec_check(rule, path, real, err) : refuse(path, NOT_READABLE, err);
     } else if (use == PATH_USE_WRITE) {
-        if (!rule || rule->access != PATH_WRITE || has_hidden(relative_path(real, rule->path)))
+        if (!rule || rule->access != PATH_WRITE || has_hidden(rule, real))
             rc = refuse(path, "it is not below a folder that jobs may write", err);
     } else if (real && !is_system_file(real) && lstat(real, &st) == 0) {
         rc = input_check(rule, path, real, FROM_PROGRAM, err);

@@ -172,6 +172,8 @@ static const struct body_fields {
     {"/v1/feedback", "id rating correction comment", ""},
     {"/v1/ab", "name model a b share once_per_user alpha min_pairs max_pairs", ""},
     {"/v1/jobs", "kind args options in_process publish_steps", ""},
+    {"/v1/sleep", "options", ""},
+    {"/v1/sleep/rollback", "to", ""},
     {"/v1/adapters/*", "to", ""},
     {"/v1/load_lora_adapter", "lora_name lora_path load_inplace is_3d_lora_weight base_model_name",
      ""},

@@ -83,6 +83,9 @@ struct serve_options { /* filled from serve_option_rows, except max_memory and t
     struct strings alert_webhooks, alert_slacks; /* recipients of alerts */
     char *knowledge;                             /* the knowledge base that clients may search */
     char *memory;         /* the store of the memories of clients; NULL: nothing is learnt */
+    char *sleep_at;       /* local time "HH:MM" at which memories become weights each night; NULL:
+                             not at night */
+    char *sleep_rehearse; /* the default of 'rehearse' of these jobs; NULL: none */
     size_t max_memory;    /* bytes of the memory plan; 0: no limit */
     struct strings bases; /* paths of the models that are loaded on demand; the caller adds and
                              releases them */
@@ -93,6 +96,7 @@ struct serve_options { /* filled from serve_option_rows, except max_memory and t
     size_t train_memory_bytes; /* 0: not named */
     int64_t feedback_bytes;    /* maximum bytes of the file of ratings and experiments */
     double keep_alive_seconds; /* negative: for ever */
+    int sleep_minute;          /* sleep_at in minutes */
 
     const struct memory_plan *plan; /* memory plan; with max_memory it bounds the adapter pool */
     const struct server_module *const *modules; /* the APIs (api/api.h), ends with a NULL */

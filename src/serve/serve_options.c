@@ -4,6 +4,7 @@
 #include "serve/reasoning.h"
 #include "serve/serve.h"
 #include "serve/server.h"
+#include "sleep/sleep.h"
 
 #include <dirent.h>
 #include <math.h>
@@ -38,6 +39,10 @@ const struct option_row serve_option_rows[] = {
     ROW("memory", OPT_STRING, memory, NULL, 0, 0, "DB",
         "store of long-term memories (of 'shoal memory'): what users state about themselves in "
         "stored conversations is remembered, for each API key apart"),
+    ROW("sleep-at", OPT_STRING, sleep_at, NULL, 0, 0, "HH:MM",
+        "local time at which a job turns the memories of each key into weights ('shoal sleep')"),
+    ROW("sleep-rehearse", OPT_STRING, sleep_rehearse, NULL, 0, 0, "LIST",
+        "tasks that these jobs also learn and must not make worse ('shoal sleep --rehearse')"),
     ROW("state", OPT_STRING, state_dir, "runs/serve", 0, 0, "DIR",
         "folder of the server's state: keys, jobs, uploaded files, derived models …"),
     ROW("runs", OPT_STRING, runs, "runs", 0, 0, "DIR",
@@ -156,6 +161,15 @@ static int allowed_checks_try(const struct strings *specs, struct error *err) {
     return OK;
 }
 
+static int sleep_options_read(struct serve_options *o, struct error *err) {
+    if (!o->sleep_at) return OK;
+    if (!o->memory)
+        return error_set(err, ERR_USAGE,
+                         "--sleep-at requires --memory DB, whose memories it learns");
+    int rc = sleep_time_parse(o->sleep_at, &o->sleep_minute, err);
+    return rc == OK ? OK : error_wrap(err, "--sleep-at");
+}
+
 int serve_options_check(struct serve_options *o, struct error *err) {
     size_t feedback = 0;
     int rc = http_options_check(&o->http, err);
@@ -163,6 +177,7 @@ int serve_options_check(struct serve_options *o, struct error *err) {
     if (rc == OK) rc = request_memory_init(o, err);
     if (rc == OK) rc = allowed_checks_try(&o->checks, err);
     if (rc == OK) rc = reasoning_parser_check(o->reasoning_parser, err);
+    if (rc == OK) rc = sleep_options_read(o, err);
     if (rc == OK && size_parse(o->max_feedback, &feedback, err) != OK)
         rc = error_wrap(err, "--max-feedback");
     o->feedback_bytes = (int64_t)feedback;

@@ -312,6 +312,16 @@ static bool adapter_find_in_modules(struct server *s, const char *name) {
     return false;
 }
 
+/* The name in the pool of an adapter of that name which only this request's caller may use,
+ * malloc'ed; NULL: no module has one. */
+static char *adapter_find_own(struct server *s, const char *name) {
+    const struct server_module *m;
+    char *own = NULL;
+    for (int i = 0; !own && (m = server_module_at(s, i)); i++)
+        if (m->own_adapter) own = m->own_adapter(s, exchange_current(), name);
+    return own;
+}
+
 /* Waiting for adapters. A request whose adapters do not fit now, because running requests use the
  * memory of the pool, is postponed for at most ADAPTER_WAIT_SECONDS; later requests for adapters
  * are queued after it. A postponed request holds no adapter, so two mixes cannot wait for each
@@ -355,11 +365,14 @@ int model_ref_add(struct server *s, const char *name, float weight, struct model
                   struct error *err) {
     if (ref->n == ENGINE_MIX_MAX)
         return error_set(err, ERR_USAGE, "'model' names more than %d adapters", ENGINE_MIX_MAX);
-    if (!server_adapter_listed(s, name) && !adapter_find_in_modules(s, name))
+    char *own = NULL;
+    if (!server_adapter_listed(s, name) && !adapter_find_in_modules(s, name) &&
+        !(own = adapter_find_own(s, name)))
         return error_set(err, ERR_MISSING,
                          "the model '%s' does not exist; GET /v1/models lists those that do", name);
     if (adapter_entry_is_base(s, name)) return OK;
-    struct adapter *a = adapter_get_or_wait(s, name, ref, err);
+    struct adapter *a = adapter_get_or_wait(s, own ? own : name, ref, err);
+    free(own);
     if (!a)
         return adapter_entry_is_base(s, name) ? OK : err->code; // replaced by the base meanwhile
     ref->terms[ref->n++] = (struct weighted_adapter){.adapter = a, .weight = weight};
@@ -572,10 +585,12 @@ static int modules_open(struct server *s, struct error *err) {
     return OK;
 }
 
+/* In reverse order, because a module may use those before it until it is closed. */
 static void modules_close(struct server *s) {
-    const struct server_module *m;
-    for (int i = 0; (m = server_module_at(s, i)); i++)
-        if (m->close) m->close(s);
+    int n = 0;
+    while (server_module_at(s, n)) n++;
+    while (n-- > 0)
+        if (server_module_at(s, n)->close) server_module_at(s, n)->close(s);
 }
 
 char *model_name_from_path(const char *path) {
@@ -966,7 +981,7 @@ static void report_ready(struct server *s) {
 static int state_protect(const char *dir, struct error *err) {
     static const char *const server_files[] = {"serve.db", "ab.db",  "jobs.db", "conversations.db",
                                                "token",    "jobs",   "out",     "adapters",
-                                               "blobs",    "models", NULL};
+                                               "blobs",    "models", "sleep",   NULL};
     int rc = dir_make_private(dir, err);
     int changed = rc == OK ? dir_restrict_permissions(dir, server_files) : 0;
     if (changed)

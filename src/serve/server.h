@@ -132,6 +132,8 @@ struct server {
                                      or NULL */
     int64_t backup_done_bytes, backup_total_bytes; /* bytes copied so far, and in total */
 
+    struct sleep_schedule *sleep_schedule; /* see api/sleep.c; NULL: no --sleep-at */
+
     struct mcp *mcp; /* sessions and calls of the MCP server (api/mcp.c) */
 };
 
@@ -153,6 +155,9 @@ struct server_module {
     /* Lists an adapter that a request names and that is not listed; false: the module has no
      * adapter of that name. */
     bool (*find_adapter)(struct server *s, const char *name);
+    /* The name in the pool of an adapter that only the caller of a request (NULL: there is none)
+     * may name, malloc'ed; NULL: the module has none. */
+    char *(*own_adapter)(struct server *s, const struct exchange *x, const char *name);
 };
 /* The server of the default base. */
 struct server *server_front(struct server *s);

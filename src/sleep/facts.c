@@ -48,12 +48,52 @@ static void memory_add(struct sleep_facts *f, const char *user, const json_t *me
     free(answer);
 }
 
+/* exports */
+
+enum { MAX_EXPORTED = MEMORIES_MAX_CAPACITY };
+
+/* Adds a memory of an export that holds. */
+static int exported_add(void *ctx, const json_t *v, int line, struct error *err) {
+    json_t *list = ctx;
+    const char *value = json_get_string(v, "value");
+    const size_t n = strlen(value);
+    if (!json_is_integer(json_object_get(v, "id")) || !n ||
+        utf8_prefix_len(value, n, MEMORY_VALUE_CHARS) < n ||
+        !memory_attribute_find(json_get_string(v, "attribute")))
+        return error_set(err, ERR_FORMAT,
+                         "line %d is not a memory: use the lines of 'shoal memory export'", line);
+    if (json_array_size(list) == MAX_EXPORTED)
+        return error_set(err, ERR_FORMAT, "more than %d memories", MAX_EXPORTED);
+    if (json_is_null(json_object_get(v, "valid_until")))
+        json_array_append(list, (json_t *)(uintptr_t)v);
+    return OK;
+}
+
+static json_t *export_read(const char *path, struct error *err) {
+    json_t *list = json_array();
+    if (json_file_each(path, exported_add, list, err) == OK) return list;
+    json_decref(list);
+    if (!strstr(err->text, path)) error_wrap(err, "'%s'", path);
+    return NULL;
+}
+
+int sleep_memories_export(const json_t *list, const char *path, struct error *err) {
+    struct buf text = {0};
+    const json_t *v;
+    size_t i;
+    json_array_foreach (list, i, v) buf_add_json_line(&text, json_incref((json_t *)(uintptr_t)v));
+    int rc = file_write_private(path, text.data ? text.data : "", text.len, err);
+    buf_release(&text);
+    return rc;
+}
+
 static json_t *memories_read(const struct sleep_options *o, struct error *err) {
     if (!path_exists(o->memory)) {
         error_set(err, ERR_MISSING,
                   "no database '%s'; 'shoal memory learn TEXT --store FILE' makes one", o->memory);
         return NULL;
     }
+    if (text_ends_with(o->memory, ".jsonl")) return export_read(o->memory, err);
     struct store *store = store_open(o->memory, err);
     struct memories *m = store ? memories_open(store, o->user, 0, err) : NULL;
     json_t *list = m ? memories_list(m, false, err) : NULL;
@@ -94,15 +134,6 @@ bool sleep_facts_hold(const struct sleep_facts *f, const char *hash) {
     return false;
 }
 
-json_t *sleep_facts_provenance(const struct sleep_facts *f) {
-    json_t *list = json_array();
-    for (int i = 0; i < f->n_memories; i++)
-        if (f->memories[i].fact >= 0)
-            json_array_append_new(list, json_pack("{s:I,s:s}", "id", (json_int_t)f->memories[i].id,
-                                                  "hash", f->memories[i].hash));
-    return list;
-}
-
 void sleep_facts_write(const struct sleep_facts *f, struct buf *text) {
     for (int i = 0; i < f->n; i++)
         for (int k = 0; k < SLEEP_QUESTIONS; k++) {
@@ -117,7 +148,7 @@ void sleep_facts_write(const struct sleep_facts *f, struct buf *text) {
 
 /* Han, kana and other scripts without blanks have no word boundaries here. */
 static bool is_word_byte(char c) {
-    return isalnum((unsigned char)c) && (unsigned char)c < 0x80;
+    return (unsigned char)c < 0x80 && isalnum((unsigned char)c);
 }
 
 bool sleep_answer_has(const char *answer, const char *value) {

@@ -49,8 +49,6 @@ void sleep_facts_release(struct sleep_facts *f);
 /* Memories that are part of a fact. */
 int sleep_facts_learnable(const struct sleep_facts *f);
 bool sleep_facts_hold(const struct sleep_facts *f, const char *hash);
-/* [{id, hash}] of the memories that are part of a fact. */
-json_t *sleep_facts_provenance(const struct sleep_facts *f);
 /* Appends the training lines. */
 void sleep_facts_write(const struct sleep_facts *f, struct buf *text);
 /* Whether an answer contains a value as whole words, in any case and width. */
@@ -123,5 +121,9 @@ int sleep_measure_run(struct sleep_measure *q, const struct sleep_env *env,
 /* {n, before, after, change, lo, hi, p}, and `sets` of retention; null: nothing was measured. */
 json_t *sleep_recall_json(const struct sleep_measure *q);
 json_t *sleep_retention_json(const struct sleep_measure *q);
+/* [{id, hash, new, before, after}] of the memories that are part of a fact. new: whether the id is
+ * in `unlearned`; before, after: how many of its SLEEP_HELD_OUT questions recalled it. */
+json_t *sleep_learned_json(const struct sleep_measure *q, const struct sleep_facts *f,
+                           const json_t *unlearned);
 
 #endif

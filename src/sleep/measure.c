@@ -214,6 +214,31 @@ json_t *sleep_recall_json(const struct sleep_measure *q) {
     return paired_json(q->recall[0], q->recall[1], q->n_recall);
 }
 
+static bool has_id(const json_t *ids, int64_t id) {
+    const json_t *v;
+    size_t i;
+    json_array_foreach (ids, i, v)
+        if (json_integer_value(v) == id) return true;
+    return false;
+}
+
+json_t *sleep_learned_json(const struct sleep_measure *q, const struct sleep_facts *f,
+                           const json_t *unlearned) {
+    json_t *list = json_array();
+    int64_t at = 0;
+    for (int i = 0; i < f->n_memories; i++) {
+        const struct sleep_memory *m = &f->memories[i];
+        int right[2] = {0};
+        if (m->fact < 0) continue;
+        for (int k = 0; k < SLEEP_HELD_OUT; k++, at++)
+            for (int phase = 0; phase < 2; phase++) right[phase] += q->recall[phase][at];
+        json_array_append_new(list, json_pack("{s:I,s:s,s:b,s:i,s:i}", "id", (json_int_t)m->id,
+                                              "hash", m->hash, "new", (int)has_id(unlearned, m->id),
+                                              "before", right[0], "after", right[1]));
+    }
+    return list;
+}
+
 json_t *sleep_retention_json(const struct sleep_measure *q) {
     json_t *v = paired_json(q->retain[0], q->retain[1], q->n_retain), *sets, *name;
     size_t i;

@@ -8,13 +8,14 @@
     { name, type, offsetof(struct sleep_options, field), fallback, min, max, metavar, __VA_ARGS__ }
 static const struct option_row sleep_option_rows[] = {
     ROW("memory", OPT_STRING, memory, "runs/calls.db", 0, 0, "FILE",
-        "database of 'shoal memory' with the memories", JOB_ARG_DATABASE),
+        "database of 'shoal memory' with the memories, or the .jsonl of 'shoal memory export'",
+        JOB_ARG_SERVER_ONLY),
     ROW("user", OPT_STRING, user, "me", 0, 0, "NAME", "user whose memories are learned",
-        JOB_ARG_TEXT),
+        JOB_ARG_SERVER_ONLY),
     ROW("out", OPT_STRING, learn.out, NULL, 0, 0, "DIR",
         "adapter directory of the user: training starts from its current version, and the result "
         "becomes its new version",
-        JOB_ARG_OUTPUT_PATH),
+        JOB_ARG_SERVER_ONLY),
     ROW("init-adapter", OPT_STRING, learn.init_adapter, NULL, 0, 0, "DIR",
         "adapter from which the first sleep starts; default: a new one", JOB_ARG_INPUT_PATH),
     ROW("rehearse", OPT_STRING, rehearse, NULL, 0, 0, "LIST",

@@ -4,7 +4,7 @@
  *
  * version.json of a version that a run published has
  *
- *     "sleep": {"user": …, "base": HASH or "", "memories": [{"id": …, "hash": …}], …}
+ *     "sleep": {"user": …, "base": HASH or "", "memories": [{"id": …, "hash": …, …}], …}
  *
  * A memory holds if the user has one with the same attribute and value now: its id may change when
  * it is exported and imported. Whether a version knows a forgotten memory is computed from the
@@ -65,11 +65,13 @@ static const json_t *version_current(const json_t *versions) {
 }
 
 static json_t *version_row(const struct sleep_facts *f, const json_t *v) {
-    return json_pack("{s:O,s:O,s:O,s:O,s:I,s:o}", "hash", json_object_get(v, "hash"), "number",
-                     json_object_get(v, "number"), "created", json_object_get(v, "created"),
-                     "current", json_object_get(v, "current"), "memories",
-                     (json_int_t)json_array_size(learned_list(v)), "forgotten",
-                     forgotten_list(f, v));
+    const json_t *sleep = json_object_get(v, "sleep");
+    return json_pack(
+        "{s:O,s:O?,s:O?,s:O,s:I,s:o,s:O,s:O?,s:O?}", "hash", json_object_get(v, "hash"), "number",
+        json_object_get(v, "number"), "created", json_object_get(v, "created"), "current",
+        json_object_get(v, "current"), "memories", (json_int_t)json_array_size(learned_list(v)),
+        "forgotten", forgotten_list(f, v), "learned", learned_list(v), "recall",
+        json_object_get(sleep, "recall"), "retention", json_object_get(sleep, "retention"));
 }
 
 /* The rows of the versions that learned memories. */

@@ -142,10 +142,10 @@ static bool gate_passes(struct sleep_work *w) {
 /* The members of version.json about the run. */
 static json_t *notes_make(const struct sleep_work *w) {
     const int64_t n = w->measure.n_recall;
-    return json_pack("{s:f,s:{s:s,s:s,s:s,s:o,s:O,s:O}}", "score",
+    return json_pack("{s:f,s:{s:s,s:s,s:s,s:O,s:O,s:O}}", "score",
                      (double)count(w->measure.recall[1], n) / (double)MAX(n, 1), "sleep", "user",
                      w->o->user, "start", w->start.hash, "base", w->start.base, "memories",
-                     sleep_facts_provenance(&w->facts), "recall",
+                     json_object_get(w->result, "learned"), "recall",
                      json_object_get(w->result, "recall"), "retention",
                      json_object_get(w->result, "retention"));
 }
@@ -188,6 +188,8 @@ static int learn(struct sleep_work *w, struct error *err) {
     if (rc != OK) return rc;
     json_object_set_new(w->result, "recall", sleep_recall_json(&w->measure));
     json_object_set_new(w->result, "retention", sleep_retention_json(&w->measure));
+    json_object_set_new(w->result, "learned",
+                        sleep_learned_json(&w->measure, &w->facts, w->start.unlearned));
     if (gate_passes(w)) rc = result_publish(w, err);
     if (rc == OK) tree_delete(w->dir);
     return rc;

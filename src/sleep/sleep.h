@@ -30,7 +30,8 @@
 #include "train/train.h"
 
 struct sleep_options { /* filled from sleep_option_tables */
-    char *memory, *user, *rehearse;
+    char *memory;      /* a database, or an export NAME.jsonl of one user's memories */
+    char *user, *rehearse;
     int64_t rehearse_n, retain_n;
     double points;
     struct train_settings learn; /* out, init_adapter, max_memory, limits and train are used */
@@ -40,9 +41,10 @@ extern const struct option_table sleep_option_tables[];
 int sleep_options_check(const struct sleep_options *o, struct error *err);
 
 /* The versions of --out that learned memories, and the memories of the user, without a model:
- * {user, memories, versions: [{hash, number, created, current, memories, forgotten: [id]}],
- * unlearned: [id]}. forgotten: memories that the version learned and that no longer hold;
- * unlearned: memories that the current version has not learned. NULL sets err. */
+ * {user, memories, versions: [{hash, number, created, current, memories, forgotten: [id], learned,
+ * recall, retention}], unlearned: [id]}. forgotten: memories that the version learned and that no
+ * longer hold; learned, recall and retention: as in the result of sleep_run; unlearned: memories
+ * that the current version has not learned. NULL sets err. */
 json_t *sleep_status(const struct sleep_options *o, struct error *err);
 void sleep_status_print(const json_t *status, FILE *f);
 
@@ -53,6 +55,17 @@ json_t *sleep_plan(const struct sleep_options *o, const struct model_size *size,
 int sleep_memory_check(const struct sleep_options *o, const struct model_size *size,
                        enum numeric_class cls, struct pool *pool, struct error *err);
 
+/* Writes memories of memories_list to a file, mode 0600, that sleep_options.memory may name. */
+int sleep_memories_export(const json_t *list, const char *path, struct error *err);
+
+/* schedule: nightly runs at a local time of day */
+
+/* Parses "HH:MM"; *minute: of the day. */
+int sleep_time_parse(const char *text, int *minute, struct error *err);
+/* The first time after `now` at which the local time of day is `minute`, in seconds since 1970. A
+ * minute that a change of the clocks skips is moved by the size of the change. */
+int64_t sleep_time_next(int64_t now, int minute);
+
 struct sleep_env {
     struct model *m;     /* used for training */
     struct model *exact; /* used for measuring; in the exact class; may be m */
@@ -60,12 +73,14 @@ struct sleep_env {
 };
 /*
  * Runs, or continues, and publishes: {user, memories, facts, start, base, versions, lines,
- * rehearsal, first_loss, last_loss, recall, retention, published, up_to_date, why, dir, hash};
- * recall and retention are {n, before: interval, after: interval, change, lo, hi, p} of paired
- * answers; retention also has sets: [{name, …}], and is null if nothing was measured. The caller
- * frees it. A result that the gate rejects is no error: published is false. up_to_date: the current
- * version has learned exactly these memories, and nothing was done. If no memories are left, the
- * base becomes the current version.
+ * rehearsal, first_loss, last_loss, recall, retention, learned, published, up_to_date, why, dir,
+ * hash}; recall and retention are {n, before: interval, after: interval, change, lo, hi, p} of
+ * paired answers; retention also has sets: [{name, …}], and is null if nothing was measured;
+ * learned is [{id, hash, new: not learned by the current version before, before, after: questions
+ * that recalled the memory}]. It contains no text of a memory. The caller frees it. If the gate
+ * rejects the adapter, published is false, and err is not set. up_to_date: the current version has
+ * learned exactly these memories, and nothing was done. If no memories are left, the base becomes
+ * the current version.
  */
 json_t *sleep_run(const struct sleep_env *env, const struct sleep_options *o, struct error *err);
 void sleep_print(const json_t *result, FILE *f);

@@ -2,6 +2,7 @@
 import { models, stream } from "./api.js";
 import { Conversations } from "./conversations.js";
 import { Memories } from "./memories.js";
+import { Sleep } from "./sleep.js";
 import { fill, h, labelled, number, option, seconds, show_error } from "./dom.js";
 import { languages, t } from "./words.js";
 
@@ -130,10 +131,10 @@ export function open(root) {
     const choose = (id, turn) => {
         state.conversation = conversation.value = id;
         conversations.open(id, turn);
-        if (!id) memories.refresh(); // a deleted conversation takes its memories with it
+        if (!id) memories.refresh(), sleep.refresh(); // a deleted conversation takes its memories with it
     };
-    const conversations = new Conversations(choose), memories = new Memories(choose);
-    conversations.bar.append(memories.element);
+    const conversations = new Conversations(choose), memories = new Memories(choose, () => sleep.refresh()), sleep = new Sleep(choose);
+    conversations.bar.append(memories.element, sleep.element);
     const submit = h("button", { class: "main", type: "submit" });
     const board = h("div", { class: "board" });
     /** `all`: draws the board again, not only the button and the status. */
@@ -168,6 +169,7 @@ export function open(root) {
         conversations.id = state.conversation.trim();
         conversations.refresh();
         memories.refresh();
+        sleep.refresh();
     };
     answered();
     models().then(({ base, adapters }) => {
@@ -180,5 +182,6 @@ export function open(root) {
         open.paint = answered = () => {};
         conversations.close();
         memories.close();
+        sleep.close();
     };
 }

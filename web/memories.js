@@ -5,10 +5,11 @@ import { t } from "./words.js";
 
 const SHOWN = 500; // the strongest memories
 
-/** `open_source(conversation, turn)` is called when the user follows the link of a memory to its source. */
+/** `open_source(conversation, turn)` is called when the user follows the link of a memory to its source, `changed()` after a change. */
 export class Memories {
-    constructor(open_source) {
+    constructor(open_source, changed) {
         this.open_source = open_source;
+        this.changed = changed;
         this.status = h("small", { role: "status" });
         this.list = h("ul", { class: "memories" });
         this.element = h("section", { hidden: true, "aria-label": t("memories") },
@@ -54,6 +55,7 @@ export class Memories {
             show_error(e);
         }
         await this.refresh();
+        this.changed();
     }
 
     async remove(m) {

@@ -552,6 +552,50 @@ await check("blackboard: conversations are restored after a reload, searched, re
     await q.context().close();
 });
 
+await check("blackboard: the report of the night, with facts, recall, verdict, versions, a rollback and the deletion", async () => {
+    await api("/v1/ask", { question: "My name is Zorvan.", conversation: "night", agents: 1, iterations: 1, max_tokens: 4 });
+    const q = await page_of(await context({}), "ask"), report = q.getByRole("region", { name: "Report of the night" });
+    const versions = report.locator("ul.memories > li"), slow = { timeout: 240000 };
+    await report.getByRole("button", { name: "Sleep now" }).click();
+    await report.getByText("Published: recall improved").waitFor(slow);
+    assert.equal(await versions.count(), 1);
+    assert.match(await versions.textContent(), /Version 1 · current.*recall: 0 % → [1-9]\d* % \(n = 2\).*Zorvan name · [12] of 2 questions answered · exchange 1 of “night”/);
+    assert.equal(await report.getByRole("button", { name: /Restore/ }).count(), 0);
+    await api("/v1/ask", { question: "I live in Osaka.", conversation: "night", agents: 1, iterations: 1, max_tokens: 4 });
+    await report.getByRole("button", { name: "Sleep now" }).click();
+    await versions.nth(1).waitFor(slow);
+    assert.match(await versions.first().textContent(), /Version 2 · current/);
+    assert.match(await versions.first().locator("ul").textContent(), /^Osaka residence/); // the new fact only
+    assert.deepEqual(await q.evaluate(faults), []);
+    await q.screenshot({ path: join(shots, "sleep.png"), fullPage: true });
+    await report.getByRole("button", { name: "Restore: 1" }).click();
+    await versions.nth(1).getByText("Version 1 · current").waitFor();
+    assert.equal((await api("/v1/sleep")).versions[1].current, true);
+    await q.setViewportSize({ width: 375, height: 720 });
+    assert.deepEqual(await q.evaluate(faults), []);
+    await q.screenshot({ path: join(shots, "sleep-375.png"), fullPage: true });
+    await q.setViewportSize({ width: 1280, height: 800 });
+    const memories = q.getByRole("region", { name: "Memories" });
+    await memories.getByRole("button", { name: "Delete: Zorvan" }).click();
+    await q.getByRole("dialog").getByRole("button", { name: "Delete" }).click();
+    await versions.first().getByText("It still knows 1 forgotten memories").waitFor();
+    await versions.nth(1).getByText("a deleted memory").waitFor();
+    await report.getByRole("button", { name: "Delete" }).click();
+    await q.getByRole("dialog").getByRole("button", { name: "Delete" }).click();
+    await versions.first().waitFor({ state: "detached" });
+    assert.deepEqual((await api("/v1/sleep")).versions, []);
+    const evil = '<img src=x onerror="document.title=1">', figures = { n: 2, before: { value: 0 }, after: { value: 1 } };
+    const version = { number: evil, hash: evil, created: evil, current: false, forgotten: [], recall: figures, retention: { sets: [{ ...figures, name: evil }] },
+        learned: [{ id: 1, attribute: evil, value: evil, text: evil, source: { conversation: evil, turn: 1 }, new: true, after: 1 }] };
+    await q.route("**/v1/sleep", (r) => r.fulfill({ json: { memories: 1, at: evil, job: null, result: { published: false, why: evil, recall: figures, retention: null }, versions: [version] } }));
+    await q.reload();
+    await report.getByText(`Not published: ${evil}`).waitFor();
+    await versions.getByText(`exchange 1 of “${evil}”`).waitFor();
+    assert.equal(await q.locator("main img").count(), 0, "markup in a report is no text");
+    await api("/v1/conversations/night", null, "DELETE");
+    await q.context().close();
+});
+
 await check("blackboard: memories are listed with their source, deleted, undone, and go with their conversation", async () => {
     const q = await page_of(await context({}), "ask"), list = q.getByRole("region", { name: "Memories" }), items = list.locator("li");
     const tell = (question, conversation) => api("/v1/ask", { question, conversation, agents: 1, iterations: 1, max_tokens: 4 });

@@ -76,7 +76,7 @@ FLAGS_test_simulation.c := $(addprefix -Wl$(comma)--wrap=,open fwrite fflush fsy
 FLAGS_test_backup.c := $(addprefix -Wl$(comma)--wrap=,fflush fsync rename mkdir unlink rmdir)
 
 .PHONY: all deps libraries demo docs test test-all tests load fuzz fuzz-api bench bench-peers bench-depth bench-train bench-memory bench-serve sizes results-swarm results-evolve results-world \
-        results-grow results-specialists results-agent results-auto install uninstall clean
+        results-grow results-specialists results-agent results-auto results-sleep install uninstall clean
 EXAMPLES := $(basename $(notdir $(wildcard examples/*.c)))
 # Translations of messages: scripts/messages.py. Without gettext all messages are English.
 CATALOGUES := $(if $(shell command -v msgfmt),$(patsubst po/%.po,build/locale/%/LC_MESSAGES/shoal.mo,$(wildcard po/*.po)))
@@ -198,7 +198,7 @@ $(O)/fuzzer $(O)/seeds: $(O)/%: test/fuzz/%.c test/fuzz/targets.c $(O)/libshoal.
 	$(Q)$(CC) $(CFLAGS_ALL) $(FLAGS_$(<F)) -o $@ $< $(O)/libshoal.a $(LIBS)
 
 # The tables of docs/RESULTS.md.
-results-swarm results-evolve results-world results-grow results-specialists results-agent results-auto: deps all
+results-swarm results-evolve results-world results-grow results-specialists results-agent results-auto results-sleep: deps all
 	$(Q)sh scripts/$@.sh
 
 tests: $(TESTS:%=$(O)/%) $(O)/load

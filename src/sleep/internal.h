@@ -13,9 +13,11 @@ struct train_settings sleep_train_settings(const struct sleep_options *o,
 /* wordings.c */
 
 enum {
-    SLEEP_TRAINED = 4,  /* wordings of an attribute for training */
+    SLEEP_TRAINED = 4,  /* questions of an attribute for training */
     SLEEP_PREFIXES = 4, /* prefixes for each of them */
-    SLEEP_QUESTIONS = SLEEP_TRAINED * SLEEP_PREFIXES,
+    SLEEP_OBJECTS = 2,  /* names of an attribute for training */
+    SLEEP_FRAMES = 8,   /* questions with a place for each of them */
+    SLEEP_QUESTIONS = SLEEP_TRAINED * SLEEP_PREFIXES + SLEEP_OBJECTS * SLEEP_FRAMES,
     SLEEP_HELD_OUT = 2 /* questions for measuring only */
 };
 bool sleep_has_wordings(const char *attribute);
@@ -72,7 +74,8 @@ int64_t sleep_rehearsal_size(const struct sleep_rehearsal *r, bool held_out, int
 /* Conversation i of n of a set, {messages, tools}; the last message is the answer. */
 json_t *sleep_rehearsal_at(const struct sleep_rehearsal *r, int set, bool held_out, int64_t i,
                            int64_t n, uint64_t seed);
-/* Appends at most o->rehearse_n training lines, the sets in turn, and returns their number. */
+/* Appends at most o->rehearse_n training lines of each set, the sets in turn, and returns their
+ * number. */
 int64_t sleep_rehearsal_write(const struct sleep_rehearsal *r, const struct sleep_options *o,
                               struct buf *text);
 

@@ -22,8 +22,8 @@ static const struct option_row sleep_option_rows[] = {
         "other tasks, which are learned as well and must not become worse: task families, or a "
         "file of {messages} or {question, answer}",
         JOB_ARG_BUILTIN_OR_PATH_LIST),
-    ROW("rehearse-n", OPT_INT, rehearse_n, "400", 0, 1e6, "N",
-        "training lines of --rehearse, of all families together"),
+    ROW("rehearse-n", OPT_INT, rehearse_n, "300", 0, 1e5, "N",
+        "training lines of each family of --rehearse, or of the file"),
     ROW("retain-n", OPT_INT, retain_n, "200", 1, 1e6, "N",
         "questions of each family, or of the file, that are measured before and after"),
     ROW("retain-points", OPT_FLOAT, points, "1", 0, 100, "X",
@@ -46,12 +46,17 @@ int sleep_options_check(const struct sleep_options *o, struct error *err) {
     return train_settings_check(&s, false, err);
 }
 
+/* Passes over the lines if neither --epochs nor --max-steps is given: more than `shoal train` makes
+ * of as many samples, because a fact must be known word for word. */
+enum { SLEEP_EPOCHS = 7 };
+
 struct train_settings sleep_train_settings(const struct sleep_options *o,
                                            const struct strings *data) {
     struct train_settings s = o->learn;
     s.data = *data;
     s.method = (char *)(uintptr_t) "sft";
     s.init_adapter = NULL; // the run opens it
+    if (s.train.epochs == 0) s.train.epochs = SLEEP_EPOCHS;
     return s;
 }
 

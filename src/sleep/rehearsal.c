@@ -113,7 +113,7 @@ json_t *sleep_rehearsal_at(const struct sleep_rehearsal *r, int set, bool held_o
 
 int64_t sleep_rehearsal_write(const struct sleep_rehearsal *r, const struct sleep_options *o,
                               struct buf *text) {
-    const int64_t n = r->n_sets ? sleep_rehearsal_size(r, false, o->rehearse_n) : 0;
+    const int64_t n = r->n_sets * sleep_rehearsal_size(r, false, o->rehearse_n);
     for (int64_t i = 0; i < n; i++) {
         buf_add_json_line(text, sleep_rehearsal_at(r, (int)(i % r->n_sets), false, i, n,
                                                    (uint64_t)o->learn.train.seed));

@@ -89,12 +89,23 @@ static int request_run(struct sleep_work *w, struct train_request *q, struct err
     return rc;
 }
 
+/* Unless the user sets it, the learning rate is below that of `shoal train`: other tasks then
+ * change less, and the facts are learned all the same, because the lines are read more often. */
+static void learning_rate_set(struct train_settings *s, const struct model *m) {
+    const double share = 0.6;
+    struct train_options usual = s->train;
+    if (s->train.lr != 0) return;
+    train_options_adapt(&usual, 1, m->config.d_model);
+    s->train.lr = share * usual.lr;
+}
+
 static int adapter_train(struct sleep_work *w, struct error *err) {
     const size_t limit = memory_limit_get();
     char *file = xasprintf("adapter=%s/lines.jsonl", w->dir), *files[] = {file};
     const struct strings data = {files, 1};
-    const struct train_settings s = sleep_train_settings(w->o, &data);
+    struct train_settings s = sleep_train_settings(w->o, &data);
     struct train_request q = {0};
+    learning_rate_set(&s, w->env->m);
     int rc = lines_write(w, err);
     if (rc == OK) {
         rc = train_request_open(&q, &s, w->env->m, w->env->pool, err);

@@ -485,8 +485,7 @@ static int top_logprobs_alloc(int32_t **ids, float **logprobs, int32_t n, int32_
     return *logprobs ? OK : err->code;
 }
 
-/* Allocates the results. */
-static int results_alloc(struct engine_request *r, struct error *err) {
+int request_results_alloc(struct engine_request *r, struct error *err) {
     size_t n = (size_t)r->max_tokens;
     if (n > 0 &&
         (!(r->out = try_calloc(n, sizeof *r->out, err)) ||
@@ -549,7 +548,7 @@ static void request_state_set_grammar(struct engine *e, const struct engine_requ
 static int request_prepare(struct engine *e, struct engine_request *r, struct error *err) {
     struct mix_sum *sum;
     CHECK(!r->state && !r->out && !r->choice_logprob); // the caller zeroed or released the results
-    if (results_alloc(r, err) != OK || mix_sum_acquire(e, r, &sum, err) != OK) {
+    if (request_results_alloc(r, err) != OK || mix_sum_acquire(e, r, &sum, err) != OK) {
         engine_request_release(r);
         return err->code;
     }
@@ -576,9 +575,43 @@ static void request_enqueue(struct engine *e, struct engine_request *r) {
     e->n_waiting++;
 }
 
+/* Adds a checked and, unless it is for a remote, prepared request. */
+static void request_add(struct engine *e, struct engine_request *r) {
+    if (!e->remote) {
+        request_enqueue(e, r);
+        return;
+    }
+    r->done = false;
+    e->n_remote++;
+    e->remote->submit(e->remote_ctx, r);
+}
+
 int engine_submit(struct engine *e, struct engine_request *r, struct error *err) {
     if (engine_check(e, r, err) != OK) return err->code;
+    if (!e->remote && request_prepare(e, r, err) != OK) return err->code;
+    request_add(e, r);
+    return OK;
+}
+
+/* remote */
+
+void engine_set_remote(struct engine *e, const struct engine_remote *remote, void *ctx) {
+    CHECK(engine_unfinished(e) == 0);
+    e->remote = remote;
+    e->remote_ctx = ctx;
+}
+
+void engine_remote_finish(struct engine *e, struct engine_request *r) {
+    r->done = true;
+    e->n_remote--;
+    e->stats.finished++;
+    e->stats.generated += (uint64_t)r->n_generated;
+    if (e->o.on_finished) e->o.on_finished(e->o.on_finished_ctx, r);
+}
+
+int engine_remote_return(struct engine *e, struct engine_request *r, struct error *err) {
     if (request_prepare(e, r, err) != OK) return err->code;
+    e->n_remote--;
     request_enqueue(e, r);
     return OK;
 }
@@ -1161,6 +1194,12 @@ static void waiting_remove(struct engine *e, struct engine_request *r) {
 
 void engine_cancel(struct engine *e, struct engine_request *r) {
     if (r->done) return;
+    if (e->remote && !r->state) {
+        e->remote->cancel(e->remote_ctx, r);
+        r->finish = FINISH_NONE;
+        engine_remote_finish(e, r);
+        return;
+    }
     r->done = true;
     r->finish = FINISH_NONE;
     for (int32_t i = 0; i < e->n_active; i++)
@@ -1176,7 +1215,7 @@ void engine_cancel(struct engine *e, struct engine_request *r) {
 }
 
 int engine_unfinished(const struct engine *e) {
-    return e->n_active + e->n_waiting;
+    return e->n_active + e->n_waiting + e->n_remote;
 }
 
 static int step_finish(struct engine *e) {
@@ -1184,9 +1223,13 @@ static int step_finish(struct engine *e) {
     return engine_unfinished(e);
 }
 
+static const double REMOTE_SECONDS = 0.25; // the longest wait of a step
+
 int engine_step(struct engine *e) {
+    if (e->n_remote > 0)
+        e->remote->step(e->remote_ctx, e->n_active + e->n_waiting > 0 ? 0 : REMOTE_SECONDS);
     admit_waiting(e);
-    if (e->n_active == 0) return 0;
+    if (e->n_active == 0) return e->n_remote;
     e->mask_units = MASK_UNITS;
     masks_advance(e);
     step_schedule(e);
@@ -1203,11 +1246,17 @@ int engine_step(struct engine *e) {
     return step_finish(e);
 }
 
+void engine_text_replay(const struct engine *e, struct engine_request *r) {
+    int32_t n = r->n_out;
+    for (r->n_out = 1; r->n_out <= n; r->n_out++) stop_text_found(e, r);
+    r->n_out = n;
+}
+
 int engine_run(struct engine *e, struct engine_request *reqs, int n, struct progress *p,
                struct error *err) {
     for (int i = 0; i < n; i++)
         if (engine_check(e, &reqs[i], err) != OK) return error_wrap(err, "request %d", i);
-    for (int i = 0; i < n; i++) {
+    for (int i = 0; i < n && !e->remote; i++) {
         if (request_prepare(e, &reqs[i], err) == OK) continue;
         while (i-- > 0) {
             request_state_free(e, &reqs[i]);
@@ -1215,7 +1264,7 @@ int engine_run(struct engine *e, struct engine_request *reqs, int n, struct prog
         }
         return err->code;
     }
-    for (int i = 0; i < n; i++) request_enqueue(e, &reqs[i]);
+    for (int i = 0; i < n; i++) request_add(e, &reqs[i]);
     uint64_t already_finished = e->stats.finished;
     int left, rc = OK;
     do {

@@ -220,6 +220,24 @@ int engine_unfinished(const struct engine *e); /* the number of unfinished reque
  * (log_check_cancelled); then no request has results. */
 int engine_run(struct engine *e, struct engine_request *reqs, int n, struct progress *p,
                struct error *err);
+/*
+ * A remote: it computes the requests of an engine elsewhere. The functions above work as before,
+ * except that a cancelled request has no results. The engine calls `submit` with each checked
+ * request, without results; `step`, which waits for at most `seconds` until something happens; and
+ * `cancel`, after which the remote does not touch the request. The remote calls, within `step`,
+ * engine_remote_finish for a request whose results it has filled in (record_outputs_parse), or
+ * engine_remote_return for one that this engine is to compute itself; after an error of the latter
+ * the request is still the remote's.
+ */
+struct engine_remote {
+    void (*submit)(void *ctx, struct engine_request *r);
+    void (*step)(void *ctx, double seconds);
+    void (*cancel)(void *ctx, struct engine_request *r);
+};
+/* While no request is unfinished. remote NULL: none. */
+void engine_set_remote(struct engine *e, const struct engine_remote *remote, void *ctx);
+void engine_remote_finish(struct engine *e, struct engine_request *r);
+int engine_remote_return(struct engine *e, struct engine_request *r, struct error *err);
 /* Returns the memory of KV cache pages that neither a request nor the prefix cache uses to the
  * system. Call it between steps, when other programs need memory. It changes no results. */
 void engine_trim(struct engine *e);
@@ -481,6 +499,11 @@ json_t *record_outputs_json(const struct engine_request *r);
  * (NULL: the record has no grammar). */
 int record_inputs_parse(const json_t *inputs, struct arena *arena, struct engine_request *out,
                         struct grammar **grammar, struct error *err);
+/* The inverse of record_outputs_json for a request with the same inputs and no results yet; `text`
+ * is made again from the tokens. n_cached and n_dropped are 0. ERR_FORMAT: the outputs are not
+ * those of such a request. On an error the request has no results. */
+int record_outputs_parse(const struct engine *e, const json_t *outputs, struct engine_request *r,
+                         struct error *err);
 /* Compares two results of record_outputs_json and appends their differences to `out`, one line per
  * field; for a list, only the first difference. False: no difference. */
 bool record_outputs_diff(const json_t *before, const json_t *after, struct buf *out);

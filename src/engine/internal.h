@@ -103,6 +103,9 @@ struct engine {
     struct engine_options o;
     struct forward *f;
     struct engine_stats stats;
+    const struct engine_remote *remote; /* or NULL */
+    void *remote_ctx;
+    int32_t n_remote; /* requests that the remote has */
     int32_t max_out, vocab, n_active, n_waiting, n_slots;
     int32_t n_pages, reserved_pages;    /* KV cache pages: total, reserved by active requests */
     struct engine_request *head, *tail; /* waiting requests: a linked list */
@@ -182,6 +185,10 @@ int32_t slot_find_lru(const struct engine *e, bool filled);
 /* Allocates pages for positions [from, to) of a slot. When no page is free, evicts finished
  * sequences, least recently used first. False: there are not enough pages. */
 bool slot_reserve_pages(struct engine *e, int32_t slot, int32_t from, int32_t to);
+/* Allocates the results of a request. */
+int request_results_alloc(struct engine_request *r, struct error *err);
+/* Makes r->text from the output. */
+void engine_text_replay(const struct engine *e, struct engine_request *r);
 int engine_check_tokens(const char *what, const int32_t *v, int32_t n, int32_t vocab,
                         struct error *err);
 int engine_check_adapter(const struct adapter *a, const struct model_config *c, struct error *err);

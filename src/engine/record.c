@@ -63,6 +63,104 @@ json_t *record_outputs_json(const struct engine_request *r) {
                      "generated", r->n_generated);
 }
 
+/* the inverse */
+
+static float float_parse(const json_t *v) {
+    const char *text = json_string_value(v);
+    if (!text) return (float)json_number_value(v);
+    return strcmp(text, "nan") == 0 ? NAN : *text == '-' ? -INFINITY : INFINITY;
+}
+
+/* Reads a list of n numbers. False: it is none. */
+static bool floats_parse(const json_t *list, int32_t n, float *out) {
+    if (!json_is_array(list) || json_array_size(list) != (size_t)n) return false;
+    for (int32_t i = 0; i < n; i++) {
+        const json_t *v = json_array_get(list, (size_t)i);
+        if (!json_is_number(v) && !json_is_string(v)) return false;
+        out[i] = float_parse(v);
+    }
+    return true;
+}
+
+static bool tokens_parse(const json_t *list, int32_t n, int32_t *out) {
+    if (!json_is_array(list) || json_array_size(list) != (size_t)n) return false;
+    for (int32_t i = 0; i < n; i++) {
+        const json_t *v = json_array_get(list, (size_t)i);
+        if (!json_is_integer(v) || json_integer_value(v) < 0 || json_integer_value(v) > INT32_MAX)
+            return false;
+        out[i] = (int32_t)json_integer_value(v);
+    }
+    return true;
+}
+
+/* Reads [n][n_top] pairs of an id and a number. */
+static bool tops_parse(const json_t *list, int32_t n, int32_t n_top, int32_t *ids,
+                       float *logprobs) {
+    if (n_top == 0) return true;
+    if (!json_is_array(list) || json_array_size(list) != (size_t)n) return false;
+    for (int64_t i = 0; i < (int64_t)n * n_top; i++) {
+        const json_t *top = json_array_get(list, (size_t)(i / n_top)),
+                     *pair = json_array_get(top, (size_t)(i % n_top)),
+                     *id = json_array_get(pair, 0);
+        if (json_array_size(top) != (size_t)n_top || !json_is_integer(id)) return false;
+        ids[i] = (int32_t)json_integer_value(id);
+        logprobs[i] = float_parse(json_array_get(pair, 1));
+    }
+    return true;
+}
+
+static bool finish_parse(const char *name, enum finish_reason *out) {
+    for (int f = FINISH_NONE; f <= FINISH_LOOP; f++)
+        if (strcmp(finish_reason_name((enum finish_reason)f), name) == 0) {
+            *out = (enum finish_reason)f;
+            return true;
+        }
+    return false;
+}
+
+static bool number_parse(const json_t *outputs, const char *key, int32_t min, int32_t max,
+                         int32_t *out) {
+    const json_t *v = json_object_get(outputs, key);
+    int64_t n = json_integer_value(v);
+    *out = (int32_t)n;
+    return json_is_integer(v) && n >= min && n <= max;
+}
+
+int record_outputs_parse(const struct engine *e, const json_t *outputs, struct engine_request *r,
+                         struct error *err) {
+    const json_t *out = json_object_get(outputs, "out");
+    int32_t n = (int32_t)MIN(json_array_size(out), INT32_MAX), n_choices = MAX(r->n_choices, 0),
+            n_prompt = r->prompt_logprobs ? r->n_prompt : 0;
+    if (request_results_alloc(r, err) != OK) goto failed;
+    if (n > r->max_tokens || !tokens_parse(out, n, r->out) ||
+        !floats_parse(json_object_get(outputs, "logprobs"), n, r->out_logprob) ||
+        !tops_parse(json_object_get(outputs, "top"), n, r->n_top, r->top_ids, r->top_logprob) ||
+        !floats_parse(json_object_get(outputs, "prompt_logprobs"), n_prompt, r->prompt_logprob) ||
+        !tops_parse(json_object_get(outputs, "prompt_top"), n_prompt, n_prompt ? r->n_top : 0,
+                    r->prompt_top_ids, r->prompt_top_logprob) ||
+        !floats_parse(json_object_get(outputs, "choice_logprobs"), n_choices, r->choice_logprob) ||
+        !floats_parse(json_object_get(outputs, "choice_probs"), n_choices, r->choice_prob) ||
+        !number_parse(outputs, "choice", -1, n_choices - 1, &r->choice) ||
+        !finish_parse(json_get_string(outputs, "finish"), &r->finish) ||
+        !number_parse(outputs, "prefilled", 0, INT32_MAX, &r->n_prefilled) ||
+        !number_parse(outputs, "generated", 0, INT32_MAX, &r->n_generated)) {
+        error_set(err, ERR_FORMAT, "the outputs are not those of the request");
+        goto failed;
+    }
+    if (engine_check_tokens("the output", r->out, n, e->vocab, err) != OK ||
+        engine_check_tokens("the top tokens", r->top_ids, n * r->n_top, e->vocab, err) != OK ||
+        engine_check_tokens("the top tokens of the prompt", r->prompt_top_ids, n_prompt * r->n_top,
+                            e->vocab, err) != OK)
+        goto failed;
+    r->n_out = n;
+    engine_text_replay(e, r);
+    r->done = true;
+    return OK;
+failed:
+    engine_request_release(r);
+    return err->code;
+}
+
 static const char *adapter_path(const struct adapter *a, const struct recorded_adapter *adapters,
                                 int n) {
     for (int i = 0; i < n; i++)

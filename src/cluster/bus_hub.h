@@ -1,0 +1,15 @@
+/*
+ * bus_hub: the hub of a local bus, a thread that stores queues and values and passes messages on.
+ */
+#ifndef SHOAL_CLUSTER_BUS_HUB_H
+#define SHOAL_CLUSTER_BUS_HUB_H
+
+#include "cluster/bus_frame.h"
+
+struct bus_hub;
+/* Listens on a socket in a new folder that only this user can enter. */
+struct bus_hub *bus_hub_start(struct error *err);
+const char *bus_hub_path(const struct bus_hub *h); /* path of the socket */
+void bus_hub_stop(struct bus_hub *h);              /* disconnects all members; NULL is allowed */
+
+#endif

@@ -1,0 +1,248 @@
+/*
+ * test_bus: messages, queues and values of a local bus, members that disconnect, and invalid
+ * frames.
+ */
+/* levels: once */
+#define _GNU_SOURCE
+#include "fixture.h"
+
+#include "cluster/bus_frame.h"
+#include "cluster/unit.h"
+
+#include <setjmp.h>
+#include <stdarg.h>
+#include <stdlib.h>
+#include <sys/socket.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#include <cmocka.h>
+
+static struct bus *hub, *one, *two;
+static struct error err;
+
+static int bus_setup(void **state) {
+    (void)state;
+    hub = bus_open("local", "hub", &err);
+    one = hub ? bus_open(bus_address(hub), "one", &err) : NULL;
+    two = hub ? bus_open(bus_address(hub), "two", &err) : NULL;
+    return one && two ? 0 : -1;
+}
+
+static int bus_teardown(void **state) {
+    (void)state;
+    bus_close(two);
+    bus_close(one);
+    bus_close(hub);
+    two = one = hub = NULL;
+    return 0;
+}
+
+static void ok(int rc) {
+    if (rc != OK) fail_msg("%s", err.text);
+}
+
+static void send_text(int (*send)(struct bus *, const char *, const void *, size_t, struct error *),
+                      struct bus *b, const char *to, const char *text) {
+    ok(send(b, to, text, strlen(text), &err));
+}
+
+static void enqueue(const char *queue, const char *id, const char *text) {
+    ok(bus_enqueue(hub, queue, id, text, strlen(text), &err));
+}
+
+/* The next message; its text must be `text`. Returns its item. */
+static uint64_t receive(struct bus *b, const char *subject, const char *text) {
+    struct bus_message m;
+    int rc = bus_receive(b, 10, &m, &err);
+    if (rc < 0) fail_msg("%s", err.text);
+    assert_int_equal(rc, 1);
+    assert_string_equal(m.subject, subject);
+    assert_int_equal(m.len, strlen(text));
+    assert_memory_equal(m.data, text, m.len);
+    return m.item;
+}
+
+static void receive_nothing(struct bus *b) {
+    struct bus_message m;
+    assert_int_equal(bus_receive(b, 0.05, &m, &err), 0);
+}
+
+/* Returns when the hub has handled all messages of the member. */
+static void hub_sync(struct bus *b) {
+    struct buf value = {0};
+    assert_int_equal(bus_get(b, "no such key", &value, NULL, &err), ERR_MISSING);
+}
+
+static void messages_reach_subscribers(void **state) {
+    (void)state;
+    ok(bus_subscribe(one, "news", &err));
+    ok(bus_subscribe(two, "new*", &err));
+    hub_sync(one);
+    hub_sync(two);
+    send_text(bus_publish, hub, "news", "hello");
+    send_text(bus_publish, hub, "newer", "only two");
+    receive(one, "news", "hello");
+    receive(two, "news", "hello");
+    receive(two, "newer", "only two");
+    receive_nothing(one);
+    receive_nothing(hub);
+}
+
+static void items_stay_until_they_are_acknowledged(void **state) {
+    (void)state;
+    enqueue("work", "1", "first"); // before there is a consumer
+    enqueue("work", "1", "first again");
+    enqueue("work", "2", "second");
+    ok(bus_consume(one, "work", 1, &err));
+    uint64_t item = receive(one, "work", "first");
+    receive_nothing(one); // its limit is one
+    ok(bus_nak(one, item, &err));
+    item = receive(one, "work", "first");
+    ok(bus_ack(one, item, &err));
+    receive(one, "work", "second");
+    ok(bus_consume(two, "work", 5, &err));
+    hub_sync(two);
+    bus_close(one); // without acknowledging
+    one = NULL;
+    item = receive(two, "work", "second");
+    ok(bus_ack(two, item, &err));
+    ok(bus_ack(two, item, &err)); // has no effect
+    hub_sync(two);
+    enqueue("work", "2", "the id is free again");
+    receive(two, "work", "the id is free again");
+}
+
+static void consumers_share_a_queue(void **state) {
+    (void)state;
+    ok(bus_consume(one, "work", 2, &err));
+    ok(bus_consume(two, "work", 2, &err));
+    hub_sync(one);
+    hub_sync(two);
+    for (int i = 0; i < 5; i++) {
+        char id[2] = {(char)('a' + i), 0};
+        enqueue("work", id, id);
+    }
+    struct bus_message m;
+    for (int i = 0; i < 2; i++) assert_int_equal(bus_receive(one, 10, &m, &err), 1);
+    for (int i = 0; i < 2; i++) assert_int_equal(bus_receive(two, 10, &m, &err), 1);
+    receive_nothing(one);
+    receive_nothing(two);
+    ok(bus_purge(hub, "work", &err)); // the fifth
+    hub_sync(hub);
+    ok(bus_ack(two, m.item, &err));
+    receive_nothing(two);
+}
+
+static void values_have_revisions(void **state) {
+    (void)state;
+    struct buf value = {0};
+    uint64_t revision = 0;
+    assert_int_equal(bus_get(one, "key", &value, &revision, &err), ERR_MISSING);
+    ok(bus_put(one, "key", "a", 1, 0, &err));
+    assert_int_equal(bus_put(two, "key", "b", 1, 0, &err), ERR_STATE);
+    ok(bus_get(two, "key", &value, &revision, &err));
+    assert_string_equal(value.data, "a");
+    ok(bus_put(two, "key", "b", 1, revision, &err));
+    assert_int_equal(bus_put(one, "key", "c", 1, revision, &err), ERR_STATE);
+    ok(bus_put(one, "key", "c", 1, BUS_ANY, &err));
+    value.len = 0;
+    ok(bus_get(two, "key", &value, NULL, &err));
+    assert_string_equal(value.data, "c");
+    buf_release(&value);
+}
+
+static void messages_wait_while_a_reply_is_awaited(void **state) {
+    (void)state;
+    ok(bus_subscribe(one, "news", &err));
+    hub_sync(one);
+    send_text(bus_publish, two, "news", "1");
+    send_text(bus_publish, two, "news", "2");
+    hub_sync(two);
+    hub_sync(one);
+    receive(one, "news", "1");
+    receive(one, "news", "2");
+}
+
+static void large_messages_and_limits(void **state) {
+    (void)state;
+    char *data = xmalloc(BUS_DATA_MAX + 1), name[BUS_NAME_MAX + 1];
+    memset(data, 'x', BUS_DATA_MAX + 1);
+    memset(name, 'n', BUS_NAME_MAX);
+    name[BUS_NAME_MAX] = 0;
+    ok(bus_subscribe(one, "big", &err));
+    hub_sync(one);
+    ok(bus_publish(two, "big", data, BUS_DATA_MAX, &err));
+    struct bus_message m;
+    assert_int_equal(bus_receive(one, 20, &m, &err), 1);
+    assert_int_equal(m.len, BUS_DATA_MAX);
+    assert_memory_equal(m.data, data, m.len);
+    assert_int_equal(bus_publish(two, "big", data, BUS_DATA_MAX + 1, &err), ERR_MEMORY);
+    assert_int_equal(bus_publish(two, name, data, 1, &err), ERR_USAGE);
+    assert_null(bus_open("http://x", "x", &err));
+    assert_int_equal(err.code, ERR_USAGE);
+    assert_null(bus_open("unix:/nonexistent", "x", &err));
+    free(data);
+}
+
+/* A connection without the functions of a member. */
+static int raw_connect(void) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    snprintf(address.sun_path, sizeof address.sun_path, "%s", bus_address(hub) + strlen("unix:"));
+    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
+    assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof address), 0);
+    return fd;
+}
+
+static void wrong_bytes_end_only_their_connection(void **state) {
+    (void)state;
+    static const char *const wrong[] = {"\xff\xff\xff\xff_",        "\0\0\0\0",
+                                        "\x0a\0\0\0\x63_________",  "\x0a\0\0\0\x01________\xff",
+                                        "\x0a\0\0\0\x0c________\0", "\x0a\0\0\0\x05________\0"};
+    static const size_t lengths[] = {5, 4, 14, 14, 14, 14};
+    for (size_t i = 0; i < ARRAY_LEN(wrong); i++) {
+        char byte;
+        int fd = raw_connect();
+        assert_int_equal(send(fd, wrong[i], lengths[i], MSG_NOSIGNAL), (ssize_t)lengths[i]);
+        assert_int_equal(recv(fd, &byte, 1, 0), 0); // the hub has closed it
+        close(fd);
+    }
+    struct rng r = rng_make(1, RNG_TEST, 0, 0);
+    for (int i = 0; i < 200; i++) {
+        uint8_t bytes[64];
+        int fd = raw_connect();
+        for (size_t k = 0; k < sizeof bytes; k++)
+            bytes[k] = (uint8_t)rng_below(&r, k < 4 ? 8 : 256);
+        send(fd, bytes, sizeof bytes, MSG_NOSIGNAL);
+        close(fd);
+    }
+    hub_sync(one);
+    ok(bus_subscribe(one, "news", &err));
+    hub_sync(one);
+    send_text(bus_publish, two, "news", "still here");
+    receive(one, "news", "still here");
+}
+
+static void the_end_of_the_hub_is_an_error(void **state) {
+    (void)state;
+    bus_close(hub);
+    hub = NULL;
+    struct bus_message m;
+    assert_int_equal(bus_receive(one, 10, &m, &err), ERR_IO);
+    assert_int_equal(bus_put(two, "key", "a", 1, 0, &err), ERR_IO);
+}
+
+int main(void) {
+#define BUS_TEST(f) cmocka_unit_test_setup_teardown(f, bus_setup, bus_teardown)
+    const struct CMUnitTest tests[] = {
+        BUS_TEST(messages_reach_subscribers),
+        BUS_TEST(items_stay_until_they_are_acknowledged),
+        BUS_TEST(consumers_share_a_queue),
+        BUS_TEST(values_have_revisions),
+        BUS_TEST(messages_wait_while_a_reply_is_awaited),
+        BUS_TEST(large_messages_and_limits),
+        BUS_TEST(wrong_bytes_end_only_their_connection),
+        BUS_TEST(the_end_of_the_hub_is_an_error),
+    };
+    return cmocka_run_group_tests(tests, NULL, NULL);
+}

@@ -49,6 +49,7 @@ static const struct option_row output_rows[] = {
     ROW("cache", OPT_BOOL, use_cache, "true", NULL,
         "reuse calls that are in --store, and store new ones"),
     SETUP_WORK_ROWS(struct options, setup),
+    CLUSTER_ROWS(struct options, setup.cluster),
     SETUP_RECORD_ROWS(struct options, setup),
     {0},
 };

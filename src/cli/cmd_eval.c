@@ -42,6 +42,7 @@ static const struct option_row candidate_rows[] = {
     ROW("frozen", OPT_STRING, frozen, "FILE",
         "report whether the evaluation kept the plan in this file of --freeze", JOB_ARG_INPUT_PATH),
     SETUP_WORK_ROWS(struct options, setup),
+    CLUSTER_ROWS(struct options, setup.cluster),
     SETUP_RECORD_ROWS(struct options, setup),
     {"adapters", OPT_ALIAS, 0, "adapter"},
     {0},

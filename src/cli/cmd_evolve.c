@@ -15,6 +15,7 @@ struct options {
     int64_t seed, at;
     bool zero_adapters, dry_run;
     int64_t max_seqs;
+    struct cluster_flags cluster;
 };
 #define RUNS_ROW                                                                                   \
     {                                                                                              \
@@ -28,7 +29,7 @@ struct options {
             "every limit",                                                                         \
             JOB_ARG_TEXT                                                                           \
     }
-#define SEQS_ROW ENGINE_SEQS_ROW(struct options, max_seqs)
+#define SEQS_ROW ENGINE_SEQS_ROW(struct options, max_seqs), CLUSTER_ROWS(struct options, cluster)
 static const struct option_row rows[] = {
     RUNS_ROW,
     MEMORY_ROW,
@@ -79,6 +80,19 @@ static void on_interrupt(int signal_number) {
     if (write(STDERR_FILENO, text, sizeof text - 1) < 0) return;
 }
 
+/* The cluster of a run, or of nothing. */
+struct run_cluster {
+    const struct cli_options *c;
+    const struct cluster_flags *flags;
+    struct cluster *cluster;
+};
+
+static int engine_opened(void *ctx, struct engine *e, struct model *m, struct error *err) {
+    struct run_cluster *r = ctx;
+    r->cluster = cluster_flags_open(r->flags, r->c, memory_limit_named(), e, m, err);
+    return r->cluster ? OK : err->code;
+}
+
 /* The caller frees the pool. */
 static struct evolve_env env_init(const struct cli_options *c, const char *runs_dir,
                                   int64_t max_seqs) {
@@ -89,6 +103,21 @@ static struct evolve_env env_init(const struct cli_options *c, const char *runs_
                                .root = runs_dir,
                                .find = cli_find_file,
                                .pause = &pause_wanted};
+}
+
+static struct evolve_env env_with_cluster(struct run_cluster *r, const struct cli_options *c,
+                                          const struct options *o) {
+    struct evolve_env env = env_init(c, o->runs, o->max_seqs);
+    *r = (struct run_cluster){.c = c, .flags = &o->cluster};
+    if (!o->cluster.address || o->dry_run) return env;
+    env.engine_opened = engine_opened;
+    env.engine_ctx = r;
+    return env;
+}
+
+static void env_close(const struct evolve_env *env, struct run_cluster *r) {
+    cluster_close(r->cluster);
+    pool_free(env->pool);
 }
 
 static const struct recipe_section sections[] = {
@@ -139,7 +168,8 @@ static int run_recipe(const struct cli_options *c, const struct options *o, cons
     struct evolve_recipe loaded;
     if (memory_limit_parse(o->max_memory, err) != OK) return err->code;
     char *path = cli_find_file(recipe);
-    struct evolve_env env = env_init(c, o->runs, o->max_seqs);
+    struct run_cluster cluster;
+    struct evolve_env env = env_with_cluster(&cluster, c, o);
     json_t *result = NULL;
     double joules = energy_now();
     int rc = evolve_recipe_load(&loaded, path, err);
@@ -165,7 +195,7 @@ static int run_recipe(const struct cli_options *c, const struct options *o, cons
         free(id);
     }
     evolve_recipe_release(&loaded);
-    pool_free(env.pool);
+    env_close(&env, &cluster);
     free(path);
     return rc;
 }
@@ -273,7 +303,8 @@ static int run_resume(const struct cli_options *c, const void *options, const st
                       struct error *err) {
     const struct options *o = options;
     if (memory_limit_parse(o->max_memory, err) != OK) return err->code;
-    struct evolve_env env = env_init(c, o->runs, o->max_seqs);
+    struct run_cluster cluster;
+    struct evolve_env env = env_with_cluster(&cluster, c, o);
     double joules = energy_now();
     json_t *result = o->dry_run ? evolve_run_resume_plan(&env, args->v[0], err)
                                 : evolve_run_resume(&env, args->v[0], err);
@@ -281,7 +312,7 @@ static int run_resume(const struct cli_options *c, const void *options, const st
         cli_print_dry_run(c, result);
     else if (result)
         print_result(c, o, result, energy_now() - joules);
-    pool_free(env.pool);
+    env_close(&env, &cluster);
     return result ? OK : err->code;
 }
 
@@ -289,7 +320,8 @@ static int run_fork(const struct cli_options *c, const void *options, const stru
                     struct error *err) {
     const struct options *o = options;
     if (memory_limit_parse(o->max_memory, err) != OK) return err->code;
-    struct evolve_env env = env_init(c, o->runs, o->max_seqs);
+    struct run_cluster cluster;
+    struct evolve_env env = env_with_cluster(&cluster, c, o);
     double joules = energy_now();
     const struct evolve_fork fork = {.parent = args->v[0],
                                      .generation = (int)o->at,
@@ -302,7 +334,7 @@ static int run_fork(const struct cli_options *c, const void *options, const stru
         cli_print_dry_run(c, result);
     else if (result)
         print_result(c, o, result, energy_now() - joules);
-    pool_free(env.pool);
+    env_close(&env, &cluster);
     return result ? OK : err->code;
 }
 

@@ -70,6 +70,7 @@ static const struct option_row rows[] = {
         "KV cache of the sequence: loaded if the file exists, saved at the end; an empty prompt "
         "continues it"),
     SETUP_ROWS(struct options, setup),
+    CLUSTER_ROWS(struct options, setup.cluster),
     SETUP_RECORD_ROWS(struct options, setup),
     {0},
 };

@@ -33,6 +33,7 @@ static const struct option_row command_rows[] = {
     ROW("then-train", then_train, "DIR",
         "train an adapter on the kept samples; options of 'shoal train' follow --"),
     SETUP_ROWS(struct options, setup),
+    CLUSTER_ROWS(struct options, setup.cluster),
     SETUP_ROW("record", OPT_BOOL, struct options, setup.record, "true", NULL,
               "store every call with its result, for 'shoal replay' and to continue"),
     SETUP_ROW("store", OPT_STRING, struct options, setup.store, SETUP_STORE, "FILE",

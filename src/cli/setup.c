@@ -205,11 +205,25 @@ static int recorder_open(struct setup *s, struct error *err) {
     return OK;
 }
 
+struct cluster *cluster_flags_open(const struct cluster_flags *f, const struct cli_options *c,
+                                   size_t max_memory, struct engine *e, struct model *m,
+                                   struct error *err) {
+    const struct cluster_options o = {.address = f->address,
+                                      .replicas = (int)f->replicas,
+                                      .balancer = f->balancer,
+                                      .threads = (int)c->threads,
+                                      .max_memory = max_memory};
+    return cluster_open(&o, e, m, err);
+}
+
 int setup_engine(struct setup *s, struct error *err) {
     bool records = s->o->record && !s->o->dry_run;
     if (records && recorder_open(s, err) != OK) return err->code;
     s->e = engine_new(s->m, &s->engine, err);
-    return s->e ? OK : err->code;
+    if (!s->e) return err->code;
+    if (!s->o->cluster.address || s->o->dry_run) return OK;
+    s->cluster = cluster_flags_open(&s->o->cluster, s->c, s->limit, s->e, s->m, err);
+    return s->cluster ? OK : err->code;
 }
 
 int setup_print_work(struct setup *s, struct work_counter *c, struct error *err) {
@@ -252,6 +266,7 @@ int setup_close(struct setup *s, int rc, struct error *err) {
         log_info("%lld calls recorded in '%s'", (long long)s->recorder.n, s->o->store);
     if (rc == OK && s->m && !s->o->dry_run) setup_print_peak_memory(s->c, s->limit);
     store_close(s->recorder.store);
+    cluster_close(s->cluster);
     engine_free(s->e);
     for (int i = 0; i < s->n_adapters; i++) {
         adapter_release(s->adapters[i].adapter);

@@ -9,10 +9,17 @@
 #define SHOAL_CLI_SETUP_H
 
 #include "cli/cli.h"
+#include "cluster/cluster.h"
 #include "engine/engine.h"
 
+/* The options of a command that can compute on a cluster. */
+struct cluster_flags {
+    char *address, *balancer;
+    int64_t replicas;
+};
 struct setup_options {
     char *max_memory, *kv, *lora, *store;
+    struct cluster_flags cluster;
     struct engine_limits limits;
     bool dry_run, record;
 };
@@ -40,6 +47,26 @@ struct setup_options {
         SETUP_ROW("store", OPT_STRING, type, field.store, SETUP_STORE, "FILE",                     \
                   "database of stored calls", JOB_ARG_SERVER_ONLY)
 #define SETUP_STORE "runs/calls.db"
+/* Rows of a command whose options struct `type` has a struct cluster_flags `field`. */
+#define CLUSTER_ROWS(type, field)                                                                  \
+    SETUP_ROW("cluster", OPT_STRING, type, field.address, NULL, "ADDRESS",                         \
+              "compute on a cluster; local:N starts N processes of this machine"),                 \
+        {"replicas",                                                                               \
+         OPT_INT,                                                                                  \
+         offsetof(type, field.replicas),                                                           \
+         "1",                                                                                      \
+         1,                                                                                        \
+         UNIT_REPLICAS_MAX,                                                                        \
+         "N",                                                                                      \
+         "nodes that compute each call; the result of more than half of them stands"},             \
+        SETUP_ROW("balancer", OPT_STRING, type, field.balancer, "hybrid", "NAME",                  \
+                  "how calls are distributed to nodes: hybrid, round_robin, least_loaded, "        \
+                  "capability, adapter or prefix",                                                 \
+                  JOB_ARG_TEXT)
+/* Starts the cluster of the options. */
+struct cluster *cluster_flags_open(const struct cluster_flags *f, const struct cli_options *c,
+                                   size_t max_memory, struct engine *e, struct model *m,
+                                   struct error *err);
 
 struct setup {
     const struct cli_options *c;
@@ -54,6 +81,7 @@ struct setup {
     struct recorded_adapter *adapters; /* absolute paths; owns both */
     int n_adapters;
     struct recorder recorder;
+    struct cluster *cluster; /* of --cluster, or NULL */
 };
 /* Upper bounds of what a command needs: engine options for unlimited memory, the paths of its
  * adapters
@@ -81,7 +109,7 @@ int setup_open(struct setup *s, const struct cli_options *c, const struct setup_
 struct adapter *setup_adapter(struct setup *s, const char *path, struct error *err);
 /* setup_adapter with the signature that team_load_adapters requires. */
 struct adapter *setup_load_adapter(void *setup, const char *path, struct error *err);
-/* Creates the engine, and the recorder for --record. */
+/* Creates the engine, the recorder for --record, and the cluster of --cluster. */
 int setup_engine(struct setup *s, struct error *err);
 /* Ends a dry run of a command that counted its requests: measures their speed, and prints work and
  * time; with --json in one object with the memory plan. */

@@ -284,6 +284,9 @@ struct evolve_env {
     /* May be NULL. Another thread or a signal handler sets it: then the run stops at the next step
      * with ERR_STATE. */
     const volatile bool *pause;
+    /* May be NULL. Called when a run has opened its engine: a cluster may replace the runner. */
+    int (*engine_opened)(void *ctx, struct engine *e, struct model *m, struct error *err);
+    void *engine_ctx;
 };
 /* OK if a run may have this id, which names a folder: letters, digits, '-' and '_'; else ERR_USAGE.
  * NULL is OK. The functions below check ids themselves. */

@@ -88,6 +88,8 @@ int evolve_run_open_model(struct evolve_run *r, struct error *err) {
         rc = error_set(err, ERR_MISMATCH, "'%s' has no tokenizer", path);
     if (rc == OK) rc = evolve_run_fit_memory(r, &eo, err);
     if (rc == OK && !(r->engine = engine_new(r->model, &eo, err))) rc = err->code;
+    if (rc == OK && r->env->engine_opened)
+        rc = r->env->engine_opened(r->env->engine_ctx, r->engine, r->model, err);
     CHECK(r->o->personas.n <= MAX_FOUNDERS);
     r->n_founders = r->o->personas.n;
     for (int i = 0; rc == OK && i < r->n_founders; i++) rc = persona_resolve_data(r, i, err);

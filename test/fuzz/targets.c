@@ -18,6 +18,9 @@
 
 #include "agent/agent.h"
 #include "backup/internal.h"
+#include "cluster/bus_frame.h"
+#include "cluster/unit.h"
+#include "cluster/wire.h"
 #include "eval/eval.h"
 #include "evolve/evolve.h"
 #include "grade/grade.h"
@@ -1760,6 +1763,81 @@ static void fuzz_mcp(const uint8_t *data, size_t size) {
     buf_release(&same);
 }
 
+/* Frames of a bus: all of them, from any position on, are within the input. */
+static void cluster_frames_use(const uint8_t *data, size_t size) {
+    struct bus_frame f;
+    int64_t n;
+    for (size_t at = 0; (n = bus_frame_parse(data + at, size - at, &f)) > 0; at += (size_t)n) {
+        MUST(at + (size_t)n <= size && f.data + f.len == data + at + n);
+        MUST(strlen(f.name) < BUS_NAME_MAX);
+        struct buf copy = {0};
+        bus_frame_add(&copy, f.op, f.number, f.name, f.data, f.len);
+        MUST(copy.len == (size_t)n && memcmp(copy.data, data + at, copy.len) == 0);
+        buf_release(&copy);
+    }
+}
+
+/* Calls that are accepted have the same key when they are written and read again. */
+static void cluster_calls_use(const uint8_t *data, size_t size) {
+    struct unit_calls u, again;
+    struct error err;
+    if (unit_calls_parse(data, size, &u, &err) == OK) {
+        struct strings hashes = {0};
+        struct buf text = {0};
+        char id[HASH_LEN], same[HASH_LEN];
+        unit_calls_adapters(&u, &hashes);
+        if (hashes.n == 0) {
+            struct engine_request *calls[1] = {u.v}, *calls_again[1];
+            unit_calls_write(calls, 1, &text);
+            MUST(unit_calls_parse((const uint8_t *)text.data, text.len, &again, &err) == OK);
+            calls_again[0] = again.v;
+            unit_id(calls, 1, "", id);
+            unit_id(calls_again, 1, "", same);
+            MUST(strcmp(id, same) == 0);
+            unit_calls_release(&again);
+        }
+        buf_release(&text);
+        strings_release(&hashes);
+    }
+    unit_calls_release(&u);
+}
+
+/* Results for a call of each kind: they are refused, or have the sizes of the call. */
+static void cluster_results_use(const uint8_t *data, size_t size) {
+    static const int32_t prompt[] = {1, 2}, choice[] = {3};
+    const struct token_seq choices[] = {{choice, 1}, {prompt, 2}};
+    struct engine *e = engine_small(DTYPE_F32);
+    const struct engine_request kinds[] = {
+        {
+            .prompt = prompt,
+            .n_prompt = 2,
+            .max_tokens = 8,
+            .n_top = 2,
+        },
+        {.prompt = prompt, .n_prompt = 2, .choices = choices, .n_choices = 2},
+        {.prompt = prompt, .n_prompt = 2, .prompt_logprobs = true, .n_top = 1}};
+    for (size_t i = 0; i < ARRAY_LEN(kinds); i++) {
+        struct engine_request r = kinds[i], *calls[1] = {&r};
+        struct error err;
+        if (unit_results_parse(e, data, size, calls, 1, &err) == OK)
+            MUST(r.done && r.n_out <= r.max_tokens && r.choice < MAX(r.n_choices, 1));
+        engine_request_release(&r);
+    }
+    engine_free(e);
+}
+
+static void fuzz_cluster(const uint8_t *data, size_t size) {
+    const uint8_t *body;
+    size_t len;
+    const struct bus_message m = {.subject = "", .data = data, .len = size};
+    json_t *v = wire_read(&m, &body, &len);
+    MUST(!v || body + len == data + size);
+    json_decref(v);
+    cluster_frames_use(data, size);
+    cluster_calls_use(data, size);
+    cluster_results_use(data, size);
+}
+
 static const struct fuzz_target fuzz_targets[] = {
     {"gguf", fuzz_gguf},
     {"gguf_tokenizer", fuzz_gguf_tokenizer},
@@ -1812,6 +1890,7 @@ static const struct fuzz_target fuzz_targets[] = {
     {"config", fuzz_config},
     {"calculate", fuzz_calculate},
     {"mcp", fuzz_mcp},
+    {"cluster", fuzz_cluster},
 };
 
 static const struct fuzz_target *fuzz_target_find(const char *name) {

@@ -1,0 +1,92 @@
+/*
+ * cmd_node: `shoal node MODEL`: a process that computes calls for a cluster.
+ */
+#include "cli/setup.h"
+#include "cluster/cluster.h"
+
+#include <stdlib.h>
+#include <string.h>
+#include <unistd.h>
+
+struct options {
+    struct setup_options setup;
+    char *join, *name;
+};
+static const struct option_row rows[] = {
+    {"join", OPT_STRING, offsetof(struct options, join), NULL, 0, 0, "ADDRESS",
+     "address of the cluster's bus"},
+    {"name", OPT_STRING, offsetof(struct options, name), NULL, 0, 0, "NAME",
+     "name of the node (default: the host's name and the process's number)", JOB_ARG_TEXT},
+    SETUP_ROWS(struct options, setup),
+    {0},
+};
+
+enum { NODE_MAX_LEN = 4096 }; // without --max-model-len
+
+static char *node_name(const struct options *o) {
+    char host[NODE_NAME_MAX - 16] = "node";
+    if (o->name) return xstrdup(o->name);
+    gethostname(host, sizeof host - 1);
+    return xasprintf("%s-%d", host, (int)getpid());
+}
+
+static int name_check(const char *name, struct error *err) {
+    size_t n = strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-");
+    if (n > 0 && !name[n] && n < NODE_NAME_MAX) return OK;
+    return error_set(err, ERR_USAGE,
+                     "the name of a node has letters, digits, '_' and '-', at most %d",
+                     NODE_NAME_MAX - 1);
+}
+
+static int node_start(const struct cli_options *c, const struct options *o, struct setup *s,
+                      const char *name, struct error *err) {
+    char cache[] = "/tmp/shoal-node-XXXXXX";
+    if (setup_engine(s, err) != OK || !model_hash(s->m, err)) return err->code;
+    if (!mkdtemp(cache)) return error_errno(err, "cannot create a folder in '/tmp'");
+    const struct node_options node = {.address = o->join,
+                                      .name = name,
+                                      .engine = s->e,
+                                      .model = s->m,
+                                      .threads = pool_size(s->pool),
+                                      .cache = cache};
+    (void)c;
+    int rc = node_run(&node, err);
+    tree_delete(cache);
+    return rc;
+}
+
+static int run(const struct cli_options *c, const void *options, const struct strings *args,
+               struct error *err) {
+    const struct options *o = options;
+    struct setup s = {0};
+    const struct setup_needs w = {.engine = {.max_rows = 512,
+                                             .max_seqs = 64,
+                                             .max_len = o->setup.limits.max_len
+                                                            ? (int32_t)o->setup.limits.max_len
+                                                            : NODE_MAX_LEN}};
+    if (!o->join)
+        return error_set(err, ERR_USAGE,
+                         "a node needs --join ADDRESS; '--cluster local:N' of other commands "
+                         "starts its nodes itself");
+    char *name = node_name(o);
+    int rc = name_check(name, err);
+    if (rc == OK) rc = setup_open(&s, c, &o->setup, args->v[0], &w, err);
+    if (rc == OK && s.m) rc = node_start(c, o, &s, name, err);
+    free(name);
+    return setup_close(&s, rc, err);
+}
+
+const struct cli_command cmd_node = {
+    .name = "node",
+    .args = "MODEL",
+    .summary = "compute for a cluster on this machine",
+    .about = "Joins a cluster, and computes the calls that it gets, with the model of the command "
+             "that\nhas them. '--cluster local:N' of other commands starts N nodes itself.\n"
+             "\n"
+             "  shoal eval models/fry --tasks starter --cluster local:2",
+    .rows = rows,
+    .size = sizeof(struct options),
+    .min_args = 1,
+    .max_args = 1,
+    .run = run,
+};

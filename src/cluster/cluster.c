@@ -1,0 +1,523 @@
+/*
+ * cluster: the side that has the calls (cluster.h).
+ *
+ * It translates messages of the bus into events of the coordinator, and the coordinator's actions
+ * into messages. Everything happens in the steps of the engine.
+ */
+#define _GNU_SOURCE
+#include "cluster/cluster.h"
+
+#include "cluster/balance.h"
+#include "cluster/local_nodes.h"
+#include "cluster/unit.h"
+#include "cluster/wire.h"
+
+#include <stdlib.h>
+#include <string.h>
+
+enum { PREFIX_TOKENS = 32 };
+static const double TICK_SECONDS = 1, WAIT_SECONDS = 60; // WAIT: between notes about missing nodes
+
+/* A result that a node has sent. */
+struct candidate {
+    char hash[HASH_LEN];
+    uint8_t *data;
+    size_t len;
+};
+struct client_unit {
+    char id[HASH_LEN];
+    struct engine_request **calls; /* [n]; NULL: cancelled */
+    int n;
+    struct buf text; /* the message for the nodes */
+    struct candidate candidates[UNIT_REPLICAS_MAX];
+    int n_candidates;
+};
+struct cluster {
+    struct bus *bus;
+    struct coordinator *coordinator;
+    struct coordinator_actions actions;
+    struct local_nodes *local;
+    int replicas, n_expected; /* n_expected: nodes that were started */
+    char identity[HASH_LEN];
+    char scratch[32]; /* folder for temporary files */
+    double ticked, complained;
+    uint64_t n_formed; /* units */
+    bool failed;
+
+    struct engine *engine;
+    struct engine_request **waiting; /* [n_waiting] calls that are in no unit yet, in their order */
+    int n_waiting, waiting_cap;
+    struct client_unit **units; /* [n_units] unfinished ones */
+    int n_units, units_cap;
+};
+
+/* units */
+
+static int unit_index(const struct cluster *c, const char *id) {
+    for (int i = 0; i < c->n_units; i++)
+        if (strcmp(c->units[i]->id, id) == 0) return i;
+    return -1;
+}
+
+static void step(struct cluster *c, struct coordinator_event e) {
+    e.now = clock_now();
+    coordinator_step(c->coordinator, &e, &c->actions);
+}
+
+/* The hash of the adapter, if all calls have the same one. */
+static const char *calls_adapter(struct engine_request *const *calls, int n) {
+    for (int i = 0; i < n; i++)
+        if (calls[i]->adapter != calls[0]->adapter || calls[i]->mix) return NULL;
+    return calls[0]->adapter ? calls[0]->adapter->hash : NULL;
+}
+
+/* The hash of the first tokens of the prompts, if all calls have them in common. */
+static bool calls_prefix(struct engine_request *const *calls, int n, char out[HASH_LEN]) {
+    const size_t size = PREFIX_TOKENS * sizeof *calls[0]->prompt;
+    for (int i = 0; i < n; i++)
+        if (calls[i]->n_prompt < PREFIX_TOKENS ||
+            memcmp(calls[i]->prompt, calls[0]->prompt, size) != 0)
+            return false;
+    sha256_bytes(calls[0]->prompt, size, out);
+    return true;
+}
+
+/* Makes a unit of the first n waiting calls. */
+static void unit_form(struct cluster *c, int n) {
+    struct client_unit *u = xcalloc(1, sizeof *u);
+    u->n = n;
+    u->calls = xcalloc((size_t)n, sizeof(struct engine_request *));
+    memcpy(u->calls, c->waiting, sizeof(struct engine_request *) * (size_t)n);
+    c->n_waiting -= n;
+    memmove(c->waiting, c->waiting + n, sizeof(struct engine_request *) * (size_t)c->n_waiting);
+    unit_id(u->calls, n, c->identity, u->id);
+    if (unit_index(c, u->id) >= 0) { // the same calls are computed already
+        char text[HASH_LEN + 32];
+        int len = snprintf(text, sizeof text, "%s %llu", u->id, (unsigned long long)c->n_formed);
+        sha256_bytes(text, (size_t)len, u->id);
+    }
+    struct buf body = {0};
+    unit_calls_write(u->calls, n, &body);
+    wire_write(&u->text, json_pack("{s:s}", "unit", u->id), body.data, body.len);
+    buf_release(&body);
+    c->n_formed++;
+    if (c->n_units == c->units_cap) {
+        c->units_cap = 2 * c->units_cap + 16;
+        c->units = xrealloc(c->units, sizeof(struct client_unit *) * (size_t)c->units_cap);
+    }
+    c->units[c->n_units++] = u;
+    char prefix[HASH_LEN];
+    step(c,
+         (struct coordinator_event){.kind = EVENT_SUBMIT,
+                                    .unit = u->id,
+                                    .adapter = calls_adapter(u->calls, n),
+                                    .prefix = calls_prefix(u->calls, n, prefix) ? prefix : NULL});
+}
+
+/* Divides the waiting calls among the free places of the nodes. */
+static void units_form(struct cluster *c) {
+    int places = coordinator_places(c->coordinator) / c->replicas;
+    for (; places > 0 && c->n_waiting > 0; places--)
+        unit_form(c, MIN((c->n_waiting + places - 1) / places, UNIT_CALLS));
+}
+
+static void unit_free(struct client_unit *u) {
+    for (int i = 0; i < u->n_candidates; i++) free(u->candidates[i].data);
+    buf_release(&u->text);
+    free(u->calls);
+    free(u);
+}
+
+static void unit_remove(struct cluster *c, int index) {
+    unit_free(c->units[index]);
+    c->units[index] = c->units[--c->n_units];
+}
+
+/* Keeps the result, if no equal one was sent. */
+static void candidate_add(struct client_unit *u, const char *hash, const uint8_t *data,
+                          size_t len) {
+    for (int i = 0; i < u->n_candidates; i++)
+        if (strcmp(u->candidates[i].hash, hash) == 0) return;
+    if (u->n_candidates == UNIT_REPLICAS_MAX) return;
+    struct candidate *k = &u->candidates[u->n_candidates++];
+    memcpy(k->hash, hash, HASH_LEN);
+    k->data = xmalloc(len + 1);
+    k->len = len;
+    memcpy(k->data, data, len);
+}
+
+/* Computes a call here. */
+static void call_return(struct cluster *c, struct engine_request *r) {
+    struct error err;
+    if (engine_remote_return(c->engine, r, &err) == OK) return;
+    log_warn("a call has no result: %s", err.text);
+    r->finish = FINISH_NONE;
+    engine_remote_finish(c->engine, r);
+}
+
+static void unit_return(struct cluster *c, int index) {
+    struct client_unit *u = c->units[index];
+    for (int i = 0; i < u->n; i++)
+        if (u->calls[i]) call_return(c, u->calls[i]);
+    unit_remove(c, index);
+}
+
+/* actions */
+
+static int unit_assign(struct cluster *c, const struct coordinator_action *a, struct error *err) {
+    int index = unit_index(c, a->unit);
+    if (index < 0) return OK;
+    char *queue = xasprintf("%s%s", QUEUE_WORK, a->node);
+    const struct client_unit *u = c->units[index];
+    int rc = bus_enqueue(c->bus, queue, u->id, u->text.data, u->text.len, err);
+    free(queue);
+    return rc;
+}
+
+static int unit_finish(struct cluster *c, const struct coordinator_action *a, struct error *err) {
+    int index = unit_index(c, a->unit), i = 0;
+    if (index < 0) return OK;
+    struct client_unit *u = c->units[index];
+    while (i < u->n_candidates && strcmp(u->candidates[i].hash, a->hash) != 0) i++;
+    if (i == u->n_candidates) {
+        unit_return(c, index); // too many different results to keep them
+        return OK;
+    }
+    int rc = unit_results_parse(c->engine, u->candidates[i].data, u->candidates[i].len, u->calls,
+                                u->n, err);
+    for (int k = 0; rc == OK && k < u->n; k++)
+        if (u->calls[k]) engine_remote_finish(c->engine, u->calls[k]);
+    if (rc == OK) unit_remove(c, index);
+    return rc;
+}
+
+static void unit_give_up(struct cluster *c, const struct coordinator_action *a) {
+    int index = unit_index(c, a->unit);
+    if (index < 0) return;
+    log_warn("no node could compute %d calls, which are computed here: %s", c->units[index]->n,
+             a->text);
+    unit_return(c, index);
+}
+
+static int node_changed(struct cluster *c, const struct coordinator_action *a, struct error *err) {
+    if (a->state == NODE_UP) return OK;
+    log_warn("node '%s' is %s%s%s", a->node, node_state_names[a->state], *a->text ? ": " : "",
+             a->text);
+    if (a->state == NODE_SUSPECT) return OK;
+    char *queue = xasprintf("%s%s", QUEUE_WORK, a->node);
+    int rc = bus_purge(c->bus, queue, err);
+    free(queue);
+    return rc;
+}
+
+static int actions_do(struct cluster *c, struct error *err) {
+    int rc = OK;
+    for (int i = 0; rc == OK && i < c->actions.n; i++) {
+        const struct coordinator_action *a = &c->actions.v[i];
+        switch (a->kind) {
+        case ACTION_ASSIGN:
+            rc = unit_assign(c, a, err);
+            break;
+        case ACTION_DONE:
+            rc = unit_finish(c, a, err);
+            break;
+        case ACTION_GIVE_UP:
+            unit_give_up(c, a);
+            break;
+        case ACTION_NODE_STATE:
+            rc = node_changed(c, a, err);
+            break;
+        }
+    }
+    c->actions.n = 0;
+    return rc;
+}
+
+/* messages */
+
+static void node_heard(struct cluster *c, const json_t *v) {
+    step(c, (struct coordinator_event){.kind = EVENT_NODE,
+                                       .node = json_get_string(v, "name"),
+                                       .identity = json_get_string(v, "identity"),
+                                       .threads = (int)json_get_number(v, "threads"),
+                                       .load = json_get_number(v, "load")});
+}
+
+static void result_heard(struct cluster *c, const json_t *v, const uint8_t *body, size_t len) {
+    struct coordinator_event e = {.kind = EVENT_RESULT,
+                                  .node = json_get_string(v, "node"),
+                                  .unit = json_get_string(v, "unit"),
+                                  .text = json_get_string(v, "error")};
+    int index = unit_index(c, e.unit);
+    char hash[HASH_LEN];
+    struct error err;
+    if (index < 0) return; // it is done
+    struct client_unit *u = c->units[index];
+    if (*e.text) {
+        e.kind = EVENT_FAILURE;
+    } else if (unit_results_parse(c->engine, body, len, u->calls, u->n, &err) != OK) {
+        e.kind = EVENT_FAILURE;
+        e.text = err.text;
+    } else { // a vote may need more results before this one counts
+        for (int i = 0; i < u->n; i++)
+            if (u->calls[i]) engine_request_release(u->calls[i]);
+        sha256_bytes(body, len, hash);
+        candidate_add(u, hash, body, len);
+        e.hash = hash;
+    }
+    step(c, e);
+}
+
+static const struct adapter *call_adapter(const struct engine_request *r, const char *hash) {
+    if (r && r->adapter && strcmp(r->adapter->hash, hash) == 0) return r->adapter;
+    for (int k = 0; r && k < r->n_mix; k++)
+        if (r->mix[k].adapter && strcmp(r->mix[k].adapter->hash, hash) == 0)
+            return r->mix[k].adapter;
+    return NULL;
+}
+
+static const struct adapter *adapter_find(const struct cluster *c, const char *hash) {
+    for (int i = 0; i < c->n_units; i++)
+        for (int k = 0; k < c->units[i]->n; k++) {
+            const struct adapter *a = call_adapter(c->units[i]->calls[k], hash);
+            if (a) return a;
+        }
+    return NULL;
+}
+
+/* Sends an adapter to the node that needs it, or the reason why it cannot. */
+static int adapter_send(struct cluster *c, const json_t *v, struct error *err) {
+    const char *node = json_get_string(v, "node"), *hash = json_get_string(v, "hash");
+    const struct adapter *a = adapter_find(c, hash);
+    struct error failure = {0};
+    struct buf bytes = {0};
+    char *subject = xasprintf("%s%s", SUBJECT_NODE, node),
+         *folder = path_join(c->scratch, "adapter");
+    if (!a) error_set(&failure, ERR_MISSING, "no call has this adapter");
+    int rc = OK;
+    if (!a || adapter_to_bytes(a, folder, &bytes, &failure) != OK)
+        rc =
+            wire_publish(c->bus, subject,
+                         json_pack("{s:s,s:s}", "hash", hash, "error", failure.text), NULL, 0, err);
+    for (size_t at = 0; rc == OK && at < bytes.len; at += PART_BYTES)
+        rc = wire_publish(c->bus, subject,
+                          json_pack("{s:s,s:I,s:I}", "hash", hash, "at", (json_int_t)at, "size",
+                                    (json_int_t)bytes.len),
+                          bytes.data + at, MIN(bytes.len - at, PART_BYTES), err);
+    buf_release(&bytes);
+    free(subject);
+    free(folder);
+    return rc;
+}
+
+static int message_handle(struct cluster *c, const struct bus_message *m, struct error *err) {
+    const uint8_t *body;
+    size_t len;
+    int rc = OK;
+    json_t *v = wire_read(m, &body, &len);
+    if (v && strcmp(m->subject, SUBJECT_NODES) == 0) node_heard(c, v);
+    if (v && strcmp(m->subject, QUEUE_RESULTS) == 0) result_heard(c, v, body, len);
+    if (v && strcmp(m->subject, SUBJECT_WANTED) == 0) rc = adapter_send(c, v, err);
+    json_decref(v);
+    return rc == OK && m->item ? bus_ack(c->bus, m->item, err) : rc;
+}
+
+/* Handles the messages that have arrived, after waiting for one. */
+static int messages_handle(struct cluster *c, double seconds, struct error *err) {
+    struct bus_message m;
+    int rc = bus_receive(c->bus, seconds, &m, err);
+    while (rc == 1) {
+        rc = message_handle(c, &m, err);
+        if (rc == OK) rc = actions_do(c, err);
+        if (rc == OK) rc = bus_receive(c->bus, 0, &m, err);
+    }
+    return rc;
+}
+
+/* running */
+
+static void process_gone(void *ctx, const char *name) {
+    step(ctx, (struct coordinator_event){.kind = EVENT_NODE_GONE, .node = name});
+}
+
+/* Nodes that may compute units. */
+static int nodes_up(const struct cluster *c) {
+    int n, up = 0;
+    const struct cluster_node *nodes = coordinator_nodes(c->coordinator, &n);
+    for (int i = 0; i < n; i++)
+        up += nodes[i].state == NODE_UP && strcmp(nodes[i].identity, c->identity) == 0;
+    return up;
+}
+
+static int nodes_check(struct cluster *c, struct error *err) {
+    double now = clock_now();
+    if (c->local && local_nodes_check(c->local, process_gone, c, err) != OK) return err->code;
+    if (now - c->ticked < TICK_SECONDS) return OK;
+    c->ticked = now;
+    step(c, (struct coordinator_event){.kind = EVENT_TICK});
+    int up = nodes_up(c);
+    if (up >= c->replicas) c->complained = now;
+    if (now - c->complained < WAIT_SECONDS) return OK;
+    c->complained = now;
+    log_warn("waiting for nodes: %d with this model and class are connected, and each call needs "
+             "%d",
+             up, c->replicas);
+    return OK;
+}
+
+/* Everything that is not done is computed here. */
+static void cluster_fail(struct cluster *c, const struct error *err) {
+    log_warn("the cluster has failed, so the rest is computed here: %s", err->text);
+    c->failed = true;
+    while (c->n_units > 0) unit_return(c, c->n_units - 1);
+    for (int i = 0; i < c->n_waiting; i++) call_return(c, c->waiting[i]);
+    c->n_waiting = 0;
+}
+
+/* the remote of the engine */
+
+static void remote_submit(void *ctx, struct engine_request *r) {
+    struct cluster *c = ctx;
+    if (c->n_waiting == c->waiting_cap) {
+        c->waiting_cap = 2 * c->waiting_cap + 64;
+        c->waiting = xrealloc(c->waiting, sizeof(struct engine_request *) * (size_t)c->waiting_cap);
+    }
+    c->waiting[c->n_waiting++] = r;
+}
+
+static void remote_step(void *ctx, double seconds) {
+    struct cluster *c = ctx;
+    struct error err;
+    int rc = OK;
+    if (c->failed) {
+        for (int i = 0; i < c->n_waiting; i++) call_return(c, c->waiting[i]);
+        c->n_waiting = 0;
+        return;
+    }
+    if (clock_now() - c->ticked > NODE_SUSPECT_SECONDS / 2) { // heartbeats since the last step
+        rc = messages_handle(c, 0, &err);
+        c->ticked = c->complained = clock_now();
+    }
+    units_form(c);
+    if (rc == OK) rc = actions_do(c, &err);
+    if (rc == OK) rc = messages_handle(c, seconds, &err);
+    if (rc == OK) rc = nodes_check(c, &err);
+    if (rc == OK) rc = actions_do(c, &err);
+    if (rc != OK) cluster_fail(c, &err);
+}
+
+static void remote_cancel(void *ctx, struct engine_request *r) {
+    struct cluster *c = ctx;
+    for (int i = 0; i < c->n_waiting; i++)
+        if (c->waiting[i] == r) {
+            memmove(c->waiting + i, c->waiting + i + 1,
+                    sizeof(struct engine_request *) * (size_t)(c->n_waiting - i - 1));
+            c->n_waiting--;
+            return;
+        }
+    for (int i = 0; i < c->n_units; i++)
+        for (int k = 0; k < c->units[i]->n; k++)
+            if (c->units[i]->calls[k] == r) c->units[i]->calls[k] = NULL;
+}
+
+static const struct engine_remote cluster_remote = {remote_submit, remote_step, remote_cancel};
+
+/* open and close */
+
+static int options_read(struct cluster *c, const struct cluster_options *o,
+                        struct coordinator_options *out, struct error *err) {
+    static const char LOCAL[] = "local:";
+    char *end = NULL;
+    if (strncmp(o->address, LOCAL, strlen(LOCAL)) == 0)
+        c->n_expected = (int)strtol(o->address + strlen(LOCAL), &end, 10);
+    if (!end || *end || c->n_expected < 1 || c->n_expected > CLUSTER_LOCAL_MAX)
+        return error_set(err, ERR_USAGE, "unknown cluster '%s'; use local:N with N from 1 to %d",
+                         o->address, CLUSTER_LOCAL_MAX);
+    if (o->replicas > c->n_expected)
+        return error_set(err, ERR_USAGE, "%d nodes cannot compute a part %d times", c->n_expected,
+                         o->replicas);
+    c->replicas = MAX(o->replicas, 1);
+    *out = (struct coordinator_options){.replicas = c->replicas, .identity = c->identity};
+    if (o->balancer && !(out->balancer = balancer_find(o->balancer)))
+        return error_set(err, ERR_USAGE, "there is no balancer '%s'", o->balancer);
+    return OK;
+}
+
+static int bus_join(struct cluster *c, struct error *err) {
+    c->bus = bus_open("local", "coordinator", err);
+    if (!c->bus) return err->code;
+    int rc = bus_subscribe(c->bus, SUBJECT_NODES, err);
+    if (rc == OK) rc = bus_subscribe(c->bus, SUBJECT_WANTED, err);
+    if (rc == OK) rc = bus_consume(c->bus, QUEUE_RESULTS, 64, err);
+    return rc;
+}
+
+/* The command of a node with the model, the class and the options of the engine. */
+static void node_args_make(const struct cluster_options *o, int nodes, const struct engine *e,
+                           const struct model *m, struct strings *args) {
+    const char *const words[] = {"node",
+                                 m->path,
+                                 "--quiet",
+                                 m->cls == NUMERIC_EXACT ? "--exact" : "--fast",
+                                 "--kv-cache-dtype",
+                                 dtype_name(engine_kv_elem(e)),
+                                 "--lora-dtype",
+                                 dtype_name(engine_lora_elem(e))};
+    const struct {
+        const char *name;
+        int64_t value; /* 0: not given */
+    } numbers[] = {{"--threads", MAX((o->threads ? o->threads : cpu_count()) / nodes, 1)},
+                   {"--max-model-len", engine_max_len(e)},
+                   {"--max-num-seqs", engine_max_seqs(e)},
+                   {"--max-memory", (int64_t)(o->max_memory / (size_t)nodes)}};
+    for (size_t i = 0; i < ARRAY_LEN(words); i++) strings_add(args, words[i]);
+    for (size_t i = 0; i < ARRAY_LEN(numbers); i++) {
+        char *value = xasprintf("%lld", (long long)numbers[i].value);
+        if (numbers[i].value) strings_add(args, numbers[i].name);
+        if (numbers[i].value) strings_add(args, value);
+        free(value);
+    }
+}
+
+static int nodes_start(struct cluster *c, const struct cluster_options *o, const struct engine *e,
+                       const struct model *m, struct error *err) {
+    struct strings args = {0};
+    node_args_make(o, c->n_expected, e, m, &args);
+    c->local = local_nodes_start(c->n_expected, &args, bus_address(c->bus), err);
+    strings_release(&args);
+    return c->local ? OK : err->code;
+}
+
+struct cluster *cluster_open(const struct cluster_options *o, struct engine *e, struct model *m,
+                             struct error *err) {
+    struct cluster *c = xcalloc(1, sizeof *c);
+    struct coordinator_options options;
+    int rc = options_read(c, o, &options, err);
+    if (rc == OK && !model_hash(m, err)) rc = err->code;
+    if (rc == OK) {
+        c->engine = e;
+        unit_identity(e, m, c->identity);
+        c->coordinator = coordinator_new(&options);
+        snprintf(c->scratch, sizeof c->scratch, "/tmp/shoal-cluster-XXXXXX");
+        if (!mkdtemp(c->scratch)) rc = error_errno(err, "cannot create a folder in '/tmp'");
+    }
+    if (rc == OK) rc = bus_join(c, err);
+    if (rc == OK) rc = nodes_start(c, o, e, m, err);
+    if (rc == OK) engine_set_remote(e, &cluster_remote, c);
+    if (rc == OK) return c;
+    cluster_close(c);
+    return NULL;
+}
+
+void cluster_close(struct cluster *c) {
+    if (!c) return;
+    local_nodes_stop(c->local);
+    bus_close(c->bus);
+    coordinator_free(c->coordinator);
+    while (c->n_units > 0) unit_remove(c, c->n_units - 1);
+    free(c->units);
+    free(c->waiting);
+    free(c->actions.v);
+    if (*c->scratch) tree_delete(c->scratch);
+    free(c);
+}

@@ -1,0 +1,45 @@
+/*
+ * cluster: calls of the engine on several nodes, with the results of one.
+ *
+ * A generation is a function: its result depends on the call, the model and the numeric class, not
+ * on where and when it runs. So a cluster is the remote of an engine: it divides the calls into units
+ * of work, sends them to nodes, and sends them again to others when a node is lost; the first
+ * result of a unit counts. With replicas, several nodes compute each unit, and the result of the
+ * majority is used; a node with another result is quarantined. The engine computes a call itself
+ * if no node can.
+ *
+ * "local:N" starts N processes of this machine. They end with the process that started them.
+ */
+#ifndef SHOAL_CLUSTER_H
+#define SHOAL_CLUSTER_H
+
+#include "cluster/coordinator.h"
+#include "engine/engine.h"
+
+struct cluster_options {
+    const char *address;  /* "local:N" */
+    int replicas;         /* nodes that compute each unit; 0: 1 */
+    const char *balancer; /* NULL: hybrid */
+    int threads;          /* threads of all local nodes together; 0: those of the machine */
+    size_t max_memory;    /* limit of all local nodes together in bytes; 0: no limit */
+};
+enum { CLUSTER_LOCAL_MAX = 64 };
+struct cluster;
+/* Starts the cluster as the engine's remote. After cluster_close, the engine may only be freed. The
+ * nodes have the model, the class and the options of the engine. ERR_USAGE: the
+ * address or the balancer is unknown. */
+struct cluster *cluster_open(const struct cluster_options *o, struct engine *e, struct model *m,
+                             struct error *err);
+void cluster_close(struct cluster *c); /* ends its processes; NULL is allowed */
+
+struct node_options {
+    const char *address, *name; /* address of the bus; name of the node */
+    struct engine *engine;
+    struct model *model;
+    int threads;
+    const char *cache; /* folder for adapters that it gets */
+};
+/* Computes units until the bus closes or the process is asked to end (log_check_cancelled). */
+int node_run(const struct node_options *o, struct error *err);
+
+#endif

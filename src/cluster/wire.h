@@ -1,0 +1,32 @@
+/*
+ * wire: the subjects and queues of a cluster, and the messages on them. A message is a line of
+ * JSON, and after it, if the message carries one, a body.
+ *
+ *   cluster.nodes       {name, identity, threads, load, pid}: a node joins, or sends a heartbeat
+ *   cluster.results     a queue: {node, unit} and the results; or {node, unit, error}
+ *   cluster.work.NODE   a queue: {unit} and the calls
+ *   cluster.wanted      {node, hash}: a node needs an adapter
+ *   cluster.node.NODE   {hash, at, size} and a part of the adapter's bytes; or {hash, error}
+ */
+#ifndef SHOAL_CLUSTER_WIRE_H
+#define SHOAL_CLUSTER_WIRE_H
+
+#include "cluster/bus.h"
+
+#define SUBJECT_NODES "cluster.nodes"
+#define SUBJECT_WANTED "cluster.wanted"
+#define SUBJECT_NODE "cluster.node."
+#define QUEUE_RESULTS "cluster.results"
+#define QUEUE_WORK "cluster.work."
+
+enum { PART_BYTES = 1 << 20 }; /* bytes of an adapter in one message */
+
+/* Appends the line of `head`, of which it takes ownership, and the body. */
+void wire_write(struct buf *out, json_t *head, const void *body, size_t len);
+/* Reads the line; *body and *len receive what follows. NULL: the line is not a JSON object. */
+json_t *wire_read(const struct bus_message *m, const uint8_t **body, size_t *len);
+/* Publishes a message, of whose head it takes ownership. */
+int wire_publish(struct bus *b, const char *subject, json_t *head, const void *body, size_t len,
+                 struct error *err);
+
+#endif

@@ -1,0 +1,145 @@
+#!/bin/sh
+# test_cluster: commands on a cluster of processes of this machine have the results of the same commands without one, also
+# while nodes are killed, and with a node with wrong results; no process is left. Prints "ok NAME", "not ok NAME: why" and "skip
+# NAME: why" lines; SHOAL is the binary.
+set -u
+cd "$(dirname "$0")/../.." || exit 1
+command -v python3 >/dev/null 2>&1 || { echo "skip cluster: python3 is not installed"; exit 0; }
+tmp=$(mktemp -d) || exit 1
+trap 'rm -rf "$tmp"' EXIT
+SHOAL=${SHOAL:-build/shoal}
+for i in 1 2; do
+    "$SHOAL" adapter new --model test/models/fry-1 --rank 2 --seed $i "$tmp/new$i" --quiet 2>/dev/null
+    "$SHOAL" adapter blend --model test/models/fry-1 --operator noise_absolute --parents "$tmp/new$i" --child "$tmp/founder$i" --step 0.05 --seed $i >/dev/null 2>&1
+done
+cat >"$tmp/evolve.yaml" <<YAML
+model: test/models/fry-1
+personas: [one=$tmp/founder1, two=$tmp/founder2]
+tasks: [copy]
+rounds: 0
+chain_of_thought: false
+test_items: 20
+evolve: {generations: 2, population: 4, rank: 2}
+fitness: {items: 10}
+YAML
+SHOAL=$SHOAL TMP_DIR=$tmp python3 - <<'END'
+import json, os, re, signal, subprocess, sys, threading, time
+
+SHOAL, TMP, MODEL = os.environ["SHOAL"], os.environ["TMP_DIR"], "test/models/fry-1"
+runs = 0
+
+
+def check(name, good, why=""):
+    print(f"ok {name}" if good else f"not ok {name}: {str(why)[:500]}", flush=True)
+
+
+def command(args):
+    """The command with a new store, so that nothing is taken from an earlier one."""
+    global runs
+    runs += 1
+    store = "--runs" if args[0] == "evolve" else "--store"
+    return [SHOAL, *args, "--json", store, f"{TMP}/store-{runs}"]
+
+
+def comparable(v):
+    """Without times and what depends on the place of the computation."""
+    if isinstance(v, dict):
+        return {k: comparable(x) for k, x in v.items() if k not in ("seconds", "joules", "joules_per_token", "timestamp", "manifest", "run", "cost")}
+    return [comparable(x) for x in v] if isinstance(v, list) else v
+
+
+def result(p):
+    out, err = p.communicate(timeout=300)
+    lines = [json.loads(x) for x in out.splitlines()]
+    return p.returncode, [comparable(x) for x in lines if "peak_bytes" not in x], err
+
+
+def start(args):
+    return subprocess.Popen(command(args), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def nodes_of(p):
+    """{pid: command line} of the nodes of a program."""
+    found = {}
+    for pid in filter(str.isdigit, os.listdir("/proc")):
+        try:
+            words = open(f"/proc/{pid}/cmdline").read().split("\0")
+            parent = int(open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[1])
+        except (OSError, IndexError):
+            continue
+        if parent == p.pid and "--join" in words:
+            found[int(pid)] = words
+    return found
+
+
+def until(condition, seconds=60):
+    end = time.time() + seconds
+    while time.time() < end:
+        v = condition()
+        if v:
+            return v
+        time.sleep(0.02)
+    return None
+
+
+EVAL = ["eval", MODEL, "--tasks", "pick,order", "--n", "400", "--exact"]
+code, alone, err = result(start(EVAL))
+check("eval without a cluster", code == 0, err)
+
+for name, more in (("two nodes", ["local:2"]), ("four nodes, by adapters", ["local:4", "--balancer", "adapter"]),
+                   ("three nodes that vote", ["local:3", "--replicas", "3"])):
+    code, got, err = result(start([*EVAL, "--cluster", *more]))
+    check(f"eval on {name} has the same result", code == 0 and got == alone, err or got)
+
+for name, args in (
+        ("debate", ["debate", MODEL, "--team", "examples/team.yaml", "--tasks", "pick", "--n", "40", "--exact"]),
+        ("evolve", ["evolve", f"{TMP}/evolve.yaml", "--exact", "--id", "same"])):
+    code, one, err = result(start(args))
+    check(f"{name} without a cluster", code == 0, err)
+    code, two, err = result(start([*args, "--cluster", "local:2"]))
+    check(f"{name} on two nodes has the same result", code == 0 and one == two, err or (one, two))
+
+# kills: at random times, until the end
+p, killed = start([*EVAL[:5], "3000", "--exact", "--cluster", "local:3"]), 0
+q = start([*EVAL[:5], "3000", "--exact"])
+deadline = time.time() + 240
+while p.poll() is None and time.time() < deadline:
+    pids = sorted(nodes_of(p))
+    if len(pids) == 3 and killed < 20:
+        time.sleep(0.3)
+        try:
+            os.kill(pids[killed % 3], signal.SIGKILL)
+            killed += 1
+        except ProcessLookupError:
+            pass
+    time.sleep(0.05)
+code, got, err = result(p)
+check(f"the same result while nodes are killed ({killed} kills)", code == 0 and killed > 1 and got == result(q)[1], err)
+
+# a faulty node
+p = start([*EVAL, "--cluster", "local:3", "--replicas", "3", "--n", "3000"])
+words = until(lambda: next(iter(nodes_of(p).values()), None))
+address = words[words.index("--join") + 1] if words else ""
+faulty = subprocess.Popen([sys.executable, "test/cluster/faulty_node.py", address, "120"], stdout=subprocess.PIPE, text=True)
+code, got, err = result(p)
+units = int(faulty.communicate(timeout=130)[0])
+check("a node with wrong results is outvoted, and named", code == 0 and units > 0 and "node 'faulty' is quarantined" in err and
+      got == result(start([*EVAL, "--n", "3000"]))[1], (units, err))
+
+# the end of the program ends its nodes
+p = start([*EVAL, "--cluster", "local:2", "--n", "3000"])
+pids = until(lambda: (lambda v: v if len(v) == 2 else None)(list(nodes_of(p))))
+folder = os.path.dirname(next(iter(nodes_of(p).values()))[-4].removeprefix("unix:")) if pids else ""
+p.kill()
+p.wait()
+check("the nodes of a killed program end", bool(pids) and until(lambda: not any(os.path.exists(f"/proc/{i}") for i in pids)), pids)
+
+for args, says in ((["local:0"], "local:N"), (["local:99"], "local:N"), (["nats"], "local:N"), (["local:2x"], "local:N"),
+                   (["local:2", "--replicas", "3"], "2 nodes"), (["local:2", "--balancer", "best"], "balancer")):
+    code, _, err = result(start([*EVAL, "--cluster", *args]))
+    check(f"--cluster {' '.join(args)} is refused", code == 2 and says in err, (code, err))
+p = subprocess.run([SHOAL, "node", MODEL], capture_output=True, text=True)
+check("a node without an address is refused", p.returncode == 2 and "--join" in p.stderr, p.stderr)
+p = subprocess.run([SHOAL, "node", MODEL, "--join", "unix:/nonexistent"], capture_output=True, text=True)
+check("a node without a bus says so", p.returncode == 1 and "/nonexistent" in p.stderr, p.stderr)
+END

@@ -38,21 +38,15 @@ static int name_check(const char *name, struct error *err) {
                      NODE_NAME_MAX - 1);
 }
 
-static int node_start(const struct cli_options *c, const struct options *o, struct setup *s,
-                      const char *name, struct error *err) {
-    char cache[] = "/tmp/shoal-node-XXXXXX";
+static int node_start(const struct options *o, struct setup *s, const char *name,
+                      struct error *err) {
     if (setup_engine(s, err) != OK || !model_hash(s->m, err)) return err->code;
-    if (!mkdtemp(cache)) return error_errno(err, "cannot create a folder in '/tmp'");
     const struct node_options node = {.address = o->join,
                                       .name = name,
                                       .engine = s->e,
                                       .model = s->m,
-                                      .threads = pool_size(s->pool),
-                                      .cache = cache};
-    (void)c;
-    int rc = node_run(&node, err);
-    tree_delete(cache);
-    return rc;
+                                      .threads = pool_size(s->pool)};
+    return node_run(&node, err);
 }
 
 static int run(const struct cli_options *c, const void *options, const struct strings *args,
@@ -71,7 +65,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
     char *name = node_name(o);
     int rc = name_check(name, err);
     if (rc == OK) rc = setup_open(&s, c, &o->setup, args->v[0], &w, err);
-    if (rc == OK && s.m) rc = node_start(c, o, &s, name, err);
+    if (rc == OK && s.m) rc = node_start(o, &s, name, err);
     free(name);
     return setup_close(&s, rc, err);
 }

@@ -12,8 +12,6 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/un.h>
-#include <unistd.h>
 
 static const double REPLY_SECONDS = 30;
 
@@ -196,15 +194,9 @@ int bus_get(struct bus *b, const char *key, struct buf *out, uint64_t *revision,
 
 /* open and close */
 
-static int bus_connect(struct bus *b, const char *path, const char *name, struct error *err) {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    if (strlen(path) >= sizeof address.sun_path)
-        return error_set(err, ERR_USAGE, "the path '%s' is too long for a socket", path);
-    memcpy(address.sun_path, path, strlen(path));
-    b->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC, 0);
-    if (b->fd < 0 || connect(b->fd, (struct sockaddr *)&address, sizeof address) != 0)
-        return error_errno(err, "cannot join the bus '%s'", path);
-    return frame_send(b, BUS_HELLO, 0, name, NULL, 0, err);
+static int bus_connect(struct bus *b, const char *socket, const char *name, struct error *err) {
+    b->fd = bus_socket_open(socket, false, err);
+    return b->fd < 0 ? b->fd : frame_send(b, BUS_HELLO, 0, name, NULL, 0, err);
 }
 
 struct bus *bus_open(const char *address, const char *name, struct error *err) {
@@ -216,11 +208,11 @@ struct bus *bus_open(const char *address, const char *name, struct error *err) {
     if (strcmp(address, "local") == 0) {
         b->hub = bus_hub_start(err);
         if (!b->hub) rc = err->code;
-        b->address = b->hub ? xasprintf("%s%s", UNIX, bus_hub_path(b->hub)) : NULL;
+        b->address = b->hub ? xasprintf("%s%s", UNIX, bus_hub_name(b->hub)) : NULL;
     } else if (strncmp(address, UNIX, strlen(UNIX)) == 0) {
         b->address = xstrdup(address);
     } else {
-        rc = error_set(err, ERR_USAGE, "unknown address '%s' of a bus; use local or unix:PATH",
+        rc = error_set(err, ERR_USAGE, "unknown address '%s' of a bus; use local or unix:NAME",
                        address);
     }
     if (rc == OK) rc = bus_connect(b, b->address + strlen(UNIX), name, err);

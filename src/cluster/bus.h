@@ -7,8 +7,8 @@
  * delivered again, so it is delivered at least once. A value is stored under a key, and has a
  * revision, by which a member writes only if no other member has written since.
  *
- * "local" starts a hub in this process, on a Unix socket that only this user can reach; other
- * processes of the machine join by its address (bus_address), "unix:PATH". Nothing of it outlives
+ * "local" starts a hub in this process, on a Unix socket; other
+ * processes of this user join by its address (bus_address), "unix:NAME". Nothing of it outlives
  * the process that started it.
  *
  * Threads. One thread at a time uses a handle. Every byte from another member is checked.
@@ -26,7 +26,7 @@ enum {
 };
 
 struct bus;
-/* Opens the bus of an address: "local" or "unix:PATH". `name`: of this member, for messages about
+/* Opens the bus of an address: "local" or "unix:NAME". `name`: of this member, for messages about
  * it. ERR_USAGE: an unknown kind of address; ERR_IO: the connection is refused. */
 struct bus *bus_open(const char *address, const char *name, struct error *err);
 /* The address by which others join. */

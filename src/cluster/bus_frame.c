@@ -4,8 +4,10 @@
 #include "cluster/bus_frame.h"
 
 #include <errno.h>
+#include <stddef.h>
 #include <string.h>
 #include <sys/socket.h>
+#include <sys/un.h>
 
 enum { HEAD_BYTES = 4, FIXED_BYTES = 1 + 8 + 1, READ_BYTES = 1 << 20 };
 
@@ -50,6 +52,24 @@ int64_t bus_frame_parse(const uint8_t *p, size_t len, struct bus_frame *out) {
     out->data = p + HEAD_BYTES + FIXED_BYTES + n;
     out->len = size - FIXED_BYTES - n;
     return (int64_t)(HEAD_BYTES + size);
+}
+
+int bus_socket_open(const char *name, bool listens, struct error *err) {
+    struct sockaddr_un address = {.sun_family = AF_UNIX};
+    size_t n = strlen(name);
+    if (n >= sizeof address.sun_path)
+        return error_set(err, ERR_USAGE, "'%s' is too long for the name of a socket", name);
+    memcpy(address.sun_path, name, n);
+    if (*name == '@') address.sun_path[0] = 0;
+    const struct sockaddr *to = (const struct sockaddr *)&address;
+    socklen_t size = (socklen_t)(offsetof(struct sockaddr_un, sun_path) + n + (*name != '@'));
+    int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | (listens ? SOCK_NONBLOCK : 0), 0);
+    if (fd < 0) return error_errno(err, "cannot make a socket");
+    if (listens ? bind(fd, to, size) == 0 && listen(fd, 128) == 0 : connect(fd, to, size) == 0)
+        return fd;
+    error_errno(err, listens ? "cannot listen on '%s'" : "cannot join the bus '%s'", name);
+    fd_close(&fd);
+    return err->code;
 }
 
 bool bus_socket_read(int fd, struct buf *in) {

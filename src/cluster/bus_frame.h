@@ -43,6 +43,9 @@ void bus_frame_add(struct buf *out, enum bus_op op, uint64_t number, const char 
 /* Parses the frame that begins at p. Returns its bytes, 0 if it is not complete yet, or
  * ERR_FORMAT. */
 int64_t bus_frame_parse(const uint8_t *p, size_t len, struct bus_frame *out);
+/* Opens a socket of the name, "@…" (abstract) or a path: one that listens, or one that is
+ * connected. Returns the descriptor, or a negative error. */
+int bus_socket_open(const char *name, bool listens, struct error *err);
 /* Appends the available bytes of a socket, at most 1 MiB, to `in`. False: it is closed or broken.
  */
 bool bus_socket_read(int fd, struct buf *in);

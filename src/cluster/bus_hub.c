@@ -11,10 +11,10 @@
 #include <fcntl.h>
 #include <poll.h>
 #include <pthread.h>
+#include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 enum { MAX_MEMBERS = 1024, MAX_SUBSCRIPTIONS = 64, OUT_BYTES_MAX = 64 << 20 };
@@ -50,7 +50,7 @@ struct member {
     int n;
 };
 struct bus_hub {
-    char folder[64], *path;
+    char *name;
     int fd, stop[2];
     pthread_t thread;
     struct member *members[MAX_MEMBERS];
@@ -319,9 +319,12 @@ static void member_read(struct bus_hub *h, struct member *m) {
 /* the thread */
 
 static void accept_member(struct bus_hub *h) {
+    struct ucred peer;
+    socklen_t size = sizeof peer;
     int fd = accept4(h->fd, NULL, NULL, SOCK_CLOEXEC | SOCK_NONBLOCK);
     if (fd < 0) return;
-    if (h->n == MAX_MEMBERS) {
+    if (h->n == MAX_MEMBERS || getsockopt(fd, SOL_SOCKET, SO_PEERCRED, &peer, &size) != 0 ||
+        peer.uid != geteuid()) {
         close(fd);
         return;
     }
@@ -358,16 +361,15 @@ static void *hub_run(void *ctx) {
 
 /* start and stop */
 
+/* An abstract address: no file remains if the process is killed. */
 static int hub_listen(struct bus_hub *h, struct error *err) {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    snprintf(h->folder, sizeof h->folder, "/tmp/shoal-bus-XXXXXX");
-    if (!mkdtemp(h->folder)) return error_errno(err, "cannot create a folder in /tmp");
-    h->path = path_join(h->folder, "hub");
-    snprintf(address.sun_path, sizeof address.sun_path, "%s", h->path);
-    h->fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
-    if (h->fd < 0 || bind(h->fd, (struct sockaddr *)&address, sizeof address) != 0 ||
-        listen(h->fd, 128) != 0 || pipe2(h->stop, O_CLOEXEC) != 0)
-        return error_errno(err, "cannot listen on '%s'", h->path);
+    uint64_t random[2];
+    randombytes_buf(random, sizeof random);
+    h->name = xasprintf("@shoal-%016llx%016llx", (unsigned long long)random[0],
+                        (unsigned long long)random[1]);
+    h->fd = bus_socket_open(h->name, true, err);
+    if (h->fd < 0) return err->code;
+    if (pipe2(h->stop, O_CLOEXEC) != 0) return error_errno(err, "cannot make a pipe");
     return OK;
 }
 
@@ -383,8 +385,7 @@ static void hub_free(struct bus_hub *h) {
     fd_close(&h->fd);
     fd_close(&h->stop[0]);
     fd_close(&h->stop[1]);
-    if (*h->folder) tree_delete(h->folder);
-    free(h->path);
+    free(h->name);
     free(h);
 }
 
@@ -399,8 +400,8 @@ struct bus_hub *bus_hub_start(struct error *err) {
     return NULL;
 }
 
-const char *bus_hub_path(const struct bus_hub *h) {
-    return h->path;
+const char *bus_hub_name(const struct bus_hub *h) {
+    return h->name;
 }
 
 void bus_hub_stop(struct bus_hub *h) {

@@ -39,7 +39,6 @@ struct cluster {
     struct local_nodes *local;
     int replicas, n_expected; /* n_expected: nodes that were started */
     char identity[HASH_LEN];
-    char scratch[32]; /* folder for temporary files */
     double ticked, complained;
     uint64_t n_formed; /* units */
     bool failed;
@@ -291,11 +290,10 @@ static int adapter_send(struct cluster *c, const json_t *v, struct error *err) {
     const struct adapter *a = adapter_find(c, hash);
     struct error failure = {0};
     struct buf bytes = {0};
-    char *subject = xasprintf("%s%s", SUBJECT_NODE, node),
-         *folder = path_join(c->scratch, "adapter");
+    char *subject = xasprintf("%s%s", SUBJECT_NODE, node);
     if (!a) error_set(&failure, ERR_MISSING, "no call has this adapter");
     int rc = OK;
-    if (!a || adapter_to_bytes(a, folder, &bytes, &failure) != OK)
+    if (!a || adapter_to_bytes(a, &bytes, &failure) != OK)
         rc =
             wire_publish(c->bus, subject,
                          json_pack("{s:s,s:s}", "hash", hash, "error", failure.text), NULL, 0, err);
@@ -306,7 +304,6 @@ static int adapter_send(struct cluster *c, const json_t *v, struct error *err) {
                           bytes.data + at, MIN(bytes.len - at, PART_BYTES), err);
     buf_release(&bytes);
     free(subject);
-    free(folder);
     return rc;
 }
 
@@ -498,8 +495,6 @@ struct cluster *cluster_open(const struct cluster_options *o, struct engine *e, 
         c->engine = e;
         unit_identity(e, m, c->identity);
         c->coordinator = coordinator_new(&options);
-        snprintf(c->scratch, sizeof c->scratch, "/tmp/shoal-cluster-XXXXXX");
-        if (!mkdtemp(c->scratch)) rc = error_errno(err, "cannot create a folder in '/tmp'");
     }
     if (rc == OK) rc = bus_join(c, err);
     if (rc == OK) rc = nodes_start(c, o, e, m, err);
@@ -518,6 +513,5 @@ void cluster_close(struct cluster *c) {
     free(c->units);
     free(c->waiting);
     free(c->actions.v);
-    if (*c->scratch) tree_delete(c->scratch);
     free(c);
 }

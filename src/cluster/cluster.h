@@ -2,8 +2,8 @@
  * cluster: calls of the engine on several nodes, with the results of one.
  *
  * A generation is a function: its result depends on the call, the model and the numeric class, not
- * on where and when it runs. So a cluster is the remote of an engine: it divides the calls into units
- * of work, sends them to nodes, and sends them again to others when a node is lost; the first
+ * on where and when it runs. So a cluster is the remote of an engine: it divides the calls into
+ * units of work, sends them to nodes, and sends them again to others when a node is lost; the first
  * result of a unit counts. With replicas, several nodes compute each unit, and the result of the
  * majority is used; a node with another result is quarantined. The engine computes a call itself
  * if no node can.
@@ -37,7 +37,6 @@ struct node_options {
     struct engine *engine;
     struct model *model;
     int threads;
-    const char *cache; /* folder for adapters that it gets */
 };
 /* Computes units until the bus closes or the process is asked to end (log_check_cancelled). */
 int node_run(const struct node_options *o, struct error *err);

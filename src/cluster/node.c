@@ -83,11 +83,8 @@ static void adapter_keep(struct node *n, const char *hash, struct adapter *a) {
 }
 
 static int adapter_open_bytes(struct node *n, const char *hash, struct error *err) {
-    char *folder = path_join(n->o->cache, hash);
-    struct adapter *a = adapter_from_bytes((const uint8_t *)n->part.data, n->part.len, hash, folder,
-                                           n->o->model, err);
-    tree_delete(folder);
-    free(folder);
+    struct adapter *a =
+        adapter_from_bytes((const uint8_t *)n->part.data, n->part.len, hash, n->o->model, err);
     if (a) adapter_keep(n, hash, a);
     return a ? OK : err->code;
 }

@@ -1,6 +1,7 @@
 /*
  * unit: see unit.h.
  */
+#define _GNU_SOURCE
 #include "cluster/unit.h"
 
 #include "grammar/grammar.h"
@@ -185,27 +186,38 @@ int unit_results_parse(const struct engine *e, const uint8_t *data, size_t len,
 
 static const char *const adapter_files[] = {"adapter_config.json", "adapter_model.safetensors"};
 
-int adapter_to_bytes(const struct adapter *a, const char *folder, struct buf *out,
-                     struct error *err) {
+/* Makes a folder for the files of an adapter. */
+static int folder_make(char folder[32], struct error *err) {
+    snprintf(folder, 32, "/tmp/shoal-adapter-XXXXXX");
+    return mkdtemp(folder) ? OK : error_errno(err, "cannot create a folder in '/tmp'");
+}
+
+static int file_add(const char *folder, const char *name, struct buf *out, struct error *err) {
+    char *path = path_join(folder, name);
+    struct buf file = {0};
+    int rc = file_read(path, FILE_MAX, &file, err);
+    uint64_t size = file.len;
+    buf_add(out, &size, sizeof size);
+    buf_add(out, file.data, file.len);
+    buf_release(&file);
+    free(path);
+    return rc;
+}
+
+int adapter_to_bytes(const struct adapter *a, struct buf *out, struct error *err) {
+    char folder[32];
+    if (folder_make(folder, err) != OK) return err->code;
     struct adapter *full = adapter_to_f32((struct adapter *)(uintptr_t)a);
     int rc = adapter_save(full, folder, NULL, err);
-    for (size_t i = 0; rc == OK && i < ARRAY_LEN(adapter_files); i++) {
-        char *path = path_join(folder, adapter_files[i]);
-        struct buf file = {0};
-        rc = file_read(path, FILE_MAX, &file, err);
-        uint64_t size = file.len;
-        buf_add(out, &size, sizeof size);
-        buf_add(out, file.data, file.len);
-        buf_release(&file);
-        free(path);
-    }
+    for (size_t i = 0; rc == OK && i < ARRAY_LEN(adapter_files); i++)
+        rc = file_add(folder, adapter_files[i], out, err);
     adapter_release(full);
     tree_delete(folder);
     return rc;
 }
 
 static int files_write(const uint8_t *data, size_t len, const char *folder, struct error *err) {
-    int rc = dir_make_private(folder, err);
+    int rc = OK;
     for (size_t i = 0; rc == OK && i < ARRAY_LEN(adapter_files); i++) {
         uint64_t size = 0;
         if (len >= sizeof size) memcpy(&size, data, sizeof size);
@@ -221,9 +233,12 @@ static int files_write(const uint8_t *data, size_t len, const char *folder, stru
 }
 
 struct adapter *adapter_from_bytes(const uint8_t *data, size_t len, const char *hash,
-                                   const char *folder, struct model *m, struct error *err) {
-    struct adapter *a = NULL;
-    if (files_write(data, len, folder, err) == OK) a = adapter_open(folder, m, err);
+                                   struct model *m, struct error *err) {
+    char folder[32];
+    if (folder_make(folder, err) != OK) return NULL;
+    struct adapter *a =
+        files_write(data, len, folder, err) == OK ? adapter_open(folder, m, err) : NULL;
+    tree_delete(folder);
     if (!a || strcmp(a->hash, hash) == 0) return a;
     error_set(err, ERR_MISMATCH, "an adapter was to have the hash %.16s…, but has %.16s…", hash,
               a->hash);

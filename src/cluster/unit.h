@@ -48,13 +48,11 @@ void unit_results_write(const struct engine_request *reqs, int n, struct buf *ou
 int unit_results_parse(const struct engine *e, const uint8_t *data, size_t len,
                        struct engine_request *const *calls, int n, struct error *err);
 
-/* An adapter as its two files, one after the other, each after its length (64 bits,
- * little-endian). `folder` is for temporary files. */
-int adapter_to_bytes(const struct adapter *a, const char *folder, struct buf *out,
-                     struct error *err);
-/* Writes the files below `folder`, and opens the adapter for a model. ERR_MISMATCH: its hash is not
- * `hash`. */
+/* An adapter as its two files, one after the other, each after its length (64 bits, little-endian).
+ */
+int adapter_to_bytes(const struct adapter *a, struct buf *out, struct error *err);
+/* Opens an adapter for a model. ERR_MISMATCH: its hash is not `hash`. */
 struct adapter *adapter_from_bytes(const uint8_t *data, size_t len, const char *hash,
-                                   const char *folder, struct model *m, struct error *err);
+                                   struct model *m, struct error *err);
 
 #endif

@@ -16,7 +16,7 @@ HELLO, SUBSCRIBE, CONSUME, PUBLISH, ENQUEUE, _, ACK = range(1, 8)
 MESSAGE, ITEM = 12, 13
 address, seconds = sys.argv[1].removeprefix("unix:"), float(sys.argv[2])
 bus = socket.socket(socket.AF_UNIX)
-bus.connect(address)
+bus.connect("\0" + address[1:])
 
 
 def send(op, name, data=b"", number=0):

@@ -13,7 +13,6 @@
 #include <stdarg.h>
 #include <stdlib.h>
 #include <sys/socket.h>
-#include <sys/un.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -187,10 +186,8 @@ static void large_messages_and_limits(void **state) {
 
 /* A connection without the functions of a member. */
 static int raw_connect(void) {
-    struct sockaddr_un address = {.sun_family = AF_UNIX};
-    snprintf(address.sun_path, sizeof address.sun_path, "%s", bus_address(hub) + strlen("unix:"));
-    int fd = socket(AF_UNIX, SOCK_STREAM, 0);
-    assert_int_equal(connect(fd, (struct sockaddr *)&address, sizeof address), 0);
+    int fd = bus_socket_open(bus_address(hub) + strlen("unix:"), false, &err);
+    assert_true(fd >= 0);
     return fd;
 }
 

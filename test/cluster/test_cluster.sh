@@ -129,10 +129,10 @@ check("a node with wrong results is outvoted, and named", code == 0 and units > 
 # the end of the program ends its nodes
 p = start([*EVAL, "--cluster", "local:2", "--n", "3000"])
 pids = until(lambda: (lambda v: v if len(v) == 2 else None)(list(nodes_of(p))))
-folder = os.path.dirname(next(iter(nodes_of(p).values()))[-4].removeprefix("unix:")) if pids else ""
 p.kill()
 p.wait()
 check("the nodes of a killed program end", bool(pids) and until(lambda: not any(os.path.exists(f"/proc/{i}") for i in pids)), pids)
+check("no file is left", not [f for f in os.listdir("/tmp") if f.startswith("shoal-adapter-")], os.listdir("/tmp"))
 
 for args, says in ((["local:0"], "local:N"), (["local:99"], "local:N"), (["nats"], "local:N"), (["local:2x"], "local:N"),
                    (["local:2", "--replicas", "3"], "2 nodes"), (["local:2", "--balancer", "best"], "balancer")):

@@ -64,7 +64,10 @@ static int run(const struct cli_options *c, const void *options, const struct st
                          "starts its nodes itself");
     char *name = node_name(o);
     int rc = name_check(name, err);
+    struct log_sink silent = {0}; // no plan of each local node
+    struct log_sink *before = c->quiet ? log_set_sink(&silent) : NULL;
     if (rc == OK) rc = setup_open(&s, c, &o->setup, args->v[0], &w, err);
+    if (c->quiet) log_set_sink(before);
     if (rc == OK && s.m) rc = node_start(o, &s, name, err);
     free(name);
     return setup_close(&s, rc, err);

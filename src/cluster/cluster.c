@@ -461,15 +461,16 @@ static void node_args_make(const struct cluster_options *o, int nodes, const str
                                  "--lora-dtype",
                                  dtype_name(engine_lora_elem(e))};
     const struct {
-        const char *name;
+        const char *name, *format;
         int64_t value; /* 0: not given */
-    } numbers[] = {{"--threads", MAX((o->threads ? o->threads : cpu_count()) / nodes, 1)},
-                   {"--max-model-len", engine_max_len(e)},
-                   {"--max-num-seqs", engine_max_seqs(e)},
-                   {"--max-memory", (int64_t)(o->max_memory / (size_t)nodes)}};
+    } numbers[] = {
+        {"--threads", "%lld", MAX((o->threads ? o->threads : cpu_count()) / nodes, 1)},
+        {"--max-model-len", "%lld", engine_max_len(e)},
+        {"--max-num-seqs", "%lld", engine_max_seqs(e)},
+        {"--max-memory", "%lldM", (int64_t)MIN((o->max_memory >> 20) / (size_t)nodes, 999999)}};
     for (size_t i = 0; i < ARRAY_LEN(words); i++) strings_add(args, words[i]);
     for (size_t i = 0; i < ARRAY_LEN(numbers); i++) {
-        char *value = xasprintf("%lld", (long long)numbers[i].value);
+        char *value = xasprintf(numbers[i].format, (long long)numbers[i].value);
         if (numbers[i].value) strings_add(args, numbers[i].name);
         if (numbers[i].value) strings_add(args, value);
         free(value);

@@ -51,7 +51,9 @@ def comparable(v):
 def result(p):
     out, err = p.communicate(timeout=300)
     lines = [json.loads(x) for x in out.splitlines()]
-    return p.returncode, [comparable(x) for x in lines if "peak_bytes" not in x], err
+    if "computed here" in err:  # the result is right then too, but not that of the nodes
+        return -1, [], err
+    return p.returncode, [comparable(x) for x in lines if "task" in x or "run" in x or "name" in x], err
 
 
 def start(args):
@@ -87,9 +89,10 @@ code, alone, err = result(start(EVAL))
 check("eval without a cluster", code == 0, err)
 
 for name, more in (("two nodes", ["local:2"]), ("four nodes, by adapters", ["local:4", "--balancer", "adapter"]),
+                   ("two nodes with a memory limit", ["local:2", "--max-memory", "400M"]),
                    ("three nodes that vote", ["local:3", "--replicas", "3"])):
     code, got, err = result(start([*EVAL, "--cluster", *more]))
-    check(f"eval on {name} has the same result", code == 0 and got == alone, err or got)
+    check(f"eval on {name} has the same result", code == 0 and got == alone and "warning" not in err, err or got)
 
 for name, args in (
         ("debate", ["debate", MODEL, "--team", "examples/team.yaml", "--tasks", "pick", "--n", "40", "--exact"]),
@@ -100,8 +103,8 @@ for name, args in (
     check(f"{name} on two nodes has the same result", code == 0 and one == two, err or (one, two))
 
 # kills: at random times, until the end
-p, killed = start([*EVAL[:5], "3000", "--exact", "--cluster", "local:3"]), 0
-q = start([*EVAL[:5], "3000", "--exact"])
+p, killed = start([*EVAL[:5], "1500", "--exact", "--cluster", "local:3"]), 0
+q = start([*EVAL[:5], "1500", "--exact"])
 deadline = time.time() + 240
 while p.poll() is None and time.time() < deadline:
     pids = sorted(nodes_of(p))
@@ -117,17 +120,17 @@ code, got, err = result(p)
 check(f"the same result while nodes are killed ({killed} kills)", code == 0 and killed > 1 and got == result(q)[1], err)
 
 # a faulty node
-p = start([*EVAL, "--cluster", "local:3", "--replicas", "3", "--n", "3000"])
+p = start([*EVAL, "--cluster", "local:3", "--replicas", "3", "--n", "1500"])
 words = until(lambda: next(iter(nodes_of(p).values()), None))
 address = words[words.index("--join") + 1] if words else ""
 faulty = subprocess.Popen([sys.executable, "test/cluster/faulty_node.py", address, "120"], stdout=subprocess.PIPE, text=True)
 code, got, err = result(p)
 units = int(faulty.communicate(timeout=130)[0])
 check("a node with wrong results is outvoted, and named", code == 0 and units > 0 and "node 'faulty' is quarantined" in err and
-      got == result(start([*EVAL, "--n", "3000"]))[1], (units, err))
+      got == result(start([*EVAL, "--n", "1500"]))[1], (units, err))
 
 # the end of the program ends its nodes
-p = start([*EVAL, "--cluster", "local:2", "--n", "3000"])
+p = start([*EVAL, "--cluster", "local:2", "--n", "1500"])
 pids = until(lambda: (lambda v: v if len(v) == 2 else None)(list(nodes_of(p))))
 p.kill()
 p.wait()

@@ -47,5 +47,5 @@ for memories in "$work"/user??.jsonl; do
     python3 scripts/results_sleep.py user "$shoal" "$work" "$user" >"$work/user.tmp"
     mv "$work/user.tmp" "$found/$user.json"
 done
-python3 scripts/results_sleep.py report "$found" >"$work/part.md"
+python3 scripts/results_sleep.py report "$found" "${class#--}" >"$work/part.md"
 sh scripts/results-part.sh "Memories as weights" <"$work/part.md"

@@ -3,7 +3,7 @@
 
     scripts/results_sleep.py make WORK USERS SEED    writes WORK/USER.jsonl for `shoal memory import`, and WORK/USER-questions.jsonl
     scripts/results_sleep.py user SHOAL WORK USER    prints the results of a user as JSON
-    scripts/results_sleep.py report FOLDER           writes docs/results/sleep.md, and prints the part of docs/RESULTS.md
+    scripts/results_sleep.py report FOLDER CLASS     writes docs/results/sleep.md, and prints the part of docs/RESULTS.md
 """
 import contextlib
 import json
@@ -143,11 +143,11 @@ def summary(rows):
             f"{sum(r['undone'] for r in rows)} of them.")
 
 
-def report(folder):
+def report(folder, numeric_class):
     rows = [json.loads(p.read_text()) for p in sorted(Path(folder).glob("user*.json"))]
     with open(RESULTS / "sleep.md", "w") as f, contextlib.redirect_stdout(f):
         print(f"# Memories as weights (`make results-sleep`)\n\n{summary(rows)}\n")
-        print(f"models/fry, exact class, `shoal sleep` with its default options: {rows[0]['lines']} lines about the facts of a user, "
+        print(f"models/fry, {numeric_class} class, `shoal sleep` with its default options: {rows[0]['lines']} lines about the facts of a user, "
               f"{rows[0]['rehearsal']} lines of the families. Each fact is asked in two wordings of the gate, by which the sleep measures itself, and in "
               f"two other wordings, which were written for this table and not used for tuning. Retrieval is `shoal memory search`, words only. A rejected "
               f"adapter is not published; its user's figures of the other wordings are those of the adapter before.\n")

@@ -7,6 +7,7 @@
  */
 #define _GNU_SOURCE
 #include "serve/fallback.h"
+#include "serve/auto_model.h"
 #include "serve/request_fields.h"
 
 #include <stdlib.h>
@@ -128,7 +129,7 @@ static bool model_is_listed(struct server *front, const char *name) {
 static void local_link_check(struct server *s, const struct fallback_link *l) {
     const char *model = l->settings->model;
     bool is_compound = strpbrk(model, ":@*+") != NULL; // a team, an agent, a mix …
-    if (!is_compound && !model_is_listed(s, model))
+    if (!is_compound && !auto_model_is(s, model) && !model_is_listed(s, model))
         log_warn("fallback '%s': no model has the name '%s' yet, so its link fails until one has",
                  l->chain->name, model);
 }

@@ -257,6 +257,7 @@ chains = {
     "bare": f"links:\n  - model: missing\n{link('bare')}",
     "brief": f"timeout: 1\nlinks:\n{link('brief')}{link('never')}{reply}",
     "many": f"links:\n  - model: missing\n{link('many')}{reply}",
+    "pick": f"links:\n  - model: auto\n{reply}",
     "a2": "links:\n  - model: a2\n    timeout: 30\n",
 }
 for name, text in chains.items():
@@ -274,6 +275,9 @@ def same(v):
 
 
 def test_each_link_in_turn():
+    direct = s.post("/v1/chat/completions", body_of("/v1/chat/completions", "auto"))[2]
+    v = chat("pick")[2]
+    check("a link that chooses an adapter", same(v) == same(direct) and told(v)["link"] == "auto" and v["shoal"].items() >= direct["shoal"].items(), (v, direct))
     direct = s.post("/v1/chat/completions", body_of("/v1/chat/completions", "expert"))[2]
     status, headers, v = chat("whole")
     check("the first link answers with its reply", status == 200 and same(v) == same(direct) and v["model"] == "expert", (v, direct))

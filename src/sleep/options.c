@@ -46,17 +46,12 @@ int sleep_options_check(const struct sleep_options *o, struct error *err) {
     return train_settings_check(&s, false, err);
 }
 
-/* Passes over the lines if neither --epochs nor --max-steps is given: more than `shoal train` makes
- * of as many samples, because a fact must be known word for word. */
-enum { SLEEP_EPOCHS = 7 };
-
 struct train_settings sleep_train_settings(const struct sleep_options *o,
                                            const struct strings *data) {
     struct train_settings s = o->learn;
     s.data = *data;
     s.method = (char *)(uintptr_t) "sft";
     s.init_adapter = NULL; // the run opens it
-    if (s.train.epochs == 0) s.train.epochs = SLEEP_EPOCHS;
     return s;
 }
 

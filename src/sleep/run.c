@@ -53,8 +53,8 @@ static bool recipe_is(const char *path, const char *hash) {
     return same;
 }
 
-/* Writes the training lines, and deletes the state of a run with another recipe. */
-static int lines_write(struct sleep_work *w, struct error *err) {
+/* Writes the training lines, *all of them, and deletes the state of a run with another recipe. */
+static int lines_write(struct sleep_work *w, int64_t *all, struct error *err) {
     struct buf lines = {0};
     char hash[HASH_LEN], *recipe = path_join(w->dir, "recipe"),
                          *path = path_join(w->dir, "lines.jsonl");
@@ -65,6 +65,7 @@ static int lines_write(struct sleep_work *w, struct error *err) {
     int rc = dir_make_private(w->dir, err);
     if (rc == OK) rc = file_write_private(recipe, hash, strlen(hash), err);
     if (rc == OK) rc = file_write_private(path, lines.data, lines.len, err);
+    *all = SLEEP_QUESTIONS * (int64_t)w->facts.n + n;
     json_object_set_new(w->result, "lines", json_integer(SLEEP_QUESTIONS * w->facts.n));
     json_object_set_new(w->result, "rehearsal", json_integer((json_int_t)n));
     buf_release(&lines);
@@ -89,14 +90,17 @@ static int request_run(struct sleep_work *w, struct train_request *q, struct err
     return rc;
 }
 
-/* Unless the user sets it, the learning rate is below that of `shoal train`: other tasks then
- * change less, and the facts are learned all the same, because the lines are read more often. */
-static void learning_rate_set(struct train_settings *s, const struct model *m) {
-    const double share = 0.6;
-    struct train_options usual = s->train;
-    if (s->train.lr != 0) return;
-    train_options_adapt(&usual, 1, m->config.d_model);
-    s->train.lr = share * usual.lr;
+/* Unless the user sets them: more passes over the n lines than `shoal train` makes, because a fact
+ * must be known word for word, and a lower learning rate, because other tasks then change less. */
+static void schedule_set(struct train_options *o, int64_t n, const struct model *m) {
+    enum { MIN_PASSES = 7, MAX_PASSES = 25, MIN_UPDATES = 200 };
+    const double lr_share = 0.4;
+    struct train_options usual = *o;
+    train_options_adapt(&usual, n, m->config.d_model);
+    const int64_t passes = MIN_UPDATES * usual.bsz * usual.grad_accum / n;
+    if (o->lr == 0) o->lr = lr_share * usual.lr;
+    if (o->epochs == 0 && o->max_steps == 0)
+        o->epochs = (double)MIN(MAX(passes, MIN_PASSES), MAX_PASSES);
 }
 
 static int adapter_train(struct sleep_work *w, struct error *err) {
@@ -105,9 +109,10 @@ static int adapter_train(struct sleep_work *w, struct error *err) {
     const struct strings data = {files, 1};
     struct train_settings s = sleep_train_settings(w->o, &data);
     struct train_request q = {0};
-    learning_rate_set(&s, w->env->m);
-    int rc = lines_write(w, err);
+    int64_t n;
+    int rc = lines_write(w, &n, err);
     if (rc == OK) {
+        schedule_set(&s.train, n, w->env->m);
         rc = train_request_open(&q, &s, w->env->m, w->env->pool, err);
         if (rc == OK) rc = request_run(w, &q, err);
         train_request_close(&q);

@@ -16,7 +16,7 @@ import server
 from server import check, failed, run
 
 shoal, tmp, model = server.SHOAL, server.TMP, "models/fry"
-SETTINGS = {"r": 8, "bsz": 8, "grad-accum": 1, "lora-dropout": 0, "max-steps": 60, "rehearse": "copy", "rehearse-n": 60, "retain-n": 20, "retain-points": 20}
+SETTINGS = {"r": 8, "lr": 2.5e-3, "bsz": 8, "grad-accum": 1, "lora-dropout": 0, "max-steps": 60, "rehearse": "copy", "rehearse-n": 60, "retain-n": 20, "retain-points": 20}
 
 
 class Server(server.Server):

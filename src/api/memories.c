@@ -91,9 +91,11 @@ json_t *memories_of(struct server *s, struct exchange *x, const char *user, bool
     if (rc == OK) rc = memories_count(a.store, user, &n, err);
     if (rc == OK && x) rc = request_memory_reserve_list(s, x, n, MEMORY_BYTES, NULL, err);
     if (rc == OK && !(a.memories = memories_open(a.store, user, 0, err))) rc = err->code;
-    json_t *list = rc == OK ? json_deep_copy(memories_list(a.memories, ended, err)) : NULL;
+    json_t *list = rc == OK ? memories_list(a.memories, ended, err) : NULL,
+           *copy = json_deep_copy(list); // it outlives the memories
+    json_decref(list);
     access_close(&a);
-    return list;
+    return copy;
 }
 
 /* Reserves memory for the log, which `why` and deletions read. */

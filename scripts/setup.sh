@@ -26,6 +26,7 @@ libedit-dev libedit-devel libedit libedit-dev
 libcurl4-openssl-dev libcurl-devel curl curl-dev
 libcmocka-dev libcmocka-devel cmocka cmocka-dev
 libmicrohttpd-dev libmicrohttpd-devel libmicrohttpd libmicrohttpd-dev
+libnats-dev - - -
 python3-jinja2 python3-jinja2 python-jinja py3-jinja2"
 test_packages="
 curl curl curl curl
@@ -37,6 +38,7 @@ python3-venv - - -
 python3-wheel python3-wheel python-wheel py3-wheel
 bubblewrap bubblewrap bubblewrap bubblewrap
 openssl openssl openssl openssl
+nats-server - - -
 procps procps-ng procps-ng procps-ng
 chromium chromium chromium chromium
 fonts-noto-cjk google-noto-sans-cjk-fonts noto-fonts-cjk font-noto-cjk

@@ -14,7 +14,7 @@ struct options {
 };
 static const struct option_row rows[] = {
     {"join", OPT_STRING, offsetof(struct options, join), NULL, 0, 0, "ADDRESS",
-     "address of the cluster's bus"},
+     "address of the cluster: nats://HOST"},
     {"name", OPT_STRING, offsetof(struct options, name), NULL, 0, 0, "NAME",
      "name of the node (default: the host's name and the process's number)", JOB_ARG_TEXT},
     SETUP_ROWS(struct options, setup),
@@ -60,7 +60,7 @@ static int run(const struct cli_options *c, const void *options, const struct st
                                                             : NODE_MAX_LEN}};
     if (!o->join)
         return error_set(err, ERR_USAGE,
-                         "a node needs --join ADDRESS; '--cluster local:N' of other commands "
+                         "a node needs --join nats://HOST; '--cluster local:N' of other commands "
                          "starts its nodes itself");
     char *name = node_name(o);
     int rc = name_check(name, err);
@@ -77,9 +77,11 @@ const struct cli_command cmd_node = {
     .name = "node",
     .args = "MODEL",
     .summary = "compute for a cluster on this machine",
-    .about = "Joins a cluster, and computes the calls that it gets, with the model of the command "
-             "that\nhas them. '--cluster local:N' of other commands starts N nodes itself.\n"
-             "\n"
+    .about = "Joins a cluster, and computes the calls that it gets, with the model and the class of "
+             "the\ncommand that has them. '--cluster local:N' of other commands starts N nodes "
+             "itself.\n\n"
+             "  shoal node models/fry --join nats://192.168.1.10\n"
+             "  shoal eval models/fry --tasks starter --cluster nats://192.168.1.10\n"
              "  shoal eval models/fry --tasks starter --cluster local:2",
     .rows = rows,
     .size = sizeof(struct options),

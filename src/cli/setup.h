@@ -50,7 +50,8 @@ struct setup_options {
 /* Rows of a command whose options struct `type` has a struct cluster_flags `field`. */
 #define CLUSTER_ROWS(type, field)                                                                  \
     SETUP_ROW("cluster", OPT_STRING, type, field.address, NULL, "ADDRESS",                         \
-              "compute on a cluster; local:N starts N processes of this machine"),                 \
+              "compute on a cluster: local:N starts N processes of this machine, "                 \
+              "nats://HOST uses the nodes of a NATS server"),                                      \
         {"replicas",                                                                               \
          OPT_INT,                                                                                  \
          offsetof(type, field.replicas),                                                           \

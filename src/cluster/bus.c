@@ -1,223 +1,40 @@
 /*
- * bus: a member's handle of a local bus (bus.h).
+ * bus: selects the backend by the address, and checks names and lengths (bus.h).
  */
-#define _GNU_SOURCE
 #include "cluster/bus.h"
 
-#include "cluster/bus_hub.h"
+#include "cluster/bus_backend.h"
 
-#include <errno.h>
-#include <math.h>
-#include <poll.h>
 #include <stdlib.h>
 #include <string.h>
-#include <sys/socket.h>
 
-static const double REPLY_SECONDS = 30;
-
-/* A frame that arrived before the awaited reply. */
-struct waiting {
-    struct waiting *next;
-    struct bus_frame frame;
-    uint8_t data[];
-};
 struct bus {
-    struct bus_hub *hub; /* the hub that this process runs, or NULL */
+    const struct bus_backend *backend;
+    void *state;
     char *address;
-    int fd;
-    struct buf in, out;
-    size_t parsed; /* bytes of `in` before this were handled */
-    struct waiting *first, **last, *given;
-    char subject[BUS_NAME_MAX]; /* subject of the last message */
 };
 
-/* sending */
-
-static int bus_lost(const struct bus *b, struct error *err) {
-    return error_set(err, ERR_IO, "the bus '%s' is gone", b->address);
-}
-
-static int out_flush(struct bus *b, struct error *err) {
-    while (b->out.len) {
-        struct pollfd p = {.fd = b->fd, .events = POLLOUT};
-        if (!bus_socket_write(b->fd, &b->out)) return bus_lost(b, err);
-        if (b->out.len && poll(&p, 1, (int)(REPLY_SECONDS * 1000)) == 0)
-            return error_set(err, ERR_IO, "the bus '%s' does not read", b->address);
-    }
-    return OK;
-}
-
-static int frame_send(struct bus *b, enum bus_op op, uint64_t number, const char *name,
-                      const void *data, size_t len, struct error *err) {
-    if (strlen(name) >= BUS_NAME_MAX)
-        return error_set(err, ERR_USAGE, "'%.40s…' is too long for a name of the bus", name);
-    if (len > BUS_DATA_MAX)
-        return error_set(err, ERR_MEMORY, "a message of %zu bytes is too long for the bus", len);
-    bus_frame_add(&b->out, op, number, name, data, len);
-    return out_flush(b, err);
-}
-
-/* receiving */
-
-/* 1: *f is the next frame that has arrived, whose data is valid until the next call. */
-static int frame_next(struct bus *b, double seconds, struct bus_frame *f, struct error *err) {
-    double until = clock_now() + seconds;
-    for (;;) {
-        int64_t n = bus_frame_parse((uint8_t *)b->in.data + b->parsed, b->in.len - b->parsed, f);
-        if (n < 0) return error_set(err, ERR_FORMAT, "the bus '%s' sent a wrong frame", b->address);
-        b->parsed += (size_t)n;
-        if (n > 0) return 1;
-        if (b->parsed) memmove(b->in.data, b->in.data + b->parsed, b->in.len - b->parsed);
-        b->in.len -= b->parsed;
-        b->parsed = 0;
-        struct pollfd p = {.fd = b->fd, .events = POLLIN};
-        double left = MAX(until - clock_now(), 0);
-        int ready = poll(&p, 1, (int)ceil(left * 1000));
-        if (ready == 0 || (ready < 0 && errno == EINTR)) return 0;
-        if (!bus_socket_read(b->fd, &b->in)) return bus_lost(b, err);
-    }
-}
-
-static void waiting_add(struct bus *b, const struct bus_frame *f) {
-    struct waiting *w = xmalloc(sizeof *w + f->len + 1);
-    w->next = NULL;
-    w->frame = *f;
-    memcpy(w->data, f->data, f->len);
-    w->frame.data = w->data;
-    *b->last = w;
-    b->last = &w->next;
-}
-
-static int reply_receive(struct bus *b, struct bus_frame *f, struct error *err) {
-    double until = clock_now() + REPLY_SECONDS;
-    while (clock_now() < until) {
-        int rc = frame_next(b, until - clock_now(), f, err);
-        if (rc < 0) return rc;
-        if (rc > 0 && f->op != BUS_REPLY) waiting_add(b, f);
-        if (rc == 0 || f->op != BUS_REPLY) continue;
-        if (f->number == 0) return OK;
-        return error_set(err, f->number <= 8 ? -(int)f->number : ERR_FORMAT, "%.*s",
-                         (int)MIN(f->len, 200), (const char *)f->data);
-    }
-    return error_set(err, ERR_IO, "the bus '%s' does not reply", b->address);
-}
-
-int bus_receive(struct bus *b, double seconds, struct bus_message *out, struct error *err) {
-    struct bus_frame f;
-    free(b->given);
-    b->given = b->first;
-    if (b->given) {
-        b->first = b->given->next;
-        if (!b->first) b->last = &b->first;
-        f = b->given->frame;
-    } else {
-        int rc = frame_next(b, seconds, &f, err);
-        if (rc <= 0) return rc;
-    }
-    if (f.op != BUS_MESSAGE && f.op != BUS_ITEM)
-        return error_set(err, ERR_FORMAT, "the bus '%s' sent a wrong frame", b->address);
-    snprintf(b->subject, sizeof b->subject, "%s", f.name);
-    *out = (struct bus_message){b->subject, f.data, f.len, f.op == BUS_ITEM ? f.number : 0};
-    return 1;
-}
-
-/* operations */
-
-int bus_subscribe(struct bus *b, const char *subject, struct error *err) {
-    return frame_send(b, BUS_SUBSCRIBE, 0, subject, NULL, 0, err);
-}
-
-int bus_consume(struct bus *b, const char *queue, int limit, struct error *err) {
-    return frame_send(b, BUS_CONSUME, (uint64_t)limit, queue, NULL, 0, err);
-}
-
-int bus_publish(struct bus *b, const char *subject, const void *data, size_t len,
-                struct error *err) {
-    return frame_send(b, BUS_PUBLISH, 0, subject, data, len, err);
-}
-
-static int request(struct bus *b, enum bus_op op, uint64_t number, const char *name,
-                   const void *data, size_t len, struct bus_frame *reply, struct error *err) {
-    int rc = frame_send(b, op, number, name, data, len, err);
-    return rc == OK ? reply_receive(b, reply, err) : rc;
-}
-
-int bus_enqueue(struct bus *b, const char *queue, const char *id, const void *data, size_t len,
-                struct error *err) {
-    struct bus_frame reply;
-    struct buf item = {0};
-    uint8_t n = (uint8_t)strlen(id);
-    CHECK(strlen(id) < BUS_NAME_MAX);
-    buf_add(&item, &n, 1);
-    buf_add(&item, id, n);
-    buf_add(&item, data, len);
-    int rc = request(b, BUS_ENQUEUE, 0, queue, item.data, item.len, &reply, err);
-    buf_release(&item);
-    return rc;
-}
-
-int bus_purge(struct bus *b, const char *queue, struct error *err) {
-    return frame_send(b, BUS_PURGE, 0, queue, NULL, 0, err);
-}
-
-int bus_ack(struct bus *b, uint64_t item, struct error *err) {
-    return frame_send(b, BUS_ACK, item, "", NULL, 0, err);
-}
-
-int bus_nak(struct bus *b, uint64_t item, struct error *err) {
-    return frame_send(b, BUS_NAK, item, "", NULL, 0, err);
-}
-
-int bus_working(struct bus *b, uint64_t item, struct error *err) {
-    return frame_send(b, BUS_WORKING, item, "", NULL, 0, err);
-}
-
-int bus_put(struct bus *b, const char *key, const void *data, size_t len, uint64_t revision,
-            struct error *err) {
-    struct bus_frame reply;
-    return request(b, BUS_PUT, revision, key, data, len, &reply, err);
-}
-
-int bus_get(struct bus *b, const char *key, struct buf *out, uint64_t *revision,
-            struct error *err) {
-    struct bus_frame reply;
-    uint64_t found;
-    int rc = request(b, BUS_GET, 0, key, NULL, 0, &reply, err);
-    if (rc != OK) return rc;
-    if (reply.len < sizeof found)
-        return error_set(err, ERR_FORMAT, "the bus '%s' sent a wrong frame", b->address);
-    memcpy(&found, reply.data, sizeof found);
-    if (revision) *revision = found;
-    buf_add(out, reply.data + sizeof found, reply.len - sizeof found);
-    return OK;
-}
-
-/* open and close */
-
-static int bus_connect(struct bus *b, const char *socket, const char *name, struct error *err) {
-    b->fd = bus_socket_open(socket, false, err);
-    return b->fd < 0 ? b->fd : frame_send(b, BUS_HELLO, 0, name, NULL, 0, err);
-}
+static const struct {
+    const char *prefix;
+    const struct bus_backend *backend;
+} backends[] = {
+    {"local", &bus_local}, {"unix:", &bus_local}, {"nats://", &bus_nats}, {"tls://", &bus_nats}};
 
 struct bus *bus_open(const char *address, const char *name, struct error *err) {
-    static const char UNIX[] = "unix:";
-    struct bus *b = xcalloc(1, sizeof *b);
-    int rc = OK;
-    b->fd = -1;
-    b->last = &b->first;
-    if (strcmp(address, "local") == 0) {
-        b->hub = bus_hub_start(err);
-        if (!b->hub) rc = err->code;
-        b->address = b->hub ? xasprintf("%s%s", UNIX, bus_hub_name(b->hub)) : NULL;
-    } else if (strncmp(address, UNIX, strlen(UNIX)) == 0) {
-        b->address = xstrdup(address);
-    } else {
-        rc = error_set(err, ERR_USAGE, "unknown address '%s' of a bus; use local or unix:NAME",
-                       address);
+    size_t i = 0;
+    while (i < ARRAY_LEN(backends) &&
+           strncmp(address, backends[i].prefix, strlen(backends[i].prefix)) != 0)
+        i++;
+    if (i == ARRAY_LEN(backends)) {
+        error_set(err, ERR_USAGE,
+                  "unknown address '%s' of a bus; use local, unix:NAME or nats://HOST", address);
+        return NULL;
     }
-    if (rc == OK) rc = bus_connect(b, b->address + strlen(UNIX), name, err);
-    if (rc == OK) return b;
-    bus_close(b);
+    struct bus *b = xcalloc(1, sizeof *b);
+    b->backend = backends[i].backend;
+    b->state = b->backend->open(address, name, &b->address, err);
+    if (b->state) return b;
+    free(b);
     return NULL;
 }
 
@@ -227,16 +44,79 @@ const char *bus_address(const struct bus *b) {
 
 void bus_close(struct bus *b) {
     if (!b) return;
-    fd_close(&b->fd);
-    bus_hub_stop(b->hub);
-    while (b->first) {
-        struct waiting *w = b->first;
-        b->first = w->next;
-        free(w);
-    }
-    free(b->given);
-    buf_release(&b->in);
-    buf_release(&b->out);
+    b->backend->close(b->state);
     free(b->address);
     free(b);
+}
+
+/* Names have letters, digits, '_', '-' and '.'; that of a subscription may end with ".*". */
+static int name_check(const char *name, bool pattern, struct error *err) {
+    size_t n = strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-.");
+    if (n > 0 && n < BUS_NAME_MAX &&
+        (!name[n] || (pattern && name[n - 1] == '.' && strcmp(name + n, "*") == 0)))
+        return OK;
+    return error_set(err, ERR_USAGE, "'%.40s' is not a name of the bus", name);
+}
+
+static int check(const char *name, size_t len, struct error *err) {
+    if (len > BUS_DATA_MAX)
+        return error_set(err, ERR_MEMORY, "a message of %zu bytes is too long for the bus", len);
+    return name_check(name, false, err);
+}
+
+int bus_subscribe(struct bus *b, const char *subject, struct error *err) {
+    int rc = name_check(subject, true, err);
+    return rc == OK ? b->backend->subscribe(b->state, subject, err) : rc;
+}
+
+int bus_consume(struct bus *b, const char *queue, int limit, struct error *err) {
+    int rc = name_check(queue, false, err);
+    return rc == OK ? b->backend->consume(b->state, queue, limit, err) : rc;
+}
+
+int bus_publish(struct bus *b, const char *subject, const void *data, size_t len,
+                struct error *err) {
+    int rc = check(subject, len, err);
+    return rc == OK ? b->backend->publish(b->state, subject, data, len, err) : rc;
+}
+
+int bus_enqueue(struct bus *b, const char *queue, const char *id, const void *data, size_t len,
+                struct error *err) {
+    int rc = check(queue, len, err);
+    if (rc == OK && strlen(id) >= BUS_NAME_MAX)
+        rc = error_set(err, ERR_USAGE, "the id of an item is too long");
+    return rc == OK ? b->backend->enqueue(b->state, queue, id, data, len, err) : rc;
+}
+
+int bus_purge(struct bus *b, const char *queue, struct error *err) {
+    int rc = name_check(queue, false, err);
+    return rc == OK ? b->backend->purge(b->state, queue, err) : rc;
+}
+
+int bus_receive(struct bus *b, double seconds, struct bus_message *out, struct error *err) {
+    return b->backend->receive(b->state, seconds, out, err);
+}
+
+int bus_ack(struct bus *b, uint64_t item, struct error *err) {
+    return b->backend->ack(b->state, item, err);
+}
+
+int bus_nak(struct bus *b, uint64_t item, struct error *err) {
+    return b->backend->nak(b->state, item, err);
+}
+
+int bus_working(struct bus *b, uint64_t item, struct error *err) {
+    return b->backend->working(b->state, item, err);
+}
+
+int bus_put(struct bus *b, const char *key, const void *data, size_t len, uint64_t revision,
+            struct error *err) {
+    int rc = check(key, len, err);
+    return rc == OK ? b->backend->put(b->state, key, data, len, revision, err) : rc;
+}
+
+int bus_get(struct bus *b, const char *key, struct buf *out, uint64_t *revision,
+            struct error *err) {
+    int rc = name_check(key, false, err);
+    return rc == OK ? b->backend->get(b->state, key, out, revision, err) : rc;
 }

@@ -12,10 +12,11 @@
 #include "cluster/unit.h"
 #include "cluster/wire.h"
 
+#include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 
-enum { PREFIX_TOKENS = 32 };
+enum { PREFIX_TOKENS = 32, UNIT_BYTES = 512 << 10 };
 static const double TICK_SECONDS = 1, WAIT_SECONDS = 60; // WAIT: between notes about missing nodes
 
 /* A result that a node has sent. */
@@ -40,7 +41,8 @@ struct cluster {
     int replicas, n_expected; /* n_expected: nodes that were started */
     char identity[HASH_LEN];
     double ticked, complained;
-    uint64_t n_formed; /* units */
+    uint64_t n_formed, n_assigned; /* units */
+    char results[BUS_NAME_MAX];    /* queue for results */
     bool failed;
 
     struct engine *engine;
@@ -81,9 +83,21 @@ static bool calls_prefix(struct engine_request *const *calls, int n, char out[HA
     return true;
 }
 
-/* Makes a unit of the first n waiting calls. */
+/* Writes the first calls that are waiting, at most n and UNIT_BYTES, but at least one; returns
+ * their number. */
+static int calls_write(const struct cluster *c, int n, struct buf *out) {
+    for (;; n = (n + 1) / 2) {
+        out->len = 0;
+        unit_calls_write(c->waiting, n, out);
+        if (n == 1 || out->len <= UNIT_BYTES) return n;
+    }
+}
+
+/* Makes a unit of the first n waiting calls, or of less if they are long. */
 static void unit_form(struct cluster *c, int n) {
     struct client_unit *u = xcalloc(1, sizeof *u);
+    struct buf body = {0};
+    n = calls_write(c, n, &body);
     u->n = n;
     u->calls = xcalloc((size_t)n, sizeof(struct engine_request *));
     memcpy(u->calls, c->waiting, sizeof(struct engine_request *) * (size_t)n);
@@ -95,9 +109,8 @@ static void unit_form(struct cluster *c, int n) {
         int len = snprintf(text, sizeof text, "%s %llu", u->id, (unsigned long long)c->n_formed);
         sha256_bytes(text, (size_t)len, u->id);
     }
-    struct buf body = {0};
-    unit_calls_write(u->calls, n, &body);
-    wire_write(&u->text, json_pack("{s:s}", "unit", u->id), body.data, body.len);
+    wire_write(&u->text, json_pack("{s:s,s:s}", "unit", u->id, "results", c->results), body.data,
+               body.len);
     buf_release(&body);
     c->n_formed++;
     if (c->n_units == c->units_cap) {
@@ -168,7 +181,9 @@ static int unit_assign(struct cluster *c, const struct coordinator_action *a, st
     if (index < 0) return OK;
     char *queue = xasprintf("%s%s", QUEUE_WORK, a->node);
     const struct client_unit *u = c->units[index];
-    int rc = bus_enqueue(c->bus, queue, u->id, u->text.data, u->text.len, err);
+    char *id = xasprintf("%s %llu", u->id, (unsigned long long)c->n_assigned++);
+    int rc = bus_enqueue(c->bus, queue, id, u->text.data, u->text.len, err);
+    free(id);
     free(queue);
     return rc;
 }
@@ -313,7 +328,7 @@ static int message_handle(struct cluster *c, const struct bus_message *m, struct
     int rc = OK;
     json_t *v = wire_read(m, &body, &len);
     if (v && strcmp(m->subject, SUBJECT_NODES) == 0) node_heard(c, v);
-    if (v && strcmp(m->subject, QUEUE_RESULTS) == 0) result_heard(c, v, body, len);
+    if (v && strcmp(m->subject, c->results) == 0) result_heard(c, v, body, len);
     if (v && strcmp(m->subject, SUBJECT_WANTED) == 0) rc = adapter_send(c, v, err);
     json_decref(v);
     return rc == OK && m->item ? bus_ack(c->bus, m->item, err) : rc;
@@ -421,16 +436,23 @@ static const struct engine_remote cluster_remote = {remote_submit, remote_step, 
 
 /* open and close */
 
+static const char LOCAL[] = "local:";
+
+static bool is_nats(const char *address) {
+    return strncmp(address, "nats://", 7) == 0 || strncmp(address, "tls://", 6) == 0;
+}
+
 static int options_read(struct cluster *c, const struct cluster_options *o,
                         struct coordinator_options *out, struct error *err) {
-    static const char LOCAL[] = "local:";
     char *end = NULL;
-    if (strncmp(o->address, LOCAL, strlen(LOCAL)) == 0)
-        c->n_expected = (int)strtol(o->address + strlen(LOCAL), &end, 10);
-    if (!end || *end || c->n_expected < 1 || c->n_expected > CLUSTER_LOCAL_MAX)
-        return error_set(err, ERR_USAGE, "unknown cluster '%s'; use local:N with N from 1 to %d",
+    bool local = strncmp(o->address, LOCAL, strlen(LOCAL)) == 0;
+    if (local) c->n_expected = (int)strtol(o->address + strlen(LOCAL), &end, 10);
+    if (!is_nats(o->address) &&
+        (!end || *end || c->n_expected < 1 || c->n_expected > CLUSTER_LOCAL_MAX))
+        return error_set(err, ERR_USAGE,
+                         "unknown cluster '%s'; use local:N with N from 1 to %d, or nats://HOST",
                          o->address, CLUSTER_LOCAL_MAX);
-    if (o->replicas > c->n_expected)
+    if (local && o->replicas > c->n_expected)
         return error_set(err, ERR_USAGE, "%d nodes cannot compute a part %d times", c->n_expected,
                          o->replicas);
     c->replicas = MAX(o->replicas, 1);
@@ -440,12 +462,15 @@ static int options_read(struct cluster *c, const struct cluster_options *o,
     return OK;
 }
 
-static int bus_join(struct cluster *c, struct error *err) {
-    c->bus = bus_open("local", "coordinator", err);
+static int bus_join(struct cluster *c, const char *address, struct error *err) {
+    uint64_t random;
+    c->bus = bus_open(is_nats(address) ? address : "local", "coordinator", err);
     if (!c->bus) return err->code;
+    randombytes_buf(&random, sizeof random);
+    snprintf(c->results, sizeof c->results, "%s%016llx", QUEUE_RESULTS, (unsigned long long)random);
     int rc = bus_subscribe(c->bus, SUBJECT_NODES, err);
     if (rc == OK) rc = bus_subscribe(c->bus, SUBJECT_WANTED, err);
-    if (rc == OK) rc = bus_consume(c->bus, QUEUE_RESULTS, 64, err);
+    if (rc == OK) rc = bus_consume(c->bus, c->results, 64, err);
     return rc;
 }
 
@@ -497,8 +522,8 @@ struct cluster *cluster_open(const struct cluster_options *o, struct engine *e, 
         unit_identity(e, m, c->identity);
         c->coordinator = coordinator_new(&options);
     }
-    if (rc == OK) rc = bus_join(c, err);
-    if (rc == OK) rc = nodes_start(c, o, e, m, err);
+    if (rc == OK) rc = bus_join(c, o->address, err);
+    if (rc == OK && c->n_expected) rc = nodes_start(c, o, e, m, err);
     if (rc == OK) engine_set_remote(e, &cluster_remote, c);
     if (rc == OK) return c;
     cluster_close(c);
@@ -507,7 +532,9 @@ struct cluster *cluster_open(const struct cluster_options *o, struct engine *e, 
 
 void cluster_close(struct cluster *c) {
     if (!c) return;
+    struct error ignored;
     local_nodes_stop(c->local);
+    if (c->bus) bus_purge(c->bus, c->results, &ignored);
     bus_close(c->bus);
     coordinator_free(c->coordinator);
     while (c->n_units > 0) unit_remove(c, c->n_units - 1);

@@ -9,6 +9,7 @@
  * if no node can.
  *
  * "local:N" starts N processes of this machine. They end with the process that started them.
+ * "nats://HOST" uses the nodes that have joined the NATS server.
  */
 #ifndef SHOAL_CLUSTER_H
 #define SHOAL_CLUSTER_H
@@ -17,7 +18,7 @@
 #include "engine/engine.h"
 
 struct cluster_options {
-    const char *address;  /* "local:N" */
+    const char *address;  /* "local:N" or "nats://HOST" */
     int replicas;         /* nodes that compute each unit; 0: 1 */
     const char *balancer; /* NULL: hybrid */
     int threads;          /* threads of all local nodes together; 0: those of the machine */

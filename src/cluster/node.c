@@ -192,22 +192,22 @@ static void result_keep(struct node *n, const char *unit, struct buf *text) {
     *text = (struct buf){0};
 }
 
-static int result_send(struct node *n, const char *unit, const char *text, size_t len,
-                       struct error *err) {
-    char *id = xasprintf("%s %.60s", unit, n->o->name);
-    int rc = bus_enqueue(n->bus, QUEUE_RESULTS, id, text, len, err);
+static int result_send(struct node *n, const char *queue, const char *unit, const char *text,
+                       size_t len, struct error *err) {
+    char *id = xasprintf("%s %.50s", unit, n->o->name);
+    int rc = bus_enqueue(n->bus, queue, id, text, len, err);
     free(id);
     return rc;
 }
 
-static int unit_answer(struct node *n, const char *unit, const uint8_t *body, size_t len,
-                       struct error *err) {
+static int unit_answer(struct node *n, const char *queue, const char *unit, const uint8_t *body,
+                       size_t len, struct error *err) {
     const struct result *known = result_find(n, unit);
-    if (known) return result_send(n, unit, known->text, known->len, err);
+    if (known) return result_send(n, queue, unit, known->text, known->len, err);
     struct buf calls = {0}, text = {0}; // the message is valid until the next call of the bus
     buf_add(&calls, body, len);
     bool computed = unit_compute(n, unit, (const uint8_t *)calls.data, calls.len, &text);
-    int rc = result_send(n, unit, text.data, text.len, err);
+    int rc = result_send(n, queue, unit, text.data, text.len, err);
     if (computed) result_keep(n, unit, &text);
     buf_release(&calls);
     buf_release(&text);
@@ -219,8 +219,9 @@ static int unit_handle(struct node *n, const struct bus_message *m, struct error
     size_t len;
     uint64_t item = n->item = m->item;
     json_t *v = wire_read(m, &body, &len);
-    const char *unit = json_get_string(v, "unit");
-    int rc = hash_is_valid(unit) ? unit_answer(n, unit, body, len, err) : OK;
+    const char *unit = json_get_string(v, "unit"), *queue = json_get_string(v, "results");
+    bool valid = hash_is_valid(unit) && strncmp(queue, QUEUE_RESULTS, strlen(QUEUE_RESULTS)) == 0;
+    int rc = valid ? unit_answer(n, queue, unit, body, len, err) : OK;
     json_decref(v);
     n->item = 0;
     return rc == OK ? bus_ack(n->bus, item, err) : rc;
@@ -236,6 +237,7 @@ static int node_open(struct node *n, struct error *err) {
     n->inbox = xasprintf("%s%s", SUBJECT_NODE, n->o->name);
     n->heartbeat_at = -HEARTBEAT_SECONDS;
     int rc = bus_subscribe(n->bus, n->inbox, err);
+    if (rc == OK) rc = bus_purge(n->bus, n->queue, err); // work of an earlier node with the name
     if (rc == OK) rc = bus_consume(n->bus, n->queue, 1, err);
     return rc;
 }

@@ -3,8 +3,8 @@
  * JSON, and after it, if the message carries one, a body.
  *
  *   cluster.nodes       {name, identity, threads, load, pid}: a node joins, or sends a heartbeat
- *   cluster.results     a queue: {node, unit} and the results; or {node, unit, error}
- *   cluster.work.NODE   a queue: {unit} and the calls
+ *   cluster.results.ID  a queue of a command: {node, unit} and the results; or {node, unit, error}
+ *   cluster.work.NODE   a queue: {unit, results: the queue for them} and the calls
  *   cluster.wanted      {node, hash}: a node needs an adapter
  *   cluster.node.NODE   {hash, at, size} and a part of the adapter's bytes; or {hash, error}
  */
@@ -16,10 +16,10 @@
 #define SUBJECT_NODES "cluster.nodes"
 #define SUBJECT_WANTED "cluster.wanted"
 #define SUBJECT_NODE "cluster.node."
-#define QUEUE_RESULTS "cluster.results"
+#define QUEUE_RESULTS "cluster.results."
 #define QUEUE_WORK "cluster.work."
 
-enum { PART_BYTES = 1 << 20 }; /* bytes of an adapter in one message */
+enum { PART_BYTES = 512 << 10 }; /* bytes of an adapter in one message */
 
 /* Appends the line of `head`, of which it takes ownership, and the body. */
 void wire_write(struct buf *out, json_t *head, const void *body, size_t len);

@@ -57,11 +57,11 @@ try:
             joined = True
         if op == ITEM:
             head, body = data.split(b"\n", 1)
-            unit = json.loads(head)["unit"]
+            unit, queue = json.loads(head)["unit"], json.loads(head)["results"]
             results = json.dumps([wrong_result(c) for c in json.loads(body)], separators=(",", ":"))
             item = json.dumps({"node": "faulty", "unit": unit}).encode() + b"\n" + re.sub(r"(\d)\.0\b", r"\1.0", results).encode()
             id_ = f"{unit} faulty".encode()
-            send(ENQUEUE, "cluster.results", bytes([len(id_)]) + id_ + item)
+            send(ENQUEUE, queue, bytes([len(id_)]) + id_ + item)
             send(ACK, "", number=number)
             units += 1
         if time.time() > until:

@@ -1,6 +1,6 @@
 /*
  * test_bus: messages, queues and values of a local bus, members that disconnect, and invalid
- * frames.
+ * frames; the same over a NATS server, which each test starts, if one is installed.
  */
 /* levels: once */
 #define _GNU_SOURCE
@@ -9,10 +9,14 @@
 #include "cluster/bus_frame.h"
 #include "cluster/unit.h"
 
+#include <netinet/in.h>
 #include <setjmp.h>
+#include <signal.h>
 #include <stdarg.h>
 #include <stdlib.h>
+#include <sys/prctl.h>
 #include <sys/socket.h>
+#include <sys/wait.h>
 #include <unistd.h>
 
 #include <cmocka.h>
@@ -20,12 +24,62 @@
 static struct bus *hub, *one, *two;
 static struct error err;
 
-static int bus_setup(void **state) {
-    (void)state;
-    hub = bus_open("local", "hub", &err);
+static int members_open(const char *address) {
+    hub = bus_open(address, "hub", &err);
     one = hub ? bus_open(bus_address(hub), "one", &err) : NULL;
     two = hub ? bus_open(bus_address(hub), "two", &err) : NULL;
     return one && two ? 0 : -1;
+}
+
+static int bus_setup(void **state) {
+    (void)state;
+    return members_open("local");
+}
+
+/* A server of NATS with an empty store; its port is chosen by the kernel. */
+static pid_t server;
+static char server_folder[] = "/tmp/shoal-nats-XXXXXX";
+
+static int server_start(int port) {
+    char *config = path_join(server_folder, "nats.conf"), *text;
+    text =
+        xasprintf("listen: 127.0.0.1:%d\nmax_payload: 8388608\njetstream {store_dir: \"%s/%d\"}\n"
+                  "log_file: \"%s/log\"\n",
+                  port, server_folder, port, server_folder);
+    if (file_write(config, text, strlen(text), &err) != OK) return -1;
+    server = fork();
+    if (server == 0) {
+        prctl(PR_SET_PDEATHSIG, SIGKILL);
+        execlp("nats-server", "nats-server", "-c", config, (char *)NULL);
+        _exit(127);
+    }
+    free(config);
+    free(text);
+    return server > 0 ? 0 : -1;
+}
+
+static int free_port(void) {
+    struct sockaddr_in address = {.sin_family = AF_INET, .sin_addr.s_addr = htonl(INADDR_LOOPBACK)};
+    socklen_t size = sizeof address;
+    int fd = socket(AF_INET, SOCK_STREAM, 0);
+    bool found = bind(fd, (struct sockaddr *)&address, size) == 0 &&
+                 getsockname(fd, (struct sockaddr *)&address, &size) == 0;
+    close(fd);
+    return found ? ntohs(address.sin_port) : 0;
+}
+
+static int nats_setup(void **state) {
+    char address[64];
+    int port = free_port();
+    (void)state;
+    snprintf(address, sizeof address, "nats://127.0.0.1:%d", port);
+    if (server_start(port) != 0) return -1;
+    for (int i = 0; i < 100; i++) {
+        if (members_open(address) == 0) return 0;
+        usleep(50 * 1000);
+    }
+    fprintf(stderr, "%s\n", err.text);
+    return -1;
 }
 
 static int bus_teardown(void **state) {
@@ -34,6 +88,11 @@ static int bus_teardown(void **state) {
     bus_close(one);
     bus_close(hub);
     two = one = hub = NULL;
+    if (server > 0) {
+        kill(server, SIGKILL);
+        waitpid(server, NULL, 0);
+    }
+    server = 0;
     return 0;
 }
 
@@ -70,22 +129,36 @@ static void receive_nothing(struct bus *b) {
 /* Returns when the hub has handled all messages of the member. */
 static void hub_sync(struct bus *b) {
     struct buf value = {0};
-    assert_int_equal(bus_get(b, "no such key", &value, NULL, &err), ERR_MISSING);
+    assert_int_equal(bus_get(b, "no-such-key", &value, NULL, &err), ERR_MISSING);
 }
 
 static void messages_reach_subscribers(void **state) {
     (void)state;
-    ok(bus_subscribe(one, "news", &err));
-    ok(bus_subscribe(two, "new*", &err));
+    ok(bus_subscribe(one, "news.a", &err));
+    ok(bus_subscribe(two, "news.*", &err));
+    assert_int_equal(bus_subscribe(two, "new*", &err), ERR_USAGE);
     hub_sync(one);
     hub_sync(two);
-    send_text(bus_publish, hub, "news", "hello");
-    send_text(bus_publish, hub, "newer", "only two");
-    receive(one, "news", "hello");
-    receive(two, "news", "hello");
-    receive(two, "newer", "only two");
+    send_text(bus_publish, hub, "news.a", "hello");
+    send_text(bus_publish, hub, "news.b", "only two");
+    receive(one, "news.a", "hello");
+    receive(two, "news.a", "hello");
+    receive(two, "news.b", "only two");
     receive_nothing(one);
     receive_nothing(hub);
+}
+
+/* Receives and acknowledges "first" and "second", in any order. */
+static void receive_both(struct bus *b) {
+    bool seen[2] = {false, false};
+    for (int i = 0; i < 2; i++) {
+        struct bus_message m;
+        assert_int_equal(bus_receive(b, 10, &m, &err), 1);
+        bool second = m.len == strlen("second");
+        assert_false(seen[second]);
+        seen[second] = true;
+        ok(bus_ack(b, m.item, &err));
+    }
 }
 
 static void items_stay_until_they_are_acknowledged(void **state) {
@@ -97,16 +170,22 @@ static void items_stay_until_they_are_acknowledged(void **state) {
     uint64_t item = receive(one, "work", "first");
     receive_nothing(one); // its limit is one
     ok(bus_nak(one, item, &err));
-    item = receive(one, "work", "first");
-    ok(bus_ack(one, item, &err));
+    receive_both(one);
+    receive_nothing(one);
+    ok(bus_ack(one, item, &err)); // has no effect
+}
+
+/* NATS waits BUS_ACK_SECONDS before it delivers such an item again. */
+static void items_of_a_lost_member_return(void **state) {
+    (void)state;
+    ok(bus_consume(one, "work", 1, &err));
+    enqueue("work", "2", "second");
     receive(one, "work", "second");
     ok(bus_consume(two, "work", 5, &err));
     hub_sync(two);
     bus_close(one); // without acknowledging
     one = NULL;
-    item = receive(two, "work", "second");
-    ok(bus_ack(two, item, &err));
-    ok(bus_ack(two, item, &err)); // has no effect
+    ok(bus_ack(two, receive(two, "work", "second"), &err));
     hub_sync(two);
     enqueue("work", "2", "the id is free again");
     receive(two, "work", "the id is free again");
@@ -178,6 +257,7 @@ static void large_messages_and_limits(void **state) {
     assert_memory_equal(m.data, data, m.len);
     assert_int_equal(bus_publish(two, "big", data, BUS_DATA_MAX + 1, &err), ERR_MEMORY);
     assert_int_equal(bus_publish(two, name, data, 1, &err), ERR_USAGE);
+    assert_int_equal(bus_publish(two, "a b", data, 1, &err), ERR_USAGE);
     assert_null(bus_open("http://x", "x", &err));
     assert_int_equal(err.code, ERR_USAGE);
     assert_null(bus_open("unix:/nonexistent", "x", &err));
@@ -229,17 +309,39 @@ static void the_end_of_the_hub_is_an_error(void **state) {
     assert_int_equal(bus_put(two, "key", "a", 1, 0, &err), ERR_IO);
 }
 
+static bool nats_is_installed(void) {
+    struct bus *b = bus_open("nats://127.0.0.1:1", "x", &err); // refused, or without the library
+    bus_close(b);
+    if (err.code == ERR_MISSING) printf("skip: %s\n", err.text);
+    if (err.code == ERR_MISSING) return false;
+    if (system("command -v nats-server >/dev/null") == 0) return true;
+    printf("skip: nats-server is not installed\n");
+    return false;
+}
+
 int main(void) {
 #define BUS_TEST(f) cmocka_unit_test_setup_teardown(f, bus_setup, bus_teardown)
+#define NATS_TEST(f)                                                                               \
+    { "nats: " #f, f, nats_setup, bus_teardown, NULL }
     const struct CMUnitTest tests[] = {
-        BUS_TEST(messages_reach_subscribers),
-        BUS_TEST(items_stay_until_they_are_acknowledged),
-        BUS_TEST(consumers_share_a_queue),
-        BUS_TEST(values_have_revisions),
-        BUS_TEST(messages_wait_while_a_reply_is_awaited),
-        BUS_TEST(large_messages_and_limits),
-        BUS_TEST(wrong_bytes_end_only_their_connection),
+        BUS_TEST(messages_reach_subscribers),     BUS_TEST(items_stay_until_they_are_acknowledged),
+        BUS_TEST(items_of_a_lost_member_return),  BUS_TEST(consumers_share_a_queue),
+        BUS_TEST(values_have_revisions),          BUS_TEST(messages_wait_while_a_reply_is_awaited),
+        BUS_TEST(large_messages_and_limits),      BUS_TEST(wrong_bytes_end_only_their_connection),
         BUS_TEST(the_end_of_the_hub_is_an_error),
     };
-    return cmocka_run_group_tests(tests, NULL, NULL);
+    const struct CMUnitTest nats_tests[] = {
+        NATS_TEST(messages_reach_subscribers),
+        NATS_TEST(items_stay_until_they_are_acknowledged),
+        NATS_TEST(consumers_share_a_queue),
+        NATS_TEST(values_have_revisions),
+        NATS_TEST(messages_wait_while_a_reply_is_awaited),
+        NATS_TEST(large_messages_and_limits),
+    };
+    int failed = cmocka_run_group_tests(tests, NULL, NULL);
+    if (!nats_is_installed()) return failed;
+    if (!mkdtemp(server_folder)) return 1;
+    failed += cmocka_run_group_tests(nats_tests, NULL, NULL);
+    tree_delete(server_folder);
+    return failed;
 }

@@ -137,7 +137,7 @@ p.wait()
 check("the nodes of a killed program end", bool(pids) and until(lambda: not any(os.path.exists(f"/proc/{i}") for i in pids)), pids)
 check("no file is left", not [f for f in os.listdir("/tmp") if f.startswith("shoal-adapter-")], os.listdir("/tmp"))
 
-for args, says in ((["local:0"], "local:N"), (["local:99"], "local:N"), (["nats"], "local:N"), (["local:2x"], "local:N"),
+for args, says in ((["local:0"], "local:N"), (["local:99"], "local:N"), (["nats"], "nats://HOST"), (["local:2x"], "local:N"),
                    (["local:2", "--replicas", "3"], "2 nodes"), (["local:2", "--balancer", "best"], "balancer")):
     code, _, err = result(start([*EVAL, "--cluster", *args]))
     check(f"--cluster {' '.join(args)} is refused", code == 2 and says in err, (code, err))

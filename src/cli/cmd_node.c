@@ -77,12 +77,13 @@ const struct cli_command cmd_node = {
     .name = "node",
     .args = "MODEL",
     .summary = "compute for a cluster on this machine",
-    .about = "Joins a cluster, and computes the calls that it gets, with the model and the class of "
-             "the\ncommand that has them. '--cluster local:N' of other commands starts N nodes "
-             "itself.\n\n"
-             "  shoal node models/fry --join nats://192.168.1.10\n"
-             "  shoal eval models/fry --tasks starter --cluster nats://192.168.1.10\n"
-             "  shoal eval models/fry --tasks starter --cluster local:2",
+    .about =
+        "Joins a cluster and computes its calls. The model and the class are those of the command\n"
+        "that has the calls. '--cluster local:N' of other commands starts N nodes itself.\n"
+        "\n"
+        "  shoal node models/fry --join nats://192.168.1.10\n"
+        "  shoal eval models/fry --tasks starter --cluster nats://192.168.1.10\n"
+        "  shoal eval models/fry --tasks starter --cluster local:2",
     .rows = rows,
     .size = sizeof(struct options),
     .min_args = 1,

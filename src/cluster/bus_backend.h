@@ -1,5 +1,5 @@
 /*
- * bus_backend: what carries the messages of a bus. The functions are those of bus.h without "bus_";
+ * bus_backend: an implementation of a bus. The functions are those of bus.h without "bus_";
  * bus.c has checked names and lengths.
  */
 #ifndef SHOAL_CLUSTER_BUS_BACKEND_H

@@ -9,7 +9,7 @@
 struct bus_hub;
 /* Listens on a Unix socket with a new name, for processes of this user. */
 struct bus_hub *bus_hub_start(struct error *err);
-const char *bus_hub_name(const struct bus_hub *h); /* of the socket: "@shoal-…" */
+const char *bus_hub_name(const struct bus_hub *h); /* name of the socket: "@shoal-…" */
 void bus_hub_stop(struct bus_hub *h);              /* disconnects all members; NULL is allowed */
 
 #endif

@@ -121,7 +121,7 @@ struct nats_bus {
     struct queue queues[MAX_SUBSCRIPTIONS];
     int n_queues, turn;
     struct item items[MAX_ITEMS];
-    char subject[BUS_NAME_MAX]; /* of the message that was given */
+    char subject[BUS_NAME_MAX]; /* subject of the last message */
     natsMsg *given;             /* a message without an item, until the next one */
 
     pthread_mutex_t lock; /* protects the inbox */
@@ -152,7 +152,7 @@ static void message_arrived(natsConnection *c, natsSubscription *s, natsMsg *m, 
     (void)c;
     (void)s;
     pthread_mutex_lock(&b->lock);
-    bool full = b->bytes + n > INBOX_BYTES; // nobody reads: messages may be lost
+    bool full = b->bytes + n > INBOX_BYTES; // the member does not read: the message is dropped
     if (!full) {
         struct arrived *a = xcalloc(1, sizeof *a);
         a->message = m;
@@ -215,7 +215,7 @@ static int nats_consume(void *ctx, const char *queue, int limit, struct error *e
     o.Config.AckPolicy = js_AckExplicit;
     o.Config.AckWait = BUS_ACK_SECONDS * SECOND;
     o.Config.InactiveThreshold = STREAM_SECONDS * SECOND; // then the server deletes the consumer
-    o.Config.MaxAckPending = MAX_ITEMS;                   // of all members; each has its own limit
+    o.Config.MaxAckPending = MAX_ITEMS; // for all members together; each has its own limit
     char *subject = xasprintf("%s%s", QUEUES, queue), *durable = xstrdup(queue);
     for (char *p = durable; *p; p++)
         if (*p == '.') *p = '_';
@@ -306,7 +306,7 @@ static bool inbox_take(struct nats_bus *b, double seconds, struct bus_message *o
     return true;
 }
 
-/* The next queue of which another item may be taken; -1: there is none. */
+/* The next queue of which another item may be taken; -1: all are at their limits. */
 static int queue_next(struct nats_bus *b) {
     for (int i = 0; i < b->n_queues; i++) {
         int k = (b->turn + i) % b->n_queues;

@@ -48,7 +48,8 @@ static json_t *texts_of_messages(const json_t *messages) {
     return out;
 }
 
-/* A part of the request that cannot be sent to a remote server; NULL: there is none. */
+/* A part of the request that cannot be sent to a remote server; NULL: the request has no such part.
+ */
 static const char *unsuitable_part(const struct generation_spec *spec) {
     if (spec->tool_choice != TOOL_CHOICE_NONE) return "tools";
     if (spec->grammar) return "a grammar or schema of the reply";

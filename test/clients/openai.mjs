@@ -342,7 +342,7 @@ await check("models: the base first, then adapters, each retrievable", async () 
     for await (const m of client.models.list())
         all.push(m);
     assert.deepEqual(all.map((m) => m.id), ["fry-1", "a", "b", "auto", "team:pair"]);
-    assert.deepEqual(all.map((m) => m.parent), [null, "fry-1", "fry-1", "fry-1"]);
+    assert.deepEqual(all.map((m) => m.parent), [null, "fry-1", "fry-1", "fry-1", "fry-1"]);
     for (const m of all)
         assert.deepEqual(await client.models.retrieve(m.id), m);
     assert.equal((await client.models.retrieve("fry-1:a")).id, "fry-1:a");

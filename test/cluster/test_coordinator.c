@@ -217,7 +217,7 @@ static void affinity_moves_only_lost_keys(void **state) {
     const int all[] = {0, 1, 2, 3}, without_b[] = {0, 2, 3};
     int on[4] = {0};
     for (int i = 0; i < 200; i++) {
-        char hash[16];
+        char hash[32];
         snprintf(hash, sizeof hash, "adapter %d", i);
         const struct balance_unit u = {.adapter = hash, .turn = i};
         int node = balancer_find("adapter")->choose(nodes, all, 4, &u);
@@ -305,9 +305,9 @@ static void sim_message(struct sim *s, struct sim_event e) {
     }
 }
 
-static void sim_names(const struct sim_event *e, char node[16], char unit[16]) {
-    snprintf(node, 16, "node-%d", e->node);
-    snprintf(unit, 16, "unit-%d", e->unit);
+static void sim_names(const struct sim_event *e, char node[32], char unit[32]) {
+    snprintf(node, 32, "node-%d", e->node);
+    snprintf(unit, 32, "unit-%d", e->unit);
 }
 
 static void sim_actions(struct sim *s) {
@@ -374,7 +374,7 @@ static void sim_arrives(struct sim *s, const struct sim_event *e) {
 /* The end of a computation: the message that has its result is sent. The kind of the message is the
  * same with life -1. */
 static void sim_answer(struct sim *s, const struct sim_event *e) {
-    char node[16], unit[16], hash[32];
+    char node[32], unit[32], hash[32];
     sim_names(e, node, unit);
     if (e->life >= 0) {
         struct sim_event m = *e;
@@ -397,7 +397,7 @@ static void sim_answer(struct sim *s, const struct sim_event *e) {
 }
 
 static void sim_event_run(struct sim *s, const struct sim_event *e) {
-    char node[16], unit[16];
+    char node[32], unit[32];
     sim_names(e, node, unit);
     switch (e->kind) {
     case SIM_HEARTBEAT: // life -1: the message arrives

@@ -19,19 +19,11 @@
 enum { PREFIX_TOKENS = 32, UNIT_BYTES = 512 << 10 };
 static const double TICK_SECONDS = 1, WAIT_SECONDS = 60; // WAIT: between notes about missing nodes
 
-/* A result that a node has sent. */
-struct candidate {
-    char hash[HASH_LEN];
-    uint8_t *data;
-    size_t len;
-};
 struct client_unit {
     char id[HASH_LEN];
     struct engine_request **calls; /* [n]; NULL: cancelled */
     int n;
     struct buf text; /* the message for the nodes */
-    struct candidate candidates[UNIT_REPLICAS_MAX];
-    int n_candidates;
 };
 struct cluster {
     struct bus *bus;
@@ -134,7 +126,6 @@ static void units_form(struct cluster *c) {
 }
 
 static void unit_free(struct client_unit *u) {
-    for (int i = 0; i < u->n_candidates; i++) free(u->candidates[i].data);
     buf_release(&u->text);
     free(u->calls);
     free(u);
@@ -143,19 +134,6 @@ static void unit_free(struct client_unit *u) {
 static void unit_remove(struct cluster *c, int index) {
     unit_free(c->units[index]);
     c->units[index] = c->units[--c->n_units];
-}
-
-/* Keeps the result, if no equal one was sent. */
-static void candidate_add(struct client_unit *u, const char *hash, const uint8_t *data,
-                          size_t len) {
-    for (int i = 0; i < u->n_candidates; i++)
-        if (strcmp(u->candidates[i].hash, hash) == 0) return;
-    if (u->n_candidates == UNIT_REPLICAS_MAX) return;
-    struct candidate *k = &u->candidates[u->n_candidates++];
-    memcpy(k->hash, hash, HASH_LEN);
-    k->data = xmalloc(len + 1);
-    k->len = len;
-    memcpy(k->data, data, len);
 }
 
 /* Computes a call here. */
@@ -188,21 +166,14 @@ static int unit_assign(struct cluster *c, const struct coordinator_action *a, st
     return rc;
 }
 
-static int unit_finish(struct cluster *c, const struct coordinator_action *a, struct error *err) {
-    int index = unit_index(c, a->unit), i = 0;
-    if (index < 0) return OK;
-    struct client_unit *u = c->units[index];
-    while (i < u->n_candidates && strcmp(u->candidates[i].hash, a->hash) != 0) i++;
-    if (i == u->n_candidates) {
-        unit_return(c, index); // too many different results to keep them
-        return OK;
-    }
-    int rc = unit_results_parse(c->engine, u->candidates[i].data, u->candidates[i].len, u->calls,
-                                u->n, err);
-    for (int k = 0; rc == OK && k < u->n; k++)
-        if (u->calls[k]) engine_remote_finish(c->engine, u->calls[k]);
-    if (rc == OK) unit_remove(c, index);
-    return rc;
+/* The calls have the results of the message that decided. */
+static void unit_finish(struct cluster *c, const struct coordinator_action *a) {
+    int index = unit_index(c, a->unit);
+    if (index < 0) return;
+    const struct client_unit *u = c->units[index];
+    for (int i = 0; i < u->n; i++)
+        if (u->calls[i]) engine_remote_finish(c->engine, u->calls[i]);
+    unit_remove(c, index);
 }
 
 static void unit_give_up(struct cluster *c, const struct coordinator_action *a) {
@@ -233,7 +204,7 @@ static int actions_do(struct cluster *c, struct error *err) {
             rc = unit_assign(c, a, err);
             break;
         case ACTION_DONE:
-            rc = unit_finish(c, a, err);
+            unit_finish(c, a);
             break;
         case ACTION_GIVE_UP:
             unit_give_up(c, a);
@@ -257,8 +228,17 @@ static void node_heard(struct cluster *c, const json_t *v) {
                                        .load = json_get_number(v, "load")});
 }
 
+static bool unit_is_decided(const struct cluster *c, const char *id) {
+    for (int i = 0; i < c->actions.n; i++)
+        if (c->actions.v[i].kind == ACTION_DONE && strcmp(c->actions.v[i].unit, id) == 0)
+            return true;
+    return false;
+}
+
+/* A unit is decided by the result that gives a hash its majority, so the results of other messages
+ * need not be kept. */
 static void result_heard(struct cluster *c, const json_t *v, const uint8_t *body, size_t len) {
-    struct coordinator_event e = {.kind = EVENT_RESULT,
+    struct coordinator_event e = {.kind = EVENT_FAILURE,
                                   .node = json_get_string(v, "node"),
                                   .unit = json_get_string(v, "unit"),
                                   .text = json_get_string(v, "error")};
@@ -266,20 +246,20 @@ static void result_heard(struct cluster *c, const json_t *v, const uint8_t *body
     char hash[HASH_LEN];
     struct error err;
     if (index < 0) return; // it is done
-    struct client_unit *u = c->units[index];
-    if (*e.text) {
-        e.kind = EVENT_FAILURE;
-    } else if (unit_results_parse(c->engine, body, len, u->calls, u->n, &err) != OK) {
-        e.kind = EVENT_FAILURE;
-        e.text = err.text;
-    } else { // a vote may need more results before this one counts
-        for (int i = 0; i < u->n; i++)
-            if (u->calls[i]) engine_request_release(u->calls[i]);
-        sha256_bytes(body, len, hash);
-        candidate_add(u, hash, body, len);
-        e.hash = hash;
+    const struct client_unit *u = c->units[index];
+    if (!*e.text) {
+        if (unit_results_parse(c->engine, body, len, u->calls, u->n, &err) != OK) {
+            e.text = err.text;
+        } else {
+            sha256_bytes(body, len, hash);
+            e.kind = EVENT_RESULT;
+            e.hash = hash;
+        }
     }
     step(c, e);
+    bool released = e.kind == EVENT_RESULT && !unit_is_decided(c, u->id);
+    for (int i = 0; released && i < u->n; i++)
+        if (u->calls[i]) engine_request_release(u->calls[i]);
 }
 
 static const struct adapter *call_adapter(const struct engine_request *r, const char *hash) {

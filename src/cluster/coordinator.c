@@ -242,7 +242,6 @@ static void failure(struct coordinator *c, const struct coordinator_event *e, in
     struct attempt *a = index < 0 ? NULL : unit_attempt(c->units[index], node);
     if (!a || a->state != ATTEMPT_RUNS) return;
     attempt_end(c, a, ATTEMPT_FAILED);
-    c->nodes[node].failed++;
     if (++c->units[index]->failures >= UNIT_FAILURES) unit_give_up(c, index, e->text);
 }
 

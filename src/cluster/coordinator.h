@@ -36,7 +36,7 @@ struct cluster_node {
     double load;             /* by other work, 0 to 1, as it reports */
     double heard;            /* time of its last heartbeat */
     int n_units;             /* units that it has */
-    int64_t done, failed;    /* units */
+    int64_t done;            /* units */
     double seconds_per_unit; /* mean of the recent ones; 0: it has computed none */
 };
 
@@ -60,7 +60,7 @@ struct coordinator_event {
 };
 enum coordinator_action_kind {
     ACTION_ASSIGN,     /* node, unit */
-    ACTION_DONE,       /* unit, hash: of the right result */
+    ACTION_DONE,       /* unit, hash: of the result, that of the event that decides */
     ACTION_GIVE_UP,    /* unit, text */
     ACTION_NODE_STATE, /* node, state; of a quarantine also unit, hash (the node's) and text */
 };

@@ -31,8 +31,7 @@ static char *node_name(const struct options *o) {
 }
 
 static int name_check(const char *name, struct error *err) {
-    size_t n = strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-");
-    if (n > 0 && !name[n] && n < NODE_NAME_MAX) return OK;
+    if (node_name_is_valid(name)) return OK;
     return error_set(err, ERR_USAGE,
                      "the name of a node has letters, digits, '_' and '-', at most %d",
                      NODE_NAME_MAX - 1);

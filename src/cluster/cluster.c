@@ -221,11 +221,13 @@ static int actions_do(struct cluster *c, struct error *err) {
 /* messages */
 
 static void node_heard(struct cluster *c, const json_t *v) {
+    if (!node_name_is_valid(json_get_string(v, "name"))) return;
     step(c, (struct coordinator_event){.kind = EVENT_NODE,
                                        .node = json_get_string(v, "name"),
                                        .identity = json_get_string(v, "identity"),
-                                       .threads = (int)json_get_number(v, "threads"),
-                                       .load = json_get_number(v, "load")});
+                                       .threads =
+                                           (int)MIN(MAX(json_get_number(v, "threads"), 1), 4096),
+                                       .load = MIN(MAX(json_get_number(v, "load"), 0), 1)});
 }
 
 static bool unit_is_decided(const struct cluster *c, const char *id) {
@@ -282,6 +284,7 @@ static const struct adapter *adapter_find(const struct cluster *c, const char *h
 /* Sends an adapter to the node that needs it, or the reason why it cannot. */
 static int adapter_send(struct cluster *c, const json_t *v, struct error *err) {
     const char *node = json_get_string(v, "node"), *hash = json_get_string(v, "hash");
+    if (!node_name_is_valid(node)) return OK;
     const struct adapter *a = adapter_find(c, hash);
     struct error failure = {0};
     struct buf bytes = {0};

@@ -44,6 +44,11 @@ struct coordinator {
     struct coordinator_actions *out;
 };
 
+bool node_name_is_valid(const char *name) {
+    size_t n = strspn(name, "abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ0123456789_-");
+    return n > 0 && !name[n] && n < NODE_NAME_MAX;
+}
+
 /* actions */
 
 static struct coordinator_action *action_add(struct coordinator *c,

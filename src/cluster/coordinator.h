@@ -75,6 +75,9 @@ struct coordinator_actions {
     int n, cap;
 };
 
+/* Whether a node may have this name: letters, digits, '_' and '-'. */
+bool node_name_is_valid(const char *name);
+
 struct balancer;
 struct coordinator_options {
     int replicas; /* nodes that compute each unit, of which more than half must agree; 0: 1 */

@@ -20,7 +20,7 @@ static const struct {
 } backends[] = {
     {"local", &bus_local}, {"unix:", &bus_local}, {"nats://", &bus_nats}, {"tls://", &bus_nats}};
 
-struct bus *bus_open(const char *address, const char *name, struct error *err) {
+struct bus *bus_open(const char *address, struct error *err) {
     size_t i = 0;
     while (i < ARRAY_LEN(backends) &&
            strncmp(address, backends[i].prefix, strlen(backends[i].prefix)) != 0)
@@ -32,7 +32,7 @@ struct bus *bus_open(const char *address, const char *name, struct error *err) {
     }
     struct bus *b = xcalloc(1, sizeof *b);
     b->backend = backends[i].backend;
-    b->state = b->backend->open(address, name, &b->address, err);
+    b->state = b->backend->open(address, &b->address, err);
     if (b->state) return b;
     free(b);
     return NULL;
@@ -107,16 +107,4 @@ int bus_nak(struct bus *b, uint64_t item, struct error *err) {
 
 int bus_working(struct bus *b, uint64_t item, struct error *err) {
     return b->backend->working(b->state, item, err);
-}
-
-int bus_put(struct bus *b, const char *key, const void *data, size_t len, uint64_t revision,
-            struct error *err) {
-    int rc = check(key, len, err);
-    return rc == OK ? b->backend->put(b->state, key, data, len, revision, err) : rc;
-}
-
-int bus_get(struct bus *b, const char *key, struct buf *out, uint64_t *revision,
-            struct error *err) {
-    int rc = name_check(key, false, err);
-    return rc == OK ? b->backend->get(b->state, key, out, revision, err) : rc;
 }

@@ -1,15 +1,14 @@
 /*
  * bus: how the members of a cluster exchange messages.
  *
- * A bus has subjects, queues and values. A message on a subject reaches the members that subscribe
- * to it at that moment, at most once. An item of a queue is stored until a consumer acknowledges
- * it: if the consumer disconnects, refuses it or is silent for BUS_ACK_SECONDS, the item is
- * delivered again, so it is delivered at least once. A value is stored under a key, and has a
- * revision, by which a member writes only if no other member has written since.
+ * A bus has subjects and queues. A message on a subject reaches the members that subscribe to it at
+ * that moment, at most once. An item of a queue is stored until a consumer acknowledges it: if the
+ * consumer disconnects, refuses it or is silent for BUS_ACK_SECONDS, the item is delivered again,
+ * so it is delivered at least once.
  *
- * "local" starts a hub in this process, on a Unix socket; other
- * processes of this user join by its address (bus_address), "unix:NAME". Nothing of it outlives
- * the process that started it.
+ * "local" starts a hub in this process, on a Unix socket; other processes of this user join by its
+ * address (bus_address), "unix:NAME". Nothing of it outlives the process that started it.
+ * "nats://HOST" and "tls://HOST" join a NATS server.
  *
  * Threads. One thread at a time uses a handle. Every byte from another member is checked.
  */
@@ -19,16 +18,16 @@
 #include "base/base.h"
 
 enum {
-    BUS_NAME_MAX = 128,        /* bytes of a subject, queue or key, with the NUL */
-    BUS_DATA_MAX = 8 << 20,    /* bytes of a message, item or value */
+    BUS_NAME_MAX = 128,        /* bytes of a subject or queue, with the NUL */
+    BUS_DATA_MAX = 8 << 20,    /* bytes of a message or item */
     BUS_ACK_SECONDS = 30,      /* until an item without acknowledgement is delivered again */
-    BUS_QUEUE_BYTES = 1 << 30, /* limit of all items and values together */
+    BUS_QUEUE_BYTES = 1 << 30, /* limit of all items together */
 };
 
 struct bus;
-/* Opens the bus of an address: "local" or "unix:NAME". `name`: of this member, for messages about
- * it. ERR_USAGE: an unknown kind of address; ERR_IO: the connection is refused. */
-struct bus *bus_open(const char *address, const char *name, struct error *err);
+/* Opens the bus of an address. ERR_USAGE: an unknown kind of address; ERR_IO: the connection is
+ * refused; ERR_MISSING: the library of NATS. */
+struct bus *bus_open(const char *address, struct error *err);
 /* The address by which others join. */
 const char *bus_address(const struct bus *b);
 void bus_close(struct bus *b); /* NULL is allowed */
@@ -60,13 +59,5 @@ int bus_ack(struct bus *b, uint64_t item, struct error *err);
 int bus_nak(struct bus *b, uint64_t item, struct error *err);
 /* Tells that an item is still being worked on. */
 int bus_working(struct bus *b, uint64_t item, struct error *err);
-
-/* Stores a value. revision: that of the value that it replaces, 0: none may exist, BUS_ANY: any.
- * ERR_STATE: another revision is stored. */
-#define BUS_ANY UINT64_MAX
-int bus_put(struct bus *b, const char *key, const void *data, size_t len, uint64_t revision,
-            struct error *err);
-/* Appends the value to `out`. ERR_MISSING: the key has no value. *revision may be NULL. */
-int bus_get(struct bus *b, const char *key, struct buf *out, uint64_t *revision, struct error *err);
 
 #endif

@@ -9,7 +9,7 @@
 
 struct bus_backend {
     /* *joined receives the address for others, malloc'ed. NULL: an error. */
-    void *(*open)(const char *address, const char *name, char **joined, struct error *err);
+    void *(*open)(const char *address, char **joined, struct error *err);
     void (*close)(void *b);
     int (*subscribe)(void *b, const char *subject, struct error *err);
     int (*consume)(void *b, const char *queue, int limit, struct error *err);
@@ -21,9 +21,6 @@ struct bus_backend {
     int (*ack)(void *b, uint64_t item, struct error *err);
     int (*nak)(void *b, uint64_t item, struct error *err);
     int (*working)(void *b, uint64_t item, struct error *err);
-    int (*put)(void *b, const char *key, const void *data, size_t len, uint64_t revision,
-               struct error *err);
-    int (*get)(void *b, const char *key, struct buf *out, uint64_t *revision, struct error *err);
 };
 extern const struct bus_backend bus_local, bus_nats;
 

@@ -10,23 +10,19 @@
 #include "cluster/bus.h"
 
 enum bus_op {
-    /* from a member; the hub replies to those marked with * */
-    BUS_HELLO = 1, /* name: the member's */
-    BUS_SUBSCRIBE,
+    /* from a member; the hub replies to BUS_ENQUEUE */
+    BUS_SUBSCRIBE = 1,
     BUS_CONSUME, /* number: the limit */
     BUS_PUBLISH,
-    BUS_ENQUEUE, /* * data: length of the id (a byte), the id, the item */
+    BUS_ENQUEUE, /* data: length of the id (a byte), the id, the item */
     BUS_PURGE,
     BUS_ACK, /* number: the item, also of the next two */
     BUS_NAK,
     BUS_WORKING,
-    BUS_PUT, /* * number: the revision */
-    BUS_GET, /* * */
     /* from the hub */
     BUS_MESSAGE,
     BUS_ITEM,  /* number: the item */
-    BUS_REPLY, /* number: 0, or an enum error_code as unsigned; data: the message of an error, or of
-                  BUS_GET the revision (64 bits) and the value */
+    BUS_REPLY, /* number: 0, or an enum error_code as unsigned; data: the message of an error */
     BUS_OPS
 };
 struct bus_frame {

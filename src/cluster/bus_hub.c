@@ -29,13 +29,6 @@ struct item {
     int via;               /* index of the holder's subscription */
     double until;          /* time at which it is delivered again, if it has a holder */
 };
-struct value {
-    struct value *next;
-    char key[BUS_NAME_MAX];
-    uint8_t *data;
-    size_t len;
-    uint64_t revision;
-};
 struct subscription {
     char name[BUS_NAME_MAX];
     int limit; /* limit of a consumer; 0: a subscription to a subject */
@@ -44,7 +37,6 @@ struct subscription {
 struct member {
     int fd;
     bool broken;
-    char name[BUS_NAME_MAX];
     struct buf in, out;
     struct subscription v[MAX_SUBSCRIPTIONS];
     int n;
@@ -56,9 +48,8 @@ struct bus_hub {
     struct member *members[MAX_MEMBERS];
     int n;
     struct item *items; /* oldest first */
-    struct value *values;
-    uint64_t last_number, last_revision;
-    size_t bytes; /* sum over items and values */
+    uint64_t last_number;
+    size_t bytes; /* sum over items */
 };
 
 /* members */
@@ -201,51 +192,6 @@ static void purge(struct bus_hub *h, const char *queue) {
             at = &(*at)->next;
 }
 
-/* values */
-
-static struct value *value_find(struct bus_hub *h, const char *key) {
-    struct value *v = h->values;
-    while (v && strcmp(v->key, key) != 0) v = v->next;
-    return v;
-}
-
-static void put(struct bus_hub *h, struct member *m, const struct bus_frame *f) {
-    struct value *v = value_find(h, f->name);
-    if (f->number != BUS_ANY && f->number != (v ? v->revision : 0)) {
-        member_reply(m, ERR_STATE, "another member has changed the value");
-        return;
-    }
-    if (h->bytes + f->len > BUS_QUEUE_BYTES) {
-        member_reply(m, ERR_MEMORY, "the values of the bus are full");
-        return;
-    }
-    if (!v) {
-        v = xcalloc(1, sizeof *v);
-        memcpy(v->key, f->name, sizeof v->key);
-        v->next = h->values;
-        h->values = v;
-    }
-    h->bytes += f->len - v->len;
-    free(v->data);
-    v->data = bytes_copy(f->data, f->len);
-    v->len = f->len;
-    v->revision = ++h->last_revision;
-    member_reply(m, OK, "");
-}
-
-static void get(struct bus_hub *h, struct member *m, const struct bus_frame *f) {
-    const struct value *v = value_find(h, f->name);
-    if (!v) {
-        member_reply(m, ERR_MISSING, "there is no such value");
-        return;
-    }
-    struct buf data = {0};
-    buf_add(&data, &v->revision, sizeof v->revision);
-    buf_add(&data, v->data, v->len);
-    member_send(m, BUS_REPLY, 0, "", data.data, data.len);
-    buf_release(&data);
-}
-
 /* frames */
 
 static void publish(struct bus_hub *h, const struct bus_frame *f) {
@@ -267,9 +213,6 @@ static void item_settle(struct bus_hub *h, const struct member *m, const struct 
 
 static void frame_handle(struct bus_hub *h, struct member *m, const struct bus_frame *f) {
     switch (f->op) {
-    case BUS_HELLO:
-        memcpy(m->name, f->name, sizeof m->name);
-        return;
     case BUS_SUBSCRIBE:
         member_subscribe(m, f, 0);
         return;
@@ -289,12 +232,6 @@ static void frame_handle(struct bus_hub *h, struct member *m, const struct bus_f
     case BUS_NAK:
     case BUS_WORKING:
         item_settle(h, m, f);
-        return;
-    case BUS_PUT:
-        put(h, m, f);
-        return;
-    case BUS_GET:
-        get(h, m, f);
         return;
     default:
         m->broken = true;
@@ -376,12 +313,6 @@ static int hub_listen(struct bus_hub *h, struct error *err) {
 static void hub_free(struct bus_hub *h) {
     while (h->n) member_close(h, h->n - 1);
     while (h->items) item_remove(h, &h->items);
-    while (h->values) {
-        struct value *v = h->values;
-        h->values = v->next;
-        free(v->data);
-        free(v);
-    }
     fd_close(&h->fd);
     fd_close(&h->stop[0]);
     fd_close(&h->stop[1]);

@@ -1,5 +1,5 @@
 /*
- * bus_hub: the hub of a local bus, a thread that stores queues and values and passes messages on.
+ * bus_hub: the hub of a local bus, a thread that stores queues and passes messages on.
  */
 #ifndef SHOAL_CLUSTER_BUS_HUB_H
 #define SHOAL_CLUSTER_BUS_HUB_H

@@ -176,35 +176,7 @@ static int local_working(void *ctx, uint64_t item, struct error *err) {
     return frame_send(b, BUS_WORKING, item, "", NULL, 0, err);
 }
 
-static int local_put(void *ctx, const char *key, const void *data, size_t len, uint64_t revision,
-                     struct error *err) {
-    struct local_bus *b = ctx;
-    struct bus_frame reply;
-    return request(b, BUS_PUT, revision, key, data, len, &reply, err);
-}
-
-static int local_get(void *ctx, const char *key, struct buf *out, uint64_t *revision,
-                     struct error *err) {
-    struct local_bus *b = ctx;
-    struct bus_frame reply;
-    uint64_t found;
-    int rc = request(b, BUS_GET, 0, key, NULL, 0, &reply, err);
-    if (rc != OK) return rc;
-    if (reply.len < sizeof found)
-        return error_set(err, ERR_FORMAT, "the bus '%s' sent a wrong frame", b->address);
-    memcpy(&found, reply.data, sizeof found);
-    if (revision) *revision = found;
-    buf_add(out, reply.data + sizeof found, reply.len - sizeof found);
-    return OK;
-}
-
 /* open and close */
-
-static int bus_connect(struct local_bus *b, const char *socket, const char *name,
-                       struct error *err) {
-    b->fd = bus_socket_open(socket, false, err);
-    return b->fd < 0 ? b->fd : frame_send(b, BUS_HELLO, 0, name, NULL, 0, err);
-}
 
 static void local_close(void *ctx) {
     struct local_bus *b = ctx;
@@ -222,7 +194,7 @@ static void local_close(void *ctx) {
     free(b);
 }
 
-static void *local_open(const char *address, const char *name, char **joined, struct error *err) {
+static void *local_open(const char *address, char **joined, struct error *err) {
     static const char UNIX[] = "unix:";
     struct local_bus *b = xcalloc(1, sizeof *b);
     int rc = OK;
@@ -235,8 +207,8 @@ static void *local_open(const char *address, const char *name, char **joined, st
     } else {
         b->address = xstrdup(address);
     }
-    if (rc == OK) rc = bus_connect(b, b->address + strlen(UNIX), name, err);
-    if (rc == OK) {
+    if (rc == OK) rc = b->fd = bus_socket_open(b->address + strlen(UNIX), false, err);
+    if (rc >= 0) {
         *joined = xstrdup(b->address);
         return b;
     }
@@ -246,5 +218,4 @@ static void *local_open(const char *address, const char *name, char **joined, st
 
 const struct bus_backend bus_local = {local_open,    local_close,   local_subscribe, local_consume,
                                       local_publish, local_enqueue, local_purge,     local_receive,
-                                      local_ack,     local_nak,     local_working,   local_put,
-                                      local_get};
+                                      local_ack,     local_nak,     local_working};

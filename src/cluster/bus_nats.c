@@ -4,7 +4,7 @@
  * Messages are core NATS. Queues are subjects of one JetStream stream with limits: items are kept
  * for STREAM_SECONDS, and each queue has one durable pull consumer with acknowledgements. Work
  * queues with WorkQueue retention are not used, because a replica that restarts keeps items that
- * were acknowledged. The stream and the values have three replicas if the cluster has three
+ * were acknowledged. The stream has three replicas if the cluster has three
  * servers. Errors that a new leader causes are repeated for RETRY_SECONDS.
  *
  * libnats is loaded with dlopen at its first use, and the program is built without this backend if
@@ -52,24 +52,11 @@ static const int64_t SECOND = 1000000000, STREAM_SECONDS = 3600;
     X(jsSubOptions_Init)                                                                           \
     X(jsPubOptions_Init)                                                                           \
     X(jsOptions_Init)                                                                              \
-    X(jsPubAck_Destroy)                                                                            \
     X(jsCtx_Destroy)                                                                               \
     X(js_AddStream)                                                                                \
     X(js_Publish)                                                                                  \
     X(js_PullSubscribe)                                                                            \
-    X(js_PurgeStream)                                                                              \
-    X(kvConfig_Init)                                                                               \
-    X(js_CreateKeyValue)                                                                           \
-    X(js_KeyValue)                                                                                 \
-    X(kvStore_Put)                                                                                 \
-    X(kvStore_Create)                                                                              \
-    X(kvStore_Update)                                                                              \
-    X(kvStore_Get)                                                                                 \
-    X(kvStore_Destroy)                                                                             \
-    X(kvEntry_Value)                                                                               \
-    X(kvEntry_ValueLen)                                                                            \
-    X(kvEntry_Revision)                                                                            \
-    X(kvEntry_Destroy)
+    X(js_PurgeStream)
 static struct {
 #define MEMBER(name) __typeof__(&name) name;
     NATS_FUNCTIONS(MEMBER)
@@ -113,9 +100,7 @@ struct item {
 struct nats_bus {
     natsConnection *connection;
     jsCtx *jetstream;
-    kvStore *values; /* NULL until the first use */
     char *address;
-    int replicas;
     natsSubscription *subscriptions[MAX_SUBSCRIPTIONS];
     int n_subscriptions;
     struct queue queues[MAX_SUBSCRIPTIONS];
@@ -365,50 +350,6 @@ static int nats_working(void *ctx, uint64_t item, struct error *err) {
     return s == NATS_OK ? OK : nats_fail(b, s, err);
 }
 
-/* values */
-
-static int values_open(struct nats_bus *b, struct error *err) {
-    kvConfig o;
-    if (b->values) return OK;
-    lib.kvConfig_Init(&o);
-    o.Bucket = STREAM;
-    o.Replicas = b->replicas;
-    natsStatus s;
-    double since = clock_now();
-    do {
-        s = lib.js_KeyValue(&b->values, b->jetstream, STREAM);
-        if (s == NATS_NOT_FOUND) s = lib.js_CreateKeyValue(&b->values, b->jetstream, &o);
-    } while (retry(b, s, since));
-    return s == NATS_OK ? OK : nats_fail(b, s, err);
-}
-
-static int nats_put(void *ctx, const char *key, const void *data, size_t len, uint64_t revision,
-                    struct error *err) {
-    struct nats_bus *b = ctx;
-    if (values_open(b, err) != OK || length_check(b, len, err) != OK) return err->code;
-    natsStatus s = revision == BUS_ANY ? lib.kvStore_Put(NULL, b->values, key, data, (int)len)
-                   : revision == 0
-                       ? lib.kvStore_Create(NULL, b->values, key, data, (int)len)
-                       : lib.kvStore_Update(NULL, b->values, key, data, (int)len, revision);
-    if (s == NATS_OK) return OK;
-    if (s == NATS_ERR && revision != BUS_ANY)
-        return error_set(err, ERR_STATE, "another member has changed the value");
-    return nats_fail(b, s, err);
-}
-
-static int nats_get(void *ctx, const char *key, struct buf *out, uint64_t *revision,
-                    struct error *err) {
-    struct nats_bus *b = ctx;
-    kvEntry *e = NULL;
-    if (values_open(b, err) != OK) return err->code;
-    natsStatus s = lib.kvStore_Get(&e, b->values, key);
-    if (s != NATS_OK) return nats_fail(b, s, err);
-    if (revision) *revision = lib.kvEntry_Revision(e);
-    buf_add(out, lib.kvEntry_Value(e), (size_t)lib.kvEntry_ValueLen(e));
-    lib.kvEntry_Destroy(e);
-    return OK;
-}
-
 /* open and close */
 
 static void nats_close(void *ctx) {
@@ -418,7 +359,6 @@ static void nats_close(void *ctx) {
         if (b->items[i].message) lib.natsMsg_Destroy(b->items[i].message);
     for (int i = 0; i < b->n_subscriptions; i++) lib.natsSubscription_Destroy(b->subscriptions[i]);
     for (int i = 0; i < b->n_queues; i++) lib.natsSubscription_Destroy(b->queues[i].subscription);
-    if (b->values) lib.kvStore_Destroy(b->values);
     if (b->jetstream) lib.jsCtx_Destroy(b->jetstream);
     if (b->connection) lib.natsConnection_Destroy(b->connection);
     if (b->given) lib.natsMsg_Destroy(b->given);
@@ -444,7 +384,6 @@ static int stream_open(struct nats_bus *b, struct error *err) {
         for (int i = 0; i < n; i++) free(servers[i]);
         free(servers);
     }
-    b->replicas = n >= 3 ? 3 : 1;
     lib.jsStreamConfig_Init(&o);
     o.Name = STREAM;
     o.Subjects = list;
@@ -452,7 +391,7 @@ static int stream_open(struct nats_bus *b, struct error *err) {
     o.Retention = js_LimitsPolicy;
     o.MaxAge = STREAM_SECONDS * SECOND;
     o.MaxBytes = BUS_QUEUE_BYTES;
-    o.Replicas = b->replicas;
+    o.Replicas = n >= 3 ? 3 : 1;
     double since = clock_now();
     jsErrCode code = 0;
     do s = lib.js_AddStream(NULL, b->jetstream, &o, NULL, &code);
@@ -461,8 +400,7 @@ static int stream_open(struct nats_bus *b, struct error *err) {
     return s == NATS_OK || code == JSStreamNameExistErr ? OK : nats_fail(b, s, err);
 }
 
-static void *nats_open(const char *address, const char *name, char **joined, struct error *err) {
-    (void)name;
+static void *nats_open(const char *address, char **joined, struct error *err) {
     pthread_once(&load_once, library_load);
     if (load_error.code) {
         *err = load_error;
@@ -486,8 +424,7 @@ static void *nats_open(const char *address, const char *name, char **joined, str
 
 #else
 
-static void *nats_open(const char *address, const char *name, char **joined, struct error *err) {
-    (void)name;
+static void *nats_open(const char *address, char **joined, struct error *err) {
     (void)joined;
     error_set(err, ERR_MISSING,
               "'%s': this program was built without NATS; install libnats-dev and build it again",
@@ -504,11 +441,9 @@ static void *nats_open(const char *address, const char *name, char **joined, str
 #define nats_ack NULL
 #define nats_nak NULL
 #define nats_working NULL
-#define nats_put NULL
-#define nats_get NULL
 
 #endif
 
-const struct bus_backend bus_nats = {
-    nats_open,    nats_close, nats_subscribe, nats_consume, nats_publish, nats_enqueue, nats_purge,
-    nats_receive, nats_ack,   nats_nak,       nats_working, nats_put,     nats_get};
+const struct bus_backend bus_nats = {nats_open,    nats_close,   nats_subscribe, nats_consume,
+                                     nats_publish, nats_enqueue, nats_purge,     nats_receive,
+                                     nats_ack,     nats_nak,     nats_working};

@@ -447,7 +447,7 @@ static int options_read(struct cluster *c, const struct cluster_options *o,
 
 static int bus_join(struct cluster *c, const char *address, struct error *err) {
     uint64_t random;
-    c->bus = bus_open(is_nats(address) ? address : "local", "coordinator", err);
+    c->bus = bus_open(is_nats(address) ? address : "local", err);
     if (!c->bus) return err->code;
     randombytes_buf(&random, sizeof random);
     snprintf(c->results, sizeof c->results, "%s%016llx", QUEUE_RESULTS, (unsigned long long)random);

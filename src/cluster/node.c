@@ -230,7 +230,7 @@ static int unit_handle(struct node *n, const struct bus_message *m, struct error
 /* the node */
 
 static int node_open(struct node *n, struct error *err) {
-    n->bus = bus_open(n->o->address, n->o->name, err);
+    n->bus = bus_open(n->o->address, err);
     if (!n->bus) return err->code;
     unit_identity(n->o->engine, n->o->model, n->identity);
     n->queue = xasprintf("%s%s", QUEUE_WORK, n->o->name);

@@ -12,8 +12,8 @@ import struct
 import sys
 import time
 
-HELLO, SUBSCRIBE, CONSUME, PUBLISH, ENQUEUE, _, ACK = range(1, 8)
-MESSAGE, ITEM = 12, 13
+SUBSCRIBE, CONSUME, PUBLISH, ENQUEUE, _, ACK = range(1, 7)
+MESSAGE, ITEM = 9, 10
 address, seconds = sys.argv[1].removeprefix("unix:"), float(sys.argv[2])
 bus = socket.socket(socket.AF_UNIX)
 bus.connect("\0" + address[1:])
@@ -44,7 +44,6 @@ def wrong_result(call):
             "choice_probs": [1.0] * n, "choice": 0 if n else -1, "finish": "choice", "prefilled": 1, "generated": 0}
 
 
-send(HELLO, "faulty")
 send(SUBSCRIBE, "cluster.nodes")
 send(CONSUME, "cluster.work.faulty", number=8)
 units, joined, until = 0, False, time.time() + seconds

@@ -320,11 +320,10 @@ static bool outputs_read(const struct synth *s, struct synth_sample *x, const js
                  *logprobs = json_object_get(outputs, "logprobs");
     size_t n = json_array_size(out), i;
     double sum = 0;
-    bool is_valid = json_is_array(out) && json_array_size(logprobs) == n;
-    enum finish_reason finish = FINISH_STOP;
-    while (finish <= FINISH_LOOP && !field_is_text(outputs, "finish", finish_reason_name(finish)))
-        finish = finish == FINISH_LOOP ? FINISH_LOOP + 1 : finish + 1;
-    is_valid = is_valid && finish <= FINISH_LOOP;
+    enum finish_reason finish;
+    bool is_valid = json_is_array(out) && json_array_size(logprobs) == n &&
+                    finish_reason_find(json_get_string(outputs, "finish"), &finish) &&
+                    finish != FINISH_NONE;
     for (i = 0; is_valid && i < n; i++) {
         const json_t *id = json_array_get(out, i), *logprob = json_array_get(logprobs, i);
         json_int_t token = json_integer_value(id);

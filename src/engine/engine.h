@@ -488,9 +488,11 @@ void work_plan_add(json_t *plan, const struct work_counts *w, const struct work_
 void record_key(const struct engine_request *r, const char *model_hash, enum numeric_class cls,
                 enum dtype kv, enum dtype lora, char out[HASH_LEN]);
 const char *finish_reason_name(enum finish_reason f); /* "stop" */
+bool finish_reason_find(const char *name, enum finish_reason *out); /* false: unknown */
 /* A number, or one of the strings "inf", "-inf" and "nan" for values that JSON numbers cannot
  * express. */
 json_t *json_from_float(float v);
+bool json_to_float(const json_t *v, float *out); /* the inverse; false: it is neither */
 
 /* All inputs except the adapters; all results. */
 json_t *record_inputs_json(const struct engine_request *r);

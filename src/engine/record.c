@@ -24,9 +24,31 @@ void record_key(const struct engine_request *r, const char *model_hash, enum num
     sha256_bytes(text, (size_t)n, out);
 }
 
+bool finish_reason_find(const char *name, enum finish_reason *out) {
+    for (int f = FINISH_NONE; f <= FINISH_LOOP; f++)
+        if (strcmp(finish_reason_name((enum finish_reason)f), name) == 0) {
+            *out = (enum finish_reason)f;
+            return true;
+        }
+    return false;
+}
+
 json_t *json_from_float(float v) {
     if (isfinite(v)) return json_real((double)v);
     return json_string(isnan(v) ? "nan" : v > 0 ? "inf" : "-inf");
+}
+
+bool json_to_float(const json_t *v, float *out) {
+    const char *text = json_string_value(v);
+    if (json_is_number(v))
+        *out = (float)json_number_value(v);
+    else if (text && strcmp(text, "nan") == 0)
+        *out = NAN;
+    else if (text && (strcmp(text, "inf") == 0 || strcmp(text, "-inf") == 0))
+        *out = *text == '-' ? -INFINITY : INFINITY;
+    else
+        return false;
+    return true;
 }
 
 static json_t *floats_json(const float *v, int32_t n) {
@@ -65,20 +87,11 @@ json_t *record_outputs_json(const struct engine_request *r) {
 
 /* the inverse */
 
-static float float_parse(const json_t *v) {
-    const char *text = json_string_value(v);
-    if (!text) return (float)json_number_value(v);
-    return strcmp(text, "nan") == 0 ? NAN : *text == '-' ? -INFINITY : INFINITY;
-}
-
 /* Reads a list of n numbers. False: it is none. */
 static bool floats_parse(const json_t *list, int32_t n, float *out) {
     if (!json_is_array(list) || json_array_size(list) != (size_t)n) return false;
-    for (int32_t i = 0; i < n; i++) {
-        const json_t *v = json_array_get(list, (size_t)i);
-        if (!json_is_number(v) && !json_is_string(v)) return false;
-        out[i] = float_parse(v);
-    }
+    for (int32_t i = 0; i < n; i++)
+        if (!json_to_float(json_array_get(list, (size_t)i), &out[i])) return false;
     return true;
 }
 
@@ -102,20 +115,12 @@ static bool tops_parse(const json_t *list, int32_t n, int32_t n_top, int32_t *id
         const json_t *top = json_array_get(list, (size_t)(i / n_top)),
                      *pair = json_array_get(top, (size_t)(i % n_top)),
                      *id = json_array_get(pair, 0);
-        if (json_array_size(top) != (size_t)n_top || !json_is_integer(id)) return false;
+        if (json_array_size(top) != (size_t)n_top || !json_is_integer(id) ||
+            !json_to_float(json_array_get(pair, 1), &logprobs[i]))
+            return false;
         ids[i] = (int32_t)json_integer_value(id);
-        logprobs[i] = float_parse(json_array_get(pair, 1));
     }
     return true;
-}
-
-static bool finish_parse(const char *name, enum finish_reason *out) {
-    for (int f = FINISH_NONE; f <= FINISH_LOOP; f++)
-        if (strcmp(finish_reason_name((enum finish_reason)f), name) == 0) {
-            *out = (enum finish_reason)f;
-            return true;
-        }
-    return false;
 }
 
 static bool number_parse(const json_t *outputs, const char *key, int32_t min, int32_t max,
@@ -141,7 +146,7 @@ int record_outputs_parse(const struct engine *e, const json_t *outputs, struct e
         !floats_parse(json_object_get(outputs, "choice_logprobs"), n_choices, r->choice_logprob) ||
         !floats_parse(json_object_get(outputs, "choice_probs"), n_choices, r->choice_prob) ||
         !number_parse(outputs, "choice", -1, n_choices - 1, &r->choice) ||
-        !finish_parse(json_get_string(outputs, "finish"), &r->finish) ||
+        !finish_reason_find(json_get_string(outputs, "finish"), &r->finish) ||
         !number_parse(outputs, "prefilled", 0, INT32_MAX, &r->n_prefilled) ||
         !number_parse(outputs, "generated", 0, INT32_MAX, &r->n_generated)) {
         error_set(err, ERR_FORMAT, "the outputs are not those of the request");

@@ -305,10 +305,8 @@ static int32_t parse_token(struct inputs_parser *rd, const json_t *v) {
 }
 
 static float parse_real(struct inputs_parser *rd, const json_t *v, const char *field) {
-    if (json_is_number(v)) return (float)json_number_value(v);
-    const char *text = json_string_value(v);
-    if (text && strcmp(text, "inf") == 0) return INFINITY;
-    if (text && strcmp(text, "-inf") == 0) return -INFINITY;
+    float out;
+    if (json_to_float(v, &out) && !isnan(out)) return out;
     parser_fail(rd, field);
     return 0;
 }

@@ -38,15 +38,10 @@ struct residents {
     struct table tables[3];
 };
 
-/* words; "%s" is a name, and in `documents` the values follow in the order of the struct */
+/* words; "%s" is a name */
 
-static const char *const person_documents[] = {
-    "%s. age: %d. room: %d. phone: %d. town: %s. friend: %s.",
-    "%s。年：%d。部屋：%d。電話：%d。町：%s。友：%s。",
-    "%s。年龄：%d。房间：%d。电话：%d。城市：%s。朋友：%s。"};
-static const char *const town_documents[] = {"%s. people: %d. distance: %d. mayor: %s.",
-                                             "%s。人口：%d。距離：%d。市長：%s。",
-                                             "%s。人口：%d。距离：%d。市长：%s。"};
+/* Between and after the parts of a document: its name, then label and value of each property. */
+static const char *const separators[] = {". ", "。", "。"}, *const ends[] = {".", "。", "。"};
 enum { WORDINGS = 2 };
 static const struct {
     enum subject of;
@@ -209,21 +204,21 @@ static char *property_value(const struct table *t, enum property property, int i
     return xasprintf("%d", numbers[property]);
 }
 
-static json_t *document_json(const char *title, char *content) {
-    json_t *v = json_pack("{s:s,s:s}", "title", title, "content", content);
-    free(content);
+/* The document of person or town i: its name, and its properties with their labels. */
+static json_t *document(const struct table *t, int lang, enum subject of, int i) {
+    const char *name = subject_name(t, of, i);
+    struct buf text = {0};
+    buf_puts(&text, name);
+    for (int k = of == PERSON ? AGE : POPULATION; k <= (of == PERSON ? FRIEND : MAYOR); k++) {
+        int next;
+        char *value = property_value(t, (enum property)k, i, &next);
+        buf_printf(&text, "%s%s%s", separators[lang], properties[k].labels[lang], value);
+        free(value);
+    }
+    buf_puts(&text, ends[lang]);
+    json_t *v = json_pack("{s:s,s:s}", "title", name, "content", text.data);
+    buf_release(&text);
     return v;
-}
-
-static json_t *document_of_person(const struct table *t, int lang, const struct person *p) {
-    return document_json(p->name,
-                         xasprintf(person_documents[lang], p->name, p->age, p->room, p->phone,
-                                   t->towns[p->town].name, t->people[p->friend].name));
-}
-
-static json_t *document_of_town(const struct table *t, int lang, const struct town *w) {
-    return document_json(w->name, xasprintf(town_documents[lang], w->name, w->population,
-                                            w->distance, t->people[w->mayor].name));
 }
 
 /* questions */
@@ -397,10 +392,8 @@ static json_t *question_json(struct residents *v, uint64_t seed, int index) {
 static void add_documents(const struct residents *v, struct buf *text) {
     for (int lang = EN; lang <= ZH; lang++) {
         const struct table *t = &v->tables[lang];
-        for (int i = 0; i < N_PEOPLE; i++)
-            buf_add_json_line(text, document_of_person(t, lang, &t->people[i]));
-        for (int i = 0; i < N_TOWNS; i++)
-            buf_add_json_line(text, document_of_town(t, lang, &t->towns[i]));
+        for (int i = 0; i < N_PEOPLE; i++) buf_add_json_line(text, document(t, lang, PERSON, i));
+        for (int i = 0; i < N_TOWNS; i++) buf_add_json_line(text, document(t, lang, TOWN, i));
     }
 }
 

@@ -29,11 +29,11 @@ struct options {
             "every limit",                                                                         \
             JOB_ARG_TEXT                                                                           \
     }
-#define SEQS_ROW ENGINE_SEQS_ROW(struct options, max_seqs), CLUSTER_ROWS(struct options, cluster)
+#define ENGINE_ROWS ENGINE_SEQS_ROW(struct options, max_seqs), CLUSTER_ROWS(struct options, cluster)
 static const struct option_row rows[] = {
     RUNS_ROW,
     MEMORY_ROW,
-    SEQS_ROW,
+    ENGINE_ROWS,
     {"id", OPT_STRING, offsetof(struct options, id), NULL, 0, 0, "ID",
      "name of the run; default: date, time and seed", JOB_ARG_NAME},
     {"seed", OPT_INT, offsetof(struct options, seed), "-1", -1, 9e15, "N",
@@ -53,11 +53,11 @@ static const struct option_row rows[] = {
         "dry-run", OPT_BOOL, offsetof(struct options, dry_run), NULL, 0, 0, NULL,                  \
             "check the run and its files, print the plan and the estimated time, and exit"         \
     }
-static const struct option_row resume_rows[] = {RUNS_ROW, MEMORY_ROW, SEQS_ROW, PLAN_ROW, {0}};
+static const struct option_row resume_rows[] = {RUNS_ROW, MEMORY_ROW, ENGINE_ROWS, PLAN_ROW, {0}};
 static const struct option_row fork_rows[] = {
     RUNS_ROW,
     MEMORY_ROW,
-    SEQS_ROW,
+    ENGINE_ROWS,
     PLAN_ROW,
     {"at", OPT_INT, offsetof(struct options, at), "0", 0, 1e6, "G",
      "the last generation that the two runs share"},

@@ -11,7 +11,6 @@
 
 #include <stdlib.h>
 #include <string.h>
-#include <unistd.h>
 
 enum { RECENT_RESULTS = 16, ADAPTERS_CACHED = UNIT_ADAPTERS_MAX + 64 };
 static const double HEARTBEAT_SECONDS = 5, WANT_SECONDS = 30;
@@ -51,9 +50,8 @@ static int node_heartbeat(struct node *n, struct error *err) {
     load = MIN(MAX(load - n->o->threads, 0) / cpu_count(), 1); // without the node's own threads
     if (n->item && bus_working(n->bus, n->item, err) != OK) return err->code;
     return wire_publish(n->bus, SUBJECT_NODES,
-                        json_pack("{s:s,s:s,s:i,s:f,s:i}", "name", n->o->name, "identity",
-                                  n->identity, "threads", n->o->threads, "load", load, "pid",
-                                  (int)getpid()),
+                        json_pack("{s:s,s:s,s:i,s:f}", "name", n->o->name, "identity", n->identity,
+                                  "threads", n->o->threads, "load", load),
                         NULL, 0, err);
 }
 

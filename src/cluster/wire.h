@@ -2,7 +2,7 @@
  * wire: the subjects and queues of a cluster, and the messages on them. A message is a line of
  * JSON, and after it, if the message carries one, a body.
  *
- *   cluster.nodes       {name, identity, threads, load, pid}: a node joins, or sends a heartbeat
+ *   cluster.nodes       {name, identity, threads, load}: a node joins, or sends a heartbeat
  *   cluster.results.ID  a queue of a command: {node, unit} and the results; or {node, unit, error}
  *   cluster.work.NODE   a queue: {unit, results: the queue for them} and the calls
  *   cluster.wanted      {node, hash}: a node needs an adapter

@@ -452,25 +452,42 @@ static json_t *last_find(const struct learning *l, const char *attribute, const 
     return NULL;
 }
 
-/* The value of a memory after a correction of `old` ("": all) to `new`; malloc'ed. A name replaces
- * the name only: of "sister Nadia", Nadia. */
-static char *value_correct(const json_t *memory, const char *old, const char *new) {
+/* The length of the number at the beginning of a text, in digits or words; 0: none. */
+static size_t number_len(const char *text) {
+    struct pattern_match m;
+    return pattern_match("^(?i:\\d+|one|two|three|four|five|six|seven|eight|nine|ten|"
+                         "[一二两兩三四五六七八九十]+)(?![a-z])",
+                         text, strlen(text), 0, &m)
+               ? m.end[0]
+               : 0;
+}
+
+/* The part of a memory's value that a correction of `old` ("": all) to `new` replaces, and its
+ * length; NULL: the whole value. A number replaces the number only: of "two kids", two; a name the
+ * name only: of "sister Nadia", Nadia. */
+static const char *part_find(const json_t *memory, const char *old, const char *new, size_t *n) {
     const char *value = json_get_string(memory, "value"),
                *attribute = json_get_string(memory, "attribute");
     bool named = strcmp(attribute, "family") == 0 || strcmp(attribute, "pet") == 0;
-    static const char *const number = "^(?i:\\d+|one|two|three|four|five|six|seven|eight|nine|ten|["
-                                      "一二两兩三四五六七八九十]+)(?![a-z])";
-    const char *name = named ? strrchr(value, ' ') : NULL, *part = *old   ? strstr(value, old)
-                                                                   : name ? name + 1
-                                                                          : NULL;
-    size_t n = *old ? strlen(old) : part ? strlen(part) : 0;
-    struct pattern_match m;
-    if (!*old && pattern_match(number, new, strlen(new), 0, &m) && m.end[0] == strlen(new) &&
-        pattern_match(number, value, strlen(value), 0, &m)) {
-        part = value; /* "two kids", corrected to "three" */
-        n = m.end[0];
-    }
-    return part ? xasprintf("%.*s%s%s", (int)(part - value), value, new, part + n) : xstrdup(new);
+    *n = strlen(old);
+    if (*old) return strstr(value, old);
+    *n = number_len(value);
+    if (*n && number_len(new) == strlen(new)) return value;
+    const char *space = named ? strrchr(value, ' ') : NULL;
+    if (!space) return NULL;
+    *n = strlen(space + 1);
+    return space + 1;
+}
+
+/* The value of a memory after a correction of `old` ("": all) to `new`; malloc'ed. */
+static char *value_correct(const json_t *memory, const char *old, const char *new) {
+    const char *value = json_get_string(memory, "value");
+    size_t n;
+    const char *part = part_find(memory, old, new, &n);
+    char *text =
+        part ? xasprintf("%.*s%s%s", (int)(part - value), value, new, part + n) : xstrdup(new);
+    text[utf8_prefix_len(text, strlen(text), MEMORY_VALUE_CHARS)] = 0;
+    return text;
 }
 
 static int fact_correct(struct learning *l, const json_t *fact, struct error *err) {

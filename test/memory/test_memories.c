@@ -129,6 +129,25 @@ static void test_contradictions(void **state) {
     store_close(s);
 }
 
+/* A correction replaces a part of a value, whose length stays bounded. */
+static void test_corrections(void **state) {
+    (void)state;
+    struct store *s = open_store();
+    struct memories *m = open_user(s, "ann", 0);
+    learn(m, "My sister is called Nadia.");
+    learn(m, "I meant Nadja.");
+    assert_string_equal(state_of(m), "(family=sister Nadia) family=sister Nadja ");
+    for (int i = 0; i < 20; i++) learn(m, "I meant Ann Ann Ann Ann Ann Ann Ann.");
+    json_t *list = memories_list(m, false, &err);
+    assert_int_equal(json_array_size(list), 1);
+    const char *value = json_get_string(json_array_get(list, 0), "value");
+    assert_int_equal(strncmp(value, "sister Ann Ann ", 15), 0);
+    assert_int_equal(strlen(value), MEMORY_VALUE_CHARS);
+    json_decref(list);
+    memories_close(m);
+    store_close(s);
+}
+
 /* Undo takes back the last change, and then the one before. */
 static void test_undo(void **state) {
     (void)state;
@@ -447,6 +466,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_source, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_contradictions, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_corrections, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_undo, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_pruning, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_deletion, set_up, tear_down),

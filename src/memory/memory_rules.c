@@ -117,7 +117,6 @@ static void value_trim(const struct extraction *x, bool phrase, struct buf *valu
 static void value_contract(const struct extraction *x, struct buf *value) {
     struct buf short_form = {0};
     buf_add(&short_form, value->data, value->len);
-    buf_puts(&short_form, "");
     for (const struct refusal *c = x->r->contract; c && c->pattern; c++)
         pattern_replace(c->pattern, c->reason, &short_form);
     if (short_form.len && short_form.len < value->len &&
@@ -143,7 +142,6 @@ static void fact_add(struct extraction *x, const struct rule *rule, const char *
                      const char *old) {
     struct buf v = {0};
     buf_add(&v, value, len);
-    buf_puts(&v, "");
     bool note = strcmp(rule->attribute, "note") == 0;
     value_trim(x, note || strcmp(rule->attribute, "habit") == 0, &v);
     if (v.len) value_contract(x, &v);
@@ -170,7 +168,6 @@ static void list_add(struct extraction *x, const struct rule *rule, const char *
                      const char *text, size_t len) {
     struct buf items = {0};
     buf_add(&items, text, len);
-    buf_puts(&items, "");
     pattern_replace(x->r->list, "\n", &items);
     /* "two dogs, Rex and Ada": dog Rex, dog Ada */
     size_t singular = strlen(before);
@@ -188,6 +185,12 @@ static void list_add(struct extraction *x, const struct rule *rule, const char *
     buf_release(&items);
 }
 
+static void bearer_set(struct extraction *x, const char *attribute, const char *word, size_t len) {
+    x->bearer.attribute = attribute;
+    x->bearer.clauses = 0;
+    snprintf(x->bearer.word, BEARER_BYTES, "%.*s", len < BEARER_BYTES ? (int)len : 0, word);
+}
+
 /* Puts the names after the value of the last fact. */
 static void fact_name(struct extraction *x, const struct rule *rule, const char *names,
                       size_t len) {
@@ -198,9 +201,7 @@ static void fact_name(struct extraction *x, const struct rule *rule, const char 
     buf_puts(&bearer, json_get_string(fact, "value"));
     pattern_replace(x->r->count, "", &bearer);
     list_add(x, rule, bearer.data, names, len);
-    x->bearer.attribute = rule->attribute;
-    x->bearer.clauses = 0;
-    snprintf(x->bearer.word, BEARER_BYTES, "%s", bearer.len < BEARER_BYTES ? bearer.data : "");
+    bearer_set(x, rule->attribute, bearer.data, bearer.len);
     buf_release(&bearer);
     if (json_array_size(x->facts) == last) json_array_append(x->facts, fact);
     json_decref(fact);
@@ -236,10 +237,7 @@ static void bearer_note(struct extraction *x, const struct buf *clause) {
     for (size_t i = 0; i < ARRAY_LEN(kinds); i++)
         if (pattern_match(kinds[i].pattern, clause->data, clause->len, 0, &m) &&
             m.end[1] - m.begin[1] < BEARER_BYTES) {
-            x->bearer.attribute = kinds[i].attribute;
-            x->bearer.clauses = 0;
-            snprintf(x->bearer.word, BEARER_BYTES, "%.*s", (int)(m.end[1] - m.begin[1]),
-                     clause->data + m.begin[1]);
+            bearer_set(x, kinds[i].attribute, clause->data + m.begin[1], m.end[1] - m.begin[1]);
             return;
         }
 }
@@ -382,7 +380,6 @@ static void clauses_search(struct extraction *x, struct buf *sentence, bool ques
         struct buf clause = {0};
         n = strcspn(sentence->data + pos, "\x01");
         buf_add(&clause, sentence->data + pos, n);
-        buf_puts(&clause, "");
         clause_read(x, &c, &clause, pos == 0, pos + n >= sentence->len);
         buf_release(&clause);
     }
@@ -401,7 +398,6 @@ static void sentence_read(struct extraction *x, struct buf *sentence) {
     struct buf work = {0};
     buf_add(&work, sentence->data,
             utf8_complete_len(sentence->data, MIN(sentence->len, (size_t)SENTENCE_BYTES)));
-    buf_puts(&work, "");
     widths_fold(&work);
     text_expand(x, &work);
     if (!x->r->keeps_subject) x->other = false;
@@ -452,7 +448,6 @@ static void sentences_read(struct extraction *x, const struct buf *text, bool pr
             m.end[0] == 0)
             break;
         buf_add(&sentence, text->data + pos, m.end[0]);
-        buf_puts(&sentence, "");
         pattern_replace("^\\s+|(?<!\\s)\\s++$", "", &sentence);
         if (pretence && !finds(x->r->real, &sentence))
             refuse(x, sentence.data, sentence.len, "pretence");
@@ -462,32 +457,32 @@ static void sentences_read(struct extraction *x, const struct buf *text, bool pr
     }
 }
 
+static bool has_kana(const struct buf *text) {
+    return finds("[\\p{Hiragana}\\p{Katakana}]", text);
+}
+
 /* Japanese without kana is read as Chinese. */
 static const struct memory_rules *rules_for(const struct buf *text) {
     enum language l = language_detect(text->data);
-    if (l == LANG_JA && !finds("[\\p{Hiragana}\\p{Katakana}]", text)) l = LANG_ZH;
-    return rules[l];
+    return rules[l == LANG_JA && !has_kana(text) ? LANG_ZH : l];
 }
 
 /* Reads a short message again as an answer to the assistant's question: "9 May" as "my birthday is
- * 9 May". */
-static void answer_read(struct extraction *x, const struct buf *text, const char *asked) {
-    struct buf question = {0}, bare = {0}, answer = {0};
+ * 9 May". Removes fillers from the text. */
+static void answer_read(struct extraction *x, struct buf *text, const char *asked) {
+    struct buf question = {0}, answer = {0};
     buf_add_sanitized(&question, asked,
                       utf8_complete_len(asked, strnlen(asked, MEMORY_TURN_BYTES)));
     buf_puts(&question, "");
-    if (!finds("[\\p{Hiragana}\\p{Katakana}]", text)) x->r = rules_for(&question);
-    buf_add(&bare, text->data, text->len);
-    buf_puts(&bare, "");
-    filler_remove(x, &bare);
+    if (!has_kana(text)) x->r = rules_for(&question);
+    filler_remove(x, text);
     const struct refusal *row = refusal_find(x->r->asked, &question, NULL);
-    if (row && !finds(x->r->self, &bare)) {
+    if (row && !finds(x->r->self, text)) {
         buf_puts(&answer, row->reason);
-        buf_puts(&answer, bare.data);
+        buf_add(&answer, text->data, text->len);
         sentences_read(x, &answer, false);
     }
     buf_release(&question);
-    buf_release(&bare);
     buf_release(&answer);
 }
 

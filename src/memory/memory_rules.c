@@ -210,7 +210,9 @@ static void fact_name(struct extraction *x, const struct rule *rule, const char 
 /* Whether the last fact can have the name that the rule finds. */
 static bool fact_is_unnamed(const struct extraction *x, const struct rule *rule) {
     const json_t *fact = json_array_get(x->facts, json_array_size(x->facts) - 1);
-    if (!fact || strcmp(json_get_string(fact, "attribute"), rule->attribute) != 0) return false;
+    if (!fact || strcmp(json_get_string(fact, "attribute"), rule->attribute) != 0 ||
+        strcmp(json_get_string(fact, "change"), "holds") != 0)
+        return false;
     const char *value = json_get_string(fact, "value");
     return !pattern_match(" \\p{Lu}|[^\\x00-\\x7f] .", value, strlen(value), 0, NULL);
 }

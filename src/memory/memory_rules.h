@@ -11,8 +11,8 @@
  * before it. RULE_ENDS: the fact no longer holds. RULE_CORRECTS: group 1 is the new value, group 2
  * the old one; with RULE_ENDS: the value learnt last no longer holds. RULE_EACH: every match of a
  * clause. RULE_KIN: also in a clause whose subject is another person. RULE_NAMED: group 1 is names
- * of the last fact of the message, which must have the attribute and no name yet ("We have a cat.
- * Her name is Ada"), or the bearer of the clause before ("My cat is ill. Her name is Ada").
+ * of the last fact of the message, which must hold and have the attribute and no name yet ("We have
+ * a cat. Her name is Ada"), or the bearer of the clause before ("My cat is ill. Her name is Ada").
  * RULE_ALSO: only in a message with another fact ("Ann, 43, a plumber"). RULE_AMENDS: only in a
  * message that says that it corrects something. */
 enum rule_flag {

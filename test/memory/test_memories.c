@@ -129,6 +129,18 @@ static void test_contradictions(void **state) {
     store_close(s);
 }
 
+/* A name that follows the end of a fact does not make the fact hold again. */
+static void test_name_after_end(void **state) {
+    (void)state;
+    struct store *s = open_store();
+    struct memories *m = open_user(s, "ann", 0);
+    learn(m, "We have a cat.");
+    learn(m, "We rehomed our cat. She is called Ada.");
+    assert_string_equal(state_of(m), "(pet=cat) ");
+    memories_close(m);
+    store_close(s);
+}
+
 /* A correction replaces a part of a value, whose length stays bounded. */
 static void test_corrections(void **state) {
     (void)state;
@@ -466,6 +478,7 @@ int main(void) {
     const struct CMUnitTest tests[] = {
         cmocka_unit_test_setup_teardown(test_source, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_contradictions, set_up, tear_down),
+        cmocka_unit_test_setup_teardown(test_name_after_end, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_corrections, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_undo, set_up, tear_down),
         cmocka_unit_test_setup_teardown(test_pruning, set_up, tear_down),

@@ -124,18 +124,13 @@ static void messages_visit(const json_t *messages, struct turn *t, turn_fn fn, v
 /* Visits the turns of a sample, a preference pair or a prompt. A text is one question. */
 static void sample_visit(const json_t *value, const char *form, struct turn *t, turn_fn fn,
                          void *ctx) {
-    static const char *const keys[] = {"messages", "prompt", "text", "chosen"};
-    struct error ignored; // pairs and prompts are no samples: their own keys are read
-    const char *name;
-    json_t *sample = NULL;
-    bool is_sample = sample_convert(value, form, &sample, &name, &ignored) == OK;
-    const json_t *from = is_sample ? sample : value, *found = NULL;
-    for (size_t i = 0; i < ARRAY_LEN(keys) && !found; i++) found = json_object_get(from, keys[i]);
+    json_t *from;
+    const json_t *found = sample_question_find(value, form, &from);
     if (json_is_string(found))
         turn_visit(t, json_string_value(found), json_get_string(from, "completion"), fn, ctx);
     else
         messages_visit(found, t, fn, ctx);
-    json_decref(sample);
+    json_decref(from);
 }
 
 /* collecting */

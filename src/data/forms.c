@@ -290,3 +290,17 @@ int sample_convert(const json_t *v, const char *form, json_t **out, const char *
     *out = json_object();
     return f->convert(f, v, *out, err);
 }
+
+/* Pairs and prompts are no samples: their own keys are read. */
+const json_t *sample_question_find(const json_t *v, const char *form, json_t **from) {
+    static const char *const keys[] = {"messages", "prompt", "text", "chosen"};
+    const json_t *found = NULL;
+    struct error ignored;
+    const char *name;
+    if (sample_convert(v, form, from, &name, &ignored) != OK) {
+        json_decref(*from);
+        *from = json_incref((json_t *)(uintptr_t)v);
+    }
+    for (size_t i = 0; i < ARRAY_LEN(keys) && !found; i++) found = json_object_get(*from, keys[i]);
+    return found;
+}

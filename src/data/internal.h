@@ -14,8 +14,11 @@ int conversation_parse(const char *path, int line, const char *field, const json
  * NULL: by its keys. Sets *name to the form. Errors name the key. */
 int sample_convert(const json_t *v, const char *form, json_t **out, const char **name,
                    struct error *err);
-/* In files.c. Calls fn for each sample of a file, as an object: of JSON, of a table (.csv, .tsv) whose
- * first row has the keys, or of a text (.txt) whose paragraphs are {text}. */
+/* In forms.c. The messages or the text with the question of a sample, a preference pair or a
+ * prompt, or NULL. *from receives the object that it is in, which the caller releases. */
+const json_t *sample_question_find(const json_t *v, const char *form, json_t **from);
+/* In files.c. Calls fn for each sample of a file, as an object: of JSON, of a table (.csv, .tsv)
+ * whose first row has the keys, or of a text (.txt) whose paragraphs are {text}. */
 int sample_file_each(const char *path, json_file_each_fn fn, void *ctx, struct error *err);
 
 #endif

@@ -21,22 +21,15 @@ static const char *last_user_message(const json_t *messages) {
     return found;
 }
 
-/* Pairs and prompts have their own keys, which are read if the value is not a sample. */
 static int sample_visit(void *ctx, const json_t *value, int line, struct error *err) {
-    static const char *const keys[] = {"messages", "prompt", "text"};
     const struct question_visitor *v = ctx;
-    const json_t *found = NULL;
-    struct error ignored;
-    const char *form;
-    json_t *sample = NULL;
+    json_t *from;
     (void)line, (void)err;
-    bool is_sample = sample_convert(value, NULL, &sample, &form, &ignored) == OK;
-    for (size_t i = 0; i < ARRAY_LEN(keys) && !found; i++)
-        found = json_object_get(is_sample ? sample : value, keys[i]);
+    const json_t *found = sample_question_find(value, NULL, &from);
     const char *question =
         json_is_array(found) ? last_user_message(found) : json_string_value(found);
     if (question && *question) v->fn(v->ctx, question);
-    json_decref(sample);
+    json_decref(from);
     return OK;
 }
 

@@ -129,8 +129,12 @@ static void test_questions(void **state) {
         "{\"instruction\":\"do it\",\"input\":\"\",\"output\":\"done\"}\n"
         "{\"text\":\"all of a text\"}\n"
         "{\"prompt\":\"a pair\",\"chosen\":\"good\",\"rejected\":\"bad\"}\n"
+        "{\"chosen\":[{\"role\":\"user\",\"content\":\"two answers\"},{\"role\":"
+        "\"assistant\",\"content\":\"good\"}],\"rejected\":[{\"role\":\"user\",\"content\":"
+        "\"two answers\"},{\"role\":\"assistant\",\"content\":\"bad\"}]}\n"
         "{\"messages\":[{\"role\":\"assistant\",\"content\":\"no question\"}]}\n";
-    static const char *const expected[] = {"last", "a prompt", "do it", "all of a text", "a pair"};
+    static const char *const expected[] = {"last",          "a prompt", "do it",
+                                           "all of a text", "a pair",   "two answers"};
     struct strings got = {0};
     char *path = path_join(root, "d.jsonl");
     (void)state;

@@ -13,8 +13,6 @@
 #include <time.h>
 
 enum { KNOWLEDGE_PASSAGES = 3 };
-/* The least score of a passage. The model asks in its own words, of which a passage that helps may
- * have only some. */
 
 /* calculator */
 

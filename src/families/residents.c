@@ -3,9 +3,9 @@
  * facts of a table of invented people and towns, which a knowledge base holds.
  *
  * Kinds: `arithmetic` needs one call of the calculator; `lookup` one search; `chain` two searches,
- * the second one for a name that the first one found; `sum` two searches and the
- * calculator; `direct` no tool: these are questions of the easy families. Each question comes with
- * its calls, so that conversations for training can be made of them.
+ * the second one for a name that the first one found; `sum` two searches and the calculator;
+ * `direct` no tool: these are questions of the easy families. Each question comes with its calls,
+ * so that conversations for training can be made of them.
  *
  * Every name and every arithmetic question belongs to one split. So a model that has learned from
  * the train split has seen neither the people and towns of the test split nor its numbers.

@@ -65,8 +65,7 @@ bool mcp_tools_changed(struct mcp_client *c);
 
 /* Calls a tool and appends its result as text of at most `limit` bytes: texts as they are, of
  * images, audio and binary resources only type and size. ERR_STATE: the tool failed; its text is
- * then its message. If no answer arrives in time, the server
- * is asked to cancel the call. */
+ * then its message. If no answer arrives in time, the server is asked to cancel the call. */
 int mcp_tool_call(struct mcp_client *c, const char *name, const json_t *arguments, size_t limit,
                   struct buf *out, struct error *err);
 

@@ -27,8 +27,8 @@ int terms_query(const char *text, struct query_term out[QUERY_TERMS], struct err
 double bm25_idf(double n, double n_with);
 double bm25_term_weight(double tf, double n_terms, double average);
 
-#define CONVERSATION_KIND "conversation" /* kind of the document that has a conversation's state   \
-                                          */
+/* Kind of the document that has a conversation's state. */
+#define CONVERSATION_KIND "conversation"
 /* The log of a conversation's exchanges; malloc'ed. */
 char *conversation_log_name(const char *id);
 

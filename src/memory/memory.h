@@ -147,7 +147,8 @@ struct knowledge_query {
  * Equal scores are ordered by BM25, then by source and position. NULL sets err. */
 json_t *knowledge_search(struct knowledge *k, const struct knowledge_query *q, struct error *err);
 #define KNOWLEDGE_SNIPPET_CHARS 500
-/* Minimum score of a passage that a model or a client asks for without naming one. */
+/* Minimum score of a passage in searches of the tool `knowledge` and of the API. A model asks in
+ * its own words, of which a passage that helps may have only some. */
 #define KNOWLEDGE_TOOL_THRESHOLD 0.2
 /* Appends each hit as a line "【title】 content", with spaces instead of line breaks. Content
  * longer than `chars` characters is truncated and followed by "…". */
@@ -350,8 +351,8 @@ json_t *memories_list(struct memories *m, bool ended, struct error *err);
 json_t *memories_why(struct memories *m, int64_t id, const char *now, struct error *err);
 /* Deletes a memory with its vector and its text in the log; memories_undo cannot bring it back. */
 int memories_delete(struct memories *m, int64_t id, struct error *err);
-/* Deletes, for ever too, the memories whose source is this conversation, and their texts in the
- * log. *n receives the number of memories. */
+/* Deletes the memories whose source is this conversation in the same way. *n receives the number of
+ * memories. */
 int memories_delete_conversation(struct memories *m, const char *conversation, int64_t *n,
                                  struct error *err);
 /* Deletes everything of the user. *n receives the number of memories. */

@@ -119,7 +119,7 @@ static int session_ask(void *ctx, struct llm_call *calls, int n, struct error *e
     return rc;
 }
 
-/* The error of a debate in which nobody said anything because calls failed. */
+/* Returns an error for a debate without a message if calls of its agents failed. */
 static int silence_check(const struct team_session *d, const struct transcript *o,
                          struct error *err) {
     if (*transcript_reply(o)) return OK;

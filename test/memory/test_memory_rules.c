@@ -35,14 +35,11 @@ static const double HELD_OUT_PRECISION = 0.70, HELD_OUT_RECALL = 0.60;
 struct tally {
     int right, wrong, missed; /* facts */
 };
-static const char *const langs[] = {"en", "ja", "zh"}, *const traps[] = {
-                                                           "none",       "other",
-                                                           "question",   "negation",
-                                                           "quotation",  "pretence",
-                                                           "injection",  "instruction",
-                                                           "correction", "irony",
-                                                           "transient",  "third-person"};
-enum { LANGS = 3, TRAPS = 12 };
+static const char *const langs[] = {"en", "ja", "zh"};
+static const char *const traps[] = {"none",       "other",    "question",  "negation",
+                                    "quotation",  "pretence", "injection", "instruction",
+                                    "correction", "irony",    "transient", "third-person"};
+enum { LANGS = ARRAY_LEN(langs), TRAPS = ARRAY_LEN(traps) };
 struct grading {
     struct tally all, lang[LANGS], kind[TRAPS], trap;
     bool show;

@@ -10,7 +10,7 @@
 #include <pthread.h>
 #include <stdlib.h>
 
-enum { MATCH_LIMIT = 20000000, MAX_PATTERNS = 1024 };
+enum { MATCH_LIMIT = 20000000, MAX_PATTERNS = 2048 };
 
 /* The compiled pattern, from a hash table. `text` is a string literal, so its address is the key.
  */

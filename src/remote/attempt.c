@@ -2,7 +2,8 @@
  * attempt: one request for a reply, whole or as a stream of events, and the probe of a server.
  *
  * A stream is OpenAI's: each event is a chunk with a part of the text, the last one is [DONE],
- * which servers may omit. A server that ignores `stream` and sends the whole reply is accepted.
+ * which servers may omit. A server that ignores `stream` and sends the whole reply is accepted, and
+ * so is one that sends a stream without being asked for it.
  * Parts of the text are held back while they may begin the API key, which therefore is not passed
  * on even if the server splits it.
  */
@@ -22,7 +23,7 @@ struct stream {
     bool is_chat, has_end; /* has_end: a chunk had the finish_reason */
     struct event_stream events;
     struct buf text; /* all of it */
-    size_t passed;   /* bytes of the text that were passed on */
+    size_t passed;   /* bytes of the text that were passed on, or may be if on_text is NULL */
     struct buf body; /* the body, if the response is not a stream of events */
     int rc;          /* EVENT_DONE, OK, or an error */
     struct error *err;
@@ -39,7 +40,7 @@ static size_t key_begin_len(const struct stream *s) {
 /* Passes on the text up to its last `held` bytes. */
 static void text_pass(struct stream *s, size_t held) {
     size_t n = s->text.len - held - s->passed;
-    if (n) s->a->on_text(s->a->ctx, s->text.data + s->passed, n);
+    if (n && s->a->on_text) s->a->on_text(s->a->ctx, s->text.data + s->passed, n);
     s->passed += n;
 }
 
@@ -104,6 +105,8 @@ static int response_read(struct stream *s, const struct http_response *response)
         rc = remote_reply_read(s->r, &s->body, s->is_chat, s->out, s->err);
     else if (rc == EVENT_DONE)
         rc = OK;
+    if (rc == OK && !s->out->text && !s->a->on_text)
+        s->out->text = xstrdup(s->text.data ? s->text.data : "");
     if (rc == OK && s->out->text && s->a->on_text) rc = text_add(s, s->out->text);
     if (rc == OK && s->a->on_text) text_pass(s, 0);
     if (rc == OK && s->a->max_text && s->out->text && strlen(s->out->text) > s->a->max_text)

@@ -137,6 +137,12 @@ class Handler(http.server.BaseHTTPRequestHandler):
             self.begin()
             self.event(chunk("half an "))
             self.answer(name, "silent", body)
+        elif mode == "unasked":  # a stream of events, although the request does not ask for one
+            self.begin()
+            for part in (KEY[:7], KEY[7:]) if text.endswith("leak") else ("an unasked", " stream"):
+                self.event(chunk(part))
+            self.event({"choices": [], "usage": {"prompt_tokens": 7, "completion_tokens": 3}})
+            self.event(b"[DONE]")
         elif mode == "late":  # an error instead of the first part
             self.begin()
             self.event({"error": {"message": "overloaded"}})
@@ -376,6 +382,11 @@ def test_hostile_servers():
         check(f"a stream that breaks ends with an error: {mode}", status == 200 and headers["X-Shoal-Link"] == "hostile" and "error" in parts[-1]
               and (got == text if text else 1000 < len(got) <= 1 << 18), (parts[-1], len(got)))
     check("broken streams are failures", figure("shoal_fallback_failures_total", chain="hostile", link="hostile") == 11 + 11 + 2, figure("shoal_fallback_failures_total", chain="hostile"))
+    Remote.mode["hostile"] = "unasked"
+    v = chat("hostile")[2]
+    check("a server that streams a whole reply", text_of(v) == "an unasked stream" and told(v)["link"] == "hostile" and v["usage"]["completion_tokens"] == 3, v)
+    v = chat("hostile", "leak")[2]
+    check("its stream must not contain the key", text_of(v) == SORRY and "contains the API key" in told(v)["failed"][0]["error"], v)
     Remote.mode["hasty"] = "silent"
     v = chat("hasty")[2]
     check("a link that is too slow fails", text_of(v) == SORRY and "in time" in told(v)["failed"][0]["error"], v)

@@ -54,7 +54,7 @@ void fallback_link_report(struct fallback_link *l, enum link_permit permit, enum
     static const enum circuit_event of_request[] = {CIRCUIT_SUCCESS, CIRCUIT_FAILURE},
                                     of_probe[] = {CIRCUIT_PROBE_SUCCESS, CIRCUIT_PROBE_FAILURE,
                                                   CIRCUIT_PROBE_ABANDONED};
-    if (permit == LINK_ADMITTED && result == LINK_NO_RESULT) return;
+    if (l->settings->reply || (permit == LINK_ADMITTED && result == LINK_NO_RESULT)) return;
     pthread_mutex_lock(&l->lock);
     enum circuit_state before = l->circuit.state;
     l->circuit = circuit_step(

@@ -78,7 +78,8 @@ struct fallbacks {
 /* The result of asking a link's circuit to admit a request. */
 enum link_permit { LINK_REFUSED, LINK_ADMITTED, LINK_PROBE };
 enum link_permit fallback_link_ask(struct fallback_link *l);
-/* Reports the result of an admitted request; `why` is logged if the circuit opens. */
+/* Reports the result of an admitted request; `why` is logged if the circuit opens. A fixed reply has
+ * no circuit, and is always admitted. */
 enum link_result { LINK_ANSWERED, LINK_FAILED, LINK_NO_RESULT };
 void fallback_link_report(struct fallback_link *l, enum link_permit permit, enum link_result result,
                           const char *why);

@@ -473,6 +473,17 @@ def test_many():
         check("other requests do not", text_of(chat("fry-1", "sort: k b x")[2]) == expected)
         Remote.held.set()
         check("then they are answered", [text_of(w.result()[2]) for w in waiting] == [f"remote many: q{i}" for i in range(11)])
+    Remote.held.clear()
+    posts = Remote.posts["many"]
+    with concurrent.futures.ThreadPoolExecutor(40) as pool:
+        waiting = [pool.submit(chat, "many", f"q{i}") for i in range(40)]
+        check("32 requests wait for the remote server", until(lambda: Remote.posts["many"] == posts + 32 and sum(w.done() for w in waiting) == 8))
+        Remote.held.set()
+        codes = [w.result()[0] for w in waiting]
+    check("further ones find no room", codes.count(200) == 32 and codes.count(503) == 8, codes)
+    Remote.mode["many"] = "500"
+    v = chat("many")[2]
+    check("then the fixed reply answers again", text_of(v) == SORRY, v)
     Remote.mode["many"] = "good"
 
 

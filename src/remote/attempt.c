@@ -15,6 +15,49 @@
 #include <strings.h>
 
 enum { EVENT_DONE = 1 }; /* result of chunk_receive: the stream is complete */
+#define MAX_RETRY_AFTER 60.0
+
+/* whole replies */
+
+static int64_t token_count(const json_t *v, const char *key) {
+    json_int_t n = json_integer_value(json_object_get(json_object_get(v, "usage"), key));
+    return n > 0 && n < INT32_MAX ? n : 0;
+}
+
+/* Reads finish_reason and usage of a reply, or of a chunk that has them. */
+static void reply_end_read(const json_t *v, struct remote_reply *out) {
+    const json_t *choice = json_array_get(json_object_get(v, "choices"), 0);
+    int64_t prefilled = token_count(v, "prompt_tokens"),
+            generated = token_count(v, "completion_tokens");
+    out->truncated |= strcmp(json_get_string(choice, "finish_reason"), "length") == 0;
+    if (prefilled) out->prefilled = prefilled;
+    if (generated) out->generated = generated;
+}
+
+/* Reads a whole reply. A model that only reasons until its limit has the content null: its text is
+ * empty. */
+static int reply_read(const struct remote *r, const struct buf *body, bool is_chat,
+                      struct remote_reply *out, struct error *err) {
+    json_t *v = remote_body_parse(body, err);
+    if (!v) return err->code;
+    const json_t *choice = json_array_get(json_object_get(v, "choices"), 0),
+                 *message = json_object_get(choice, "message"),
+                 *text = is_chat ? json_object_get(message, "content")
+                                 : json_object_get(choice, "text");
+    int rc = OK;
+    if (json_is_string(text) || (message && json_is_null(text)))
+        out->text = xstrdup(json_is_string(text) ? json_string_value(text) : "");
+    else
+        rc = error_set(err, ERR_FORMAT, "the response has no '%s', as a reply of OpenAI's API has",
+                       is_chat ? "choices[0].message.content" : "choices[0].text");
+    if (rc == OK && remote_has_key(r, out->text))
+        rc = error_set(err, ERR_FORMAT, "the reply contains the API key");
+    reply_end_read(v, out);
+    json_decref(v);
+    return rc;
+}
+
+/* streams */
 
 struct stream {
     const struct remote *r;
@@ -73,7 +116,7 @@ static int chunk_receive(void *ctx, const char *text, size_t len, struct error *
         rc = error_set(err, ERR_FORMAT,
                        "an event of the response has no 'choices', as a chunk of OpenAI's API has");
     if (rc == OK) rc = text_add(s, part);
-    if (rc == OK) remote_reply_end_read(v, s->out);
+    if (rc == OK) reply_end_read(v, s->out);
     s->has_end |= *json_get_string(choice, "finish_reason") != '\0';
     json_decref(v);
     return rc;
@@ -102,7 +145,7 @@ static int response_read(struct stream *s, const struct http_response *response)
     if (is_event_stream(response) && rc == OK && !s->has_end)
         return error_set(s->err, ERR_FORMAT, "the stream ended before its reply was complete");
     if (!is_event_stream(response))
-        rc = remote_reply_read(s->r, &s->body, s->is_chat, s->out, s->err);
+        rc = reply_read(s->r, &s->body, s->is_chat, s->out, s->err);
     else if (rc == EVENT_DONE)
         rc = OK;
     if (rc == OK && !s->out->text && !s->a->on_text)
@@ -114,16 +157,27 @@ static int response_read(struct stream *s, const struct http_response *response)
     return rc;
 }
 
-/* The body of the request, with the fields of a stream; malloc'ed. */
-static char *attempt_body(const struct remote *r, const json_t *request, bool stream) {
+/* requests */
+
+/* The request with the client's model and the fields of a stream, as text; malloc'ed. */
+static char *request_body(const struct remote *r, const json_t *request, bool stream) {
     json_t *v = json_copy((json_t *)(uintptr_t)request);
+    json_object_set_new(v, "model", json_string_lossy(remote_model(r), strlen(remote_model(r))));
     if (stream) {
         json_object_set_new(v, "stream", json_true());
         json_object_set_new(v, "stream_options", json_pack("{s:b}", "include_usage", 1));
     }
-    char *body = remote_request_body(r, v);
+    char *body = json_dumps(v, JSON_COMPACT);
+    CHECK(body);
     json_decref(v);
     return body;
+}
+
+/* Seconds of Retry-After. A date is not read: the usual pause applies. */
+static double retry_after(const char *text) {
+    char *end = NULL;
+    double seconds = text ? strtod(text, &end) : 0;
+    return end && *end == '\0' && seconds > 0 ? MIN(seconds, MAX_RETRY_AFTER) : 0;
 }
 
 int remote_try(struct remote *r, const json_t *request, const struct remote_attempt *a,
@@ -132,7 +186,7 @@ int remote_try(struct remote *r, const json_t *request, const struct remote_atte
     struct http_response response;
     s.is_chat = json_object_get(request, "messages");
     char *url = xasprintf("%s/%s", r->url, s.is_chat ? "chat/completions" : "completions"),
-         *body = attempt_body(r, request, a->on_text != NULL);
+         *body = request_body(r, request, a->on_text != NULL);
     *out = (struct remote_reply){.attempts = 1};
     int rc =
         http_request(&(struct http_request){.method = "POST",
@@ -140,7 +194,7 @@ int remote_try(struct remote *r, const json_t *request, const struct remote_atte
                                             .headers = &r->headers,
                                             .body = body,
                                             .body_len = strlen(body),
-                                            .keep_headers = {"Content-Type"},
+                                            .keep_headers = {"Content-Type", "Retry-After"},
                                             .max_body = REMOTE_MAX_RESPONSE,
                                             .seconds = a->seconds > 0 ? a->seconds : r->seconds,
                                             .cancel = a->cancel,
@@ -148,6 +202,7 @@ int remote_try(struct remote *r, const json_t *request, const struct remote_atte
                                             .ctx = &s},
                      &response, err);
     out->status = response.status;
+    out->retry_after = retry_after(response.headers[1]);
     if (rc == OK) rc = response_read(&s, &response);
     if (a->on_text) {
         free(out->text);

@@ -1,6 +1,6 @@
 /*
- * remote: declarations shared by the files of the client: connections and whole replies (remote.c),
- * single attempts and streams (attempt.c).
+ * remote: declarations shared by the files of the client: connections, retries and errors
+ * (remote.c), single attempts (attempt.c).
  */
 #ifndef SHOAL_REMOTE_INTERNAL_H
 #define SHOAL_REMOTE_INTERNAL_H
@@ -25,8 +25,6 @@ struct remote {
     struct error last;    /* the last one, if n_failures > 0 */
 };
 
-/* The request with the client's model, as text; malloc'ed. */
-char *remote_request_body(const struct remote *r, const json_t *request);
 bool remote_has_key(const struct remote *r, const char *text);
 /* Parses a response within the limits of requests. */
 json_t *remote_body_parse(const struct buf *body, struct error *err);
@@ -35,10 +33,5 @@ int remote_status_error(const struct remote *r, int status, const struct buf *bo
                         struct error *err);
 /* Sets ERR_STATE for the error that a response reports in the form of OpenAI's API. */
 int remote_reported_error(const struct remote *r, const json_t *v, struct error *err);
-/* Reads finish_reason and usage of a reply, or of a chunk that has them. */
-void remote_reply_end_read(const json_t *v, struct remote_reply *out);
-/* Reads the reply of a chat completion, or of a completion. */
-int remote_reply_read(const struct remote *r, const struct buf *body, bool is_chat,
-                      struct remote_reply *out, struct error *err);
 
 #endif

@@ -23,7 +23,6 @@ enum {
 #define CONNECT_SECONDS 30.0
 #define FIRST_PAUSE 1.0
 #define MAX_PAUSE 30.0
-#define MAX_RETRY_AFTER 60.0
 #define PAUSE_STEP 0.05 /* seconds between two checks whether the client has stopped */
 
 /* opening */
@@ -109,17 +108,7 @@ const char *remote_model(const struct remote *r) {
     return r->model ? r->model : "";
 }
 
-/* one request */
-
-char *remote_request_body(const struct remote *r, const json_t *request) {
-    json_t *named = json_copy((json_t *)(uintptr_t)request);
-    json_object_set_new(named, "model",
-                        json_string_lossy(remote_model(r), strlen(remote_model(r))));
-    char *body = json_dumps(named, JSON_COMPACT);
-    CHECK(body);
-    json_decref(named);
-    return body;
-}
+/* texts and errors of a server */
 
 bool remote_has_key(const struct remote *r, const char *text) {
     return r->key && strstr(text, r->key);
@@ -175,90 +164,6 @@ int remote_status_error(const struct remote *r, int status, const struct buf *bo
     return err->code;
 }
 
-static bool status_is_temporary(int status) {
-    static const int temporary[] = {408, 429, 500, 502, 503, 504, 529};
-    for (size_t i = 0; i < ARRAY_LEN(temporary); i++)
-        if (status == temporary[i]) return true;
-    return false;
-}
-
-static int64_t token_count(const json_t *v, const char *key) {
-    json_int_t n = json_integer_value(json_object_get(json_object_get(v, "usage"), key));
-    return n > 0 && n < INT32_MAX ? n : 0;
-}
-
-void remote_reply_end_read(const json_t *v, struct remote_reply *out) {
-    const json_t *choice = json_array_get(json_object_get(v, "choices"), 0);
-    int64_t prefilled = token_count(v, "prompt_tokens"),
-            generated = token_count(v, "completion_tokens");
-    out->truncated |= strcmp(json_get_string(choice, "finish_reason"), "length") == 0;
-    if (prefilled) out->prefilled = prefilled;
-    if (generated) out->generated = generated;
-}
-
-/* A model that only reasons until its limit has the content null: its text is empty. */
-int remote_reply_read(const struct remote *r, const struct buf *body, bool is_chat,
-                      struct remote_reply *out, struct error *err) {
-    json_t *v = remote_body_parse(body, err);
-    if (!v) return err->code;
-    const json_t *choice = json_array_get(json_object_get(v, "choices"), 0),
-                 *message = json_object_get(choice, "message"),
-                 *text = is_chat ? json_object_get(message, "content")
-                                 : json_object_get(choice, "text");
-    int rc = OK;
-    if (json_is_string(text) || (message && json_is_null(text)))
-        out->text = xstrdup(json_is_string(text) ? json_string_value(text) : "");
-    else
-        rc = error_set(err, ERR_FORMAT, "the response has no '%s', as a reply of OpenAI's API has",
-                       is_chat ? "choices[0].message.content" : "choices[0].text");
-    if (rc == OK && remote_has_key(r, out->text))
-        rc = error_set(err, ERR_FORMAT, "the reply contains the API key");
-    remote_reply_end_read(v, out);
-    json_decref(v);
-    return rc;
-}
-
-/* Result of one attempt. */
-struct attempt {
-    bool is_temporary; /* the same request may succeed later */
-    double pause;      /* seconds that the server asks to wait; 0: none */
-};
-
-/* Seconds of Retry-After. A date is not read: the usual pause applies. */
-static double retry_after(const char *text) {
-    char *end = NULL;
-    double seconds = text ? strtod(text, &end) : 0;
-    return end && *end == '\0' && seconds > 0 ? MIN(seconds, MAX_RETRY_AFTER) : 0;
-}
-
-static int attempt_run(struct remote *r, const char *body, bool is_chat, struct attempt *a,
-                       struct remote_reply *out, struct error *err) {
-    struct http_response response;
-    char *url = xasprintf("%s/%s", r->url, is_chat ? "chat/completions" : "completions");
-    int rc = http_request(&(struct http_request){.method = "POST",
-                                                 .url = url,
-                                                 .headers = &r->headers,
-                                                 .body = body,
-                                                 .body_len = strlen(body),
-                                                 .keep_headers = {"Retry-After"},
-                                                 .max_body = REMOTE_MAX_RESPONSE,
-                                                 .seconds = r->seconds,
-                                                 .cancel = &r->stopped},
-                          &response, err);
-    *a = (struct attempt){.is_temporary = rc == ERR_IO};
-    out->attempts++;
-    if (rc == OK && response.status == 200)
-        rc = remote_reply_read(r, &response.body, is_chat, out, err);
-    else if (rc == OK) {
-        a->is_temporary = status_is_temporary(response.status);
-        a->pause = retry_after(response.headers[0]);
-        rc = remote_status_error(r, response.status, &response.body, err);
-    }
-    http_response_release(&response);
-    free(url);
-    return rc;
-}
-
 /* replies */
 
 /* Waits; returns early if the client stops. */
@@ -290,25 +195,31 @@ static void outcome_count(struct remote *r, int rc, const struct error *err) {
     pthread_mutex_unlock(&r->lock);
 }
 
+/* Whether the same request may succeed later, after an attempt with this result. */
+static bool is_temporary(int rc, int status) {
+    static const int temporary[] = {408, 429, 500, 502, 503, 504, 529};
+    for (size_t i = 0; i < ARRAY_LEN(temporary); i++)
+        if (rc == ERR_STATE && status == temporary[i]) return true;
+    return rc == ERR_IO;
+}
+
 int remote_generate(struct remote *r, const json_t *request, struct remote_reply *out,
                     struct error *err) {
-    struct attempt a;
+    const struct remote_attempt attempt = {.cancel = &r->stopped};
     double pause = FIRST_PAUSE;
     *out = (struct remote_reply){0};
     if (atomic_load(&r->stopped))
         return error_set(err, ERR_STATE, "not sent, after %d failures in a row",
                          REMOTE_MAX_FAILURES);
-    char *body = remote_request_body(r, request);
-    bool is_chat = json_object_get(request, "messages");
-    int rc = attempt_run(r, body, is_chat, &a, out, err);
-    for (int i = 0; rc != OK && a.is_temporary && i < r->retries; i++) {
-        pause_wait(r, MAX(pause, a.pause));
+    int rc = remote_try(r, request, &attempt, out, err), n = 1;
+    for (; is_temporary(rc, out->status) && n <= r->retries; n++) {
+        pause_wait(r, MAX(pause, out->retry_after));
         if (atomic_load(&r->stopped)) break;
-        rc = attempt_run(r, body, is_chat, &a, out, err);
+        rc = remote_try(r, request, &attempt, out, err);
         pause = MIN(2 * pause, MAX_PAUSE);
     }
+    out->attempts = n;
     outcome_count(r, rc, err);
-    free(body);
     return rc;
 }
 

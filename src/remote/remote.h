@@ -35,7 +35,8 @@ struct remote_reply {
     bool truncated;               /* it reached its limit of tokens */
     int64_t prefilled, generated; /* tokens by the server's count; 0: it reports none */
     int attempts;                 /* requests that were sent */
-    int status; /* HTTP status of the last response; 0: none arrived; not set by remote_generate */
+    int status;                   /* HTTP status of the last response; 0: none arrived */
+    double retry_after;           /* seconds that it asks to wait, at most 60; 0: none */
 };
 /*
  * Generates a reply. `request` has the fields of a chat completion ("messages" …) or of a

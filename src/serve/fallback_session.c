@@ -337,14 +337,9 @@ static void out_add(struct session *d, struct buf *bytes, bool done) {
 static void out_fail(struct session *d, const struct link_reply *r, const struct error *err) {
     bool events = is_type(r, "text/event-stream");
     struct buf event = {0};
-    json_t *v = api_error_json(err, !events);
-    char *text = json_dumps(v, JSON_COMPACT);
-    CHECK(text);
-    buf_printf(&event, events ? "data: %s\n\n" : "%s\n", text);
+    (events ? sse_add : ndjson_add)(NULL, api_error_json(err, !events), &event);
     out_add(d, &event, true);
     buf_release(&event);
-    free(text);
-    json_decref(v);
 }
 
 /* Passes a stream on until it ends. ERR_STATE: its time is over. */

@@ -944,15 +944,6 @@ int model_ref_read(struct server *s, const json_t *body, struct model_ref *t, st
     return model_ref_resolve(s, model, t, err);
 }
 
-/* Replies with the error and releases t and spec. */
-void generation_fail(struct server *s, struct exchange *x, struct model_ref *t,
-                     struct generation_spec *spec, const struct error *err) {
-    api_fail_error(x, err, spec->bad_field);
-    if (spec->grammar) server_grammar_release(s, spec->grammar);
-    generation_spec_release(spec);
-    model_ref_release(t);
-}
-
 void generation_handle(struct server *s, struct exchange *x, const struct api_dialect *d,
                        const char *prefix,
                        int (*read)(struct server *s, const json_t *body, struct model_ref *t,
@@ -1650,8 +1641,8 @@ static void model_handle(void *ctx, struct exchange *x) {
     const char *id = exchange_wildcard(x);
     struct model_ref t;
     struct error err = {0};
-    if (auto_model_is(s, id) || team_find(s, id, &err) ||
-        (!err.code && agent_find(s, id, &err)) || (!err.code && fallback_is_only(s, id))) {
+    if (auto_model_is(s, id) || team_find(s, id, &err) || (!err.code && agent_find(s, id, &err)) ||
+        (!err.code && fallback_is_only(s, id))) {
         exchange_reply_json(x, 200, model_card(s, id, s->path, s->name, s->started));
         return;
     }

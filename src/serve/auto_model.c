@@ -269,13 +269,6 @@ static void choice_count(struct server *s, const struct model_ref *chosen) {
                1);
 }
 
-/* Replies with the error. */
-static void choice_fail(struct server *s, struct exchange *x, struct model_ref *t,
-                        struct generation_spec *spec, const char *param, const struct error *err) {
-    api_fail_error(x, err, param);
-    generation_args_release(s, t, spec);
-}
-
 static void choose_without_prefill(struct server *s, struct exchange *x,
                                    const struct api_dialect *d, const char *id_prefix,
                                    struct model_ref *t, struct generation_spec *spec) {
@@ -291,7 +284,7 @@ static void choose_without_prefill(struct server *s, struct exchange *x,
     int rc = model_ref_resolve(s, c.names.v[best], t, &err);
     candidates_release(&c);
     if (rc != OK) {
-        choice_fail(s, x, t, spec, NULL, &err);
+        generation_fail(s, x, t, spec, &err);
         return;
     }
     choice_count(s, t);
@@ -368,7 +361,7 @@ static void prefills_finish(void *ctx) {
         generation_start(p->s, p->x, p->dialect, p->id_prefix, &chosen, &p->spec);
     } else {
         prefills_count(p);
-        choice_fail(p->s, p->x, &p->target, &p->spec, NULL, &err);
+        generation_fail(p->s, p->x, &p->target, &p->spec, &err);
     }
     candidates_release(&c);
     prefills_free(p); // not before: a client that disconnects cancels them until the reply starts
@@ -423,7 +416,7 @@ static void prefills_start(struct prefills *p) {
     struct error err;
     for (int i = 0; i < p->n; i++) calls[i] = &p->requests[i];
     if (batcher_submit_all(p->s->batcher, calls, p->n, &err) != OK) {
-        choice_fail(p->s, p->x, &p->target, &p->spec, NULL, &err);
+        generation_fail(p->s, p->x, &p->target, &p->spec, &err);
         prefills_free(p);
         return;
     }
@@ -451,11 +444,12 @@ void auto_model_start(struct server *s, struct exchange *x, const struct api_dia
                   "the model auto takes one prompt per request, because the prompt chooses the "
                   "adapter; this one has %d",
                   spec->n_prompts);
-        choice_fail(s, x, t, spec, "prompt", &err);
+        spec->bad_field = "prompt";
+        generation_fail(s, x, t, spec, &err);
     } else if (s->auto_model->method != METHOD_LIKELIHOOD) {
         choose_without_prefill(s, x, d, id_prefix, t, spec);
     } else if (prefills_check(s, x, 1 + t->n, spec->prompts->n, &err) != OK) {
-        choice_fail(s, x, t, spec, NULL, &err);
+        generation_fail(s, x, t, spec, &err);
     } else {
         prefills_start(prefills_new(s, x, d, id_prefix, t, spec));
     }

@@ -918,10 +918,17 @@ bool prompt_fits(const struct server *s, const struct generation_spec *spec) {
     return prompts_check(s, spec, &err) == OK;
 }
 
-void generation_args_release(struct server *s, struct model_ref *t, struct generation_spec *spec) {
+static void generation_args_release(struct server *s, struct model_ref *t,
+                                    struct generation_spec *spec) {
     if (spec->grammar) server_grammar_release(s, spec->grammar);
     generation_spec_release(spec);
     model_ref_release(t);
+}
+
+void generation_fail(struct server *s, struct exchange *x, struct model_ref *t,
+                     struct generation_spec *spec, const struct error *err) {
+    api_fail_error(x, err, spec->bad_field);
+    generation_args_release(s, t, spec);
 }
 
 /* If an A/B test runs on the target's adapter, replaces the adapter by the assigned one and names

@@ -80,7 +80,7 @@ struct generation_spec {
     json_t *extra;          /* private to the dialect */
     struct exchange *x;     /* the waiting client's exchange, or NULL; borrowed */
     double render_deadline; /* clock_now after which rendering the prompts fails; 0: not begun */
-    const char *bad_field;  /* the field that a parse error is about, or NULL */
+    const char *bad_field;  /* the field that an error is about, or NULL */
 };
 
 /* Output of an async worker, a thread that writes the completion of a team or an agent. The lock
@@ -186,8 +186,9 @@ struct generation {
 void generation_start(struct server *s, struct exchange *x, const struct api_dialect *d,
                       const char *id_prefix, struct model_ref *t, struct generation_spec *spec);
 void generation_spec_release(struct generation_spec *spec);
-/* Releases what generation_start takes over. */
-void generation_args_release(struct server *s, struct model_ref *t, struct generation_spec *spec);
+/* Replies with the error, about the field spec->bad_field, and releases t and spec. */
+void generation_fail(struct server *s, struct exchange *x, struct model_ref *t,
+                     struct generation_spec *spec, const struct error *err);
 /* Adds the choice of the model auto to a reply: {"shoal": {"router": …}}; other replies do not
  * change. */
 void router_report_add(const struct generation *g, json_t *reply);
@@ -303,9 +304,6 @@ int32_t reply_max_tokens(const struct server *s, const struct generation_spec *s
                          int32_t n_prompt);
 /* Whether every prompt fits into the context with one token of a reply. */
 bool prompt_fits(const struct server *s, const struct generation_spec *spec);
-/* Replies with the error and releases t and spec. */
-void generation_fail(struct server *s, struct exchange *x, struct model_ref *t,
-                     struct generation_spec *spec, const struct error *err);
 /* Parses the exchange's body with `read`, then starts the generation or replies with an error. */
 void generation_handle(struct server *s, struct exchange *x, const struct api_dialect *d,
                        const char *prefix,

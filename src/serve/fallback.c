@@ -112,7 +112,6 @@ static int remote_link_open(struct fallback_link *l, struct error *err) {
     log_info("fallback '%s': the link '%s' sends requests to %s", l->chain->name, o->name,
              remote_url(l->remote));
     CHECK(pthread_create(&l->thread, NULL, probe_thread, l) == 0);
-    l->has_thread = true;
     return OK;
 }
 
@@ -156,10 +155,7 @@ static int link_open(struct server *s, struct fallback_chain *c, int i, struct e
 }
 
 static int name_check(const struct fallbacks *f, const char *name, struct error *err) {
-    size_t n = strlen(name);
-    bool valid = n && n <= FALLBACK_MAX_NAME;
-    for (const char *p = name; *p; p++) valid &= *p > ' ' && *p <= '~' && !strchr("\"\\", *p);
-    if (!valid)
+    if (!fallback_name_is_valid(name))
         return error_set(err, ERR_USAGE,
                          "the name of a chain has 1 to %d characters of ASCII without blanks, '\"' "
                          "and '\\'",
@@ -205,7 +201,7 @@ static void link_close(struct fallback_link *l) {
     pthread_mutex_lock(&l->lock);
     pthread_cond_signal(&l->changed);
     pthread_mutex_unlock(&l->lock);
-    if (l->has_thread) pthread_join(l->thread, NULL);
+    if (l->remote) pthread_join(l->thread, NULL);
     remote_close(l->remote);
     pthread_cond_destroy(&l->changed);
     pthread_mutex_destroy(&l->lock);

@@ -49,6 +49,8 @@ int fallback_settings_read(struct fallback_settings *s, const char *path, struct
 int fallback_settings_parse(struct fallback_settings *s, const char *text, size_t len,
                             const char *path, struct error *err);
 void fallback_settings_release(struct fallback_settings *s); /* harmless after an error */
+/* Whether a chain or a link may have the name, which is in headers and labels. */
+bool fallback_name_is_valid(const char *name);
 
 /* chains (fallback.c) */
 
@@ -62,8 +64,7 @@ struct fallback_link {
     pthread_cond_t changed; /* the circuit has opened, or the server ends */
     struct circuit circuit;
     atomic_bool quit; /* ends the thread of the probes, and a probe that runs */
-    bool has_thread;
-    pthread_t thread;
+    pthread_t thread; /* of the probes, if there is a remote server */
 };
 struct fallback_chain {
     char *name;
@@ -78,8 +79,8 @@ struct fallbacks {
 /* The result of asking a link's circuit to admit a request. */
 enum link_permit { LINK_REFUSED, LINK_ADMITTED, LINK_PROBE };
 enum link_permit fallback_link_ask(struct fallback_link *l);
-/* Reports the result of an admitted request; `why` is logged if the circuit opens. A fixed reply has
- * no circuit, and is always admitted. */
+/* Reports the result of an admitted request; `why` is logged if the circuit opens. A fixed reply
+ * has no circuit, and is always admitted. */
 enum link_result { LINK_ANSWERED, LINK_FAILED, LINK_NO_RESULT };
 void fallback_link_report(struct fallback_link *l, enum link_permit permit, enum link_result result,
                           const char *why);

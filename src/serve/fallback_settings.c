@@ -54,8 +54,7 @@ static int kind_check(const struct fallback_link_settings *l, struct error *err)
     return OK;
 }
 
-/* Names are in headers and labels. */
-static bool name_is_valid(const char *name) {
+bool fallback_name_is_valid(const char *name) {
     size_t n = strlen(name);
     for (const char *p = name; *p; p++)
         if (*p <= ' ' || *p > '~' || strchr("\"\\", *p)) return false;
@@ -65,7 +64,7 @@ static bool name_is_valid(const char *name) {
 static int name_set(const struct fallback_settings *s, struct fallback_link_settings *l,
                     struct error *err) {
     if (!l->name) l->name = xstrdup(l->reply ? "reply" : l->model);
-    if (!name_is_valid(l->name))
+    if (!fallback_name_is_valid(l->name))
         return error_set(err, ERR_FORMAT,
                          "the 'name' of a link has 1 to %d characters of ASCII without blanks, "
                          "'\"' and '\\'",

@@ -269,9 +269,7 @@ static void reply_annotate(struct session *d, const struct fallback_link *l, str
     json_t *v;
     if (request_memory_reserve(d->s, d->x, bytes, &err) != OK || !(v = object_parse(r, &from, &to)))
         return;
-    json_t *extension = json_object_get(v, "shoal");
-    if (!extension) json_object_set_new(v, "shoal", extension = json_object());
-    json_object_set_new(extension, "fallback",
+    json_object_set_new(reply_extension(v), "fallback",
                         json_pack("{s:s,s:s,s:O}", "model", d->c->name, "link", l->settings->name,
                                   "failed", d->failed));
     // the precisions of the writers, so that numbers keep their digits

@@ -590,11 +590,14 @@ static bool reply_failed(const struct generation *g, struct error *err) {
     return true;
 }
 
-void router_report_add(const struct generation *g, json_t *reply) {
+json_t *reply_extension(json_t *reply) {
     json_t *extension = json_object_get(reply, "shoal");
-    if (!g->spec.router) return;
     if (!extension) json_object_set_new(reply, "shoal", extension = json_object());
-    json_object_set(extension, "router", g->spec.router);
+    return extension;
+}
+
+void router_report_add(const struct generation *g, json_t *reply) {
+    if (g->spec.router) json_object_set(reply_extension(reply), "router", g->spec.router);
 }
 
 /* Replaces the output after `from` by an error event. */

@@ -189,6 +189,8 @@ void generation_spec_release(struct generation_spec *spec);
 /* Replies with the error, about the field spec->bad_field, and releases t and spec. */
 void generation_fail(struct server *s, struct exchange *x, struct model_ref *t,
                      struct generation_spec *spec, const struct error *err);
+/* The member "shoal" of a reply, which is added if it is missing; borrowed. */
+json_t *reply_extension(json_t *reply);
 /* Adds the choice of the model auto to a reply: {"shoal": {"router": …}}; other replies do not
  * change. */
 void router_report_add(const struct generation *g, json_t *reply);

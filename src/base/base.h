@@ -731,6 +731,8 @@ int yaml_load_functions(struct yaml *y, const char *path, struct error *err);
 /* Parses a text; `path` names it in errors. */
 int yaml_parse(struct yaml *y, const char *path, const char *text, size_t len, struct error *err);
 int yaml_line(const struct yaml *y, const char *key_path); /* 0 when unknown */
+/* Puts the file and the line of a key, or 1, before the message; returns err->code. */
+int yaml_error_wrap(const struct yaml *y, const char *key_path, struct error *err);
 /* The mapping `root`, which is at key_path in the document, as a separate document, which borrows
  * path and root. The caller calls json_decref on its `lines`. */
 struct yaml yaml_subtree(const struct yaml *y, json_t *root, const char *key_path);

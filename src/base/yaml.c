@@ -336,6 +336,10 @@ int yaml_line(const struct yaml *y, const char *key_path) {
     return (int)json_integer_value(json_object_get(y->lines, key_path));
 }
 
+int yaml_error_wrap(const struct yaml *y, const char *key_path, struct error *err) {
+    return error_wrap(err, "'%s', line %d", y->path, MAX(yaml_line(y, key_path), 1));
+}
+
 struct yaml yaml_subtree(const struct yaml *y, json_t *root, const char *key_path) {
     struct yaml part = {y->path, root, json_object()};
     size_t n = strlen(key_path);

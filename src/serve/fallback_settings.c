@@ -31,11 +31,6 @@ static const struct option_row link_rows[] = {
 /* The default for a remote link. A whole reply of a local model can take as long as the chain. */
 #define REMOTE_SECONDS 60.0
 
-/* Adds file and line to the error; returns its code. */
-static int error_add_location(const struct yaml *y, const char *key_path, struct error *err) {
-    return error_wrap(err, "'%s', line %d", y->path, MAX(yaml_line(y, key_path), 1));
-}
-
 /* links */
 
 /* A link must be of one of the three kinds. */
@@ -81,17 +76,17 @@ static int link_read(struct fallback_settings *s, const struct yaml *y, int i, s
     snprintf(key_path, sizeof key_path, "links.%d", i);
     if (!json_is_object(root)) {
         error_set(err, ERR_FORMAT, "a link is a mapping such as 'model: NAME'");
-        return error_add_location(y, key_path, err);
+        return yaml_error_wrap(y, key_path, err);
     }
     struct fallback_link_settings l;
     struct yaml part = yaml_subtree(y, root, key_path);
     options_default(link_rows, &l);
     int rc = options_from_yaml(link_rows, &l, &part, NULL, err);
     if (rc == OK && (kind_check(&l, err) != OK || name_set(s, &l, err) != OK))
-        rc = error_add_location(y, key_path, err);
+        rc = yaml_error_wrap(y, key_path, err);
     if (rc == OK && i > 0 && s->links[i - 1].reply) {
         error_set(err, ERR_FORMAT, "no link can follow 'reply', which always answers");
-        rc = error_add_location(y, key_path, err);
+        rc = yaml_error_wrap(y, key_path, err);
     }
     if (rc == OK && l.timeout == 0) l.timeout = l.url ? REMOTE_SECONDS : s->timeout;
     if (rc == OK)
@@ -107,7 +102,7 @@ static int links_read(struct fallback_settings *s, const struct yaml *y, struct 
     if (n < 1 || n > FALLBACK_MAX_LINKS) {
         error_set(err, ERR_FORMAT, "a list of 1 to %d links is expected in 'links'",
                   FALLBACK_MAX_LINKS);
-        return error_add_location(y, "links", err);
+        return yaml_error_wrap(y, "links", err);
     }
     s->links = xcalloc((size_t)n, sizeof *s->links);
     for (int i = 0; rc == OK && i < n; i++) rc = link_read(s, y, i, err);
@@ -119,7 +114,7 @@ static int links_read(struct fallback_settings *s, const struct yaml *y, struct 
 static int document_read(struct fallback_settings *s, const struct yaml *y, struct error *err) {
     if (!json_is_object(y->root)) {
         error_set(err, ERR_FORMAT, "a fallback chain is a mapping with 'links'");
-        return error_add_location(y, "", err);
+        return yaml_error_wrap(y, "", err);
     }
     struct yaml top = {y->path, json_copy(y->root), y->lines};
     json_object_del(top.root, "links");

@@ -50,15 +50,10 @@ static const struct option_row member_rows[] = {
 };
 #undef ROW
 
-/* Adds file and line to the error; returns its code. */
-static int error_add_location(const struct yaml *y, const char *key_path, struct error *err) {
-    return error_wrap(err, "'%s', line %d", y->path, MAX(yaml_line(y, key_path), 1));
-}
-
 static int format_error(const struct yaml *y, const char *key_path, const char *what,
                         const char *subject, struct error *err) {
     error_set(err, ERR_FORMAT, "%s '%s'", what, subject);
-    return error_add_location(y, key_path, err);
+    return yaml_error_wrap(y, key_path, err);
 }
 
 /* A copy of the text that the team owns; NULL for NULL. */
@@ -135,7 +130,7 @@ static int terms_read(struct team *t, const struct yaml *y, const char *key_path
     if (terms->n < 1 || terms->n > ENGINE_MIX_MAX) {
         error_set(err, ERR_FORMAT, "an adapter, or a mix of at most %d, is expected at '%s'",
                   ENGINE_MIX_MAX, key_path);
-        return error_add_location(y, key_path, err);
+        return yaml_error_wrap(y, key_path, err);
     }
     for (int i = 0; rc == OK && i < terms->n; i++) {
         rc = term_read(t, y, key_path, terms->v[i], err);
@@ -179,7 +174,7 @@ static int agents_read(struct team *t, const struct yaml *y, struct error *err) 
     int n = (int)json_array_size(list), rc = OK;
     if (n < 1 || n > TEAM_MAX) {
         error_set(err, ERR_FORMAT, "a list of 1 to %d agents is expected in 'agents'", TEAM_MAX);
-        return error_add_location(y, "agents", err);
+        return yaml_error_wrap(y, "agents", err);
     }
     for (int i = 0; rc == OK && i < n; i++) rc = agent_read(t, y, i, err);
     return rc;
@@ -202,7 +197,7 @@ static int top_level_read(struct team *t, const struct yaml *y, const struct tea
                                                   : path_relative_to(y->path, o->protocol);
     struct workflow *w = workflow_open(path, err);
     free(path);
-    if (!w) return error_add_location(y, "protocol", err);
+    if (!w) return yaml_error_wrap(y, "protocol", err);
     team_set_workflow(t, w);
     const char *file = path_name(y->path);
     t->name = o->name ? xstrdup(o->name) : strndup(file, strcspn(file, "."));
@@ -212,7 +207,7 @@ static int top_level_read(struct team *t, const struct yaml *y, const struct tea
     t->options.max_tokens = (int32_t)o->max_tokens;
     if (o->rounds) t->options.rounds = (int)o->rounds;
     if (o->vote && !(t->options.vote = vote_parse(o->vote, err)))
-        return error_add_location(y, "vote", err);
+        return yaml_error_wrap(y, "vote", err);
     return OK;
 }
 
@@ -244,7 +239,7 @@ static int router_open(struct team *t, const struct yaml *y, const struct team_d
     t->router = router_read(path, err);
     int rc = t->router ? router_check(t, t->router, path, err) : err->code;
     free(path);
-    if (rc != OK) return error_add_location(y, "router", err);
+    if (rc != OK) return yaml_error_wrap(y, "router", err);
     t->options.router = t->router;
     t->options.rounds = 1;
     return OK;

@@ -60,7 +60,7 @@ def chat(s, question, name="auto", **more):
 
 def content(v):
     """What the reply by the chosen name must equal."""
-    return [v["model"], v["system_fingerprint"], [{k: x for k, x in c.items()} for c in v["choices"]]]
+    return [v["model"], v["system_fingerprint"], v["choices"]]
 
 
 def scores(s, question):

@@ -10,18 +10,15 @@ tmp=$(mktemp -d) || exit 1
 trap 'rm -rf "$tmp"' EXIT
 export SHOAL_CONFIG='' HOME="$tmp"
 SHOAL=${SHOAL:-build/shoal} TMP_DIR=$tmp python3 - <<'END'
-import atexit, http.client, http.server, json, os, subprocess, sys, threading, time, traceback, urllib.parse
+import http.client, http.server, json, os, subprocess, sys, threading, time, traceback, urllib.parse
 
-shoal, tmp, model = os.path.realpath(os.environ["SHOAL"]), os.environ["TMP_DIR"], os.path.realpath("test/models/fry-1")
+sys.path.insert(0, "test/api")
+import server
+from server import check, failed
+
+shoal, tmp, model = server.SHOAL, server.TMP, "test/models/fry-1"
 KEY = "sk-secret-0123456789"
 N = 20
-failed = []
-
-
-def check(name, good, why=""):
-    print(f"ok {name}" if good else f"not ok {name}: {str(why)[:800]}", flush=True)
-    if not good:
-        failed.append(name)
 
 
 def write(name, text):
@@ -65,13 +62,6 @@ def samples():
 
 # this program's server
 
-def own_server():
-    p = subprocess.Popen([shoal, "serve", model, "--json", "--quiet", "--exact", "--port", "0", "--state", f"{tmp}/state"],
-                         stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
-    atexit.register(p.kill)
-    return json.loads(p.stdout.readline())["listening"].rstrip("/")
-
-
 def chat_right(url, name):
     """Right answers of the server in a chat, counted here."""
     c, right = http.client.HTTPConnection(urllib.parse.urlparse(url).netloc, timeout=60), 0
@@ -84,7 +74,7 @@ def chat_right(url, name):
 
 
 def test_own_server():
-    url = own_server()
+    url = f"http://{server.Server('state', model, '--exact').address}"
     recipe("many", 200, grader="number", stop="[]")
     code, row, out, err = evaluate(url, "--remote-api", "completions", "--remote-requests", "8", task="many.yaml", key=False)
     base, remote = samples()
@@ -206,10 +196,10 @@ def hostile_server():
         def handle_error(self, request, client_address):
             pass  # a client that has given up
 
-    server = Server(("127.0.0.1", 0), Hostile)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    return f"http://127.0.0.1:{server.server_address[1]}"
+    hostile = Server(("127.0.0.1", 0), Hostile)
+    hostile.daemon_threads = True
+    threading.Thread(target=hostile.serve_forever, daemon=True).start()
+    return f"http://127.0.0.1:{hostile.server_address[1]}"
 
 
 def test_requests(url):

@@ -472,11 +472,8 @@ static void night_run(struct server *s, int64_t at) {
  * ends. */
 static bool schedule_wait(struct sleep_schedule *t) {
     enum { SLICE_SECONDS = 5 };
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    until.tv_sec += SLICE_SECONDS;
     pthread_mutex_lock(&t->lock);
-    if (!t->stop) pthread_cond_timedwait(&t->stopped, &t->lock, &until);
+    if (!t->stop) condition_wait_until(&t->stopped, &t->lock, clock_now() + SLICE_SECONDS);
     const bool stop = t->stop;
     pthread_mutex_unlock(&t->lock);
     return !stop;
@@ -505,15 +502,11 @@ static void exports_delete(struct server *s) {
 }
 
 static int module_open(struct server *s, struct error *err) {
-    pthread_condattr_t monotonic;
     exports_delete(s);
     if (!s->options->sleep_at) return OK;
     struct sleep_schedule *t = s->sleep_schedule = xcalloc(1, sizeof *t);
     t->s = s;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&t->stopped, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    pthread_cond_init(&t->stopped, NULL);
     pthread_mutex_init(&t->lock, NULL);
     if (pthread_create(&t->thread, NULL, schedule_main, t) == 0) return OK;
     free(t);

@@ -15,6 +15,7 @@
 #define SHOAL_BASE_H
 
 #include <jansson.h>
+#include <pthread.h>
 #include <stdarg.h>
 #include <stdbool.h>
 #include <stddef.h>
@@ -331,6 +332,10 @@ int cpu_count(void); /* the processors that this process may use */
  * another thread that wakes up does not wait for the end of a long slice. Kernels before Linux 6.12
  * ignore the requested slice. */
 void thread_lower_priority(int nice);
+
+/* As pthread_cond_wait, but waits at most until the time `end` of clock_now; then it returns false.
+ */
+bool condition_wait_until(pthread_cond_t *c, pthread_mutex_t *lock, double end);
 
 /*
  * yield: background work that yields to other work of the process, the foreground.

@@ -89,13 +89,10 @@ double yield_task_delay(struct yield_task *t) {
 
 /* Waits for a change, at most `seconds`. The lock is held. */
 static void change_wait(struct yield *y, double seconds) {
-    if (seconds == INFINITY) {
+    if (seconds == INFINITY)
         pthread_cond_wait(&y->changed, &y->lock);
-        return;
-    }
-    double until = clock_now() + seconds;
-    const struct timespec t = {(time_t)until, (long)((until - (double)(time_t)until) * 1e9)};
-    pthread_cond_clockwait(&y->changed, &y->lock, CLOCK_MONOTONIC, &t);
+    else
+        condition_wait_until(&y->changed, &y->lock, clock_now() + seconds);
 }
 
 void yield_task_wait(void *task) {

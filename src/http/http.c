@@ -31,7 +31,6 @@
 #include <dlfcn.h>
 #include <errno.h>
 #include <malloc.h>
-#include <math.h>
 #include <microhttpd.h>
 #include <netdb.h>
 #include <poll.h>
@@ -1608,15 +1607,11 @@ static int daemon_start(struct http *h, struct error *err) {
 }
 
 static void http_init(struct http *h) {
-    pthread_condattr_t monotonic;
     pthread_mutex_init(&h->lock, NULL);
     pthread_cond_init(&h->work_ready, NULL);
     pthread_cond_init(&h->own_thread_pool.work_ready, NULL);
     pthread_cond_init(&h->large_pool.work_ready, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&h->ended, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    pthread_cond_init(&h->ended, NULL);
     h->limits = client_limits_new();
     if (gethostname(h->machine, sizeof h->machine - 1) != 0) h->machine[0] = 0;
 }
@@ -1665,12 +1660,8 @@ struct client_limits *http_limits(struct http *h) {
 }
 
 static void exchanges_wait(struct http *h, double seconds) {
-    struct timespec until;
-    clock_gettime(CLOCK_MONOTONIC, &until);
-    double nanoseconds = (double)until.tv_nsec + (seconds - floor(seconds)) * 1e9;
-    until.tv_sec += (time_t)seconds + (nanoseconds >= 1e9);
-    until.tv_nsec = (long)fmod(nanoseconds, 1e9);
-    while (h->n_exchanges && pthread_cond_timedwait(&h->ended, &h->lock, &until) == 0) {}
+    double end = clock_now() + seconds;
+    while (h->n_exchanges && condition_wait_until(&h->ended, &h->lock, end)) continue;
 }
 
 void http_drain(struct http *h) {

@@ -303,13 +303,8 @@ static void *alerts_thread(void *ctx) {
             pthread_mutex_lock(&a->lock);
         }
         if (a->quit || send_message(a)) continue;
-        struct timespec until;
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        double wait = fmax(0.01, fmin(1, due - clock_now()));
-        int64_t ns = until.tv_nsec + (int64_t)(wait * 1e9);
-        until.tv_sec += ns / 1000000000;
-        until.tv_nsec = ns % 1000000000;
-        pthread_cond_clockwait(&a->stop, &a->lock, CLOCK_MONOTONIC, &until);
+        double now = clock_now(), wait = fmax(0.01, fmin(1, due - now));
+        condition_wait_until(&a->stop, &a->lock, now + wait);
     }
     pthread_mutex_unlock(&a->lock);
     return NULL;

@@ -773,13 +773,10 @@ int keys_sync(struct keys *k, struct error *err) {
 static void *sync_thread_main(void *arg) {
     struct keys *k = arg;
     struct error err, last_logged = {0};
-    struct timespec wake_time;
     pthread_mutex_lock(&k->table_lock);
     while (!k->stopping) {
-        clock_gettime(CLOCK_MONOTONIC, &wake_time);
-        wake_time.tv_sec++;
-        while (!k->stopping && pthread_cond_timedwait(&k->stop, &k->table_lock, &wake_time) == 0)
-            continue;
+        double wake_time = clock_now() + 1;
+        while (!k->stopping && condition_wait_until(&k->stop, &k->table_lock, wake_time)) continue;
         if (k->stopping) break;
         pthread_mutex_unlock(&k->table_lock);
         err = (struct error){0};
@@ -793,14 +790,10 @@ static void *sync_thread_main(void *arg) {
 }
 
 static void keys_init(struct keys *k) {
-    pthread_condattr_t monotonic;
     CHECK(sodium_init() >= 0);
     pthread_mutex_init(&k->store_lock, NULL);
     pthread_mutex_init(&k->table_lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&k->stop, &monotonic);
-    pthread_condattr_destroy(&monotonic);
+    pthread_cond_init(&k->stop, NULL);
 }
 
 static void keys_free(struct keys *k) {

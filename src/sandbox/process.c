@@ -427,7 +427,6 @@ static int supervisor_start(struct sandbox *s, struct error *err) {
 
 static struct sandbox *sandbox_new(const struct sandbox_limits *l, bool strict) {
     struct sandbox *s = xcalloc(1, sizeof *s);
-    pthread_condattr_t attr;
     s->limits = sandbox_limits_with_defaults(l);
     s->strict = strict;
     s->mapped = geteuid() == 0;
@@ -436,10 +435,7 @@ static struct sandbox *sandbox_new(const struct sandbox_limits *l, bool strict) 
     s->start_time = clock_now();
     s->deadline = s->start_time + s->limits.seconds;
     pthread_mutex_init(&s->lock, NULL);
-    pthread_condattr_init(&attr);
-    pthread_condattr_setclock(&attr, CLOCK_MONOTONIC);
-    pthread_cond_init(&s->changed, &attr);
-    pthread_condattr_destroy(&attr);
+    pthread_cond_init(&s->changed, NULL);
     return s;
 }
 
@@ -538,8 +534,7 @@ ssize_t sandbox_read(struct sandbox *s, void *p, size_t n, double seconds, struc
 /* Whether the command has ended, waiting at most `seconds`; the caller holds the lock. */
 static bool ended_within(struct sandbox *s, double seconds) {
     double deadline = clock_now() + MIN(seconds, 1e9);
-    struct timespec at = {.tv_sec = (time_t)deadline, .tv_nsec = (long)(fmod(deadline, 1) * 1e9)};
-    while (!s->ended && pthread_cond_timedwait(&s->changed, &s->lock, &at) != ETIMEDOUT) continue;
+    while (!s->ended && condition_wait_until(&s->changed, &s->lock, deadline)) continue;
     return s->ended;
 }
 

@@ -306,8 +306,7 @@ static void *pool_thread(void *ctx) {
     double next = clock_now();
     pthread_mutex_lock(&p->lock);
     while (!p->quit) {
-        struct timespec t = {(time_t)next, (long)((next - (double)(time_t)next) * 1e9)};
-        while (!p->has_news && pthread_cond_timedwait(&p->news, &p->lock, &t) == 0) continue;
+        while (!p->has_news && condition_wait_until(&p->news, &p->lock, next)) continue;
         p->has_news = false;
         next = pool_update(p);
     }
@@ -545,11 +544,8 @@ static int name_check_free(const struct base_pool *p, const struct server *s, st
 }
 
 static void locks_init(struct base_pool *p) {
-    pthread_condattr_t monotonic;
     pthread_mutex_init(&p->lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&p->news, &monotonic);
+    pthread_cond_init(&p->news, NULL);
 }
 
 struct base_pool *base_pool_new(struct server *front, struct error *err) {

@@ -258,10 +258,9 @@ static int requests_notify(struct batcher *b) {
  * have ended, for at most 1/32 of a step. */
 static void resubmit_wait(struct batcher *b, int ended) {
     double until = clock_now() + b->step_seconds / 32;
-    struct timespec t = {(time_t)until, (long)((until - (double)(time_t)until) * 1e9)};
     pthread_mutex_lock(&b->lock);
     while (!b->quit && b->n_interactive + b->background.n < ended &&
-           pthread_cond_timedwait(&b->work_ready, &b->lock, &t) == 0)
+           condition_wait_until(&b->work_ready, &b->lock, until))
         ;
     pthread_mutex_unlock(&b->lock);
 }
@@ -385,10 +384,7 @@ struct batcher *batcher_new(struct engine *e, int max_waiting) {
                           .prompt_rows = MIN(PROMPT_ROWS_START, engine_max_rows(e))};
     b->in_engine = xcalloc((size_t)b->max_running, sizeof *b->in_engine);
     pthread_mutex_init(&b->lock, NULL);
-    pthread_condattr_t monotonic;
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&b->work_ready, &monotonic);
+    pthread_cond_init(&b->work_ready, NULL);
     pthread_cond_init(&b->embed_done, NULL);
     pthread_cond_init(&b->embed_drained, NULL);
     struct engine_stats s = engine_stats(e);
@@ -471,12 +467,7 @@ static void requests_wait(struct batcher *b, struct waiter *w, struct batcher_re
     bool stopped = false;
     pthread_mutex_lock(&w->lock);
     while (w->left > 0) {
-        struct timespec until;
-        clock_gettime(CLOCK_MONOTONIC, &until);
-        until.tv_nsec += 200000000;
-        until.tv_sec += until.tv_nsec / 1000000000;
-        until.tv_nsec %= 1000000000;
-        pthread_cond_clockwait(&w->done, &w->lock, CLOCK_MONOTONIC, &until);
+        condition_wait_until(&w->done, &w->lock, clock_now() + 0.2);
         if (stopped || !stop || !__atomic_load_n(stop, __ATOMIC_ACQUIRE)) continue;
         stopped = true;
         pthread_mutex_unlock(&w->lock);

@@ -67,9 +67,8 @@ void fallback_link_report(struct fallback_link *l, enum link_permit permit, enum
 
 /* Waits for an event of the link, at most until the time `end`; 0: no limit. The lock is held. */
 static void link_wait(struct fallback_link *l, double end) {
-    struct timespec t = {(time_t)end, (long)((end - (double)(time_t)end) * 1e9)};
     if (end > 0)
-        pthread_cond_timedwait(&l->changed, &l->lock, &t);
+        condition_wait_until(&l->changed, &l->lock, end);
     else
         pthread_cond_wait(&l->changed, &l->lock);
 }
@@ -136,7 +135,6 @@ static void local_link_check(struct server *s, const struct fallback_link *l) {
 static int link_open(struct server *s, struct fallback_chain *c, int i, struct error *err) {
     struct fallback_link *l = &c->links[i];
     const struct fallback_link_settings *o = &c->settings.links[i];
-    pthread_condattr_t monotonic;
     *l = (struct fallback_link){
         .chain = c,
         .settings = o,
@@ -145,9 +143,7 @@ static int link_open(struct server *s, struct fallback_chain *c, int i, struct e
         .state = metric_get(s->metrics, METRIC_FALLBACK_CIRCUIT, c->name, o->name),
         .circuit = {.failure_threshold = (int)o->failure_threshold, .cooldown = o->cooldown}};
     pthread_mutex_init(&l->lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&l->changed, &monotonic);
+    pthread_cond_init(&l->changed, NULL);
     state_show(l);
     if (o->url) return remote_link_open(l, err);
     if (!o->reply) local_link_check(s, l);

@@ -92,10 +92,8 @@ static bool is_stopped(struct session *d) {
 /* Waits until the part has news. False: at the time `end`, or when the client has
  * disconnected. */
 static bool session_wait(struct session *d, double end) {
-    const struct timespec t = {(time_t)end, (long)((end - (double)(time_t)end) * 1e9)};
     pthread_mutex_lock(&d->lock);
-    while (!d->woken && !d->stop && clock_now() < end)
-        pthread_cond_timedwait(&d->news, &d->lock, &t);
+    while (!d->woken && !d->stop && condition_wait_until(&d->news, &d->lock, end)) continue;
     bool woken = d->woken && !d->stop;
     d->woken = false;
     pthread_mutex_unlock(&d->lock);
@@ -320,10 +318,10 @@ static void out_close(void *ctx, bool finished) {
 
 /* Adds bytes to the stream of x, and waits while its client has to take the earlier ones. */
 static void out_add(struct session *d, struct buf *bytes, bool done) {
-    const struct timespec t = {(time_t)d->deadline, 0};
     pthread_mutex_lock(&d->lock);
-    while (d->out.len > OUT_MOST && !d->stop && clock_now() < (double)t.tv_sec)
-        pthread_cond_timedwait(&d->news, &d->lock, &t);
+    while (d->out.len > OUT_MOST && !d->stop &&
+           condition_wait_until(&d->news, &d->lock, d->deadline))
+        continue;
     buf_add(&d->out, bytes->data, bytes->len);
     d->done = done;
     pthread_mutex_unlock(&d->lock);
@@ -496,7 +494,6 @@ static void session_refuse(struct fallbacks *all, struct exchange *x, json_t *bo
 static struct session *session_new(struct server *s, struct exchange *x, struct fallback_chain *c,
                                    json_t *body) {
     struct session *d = xcalloc(1, sizeof *d);
-    pthread_condattr_t monotonic;
     *d = (struct session){.s = s,
                           .x = exchange_retain(x),
                           .c = c,
@@ -505,9 +502,7 @@ static struct session *session_new(struct server *s, struct exchange *x, struct 
                           .deadline = clock_now() + c->settings.timeout,
                           .refs = 1};
     pthread_mutex_init(&d->lock, NULL);
-    pthread_condattr_init(&monotonic);
-    pthread_condattr_setclock(&monotonic, CLOCK_MONOTONIC);
-    pthread_cond_init(&d->news, &monotonic);
+    pthread_cond_init(&d->news, NULL);
     return d;
 }
 

@@ -324,8 +324,9 @@ struct pool *pool_new(int n_threads); /* threads with the caller, at most 1024; 
 void pool_free(struct pool *p);
 int pool_size(const struct pool *p); /* NULL counts as a pool of one */
 void pool_run(struct pool *p, pool_fn fn, void *ctx, int64_t n, int64_t grain);
-/* `gate` (NULL: none) is called by the caller of pool_run and by the workers before each chunk, and
- * may block; chunks are then as small as `grain` allows. Call this while the pool does not run. */
+/* `gate` is called by the caller of pool_run and by the workers before each chunk, and may block;
+ * chunks are then as small as `grain` allows. Call this before the first pool_run: a worker may
+ * still come to the gate when pool_run has returned. ctx must be valid until pool_free. */
 void pool_set_gate(struct pool *p, void (*gate)(void *ctx), void *ctx);
 int cpu_count(void); /* the processors that this process may use */
 /* Lowers the calling thread's priority by `nice` and requests short time slices for it, so that

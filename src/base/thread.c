@@ -49,7 +49,7 @@ struct pool {
     pool_fn fn;
     void *ctx;
     int64_t n, grain;        /* a unit is `grain` items, the last one may be less */
-    void (*gate)(void *ctx); /* NULL: none */
+    void (*gate)(void *ctx); /* NULL: none; it does not change after the first job */
     void *gate_ctx;
     atomic_bool stop;
     atomic_bool running;
@@ -186,7 +186,7 @@ int pool_size(const struct pool *p) {
 }
 
 void pool_set_gate(struct pool *p, void (*gate)(void *ctx), void *ctx) {
-    CHECK(!atomic_load(&p->running));
+    CHECK(atomic_load(&p->epoch) == 0);
     p->gate = gate;
     p->gate_ctx = ctx;
 }

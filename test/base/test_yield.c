@@ -164,8 +164,8 @@ static void work_items(void *ctx, int64_t begin, int64_t end, int thread) {
 static void test_gate(void **state) {
     (void)state;
     for (int threads = 1; threads <= 3; threads++) {
-        struct pool *pool = pool_new(threads);
         for (int n = 1; n <= 100; n += 9) {
+            struct pool *pool = pool_new(threads);
             struct work w = {0};
             pool_set_gate(pool, gate_count, &w);
             pool_run(pool, work_items, &w, n, 8);
@@ -174,9 +174,8 @@ static void test_gate(void **state) {
             assert_true(atomic_load(&w.passed) >= chunks);
             assert_true(w.largest <= 8);
             for (int i = 0; i < n; i++) assert_true(w.out[i] == (double)i);
-            pool_set_gate(pool, NULL, NULL);
+            pool_free(pool);
         }
-        pool_free(pool);
     }
 }
 

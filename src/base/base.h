@@ -137,6 +137,8 @@ extern int (*path_access_hook)(const char *path, enum path_use use, struct error
 
 /* Closes a descriptor if it is open, and sets it to -1. */
 void fd_close(int *fd);
+/* Writes all bytes, and waits while they do not fit; false: `errno` says why. */
+bool fd_write(int fd, const void *data, size_t n);
 /* Duplicates the descriptors from[0..n) to the numbers 0 to n-1; n is at most 8. For a child
  * between fork and exec: it only makes system calls. Returns false and sets errno on failure. */
 bool fds_remap(const int *from, int n);

@@ -15,6 +15,7 @@
 #include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
+#include <poll.h>
 #include <pthread.h>
 #include <sodium.h>
 #include <stdatomic.h>
@@ -438,6 +439,18 @@ uint64_t hash_fnv1a(const void *p, size_t n) {
 void fd_close(int *fd) {
     if (*fd >= 0) close(*fd);
     *fd = -1;
+}
+
+bool fd_write(int fd, const void *data, size_t n) {
+    const char *p = data;
+    while (n > 0) {
+        ssize_t done = write(fd, p, n);
+        if (done < 0 && errno == EAGAIN) poll(&(struct pollfd){.fd = fd, .events = POLLOUT}, 1, -1);
+        if (done < 0 && errno != EINTR && errno != EAGAIN) return false;
+        p += MAX(done, 0);
+        n -= (size_t)MAX(done, 0);
+    }
+    return true;
 }
 
 /* Duplicates all descriptors to numbers from n on first, because one of them may have a number

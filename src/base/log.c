@@ -14,7 +14,6 @@
 #define _GNU_SOURCE
 #include "base/base.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <limits.h>
 #include <math.h>
@@ -117,17 +116,6 @@ void buf_add_terminal(struct buf *b, const char *text, size_t len) {
 struct terminal_filter {
     struct buf pending;
 };
-
-static bool fd_write(int fd, const char *p, size_t n) {
-    while (n > 0) {
-        ssize_t done = write(fd, p, n);
-        if (done < 0 && errno == EAGAIN) poll(&(struct pollfd){.fd = fd, .events = POLLOUT}, 1, -1);
-        if (done < 0 && errno != EINTR && errno != EAGAIN) return false;
-        p += MAX(done, 0);
-        n -= (size_t)MAX(done, 0);
-    }
-    return true;
-}
 
 static ssize_t filter_write(void *cookie, const char *text, size_t n) {
     struct terminal_filter *f = cookie;

@@ -40,12 +40,7 @@ struct job_thread {
 /* Writes a line; the pipe's reader never closes its end before the thread has ended. */
 static void line_write(int fd, const char *text) {
     char *line = xasprintf("%s\n", text);
-    size_t n = strlen(line), done = 0;
-    while (done < n) {
-        ssize_t m = write(fd, line + done, n - done);
-        if (m < 0 && errno != EINTR) break;
-        done += (size_t)MAX(m, 0);
-    }
+    fd_write(fd, line, strlen(line));
     free(line);
 }
 

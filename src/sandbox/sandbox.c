@@ -4,7 +4,6 @@
 #define _GNU_SOURCE
 #include "sandbox/internal.h"
 
-#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdlib.h>
@@ -118,15 +117,10 @@ int sandbox_program_check(const struct sandbox_spec *s, struct error *err) {
 int memfd_from_bytes(const void *p, size_t size, struct error *err) {
     int fd = memfd_create("shoal", MFD_CLOEXEC);
     if (fd < 0) return error_errno(err, "cannot make a file in memory"), -1;
-    for (size_t n_written = 0; n_written < size;) {
-        ssize_t written = write(fd, (const char *)p + n_written, size - n_written);
-        if (written < 0 && errno == EINTR) continue;
-        if (written <= 0) {
-            error_errno(err, "cannot write a file in memory");
-            close(fd);
-            return -1;
-        }
-        n_written += (size_t)written;
+    if (!fd_write(fd, p, size)) {
+        error_errno(err, "cannot write a file in memory");
+        close(fd);
+        return -1;
     }
     lseek(fd, 0, SEEK_SET);
     return fd;

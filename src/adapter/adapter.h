@@ -378,6 +378,8 @@ struct adapter_pool_stats adapter_pool_stats(struct adapter_pool *p);
  * repairs this. DIR never contains a config and tensors of different versions. A file lock
  * serialises calls for one DIR.
  */
+/* Whether DIR has an adapter: an interrupted replacement may have left none. */
+bool adapter_exists(const char *dir);
 /* Makes `a` the current version and keeps the previous content of DIR, even if it was never
  * published. `notes` (object or NULL) is added to version.json. */
 int adapter_publish(const struct adapter *a, const char *dir, const char *base, const json_t *notes,

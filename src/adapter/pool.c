@@ -251,10 +251,10 @@ int adapter_pool_add(struct adapter_pool *p, const char *name, const char *path,
 
 /* 1 when DIR/NAME is a new adapter. A name that cannot be registered is skipped with a warning. */
 static int scan_subdirectory(struct adapter_pool *p, const char *dir, const char *name) {
-    char *path = path_join(dir, name), *config = path_join(path, PEFT_CONFIG_FILE);
+    char *path = path_join(dir, name);
     struct error err;
     int added = 0;
-    if (path_exists(config)) {
+    if (adapter_exists(path)) {
         added = name_check(name, &err);
         pthread_mutex_lock(&p->lock);
         if (added == OK) added = entry_add(p, name, path, &err);
@@ -262,7 +262,6 @@ static int scan_subdirectory(struct adapter_pool *p, const char *dir, const char
         if (added < 0) log_warn("adapter '%s' is skipped: %s", path, err.text);
     }
     free(path);
-    free(config);
     return MAX(added, 0);
 }
 

@@ -373,6 +373,13 @@ int adapter_rollback(const char *dir, const struct model_config *shape, const ch
     return rc;
 }
 
+bool adapter_exists(const char *dir) {
+    char *config = path_join(dir, PEFT_CONFIG_FILE);
+    bool exists = path_exists(config);
+    free(config);
+    return exists;
+}
+
 json_t *adapter_versions(const char *dir, struct error *err) {
     struct versions v;
     char *root = path_join(dir, ".versions");

@@ -122,16 +122,13 @@ static bool is_new_result(struct server *s, const char *id) {
 /* Serves the adapter that a job has written to its option `out`. */
 static void result_publish(struct server *s, const json_t *job) {
     const char *id = json_get_string(job, "id");
-    char *path = xstrdup(json_get_string(json_object_get(job, "options"), "out"));
-    char *config = path_join(path, "adapter_config.json");
-    const char *slash = strrchr(path, '/');
+    const char *path = json_get_string(json_object_get(job, "options"), "out"),
+               *slash = strrchr(path, '/');
     struct error err;
-    if (*path && slash && path_exists(config) && is_new_result(s, id) &&
+    if (slash && adapter_exists(path) && is_new_result(s, id) &&
         (job_adapter_name_check(s, slash + 1, path, jobs_may_replace(s->jobs, id), &err) != OK ||
          server_adapter_load(s, slash + 1, path, true, &err) != OK))
         log_warn("the result of job %s cannot be served: %s", id, err.text);
-    free(config);
-    free(path);
 }
 
 /* Serves the adapters that jobs have written since the last call; each replaces an older one of the

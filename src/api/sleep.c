@@ -55,10 +55,9 @@ static char *export_path(const struct server *s, const char *user) {
 }
 
 static bool has_adapter(const struct server *s, const char *user) {
-    char *config =
-        xasprintf("%s/sleep/%s/adapter/adapter_config.json", s->options->state_dir, user);
-    const bool exists = path_exists(config);
-    free(config);
+    char *dir = adapter_dir(s, user);
+    const bool exists = adapter_exists(dir);
+    free(dir);
     return exists;
 }
 

@@ -139,11 +139,9 @@ static bool is_closing(struct server *s) {
 static void versions_withdraw(const struct live_adapter *v) {
     struct server *s = v->s;
     struct error err;
-    char *config = path_join(v->path, "adapter_config.json");
-    int rc = path_exists(config) ? server_adapter_load(s, v->name, v->path, true, &err)
-                                 : server_adapter_unload(s, v->name, &err);
+    int rc = adapter_exists(v->path) ? server_adapter_load(s, v->name, v->path, true, &err)
+                                     : server_adapter_unload(s, v->name, &err);
     if (rc != OK) log_warn("the versions of '%s' are still served: %s", v->name, err.text);
-    free(config);
 }
 
 int train_job_run(void *ctx, const struct job_run *r, struct error *err) {

@@ -70,10 +70,8 @@ static int list_one(const struct cli_options *c, const char *dir, struct error *
 }
 
 bool dir_is_adapter(const char *dir) {
-    char *config = path_join(dir, "adapter_config.json"),
-         *versions_dir = path_join(dir, ".versions");
-    bool found_any = path_exists(config) || path_is_dir(versions_dir);
-    free(config);
+    char *versions_dir = path_join(dir, ".versions");
+    bool found_any = adapter_exists(dir) || path_is_dir(versions_dir);
     free(versions_dir);
     return found_any;
 }

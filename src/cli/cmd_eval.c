@@ -143,14 +143,12 @@ static int generation_add(struct eval_command *r, int generation) {
     int n = scandir(dir, &found, is_visible, alphasort), added = 0;
     for (int i = 0; i < n; i++) {
         char *path = path_join(dir, found[i]->d_name),
-             *config = path_join(path, "adapter_config.json"),
              *name = xasprintf("gen_%d/%s", generation, found[i]->d_name);
-        if (path_exists(config)) {
+        if (adapter_exists(path)) {
             single_add(r, name, path, generation);
             added++;
         }
         free(path);
-        free(config);
         free(name);
         free(found[i]);
     }

@@ -55,11 +55,10 @@ static void add_paths_of_dir(struct strings *paths, const char *dir) {
     DIR *d = opendir(dir);
     for (const struct dirent *f; d && (f = readdir(d));) {
         struct adapter_size size = {0};
-        char *path = path_join(dir, f->d_name), *config = path_join(path, "adapter_config.json");
-        if (f->d_name[0] != '.' && path_exists(config) &&
+        char *path = path_join(dir, f->d_name);
+        if (f->d_name[0] != '.' && adapter_exists(path) &&
             adapter_measure(path, DTYPE_F32, &size, &ignored) == OK)
             strings_add(paths, path);
-        free(config);
         free(path);
     }
     if (d) closedir(d);

@@ -81,12 +81,12 @@ static int votes_measure(struct grow_run *r, struct answering *a, struct error *
  * folder keeps a copy: the version in the output folder may be the run's own when it continues. */
 static int baseline_open(const struct grow_run *r, const struct grow_learner *l,
                          struct adapter **out, struct error *err) {
-    char *config = path_join(l->out, "adapter_config.json"), *copy = path_join(l->dir, "baseline"),
-         *done = path_join(l->dir, "baseline.json"), *text = NULL;
+    char *copy = path_join(l->dir, "baseline"), *done = path_join(l->dir, "baseline.json"),
+         *text = NULL;
     const bool known = path_exists(done);
-    const char *dir = known                 ? path_exists(copy) ? copy : NULL
-                      : path_exists(config) ? l->out
-                                            : r->o->learn.init_adapter;
+    const char *dir = known                    ? path_exists(copy) ? copy : NULL
+                      : adapter_exists(l->out) ? l->out
+                                               : r->o->learn.init_adapter;
     int rc = dir_make_private(l->dir, err);
     *out = NULL;
     if (rc == OK && dir && !(*out = adapter_open(dir, r->env->m, err))) rc = err->code;
@@ -96,7 +96,7 @@ static int baseline_open(const struct grow_run *r, const struct grow_learner *l,
         text = xasprintf("{\"adapter\": \"%s\"}\n", *out ? (*out)->hash : "base");
         rc = file_write_private(done, text, strlen(text), err);
     }
-    free(text), free(done), free(copy), free(config);
+    free(text), free(done), free(copy);
     return rc;
 }
 

@@ -161,11 +161,8 @@ static int init_adapter_check(const struct sleep_options *o, const struct model_
 static int start_find(const struct sleep_options *o, const struct sleep_facts *f,
                       const struct model_config *shape, struct sleep_start *s,
                       const json_t *versions, struct error *err) {
-    char *config = path_join(o->learn.out, "adapter_config.json");
-    const bool exists = path_exists(config);
     int rc = OK;
-    free(config);
-    if (exists) {
+    if (adapter_exists(o->learn.out)) {
         rc = start_at_current(o, f, shape, s, versions, err);
         if (rc == OK) rc = init_adapter_check(o, shape, s, err);
     } else if (o->learn.init_adapter) {

@@ -170,10 +170,9 @@ static json_t *notes_make(const struct sleep_work *w) {
  * rollback restores it, and a later run finds it. */
 static int result_publish(struct sleep_work *w, struct error *err) {
     const char *out = w->o->learn.out, *base = w->env->m->name;
-    char *config = path_join(out, "adapter_config.json");
     json_t *notes = notes_make(w);
     int rc = OK;
-    if (!path_exists(config) && w->trained_from)
+    if (!adapter_exists(out) && w->trained_from)
         rc = adapter_publish(w->trained_from, out, base, NULL, err);
     if (rc == OK) rc = adapter_publish(w->after, out, base, notes, err);
     if (rc == OK) {
@@ -182,7 +181,6 @@ static int result_publish(struct sleep_work *w, struct error *err) {
         json_object_set_new(w->result, "hash", json_string(w->after->hash));
     }
     json_decref(notes);
-    free(config);
     return rc;
 }
 

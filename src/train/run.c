@@ -101,8 +101,7 @@ static int data_open(struct dataset *d, const struct strings *list, const char *
 static int baseline_open(struct gated_job *t, const struct train_job *job, struct model *m,
                          struct error *err) {
     json_t *versions = adapter_versions(t->dir, err); // also finishes an interrupted installation
-    char *config = path_join(t->dir, "adapter_config.json");
-    bool exists = path_exists(config);
+    bool exists = adapter_exists(t->dir);
     int rc = versions ? OK : err->code;
     if (rc == OK && exists) t->baseline = adapter_open(t->dir, m, err);
     if (rc == OK && exists && !t->baseline)
@@ -110,7 +109,6 @@ static int baseline_open(struct gated_job *t, const struct train_job *job, struc
                         t->dir);
     if (rc == OK && !exists && job->start) t->baseline = adapter_retain(job->start);
     json_decref(versions);
-    free(config);
     return rc;
 }
 

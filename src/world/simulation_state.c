@@ -124,14 +124,12 @@ static int policy_adapter_save(const struct simulation *s, const char *dir,
                                struct error *err) {
     const struct adapter *a = m->adapter;
     char *path = xasprintf("%s/minds/%s", dir, a->hash);
-    char *config = path_join(path, "adapter_config.json"); // adapter_save writes this file last
     int rc = OK;
-    if (!path_exists(config)) {
+    if (!adapter_exists(path)) { // adapter_save writes the configuration last
         struct adapter *f32 = policy_adapter_with_origin(s, m, identity);
         rc = adapter_save(f32, path, s->m->name, err);
         adapter_release(f32);
     }
-    free(config);
     free(path);
     return rc;
 }

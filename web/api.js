@@ -144,3 +144,6 @@ export class Metrics {
     }
 }
 export const metrics = async (signal) => new Metrics(await json("/v1/metrics", { signal }));
+
+/** Whether a job of this state has ended. */
+export const has_ended = (state) => ["done", "failed", "cancelled"].includes(state);

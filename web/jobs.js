@@ -1,11 +1,10 @@
 // Jobs: commands that the server runs as separate processes: start, progress, results, metrics.
-import { call, events, json, models, text as fetch_text } from "./api.js";
+import { call, events, has_ended, json, models, text as fetch_text } from "./api.js";
 import { Chart } from "./chart.js";
 import { date_time, fill, h, labelled, load, number, option, percent, poll, save, seconds, show_error, view_navigation } from "./dom.js";
 import { t } from "./words.js";
 
 const MAX_LINES = 200; // lines of results that are shown as text
-const has_ended = (state) => ["done", "failed", "cancelled"].includes(state);
 
 /* the form of a new job */
 

@@ -1,12 +1,12 @@
 // The report of the night, below the memories: the last sleep with its verdict, and the versions of the adapter with what each learned, from
 // where, recall and retention before and after; restoring a version, starting a sleep, deleting the adapter.
-import { json } from "./api.js";
+import { has_ended, json } from "./api.js";
 import { confirm_dialog, date_time, fill, h, percent, show_error } from "./dom.js";
 import { t } from "./words.js";
 
 const POLL_MS = 2000; // while a sleep is running
+const is_busy = (job) => !!job && !has_ended(job.state);
 const change = (name, v) => v && h("small", null, `${name}: ${percent(v.before.value)} → ${percent(v.after.value)} (n = ${v.n})`);
-const has_ended = (job) => !job || ["done", "failed", "cancelled"].includes(job.state);
 
 /** `open_source(conversation, turn)` is called when the user follows the link of a fact to its source. */
 export class Sleep {
@@ -37,7 +37,7 @@ export class Sleep {
             const v = await json("/v1/sleep");
             if (this.closed) return;
             this.draw(v);
-            if (!has_ended(v.job)) this.timer = setTimeout(() => this.refresh(), POLL_MS);
+            if (is_busy(v.job)) this.timer = setTimeout(() => this.refresh(), POLL_MS);
         } catch (e) {
             if (!this.closed) show_error(e);
         }
@@ -46,14 +46,14 @@ export class Sleep {
     draw(v) {
         this.element.hidden = v.memories === 0 && v.versions.length === 0;
         this.at.textContent = v.at ? t("sleep_at", v.at) : "";
-        this.start.disabled = !has_ended(v.job);
+        const busy = is_busy(v.job);
+        this.start.disabled = this.remove.disabled = busy;
         this.remove.hidden = v.versions.length === 0;
-        this.remove.disabled = !has_ended(v.job);
-        this.job.textContent = v.job ? [t("state_" + v.job.state), date_time(v.job.ended ?? v.job.started ?? v.job.created), !has_ended(v.job) && v.job.progress?.title]
+        this.job.textContent = v.job ? [t("state_" + v.job.state), date_time(v.job.ended ?? v.job.started ?? v.job.created), busy && v.job.progress?.title]
             .filter(Boolean).join(" · ") : "";
         fill(this.verdict, v.result && h("p", null, t(v.result.published ? "sleep_published" : "sleep_unchanged", v.result.why)),
             v.result && !v.result.published && this.figures(v.result));
-        fill(this.list, v.versions.map((version) => this.item(version, !has_ended(v.job))));
+        fill(this.list, v.versions.map((version) => this.item(version, busy)));
     }
 
     /** Recall, and the accuracy of each family, before and after. */

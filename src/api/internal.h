@@ -106,7 +106,11 @@ json_t *thinking_variables(bool on);
 /* Scales the first `dims` values of a vector to length 1. */
 void embedding_truncate(float *v, int dims);
 
-/* jobs.c: checks that an adapter from this path may be served under the name: the name is free, or
+/* jobs.c */
+
+/* Whether a job of this state has ended. */
+bool job_state_is_final(const char *state);
+/* Checks that an adapter from this path may be served under the name: the name is free, or
  * belongs to this path already, or the job's key may replace any adapter. */
 int job_adapter_name_check(struct server *s, const char *name, const char *path,
                            bool may_replace_any, struct error *err);

@@ -32,7 +32,7 @@ struct job_event_stream {
 
 /* streams of events */
 
-static bool is_final_state(const char *state) {
+bool job_state_is_final(const char *state) {
     return strcmp(state, "done") == 0 || strcmp(state, "failed") == 0 ||
            strcmp(state, "cancelled") == 0;
 }
@@ -55,7 +55,7 @@ static enum stream_status event_stream_pull(void *ctx, struct buf *out) {
         event_write(out, e);
         w->after = (int64_t)json_get_number(e, "seq");
         if (strcmp(json_get_string(e, "type"), "state") == 0)
-            has_ended = is_final_state(json_get_string(e, "state"));
+            has_ended = job_state_is_final(json_get_string(e, "state"));
     }
     json_decref(events);
     if (has_ended) buf_puts(out, "event: end\ndata: {}\n\n");
@@ -140,7 +140,7 @@ static void results_publish(void *ctx) {
     json_array_foreach (list, i, job) {
         const char *id = json_get_string(job, "id"), *state = json_get_string(job, "state");
         if (strcmp(json_get_string(job, "kind"), "sleep") == 0) {
-            if (is_final_state(state) && is_new_result(s, id)) sleep_job_ended(s, id);
+            if (job_state_is_final(state) && is_new_result(s, id)) sleep_job_ended(s, id);
         } else if (strcmp(state, "done") == 0) {
             result_publish(s, job);
         }

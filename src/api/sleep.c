@@ -149,12 +149,6 @@ int sleep_job_prepare(void *ctx, const struct job_attempt *a, json_t *options, c
     return rc;
 }
 
-static bool is_final(const json_t *job) {
-    const char *state = json_get_string(job, "state");
-    return strcmp(state, "done") == 0 || strcmp(state, "failed") == 0 ||
-           strcmp(state, "cancelled") == 0;
-}
-
 /* The last sleep of a user, or NULL. */
 static json_t *last_job(struct server *s, const char *user) {
     json_t *list = jobs_list(s->jobs), *job, *found = NULL;
@@ -174,7 +168,7 @@ static json_t *last_job(struct server *s, const char *user) {
 static int check_finished(struct server *s, const char *user, struct error *err) {
     json_t *job = last_job(s, user);
     int rc = OK;
-    if (job && !is_final(job))
+    if (job && !job_state_is_final(json_get_string(job, "state")))
         rc = error_set(err, ERR_STATE, "the sleep '%s' is %s; wait until it has ended",
                        json_get_string(job, "id"), json_get_string(job, "state"));
     json_decref(job);

@@ -5,6 +5,12 @@ import { t } from "./words.js";
 
 const SHOWN = 500; // the strongest memories
 
+/** The link to the exchange that a memory comes from, after a separator; nothing without a conversation. */
+export const source_link = ({ conversation, turn }, open_source) => conversation && [" · ", h("a", { href: "#/ask", onclick: (e) => {
+    e.preventDefault();
+    open_source(conversation, turn);
+} }, t("turn_of", turn, conversation))];
+
 /** `open_source(conversation, turn)` is called when the user follows the link of a memory to its source, `changed()` after a change. */
 export class Memories {
     constructor(open_source, changed) {
@@ -37,14 +43,10 @@ export class Memories {
     }
 
     item(m) {
-        const { conversation, turn, time } = m.source;
         return h("li", null,
             h("div", { class: "row" }, h("span", { class: "full-text", title: m.text }, m.value), h("span", { class: "space" }),
                 h("button", { type: "button", "aria-label": `${t("delete")}: ${m.value}`, onclick: () => this.remove(m) }, t("delete"))),
-            h("small", null, t("fact_" + m.attribute), " · ", date_time(time), conversation && [" · ", h("a", { href: "#/ask", onclick: (e) => {
-                e.preventDefault();
-                this.open_source(conversation, turn);
-            } }, t("turn_of", turn, conversation))]));
+            h("small", null, t("fact_" + m.attribute), " · ", date_time(m.source.time), source_link(m.source, this.open_source)));
     }
 
     async change(path, method, text) {

@@ -2,6 +2,7 @@
 // where, recall and retention before and after; restoring a version, starting a sleep, deleting the adapter.
 import { has_ended, json } from "./api.js";
 import { confirm_dialog, date_time, fill, h, percent, show_error } from "./dom.js";
+import { source_link } from "./memories.js";
 import { t } from "./words.js";
 
 const POLL_MS = 2000; // while a sleep is running
@@ -75,12 +76,8 @@ export class Sleep {
 
     fact({ attribute, value, text, source, after }) {
         if (value === undefined) return h("li", { class: "muted" }, t("sleep_deleted_fact"));
-        const { conversation, turn } = source;
         return h("li", null, h("span", { class: "full-text", title: text }, value), h("small", null, ` ${t("fact_" + attribute)} · ${t("sleep_answers", after)}`,
-            conversation && [" · ", h("a", { href: "#/ask", onclick: (e) => {
-                e.preventDefault();
-                this.open_source(conversation, turn);
-            } }, t("turn_of", turn, conversation))]));
+            source_link(source, this.open_source)));
     }
 
     async send(path, method, body) {

@@ -82,7 +82,7 @@ int token_ids_check_memory(const struct token_ids *ids, struct error *err) {
 int request_memory_reserve_list(struct server *s, struct exchange *x, int64_t n, size_t each,
                                 const char *what, struct error *err) {
     if (request_memory_reserve(s, x, (size_t)n * each, err) == OK) return OK;
-    return err->code == ERR_USAGE ? error_wrap(err, "'%s'", what) : err->code;
+    return err->code == ERR_USAGE && what ? error_wrap(err, "'%s'", what) : err->code;
 }
 
 int request_memory_reserve_file(struct server *s, struct exchange *x, const char *path,

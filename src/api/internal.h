@@ -50,6 +50,8 @@ int memories_delete_with_conversation(struct server *s, struct store *store, con
 
 /* The user whose memories a key (NULL or "": none) has; malloc'ed. */
 char *memories_user(const char *key);
+/* The user of a request; malloc'ed. NULL: this server has no memories, and the reply is sent. */
+char *memories_request_user(const struct server *s, struct exchange *x);
 /* All memories of a user; `ended`: also those that no longer hold. Reserves memory for a request
  * (NULL: there is none). NULL sets err. */
 json_t *memories_of(struct server *s, struct exchange *x, const char *user, bool ended,

@@ -39,14 +39,20 @@ static void access_close(struct access *a) {
     store_close(a->store);
 }
 
-static int access_open_store(struct access *a, const struct server *s, struct error *err) {
-    *a = (struct access){.store = store_open(s->options->memory, err)};
-    return a->store ? OK : err->code;
+/* Reserves memory for all memories of a user and for `more` others. */
+static int list_reserve(struct server *s, struct exchange *x, struct store *store, const char *user,
+                        int64_t more, struct error *err) {
+    int64_t n = 0;
+    if (memories_count(store, user, &n, err) != OK) return err->code;
+    return request_memory_reserve_list(s, x, n + more, MEMORY_BYTES, NULL, err);
 }
 
-static int access_open_user(struct access *a, const struct server *s, const char *user,
-                            struct error *err) {
-    int rc = access_open_store(a, s, err);
+/* Opens the memories of a user; for a request (NULL: there is none) after list_reserve. */
+static int access_open_user(struct access *a, struct server *s, struct exchange *x,
+                            const char *user, int64_t more, struct error *err) {
+    *a = (struct access){.store = store_open(s->options->memory, err)};
+    int rc = a->store ? OK : err->code;
+    if (rc == OK && x) rc = list_reserve(s, x, a->store, user, more, err);
     if (rc == OK && !(a->memories = memories_open(a->store, user, 0, err))) rc = err->code;
     if (rc != OK) access_close(a);
     return rc;
@@ -61,41 +67,32 @@ char *memories_user(const char *key) {
     return user_of_key(key, key ? strlen(key) : 0);
 }
 
+char *memories_request_user(const struct server *s, struct exchange *x) {
+    if (s->options->memory) return memories_user(exchange_key_id(x));
+    api_fail(x, 404, NULL, NULL, "no_memory",
+             "this server has no memories; start it with --memory DB");
+    return NULL;
+}
+
 /* Opens the memories of a request's user after reserving memory for them and for `more` others;
  * replies to the request if there is an error. */
 static bool access_open(struct access *a, struct server *s, struct exchange *x, int64_t more) {
     struct error err;
-    if (!s->options->memory) {
-        api_fail(x, 404, NULL, NULL, "no_memory",
-                 "this server has no memories; start it with --memory DB");
-        return false;
-    }
-    char *user = memories_user(exchange_key_id(x));
-    int64_t n = 0;
-    int rc = access_open_store(a, s, &err);
-    if (rc == OK) rc = memories_count(a->store, user, &n, &err);
-    if (rc == OK) rc = request_memory_reserve_list(s, x, n + more, MEMORY_BYTES, NULL, &err);
-    if (rc == OK && !(a->memories = memories_open(a->store, user, 0, &err))) rc = err.code;
+    char *user = memories_request_user(s, x);
+    if (!user) return false;
+    int rc = access_open_user(a, s, x, user, more, &err);
+    if (rc != OK) api_fail_error(x, &err, NULL);
     free(user);
-    if (rc == OK) return true;
-    access_close(a);
-    api_fail_error(x, &err, NULL);
-    return false;
+    return rc == OK;
 }
 
 json_t *memories_of(struct server *s, struct exchange *x, const char *user, bool ended,
                     struct error *err) {
     struct access a;
-    int64_t n = 0;
-    int rc = access_open_store(&a, s, err);
-    if (rc == OK) rc = memories_count(a.store, user, &n, err);
-    if (rc == OK && x) rc = request_memory_reserve_list(s, x, n, MEMORY_BYTES, NULL, err);
-    if (rc == OK && !(a.memories = memories_open(a.store, user, 0, err))) rc = err->code;
-    json_t *list = rc == OK ? memories_list(a.memories, ended, err) : NULL,
-           *copy = json_deep_copy(list); // it outlives the memories
-    json_decref(list);
+    if (access_open_user(&a, s, x, user, 0, err) != OK) return NULL;
+    json_t *list = memories_list(a.memories, ended, err);
     access_close(&a);
-    return copy;
+    return list;
 }
 
 /* Reserves memory for the log, which `why` and deletions read. */
@@ -246,7 +243,7 @@ static int turn_learn(struct access *a, const struct memory_turn *turn, const ch
 }
 
 /* Learns from the last of one or two consecutive exchanges. */
-static int exchange_learn(const struct server *s, const char *store_id, const json_t *exchanges,
+static int exchange_learn(struct server *s, const char *store_id, const json_t *exchanges,
                           struct error *err) {
     const size_t n = json_array_size(exchanges);
     const json_t *last = json_array_get(exchanges, n - 1);
@@ -258,7 +255,7 @@ static int exchange_learn(const struct server *s, const char *store_id, const js
         .asked = n > 1 ? json_get_string(json_array_get(exchanges, 0), "assistant") : NULL};
     struct access a;
     char *user = user_of_key(store_id, strcspn(store_id, "/"));
-    int rc = access_open_user(&a, s, user, err);
+    int rc = access_open_user(&a, s, NULL, user, 0, err);
     if (rc == OK) {
         rc = turn_learn(&a, &turn, user, err);
         access_close(&a);
@@ -287,11 +284,11 @@ void memories_learn_exchange(struct server *s, struct store *store, const char *
     if (rc != OK) log_warn("an exchange was not read for memories: %s", err.text);
 }
 
-static int conversation_forget(const struct server *s, const char *store_id, int64_t *n,
+static int conversation_forget(struct server *s, const char *store_id, int64_t *n,
                                struct error *err) {
     struct access a;
     char *user = user_of_key(store_id, strcspn(store_id, "/"));
-    int rc = access_open_user(&a, s, user, err);
+    int rc = access_open_user(&a, s, NULL, user, 0, err);
     free(user);
     if (rc != OK) return rc;
     rc = memories_delete_conversation(a.memories, conversation_of(store_id), n, err);

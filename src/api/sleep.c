@@ -303,18 +303,10 @@ static void fail(struct exchange *x, const struct error *err) {
         api_fail_error(x, err, NULL);
 }
 
-/* The user of a request, malloc'ed; NULL: this server has no memories, and the reply is sent. */
-static char *request_user(const struct server *s, struct exchange *x) {
-    if (s->options->memory) return memories_user(exchange_key_id(x));
-    api_fail(x, 404, NULL, NULL, "no_memory",
-             "this server has no memories; start it with --memory DB");
-    return NULL;
-}
-
 static void report_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
-    char *user = request_user(s, x);
+    char *user = memories_request_user(s, x);
     if (!user) return;
     json_t *v = report_make(s, x, user, &err);
     if (v)
@@ -336,7 +328,7 @@ static json_t *body_read(struct server *s, struct exchange *x, struct error *err
 static void start_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
-    char id[JOB_ID_LEN], *user = request_user(s, x);
+    char id[JOB_ID_LEN], *user = memories_request_user(s, x);
     struct job_caller caller = {.owner = exchange_key_id(x)};
     if (!user) return;
     json_t *body = body_read(s, x, &err), *request = NULL;
@@ -373,7 +365,7 @@ static void rollback_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
     const char *to = NULL;
-    char hash[HASH_LEN], *user = request_user(s, x);
+    char hash[HASH_LEN], *user = memories_request_user(s, x);
     if (!user) return;
     json_t *body = body_read(s, x, &err);
     int rc = body ? json_read_string(body, "to", &to, &err) : err.code;
@@ -390,7 +382,7 @@ static void rollback_handle(void *ctx, struct exchange *x) {
 static void delete_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
     struct error err;
-    char *user = request_user(s, x), *dir;
+    char *user = memories_request_user(s, x), *dir;
     if (!user) return;
     int rc = check_finished(s, user, &err);
     const bool existed = has_adapter(s, user);

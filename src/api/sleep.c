@@ -312,16 +312,18 @@ static void report_handle(void *ctx, struct exchange *x) {
     if (v)
         exchange_reply_json(x, 200, v);
     else
-        fail(x, &err);
+        api_fail_error(x, &err, NULL);
     free(user);
 }
 
-/* The body of a request, or an empty object; NULL on an error. */
-static json_t *body_read(struct server *s, struct exchange *x, struct error *err) {
-    json_t *v = exchange_body(x)->len ? request_memory_json(s, x, err) : json_object();
-    if (!v || json_is_object(v)) return v;
+/* The body of a request, or an empty object; NULL: it is refused, and the reply is sent. */
+static json_t *body_read(struct server *s, struct exchange *x) {
+    struct error err;
+    json_t *v = exchange_body(x)->len ? request_memory_json(s, x, &err) : json_object();
+    if (json_is_object(v)) return v;
+    if (v) error_set(&err, ERR_USAGE, "the body must be an object");
+    api_fail_error(x, &err, NULL);
     json_decref(v);
-    error_set(err, ERR_USAGE, "the body must be an object");
     return NULL;
 }
 
@@ -330,9 +332,12 @@ static void start_handle(void *ctx, struct exchange *x) {
     struct error err;
     char id[JOB_ID_LEN], *user = memories_request_user(s, x);
     struct job_caller caller = {.owner = exchange_key_id(x)};
-    if (!user) return;
-    json_t *body = body_read(s, x, &err), *request = NULL;
-    int rc = body ? check_finished(s, user, &err) : err.code;
+    json_t *body = user ? body_read(s, x) : NULL, *request = NULL;
+    if (!body) {
+        free(user);
+        return;
+    }
+    int rc = check_finished(s, user, &err);
     if (rc == OK) {
         request = job_request_make(s, json_object_get(body, "options"));
         rc = jobs_submit(s->jobs, request, &caller, id, &err);
@@ -366,9 +371,12 @@ static void rollback_handle(void *ctx, struct exchange *x) {
     struct error err;
     const char *to = NULL;
     char hash[HASH_LEN], *user = memories_request_user(s, x);
-    if (!user) return;
-    json_t *body = body_read(s, x, &err);
-    int rc = body ? json_read_string(body, "to", &to, &err) : err.code;
+    json_t *body = user ? body_read(s, x) : NULL;
+    if (!body) {
+        free(user);
+        return;
+    }
+    int rc = json_read_string(body, "to", &to, &err);
     if (rc == OK) rc = version_restore(s, user, to, hash, &err);
     if (rc == OK)
         exchange_reply_json(x, 200, json_pack("{s:s}", "hash", hash));

@@ -175,11 +175,12 @@ static int check_finished(struct server *s, const char *user, struct error *err)
     return rc;
 }
 
-/* Deletes the export of a user without an unfinished job. */
+/* Deletes the export of a user without an unfinished job. The list of jobs is read only if there is
+ * an export: at the start all users are visited. */
 static void export_delete(struct server *s, const char *user) {
     struct error unfinished;
     char *path = export_path(s, user);
-    if (check_finished(s, user, &unfinished) == OK) unlink(path);
+    if (path_exists(path) && check_finished(s, user, &unfinished) == OK) unlink(path);
     free(path);
 }
 

@@ -38,14 +38,6 @@ const struct option_table sleep_option_tables[] = {
     {sleep_option_rows, 0}, {train_option_rows, offsetof(struct sleep_options, learn.train)}, {0}};
 #undef ROW
 
-int sleep_options_check(const struct sleep_options *o, struct error *err) {
-    static char *unread[] = {(char *)(uintptr_t) "adapter=memories"};
-    const struct strings data = {unread, 1};
-    if (!o->learn.out) return error_set(err, ERR_USAGE, "--out is missing");
-    const struct train_settings s = sleep_train_settings(o, &data);
-    return train_settings_check(&s, false, err);
-}
-
 struct train_settings sleep_train_settings(const struct sleep_options *o,
                                            const struct strings *data) {
     struct train_settings s = o->learn;
@@ -53,6 +45,18 @@ struct train_settings sleep_train_settings(const struct sleep_options *o,
     s.method = (char *)(uintptr_t) "sft";
     s.init_adapter = NULL; // the run opens it
     return s;
+}
+
+/* The settings before the run writes the training lines: an adapter without a file. */
+static struct train_settings settings_without_lines(const struct sleep_options *o) {
+    static char *no_file[] = {(char *)(uintptr_t) "adapter="};
+    return sleep_train_settings(o, &(const struct strings){no_file, 1});
+}
+
+int sleep_options_check(const struct sleep_options *o, struct error *err) {
+    if (!o->learn.out) return error_set(err, ERR_USAGE, "--out is missing");
+    const struct train_settings s = settings_without_lines(o);
+    return train_settings_check(&s, false, err);
 }
 
 static json_t *plan_make(const struct sleep_options *o, const struct sleep_facts *f,
@@ -96,8 +100,6 @@ json_t *sleep_plan(const struct sleep_options *o, const struct model_size *size,
 
 int sleep_memory_check(const struct sleep_options *o, const struct model_size *size,
                        enum numeric_class cls, struct pool *pool, struct error *err) {
-    char *files[] = {(char *)(uintptr_t) "adapter=memories"};
-    const struct strings data = {files, 1};
-    const struct train_settings s = sleep_train_settings(o, &data);
+    const struct train_settings s = settings_without_lines(o);
     return train_memory_check(&s, size, cls, pool, err);
 }

@@ -92,9 +92,14 @@ static const struct path_rule *rule_find(const struct job_paths *p, const char *
 /* Hidden names that this program creates: versions of an adapter, the record of a pull; and, where
  * jobs may write, the state of a sleep. */
 static bool is_created_by_program(const char *name, size_t n, enum path_access access) {
-    static const char *const names[] = {".versions", ".hub.json", ".hub.lock", ".sleep"};
-    for (size_t i = 0; i < ARRAY_LEN(names) - (access != PATH_WRITE); i++)
-        if (strlen(names[i]) == n && strncmp(name, names[i], n) == 0) return true;
+    static const struct {
+        const char *name;
+        bool only_where_written;
+    } names[] = {
+        {".versions", false}, {".hub.json", false}, {".hub.lock", false}, {".sleep", true}};
+    for (size_t i = 0; i < ARRAY_LEN(names); i++)
+        if (strlen(names[i].name) == n && strncmp(name, names[i].name, n) == 0)
+            return access == PATH_WRITE || !names[i].only_where_written;
     return false;
 }
 

@@ -217,7 +217,6 @@ static void ids_print(const char *label, const json_t *ids, FILE *f) {
     fprintf(f, "\n");
 }
 
-/* Prints the versions that know memories which no longer hold; returns whether it printed one. */
 bool sleep_forgotten_print(const json_t *versions, FILE *f) {
     const json_t *v;
     size_t i;

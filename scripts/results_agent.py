@@ -7,11 +7,10 @@ Writes docs/results/agent.md and agent.svg, and prints the part of docs/RESULTS.
 """
 import contextlib
 import json
-import math
 import sys
 from pathlib import Path
 
-from results_seeds import bar_chart
+from results_seeds import bar_chart, wilson
 
 FOLDER = Path(__file__).parent.parent / "docs" / "results"
 LABELS = {"without": "without tools", "untrained": "tools, not trained", "first": "demonstrations", "demonstrated": "more demonstrations",
@@ -30,10 +29,8 @@ def interval(share):
 def needing_tools(report):
     """Accuracy on the questions that need a tool, with Wilson's interval of 95 %, in %."""
     kinds = [report["kinds"][k] for k in NEED_TOOLS]
-    n, z2 = sum(k["n"] for k in kinds), 1.959964**2
-    p = sum(k["accuracy"]["value"] * k["n"] for k in kinds) / n
-    middle, half = p + z2 / (2 * n), math.sqrt(z2 * (p * (1 - p) + z2 / (4 * n)) / n)
-    return tuple(100 * v for v in (p, (middle - half) / (1 + z2 / n), (middle + half) / (1 + z2 / n)))
+    right = sum(k["accuracy"]["value"] * k["n"] for k in kinds)
+    return tuple(100 * v for v in wilson(right, sum(k["n"] for k in kinds)))
 
 
 def table(rows):

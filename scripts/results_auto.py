@@ -19,7 +19,8 @@ import sys
 import threading
 import urllib.parse
 
-Z = 1.959964
+from results_seeds import Z95, wilson
+
 SETS = {"answers": "adapters that learned the answers of conversations", "text": "adapters that learned questions and answers"}
 
 
@@ -31,18 +32,11 @@ def write_texts(source, target):
             f.write(json.dumps({"text": text}, ensure_ascii=False) + "\n")
 
 
-def wilson(right, n):
-    """The share in %, and its 95 % interval."""
-    p, z2 = right / n, Z**2
-    middle, half = p + z2 / (2 * n), Z * math.sqrt(p * (1 - p) / n + z2 / (4 * n * n))
-    return 100 * right / n, 100 * (middle - half) / (1 + z2 / n), 100 * (middle + half) / (1 + z2 / n)
-
-
 def paired(a, b):
     """The difference of two methods on the same questions in points, its 95 % interval, and the p of McNemar's exact test."""
     n, only_a, only_b = len(a), sum(x and not y for x, y in zip(a, b)), sum(y and not x for x, y in zip(a, b))
     differ, d = only_a + only_b, (only_a - only_b) / n
-    half = Z * math.sqrt(max(differ / n - d * d, 0) / n)
+    half = Z95 * math.sqrt(max(differ / n - d * d, 0) / n)
     p = min(1, 2 * sum(math.comb(differ, k) for k in range(min(only_a, only_b) + 1)) / 2**differ)
     return 100 * d, 100 * (d - half), 100 * (d + half), p
 
@@ -103,7 +97,8 @@ def table(rows, families, family):
         hits = f"{100 * statistics.mean(c == f for c, f in zip(chosen, family)):.1f}" if chosen else ""
         share, difference, p = f"{100 * sum(values) / n:.1f}", "", ""
         if name != "random (expected)":
-            share = "{:.1f} ({:.1f} to {:.1f})".format(*wilson(sum(values), n))
+            _, lo, hi = wilson(sum(values), n)
+            share += f" ({100 * lo:.1f} to {100 * hi:.1f})"
             if values is not fixed:
                 d, lo, hi, p = paired(values, fixed)
                 difference, p = f"{d:+.1f} ({lo:+.1f} to {hi:+.1f})", f"{p:.2g}"

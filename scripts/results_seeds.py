@@ -17,6 +17,7 @@ import sys
 from html import escape
 from pathlib import Path
 
+Z95 = 1.959964
 T95 = [0, 12.706, 4.303, 3.182, 2.776, 2.571, 2.447, 2.365, 2.306, 2.262, 2.228, 2.201, 2.179, 2.160, 2.145, 2.131]
 
 
@@ -65,6 +66,13 @@ def mean_interval(values):
         return mean, math.nan, math.nan
     half = T95[min(n - 1, len(T95) - 1)] * statistics.stdev(values) / math.sqrt(n)
     return mean, mean - half, mean + half
+
+
+def wilson(right, n):
+    """(share, lo, hi): Wilson's 95 % interval of a share."""
+    p, z2 = right / n, Z95**2
+    middle, half = p + z2 / (2 * n), math.sqrt(z2 * (p * (1 - p) + z2 / (4 * n)) / n)
+    return p, (middle - half) / (1 + z2 / n), (middle + half) / (1 + z2 / n)
 
 
 def sign_flip(values):

@@ -15,6 +15,8 @@ import subprocess
 import sys
 from pathlib import Path
 
+from results_seeds import wilson
+
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 ONSETS = "b d f g k l m n p r s t v z br dr fl gr kl pr st tr".split()
 VOWELS, ENDS = "a e i o u".split(), "n r s l k m".split() + [""] * 3
@@ -104,9 +106,8 @@ def user(shoal, work, who):
 
 def share(k, n):
     """A rate with Wilson's interval of 95 %."""
-    z2, p = 1.959964**2, k / n
-    middle, half = p + z2 / (2 * n), math.sqrt(z2 * (p * (1 - p) + z2 / (4 * n)) / n)
-    return f"{n} | {100 * p:.1f} | {100 * (middle - half) / (1 + z2 / n):.1f} to {100 * (middle + half) / (1 + z2 / n):.1f}"
+    p, lo, hi = wilson(k, n)
+    return f"{n} | {100 * p:.1f} | {100 * lo:.1f} to {100 * hi:.1f}"
 
 
 def gate_count(rows, key):

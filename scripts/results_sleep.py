@@ -7,7 +7,6 @@
 """
 import contextlib
 import json
-import math
 import random
 import re
 import statistics
@@ -15,7 +14,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from results_seeds import wilson
+from results_seeds import mean_interval, wilson
 
 RESULTS = Path(__file__).parent.parent / "docs" / "results"
 ONSETS = "b d f g k l m n p r s t v z br dr fl gr kl pr st tr".split()
@@ -129,11 +128,9 @@ def families_table(rows):
     print("| family | n | before, % | after, % | change, points (95 % interval over users) |\n|---|---|---|---|---|")
     for i, s in enumerate(rows[0]["retention"]["sets"]):
         sets = [r["retention"]["sets"][i] for r in rows]
-        changes = [100 * v["change"] for v in sets]
-        half = 1.96 * statistics.stdev(changes) / math.sqrt(len(changes)) if len(changes) > 1 else float("nan")
+        change, lo, hi = mean_interval([100 * v["change"] for v in sets])
         mean = [100 * statistics.mean(v[k]["value"] for v in sets) for k in ("before", "after")]
-        change = statistics.mean(changes)
-        print(f"| {s['name']} | {sum(v['n'] for v in sets)} | {mean[0]:.2f} | {mean[1]:.2f} | {change:+.2f} ({change - half:+.2f} to {change + half:+.2f}) |")
+        print(f"| {s['name']} | {sum(v['n'] for v in sets)} | {mean[0]:.2f} | {mean[1]:.2f} | {change:+.2f} ({lo:+.2f} to {hi:+.2f}) |")
 
 
 def summary(rows):

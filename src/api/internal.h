@@ -63,7 +63,7 @@ struct job_attempt;
 /* See jobs_options.prepare. ctx: the server. */
 int sleep_job_prepare(void *ctx, const struct job_attempt *a, json_t *options, char **permissions,
                       struct error *err);
-/* Serves the result of a job of this kind that has ended. */
+/* Deletes the export of a job of this kind that has ended. */
 void sleep_job_ended(struct server *s, const char *id);
 /* Whether the model `sleep` exists for the caller of a request. */
 bool sleep_model_exists(const struct server *s, const struct exchange *x);

@@ -11,7 +11,8 @@
  * key with the scope jobs may read it.
  *
  * The adapter is not in the list of adapters. It is the model `sleep` of its user's requests, so
- * that no other client can ask it about the user. The pool has it as sleep/USER.
+ * that no other client can ask it about the user. The pool has it as sleep/USER, from the user's
+ * first request on, and reads a new or restored version when the next request gets it.
  */
 #define _GNU_SOURCE
 #include "sleep/sleep.h"
@@ -89,17 +90,12 @@ static char *own_adapter(struct server *s, const struct exchange *x, const char 
     return own;
 }
 
-/* The next requests of the user get the current version. */
-static int adapter_refresh(struct server *s, const char *user, struct error *err) {
-    char *name = pool_name(user), *dir = adapter_dir(s, user);
-    int rc = OK;
-    if (has_adapter(s, user))
-        rc = adapter_pool_publish_path(s->pool, name, dir, err);
-    else if (adapter_pool_remove(s->pool, name, err) != OK && err->code != ERR_MISSING)
-        rc = err->code;
+/* Removes the user's adapter from the pool, if it has one. */
+static int adapter_unload(struct server *s, const char *user, struct error *err) {
+    char *name = pool_name(user);
+    int rc = adapter_pool_remove(s->pool, name, err);
     free(name);
-    free(dir);
-    return rc;
+    return rc == ERR_MISSING ? OK : rc;
 }
 
 /* jobs */
@@ -185,11 +181,8 @@ static void export_delete(struct server *s, const char *user) {
 }
 
 void sleep_job_ended(struct server *s, const char *id) {
-    struct error err;
     char *owner = jobs_owner(s->jobs, id), *user = memories_user(owner);
     if (owner) export_delete(s, user);
-    if (owner && adapter_refresh(s, user, &err) != OK)
-        log_warn("the result of job %s cannot be served: %s", id, err.text);
     free(user);
     free(owner);
 }
@@ -362,7 +355,6 @@ static int version_restore(struct server *s, const char *user, const char *to, c
     if (rc == OK && !has_adapter(s, user))
         rc = error_set(err, ERR_MISSING, "no memories of this key have been learned");
     if (rc == OK) rc = adapter_rollback(dir, &s->model->config, to, hash, err);
-    if (rc == OK) rc = adapter_refresh(s, user, err);
     free(dir);
     return rc;
 }
@@ -399,7 +391,7 @@ static void delete_handle(void *ctx, struct exchange *x) {
         dir = user_dir(s, user);
         tree_delete(dir);
         free(dir);
-        rc = adapter_refresh(s, user, &err);
+        rc = adapter_unload(s, user, &err);
     }
     if (rc == OK)
         exchange_reply_json(x, 200, json_pack("{s:b}", "deleted", (int)existed));

@@ -192,6 +192,10 @@ try:
     from_cli = subprocess.run([shoal, "memory", "list", "--user", "me", "--store", open_server.db, "--json"], capture_output=True, text=True).stdout
     check("without keys the memories are those of 'me'", open_server.facts() == [("residence", "Osaka")] and json.loads(from_cli)["value"] == "Osaka", from_cli)
     open_server.stop()
+    tight = Server("tight", "--memory", f"{tmp}/open.db", "--max-request-memory", "8M")
+    status, v = tight.call("/v1/memories?limit=1000")
+    check("a list that never fits is refused", status == 400 and v["error"]["message"].startswith("it needs about"), (status, v))
+    tight.stop()
     none = Server("none")
     none.say("I live in Osaka.", "a")
     check("without --memory nothing is learnt", none.call("/v1/memories")[1]["error"]["code"] == "no_memory")

@@ -5,13 +5,8 @@
 #define _GNU_SOURCE
 #include "cli/adapter_verbs.h"
 #include "data/data.h"
-#include "swarm/swarm.h"
 
 #include <stdlib.h>
-
-static void question_add(void *ctx, const char *question) {
-    prompt_profile_add(ctx, question);
-}
 
 int cmd_adapter_profile(const struct cli_options *c, const struct strings *args, bool dry_run,
                         struct error *err) {
@@ -21,7 +16,7 @@ int cmd_adapter_profile(const struct cli_options *c, const struct strings *args,
         return error_set(err, ERR_USAGE, "name an adapter and files that it was trained on");
     if (adapter_measure(args->v[1], DTYPE_F32, &size, err) != OK) return err->code;
     for (int i = 2; i < args->n; i++)
-        if (training_questions_each(args->v[i], question_add, &p, err) != OK) return err->code;
+        if (prompt_profile_add_file(&p, args->v[i], err) != OK) return err->code;
     if (p.n == 0) return error_set(err, ERR_USAGE, "there is no question in these files");
     char *path = prompt_profile_path(args->v[1]);
     int rc = dry_run ? OK : prompt_profile_write(&p, path, err);

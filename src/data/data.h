@@ -104,6 +104,41 @@ int sample_digest_compute(const struct chat_message *msgs, int n, struct sample_
 int training_questions_each(const char *path, void (*fn)(void *ctx, const char *question),
                             void *ctx, struct error *err);
 
+/* question_features: a question as a vector, without a model */
+
+enum { QUESTION_DIM = 1024 }; /* features; a power of two */
+struct question_feature {
+    int32_t index; /* 1 … QUESTION_DIM */
+    float value;
+};
+/* Those that are not 0, by index. The caller frees `v`. */
+struct question_features {
+    struct question_feature *v;
+    int n;
+};
+void question_features_init(struct question_features *f, const char *text);
+
+/*
+ * prompt_profile: the questions that an adapter was trained on, as the sum of their feature
+ * vectors, each of length 1. The similarity of a prompt is the cosine to that sum (Rocchio 1971).
+ * It is stored next to the adapter: DIR/prompt_profile.json, or FILE.gguf.prompt_profile.json.
+ */
+enum { PROMPT_PROFILE_MAX_BYTES = 1 << 18 };
+struct prompt_profile {
+    int64_t n; /* questions */
+    double sum[QUESTION_DIM];
+};
+void prompt_profile_add(struct prompt_profile *p, const char *question);
+/* The cosine of two profiles, of which one may be of a single prompt: -1 … 1; 0 if one is empty. */
+double prompt_profile_similarity(const struct prompt_profile *a, const struct prompt_profile *b);
+char *prompt_profile_path(const char *adapter); /* malloc'ed */
+int prompt_profile_write(const struct prompt_profile *p, const char *path, struct error *err);
+int prompt_profile_parse(struct prompt_profile *p, const char *text, size_t len, const char *path,
+                         struct error *err);
+int prompt_profile_read(struct prompt_profile *p, const char *path, struct error *err);
+/* Adds the questions of a training file. */
+int prompt_profile_add_file(struct prompt_profile *p, const char *path, struct error *err);
+
 /* contamination: questions of an evaluation that are in an adapter's training data */
 
 /* The hashes of the file at `path`, whose samples, pairs or prompts have a form as for dataset_load

@@ -189,6 +189,7 @@ static const char *const default_files[] = {
     "adapter_config.json",
     "adapter_model.safetensors",
     "training_data.hashes",
+    "prompt_profile.json",
 };
 /* Used if the repository has no model.safetensors; otherwise they are a copy of it. */
 static const char *const shard_files[] = {

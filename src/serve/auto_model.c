@@ -22,10 +22,10 @@ struct cached_profile {
     struct prompt_profile profile;
 };
 struct auto_model {
-    enum auto_method method;
-    bool required;         /* --router was given */
-    struct router *router; /* METHOD_ROUTER */
-    pthread_mutex_t lock;  /* guards the profiles */
+    enum auto_method method; /* of --router */
+    bool required;           /* --router was given; otherwise each request has its method */
+    struct router *router;   /* METHOD_ROUTER */
+    pthread_mutex_t lock;    /* guards the profiles */
     struct cached_profile **profiles;
     int n_profiles;
 };
@@ -99,8 +99,7 @@ static int method_open(struct server *s, struct auto_model *a, const char *text,
     a->method = METHOD_ROUTER;
     for (size_t i = 0; text && i < METHOD_ROUTER; i++)
         if (strcmp(text, method_names[i]) == 0) a->method = (enum auto_method)i;
-    if (!text) a->method = METHOD_LIKELIHOOD;
-    if (a->method != METHOD_ROUTER) return OK;
+    if (!text || a->method != METHOD_ROUTER) return OK;
     a->router = router_read(text, err);
     return a->router ? router_check(s, a->router, err) : err->code;
 }
@@ -156,14 +155,6 @@ static int likelihood_terms_add(struct server *s, struct model_ref *out, struct 
             if (out->n > out->candidates.n) strings_add(&out->candidates, v[i].name);
         }
     server_adapters_free(v, n);
-    return rc;
-}
-
-int auto_model_ref(struct server *s, struct model_ref *out, struct error *err) {
-    *out = (struct model_ref){
-        .name = xstrdup(AUTO_MODEL), .label = xstrdup(AUTO_MODEL), .is_auto = true};
-    int rc = s->auto_model->method == METHOD_LIKELIHOOD ? likelihood_terms_add(s, out, err) : OK;
-    if (rc != OK) model_ref_release(out);
     return rc;
 }
 
@@ -225,6 +216,34 @@ static const struct prompt_profile *profile_find(struct auto_model *a, const cha
     return p && p->valid ? &p->profile : NULL;
 }
 
+static bool all_have_profiles(struct server *s) {
+    int n;
+    bool all = true;
+    struct adapter_entry *v = server_adapters(s, &n);
+    pthread_mutex_lock(&s->auto_model->lock);
+    for (int i = 0; i < n && all; i++)
+        all = !entry_is_candidate(&v[i]) || profile_find(s->auto_model, v[i].path);
+    pthread_mutex_unlock(&s->auto_model->lock);
+    server_adapters_free(v, n);
+    return all;
+}
+
+/* Without --router it is similarity if it can choose every adapter, else likelihood. */
+static enum auto_method method_now(struct server *s) {
+    const struct auto_model *a = s->auto_model;
+    if (a->required) return a->method;
+    return all_have_profiles(s) ? METHOD_SIMILARITY : METHOD_LIKELIHOOD;
+}
+
+int auto_model_ref(struct server *s, struct model_ref *out, struct error *err) {
+    *out = (struct model_ref){
+        .name = xstrdup(AUTO_MODEL), .label = xstrdup(AUTO_MODEL), .is_auto = true};
+    out->by_likelihood = method_now(s) == METHOD_LIKELIHOOD;
+    int rc = out->by_likelihood ? likelihood_terms_add(s, out, err) : OK;
+    if (rc != OK) model_ref_release(out);
+    return rc;
+}
+
 static void similarity_scores(struct server *s, const char *text, struct candidates *c) {
     int n;
     struct adapter_entry *v = server_adapters(s, &n);
@@ -252,21 +271,19 @@ static void router_scores(struct server *s, const char *text, struct candidates 
 /* the choice */
 
 /* Stores the choice in spec. */
-static void choice_report(struct server *s, const struct candidates *c, int best,
+static void choice_report(const struct candidates *c, int best, enum auto_method by,
                           struct generation_spec *spec) {
-    const char *method = method_names[s->auto_model->method], *name = c->names.v[best];
+    const char *name = c->names.v[best];
     json_t *scores = json_object();
     for (int i = 0; i < c->names.n; i++)
         json_object_set_new(scores, c->names.v[i],
                             isfinite(c->scores[i]) ? json_real(c->scores[i]) : json_null());
-    spec->router = json_pack("{s:s,s:s,s:o,s:I}", "method", method, "model", name, "scores", scores,
-                             "prompt_tokens", (json_int_t)spec->router_tokens);
+    spec->router = json_pack("{s:s,s:s,s:o,s:I}", "method", method_names[by], "model", name,
+                             "scores", scores, "prompt_tokens", (json_int_t)spec->router_tokens);
 }
 
-static void choice_count(struct server *s, const struct model_ref *chosen) {
-    metric_add(metric_get(s->metrics, METRIC_ROUTER_CHOICES, chosen->label,
-                          method_names[s->auto_model->method]),
-               1);
+static void choice_count(struct server *s, const struct model_ref *chosen, enum auto_method by) {
+    metric_add(metric_get(s->metrics, METRIC_ROUTER_CHOICES, chosen->label, method_names[by]), 1);
 }
 
 static void choose_without_prefill(struct server *s, struct exchange *x,
@@ -275,11 +292,12 @@ static void choose_without_prefill(struct server *s, struct exchange *x,
     struct candidates c = {0};
     struct error err;
     char *text = prompt_text(s, spec);
-    (s->auto_model->method == METHOD_ROUTER ? router_scores : similarity_scores)(s, text, &c);
+    enum auto_method by = s->auto_model->router ? METHOD_ROUTER : METHOD_SIMILARITY;
+    (by == METHOD_ROUTER ? router_scores : similarity_scores)(s, text, &c);
     free(text);
     if (c.names.n == 0) candidates_add(&c, s->name, (double)NAN); // only the base is left
     int best = MAX(score_best(c.scores, c.names.n), 0);
-    choice_report(s, &c, best, spec);
+    choice_report(&c, best, by, spec);
     model_ref_release(t);
     int rc = model_ref_resolve(s, c.names.v[best], t, &err);
     candidates_release(&c);
@@ -287,7 +305,7 @@ static void choose_without_prefill(struct server *s, struct exchange *x,
         generation_fail(s, x, t, spec, &err);
         return;
     }
-    choice_count(s, t);
+    choice_count(s, t, by);
     generation_start(s, x, d, id_prefix, t, spec);
 }
 
@@ -355,8 +373,8 @@ static void prefills_finish(void *ctx) {
     if (prefill_scores(p, &c, &err) == OK) {
         int best = MAX(score_best(c.scores, c.names.n), 0);
         struct model_ref chosen = candidate_ref(p, best);
-        choice_report(p->s, &c, best, &p->spec);
-        choice_count(p->s, &chosen);
+        choice_report(&c, best, METHOD_LIKELIHOOD, &p->spec);
+        choice_count(p->s, &chosen, METHOD_LIKELIHOOD);
         model_ref_release(&p->target);
         generation_start(p->s, p->x, p->dialect, p->id_prefix, &chosen, &p->spec);
     } else {
@@ -446,7 +464,7 @@ void auto_model_start(struct server *s, struct exchange *x, const struct api_dia
                   spec->n_prompts);
         spec->bad_field = "prompt";
         generation_fail(s, x, t, spec, &err);
-    } else if (s->auto_model->method != METHOD_LIKELIHOOD) {
+    } else if (!t->by_likelihood) {
         choose_without_prefill(s, x, d, id_prefix, t, spec);
     } else if (prefills_check(s, x, 1 + t->n, spec->prompts->n, &err) != OK) {
         generation_fail(s, x, t, spec, &err);

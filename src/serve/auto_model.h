@@ -2,13 +2,14 @@
  * auto_model: the model "auto", whose adapter is chosen by the prompt.
  *
  * Candidates are the base and the adapters of the default base, oldest first, without those that
- * /api/create made, which have their own prompts. --router selects the method:
+ * /api/create made, which have their own prompts. --router selects the method; without it, a
+ * request has similarity if all adapters have a profile, else likelihood:
  *
  * likelihood: the mean log-probability of a token of the prompt, from one prefill under the base
  *     and under each adapter; the prefills run in one batch. The prefix cache keeps them, so the
  *     reply prefills the last token only.
  * similarity: the cosine of the prompt to the questions of each adapter's profile
- *     (prompt_profile.json); adapters without a profile are left out. No prefill.
+ *     (prompt_profile.json, which training stores); adapters without one are left out. No prefill.
  * a router file of `shoal team fit`: the probability that an answer is right; the names of its
  *     agents are adapters or the base. No prefill.
  *

@@ -31,9 +31,10 @@ const struct option_row serve_option_rows[] = {
         "tools that agents may use although they execute code or use the network: python, sh, "
         "check_code, http_get, mcp (MCP servers); all clients that may chat can then use them"),
     ROW("router", OPT_STRING, router, NULL, 0, 0, "METHOD",
-        "how the model 'auto' chooses an adapter for a prompt: likelihood (a prefill under each), "
-        "similarity (to profiles of 'shoal adapter profile'), a router file of 'shoal team fit', "
-        "or none (default: likelihood, with two adapters or more)"),
+        "how the model 'auto' chooses an adapter for a prompt: similarity (to what each was "
+        "trained on), likelihood (a prefill under each), a router file of 'shoal team fit', or "
+        "none (default: with two adapters or more, similarity if all have a profile, which "
+        "training stores, else likelihood)"),
     ROW("knowledge", OPT_STRING, knowledge, NULL, 0, 0, "DB",
         "knowledge base (of 'shoal knowledge') that clients may search"),
     ROW("memory", OPT_STRING, memory, NULL, 0, 0, "DB",

@@ -177,9 +177,9 @@ struct model_ref {
     struct weighted_adapter terms[ENGINE_MIX_MAX]; /* retained */
     int n;                                         /* 0: the base */
     bool is_elsewhere; /* no model of this server: a link of a fallback chain */
-    /* auto_model.h: the adapter is chosen when the prompt is known, by likelihood among the terms,
+    /* auto_model.h: the adapter is chosen when the prompt is known; by likelihood among the terms,
      * whose names are `candidates`. */
-    bool is_auto;
+    bool is_auto, by_likelihood;
     struct strings candidates;
 };
 /* Whether a model's name is one of the base: its id, its path, --served-model-name, "" or NULL. */
@@ -353,8 +353,8 @@ size_t token_piece_bytes(const struct tokenizer *tok); /* see server.piece_bytes
 /* Reserves `bytes` more for the exchange. ERR_STATE: they do not fit now; ERR_USAGE: they never
  * fit. */
 int request_memory_reserve(struct server *s, struct exchange *x, size_t bytes, struct error *err);
-/* Reserves memory for a list of n values of `each` bytes; an error names the field `what`, unless it
- * is NULL. */
+/* Reserves memory for a list of n values of `each` bytes; an error names the field `what`, unless
+ * it is NULL. */
 int request_memory_reserve_list(struct server *s, struct exchange *x, int64_t n, size_t each,
                                 const char *what, struct error *err);
 /* Reserves `factor` bytes per byte of a file that is to be read; a missing file needs 0 bytes. */

@@ -79,20 +79,9 @@ bool workflow_has_first_answers(const struct workflow *w);
 /* The index of a role in w->roles; -1: no such role. */
 int workflow_role_find(const struct workflow *w, const char *name);
 
-/* The features of a question in increasing order; index 0 is the intercept, not a feature. The
- * caller frees `v`. */
-struct router_feature {
-    int32_t index; /* 1 … ROUTER_DIM */
-    float value;
-};
-struct router_features {
-    struct router_feature *v;
-    int n;
-};
 enum { ROUTER_WEIGHTS = 1 + ROUTER_DIM }; /* each agent's */
-void router_features_init(struct router_features *f, const char *text);
 /* The log-odds that weights [ROUTER_WEIGHTS] predict. */
-double router_logit(const double *weights, const struct router_features *f);
+double router_logit(const double *weights, const struct question_features *f);
 
 /* sample_tuning.c: the temperature of the samples of an agent. */
 struct sample_tuning_options {

@@ -37,7 +37,7 @@ int router_fold(const char *question) {
 
 /* The questions that a fit uses, with y 1 for a right answer of the agent; and its scratch. */
 struct fit_problem {
-    const struct router_features *x; /* [n] */
+    const struct question_features *x; /* [n] */
     const uint8_t *y;                /* [n] */
     const int *items;                /* [n] their indices in x and y */
     int n;
@@ -66,7 +66,7 @@ static double objective(const struct fit_problem *p, const double *w) {
     return sum;
 }
 
-static void features_add(double *out, const struct router_features *f, double factor) {
+static void features_add(double *out, const struct question_features *f, double factor) {
     out[0] += factor;
     for (int k = 0; k < f->n; k++) out[f->v[k].index] += factor * (double)f->v[k].value;
 }
@@ -78,7 +78,7 @@ static void gradient(struct fit_problem *p, const double *w, double *out) {
     out[0] = prob - 0.5;
     p->prior = prob * (1 - prob);
     for (int i = 0; i < p->n; i++) {
-        const struct router_features *x = &p->x[p->items[i]];
+        const struct question_features *x = &p->x[p->items[i]];
         prob = 1 / (1 + math_exp(-router_logit(w, x)));
         p->curvature[i] = prob * (1 - prob);
         features_add(out, x, prob - p->y[p->items[i]]);
@@ -89,7 +89,7 @@ static void hessian_times(const struct fit_problem *p, const double *v, double *
     for (int j = 1; j < ROUTER_WEIGHTS; j++) out[j] = p->l2 * v[j];
     out[0] = p->prior * v[0];
     for (int i = 0; i < p->n; i++) {
-        const struct router_features *x = &p->x[p->items[i]];
+        const struct question_features *x = &p->x[p->items[i]];
         features_add(out, x, p->curvature[i] * router_logit(v, x));
     }
 }
@@ -136,7 +136,7 @@ static void minimise(struct fit_problem *p, double *w) {
 
 struct fit_work {
     const struct router_data *d;
-    const struct router_features *x; /* [n] */
+    const struct question_features *x; /* [n] */
     const int *fold;                 /* [n] */
     double *w;                       /* [N_PAIRS + 1][n_agents][N_L2][ROUTER_WEIGHTS] */
 };
@@ -234,12 +234,12 @@ static struct router *final_router(const struct fit_work *k, int l2) {
 
 void router_fit(const struct router_data *d, struct pool *pool, struct router_fit *out) {
     size_t n = (size_t)MAX(d->n, 1), fits = (N_PAIRS + 1) * (size_t)d->n_agents;
-    struct router_features *x = xcalloc(n, sizeof *x);
+    struct question_features *x = xcalloc(n, sizeof *x);
     int *fold = xcalloc(n, sizeof *fold);
     struct fit_work k = {d, x, fold, xcalloc(fits * N_L2 * ROUTER_WEIGHTS, sizeof *k.w)};
     CHECK(d->n_agents >= 1 && d->n_agents <= TEAM_MAX);
     for (int i = 0; i < d->n; i++) {
-        router_features_init(&x[i], d->questions[i]);
+        question_features_init(&x[i], d->questions[i]);
         fold[i] = router_fold(d->questions[i]);
     }
     pool_run(pool, fits_run, &k, (int64_t)fits, 1);

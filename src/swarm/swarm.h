@@ -10,6 +10,7 @@
 #define SHOAL_SWARM_H
 
 #include "check/check.h"
+#include "data/data.h"
 #include "eval/eval.h"
 #include "memory/memory.h"
 #include "store/store.h"
@@ -806,7 +807,7 @@ void team_add_protocol_hash(const struct team *t, json_t *hashes);
  */
 
 enum {
-    ROUTER_DIM = 1024, /* features; a power of two */
+    ROUTER_DIM = QUESTION_DIM, /* features */
     ROUTER_FOLDS = 5,
     ROUTER_MAX_BYTES = 1 << 20 /* a file's limit */
 };
@@ -827,25 +828,6 @@ struct router *router_read(const char *path, struct error *err);
 /* The content of its file. `fit` (may be NULL) describes how it was fitted. */
 json_t *router_json(const struct router *r, const json_t *fit);
 void router_free(struct router *r);
-
-/*
- * prompt_profile: the questions that an adapter was trained on, as the sum of their feature
- * vectors, each of length 1. The similarity of a prompt is the cosine to that sum (Rocchio 1971).
- * It is stored next to the adapter: DIR/prompt_profile.json, or FILE.gguf.prompt_profile.json.
- */
-enum { PROMPT_PROFILE_MAX_BYTES = 1 << 18 };
-struct prompt_profile {
-    int64_t n; /* questions */
-    double sum[ROUTER_DIM];
-};
-void prompt_profile_add(struct prompt_profile *p, const char *question);
-/* The cosine of two profiles, of which one may be of a single prompt: -1 … 1; 0 if one is empty. */
-double prompt_profile_similarity(const struct prompt_profile *a, const struct prompt_profile *b);
-char *prompt_profile_path(const char *adapter); /* malloc'ed */
-int prompt_profile_write(const struct prompt_profile *p, const char *path, struct error *err);
-int prompt_profile_parse(struct prompt_profile *p, const char *text, size_t len, const char *path,
-                         struct error *err);
-int prompt_profile_read(struct prompt_profile *p, const char *path, struct error *err);
 
 /* Questions with the correctness of each agent's first answer. */
 struct router_data {

@@ -13,7 +13,7 @@
  */
 #define _GNU_SOURCE
 #include "hub/hub.h"
-#include "train/train.h"
+#include "train/train_loop.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -431,6 +431,20 @@ static int gated_job_report(struct recorded_run *r, struct gated_job *t, struct 
     return rc;
 }
 
+/* Stores the questions of the data next to the adapter, by which the model auto of a server chooses
+ * it. The adapter is complete without them. */
+static void profile_store(const struct gated_job *t) {
+    struct prompt_profile p = {0};
+    struct error err;
+    const char *data = t->result.job->data;
+    char *path = prompt_profile_path(t->where);
+    int rc = train_data_is_generated(data) ? OK : prompt_profile_add_file(&p, data, &err);
+    unlink(path);
+    if (rc == OK && p.n > 0) rc = prompt_profile_write(&p, path, &err);
+    if (rc != OK) log_warn("'%s' has no profile of its training questions: %s", t->name, err.text);
+    free(path);
+}
+
 static int gated_job_finish(struct recorded_run *r, struct gated_job *t, struct train_job *job,
                             struct error *err) {
     if (gated_job_measure(r, t, job->result, err) != OK || effect_measure(r, t, err) != OK)
@@ -445,7 +459,9 @@ static int gated_job_finish(struct recorded_run *r, struct gated_job *t, struct 
         r->n_rejected++;
     }
     json_decref(notes);
-    return rc == OK ? gated_job_report(r, t, err) : rc;
+    if (rc != OK) return rc;
+    profile_store(t);
+    return gated_job_report(r, t, err);
 }
 
 /* The table of the gate on the page, with one row per adapter and test. */

@@ -104,8 +104,7 @@ static int error_add_resume_hint(const struct train_loop *c, struct error *err) 
     return err->code;
 }
 
-/* Families make similar prompts for training and test by design, from different splits. */
-static bool data_is_generated(const char *path) {
+bool train_data_is_generated(const char *path) {
     return strncmp(path, "fry:", 4) == 0;
 }
 
@@ -115,7 +114,7 @@ static int training_data_init(struct train_loop *c, struct error *err) {
     c->training_data = xcalloc((size_t)c->n, sizeof *c->training_data);
     for (int j = 0; j < c->n; j++) {
         const struct train_job *job = &c->jobs[j], *last = j ? job - 1 : NULL;
-        if (data_is_generated(job->data)) continue;
+        if (train_data_is_generated(job->data)) continue;
         bool same = last && strcmp(last->data, job->data) == 0 && last->format == job->format;
         c->training_data[j] = same ? training_data_retain(c->training_data[j - 1])
                                    : training_data_of_file(job->data, job->format, err);
@@ -188,7 +187,8 @@ int train_loop_begin(struct train_loop *c, struct error *err) {
 static int near_duplicates_check(const struct train_loop *c, int j, struct error *err) {
     const struct train_job *job = &c->jobs[j];
     struct contamination found;
-    if (!job->eval_data || !c->training_data[j] || data_is_generated(job->eval_data)) return OK;
+    if (!job->eval_data || !c->training_data[j] || train_data_is_generated(job->eval_data))
+        return OK;
     int rc = contamination_of_file(&found, c->training_data[j], job->eval_data, err);
     if (rc == OK && found.near)
         log_warn("%s: the questions of %lld of %lld evaluation samples are in the data with other "

@@ -71,6 +71,9 @@ struct train_loop_ops {
 struct train_loop train_loop_make(const struct model *m, struct train_job *jobs, int n,
                                   const struct train_options *o, enum train_method method,
                                   struct pool *pool);
+/* Whether a job's data are questions of families. These make similar prompts for training and test
+ * by design, from different splits. */
+bool train_data_is_generated(const char *path);
 /* Maximum number of tokens of a sample. */
 int32_t train_loop_max_length(const struct train_loop *c);
 /* Number of steps: the option max_steps or, if that is 0, enough for the option epochs, with `n`

@@ -178,8 +178,23 @@ def test_lists():
     check("without a profile the base answers", v["model"] == "fry" and v["shoal"]["router"]["scores"] == {"fry": None}, v)
     status = bare.admin("/v1/load_lora_adapter", {"lora_name": "sorts", "lora_path": f"{tmp}/sorts"})
     check("an adapter that is loaded later is a candidate", scores(bare, "sort: b a")["scores"].keys() == {"sorts"}, status)
+    usual = Server("usual", adapters=NAMES[:2])
+    v = scores(usual, "sort: b a")
+    check("by default similarity chooses among adapters with profiles", v["method"] == "similarity" and v["model"] == "sorts", v)
+    usual.admin("/v1/load_lora_adapter", {"lora_name": "plain", "lora_path": f"{tmp}/plain"})
+    check("else likelihood", scores(usual, "sort: b a")["method"] == "likelihood")
     own = Server("own", "--served-model-name", "auto")
     check("a model of this name is not replaced", chat(own, "sort: b a")["model"] == "auto" and "shoal" not in chat(own, "sort: b a"))
+
+
+def test_training():
+    data, out = f"{tmp}/order.jsonl", f"{tmp}/trained"
+    profile = f"{out}/prompt_profile.json"
+    train = ["train", model, "--quiet", "--out", out, "--runs", f"{tmp}/runs", "--max-steps", "1", "--r", "2", "--data"]
+    run(*train, data)
+    check("training stores the profile of its data", open(profile).read() == open(f"{tmp}/sorts/prompt_profile.json").read())
+    run(*train, "fry:copy", "--method", "rloo")
+    check("but not of generated data", not os.path.exists(profile))
 
 
 def test_refusals():
@@ -231,7 +246,7 @@ def test_keys():
     check("and enough", status == 200 and v["shoal"]["router"], v)
 
 
-for test in (test_replies, test_methods, test_usage, test_streams, test_protocols, test_determinism, test_lists, test_refusals, test_disconnects, test_keys):
+for test in (test_replies, test_methods, test_usage, test_streams, test_protocols, test_determinism, test_lists, test_training, test_refusals, test_disconnects, test_keys):
     try:
         test()
     except Exception:

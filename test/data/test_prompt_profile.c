@@ -1,12 +1,11 @@
 /*
- * test_prompt_profile: profiles of training questions (swarm/prompt_profile.c) and the questions of
+ * test_prompt_profile: profiles of training questions (data/prompt_profile.c) and the questions of
  * training files (data/questions.c): similarity, files, refused files, every form of a sample.
  */
 /* levels: once */
 #define _GNU_SOURCE
 #include "data/data.h"
 #include "folder.h"
-#include "swarm/swarm.h"
 
 #include <math.h>
 #include <setjmp.h>

@@ -1,10 +1,10 @@
 /*
  * prompt_profile: the training questions of an adapter, for a choice by similarity. The
- * features are those of a router (router.c): no model is called. A file from another source can
+ * features are those of question_features.c: no model is called. A file from another source can
  * make the choice bad, and nothing else: its size is checked, its numbers are finite.
  */
 #define _GNU_SOURCE
-#include "swarm/internal.h"
+#include "data/data.h"
 
 #include <math.h>
 #include <stdlib.h>
@@ -15,16 +15,24 @@
 #define SUM_MAX 1e12
 
 void prompt_profile_add(struct prompt_profile *p, const char *question) {
-    struct router_features f;
-    router_features_init(&f, question);
+    struct question_features f;
+    question_features_init(&f, question);
     for (int k = 0; k < f.n; k++) p->sum[f.v[k].index - 1] += (double)f.v[k].value;
     p->n++;
     free(f.v);
 }
 
+static void question_add(void *ctx, const char *question) {
+    prompt_profile_add(ctx, question);
+}
+
+int prompt_profile_add_file(struct prompt_profile *p, const char *path, struct error *err) {
+    return training_questions_each(path, question_add, p, err);
+}
+
 static double dot(const struct prompt_profile *a, const struct prompt_profile *b) {
     double sum = 0;
-    for (int j = 0; j < ROUTER_DIM; j++) sum += a->sum[j] * b->sum[j];
+    for (int j = 0; j < QUESTION_DIM; j++) sum += a->sum[j] * b->sum[j];
     return sum;
 }
 
@@ -42,7 +50,7 @@ char *prompt_profile_path(const char *adapter) {
 
 int prompt_profile_write(const struct prompt_profile *p, const char *path, struct error *err) {
     json_t *sum = json_array();
-    for (int j = 0; j < ROUTER_DIM; j++) json_array_append_new(sum, json_real(p->sum[j]));
+    for (int j = 0; j < QUESTION_DIM; j++) json_array_append_new(sum, json_real(p->sum[j]));
     json_t *v =
         json_pack("{s:s,s:I,s:o}", "format", FORMAT, "questions", (json_int_t)p->n, "sum", sum);
     char *text = json_dumps(v, JSON_COMPACT | JSON_REAL_PRECISION(17));
@@ -61,8 +69,8 @@ static int document_read(struct prompt_profile *p, const json_t *root, struct er
                          FORMAT);
     p->n = json_integer_value(json_object_get(root, "questions"));
     if (p->n < 1) return error_set(err, ERR_FORMAT, "a positive number is expected in 'questions'");
-    if (json_array_size(sum) != ROUTER_DIM)
-        return error_set(err, ERR_FORMAT, "%d numbers are expected in 'sum'", ROUTER_DIM);
+    if (json_array_size(sum) != QUESTION_DIM)
+        return error_set(err, ERR_FORMAT, "%d numbers are expected in 'sum'", QUESTION_DIM);
     json_array_foreach ((json_t *)(uintptr_t)sum, j, v) {
         p->sum[j] = json_number_value(v);
         if (!json_is_number(v) || !(fabs(p->sum[j]) <= SUM_MAX))

@@ -497,7 +497,8 @@ static void test_killed_at_any_moment(void **state) {
     hub->cdn_bytes = 0;
     assert_pulls();
     assert_pull_complete();
-    assert_true(hub->cdn_bytes <= 300000 - 22000 * 11);
+    /* the server may have counted bytes of a connection that ended meanwhile */
+    assert_true(hub->cdn_bytes <= 300000 - 22000 * 11 + 65536);
     assert_true(hub->n_if_range > 0);
 }
 

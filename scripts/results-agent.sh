@@ -7,7 +7,7 @@
 # UPDATES (4000) more updates from demonstrations of other tables; and after as many from rewards: in each of ROUNDS (4)
 # rounds it answers the questions of its tables, SAMPLES (4) runs each with sampled calls, and learns from the runs whose
 # answer is right. Results are in docs/results/agent/NAME.json, and one that exists is not computed again (FOUND names
-# another folder, for other sizes); training is kept in WORK (build/results-agent), so that an interrupted command continues.
+# another folder, for other sizes; CLASS the numeric class, --exact); training is kept in WORK (build/results-agent), so that an interrupted command continues.
 set -eu
 cd "$(dirname "$0")/.."
 shoal="${SHOAL:-$PWD/build/shoal}" seed="${SEED:-1}" n="${N:-5000}" tables="${TABLES:-80}" questions="${QUESTIONS:-640}"
@@ -85,5 +85,5 @@ for round in $(seq 1 "$rounds"); do
     adapter="$work/rewarded-$round"
 done
 measure rewarded --adapter "$adapter" --tools calculator,knowledge
-python3 scripts/results_agent.py "$found" "$n" "$first" "$updates" "$rounds" "$samples" >"$work/part.md"
+python3 scripts/results_agent.py "$found" "$n" "${class#--}" "$first" "$updates" "$rounds" "$samples" >"$work/part.md"
 sh scripts/results-part.sh "An agent with tools" <"$work/part.md"

@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """results_agent: the results of scripts/results-agent.sh, from the file NAME.json of each row.
 
-    scripts/results_agent.py FOLDER N FIRST UPDATES ROUNDS SAMPLES
+    scripts/results_agent.py FOLDER N CLASS FIRST UPDATES ROUNDS SAMPLES
 
 Writes docs/results/agent.md and agent.svg, and prints the part of docs/RESULTS.md.
 """
@@ -49,9 +49,9 @@ def summary(rows, n):
             f"it has not seen).")
 
 
-def page(rows, n, first, updates, rounds, samples):
+def page(rows, n, numeric_class, first, updates, rounds, samples):
     print(f"# What tools, demonstrations and rewards gain (`make results-agent`)\n\n{summary(rows, n)}\n\n![Right answers](agent.svg)\n")
-    print(f"{n} questions of the test split of `shoal model data --tasks residents`, exact class, one seed. Kinds: long arithmetic; one look-up in a "
+    print(f"{n} questions of the test split of `shoal model data --tasks residents`, {numeric_class} class, one seed. Kinds: long arithmetic; one look-up in a "
           f"knowledge base of 300 invented people and towns; a chain of two look-ups; the sum of two look-ups by the calculator; direct questions, "
           f"which need no tool. All figures but the last are percent.\n")
     table(rows)
@@ -76,10 +76,10 @@ def part(rows, n):
 
 
 def main():
-    folder, n, first, updates, rounds, samples = sys.argv[1:]
+    folder, n, numeric_class, first, updates, rounds, samples = sys.argv[1:]
     rows = {name: json.loads((Path(folder) / f"{name}.json").read_text()) for name in LABELS}
     with open(FOLDER / "agent.md", "w") as f, contextlib.redirect_stdout(f):
-        page(rows, n, first, updates, rounds, samples)
+        page(rows, n, numeric_class, first, updates, rounds, samples)
     bar_chart(FOLDER / "agent.svg", "right answers to questions that need tools, %", [(LABELS[name], *needing_tools(r)) for name, r in rows.items()])
     part(rows, n)
 

@@ -135,7 +135,7 @@ static void result_publish(struct server *s, const json_t *job) {
  * same name. */
 static void results_publish(void *ctx) {
     struct server *s = ctx;
-    json_t *list = jobs_list(s->jobs), *job;
+    json_t *list = jobs_list(s->jobs, NULL), *job;
     size_t i;
     json_array_foreach (list, i, job) {
         const char *id = json_get_string(job, "id"), *state = json_get_string(job, "state");
@@ -223,7 +223,12 @@ static void start_handle(void *ctx, struct exchange *x) {
 
 static void list_handle(void *ctx, struct exchange *x) {
     struct server *s = ctx;
-    exchange_reply_json(x, 200, json_pack("{s:o}", "jobs", jobs_list(s->jobs)));
+    const char *state = exchange_query(x, "state");
+    if (state && !job_state_exists(state))
+        api_fail(x, 400, NULL, "state", NULL,
+                 "'state' is queued, running, paused, done, failed or cancelled");
+    else
+        exchange_reply_json(x, 200, json_pack("{s:o}", "jobs", jobs_list(s->jobs, state)));
 }
 
 static void file_reply(struct server *s, struct exchange *x, const char *id, const char *name,
@@ -576,7 +581,7 @@ static void all_job_metrics_set(struct server *s, const json_t *list) {
 }
 
 static void module_metrics_set(struct server *s) {
-    json_t *list = jobs_list(s->jobs);
+    json_t *list = jobs_list(s->jobs, NULL);
     state_metrics_set(s, list);
     all_job_metrics_set(s, list);
     json_decref(list);

@@ -147,7 +147,7 @@ int sleep_job_prepare(void *ctx, const struct job_attempt *a, json_t *options, c
 
 /* The last sleep of a user, or NULL. */
 static json_t *last_job(struct server *s, const char *user) {
-    json_t *list = jobs_list(s->jobs), *job, *found = NULL;
+    json_t *list = jobs_list(s->jobs, NULL), *job, *found = NULL;
     size_t i;
     json_array_foreach (list, i, job) {
         if (found || strcmp(json_get_string(job, "kind"), KIND) != 0) continue;

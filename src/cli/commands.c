@@ -44,6 +44,7 @@ static const struct {
     {NULL, &cmd_conversation},
     {NULL, &cmd_memory},
     {"run a server:", &cmd_node},
+    {NULL, &cmd_jobs},
     {NULL, &cmd_key},
     {NULL, &cmd_metrics},
     {NULL, &cmd_config},

@@ -29,7 +29,7 @@ static void field_add(struct event_stream *s, const char *name, const char *valu
         buf_add(&s->data, value, len);
         s->has_data = true;
     } else if (strcmp(name, "event") == 0) {
-        s->is_other = len && strcmp(value, "message") != 0;
+        s->is_other = !s->any_type && len && strcmp(value, "message") != 0;
     } else if (strcmp(name, "id") == 0) {
         bool is_valid = id_is_valid(value, len);
         memcpy(s->id, value, is_valid ? len : 0);

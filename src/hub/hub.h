@@ -100,13 +100,14 @@ enum { EVENT_MAX_BYTES = 4 << 20 };
 struct event_stream {
     struct buf line, data;
     bool after_cr, is_other, has_data; /* is_other: the event's type is not "message" */
+    bool any_type;                     /* set by the caller: events of all types are passed on */
     char id[256];     /* the last event's id; "": a header cannot hold it, or it is missing */
     int64_t retry_ms; /* 0: not given */
 };
 /* Receives the data of an event; every result but OK ends the reading. */
 typedef int (*event_receive_fn)(void *ctx, const char *text, size_t len, struct error *err);
-/* Passes the data of every event of type "message" to `receive`; returns its first result that is
- * not OK, or ERR_MEMORY for an event of more than EVENT_MAX_BYTES. */
+/* Passes the data of every event of type "message", or of any type, to `receive`; returns its first
+ * result that is not OK, or ERR_MEMORY for an event of more than EVENT_MAX_BYTES. */
 int event_stream_add(struct event_stream *s, const char *data, size_t len, event_receive_fn receive,
                      void *ctx, struct error *err);
 void event_stream_release(struct event_stream *s);

@@ -60,7 +60,8 @@ struct job {
     int64_t created_seq;   /* order of creation */
     int64_t queue_seq;     /* order in the queue */
     int64_t attempts;
-    char *run; /* the id of its run, if its kind can resume runs; else NULL */
+    int64_t retried; /* automatic retries since the client started or resumed the job */
+    char *run;       /* the id of its run, if its kind can resume runs; else NULL */
     char created[32], started[32], ended[32];
     int exit, signal; /* exit status, or -1; number of the signal that ended the process, or -1 */
     char *note;
@@ -72,6 +73,11 @@ struct job {
 
     struct job_child *child; /* also set while the job is paused */
     double kill_at;          /* time of the SIGKILL after a SIGTERM; INFINITY: none is planned */
+    double not_before;       /* while queued for a retry: the time of its start; else 0 */
+    double deadline_at;      /* INFINITY: no deadline, or it has passed and the job is stopped */
+    int64_t deadline_time;   /* the same as seconds since 1970; 0: none */
+    bool deadline_missed;    /* it was stopped at its deadline */
+    int64_t start_seq;       /* order of the last start in this process; 0: none */
     double time_limit_at;    /* while running: the time at which the time limit ends the attempt */
     double seconds_left;     /* while paused: the rest of the time limit */
     bool timed_out;          /* the time limit was exceeded */
@@ -101,7 +107,7 @@ struct jobs {
     json_t *outputs; /* {output: {owner, job that wrote it last, bytes}}, see output_path */
     struct job **v;  /* [n] in creation order */
     int n;
-    int64_t last_seq; /* the last created_seq or queue_seq */
+    int64_t last_seq, last_start; /* the last created_seq or queue_seq; the last start_seq */
     struct event *events;
     int n_events;
     size_t events_bytes;
@@ -125,9 +131,9 @@ static bool state_is_final(enum job_state s) {
 }
 
 static void add_outcome(json_t *v, const struct job *job) {
+    add_text(v, "note", job->note);
     if (!state_is_final(job->state)) return;
     add_text(v, "ended", job->ended);
-    add_text(v, "note", job->note);
     if (job->exit >= 0) json_object_set_new(v, "exit", json_integer(job->exit));
     if (job->signal >= 0) json_object_set_new(v, "signal", json_integer(job->signal));
 }
@@ -139,6 +145,7 @@ static json_t *job_json(const struct job *job) {
     json_object_update(v, job->request);
     add_text(v, "started", job->started);
     add_outcome(v, job);
+    if (job->retried) json_object_set_new(v, "retried", json_integer(job->retried));
     if (job->cancel_requested) json_object_set_new(v, "cancel", json_true());
     if (job->child && !job->child->thread)
         json_object_set_new(v, "pid", json_integer(job->child->pid));
@@ -157,6 +164,7 @@ static int job_save(struct jobs *j, const struct job *job, struct error *err) {
     add_text(v, "run", job->run);
     json_object_set_new(v, "any", json_boolean(job->may_replace_any));
     json_object_set_new(v, "bytes", json_integer(job->disk_bytes));
+    if (job->deadline_time) json_object_set_new(v, "deadline", json_integer(job->deadline_time));
     int rc = store_document_put(j->store, "job", job->id, v, err);
     json_decref(v);
     return rc;
@@ -197,8 +205,25 @@ static void job_free(struct job *job) {
 static struct job *job_new(void) {
     struct job *job = xcalloc(1, sizeof *job);
     job->exit = job->signal = -1;
-    job->kill_at = job->time_limit_at = INFINITY;
+    job->kill_at = job->time_limit_at = job->deadline_at = INFINITY;
     return job;
+}
+
+/* `time`: seconds since 1970; 0: no deadline. */
+static void job_deadline_set(struct job *job, int64_t time) {
+    struct timespec now;
+    clock_gettime(CLOCK_REALTIME, &now);
+    job->deadline_time = time;
+    job->deadline_at = time ? clock_now() + (double)(time - now.tv_sec) : INFINITY;
+    job->deadline_missed = false;
+}
+
+/* The deadline of a job that is submitted or resumed now. */
+static void job_deadline_begin(struct job *job) {
+    struct timespec now;
+    int64_t seconds = integer_at(job->request, "deadline", 0);
+    clock_gettime(CLOCK_REALTIME, &now);
+    job_deadline_set(job, seconds ? now.tv_sec + seconds : 0);
 }
 
 /* Creates a job from a stored document; NULL: the document is not a valid job. */
@@ -224,6 +249,8 @@ static struct job *job_from_json(const struct jobs *j, const char *id, const jso
     job->created_seq = integer_at(v, "made", 0);
     job->queue_seq = integer_at(v, "turn", 0);
     job->attempts = integer_at(saved, "attempts", 0);
+    job->retried = integer_at(saved, "retried", 0);
+    job_deadline_set(job, integer_at(v, "deadline", 0));
     job->exit = (int)integer_at(saved, "exit", -1);
     job->signal = (int)integer_at(saved, "signal", -1);
     job->seq = job->reserved_seq = job->state_seq = integer_at(v, "numbers", 0);
@@ -537,6 +564,10 @@ static void outputs_prune(struct jobs *j) {
     }
 }
 
+static bool owner_equal(const char *a, const char *b) {
+    return strcmp(a ? a : "", b ? b : "") == 0;
+}
+
 /* running */
 
 /* Whether the job's run has written its manifest, so that the command `resume` of its kind finds
@@ -683,6 +714,8 @@ static void job_store_outcome(struct jobs *j, struct job *job) {
 static void job_start(struct jobs *j, struct job *job) {
     struct error err;
     bool fresh = !job->child;
+    job->not_before = 0;
+    job->start_seq = ++j->last_start;
     if (fresh) {
         job_reset_attempt(job);
         if (j->o.max_seconds > 0) job->seconds_left = j->o.max_seconds;
@@ -716,22 +749,53 @@ static bool a_thread_exists(const struct jobs *j) {
 /* Whether a job may run now: of the jobs in this process only one has a thread. */
 static bool job_may_start(const struct job *job, bool thread_exists) {
     return job->state == QUEUED && !job->cancel_requested && !job->outcome_pending &&
-           (job->child || !thread_exists || !is_in_process(job));
+           clock_now() >= job->not_before && (job->child || !thread_exists || !is_in_process(job));
 }
 
-/* Starts jobs from the head of the queue while fewer than max_running run. */
+/* What decides which of the jobs that may start is the next; the smaller ones go first. */
+struct turn {
+    int64_t priority, running, last_start, queue_seq; /* priority: negated */
+};
+
+static struct turn job_turn(const struct jobs *j, const struct job *job) {
+    struct turn t = {.priority = -integer_at(job->request, "priority", 0),
+                     .queue_seq = job->queue_seq};
+    for (int i = 0; i < j->n; i++) {
+        const struct job *other = j->v[i];
+        if (!owner_equal(other->owner, job->owner)) continue;
+        t.running += other->state == RUNNING;
+        t.last_start = MAX(t.last_start, other->start_seq);
+    }
+    return t;
+}
+
+static bool turn_is_before(const struct turn *a, const struct turn *b) {
+    if (a->priority != b->priority) return a->priority < b->priority;
+    if (a->running != b->running) return a->running < b->running;
+    if (a->last_start != b->last_start) return a->last_start < b->last_start;
+    return a->queue_seq < b->queue_seq;
+}
+
+static int count_running(const struct jobs *j) {
+    int running = 0;
+    for (int i = 0; i < j->n; i++) running += j->v[i]->state == RUNNING;
+    return running;
+}
+
+/* Starts jobs while fewer than max_running run. */
 static void jobs_dispatch(struct jobs *j) {
-    while (j->retry_at == 0) {
+    while (j->retry_at == 0 && count_running(j) < j->o.max_running) {
         struct job *next = NULL;
-        int running = 0;
+        struct turn best = {0}, t;
         bool thread_exists = a_thread_exists(j);
         for (int i = 0; i < j->n; i++) {
-            struct job *job = j->v[i];
-            running += job->state == RUNNING;
-            if (job_may_start(job, thread_exists) && (!next || job->queue_seq < next->queue_seq))
-                next = job;
+            if (!job_may_start(j->v[i], thread_exists)) continue;
+            t = job_turn(j, j->v[i]);
+            if (next && !turn_is_before(&t, &best)) continue;
+            next = j->v[i];
+            best = t;
         }
-        if (!next || running >= j->o.max_running) return;
+        if (!next) return;
         job_start(j, next);
     }
 }
@@ -769,6 +833,23 @@ static void job_measure_disk_usage(struct jobs *j, struct job *job) {
     free(folder);
 }
 
+/* Exit status 2: the command line is wrong, and is so in the next attempt. */
+static bool retry_is_due(const struct job *job) {
+    return !job->deadline_missed && job->exit != 2 &&
+           job->retried < integer_at(job->request, "retries", 0);
+}
+
+/* The job is queued again; takes ownership of the reason. */
+static void job_set_retry(const struct jobs *j, struct job *job, char *reason) {
+    double pause = j->o.retry_seconds * (double)(1 << 2 * job->retried);
+    char *note = xasprintf("attempt %lld failed: %s; tried again %.0f seconds later",
+                           (long long)job->attempts, reason, pause);
+    job->retried++;
+    job->not_before = clock_now() + pause;
+    job_set_outcome(job, QUEUED, note);
+    free(reason);
+}
+
 static void job_reap(struct jobs *j, struct job *job) {
     struct output_reader l = {j, job};
     struct error fault = {0};
@@ -789,8 +870,13 @@ static void job_reap(struct jobs *j, struct job *job) {
                   "stopped after %.0f seconds (the server's --job-seconds); resuming it continues "
                   "what it keeps",
                   j->o.max_seconds);
+    if (job->deadline_missed && !succeeded)
+        error_set(&fault, ERR_STATE, "stopped at its deadline of %lld seconds",
+                  (long long)integer_at(job->request, "deadline", 0));
     if (succeeded || job->cancel_requested)
         job_set_outcome(job, succeeded ? DONE : CANCELLED, NULL);
+    else if (retry_is_due(job))
+        job_set_retry(j, job, failure_note(job, &fault));
     else
         job_set_outcome(job, FAILED, failure_note(job, &fault));
     job_store_outcome(j, job);
@@ -819,6 +905,8 @@ static double poll_set_fill(struct jobs *j, struct poll_set *w) {
     w->fds = xrealloc(w->fds, sizeof *w->fds * (size_t)(1 + JOB_CHILD_FDS * (j->n + 1)));
     w->fds[0] = (struct pollfd){.fd = j->wake_fd, .events = POLLIN};
     for (int i = 0; i < j->n; i++) {
+        if (!state_is_final(j->v[i]->state)) deadline = MIN(deadline, j->v[i]->deadline_at);
+        if (j->v[i]->not_before > now) deadline = MIN(deadline, j->v[i]->not_before);
         if (!j->v[i]->child) continue;
         deadline = MIN(deadline, MIN(j->v[i]->kill_at, j->v[i]->time_limit_at));
         job_child_pollfds(j->v[i]->child, &w->fds[1 + JOB_CHILD_FDS * w->n], read);
@@ -834,6 +922,25 @@ static void job_stop(const struct jobs *j, struct job *job) {
     job_child_signal(job->child, SIGCONT); /* a stopped process does not handle signals */
     job->kill_at = clock_now() + j->o.cancel_seconds;
     job->time_limit_at = INFINITY;
+}
+
+/* Ends the jobs whose deadline has passed. */
+static void deadlines_enforce(struct jobs *j) {
+    for (int i = 0; i < j->n; i++) {
+        struct job *job = j->v[i];
+        if (state_is_final(job->state) || job->outcome_pending || clock_now() < job->deadline_at)
+            continue;
+        job->deadline_at = INFINITY;
+        job->deadline_missed = true;
+        if (job->child) {
+            job_stop(j, job);
+            continue;
+        }
+        job_set_outcome(job, FAILED,
+                        xasprintf("not started within its deadline of %lld seconds",
+                                  (long long)integer_at(job->request, "deadline", 0)));
+        job_store_outcome(j, job);
+    }
 }
 
 static void job_handle_events(struct jobs *j, struct job *job,
@@ -899,6 +1006,7 @@ static void *jobs_main(void *arg) {
     pthread_mutex_lock(&j->lock);
     while (!j->stop) {
         outcomes_retry(j);
+        deadlines_enforce(j);
         jobs_dispatch(j);
         changed_notify(j);
         if (j->stop) break;
@@ -998,6 +1106,7 @@ struct jobs *jobs_open(const char *store, const char *folder, const struct jobs_
     if (!o->max_queued) j->o.max_queued = 100;
     if (!o->max_output) j->o.max_output = (int64_t)64 << 20;
     if (o->cancel_seconds == 0) j->o.cancel_seconds = 10;
+    if (o->retry_seconds == 0) j->o.retry_seconds = 5;
     j->folder = xstrdup(folder);
     j->lock_fd = -1;
     j->events = xcalloc(MAX_EVENTS, sizeof *j->events);
@@ -1043,10 +1152,6 @@ static struct job *job_find(struct jobs *j, const char *id, struct error *err) {
     return NULL;
 }
 
-static bool owner_equal(const char *a, const char *b) {
-    return strcmp(a ? a : "", b ? b : "") == 0;
-}
-
 static struct job *job_find_idempotent(struct jobs *j, const struct job_caller *caller) {
     for (int i = 0; caller->idempotency_key && i < j->n; i++)
         if (j->v[i]->idempotency_key &&
@@ -1083,6 +1188,7 @@ static struct job *job_new_from_request(struct jobs *j, const struct job_request
     job->owner = caller->owner ? xstrdup(caller->owner) : NULL;
     job->may_replace_any = caller->may_replace_any;
     job->created_seq = job->queue_seq = ++j->last_seq;
+    job_deadline_begin(job);
     clock_utc(job->created);
     return job;
 }
@@ -1162,10 +1268,18 @@ json_t *jobs_get(struct jobs *j, const char *id, struct error *err) {
     return copy;
 }
 
-json_t *jobs_list(struct jobs *j) {
+bool job_state_exists(const char *state) {
+    for (int i = 0; i < N_STATES; i++)
+        if (strcmp(state_names[i], state) == 0) return true;
+    return false;
+}
+
+json_t *jobs_list(struct jobs *j, const char *state) {
     json_t *list = json_array(), *copy;
     pthread_mutex_lock(&j->lock);
-    for (int i = j->n; i-- > 0;) json_array_append_new(list, job_json(j->v[i]));
+    for (int i = j->n; i-- > 0;)
+        if (!state || strcmp(state_names[j->v[i]->state], state) == 0)
+            json_array_append_new(list, job_json(j->v[i]));
     copy = json_deep_copy(list);
     json_decref(list);
     pthread_mutex_unlock(&j->lock);
@@ -1198,7 +1312,11 @@ static int job_resume(struct jobs *j, struct job *job, struct error *err) {
     if (job->state == QUEUED || job->state == RUNNING) return OK;
     const struct job before = *job;
     job->cancel_requested = false;
-    if (job->state != PAUSED) job->queue_seq = ++j->last_seq;
+    if (job->state != PAUSED) {
+        job->queue_seq = ++j->last_seq;
+        job->retried = 0;
+        job_deadline_begin(job);
+    }
     int rc = job_set_state(j, job, QUEUED, err);
     if (rc != OK) *job = before;
     return rc;

@@ -26,6 +26,12 @@
  * Every change of state is stored before it is reported, so jobs_open continues even after a kill
  * -9: queued and running jobs are queued in the same order and run again with the same command,
  * which resumes from its checkpoint if its kind has one; paused jobs remain paused.
+ *
+ * The next job is one of the highest priority; of these, one of the owner with the fewest running
+ * jobs, then of the owner whose last start is longest ago; of its jobs, the first in the queue. A
+ * job with `retries` that fails is queued again after a pause, which grows fourfold each time, and
+ * is "failed" when no retry is left. Failed jobs with their reasons are the dead letters: they are
+ * kept until they are resumed or deleted.
  */
 #ifndef SHOAL_JOBS_H
 #define SHOAL_JOBS_H
@@ -73,7 +79,7 @@ struct job_request_rules {
 /* A checked request. */
 struct job_request {
     /* {kind, args, options} with all keys, sorted, and canonical option names, so equal requests
-     * are equal values; "in_process" is true or missing, "publish_steps" positive or missing.
+     * are equal values; "in_process" is true or missing, numbers are as in the request or missing.
      * Outputs are paths already; inputs are as the client wrote them. */
     json_t *normalized;
     json_t *resolved;       /* the same with canonical paths of inputs too */
@@ -136,6 +142,7 @@ struct jobs_options {
     int (*prepare)(void *ctx, const struct job_attempt *a, json_t *options, char **permissions,
                    struct error *err);
     double cancel_seconds; /* time from SIGTERM to SIGKILL; 0: 10 */
+    double retry_seconds;  /* pause before the first retry of a job; 0: 5 */
     bool same_priority;    /* jobs have the priority of this process, and do not yield */
     void *ctx;
     /* Runs a job in this process, in its thread, whose log sink, progress and results are those of
@@ -176,8 +183,10 @@ struct job_caller {
     char field[64];
 };
 /*
- * Submits a job. A request is {"kind", "args": [strings], "options": {name: value}}, and for a job
- * in this process "in_process": true and perhaps "publish_steps": N. An option's value is a string,
+ * Submits a job. A request is {"kind", "args": [strings], "options": {name: value}}, perhaps with
+ * "priority" (-100 to 100, 0), "retries" (at most 3, 0) and "deadline" (seconds from now, after
+ * which the job fails if it has not ended), and for a job in this process "in_process": true and
+ * perhaps "publish_steps": N. An option's value is a string,
  * a number, true (--name), false (--no-name) or a list of these. Values are passed as
  * --name=value, so no value can become another option, and no shell is involved. ERR_USAGE: the
  * request is invalid.
@@ -197,20 +206,24 @@ char *jobs_owner(struct jobs *j, const char *id);
 bool jobs_may_replace(struct jobs *j, const char *id);
 
 /*
- * A job as JSON: {id, kind, args, options, state, created, attempts (number of starts)} and, once
- * they are known, pid (of a process), started, ended, exit or signal, note (why it failed), cancel
- * (true: cancellation was requested), progress {title, done, total, seconds_left}, figures (the
- * metrics that it reports) {name: the last value, or null if it is not a number}. ERR_MISSING: no
- * such job.
+ * A job as JSON: {id, kind, args, options, state, created, attempts (number of starts)}, what its
+ * request has of priority, retries, deadline, in_process and publish_steps, and, once they are
+ * known, retried (retries since the client started or resumed it), pid (of a process), started,
+ * ended, exit or signal, note (why it failed), cancel (true: cancellation was requested), progress
+ * {title, done, total, seconds_left}, figures (the metrics that it reports) {name: the last value,
+ * or null if it is not a number}. ERR_MISSING: no such job.
  */
 json_t *jobs_get(struct jobs *j, const char *id, struct error *err);
-json_t *jobs_list(struct jobs *j); /* an array of jobs, the newest first */
+/* An array of jobs, the newest first; those of one state (such as "failed") unless it is NULL. */
+json_t *jobs_list(struct jobs *j, const char *state);
+bool job_state_exists(const char *state);
 
 /* The following functions return OK if the job is in the requested state already, and ERR_STATE if
  * it cannot reach that state any more. */
 int jobs_pause(struct jobs *j, const char *id, struct error *err);
 /* A paused job returns to its place in the queue and continues at its turn. A failed or cancelled
- * job is put at the end of the queue and runs again at its turn. */
+ * job is put at the end of the queue and runs again at its turn, with all its retries; its
+ * deadline, if it has one, begins anew. */
 int jobs_resume(struct jobs *j, const char *id, struct error *err);
 /* Sends SIGTERM, and SIGKILL after cancel_seconds; the job is "cancelled" once the process has
  * ended. */

@@ -17,12 +17,17 @@
 #include <string.h>
 
 /* Limits of a request. */
-enum {
-    MAX_VALUES = 1024,
-    MAX_TEXT_BYTES = 64 << 10,
-    MAX_NAME_BYTES = 64,
-    FIELD_BYTES = 64,
-    MAX_PUBLISH_STEPS = 1000000000
+enum { MAX_VALUES = 1024, MAX_TEXT_BYTES = 64 << 10, MAX_NAME_BYTES = 64, FIELD_BYTES = 64 };
+
+/* Keys of a request with whole numbers. */
+static const struct number_key {
+    const char *name;
+    int min, max;
+} number_keys[] = {
+    {"publish_steps", 1, 1000000000},
+    {"priority", -100, 100},
+    {"retries", 0, 3},
+    {"deadline", 1, 1000000000},
 };
 
 struct request_checker {
@@ -402,23 +407,36 @@ static int size_check(const struct request_checker *c, const json_t *request) {
         MAX_VALUES, MAX_TEXT_BYTES);
 }
 
+static const struct number_key *number_key_find(const char *name) {
+    for (size_t i = 0; i < ARRAY_LEN(number_keys); i++)
+        if (strcmp(number_keys[i].name, name) == 0) return &number_keys[i];
+    return NULL;
+}
+
+static int number_check(const struct request_checker *c, const struct number_key *k,
+                        const json_t *v) {
+    if (json_is_integer(v) && json_integer_value(v) >= k->min && json_integer_value(v) <= k->max)
+        return OK;
+    return error_set(c->err, ERR_USAGE, "'%s' must be an integer from %d to %d", k->name, k->min,
+                     k->max);
+}
+
 static int keys_check(const struct request_checker *c, const json_t *request) {
     const char *key;
     json_t *v;
     json_object_foreach ((json_t *)(uintptr_t)request, key, v) {
+        const struct number_key *number = number_key_find(key);
         bool args = strcmp(key, "args") == 0, options = strcmp(key, "options") == 0,
-             in_process = strcmp(key, "in_process") == 0, steps = strcmp(key, "publish_steps") == 0;
+             in_process = strcmp(key, "in_process") == 0;
         field_set(c, key);
-        if (!args && !options && !in_process && !steps && strcmp(key, "kind") != 0)
+        if (!args && !options && !in_process && !number && strcmp(key, "kind") != 0)
             return error_set(c->err, ERR_USAGE,
-                             "the keys of a job are 'kind', 'args', 'options', 'in_process' and "
-                             "'publish_steps'; there are no others");
+                             "the keys of a job are 'kind', 'args', 'options', 'priority', "
+                             "'retries', 'deadline', 'in_process' and 'publish_steps'; there are "
+                             "no others");
         if (in_process && !json_is_boolean(v))
             return error_set(c->err, ERR_USAGE, "'in_process' must be true or false");
-        if (steps && !(json_is_integer(v) && json_integer_value(v) >= 1 &&
-                       json_integer_value(v) <= MAX_PUBLISH_STEPS))
-            return error_set(c->err, ERR_USAGE, "'publish_steps' must be an integer from 1 to %d",
-                             MAX_PUBLISH_STEPS);
+        if (number && number_check(c, number, v) != OK) return c->err->code;
         if (args && !json_is_array(v)) return error_set(c->err, ERR_USAGE, "'args' must be a list");
         if (options && !json_is_object(v))
             return error_set(c->err, ERR_USAGE, "'options' must be an object");
@@ -450,8 +468,9 @@ static json_t *empty_request(const json_t *request) {
         json_pack("{s:[],s:O,s:{}}", "args", "kind", json_object_get(request, "kind"), "options");
     if (json_is_true(json_object_get(request, "in_process")))
         json_object_set_new(v, "in_process", json_true());
-    if (json_object_get(request, "publish_steps"))
-        json_object_set(v, "publish_steps", json_object_get(request, "publish_steps"));
+    for (size_t i = 0; i < ARRAY_LEN(number_keys); i++)
+        if (json_object_get(request, number_keys[i].name))
+            json_object_set(v, number_keys[i].name, json_object_get(request, number_keys[i].name));
     return v;
 }
 

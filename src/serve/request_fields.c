@@ -171,7 +171,7 @@ static const struct body_fields {
     {"/v1/debate", "team question choices rounds seed temperature trace stream", ""},
     {"/v1/feedback", "id rating correction comment", ""},
     {"/v1/ab", "name model a b share once_per_user alpha min_pairs max_pairs", ""},
-    {"/v1/jobs", "kind args options in_process publish_steps", ""},
+    {"/v1/jobs", "kind args options priority retries deadline in_process publish_steps", ""},
     {"/v1/sleep", "options", ""},
     {"/v1/sleep/rollback", "to", ""},
     {"/v1/adapters/*", "to", ""},

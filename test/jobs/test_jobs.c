@@ -731,7 +731,7 @@ static void test_queue(void **state) {
     await_result(first);
     assert_int_equal(jobs_pause(j, second.text, &err), OK);
     assert_true(is_in_state(third, "queued") && is_in_state(last, "queued"));
-    json_t *list = jobs_list(j);
+    json_t *list = jobs_list(j, NULL);
     assert_int_equal(json_array_size(list), 4);
     assert_string_equal(json_get_string(json_array_get(list, 0), "id"), last.text);
     assert_string_equal(json_get_string(json_array_get(list, 3), "id"), first.text);
@@ -814,6 +814,125 @@ static int submit_text(const char *text, const char *key, char id[JOB_ID_LEN]) {
     return submit_by(text, &caller, id);
 }
 
+/* Submits "wait FILE" with more keys of the request, for an owner. */
+static struct id submit_wait(const char *file, const char *more, const char *owner) {
+    struct id id;
+    struct job_caller caller = {.owner = owner};
+    char *text =
+        xasprintf("{\"kind\":\"eval\",\"args\":[\"wait\",\"%s\"]%s}", path_in_dir(file), more);
+    if (submit_by(text, &caller, id.text) != OK) fail_msg("%s", err.text);
+    free(text);
+    return id;
+}
+
+/* A higher priority goes first; owners take turns; then the order of the queue decides. */
+static void test_turns(void **state) {
+    (void)state;
+    struct id running = submit_wait("go", "", "ann");
+    await_state(running, "running");
+    struct id low = submit_wait("a", ",\"priority\":-1", "cid"), ann1 = submit_wait("b", "", "ann"),
+              ann2 = submit_wait("c", "", "ann"), bob = submit_wait("d", "", "bob"),
+              high = submit_wait("e", ",\"priority\":7", "ann");
+    const struct id order[] = {running, high, bob, ann1, ann2, low};
+    static const char *const files[] = {"go", "e", "d", "b", "c", "a"};
+    for (size_t i = 0; i < ARRAY_LEN(order); i++) {
+        await_state(order[i], "running");
+        for (size_t k = i + 1; k < ARRAY_LEN(order); k++)
+            assert_true(is_in_state(order[k], "queued"));
+        touch(files[i]);
+    }
+    await_state(low, "done");
+    assert_int_equal(job_number(high, "priority"), 7);
+}
+
+/* With two slots, the owner without a running job gets the second one. */
+static void test_fair_share(void **state) {
+    (void)state;
+    reopen((struct jobs_options){.max_running = 2});
+    struct id first = submit_wait("a", "", "ann"), second = submit_wait("b", "", "ann");
+    await_state(first, "running");
+    await_state(second, "running");
+    struct id third = submit_wait("c", "", "ann"), bob1 = submit_wait("d", "", "bob"),
+              bob2 = submit_wait("e", "", "bob");
+    touch("a");
+    await_state(bob1, "running");
+    assert_true(is_in_state(third, "queued") && is_in_state(bob2, "queued"));
+    touch("b");
+    await_state(third, "running");
+    assert_true(is_in_state(bob2, "queued"));
+    touch("c"), touch("d"), touch("e");
+    await_state(bob2, "done");
+}
+
+static void test_retries(void **state) {
+    (void)state;
+    struct id id, other;
+    reopen((struct jobs_options){.retry_seconds = 0.05});
+    assert_int_equal(
+        submit_text("{\"kind\":\"eval\",\"args\":[\"silent\",\"\"],\"retries\":2}", NULL, id.text),
+        OK);
+    await_state(id, "failed");
+    assert_int_equal(job_number(id, "attempts"), 3);
+    assert_int_equal(job_number(id, "retried"), 2);
+    assert_string_equal(event_states(id), "queued running queued running queued running failed");
+    json_t *dead = jobs_list(j, "failed");
+    assert_int_equal(json_array_size(dead), 1);
+    json_decref(dead);
+    assert_true(job_state_exists("failed") && !job_state_exists("dead"));
+    /* the client may try again, with all retries */
+    assert_int_equal(jobs_resume(j, id.text, &err), OK);
+    await_state(id, "failed");
+    assert_int_equal(job_number(id, "attempts"), 6);
+    /* a wrong command line is wrong again */
+    assert_int_equal(
+        submit_text("{\"kind\":\"eval\",\"args\":[\"fail\",\"\"],\"retries\":2}", NULL, other.text),
+        OK);
+    await_state(other, "failed");
+    assert_int_equal(job_number(other, "attempts"), 1);
+}
+
+/* A job that waits for its retry can be cancelled, gives its slot to others, and is tried again
+ * after a restart. */
+static void test_retry_pause(void **state) {
+    (void)state;
+    struct id id, cancelled;
+    static const char *const text = "{\"kind\":\"eval\",\"args\":[\"silent\",\"\"],\"retries\":1}";
+    reopen((struct jobs_options){.retry_seconds = 1000});
+    assert_int_equal(submit_text(text, NULL, id.text), OK);
+    assert_int_equal(submit_text(text, NULL, cancelled.text), OK);
+    struct id last = submit("lines", "1");
+    await_state(last, "done");
+    assert_true(is_in_state(id, "queued") && is_in_state(cancelled, "queued"));
+    assert_non_null(strstr(job_text(id, "note"), "attempt 1 failed"));
+    assert_int_equal(jobs_cancel(j, cancelled.text, &err), OK);
+    assert_true(is_in_state(cancelled, "cancelled"));
+    reopen((struct jobs_options){0});
+    await_state(id, "failed");
+    assert_int_equal(job_number(id, "attempts"), 2);
+}
+
+/* A job that is late fails with that reason: one that runs is stopped, one that waits is not
+ * started. Retries do not follow. */
+static void test_deadline(void **state) {
+    (void)state;
+    struct id late = submit_wait("never", ",\"deadline\":2,\"retries\":3", NULL),
+              queued = submit_wait("never", ",\"deadline\":2", NULL),
+              paused = submit_wait("never", ",\"deadline\":2", NULL),
+              in_time = submit_wait("go", ",\"deadline\":600", NULL);
+    assert_int_equal(jobs_pause(j, paused.text, &err), OK);
+    await_state(late, "failed");
+    assert_non_null(strstr(job_text(late, "note"), "stopped at its deadline of 2 seconds"));
+    await_state(queued, "failed");
+    assert_non_null(strstr(job_text(queued, "note"), "not started within its deadline"));
+    await_state(paused, "failed");
+    touch("go");
+    await_state(in_time, "done");
+    reopen((struct jobs_options){0}); // deadlines survive a restart
+    assert_int_equal(jobs_resume(j, queued.text, &err), OK);
+    await_state(queued, "failed");
+    assert_non_null(strstr(job_text(queued, "note"), "stopped at its deadline"));
+}
+
 static void test_idempotency(void **state) {
     (void)state;
     struct id a, b;
@@ -833,7 +952,7 @@ static void test_idempotency(void **state) {
     reopen((struct jobs_options){0}); /* also tomorrow */
     assert_int_equal(submit_text("{\"kind\":\"eval\",\"args\":[\"lines\",\"1\"]}", "k2", b.text),
                      OK);
-    json_t *list = jobs_list(j);
+    json_t *list = jobs_list(j, NULL);
     assert_int_equal(json_array_size(list), 2);
     json_decref(list);
     char key[400];
@@ -956,7 +1075,7 @@ static void test_refused(void **state) {
     for (int i = 0; i < 2000; i++) json_array_append_new(args, json_string("x"));
     assert_int_equal(jobs_submit(j, request, &caller, id.text, &err), ERR_USAGE);
     json_decref(request);
-    json_t *list = jobs_list(j);
+    json_t *list = jobs_list(j, NULL);
     assert_int_equal(json_array_size(list), 0);
     json_decref(list);
     await_state(submit("lines", "1"), "done");
@@ -1768,6 +1887,10 @@ static void test_thread_requests(void **state) {
         {"{\"kind\":\"train\",\"args\":[\"a\"],\"in_process\":false}", "", true},
         {"{\"kind\":\"eval\",\"in_process\":true}", "in_process", false},
         {"{\"kind\":\"train\",\"in_process\":1}", "in_process", false},
+        {"{\"kind\":\"eval\",\"retries\":4}", "retries", false},
+        {"{\"kind\":\"eval\",\"priority\":1.5}", "priority", false},
+        {"{\"kind\":\"eval\",\"deadline\":0}", "deadline", false},
+        {"{\"kind\":\"eval\",\"priority\":-100,\"retries\":0,\"deadline\":9}", "", true},
         {"{\"kind\":\"train\",\"publish_steps\":1}", "publish_steps", false},
         {"{\"kind\":\"train\",\"in_process\":true,\"publish_steps\":0}", "publish_steps", false},
         {"{\"kind\":\"train\",\"in_process\":true,\"publish_steps\":1.5}", "publish_steps", false},
@@ -1852,6 +1975,11 @@ int main(int argc, char **argv) {
         cmocka_unit_test_setup_teardown(test_pause, setup, teardown),
         cmocka_unit_test_setup_teardown(test_queue, setup, teardown),
         cmocka_unit_test_setup_teardown(test_max_running, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_turns, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_fair_share, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_retries, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_retry_pause, setup, teardown),
+        cmocka_unit_test_setup_teardown(test_deadline, setup, teardown),
         cmocka_unit_test_setup_teardown(test_rerun, setup, teardown),
         cmocka_unit_test_setup_teardown(test_idempotency, setup, teardown),
         cmocka_unit_test_setup_teardown(test_command_line, setup, teardown),

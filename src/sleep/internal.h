@@ -13,11 +13,11 @@ struct train_settings sleep_train_settings(const struct sleep_options *o,
 /* wordings.c */
 
 enum {
-    SLEEP_TRAINED = 4,  /* questions of an attribute for training */
-    SLEEP_PREFIXES = 4, /* prefixes for each of them */
-    SLEEP_OBJECTS = 2,  /* names of an attribute for training */
-    SLEEP_FRAMES = 8,   /* questions with a place for each of them */
-    SLEEP_QUESTIONS = SLEEP_TRAINED * SLEEP_PREFIXES + SLEEP_OBJECTS * SLEEP_FRAMES,
+    SLEEP_TRAINED = 12, /* questions of an attribute for training, each without and with a prefix */
+    SLEEP_PREFIXES = 6, /* in turn */
+    SLEEP_OBJECTS = 4,  /* names of an attribute for training */
+    SLEEP_FRAMES = 12,  /* questions with a place for a name, each with two of them */
+    SLEEP_QUESTIONS = 2 * SLEEP_TRAINED + 2 * SLEEP_FRAMES,
     SLEEP_HELD_OUT = 2 /* questions for measuring only */
 };
 bool sleep_has_wordings(const char *attribute);

@@ -20,7 +20,7 @@ sleep_out() {
     name=$1
     shift
     "$shoal" sleep $model --exact --quiet --json --memory "$db" --out "$tmp/$name" --r 8 --bsz 8 --grad-accum 1 --lr 2.5e-3 \
-        --lora-dropout 0 --max-steps 120 --rehearse copy,compare --rehearse-n 60 --retain-n 25 "$@" >"$tmp/result" 2>"$tmp/err"
+        --lora-dropout 0 --max-steps 150 --rehearse copy,compare --rehearse-n 60 --retain-n 25 "$@" >"$tmp/result" 2>"$tmp/err"
 }
 # is NAME EXPRESSION: whether a Python expression of the JSON `v` in the first line of $tmp/result is true.
 is() {
@@ -38,7 +38,7 @@ learn '我的职业是医生。'
 learn 'My name is Elsbeth.' other
 
 "$shoal" sleep $model --memory "$db" --out "$tmp/me" --rehearse copy --dry-run --json >"$tmp/result" 2>"$tmp/err"
-is "a dry run prints the work" 'v["dry_run"]["facts"] == 4 and v["dry_run"]["lines"] == 128 and v["dry_run"]["unlearned"] == [1, 2, 3, 4]'
+is "a dry run prints the work" 'v["dry_run"]["facts"] == 4 and v["dry_run"]["lines"] == 192 and v["dry_run"]["unlearned"] == [1, 2, 3, 4]'
 if [ -e "$tmp/me" ]; then bad "a dry run writes nothing" "$(ls -a "$tmp/me")"; else ok "a dry run writes nothing"; fi
 
 # English, Japanese and Chinese facts are recalled in wordings that no training line has.

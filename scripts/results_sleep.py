@@ -24,19 +24,20 @@ JOBS = "baker welder nurse tailor glazier surveyor beekeeper printer".split()
 HOBBIES = "archery juggling pottery fencing knitting chess rowing gliding".split()
 LANGUAGES = "Icelandic Basque Maltese Welsh Estonian Quechua Zulu Khmer".split()
 
-# Wordings for this table only: in no training line, and not used when the training was tuned.
+# Wordings for this table only, by an author who has not seen those of the training: of four for each attribute the first two that
+# are in no training line.
 QUESTIONS = {
-    "name": ("What do people call me?", "Say my name, please."),
-    "age": ("How many years have I lived?", "What age am I?"),
-    "birthday": ("On which day was I born?", "When do I celebrate my birthday?"),
-    "residence": ("In which town do I live?", "What place do I live at?"),
-    "origin": ("Where am I from?", "What is the place that I come from?"),
-    "occupation": ("What kind of work do I do?", "Which job do I have?"),
-    "employer": ("Which firm do I work for?", "What company employs me?"),
-    "pet": ("Which animal do I keep?", "What kind of pet do I have?"),
-    "allergy": ("Which food am I allergic to?", "What must I not eat because of my allergy?"),
-    "hobby": ("What hobby do I have?", "What do I like to do in my spare time?"),
-    "language": ("What tongue do I speak?", "Which language can I speak?"),
+    "name": ("Do you happen to remember what I'm called?", "Remind me, how did I introduce myself to you?"),
+    "age": ("How many years old am I right now?", "Can you tell me my current age?"),
+    "birthday": ("On which day and month do I celebrate my birthday?", "When should people wish me a happy birthday?"),
+    "residence": ("Which town am I living in these days?", "Where is my home at the moment?"),
+    "origin": ("Where do I come from originally?", "What's the name of my hometown?"),
+    "occupation": ("Can you remember what my job is?", "Remind me what kind of work I do."),
+    "employer": ("Which company am I employed by at the moment?", "Do you remember the name of my employer?"),
+    "pet": ("What pet do I have, and what's it called?", "Do you remember which animal I keep at home?"),
+    "allergy": ("Which food am I allergic to?", "What should I never eat because of my allergy?"),
+    "hobby": ("What do I like doing in my free time?", "Can you tell me what my hobby is?"),
+    "language": ("In what language can people talk to me?", "Do you remember what my language is?"),
 }
 
 
@@ -147,7 +148,7 @@ def report(folder, numeric_class):
         print(f"# Memories as weights (`make results-sleep`)\n\n{summary(rows)}\n")
         print(f"models/fry, {numeric_class} class, `shoal sleep` with its default options: {rows[0]['lines']} lines about the facts of a user, "
               f"{rows[0]['rehearsal']} lines of the families. Each fact is asked in two wordings of the gate, by which the sleep measures itself, and in "
-              f"two other wordings, which were written for this table and not used for tuning. Retrieval is `shoal memory search`, words only. A rejected "
+              f"two other wordings, which an author has written for this table without knowledge of those of the training. Retrieval is `shoal memory search`, words only. A rejected "
               f"adapter is not published; its user's figures of the other wordings are those of the adapter before.\n")
         recall_table(rows)
         print()

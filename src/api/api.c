@@ -19,4 +19,5 @@ const struct server_module *const api_modules[] = {&ab_module,
                                                    &memories_module,
                                                    &sleep_module,
                                                    &mcp_module,
+                                                   &cluster_module,
                                                    NULL};

@@ -7,7 +7,8 @@
 
 extern const struct server_module ab_module, openai_module, vllm_module, llamacpp_module,
     ollama_module, ask_module, conversations_module, jobs_module, system_module, worlds_module,
-    page_module, backups_module, knowledge_module, memories_module, sleep_module, mcp_module;
+    page_module, backups_module, knowledge_module, memories_module, sleep_module, mcp_module,
+    cluster_module;
 
 void web_ui_handle(void *ctx,
                    struct exchange *x); /* web_ui.c: serves the web page, also at / for browsers */

@@ -89,7 +89,7 @@ struct run_cluster {
 
 static int engine_opened(void *ctx, struct engine *e, struct model *m, struct error *err) {
     struct run_cluster *r = ctx;
-    r->cluster = cluster_flags_open(r->flags, r->c, memory_limit_named(), e, m, err);
+    r->cluster = cluster_flags_open(r->flags, r->c, memory_limit_named(), false, e, m, err);
     return r->cluster ? OK : err->code;
 }
 

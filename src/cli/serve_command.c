@@ -27,6 +27,7 @@ const struct option_row serve_command_rows[] = {
     ALIAS("lora-modules", "adapter"),
     ALIAS("reasoning-format", "reasoning-parser"),
     SETUP_ROWS(struct serve_command, setup),
+    SERVER_CLUSTER_ROWS(struct serve_command, setup.cluster),
     {0},
 };
 #undef ROW
@@ -251,7 +252,9 @@ int serve_command_run(const struct cli_options *c, const struct serve_command *o
     if (rc == OK) rc = request_memory_fit(c, o, args->v[0], others, &so, &w, err);
     if (rc == OK) rc = first_model_limit(c, o, args->v[0], &so, others, &w, err);
     if (rc == OK) rc = setup_open(&s, c, &o->setup, args->v[0], &w, err);
+    s.streams = true;
     if (rc == OK && !o->setup.dry_run) rc = setup_engine(&s, err);
+    so.cluster = s.cluster;
     s.limit = so.max_memory; // setup_close compares it with the peak of all models
     so.plan = &s.plan;
     so.find = cli_find_file;

@@ -206,13 +206,14 @@ static int recorder_open(struct setup *s, struct error *err) {
 }
 
 struct cluster *cluster_flags_open(const struct cluster_flags *f, const struct cli_options *c,
-                                   size_t max_memory, struct engine *e, struct model *m,
-                                   struct error *err) {
+                                   size_t max_memory, bool streams, struct engine *e,
+                                   struct model *m, struct error *err) {
     const struct cluster_options o = {.address = f->address,
                                       .replicas = (int)f->replicas,
                                       .balancer = f->balancer,
                                       .threads = (int)c->threads,
-                                      .max_memory = max_memory};
+                                      .max_memory = max_memory,
+                                      .streams = streams};
     return cluster_open(&o, e, m, err);
 }
 
@@ -222,7 +223,7 @@ int setup_engine(struct setup *s, struct error *err) {
     s->e = engine_new(s->m, &s->engine, err);
     if (!s->e) return err->code;
     if (!s->o->cluster.address || s->o->dry_run) return OK;
-    s->cluster = cluster_flags_open(&s->o->cluster, s->c, s->limit, s->e, s->m, err);
+    s->cluster = cluster_flags_open(&s->o->cluster, s->c, s->limit, s->streams, s->e, s->m, err);
     return s->cluster ? OK : err->code;
 }
 

@@ -47,27 +47,25 @@ struct setup_options {
         SETUP_ROW("store", OPT_STRING, type, field.store, SETUP_STORE, "FILE",                     \
                   "database of stored calls", JOB_ARG_SERVER_ONLY)
 #define SETUP_STORE "runs/calls.db"
-/* Rows of a command whose options struct `type` has a struct cluster_flags `field`. */
+/* Rows of a command whose options struct `type` has a struct cluster_flags `field`; the second
+ * macro is for a server. */
 #define CLUSTER_ROWS(type, field)                                                                  \
+    SERVER_CLUSTER_ROWS(type, field), {                                                            \
+        "replicas", OPT_INT, offsetof(type, field.replicas), "1", 1, UNIT_REPLICAS_MAX, "N",       \
+            "nodes that compute each call; the result of more than half of them stands"            \
+    }
+#define SERVER_CLUSTER_ROWS(type, field)                                                           \
     SETUP_ROW("cluster", OPT_STRING, type, field.address, NULL, "ADDRESS",                         \
               "compute on a cluster: local:N starts N processes of this machine, "                 \
               "nats://HOST uses the nodes of a NATS server"),                                      \
-        {"replicas",                                                                               \
-         OPT_INT,                                                                                  \
-         offsetof(type, field.replicas),                                                           \
-         "1",                                                                                      \
-         1,                                                                                        \
-         UNIT_REPLICAS_MAX,                                                                        \
-         "N",                                                                                      \
-         "nodes that compute each call; the result of more than half of them stands"},             \
         SETUP_ROW("balancer", OPT_STRING, type, field.balancer, "hybrid", "NAME",                  \
                   "how calls are distributed to nodes: hybrid, round_robin, least_loaded, "        \
                   "capability, adapter or prefix",                                                 \
                   JOB_ARG_TEXT)
 /* Starts the cluster of the options. */
 struct cluster *cluster_flags_open(const struct cluster_flags *f, const struct cli_options *c,
-                                   size_t max_memory, struct engine *e, struct model *m,
-                                   struct error *err);
+                                   size_t max_memory, bool streams, struct engine *e,
+                                   struct model *m, struct error *err);
 
 struct setup {
     const struct cli_options *c;
@@ -81,6 +79,7 @@ struct setup {
     struct engine *e;
     struct recorded_adapter *adapters; /* absolute paths; owns both */
     int n_adapters;
+    bool streams; /* for a server: the cluster streams the tokens of replies */
     struct recorder recorder;
     struct cluster *cluster; /* of --cluster, or NULL */
 };

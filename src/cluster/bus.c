@@ -108,3 +108,7 @@ int bus_nak(struct bus *b, uint64_t item, struct error *err) {
 int bus_working(struct bus *b, uint64_t item, struct error *err) {
     return b->backend->working(b->state, item, err);
 }
+
+void bus_wake(struct bus *b) {
+    b->backend->wake(b->state);
+}

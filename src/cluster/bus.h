@@ -59,5 +59,7 @@ int bus_ack(struct bus *b, uint64_t item, struct error *err);
 int bus_nak(struct bus *b, uint64_t item, struct error *err);
 /* Tells that an item is still being worked on. */
 int bus_working(struct bus *b, uint64_t item, struct error *err);
+/* Ends the wait of bus_receive, or of the next one, which returns 0. Any thread. */
+void bus_wake(struct bus *b);
 
 #endif

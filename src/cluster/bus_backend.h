@@ -21,6 +21,7 @@ struct bus_backend {
     int (*ack)(void *b, uint64_t item, struct error *err);
     int (*nak)(void *b, uint64_t item, struct error *err);
     int (*working)(void *b, uint64_t item, struct error *err);
+    void (*wake)(void *b);
 };
 extern const struct bus_backend bus_local, bus_nats;
 

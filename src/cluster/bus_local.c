@@ -10,7 +10,9 @@
 #include <poll.h>
 #include <stdlib.h>
 #include <string.h>
+#include <sys/eventfd.h>
 #include <sys/socket.h>
+#include <unistd.h>
 
 static const double REPLY_SECONDS = 30;
 
@@ -23,7 +25,8 @@ struct waiting {
 struct local_bus {
     struct bus_hub *hub; /* the hub that this process runs, or NULL */
     char *address;
-    int fd;
+    int fd, wake; /* wake: an eventfd */
+    bool woken;   /* since the last local_receive */
     struct buf in, out;
     size_t parsed; /* bytes of `in` before this were handled */
     struct waiting *first, **last, *given;
@@ -54,6 +57,18 @@ static int frame_send(struct local_bus *b, enum bus_op op, uint64_t number, cons
 
 /* receiving */
 
+static void local_wake(void *ctx) {
+    const struct local_bus *b = ctx;
+    uint64_t one = 1;
+    ssize_t n = write(b->wake, &one, sizeof one);
+    (void)n;
+}
+
+static bool wake_clear(const struct local_bus *b) {
+    uint64_t count;
+    return read(b->wake, &count, sizeof count) == sizeof count;
+}
+
 /* 1: *f is the next frame that has arrived, whose data is valid until the next call. */
 static int frame_next(struct local_bus *b, double seconds, struct bus_frame *f, struct error *err) {
     double until = clock_now() + seconds;
@@ -65,10 +80,12 @@ static int frame_next(struct local_bus *b, double seconds, struct bus_frame *f, 
         if (b->parsed) memmove(b->in.data, b->in.data + b->parsed, b->in.len - b->parsed);
         b->in.len -= b->parsed;
         b->parsed = 0;
-        struct pollfd p = {.fd = b->fd, .events = POLLIN};
+        struct pollfd p[] = {{.fd = b->fd, .events = POLLIN}, {.fd = b->wake, .events = POLLIN}};
         double left = MAX(until - clock_now(), 0);
-        int ready = poll(&p, 1, (int)ceil(left * 1000));
+        int ready = poll(p, 2, (int)ceil(left * 1000));
         if (ready == 0 || (ready < 0 && errno == EINTR)) return 0;
+        if (p[1].revents) b->woken |= wake_clear(b);
+        if (!p[0].revents) return 0;
         if (!bus_socket_read(b->fd, &b->in)) return bus_lost(b, err);
     }
 }
@@ -107,7 +124,8 @@ static int local_receive(void *ctx, double seconds, struct bus_message *out, str
         if (!b->first) b->last = &b->first;
         f = b->given->frame;
     } else {
-        int rc = frame_next(b, seconds, &f, err);
+        int rc = frame_next(b, b->woken ? 0 : seconds, &f, err);
+        if (rc == 0) b->woken = false;
         if (rc <= 0) return rc;
     }
     if (f.op != BUS_MESSAGE && f.op != BUS_ITEM)
@@ -181,6 +199,7 @@ static int local_working(void *ctx, uint64_t item, struct error *err) {
 static void local_close(void *ctx) {
     struct local_bus *b = ctx;
     fd_close(&b->fd);
+    fd_close(&b->wake);
     bus_hub_stop(b->hub);
     while (b->first) {
         struct waiting *w = b->first;
@@ -199,9 +218,11 @@ static void *local_open(const char *address, char **joined, struct error *err) {
     struct local_bus *b = xcalloc(1, sizeof *b);
     int rc = OK;
     b->fd = -1;
+    b->wake = eventfd(0, EFD_CLOEXEC | EFD_NONBLOCK);
+    if (b->wake < 0) rc = error_errno(err, "cannot make an eventfd");
     b->last = &b->first;
     if (strcmp(address, "local") == 0) {
-        b->hub = bus_hub_start(err);
+        b->hub = rc == OK ? bus_hub_start(err) : NULL;
         if (!b->hub) rc = err->code;
         b->address = b->hub ? xasprintf("%s%s", UNIX, bus_hub_name(b->hub)) : NULL;
     } else {
@@ -218,4 +239,4 @@ static void *local_open(const char *address, char **joined, struct error *err) {
 
 const struct bus_backend bus_local = {local_open,    local_close,   local_subscribe, local_consume,
                                       local_publish, local_enqueue, local_purge,     local_receive,
-                                      local_ack,     local_nak,     local_working};
+                                      local_ack,     local_nak,     local_working,   local_wake};

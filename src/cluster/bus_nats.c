@@ -109,8 +109,9 @@ struct nats_bus {
     char subject[BUS_NAME_MAX]; /* subject of the last message */
     natsMsg *given;             /* a message without an item, until the next one */
 
-    pthread_mutex_t lock; /* protects the inbox */
+    pthread_mutex_t lock; /* protects the inbox and `woken` */
     pthread_cond_t changed;
+    bool woken;
     struct arrived *first, **last;
     size_t bytes;
 };
@@ -265,6 +266,23 @@ static bool queue_fetch(struct nats_bus *b, int queue, int64_t milliseconds,
     return true;
 }
 
+static void nats_wake(void *ctx) {
+    struct nats_bus *b = ctx;
+    pthread_mutex_lock(&b->lock);
+    b->woken = true;
+    pthread_cond_signal(&b->changed);
+    pthread_mutex_unlock(&b->lock);
+}
+
+/* Whether nats_wake was called since the last call. */
+static bool wake_clear(struct nats_bus *b) {
+    pthread_mutex_lock(&b->lock);
+    bool woken = b->woken;
+    b->woken = false;
+    pthread_mutex_unlock(&b->lock);
+    return woken;
+}
+
 /* Takes a message of the inbox; waits for at most `seconds`. */
 static bool inbox_take(struct nats_bus *b, double seconds, struct bus_message *out) {
     struct timespec until;
@@ -273,7 +291,8 @@ static bool inbox_take(struct nats_bus *b, double seconds, struct bus_message *o
     until.tv_sec += at / SECOND;
     until.tv_nsec = at % SECOND;
     pthread_mutex_lock(&b->lock);
-    if (!b->first && seconds > 0) pthread_cond_timedwait(&b->changed, &b->lock, &until);
+    if (!b->first && !b->woken && seconds > 0)
+        pthread_cond_timedwait(&b->changed, &b->lock, &until);
     struct arrived *a = b->first;
     if (a) {
         b->first = a->next;
@@ -315,7 +334,7 @@ static int nats_receive(void *ctx, double seconds, struct bus_message *out, stru
         if (queue >= 0 && queue_fetch(b, queue, wait, out)) return 1;
         if (lib.natsConnection_IsClosed(b->connection))
             return error_set(err, ERR_IO, "the bus '%s' is closed", b->address);
-    } while (left > 0);
+    } while (left > 0 && !wake_clear(b));
     return 0;
 }
 
@@ -441,9 +460,10 @@ static void *nats_open(const char *address, char **joined, struct error *err) {
 #define nats_ack NULL
 #define nats_nak NULL
 #define nats_working NULL
+#define nats_wake NULL
 
 #endif
 
 const struct bus_backend bus_nats = {nats_open,    nats_close,   nats_subscribe, nats_consume,
                                      nats_publish, nats_enqueue, nats_purge,     nats_receive,
-                                     nats_ack,     nats_nak,     nats_working};
+                                     nats_ack,     nats_nak,     nats_working,   nats_wake};

@@ -12,18 +12,28 @@
 #include "cluster/unit.h"
 #include "cluster/wire.h"
 
+#include <pthread.h>
 #include <sodium.h>
 #include <stdlib.h>
 #include <string.h>
 
 enum { PREFIX_TOKENS = 32, UNIT_BYTES = 512 << 10 };
 static const double TICK_SECONDS = 1, WAIT_SECONDS = 60; // WAIT: between notes about missing nodes
+/* Of a cluster that streams: a unit without parts for STALL_SECONDS goes to another node. */
+static const double STREAM_TICK_SECONDS = 0.25, STALL_SECONDS = 1;
 
 struct client_unit {
     char id[HASH_LEN];
     struct engine_request **calls; /* [n]; NULL: cancelled */
     int n;
-    struct buf text; /* the message for the nodes */
+    struct buf text;            /* the message for the nodes */
+    char sender[NODE_NAME_MAX]; /* streamed: the node that added the last tokens */
+};
+/* A streamed call that the engine computes after a node has sent tokens of it. */
+struct doubt {
+    const struct engine_request *call;
+    char sender[NODE_NAME_MAX], other[NODE_NAME_MAX]; /* other: it has sent other tokens; or "" */
+    char unit[HASH_LEN];
 };
 struct cluster {
     struct bus *bus;
@@ -36,6 +46,17 @@ struct cluster {
     uint64_t n_formed, n_assigned; /* units */
     char results[BUS_NAME_MAX];    /* queue for results */
     bool failed;
+
+    bool streams;
+    char parts[BUS_NAME_MAX]; /* subject for parts */
+    struct doubt *doubts;     /* [n_doubts] */
+    int n_doubts, doubts_cap;
+    json_t *infos; /* node: {level, adapters}, as it reports them */
+    char *address;
+    const char *balancer;
+    int64_t n_here;       /* calls that were computed here */
+    pthread_mutex_t lock; /* protects `status` */
+    json_t *status;
 
     struct engine *engine;
     struct engine_request **waiting; /* [n_waiting] calls that are in no unit yet, in their order */
@@ -96,13 +117,15 @@ static void unit_form(struct cluster *c, int n) {
     c->n_waiting -= n;
     memmove(c->waiting, c->waiting + n, sizeof(struct engine_request *) * (size_t)c->n_waiting);
     unit_id(u->calls, n, c->identity, u->id);
-    if (unit_index(c, u->id) >= 0) { // the same calls are computed already
-        char text[HASH_LEN + 32];
-        int len = snprintf(text, sizeof text, "%s %llu", u->id, (unsigned long long)c->n_formed);
+    if (c->streams || unit_index(c, u->id) >= 0) { // the same calls may be computed already
+        char text[HASH_LEN + BUS_NAME_MAX + 32];
+        int len = snprintf(text, sizeof text, "%s %s %llu", u->id, c->results,
+                           (unsigned long long)c->n_formed);
         sha256_bytes(text, (size_t)len, u->id);
     }
-    wire_write(&u->text, json_pack("{s:s,s:s}", "unit", u->id, "results", c->results), body.data,
-               body.len);
+    json_t *head = json_pack("{s:s,s:s}", "unit", u->id, "results", c->results);
+    if (c->streams) json_object_set_new(head, "parts", json_string(c->parts));
+    wire_write(&u->text, head, body.data, body.len);
     buf_release(&body);
     c->n_formed++;
     if (c->n_units == c->units_cap) {
@@ -118,8 +141,9 @@ static void unit_form(struct cluster *c, int n) {
                                     .prefix = calls_prefix(u->calls, n, prefix) ? prefix : NULL});
 }
 
-/* Divides the waiting calls among the free places of the nodes. */
+/* Divides the waiting calls among the free places of the nodes; with streams, each is a unit. */
 static void units_form(struct cluster *c) {
+    while (c->streams && c->n_waiting > 0) unit_form(c, 1);
     int places = coordinator_places(c->coordinator) / c->replicas;
     for (; places > 0 && c->n_waiting > 0; places--)
         unit_form(c, MIN((c->n_waiting + places - 1) / places, UNIT_CALLS));
@@ -136,10 +160,36 @@ static void unit_remove(struct cluster *c, int index) {
     c->units[index] = c->units[--c->n_units];
 }
 
+static void doubt_add(struct cluster *c, const struct client_unit *u, const char *other) {
+    if (c->n_doubts == c->doubts_cap) {
+        c->doubts_cap = 2 * c->doubts_cap + 16;
+        c->doubts = xrealloc(c->doubts, sizeof *c->doubts * (size_t)c->doubts_cap);
+    }
+    struct doubt *d = &c->doubts[c->n_doubts++];
+    *d = (struct doubt){.call = u->calls[0]};
+    memcpy(d->sender, u->sender, sizeof d->sender);
+    snprintf(d->other, sizeof d->other, "%s", other);
+    memcpy(d->unit, u->id, sizeof d->unit);
+}
+
+/* Removes the doubt about a call; false: there is none. */
+static bool doubt_take(struct cluster *c, const struct engine_request *r, struct doubt *out) {
+    for (int i = 0; i < c->n_doubts; i++)
+        if (c->doubts[i].call == r) {
+            *out = c->doubts[i];
+            c->doubts[i] = c->doubts[--c->n_doubts];
+            return true;
+        }
+    return false;
+}
+
 /* Computes a call here. */
 static void call_return(struct cluster *c, struct engine_request *r) {
     struct error err;
+    struct doubt ignored;
+    c->n_here++;
     if (engine_remote_return(c->engine, r, &err) == OK) return;
+    doubt_take(c, r, &ignored);
     log_warn("a call has no result: %s", err.text);
     r->finish = FINISH_NONE;
     engine_remote_finish(c->engine, r);
@@ -147,6 +197,7 @@ static void call_return(struct cluster *c, struct engine_request *r) {
 
 static void unit_return(struct cluster *c, int index) {
     struct client_unit *u = c->units[index];
+    if (*u->sender) doubt_add(c, u, "");
     for (int i = 0; i < u->n; i++)
         if (u->calls[i]) call_return(c, u->calls[i]);
     unit_remove(c, index);
@@ -163,6 +214,17 @@ static int unit_assign(struct cluster *c, const struct coordinator_action *a, st
     int rc = bus_enqueue(c->bus, queue, id, u->text.data, u->text.len, err);
     free(id);
     free(queue);
+    if (rc != ERR_MEMORY) return rc;
+    log_warn("%d calls are computed here: %s", u->n, err->text);
+    step(c, (struct coordinator_event){.kind = EVENT_CANCEL, .unit = u->id});
+    unit_return(c, index);
+    return OK;
+}
+
+static int unit_cancel(struct cluster *c, const struct coordinator_action *a, struct error *err) {
+    char *subject = xasprintf("%s%s", SUBJECT_NODE, a->node);
+    int rc = wire_publish(c->bus, subject, json_pack("{s:s}", "cancel", a->unit), NULL, 0, err);
+    free(subject);
     return rc;
 }
 
@@ -179,8 +241,11 @@ static void unit_finish(struct cluster *c, const struct coordinator_action *a) {
 static void unit_give_up(struct cluster *c, const struct coordinator_action *a) {
     int index = unit_index(c, a->unit);
     if (index < 0) return;
-    log_warn("no node could compute %d calls, which are computed here: %s", c->units[index]->n,
-             a->text);
+    double now = clock_now();
+    if (!c->streams || now - c->complained >= WAIT_SECONDS || c->complained <= 0)
+        log_warn("no node could compute %d calls, which are computed here: %s", c->units[index]->n,
+                 a->text);
+    if (c->streams) c->complained = now;
     unit_return(c, index);
 }
 
@@ -198,7 +263,7 @@ static int node_changed(struct cluster *c, const struct coordinator_action *a, s
 static int actions_do(struct cluster *c, struct error *err) {
     int rc = OK;
     for (int i = 0; rc == OK && i < c->actions.n; i++) {
-        const struct coordinator_action *a = &c->actions.v[i];
+        const struct coordinator_action action = c->actions.v[i], *a = &action; // v may move
         switch (a->kind) {
         case ACTION_ASSIGN:
             rc = unit_assign(c, a, err);
@@ -208,6 +273,9 @@ static int actions_do(struct cluster *c, struct error *err) {
             break;
         case ACTION_GIVE_UP:
             unit_give_up(c, a);
+            break;
+        case ACTION_CANCEL:
+            rc = unit_cancel(c, a, err);
             break;
         case ACTION_NODE_STATE:
             rc = node_changed(c, a, err);
@@ -220,8 +288,18 @@ static int actions_do(struct cluster *c, struct error *err) {
 
 /* messages */
 
+/* What a node reports about itself, for the status. */
+static void info_set(struct cluster *c, const char *name, const json_t *v) {
+    json_t *adapters = json_object_get(v, "adapters");
+    if (!json_object_get(c->infos, name) && json_object_size(c->infos) >= NODE_MAX) return;
+    json_object_set_new(c->infos, name,
+                        json_pack("{s:s,s:o}", "level", json_get_string(v, "level"), "adapters",
+                                  json_is_array(adapters) ? json_incref(adapters) : json_array()));
+}
+
 static void node_heard(struct cluster *c, const json_t *v) {
     if (!node_name_is_valid(json_get_string(v, "name"))) return;
+    if (c->streams) info_set(c, json_get_string(v, "name"), v);
     step(c, (struct coordinator_event){.kind = EVENT_NODE,
                                        .node = json_get_string(v, "name"),
                                        .identity = json_get_string(v, "identity"),
@@ -237,6 +315,68 @@ static bool unit_is_decided(const struct cluster *c, const char *id) {
     return false;
 }
 
+/* A node has sent other tokens than were sent before. The engine computes them, too. */
+static void unit_doubt(struct cluster *c, int index, const char *node) {
+    struct client_unit *u = c->units[index];
+    log_warn("nodes '%s' and '%s' have sent different tokens for one call, which is computed here",
+             u->sender, node);
+    doubt_add(c, u, node);
+    step(c, (struct coordinator_event){.kind = EVENT_CANCEL, .unit = u->id});
+    *u->sender = 0;
+    unit_return(c, index);
+}
+
+/* Continues after a part or the result of a streamed unit was merged. Returns whether it could be.
+ */
+static bool stream_continue(struct cluster *c, int index, const char *node, int rc, int32_t before,
+                            const struct error *err) {
+    struct client_unit *u = c->units[index];
+    struct engine_request *r = u->calls[0];
+    if (rc == OK && r->n_out > before) snprintf(u->sender, sizeof u->sender, "%s", node);
+    if (rc == ERR_MISMATCH) {
+        unit_doubt(c, index, node);
+    } else if (rc != OK) {
+        step(c, (struct coordinator_event){
+                    .kind = EVENT_FAILURE, .node = node, .unit = u->id, .text = err->text});
+    }
+    return rc == OK;
+}
+
+static void part_heard(struct cluster *c, const json_t *v, const uint8_t *body, size_t len) {
+    const char *node = json_get_string(v, "node");
+    int index = unit_index(c, json_get_string(v, "unit"));
+    struct error err;
+    if (index < 0 || !coordinator_runs(c->coordinator, node, c->units[index]->id)) return;
+    step(c,
+         (struct coordinator_event){.kind = EVENT_PART, .node = node, .unit = c->units[index]->id});
+    if (len == 0) return;
+    struct engine_request *r = c->units[index]->calls[0];
+    json_int_t at = json_integer_value(json_object_get(v, "at"));
+    int32_t before = r->n_out;
+    int rc = at < 0 || at > INT32_MAX ? error_set(&err, ERR_FORMAT, "a part has a wrong position")
+                                      : unit_part_merge(c->engine, body, len, (int32_t)at, r, &err);
+    if (stream_continue(c, index, node, rc, before, &err)) r->n_generated = r->n_out;
+}
+
+/* The result of a streamed unit. */
+static void stream_ended(struct cluster *c, int index, const json_t *v, const uint8_t *body,
+                         size_t len) {
+    const struct client_unit *u = c->units[index];
+    const char *node = json_get_string(v, "node");
+    struct engine_request *r = u->calls[0];
+    struct error err;
+    char hash[HASH_LEN];
+    if (!coordinator_runs(c->coordinator, node, u->id)) return;
+    int32_t before = r->n_out;
+    int rc = unit_result_merge(c->engine, body, len, r, &err);
+    if (!stream_continue(c, index, node, rc, before, &err)) return;
+    r->n_cached = (int32_t)MIN(MAX(json_get_number(v, "cached"), 0), r->n_prompt);
+    r->n_dropped = (int32_t)MIN(MAX(json_get_number(v, "dropped"), 0), INT32_MAX);
+    sha256_bytes(body, len, hash);
+    step(c, (struct coordinator_event){
+                .kind = EVENT_RESULT, .node = node, .unit = u->id, .hash = hash});
+}
+
 /* A unit is decided by the result that gives a hash its majority, so the results of other messages
  * need not be kept. */
 static void result_heard(struct cluster *c, const json_t *v, const uint8_t *body, size_t len) {
@@ -248,6 +388,10 @@ static void result_heard(struct cluster *c, const json_t *v, const uint8_t *body
     char hash[HASH_LEN];
     struct error err;
     if (index < 0) return; // it is done
+    if (c->streams && !*e.text) {
+        stream_ended(c, index, v, body, len);
+        return;
+    }
     const struct client_unit *u = c->units[index];
     if (!*e.text) {
         if (unit_results_parse(c->engine, body, len, u->calls, u->n, &err) != OK) {
@@ -313,6 +457,7 @@ static int message_handle(struct cluster *c, const struct bus_message *m, struct
     if (v && strcmp(m->subject, SUBJECT_NODES) == 0) node_heard(c, v);
     if (v && strcmp(m->subject, c->results) == 0) result_heard(c, v, body, len);
     if (v && strcmp(m->subject, SUBJECT_WANTED) == 0) rc = adapter_send(c, v, err);
+    if (v && strcmp(m->subject, c->parts) == 0) part_heard(c, v, body, len);
     json_decref(v);
     return rc == OK && m->item ? bus_ack(c->bus, m->item, err) : rc;
 }
@@ -344,12 +489,45 @@ static int nodes_up(const struct cluster *c) {
     return up;
 }
 
+static json_t *node_json(const struct cluster *c, const struct cluster_node *n) {
+    const json_t *info = json_object_get(c->infos, n->name);
+    json_t *adapters = json_object_get(info, "adapters");
+    return json_pack("{s:s,s:s,s:b,s:i,s:s,s:f,s:i,s:I,s:f,s:f,s:o}", "name", n->name, "state",
+                     node_state_names[n->state], "usable", strcmp(n->identity, c->identity) == 0,
+                     "threads", n->threads, "level", json_get_string(info, "level"), "load",
+                     n->load, "units", n->n_units, "done", (json_int_t)n->done, "seconds_per_unit",
+                     n->seconds_per_unit, "heard", clock_now() - n->heard, "adapters",
+                     adapters ? json_deep_copy(adapters) : json_array());
+}
+
+static void status_update(struct cluster *c) {
+    int n;
+    const struct cluster_node *nodes = coordinator_nodes(c->coordinator, &n);
+    json_t *list = json_array();
+    for (int i = 0; i < n; i++) json_array_append_new(list, node_json(c, &nodes[i]));
+    json_t *status =
+        json_pack("{s:s,s:s,s:b,s:I,s:o}", "address", c->address, "balancer", c->balancer, "failed",
+                  c->failed, "computed_here", (json_int_t)c->n_here, "nodes", list);
+    pthread_mutex_lock(&c->lock);
+    json_decref(c->status);
+    c->status = status;
+    pthread_mutex_unlock(&c->lock);
+}
+
+json_t *cluster_status_json(struct cluster *c) {
+    pthread_mutex_lock(&c->lock);
+    json_t *copy = json_deep_copy(c->status);
+    pthread_mutex_unlock(&c->lock);
+    return copy;
+}
+
 static int nodes_check(struct cluster *c, struct error *err) {
     double now = clock_now();
     if (c->local && local_nodes_check(c->local, process_gone, c, err) != OK) return err->code;
-    if (now - c->ticked < TICK_SECONDS) return OK;
+    if (now - c->ticked < (c->streams ? STREAM_TICK_SECONDS : TICK_SECONDS)) return OK;
     c->ticked = now;
     step(c, (struct coordinator_event){.kind = EVENT_TICK});
+    if (c->streams) status_update(c);
     int up = nodes_up(c);
     if (up >= c->replicas) c->complained = now;
     if (now - c->complained < WAIT_SECONDS) return OK;
@@ -367,6 +545,7 @@ static void cluster_fail(struct cluster *c, const struct error *err) {
     while (c->n_units > 0) unit_return(c, c->n_units - 1);
     for (int i = 0; i < c->n_waiting; i++) call_return(c, c->waiting[i]);
     c->n_waiting = 0;
+    if (c->streams) status_update(c);
 }
 
 /* the remote of the engine */
@@ -403,6 +582,8 @@ static void remote_step(void *ctx, double seconds) {
 
 static void remote_cancel(void *ctx, struct engine_request *r) {
     struct cluster *c = ctx;
+    struct doubt ignored;
+    if (doubt_take(c, r, &ignored)) return;
     for (int i = 0; i < c->n_waiting; i++)
         if (c->waiting[i] == r) {
             memmove(c->waiting + i, c->waiting + i + 1,
@@ -413,9 +594,37 @@ static void remote_cancel(void *ctx, struct engine_request *r) {
     for (int i = 0; i < c->n_units; i++)
         for (int k = 0; k < c->units[i]->n; k++)
             if (c->units[i]->calls[k] == r) c->units[i]->calls[k] = NULL;
+    for (int i = 0; c->streams && i < c->n_units; i++)
+        if (!c->units[i]->calls[0]) {
+            step(c, (struct coordinator_event){.kind = EVENT_CANCEL, .unit = c->units[i]->id});
+            unit_remove(c, i);
+            return;
+        }
 }
 
-static const struct engine_remote cluster_remote = {remote_submit, remote_step, remote_cancel};
+/* The engine has computed a call of which nodes had sent tokens. */
+static void remote_compared(void *ctx, const struct engine_request *r, bool equal) {
+    struct cluster *c = ctx;
+    struct doubt d;
+    if (!doubt_take(c, r, &d)) return;
+    const char *wrong = equal ? d.other : d.sender;
+    if (!*wrong) return;
+    step(c, (struct coordinator_event){.kind = EVENT_WRONG,
+                                       .node = wrong,
+                                       .unit = d.unit,
+                                       .hash = "",
+                                       .text = "it has sent wrong tokens"});
+}
+
+static void remote_wake(void *ctx) {
+    const struct cluster *c = ctx;
+    bus_wake(c->bus);
+}
+
+static const struct engine_remote cluster_remote = {remote_submit, remote_step, remote_cancel, NULL,
+                                                    NULL},
+                                  stream_remote = {remote_submit, remote_step, remote_cancel,
+                                                   remote_compared, remote_wake};
 
 /* open and close */
 
@@ -439,7 +648,11 @@ static int options_read(struct cluster *c, const struct cluster_options *o,
         return error_set(err, ERR_USAGE, "%d nodes cannot compute a part %d times", c->n_expected,
                          o->replicas);
     c->replicas = MAX(o->replicas, 1);
+    c->streams = o->streams;
+    c->address = xstrdup(o->address);
+    c->balancer = o->balancer ? o->balancer : balancers[0].name;
     *out = (struct coordinator_options){.replicas = c->replicas, .identity = c->identity};
+    if (o->streams) out->stall_seconds = STALL_SECONDS;
     if (o->balancer && !(out->balancer = balancer_find(o->balancer)))
         return error_set(err, ERR_USAGE, "there is no balancer '%s'", o->balancer);
     return OK;
@@ -451,8 +664,10 @@ static int bus_join(struct cluster *c, const char *address, struct error *err) {
     if (!c->bus) return err->code;
     randombytes_buf(&random, sizeof random);
     snprintf(c->results, sizeof c->results, "%s%016llx", QUEUE_RESULTS, (unsigned long long)random);
+    snprintf(c->parts, sizeof c->parts, "%s%016llx", SUBJECT_PARTS, (unsigned long long)random);
     int rc = bus_subscribe(c->bus, SUBJECT_NODES, err);
     if (rc == OK) rc = bus_subscribe(c->bus, SUBJECT_WANTED, err);
+    if (rc == OK && c->streams) rc = bus_subscribe(c->bus, c->parts, err);
     if (rc == OK) rc = bus_consume(c->bus, c->results, 64, err);
     return rc;
 }
@@ -498,16 +713,20 @@ struct cluster *cluster_open(const struct cluster_options *o, struct engine *e, 
                              struct error *err) {
     struct cluster *c = xcalloc(1, sizeof *c);
     struct coordinator_options options;
+    pthread_mutex_init(&c->lock, NULL);
+    c->infos = json_object();
     int rc = options_read(c, o, &options, err);
     if (rc == OK && !model_hash(m, err)) rc = err->code;
     if (rc == OK) {
         c->engine = e;
         unit_identity(e, m, c->identity);
+        if (c->streams) options.window = engine_max_seqs(e);
         c->coordinator = coordinator_new(&options);
+        if (c->streams) status_update(c);
     }
     if (rc == OK) rc = bus_join(c, o->address, err);
     if (rc == OK && c->n_expected) rc = nodes_start(c, o, e, m, err);
-    if (rc == OK) engine_set_remote(e, &cluster_remote, c);
+    if (rc == OK) engine_set_remote(e, c->streams ? &stream_remote : &cluster_remote, c);
     if (rc == OK) return c;
     cluster_close(c);
     return NULL;
@@ -516,6 +735,7 @@ struct cluster *cluster_open(const struct cluster_options *o, struct engine *e, 
 void cluster_close(struct cluster *c) {
     if (!c) return;
     struct error ignored;
+    if (c->bus) actions_do(c, &ignored); // nodes need not compute cancelled units
     local_nodes_stop(c->local);
     if (c->bus) bus_purge(c->bus, c->results, &ignored);
     bus_close(c->bus);
@@ -524,5 +744,10 @@ void cluster_close(struct cluster *c) {
     free(c->units);
     free(c->waiting);
     free(c->actions.v);
+    free(c->doubts);
+    free(c->address);
+    json_decref(c->infos);
+    json_decref(c->status);
+    pthread_mutex_destroy(&c->lock);
     free(c);
 }

@@ -8,6 +8,12 @@
  * majority is used; a node with another result is quarantined. The engine computes a call itself
  * if no node can.
  *
+ * A cluster that streams is for a server: every call is a unit of its own, a node computes many of
+ * them at once, and their tokens arrive as they are generated. If the node is lost or its stream
+ * stalls, another one computes the unit from the start; the tokens that are known already are
+ * compared and skipped. If one differs, the engine computes the call, and the node whose tokens are
+ * wrong is quarantined. A call that no node can take is computed by the engine.
+ *
  * "local:N" starts N processes of this machine. They end with the process that started them.
  * "nats://HOST" uses the nodes that have joined the NATS server.
  */
@@ -23,6 +29,7 @@ struct cluster_options {
     const char *balancer; /* NULL: hybrid */
     int threads;          /* threads of all local nodes together; 0: those of the machine */
     size_t max_memory;    /* limit of all local nodes together in bytes; 0: no limit */
+    bool streams;         /* without replicas */
 };
 enum { CLUSTER_LOCAL_MAX = 64 };
 struct cluster;
@@ -32,6 +39,11 @@ struct cluster;
 struct cluster *cluster_open(const struct cluster_options *o, struct engine *e, struct model *m,
                              struct error *err);
 void cluster_close(struct cluster *c); /* ends its processes; NULL is allowed */
+/* {address, balancer, failed, computed_here, nodes: [{name, state, usable, threads, level, load,
+ * units, done, seconds_per_unit, heard, adapters}]}, as of the last second. usable: it has the
+ * engine's model, class and element types; heard: seconds since its last message; computed_here:
+ * calls that nodes did not compute. Any thread. */
+json_t *cluster_status_json(struct cluster *c);
 
 struct node_options {
     const char *address, *name; /* address of the bus; name of the node */

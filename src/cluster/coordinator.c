@@ -22,7 +22,7 @@ enum attempt_state { ATTEMPT_RUNS, ATTEMPT_VOTED, ATTEMPT_FAILED, ATTEMPT_LOST }
 struct attempt {
     int node;
     enum attempt_state state;
-    double since;
+    double since;        /* of the assignment or, of a streamed unit, of the last part */
     char hash[HASH_LEN]; /* ATTEMPT_VOTED */
 };
 struct unit {
@@ -31,6 +31,7 @@ struct unit {
     int64_t order; /* number of the submission */
     struct attempt *attempts;
     int n_attempts, failures, losses;
+    double alone_since; /* no node can take it; 0: it has a node, or one will have a place */
 };
 struct coordinator {
     struct coordinator_options o;
@@ -109,10 +110,22 @@ static void attempt_end(struct coordinator *c, struct attempt *a, enum attempt_s
     a->state = state;
 }
 
-/* Removes a unit that is done or given up; attempts that still run are forgotten. */
+/* An action for a unit at a node. */
+static void unit_action(struct coordinator *c, enum coordinator_action_kind kind,
+                        const struct unit *u, int node) {
+    struct coordinator_action *a = action_add(c, kind);
+    memcpy(a->node, c->nodes[node].name, sizeof a->node);
+    memcpy(a->unit, u->id, sizeof a->unit);
+}
+
+/* Removes a unit that is done or given up; attempts that still run are cancelled. */
 static void unit_remove(struct coordinator *c, int index) {
     struct unit *u = c->units[index];
-    for (int i = 0; i < u->n_attempts; i++) attempt_end(c, &u->attempts[i], ATTEMPT_LOST);
+    for (int i = 0; i < u->n_attempts; i++) {
+        if (u->attempts[i].state == ATTEMPT_RUNS)
+            unit_action(c, ACTION_CANCEL, u, u->attempts[i].node);
+        attempt_end(c, &u->attempts[i], ATTEMPT_LOST);
+    }
     unit_free(u);
     memmove(c->units + index, c->units + index + 1,
             sizeof *c->units * (size_t)(c->n_units - index - 1));
@@ -250,6 +263,24 @@ static void failure(struct coordinator *c, const struct coordinator_event *e, in
     if (++c->units[index]->failures >= UNIT_FAILURES) unit_give_up(c, index, e->text);
 }
 
+/* The longest gap is forgotten slowly. */
+static void part(struct coordinator *c, const struct coordinator_event *e, int node) {
+    int index = unit_find(c, e->unit);
+    struct attempt *a = index < 0 ? NULL : unit_attempt(c->units[index], node);
+    if (!a || a->state != ATTEMPT_RUNS) return;
+    c->nodes[node].part_gap = MAX(c->now - a->since, 0.99 * c->nodes[node].part_gap);
+    a->since = c->now;
+    c->units[index]->alone_since = 0;
+}
+
+static void wrong(struct coordinator *c, const struct coordinator_event *e, int node) {
+    struct coordinator_action *a = node_set_state(c, node, NODE_QUARANTINED);
+    snprintf(a->unit, sizeof a->unit, "%s", e->unit);
+    snprintf(a->hash, sizeof a->hash, "%s", e->hash);
+    snprintf(a->text, sizeof a->text, "%s", e->text);
+    node_lose_units(c, node);
+}
+
 static void node_events(struct coordinator *c, const struct coordinator_event *e) {
     int node = node_find(c, e->node);
     if (node < 0 || c->nodes[node].state == NODE_QUARANTINED) return;
@@ -257,9 +288,15 @@ static void node_events(struct coordinator *c, const struct coordinator_event *e
         node_gone(c, node);
         return;
     }
+    if (e->kind == EVENT_WRONG) {
+        wrong(c, e, node);
+        return;
+    }
     c->nodes[node].heard = c->now;
     if (e->kind == EVENT_RESULT)
         result(c, e, node);
+    else if (e->kind == EVENT_PART)
+        part(c, e, node);
     else
         failure(c, e, node);
 }
@@ -277,6 +314,8 @@ static void silence_check(struct coordinator *c) {
 
 static bool attempt_is_slow(const struct coordinator *c, const struct attempt *a) {
     double seconds = c->now - a->since, mean = c->nodes[a->node].seconds_per_unit;
+    if (c->o.stall_seconds > 0)
+        return seconds >= MAX(c->o.stall_seconds, PART_GAPS * c->nodes[a->node].part_gap);
     return seconds >= SLOW_SECONDS && seconds >= SLOW_FACTOR * mean;
 }
 
@@ -292,35 +331,33 @@ static int attempts_missing(const struct coordinator *c, const struct unit *u) {
     return needed - (running - slow);
 }
 
-/* The nodes that may get the unit. Those that had it already may only if no other node is left. */
-static int nodes_for(const struct coordinator *c, struct unit *u, int *may) {
-    int n = 0, others = 0;
+/* The nodes that may get the unit. Those that had it already may only if no other node is left.
+ * *others: nodes that have not had it, also those without a place. */
+static int nodes_for(const struct coordinator *c, struct unit *u, int *may, int *others) {
+    int n = 0;
+    *others = 0;
     for (int i = 0; i < c->n_nodes; i++) {
         const struct cluster_node *node = &c->nodes[i];
         if (node->state != NODE_UP || strcmp(node->identity, c->identity) != 0) continue;
         if (unit_attempt(u, i)) continue;
-        others++;
-        if (node->n_units < NODE_WINDOW) may[n++] = i;
+        ++*others;
+        if (node->n_units < c->o.window) may[n++] = i;
     }
-    if (others > 0) return n;
+    if (*others > 0) return n;
     for (int i = 0; i < c->n_nodes; i++) {
         const struct attempt *a = unit_attempt(u, i);
         if (a && a->state != ATTEMPT_RUNS && a->state != ATTEMPT_VOTED &&
-            c->nodes[i].state == NODE_UP && c->nodes[i].n_units < NODE_WINDOW)
+            c->nodes[i].state == NODE_UP && c->nodes[i].n_units < c->o.window)
             may[n++] = i;
     }
     return n;
 }
 
-static void assign_action(struct coordinator *c, const struct unit *u, int node) {
-    struct coordinator_action *a = action_add(c, ACTION_ASSIGN);
-    memcpy(a->node, c->nodes[node].name, sizeof a->node);
-    memcpy(a->unit, u->id, sizeof a->unit);
-}
-
 static bool unit_assign(struct coordinator *c, struct unit *u) {
-    int may[NODE_MAX], n = nodes_for(c, u, may);
+    int may[NODE_MAX], others, n = nodes_for(c, u, may, &others);
+    if (n == 0 && others == 0 && u->alone_since <= 0) u->alone_since = c->now;
     if (n == 0) return false;
+    u->alone_since = 0;
     const struct balance_unit b = {.adapter = *u->adapter ? u->adapter : NULL,
                                    .prefix = *u->prefix ? u->prefix : NULL,
                                    .turn = c->assigned++};
@@ -329,7 +366,7 @@ static bool unit_assign(struct coordinator *c, struct unit *u) {
     u->attempts[u->n_attempts++] =
         (struct attempt){.node = node, .state = ATTEMPT_RUNS, .since = c->now};
     c->nodes[node].n_units++;
-    assign_action(c, u, node);
+    unit_action(c, ACTION_ASSIGN, u, node);
     return true;
 }
 
@@ -341,17 +378,27 @@ static void slow_assign_again(struct coordinator *c, struct unit *u) {
             !attempt_is_slow(c, a))
             continue;
         a->since = c->now;
-        assign_action(c, u, a->node);
+        unit_action(c, ACTION_ASSIGN, u, a->node);
+    }
+}
+
+/* Gives up the streamed units that no node can take for too long. */
+static void alone_give_up(struct coordinator *c) {
+    for (int i = c->n_units - 1; c->o.stall_seconds > 0 && i >= 0; i--) {
+        double since = c->units[i]->alone_since;
+        if (since > 0 && c->now - since >= c->o.stall_seconds)
+            unit_give_up(c, i, "no node can take it");
     }
 }
 
 static void units_assign(struct coordinator *c) {
     int places = coordinator_places(c);
-    for (int i = 0; i < c->n_units && places > 0; i++) {
+    for (int i = 0; i < c->n_units && (places > 0 || c->o.stall_seconds > 0); i++) {
         struct unit *u = c->units[i];
         for (int missing = attempts_missing(c, u); missing > 0 && unit_assign(c, u); missing--)
             places--;
     }
+    alone_give_up(c);
     for (int i = 0; i < c->n_units; i++) slow_assign_again(c, c->units[i]);
 }
 
@@ -361,6 +408,7 @@ struct coordinator *coordinator_new(const struct coordinator_options *o) {
     struct coordinator *c = xcalloc(1, sizeof *c);
     c->o = *o;
     c->o.replicas = MIN(MAX(o->replicas, 1), UNIT_REPLICAS_MAX);
+    if (!o->window) c->o.window = NODE_WINDOW;
     if (!o->balancer) c->o.balancer = &balancers[0];
     snprintf(c->identity, sizeof c->identity, "%s", o->identity ? o->identity : "");
     return c;
@@ -410,6 +458,12 @@ int coordinator_places(const struct coordinator *c) {
     int n = 0;
     for (int i = 0; i < c->n_nodes; i++)
         if (c->nodes[i].state == NODE_UP && strcmp(c->nodes[i].identity, c->identity) == 0)
-            n += MAX(NODE_WINDOW - c->nodes[i].n_units, 0);
+            n += MAX(c->o.window - c->nodes[i].n_units, 0);
     return n;
+}
+
+bool coordinator_runs(const struct coordinator *c, const char *node, const char *unit) {
+    int index = unit_find(c, unit), n = node_find(c, node);
+    const struct attempt *a = index < 0 || n < 0 ? NULL : unit_attempt(c->units[index], n);
+    return a && a->state == ATTEMPT_RUNS;
 }

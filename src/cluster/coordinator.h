@@ -7,6 +7,9 @@
  * unit that fails. It does no input or output and reads no clock:
  * coordinator_step changes the state by one event and appends the actions that follow. Equal events
  * give equal actions, so a simulator can run any history.
+ *
+ * The units of a server are streamed: their results arrive in parts. Such a unit goes to one more
+ * node if its parts stop, and is given up if no node can take it.
  */
 #ifndef SHOAL_CLUSTER_COORDINATOR_H
 #define SHOAL_CLUSTER_COORDINATOR_H
@@ -16,7 +19,8 @@
 enum {
     NODE_NAME_MAX = 64,
     NODE_MAX = 1024,
-    NODE_WINDOW = 2,       /* units that a node has at once: one runs, one waits */
+    PART_GAPS = 4,
+    NODE_WINDOW = 2,       /* usual units that a node has at once: one runs, one waits */
     UNIT_FAILURES = 3,     /* after which a unit is given up */
     UNIT_LOSSES = 8,       /* nodes lost while they had the unit, after which it is given up */
     UNIT_REPLICAS_MAX = 7, /* nodes that compute a unit for a vote */
@@ -38,6 +42,7 @@ struct cluster_node {
     int n_units;             /* units that it has */
     int64_t done;            /* units */
     double seconds_per_unit; /* mean of the recent ones; 0: it has computed none */
+    double part_gap;         /* the longest recent time between two parts of a unit */
 };
 
 enum coordinator_event_kind {
@@ -46,6 +51,8 @@ enum coordinator_event_kind {
     EVENT_NODE_GONE, /* node: its connection broke */
     EVENT_RESULT,    /* node, unit, hash: of the result */
     EVENT_FAILURE,   /* node, unit, text */
+    EVENT_PART,      /* node, unit: a part of the result, or a sign that it is being computed */
+    EVENT_WRONG,     /* node, unit, hash, text: its result is known to be wrong */
     EVENT_CANCEL,    /* unit; NULL: all */
     EVENT_TICK
 };
@@ -62,6 +69,7 @@ enum coordinator_action_kind {
     ACTION_ASSIGN,     /* node, unit */
     ACTION_DONE,       /* unit, hash: of the result, that of the event that decides */
     ACTION_GIVE_UP,    /* unit, text */
+    ACTION_CANCEL,     /* node, unit: the node need not compute it any more */
     ACTION_NODE_STATE, /* node, state; of a quarantine also unit, hash (the node's) and text */
 };
 struct coordinator_action {
@@ -81,6 +89,10 @@ bool node_name_is_valid(const char *name);
 struct balancer;
 struct coordinator_options {
     int replicas; /* nodes that compute each unit, of which more than half must agree; 0: 1 */
+    int window;   /* units that a node has at once; 0: NODE_WINDOW */
+    /* Units are streamed: a unit without a part for so long, and for PART_GAPS times the node's
+     * part_gap, is stalled; one that no node can take for so long is given up. 0: they are not. */
+    double stall_seconds;
     const struct balancer *balancer; /* NULL: hybrid */
     const char *identity;            /* only nodes with this identity get units */
 };
@@ -92,6 +104,8 @@ void coordinator_free(struct coordinator *c);
 void coordinator_step(struct coordinator *c, const struct coordinator_event *e,
                       struct coordinator_actions *out);
 const struct cluster_node *coordinator_nodes(const struct coordinator *c, int *n);
+/* Whether the node computes the unit, as far as is known. */
+bool coordinator_runs(const struct coordinator *c, const char *node, const char *unit);
 int coordinator_places(const struct coordinator *c); /* units that could be assigned at once */
 int coordinator_unfinished(const struct coordinator *c);
 

@@ -39,6 +39,9 @@ static int process_start(struct process *p, struct error *err) {
     prctl(PR_SET_PDEATHSIG, SIGKILL);
     if (getppid() != parent) _exit(127); // the parent died before PR_SET_PDEATHSIG
     setpgid(0, 0); // Ctrl-C in a terminal is for the program that has the calls
+    sigset_t none;
+    sigemptyset(&none);
+    sigprocmask(SIG_SETMASK, &none, NULL); // threads of a server block signals
     execv("/proc/self/exe", p->argv);
     _exit(127);
 }

@@ -1,9 +1,11 @@
 /*
  * node: a process that computes units for a cluster (cluster.h).
  *
- * One thread. Between two steps of the engine it sends a heartbeat, so a node that is silent
- * does not compute either. A unit whose adapters are missing waits in the node until they have
- * arrived. A unit that comes again while its result is known is answered without computing it.
+ * One thread. It computes all units that it has in one batch, and between two steps of the engine
+ * it reads messages, sends new tokens of streamed units, and sends a heartbeat; so a node that is
+ * silent does not compute either. A unit whose adapters are missing waits until they have arrived,
+ * one after another. A unit that comes again while its result is known is answered without
+ * computing it.
  */
 #include "cluster/cluster.h"
 #include "cluster/unit.h"
@@ -12,8 +14,16 @@
 #include <stdlib.h>
 #include <string.h>
 
-enum { RECENT_RESULTS = 16, ADAPTERS_CACHED = UNIT_ADAPTERS_MAX + 64 };
+enum {
+    RECENT_RESULTS = 16,
+    RECENT_CANCELS = 64,
+    ADAPTERS_CACHED = UNIT_ADAPTERS_MAX + 64,
+    ADAPTERS_REPORTED = 32
+};
 static const double HEARTBEAT_SECONDS = 5, WANT_SECONDS = 30;
+/* PART: the least time between two parts of a unit; SIGN: after which a part without tokens is
+ * sent; READ: between two looks at the bus while the engine computes. */
+static const double PART_SECONDS = 0.01, SIGN_SECONDS = 0.25, READ_SECONDS = 0.002;
 
 struct result {
     char unit[HASH_LEN];
@@ -25,22 +35,45 @@ struct held_adapter {
     struct adapter *adapter;
     uint64_t used; /* order of the last use */
 };
+/* A unit that is being computed, or waits for adapters. */
+struct node_unit {
+    char id[HASH_LEN], *queue, *parts; /* parts: subject; NULL: it is not streamed */
+    uint64_t item;
+    struct unit_calls calls;
+    struct strings hashes; /* of its adapters */
+    struct adapter **held; /* [n_held] the adapters that the calls use */
+    int n_held, n_submitted;
+    int32_t n_sent; /* tokens of a streamed unit */
+    double sent_at;
+};
 struct node {
     const struct node_options *o;
     struct bus *bus;
     char identity[HASH_LEN];
     char *queue, *inbox; /* names */
-    double heartbeat_at;
-    uint64_t item; /* number of the item being computed; 0: none */
+    double heartbeat_at, read_at;
+    struct node_unit **units; /* [n_units] oldest first */
+    int n_units, units_cap;
     struct result recent[RECENT_RESULTS];
     int n_recent;
+    char cancelled[RECENT_CANCELS][HASH_LEN]; /* their messages may arrive before the units */
+    int n_cancelled;
     struct held_adapter adapters[ADAPTERS_CACHED];
     int n_adapters;
     uint64_t uses;
-    struct buf part; /* bytes of an adapter received so far */
+    char wanted[HASH_LEN]; /* the adapter that it has asked for; "": none */
+    double wanted_until;
+    struct buf part; /* its bytes received so far */
 };
 
 /* heartbeats */
+
+static json_t *adapters_json(const struct node *n) {
+    json_t *list = json_array();
+    for (int i = 0; i < MIN(n->n_adapters, ADAPTERS_REPORTED); i++)
+        json_array_append_new(list, json_string(n->adapters[i].hash));
+    return list;
+}
 
 static int node_heartbeat(struct node *n, struct error *err) {
     double load = 0;
@@ -48,10 +81,13 @@ static int node_heartbeat(struct node *n, struct error *err) {
     n->heartbeat_at = clock_now();
     if (getloadavg(&load, 1) != 1) load = 0;
     load = MIN(MAX(load - n->o->threads, 0) / cpu_count(), 1); // without the node's own threads
-    if (n->item && bus_working(n->bus, n->item, err) != OK) return err->code;
+    for (int i = 0; i < n->n_units; i++)
+        if (bus_working(n->bus, n->units[i]->item, err) != OK) return err->code;
     return wire_publish(n->bus, SUBJECT_NODES,
-                        json_pack("{s:s,s:s,s:i,s:f}", "name", n->o->name, "identity", n->identity,
-                                  "threads", n->o->threads, "load", load),
+                        json_pack("{s:s,s:s,s:i,s:f,s:s,s:o}", "name", n->o->name, "identity",
+                                  n->identity, "threads", n->o->threads, "load", load, "level",
+                                  cpu_level_name(kernels_get()->level), "adapters",
+                                  adapters_json(n)),
                         NULL, 0, err);
 }
 
@@ -89,91 +125,69 @@ static int adapter_open_bytes(struct node *n, const char *hash, struct error *er
 
 /* Handles a part of the adapter. 1: the adapter is complete; 0: it is not, or the part is one of
  * another adapter. */
-static int adapter_part(struct node *n, const struct bus_message *m, const char *hash,
+static int adapter_part(struct node *n, const json_t *v, const uint8_t *body, size_t len,
                         struct error *err) {
-    const uint8_t *body;
-    size_t len;
-    json_t *v = wire_read(m, &body, &len);
-    int rc = 0;
-    if (v && strcmp(json_get_string(v, "hash"), hash) == 0) {
-        size_t at = (size_t)json_integer_value(json_object_get(v, "at")),
-               size = (size_t)json_integer_value(json_object_get(v, "size"));
-        if (*json_get_string(v, "error"))
-            rc = error_set(err, ERR_MISSING, "%.150s", json_get_string(v, "error"));
-        else if (at == n->part.len && at + len <= size)
-            buf_add(&n->part, body, len);
-        if (rc == 0 && n->part.len == size && size > 0) rc = 1;
-    }
-    json_decref(v);
-    return rc;
+    if (!*n->wanted || strcmp(json_get_string(v, "hash"), n->wanted) != 0) return 0;
+    size_t at = (size_t)json_integer_value(json_object_get(v, "at")),
+           size = (size_t)json_integer_value(json_object_get(v, "size"));
+    if (*json_get_string(v, "error"))
+        return error_set(err, ERR_MISSING, "%.150s", json_get_string(v, "error"));
+    if (at == n->part.len && at + len <= size) buf_add(&n->part, body, len);
+    return n->part.len == size && size > 0;
 }
 
-/* Requests an adapter, and waits until it is complete. Items that come meanwhile are refused, and
- * come again. */
-static int adapter_fetch(struct node *n, const char *hash, struct error *err) {
-    double until = clock_now() + WANT_SECONDS;
+/* The first adapter of a waiting unit that the node does not have; NULL: there is none. */
+static const char *unit_lacks(struct node *n, const struct node_unit *u) {
+    for (int i = 0; i < u->hashes.n; i++)
+        if (!adapter_find(n, u->hashes.v[i])) return u->hashes.v[i];
+    return NULL;
+}
+
+/* Requests the adapter that the oldest waiting unit needs, if none is on its way. */
+static int adapter_want(struct node *n, struct error *err) {
+    const char *hash = NULL;
+    for (int i = 0; i < n->n_units && !hash && !*n->wanted; i++)
+        if (n->units[i]->n_submitted == 0) hash = unit_lacks(n, n->units[i]);
+    if (!hash) return OK;
+    snprintf(n->wanted, sizeof n->wanted, "%s", hash);
+    n->wanted_until = clock_now() + WANT_SECONDS;
     n->part.len = 0;
-    int rc = wire_publish(n->bus, SUBJECT_WANTED,
-                          json_pack("{s:s,s:s}", "node", n->o->name, "hash", hash), NULL, 0, err);
-    while (rc == OK && clock_now() < until) {
-        struct bus_message m;
-        rc = node_heartbeat(n, err);
-        if (rc == OK) rc = bus_receive(n->bus, 1, &m, err);
-        if (rc == 1 && m.item)
-            rc = bus_nak(n->bus, m.item, err);
-        else if (rc == 1)
-            rc = adapter_part(n, &m, hash, err);
-        if (rc == 1) return adapter_open_bytes(n, hash, err);
-    }
-    return rc == OK ? error_set(err, ERR_MISSING, "no node sent the adapter %.16s…", hash) : rc;
-}
-
-static int adapters_fetch(struct node *n, const struct unit_calls *u, struct error *err) {
-    struct strings hashes = {0};
-    int rc = OK;
-    unit_calls_adapters(u, &hashes);
-    if (hashes.n > UNIT_ADAPTERS_MAX)
-        rc = error_set(err, ERR_FORMAT, "a unit has more than %d adapters", UNIT_ADAPTERS_MAX);
-    for (int i = 0; rc == OK && i < hashes.n; i++)
-        if (!adapter_find(n, hashes.v[i])) rc = adapter_fetch(n, hashes.v[i], err);
-    strings_release(&hashes);
-    return rc;
+    return wire_publish(n->bus, SUBJECT_WANTED,
+                        json_pack("{s:s,s:s}", "node", n->o->name, "hash", hash), NULL, 0, err);
 }
 
 /* units */
 
-static int calls_compute(struct node *n, struct unit_calls *u, struct error *err) {
-    struct engine *e = n->o->engine;
-    int submitted = 0, rc = OK;
-    for (; rc == OK && submitted < u->n; submitted += rc == OK)
-        rc = engine_submit(e, &u->v[submitted], err);
-    while (rc == OK && engine_step(e) > 0) rc = node_heartbeat(n, err);
-    for (int i = 0; rc != OK && i < submitted; i++)
-        if (!u->v[i].done) engine_cancel(e, &u->v[i]);
-    return rc;
+static struct adapter *adapter_hold(void *ctx, const char *hash) {
+    struct node_unit *u = ((void **)ctx)[1];
+    struct adapter *a = adapter_find(((void **)ctx)[0], hash);
+    if (!a) return NULL;
+    u->held = xrealloc(u->held, sizeof(struct adapter *) * (size_t)(u->n_held + 1));
+    u->held[u->n_held++] = adapter_retain(a);
+    return a;
 }
 
-/* Appends the message with the results of a unit, or with the error, and returns whether it has
- * results. */
-static bool unit_compute(struct node *n, const char *unit, const uint8_t *body, size_t len,
-                         struct buf *out) {
-    struct unit_calls u;
-    struct error err;
-    struct buf results = {0};
-    json_t *head = json_pack("{s:s,s:s}", "node", n->o->name, "unit", unit);
-    int rc = unit_calls_parse(body, len, &u, &err);
-    if (rc == OK) rc = adapters_fetch(n, &u, &err);
-    if (rc == OK && !unit_calls_set_adapters(&u, adapter_find, n))
-        rc = error_set(&err, ERR_STATE, "an adapter is missing");
-    if (rc == OK) rc = calls_compute(n, &u, &err);
-    if (rc == OK)
-        unit_results_write(u.v, u.n, &results);
-    else
-        json_object_set_new(head, "error", json_string_lossy(err.text, strlen(err.text)));
-    wire_write(out, head, results.data, results.len);
-    unit_calls_release(&u);
-    buf_release(&results);
-    return rc == OK;
+static void unit_free(struct node *n, struct node_unit *u) {
+    for (int i = 0; i < u->n_submitted; i++)
+        if (!u->calls.v[i].done) engine_cancel(n->o->engine, &u->calls.v[i]);
+    unit_calls_release(&u->calls);
+    for (int i = 0; i < u->n_held; i++) adapter_release(u->held[i]);
+    free(u->held);
+    strings_release(&u->hashes);
+    free(u->queue);
+    free(u->parts);
+    free(u);
+}
+
+/* Removes a unit, and acknowledges its item. */
+static int unit_end(struct node *n, struct node_unit *u, struct error *err) {
+    int at = 0;
+    while (n->units[at] != u) at++;
+    memmove(n->units + at, n->units + at + 1,
+            sizeof(struct node_unit *) * (size_t)(--n->n_units - at));
+    uint64_t item = u->item;
+    unit_free(n, u);
+    return bus_ack(n->bus, item, err);
 }
 
 static const struct result *result_find(const struct node *n, const char *unit) {
@@ -198,31 +212,200 @@ static int result_send(struct node *n, const char *queue, const char *unit, cons
     return rc;
 }
 
-static int unit_answer(struct node *n, const char *queue, const char *unit, const uint8_t *body,
-                       size_t len, struct error *err) {
-    const struct result *known = result_find(n, unit);
-    if (known) return result_send(n, queue, unit, known->text, known->len, err);
-    struct buf calls = {0}, text = {0}; // the message is valid until the next call of the bus
-    buf_add(&calls, body, len);
-    bool computed = unit_compute(n, unit, (const uint8_t *)calls.data, calls.len, &text);
-    int rc = result_send(n, queue, unit, text.data, text.len, err);
-    if (computed) result_keep(n, unit, &text);
-    buf_release(&calls);
+static json_t *result_head(const struct node *n, const struct node_unit *u) {
+    return json_pack("{s:s,s:s}", "node", n->o->name, "unit", u->id);
+}
+
+/* Ends a unit that cannot be computed. */
+static int unit_fail(struct node *n, struct node_unit *u, const char *why, struct error *err) {
+    struct buf text = {0};
+    json_t *head = result_head(n, u);
+    json_object_set_new(head, "error", json_string_lossy(why, strlen(why)));
+    wire_write(&text, head, NULL, 0);
+    int rc = result_send(n, u->queue, u->id, text.data, text.len, err);
     buf_release(&text);
+    return rc == OK ? unit_end(n, u, err) : rc;
+}
+
+/* Ends a unit whose calls are done. */
+static int unit_answer(struct node *n, struct node_unit *u, struct error *err) {
+    struct buf results = {0}, text = {0};
+    json_t *head = result_head(n, u);
+    if (u->parts) {
+        json_object_set_new(head, "cached", json_integer(u->calls.v[0].n_cached));
+        json_object_set_new(head, "dropped", json_integer(u->calls.v[0].n_dropped));
+    }
+    unit_results_write(u->calls.v, u->calls.n, &results);
+    wire_write(&text, head, results.data, results.len);
+    buf_release(&results);
+    int rc = result_send(n, u->queue, u->id, text.data, text.len, err);
+    if (rc == OK) result_keep(n, u->id, &text);
+    buf_release(&text);
+    if (rc == ERR_MEMORY) return unit_fail(n, u, "the results are too long for a message", err);
+    return rc == OK ? unit_end(n, u, err) : rc;
+}
+
+/* Submits the calls of a unit, if its adapters are there. */
+static int unit_submit(struct node *n, struct node_unit *u, struct error *err) {
+    struct error why;
+    if (unit_lacks(n, u)) return OK;
+    int rc = unit_calls_set_adapters(&u->calls, adapter_hold, (void *[]){n, u})
+                 ? OK
+                 : error_set(&why, ERR_STATE, "an adapter is missing");
+    while (rc == OK && u->n_submitted < u->calls.n) {
+        rc = engine_submit(n->o->engine, &u->calls.v[u->n_submitted], &why);
+        u->n_submitted += rc == OK;
+    }
+    return rc == OK ? OK : unit_fail(n, u, why.text, err);
+}
+
+/* Submits the units whose adapters have arrived. */
+static int units_submit(struct node *n, struct error *err) {
+    int rc = OK;
+    for (int i = n->n_units - 1; rc == OK && i >= 0; i--)
+        if (n->units[i]->n_submitted == 0) rc = unit_submit(n, n->units[i], err);
     return rc;
 }
 
-static int unit_handle(struct node *n, const struct bus_message *m, struct error *err) {
+/* Ends the units that wait for the adapter that did not come. */
+static int adapter_failed(struct node *n, const char *why, struct error *err) {
+    int rc = OK;
+    for (int i = n->n_units - 1; rc == OK && i >= 0; i--) {
+        const char *hash = n->units[i]->n_submitted == 0 ? unit_lacks(n, n->units[i]) : NULL;
+        if (hash && strcmp(hash, n->wanted) == 0) rc = unit_fail(n, n->units[i], why, err);
+    }
+    *n->wanted = 0;
+    return rc;
+}
+
+static int adapter_arrived(struct node *n, const json_t *v, const uint8_t *body, size_t len,
+                           struct error *err) {
+    struct error why;
+    int rc = adapter_part(n, v, body, len, &why);
+    if (rc == 1) rc = adapter_open_bytes(n, n->wanted, &why) == OK ? 1 : why.code;
+    if (rc < 0) return adapter_failed(n, why.text, err);
+    if (rc == 0) return OK;
+    *n->wanted = 0;
+    return units_submit(n, err);
+}
+
+/* messages */
+
+static struct node_unit *unit_find(const struct node *n, const char *id) {
+    for (int i = 0; i < n->n_units; i++)
+        if (strcmp(n->units[i]->id, id) == 0) return n->units[i];
+    return NULL;
+}
+
+static bool is_cancelled(const struct node *n, const char *id) {
+    for (int i = 0; i < RECENT_CANCELS; i++)
+        if (strcmp(n->cancelled[i], id) == 0) return true;
+    return false;
+}
+
+static int unit_cancel(struct node *n, const char *id, struct error *err) {
+    struct node_unit *u = unit_find(n, id);
+    if (!hash_is_valid(id)) return OK;
+    memcpy(n->cancelled[n->n_cancelled++ % RECENT_CANCELS], id, HASH_LEN);
+    return u ? unit_end(n, u, err) : OK;
+}
+
+static void unit_add(struct node *n, struct node_unit *u) {
+    if (n->n_units == n->units_cap) {
+        n->units_cap = 2 * n->units_cap + 16;
+        n->units = xrealloc(n->units, sizeof(struct node_unit *) * (size_t)n->units_cap);
+    }
+    n->units[n->n_units++] = u;
+}
+
+/* Parses a unit, and begins to compute it. */
+static int unit_begin(struct node *n, const json_t *v, uint64_t item, const uint8_t *body,
+                      size_t len, struct error *err) {
+    struct node_unit *u = xcalloc(1, sizeof *u);
+    struct error why;
+    const char *parts = json_get_string(v, "parts");
+    snprintf(u->id, sizeof u->id, "%s", json_get_string(v, "unit"));
+    u->queue = xstrdup(json_get_string(v, "results"));
+    u->item = item;
+    if (strncmp(parts, SUBJECT_PARTS, strlen(SUBJECT_PARTS)) == 0) u->parts = xstrdup(parts);
+    unit_add(n, u);
+    int rc = unit_calls_parse(body, len, &u->calls, &why);
+    if (rc == OK && u->parts && u->calls.n != 1)
+        rc = error_set(&why, ERR_FORMAT, "a streamed unit has one call");
+    if (rc == OK) unit_calls_adapters(&u->calls, &u->hashes);
+    if (rc == OK && u->hashes.n > UNIT_ADAPTERS_MAX)
+        rc = error_set(&why, ERR_FORMAT, "a unit has more than %d adapters", UNIT_ADAPTERS_MAX);
+    return rc == OK ? unit_submit(n, u, err) : unit_fail(n, u, why.text, err);
+}
+
+/* An item that is not a unit, or one that is known, is only acknowledged. */
+static int item_handle(struct node *n, uint64_t item, const json_t *v, const uint8_t *body,
+                       size_t len, struct error *err) {
+    const char *id = json_get_string(v, "unit"), *queue = json_get_string(v, "results");
+    bool valid = hash_is_valid(id) && strncmp(queue, QUEUE_RESULTS, strlen(QUEUE_RESULTS)) == 0;
+    const struct result *known = valid ? result_find(n, id) : NULL;
+    const struct node_unit *running = valid ? unit_find(n, id) : NULL;
+    int rc = OK;
+    if (running && strcmp(running->queue, queue) == 0)
+        return running->item == item ? OK : bus_ack(n->bus, item, err);
+    if (valid && !known && !is_cancelled(n, id)) return unit_begin(n, v, item, body, len, err);
+    if (known) rc = result_send(n, queue, id, known->text, known->len, err);
+    return rc == OK ? bus_ack(n->bus, item, err) : rc;
+}
+
+static int message_handle(struct node *n, const struct bus_message *m, struct error *err) {
+    struct buf copy = {0}; // the message is valid until the next call of the bus
     const uint8_t *body;
     size_t len;
-    uint64_t item = n->item = m->item;
+    uint64_t item = m->item;
     json_t *v = wire_read(m, &body, &len);
-    const char *unit = json_get_string(v, "unit"), *queue = json_get_string(v, "results");
-    bool valid = hash_is_valid(unit) && strncmp(queue, QUEUE_RESULTS, strlen(QUEUE_RESULTS)) == 0;
-    int rc = valid ? unit_answer(n, queue, unit, body, len, err) : OK;
+    int rc = OK;
+    if (v) buf_add(&copy, body, len);
+    body = (const uint8_t *)copy.data;
+    if (item)
+        rc = item_handle(n, item, v, body, len, err);
+    else if (*json_get_string(v, "cancel"))
+        rc = unit_cancel(n, json_get_string(v, "cancel"), err);
+    else if (v)
+        rc = adapter_arrived(n, v, body, len, err);
+    buf_release(&copy);
     json_decref(v);
-    n->item = 0;
-    return rc == OK ? bus_ack(n->bus, item, err) : rc;
+    return rc;
+}
+
+/* streams */
+
+/* The tokens of a call whose prompt has log-probabilities are sent at its end, with them. */
+static int part_send(struct node *n, struct node_unit *u, struct error *err) {
+    const struct engine_request *r = &u->calls.v[0];
+    double now = clock_now();
+    bool tokens = u->n_submitted > 0 && !r->prompt_logprobs && r->n_out > u->n_sent;
+    double least = !tokens ? SIGN_SECONDS : u->n_sent == 0 ? 0 : PART_SECONDS;
+    if (now - u->sent_at < least) return OK;
+    struct buf part = {0};
+    if (tokens) unit_part_write(r, u->n_sent, &part);
+    json_t *head = result_head(n, u);
+    json_object_set_new(head, "at", json_integer(u->n_sent));
+    int rc = wire_publish(n->bus, u->parts, head, part.data, part.len, err);
+    buf_release(&part);
+    u->sent_at = now;
+    if (tokens) u->n_sent = r->n_out;
+    return rc;
+}
+
+/* Sends what the units have reached. */
+static int units_report(struct node *n, struct error *err) {
+    int rc = OK;
+    for (int i = n->n_units - 1; rc == OK && i >= 0; i--) {
+        struct node_unit *u = n->units[i];
+        int done = 0;
+        while (done < u->calls.n && u->n_submitted == u->calls.n && u->calls.v[done].done) done++;
+        if (done > 0 && done == u->calls.n)
+            rc = unit_answer(n, u, err);
+        else if (u->parts)
+            rc = part_send(n, u, err);
+    }
+    return rc;
 }
 
 /* the node */
@@ -234,13 +417,16 @@ static int node_open(struct node *n, struct error *err) {
     n->queue = xasprintf("%s%s", QUEUE_WORK, n->o->name);
     n->inbox = xasprintf("%s%s", SUBJECT_NODE, n->o->name);
     n->heartbeat_at = -HEARTBEAT_SECONDS;
+    int limit = MAX(engine_max_seqs(n->o->engine), NODE_WINDOW);
     int rc = bus_subscribe(n->bus, n->inbox, err);
     if (rc == OK) rc = bus_purge(n->bus, n->queue, err); // work of an earlier node with the name
-    if (rc == OK) rc = bus_consume(n->bus, n->queue, 1, err);
+    if (rc == OK) rc = bus_consume(n->bus, n->queue, limit, err);
     return rc;
 }
 
 static void node_close(struct node *n) {
+    for (int i = 0; i < n->n_units; i++) unit_free(n, n->units[i]);
+    free(n->units);
     bus_close(n->bus);
     for (int i = 0; i < RECENT_RESULTS; i++) free(n->recent[i].text);
     for (int i = 0; i < n->n_adapters; i++) adapter_release(n->adapters[i].adapter);
@@ -249,16 +435,39 @@ static void node_close(struct node *n) {
     free(n->inbox);
 }
 
+/* Handles the messages that have arrived; waits for one if there is nothing to compute. */
+static int messages_handle(struct node *n, struct error *err) {
+    bool computes = engine_unfinished(n->o->engine) > 0;
+    double wait = computes ? 0 : n->n_units > 0 ? SIGN_SECONDS : 1;
+    if (computes && clock_now() - n->read_at < READ_SECONDS) return OK;
+    n->read_at = clock_now();
+    struct bus_message m;
+    int rc = bus_receive(n->bus, wait, &m, err);
+    while (rc == 1) {
+        rc = message_handle(n, &m, err);
+        if (rc == OK) rc = bus_receive(n->bus, 0, &m, err);
+    }
+    return rc;
+}
+
+static int node_step(struct node *n, struct error *err) {
+    struct error late;
+    int rc = node_heartbeat(n, err);
+    if (rc == OK) rc = log_check_cancelled(err);
+    if (rc == OK) rc = messages_handle(n, err);
+    if (rc == OK) rc = adapter_want(n, err);
+    if (rc == OK && *n->wanted && clock_now() > n->wanted_until) {
+        error_set(&late, ERR_MISSING, "no node sent the adapter %.16s…", n->wanted);
+        rc = adapter_failed(n, late.text, err);
+    }
+    if (rc == OK && engine_unfinished(n->o->engine) > 0) engine_step(n->o->engine);
+    return rc == OK ? units_report(n, err) : rc;
+}
+
 int node_run(const struct node_options *o, struct error *err) {
     struct node n = {.o = o};
     int rc = node_open(&n, err);
-    while (rc == OK) {
-        struct bus_message m;
-        rc = node_heartbeat(&n, err);
-        if (rc == OK) rc = log_check_cancelled(err);
-        if (rc == OK) rc = bus_receive(n.bus, 1, &m, err);
-        if (rc == 1) rc = m.item ? unit_handle(&n, &m, err) : OK;
-    }
+    while (rc == OK) rc = node_step(&n, err);
     node_close(&n);
     return rc;
 }

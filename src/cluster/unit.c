@@ -182,6 +182,32 @@ int unit_results_parse(const struct engine *e, const uint8_t *data, size_t len,
     return rc;
 }
 
+/* streams */
+
+void unit_part_write(const struct engine_request *r, int32_t from, struct buf *out) {
+    json_write(record_tokens_json(r, from), out);
+}
+
+int unit_part_merge(const struct engine *e, const uint8_t *data, size_t len, int32_t at,
+                    struct engine_request *r, struct error *err) {
+    struct json_limits left = unit_limits;
+    json_t *tokens = json_parse_limited((const char *)data, len, "a part", &left, err);
+    int rc = tokens ? record_tokens_merge(e, tokens, at, r, err) : err->code;
+    json_decref(tokens);
+    return rc;
+}
+
+int unit_result_merge(const struct engine *e, const uint8_t *data, size_t len,
+                      struct engine_request *r, struct error *err) {
+    json_t *list = list_parse(data, len, "the results", err);
+    int rc = list ? OK : err->code;
+    if (rc == OK && json_array_size(list) != 1)
+        rc = error_set(err, ERR_FORMAT, "a streamed unit has one result");
+    if (rc == OK) rc = record_outputs_merge(e, json_array_get(list, 0), r, err);
+    json_decref(list);
+    return rc;
+}
+
 /* adapters */
 
 static const char *const adapter_files[] = {"adapter_config.json", "adapter_model.safetensors"};

@@ -48,6 +48,14 @@ void unit_results_write(const struct engine_request *reqs, int n, struct buf *ou
 int unit_results_parse(const struct engine *e, const uint8_t *data, size_t len,
                        struct engine_request *const *calls, int n, struct error *err);
 
+/* Streamed units have one call, which has arrays for its results (struct engine_remote). A part is
+ * the tokens of a call from position `from` on. The merges are those of engine/engine.h. */
+void unit_part_write(const struct engine_request *r, int32_t from, struct buf *out);
+int unit_part_merge(const struct engine *e, const uint8_t *data, size_t len, int32_t at,
+                    struct engine_request *r, struct error *err);
+int unit_result_merge(const struct engine *e, const uint8_t *data, size_t len,
+                      struct engine_request *r, struct error *err);
+
 /* An adapter as its two files, one after the other, each after its length (64 bits, little-endian).
  */
 int adapter_to_bytes(const struct adapter *a, struct buf *out, struct error *err);

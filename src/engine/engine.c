@@ -544,27 +544,50 @@ static void request_state_set_grammar(struct engine *e, const struct engine_requ
     s->unconsumed_token = -1;
 }
 
-/* Allocates the request's results and state. */
-static int request_prepare(struct engine *e, struct engine_request *r, struct error *err) {
-    struct mix_sum *sum;
+static int results_prepare(struct engine_request *r, struct error *err) {
     CHECK(!r->state && !r->out && !r->choice_logprob); // the caller zeroed or released the results
-    if (request_results_alloc(r, err) != OK || mix_sum_acquire(e, r, &sum, err) != OK) {
-        engine_request_release(r);
-        return err->code;
-    }
+    if (request_results_alloc(r, err) == OK) return OK;
+    engine_request_release(r);
+    return err->code;
+}
+
+static int state_prepare(struct engine *e, struct engine_request *r, struct error *err) {
+    struct mix_sum *sum;
+    if (mix_sum_acquire(e, r, &sum, err) != OK) return err->code;
     r->state = xcalloc(1, sizeof *r->state);
     r->state->mix_sum = sum;
     return OK;
+}
+
+/* Allocates the request's results and state. */
+static int request_prepare(struct engine *e, struct engine_request *r, struct error *err) {
+    if (results_prepare(r, err) != OK) return err->code;
+    if (state_prepare(e, r, err) == OK) return OK;
+    engine_request_release(r);
+    return err->code;
+}
+
+/* Allocates what a request needs before it is added: nothing if a remote that does not stream has
+ * it. */
+static int request_allocate(struct engine *e, struct engine_request *r, struct error *err) {
+    if (!e->remote) return request_prepare(e, r, err);
+    return engine_remote_streams(e) ? results_prepare(r, err) : OK;
+}
+
+/* Resets the results of a request that has arrays for them. */
+static void results_reset(struct engine_request *r) {
+    r->n_out = r->n_prefilled = r->n_generated = r->n_cached = r->n_dropped = 0;
+    r->choice = -1;
+    r->finish = FINISH_NONE;
+    r->done = false;
+    r->text.len = 0;
 }
 
 /* Resets the results of a prepared request and appends it to the waiting ones. */
 static void request_enqueue(struct engine *e, struct engine_request *r) {
     r->state->pages = kv_cache_pages_for((int32_t)request_tokens(r));
     request_state_set_adapters(e, r);
-    r->n_out = r->n_prefilled = r->n_generated = r->n_cached = r->n_dropped = 0;
-    r->choice = -1;
-    r->finish = FINISH_NONE;
-    r->done = false;
+    results_reset(r);
     request_state_set_grammar(e, r);
     if (r->n_choices > 0) r->state->sorted = choices_sort(r);
     if (e->tail)
@@ -575,20 +598,20 @@ static void request_enqueue(struct engine *e, struct engine_request *r) {
     e->n_waiting++;
 }
 
-/* Adds a checked and, unless it is for a remote, prepared request. */
+/* Adds a request that is checked and allocated. */
 static void request_add(struct engine *e, struct engine_request *r) {
     if (!e->remote) {
         request_enqueue(e, r);
         return;
     }
-    r->done = false;
+    results_reset(r);
     e->n_remote++;
     e->remote->submit(e->remote_ctx, r);
 }
 
 int engine_submit(struct engine *e, struct engine_request *r, struct error *err) {
     if (engine_check(e, r, err) != OK) return err->code;
-    if (!e->remote && request_prepare(e, r, err) != OK) return err->code;
+    if (request_allocate(e, r, err) != OK) return err->code;
     request_add(e, r);
     return OK;
 }
@@ -610,10 +633,33 @@ void engine_remote_finish(struct engine *e, struct engine_request *r) {
 }
 
 int engine_remote_return(struct engine *e, struct engine_request *r, struct error *err) {
-    if (request_prepare(e, r, err) != OK) return err->code;
+    if ((engine_remote_streams(e) ? state_prepare : request_prepare)(e, r, err) != OK)
+        return err->code;
     e->n_remote--;
+    r->state->n_again = engine_remote_streams(e) ? r->n_out : 0;
     request_enqueue(e, r);
     return OK;
+}
+
+bool engine_remote_streams(const struct engine *e) {
+    return e->remote && e->remote->compared;
+}
+
+void engine_wake(const struct engine *e) {
+    if (engine_remote_streams(e)) e->remote->wake(e->remote_ctx);
+}
+
+/* Ends the comparison of a request that the remote has returned. */
+static void returned_finish(const struct engine *e, struct engine_request *r) {
+    const struct request_state *s = r->state;
+    bool cancelled = r->finish == FINISH_NONE && !s->differs,
+         equal = !s->differs && r->n_out >= s->n_again;
+    if (!equal) r->finish = FINISH_NONE;
+    r->n_out = MAX(r->n_out, s->n_again); // they are known to other threads
+    if (cancelled)
+        e->remote->cancel(e->remote_ctx, r);
+    else
+        e->remote->compared(e->remote_ctx, r, equal);
 }
 
 /* The number of positions in which slot `s` and request `r` have the same keys and values for the
@@ -894,6 +940,7 @@ static void logits_row_process(const struct engine *e, struct logits_row *row, f
         return;
     case LOGITS_SAMPLE:
         if (tempered) row->logprob = logits[row->token] - lse;
+        if (r->n_out < r->state->n_again) return; // other threads read them
         top_logprobs_write(row, logits, e->vocab, lse, r->top_ids, r->top_logprob, r->n_out,
                            scratch);
         return;
@@ -1015,8 +1062,22 @@ static bool stop_text_found(const struct engine *e, struct engine_request *r) {
     return true;
 }
 
-/* Appends the sampled token to the output. A stop token or a stop text ends the generation; with a
- * grammar, mask_finish decides about the other reasons to end it. */
+/* Appends the sampled token to the output, or compares it with the one that a remote had filled in
+ * there. False: it is another one. */
+static bool token_store(struct engine_request *r, const struct logits_row *o) {
+    if (r->n_out < r->state->n_again) {
+        r->state->differs = r->out[r->n_out] != o->token ||
+                            memcmp(&r->out_logprob[r->n_out], &o->logprob, sizeof o->logprob) != 0;
+    } else {
+        r->out_logprob[r->n_out] = o->logprob;
+        r->out[r->n_out] = o->token;
+    }
+    r->n_out++;
+    return !r->state->differs;
+}
+
+/* Accepts the sampled token. A stop token or a stop text ends the generation; with a grammar,
+ * mask_finish decides about the other reasons to end it. */
 static void token_accept(struct engine *e, struct engine_request *r, const struct logits_row *o) {
     struct request_state *s = r->state;
     r->n_generated++;
@@ -1025,8 +1086,10 @@ static void token_accept(struct engine *e, struct engine_request *r, const struc
         generation_end(r, FINISH_STOP);
         return;
     }
-    r->out_logprob[r->n_out] = o->logprob;
-    r->out[r->n_out++] = o->token;
+    if (!token_store(r, o)) {
+        r->done = true;
+        return;
+    }
     s->phase = PHASE_DECODE;
     s->end = r->n_prompt + r->n_out - r->n_dropped;
     s->loop_detected = loop_found(r);
@@ -1156,6 +1219,7 @@ static void request_finish(struct engine *e, struct engine_request *r) {
     e->slots[r->state->slot].owner = NULL;
     e->reserved_pages -= r->state->pages;
     e->stats.finished++;
+    if (r->state->n_again > 0) returned_finish(e, r);
     request_state_free(e, r);
     if (e->o.on_finished) e->o.on_finished(e->o.on_finished_ctx, r);
 }
@@ -1210,6 +1274,7 @@ void engine_cancel(struct engine *e, struct engine_request *r) {
         }
     waiting_remove(e, r);
     e->stats.finished++;
+    if (r->state->n_again > 0) returned_finish(e, r);
     request_state_free(e, r);
     if (e->o.on_finished) e->o.on_finished(e->o.on_finished_ctx, r);
 }
@@ -1226,8 +1291,9 @@ static int step_finish(struct engine *e) {
 static const double REMOTE_SECONDS = 0.25; // the longest wait of a step
 
 int engine_step(struct engine *e) {
-    if (e->n_remote > 0)
-        e->remote->step(e->remote_ctx, e->n_active + e->n_waiting > 0 ? 0 : REMOTE_SECONDS);
+    bool waits = e->n_remote > 0 && e->n_active + e->n_waiting == 0;
+    if (e->n_remote > 0 || engine_remote_streams(e))
+        e->remote->step(e->remote_ctx, waits ? REMOTE_SECONDS : 0);
     admit_waiting(e);
     if (e->n_active == 0) return e->n_remote;
     e->mask_units = MASK_UNITS;
@@ -1256,10 +1322,10 @@ int engine_run(struct engine *e, struct engine_request *reqs, int n, struct prog
                struct error *err) {
     for (int i = 0; i < n; i++)
         if (engine_check(e, &reqs[i], err) != OK) return error_wrap(err, "request %d", i);
-    for (int i = 0; i < n && !e->remote; i++) {
-        if (request_prepare(e, &reqs[i], err) == OK) continue;
+    for (int i = 0; i < n; i++) {
+        if (request_allocate(e, &reqs[i], err) == OK) continue;
         while (i-- > 0) {
-            request_state_free(e, &reqs[i]);
+            if (reqs[i].state) request_state_free(e, &reqs[i]);
             engine_request_release(&reqs[i]);
         }
         return err->code;

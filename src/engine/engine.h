@@ -228,16 +228,31 @@ int engine_run(struct engine *e, struct engine_request *reqs, int n, struct prog
  * engine_remote_finish for a request whose results it has filled in (record_outputs_parse), or
  * engine_remote_return for one that this engine is to compute itself; after an error of the latter
  * the request is still the remote's.
+ *
+ * A remote that streams fills in the tokens of a request as they are generated
+ * (record_tokens_merge): other threads may read the first n_out of them, so they never move or
+ * change. If it returns a request that has tokens, the engine computes them again. If one differs,
+ * the request ends with FINISH_NONE and the tokens that it had. The engine then calls `compared`,
+ * also if all are equal; instead it calls `cancel` if the request is cancelled before that.
  */
 struct engine_remote {
     void (*submit)(void *ctx, struct engine_request *r);
     void (*step)(void *ctx, double seconds);
     void (*cancel)(void *ctx, struct engine_request *r);
+    /* of a remote that streams, else NULL */
+    void (*compared)(void *ctx, const struct engine_request *r, bool equal);
+    void (*wake)(void *ctx); /* ends the wait of `step`, or of the next one; any thread */
 };
 /* While no request is unfinished. remote NULL: none. */
 void engine_set_remote(struct engine *e, const struct engine_remote *remote, void *ctx);
 void engine_remote_finish(struct engine *e, struct engine_request *r);
 int engine_remote_return(struct engine *e, struct engine_request *r, struct error *err);
+/* Whether the engine has a remote that streams. Its messages arrive also while no request is
+ * unfinished, so call engine_step about once in a second then. */
+bool engine_remote_streams(const struct engine *e);
+/* Ends the wait of engine_step for such a remote, or of the next step, because there is work for
+ * the engine's thread. Any thread; without such a remote it does nothing. */
+void engine_wake(const struct engine *e);
 /* Returns the memory of KV cache pages that neither a request nor the prefix cache uses to the
  * system. Call it between steps, when other programs need memory. It changes no results. */
 void engine_trim(struct engine *e);
@@ -487,7 +502,7 @@ void work_plan_add(json_t *plan, const struct work_counts *w, const struct work_
  * other than f32, a hash of it and these types. */
 void record_key(const struct engine_request *r, const char *model_hash, enum numeric_class cls,
                 enum dtype kv, enum dtype lora, char out[HASH_LEN]);
-const char *finish_reason_name(enum finish_reason f); /* "stop" */
+const char *finish_reason_name(enum finish_reason f);               /* "stop" */
 bool finish_reason_find(const char *name, enum finish_reason *out); /* false: unknown */
 /* A number, or one of the strings "inf", "-inf" and "nan" for values that JSON numbers cannot
  * express. */
@@ -505,6 +520,21 @@ int record_inputs_parse(const json_t *inputs, struct arena *arena, struct engine
  * is made again from the tokens. n_cached and n_dropped are 0. ERR_FORMAT: the outputs are not
  * those of such a request. On an error the request has no results. */
 int record_outputs_parse(const struct engine *e, const json_t *outputs, struct engine_request *r,
+                         struct error *err);
+/*
+ * The same for a request whose tokens become known one after another (struct engine_remote). Its
+ * arrays are allocated. Tokens, log-probabilities and top tokens that it has already are compared,
+ * and the others are added.
+ *
+ * record_tokens_json: those from position `from` on. record_tokens_merge: `tokens` begin at
+ * position `at`; if that is after the end of what is known, they are ignored. record_outputs_merge:
+ * all results; it completes the request. ERR_MISMATCH: they differ from those that the request has;
+ * ERR_FORMAT: they are not those of such a request; then the request is not changed.
+ */
+json_t *record_tokens_json(const struct engine_request *r, int32_t from);
+int record_tokens_merge(const struct engine *e, const json_t *tokens, int32_t at,
+                        struct engine_request *r, struct error *err);
+int record_outputs_merge(const struct engine *e, const json_t *outputs, struct engine_request *r,
                          struct error *err);
 /* Compares two results of record_outputs_json and appends their differences to `out`, one line per
  * field; for a list, only the first difference. False: no difference. */

@@ -46,6 +46,8 @@ struct request_state {
     int32_t unconsumed_token; /* token that grammar_state has not consumed yet, or -1 */
     bool empty_only;          /* the grammar matches the empty text only: no token is generated */
     struct token_cycle cycle; /* of `out`, if loop_tokens is set */
+    int32_t n_again;          /* tokens of `out` that a remote had filled in */
+    bool differs;             /* one of them is another token now */
 };
 
 struct engine_slot {

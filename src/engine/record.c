@@ -85,6 +85,16 @@ json_t *record_outputs_json(const struct engine_request *r) {
                      "generated", r->n_generated);
 }
 
+json_t *record_tokens_json(const struct engine_request *r, int32_t from) {
+    int32_t n = r->n_out - from;
+    int64_t tops = (int64_t)from * r->n_top;
+    bool has_tops = r->n_top > 0;
+    return json_pack("{s:o,s:o,s:o}", "out", json_from_tokens(r->out + from, n), "logprobs",
+                     floats_json(r->out_logprob + from, n), "top",
+                     tops_json(has_tops ? r->top_ids + tops : NULL,
+                               has_tops ? r->top_logprob + tops : NULL, n, r->n_top));
+}
+
 /* the inverse */
 
 /* Reads a list of n numbers. False: it is none. */
@@ -164,6 +174,87 @@ int record_outputs_parse(const struct engine *e, const json_t *outputs, struct e
 failed:
     engine_request_release(r);
     return err->code;
+}
+
+/* results that become known one after another */
+
+/* The tokens of `t` begin at position `at` of r. */
+static int tokens_merge(const struct engine_request *t, int32_t at, struct engine_request *r,
+                        struct error *err) {
+    if (at > r->n_out) return OK; // a message is lost; the last one has all tokens
+    int32_t known = MIN(r->n_out - at, t->n_out), n = t->n_out - known, end = at + t->n_out;
+    size_t top = (size_t)r->n_top, from = (size_t)(at + known);
+    bool equal = true;
+#define MERGE(array, width)                                                                        \
+    if (known > 0 && (width) > 0)                                                                  \
+        equal &= memcmp(t->array, r->array + (size_t)at * (width),                                 \
+                        sizeof *t->array * (size_t)known * (width)) == 0;                          \
+    if (equal && n > 0 && (width) > 0)                                                             \
+        memcpy(r->array + from * (width), t->array + (size_t)known * (width),                      \
+               sizeof *t->array * (size_t)n * (width));
+    MERGE(out, 1)
+    MERGE(out_logprob, 1)
+    MERGE(top_ids, top)
+    MERGE(top_logprob, top)
+#undef MERGE
+    if (!equal) return error_set(err, ERR_MISMATCH, "its tokens differ from those sent before");
+    r->n_out = MAX(r->n_out, end);
+    return OK;
+}
+
+int record_tokens_merge(const struct engine *e, const json_t *tokens, int32_t at,
+                        struct engine_request *r, struct error *err) {
+    const json_t *out = json_object_get(tokens, "out");
+    size_t n = json_array_size(out);
+    if (at < 0 || at > r->max_tokens || n > (size_t)(r->max_tokens - at))
+        return error_set(err, ERR_FORMAT, "there are more tokens than requested");
+    struct engine_request t = {.max_tokens = (int32_t)n, .n_top = r->n_top, .n_out = (int32_t)n};
+    int rc = request_results_alloc(&t, err);
+    if (rc == OK &&
+        (!tokens_parse(out, t.n_out, t.out) ||
+         !floats_parse(json_object_get(tokens, "logprobs"), t.n_out, t.out_logprob) ||
+         !tops_parse(json_object_get(tokens, "top"), t.n_out, t.n_top, t.top_ids, t.top_logprob)))
+        rc = error_set(err, ERR_FORMAT, "the tokens are not those of the request");
+    if (rc == OK) rc = engine_check_tokens("the output", t.out, t.n_out, e->vocab, err);
+    if (rc == OK)
+        rc = engine_check_tokens("the top tokens", t.top_ids, t.n_out * t.n_top, e->vocab, err);
+    if (rc == OK) rc = tokens_merge(&t, at, r, err);
+    engine_request_release(&t);
+    return rc;
+}
+
+static void array_copy(void *to, const void *from, int64_t n, size_t size) {
+    if (n > 0) memcpy(to, from, (size_t)n * size);
+}
+
+int record_outputs_merge(const struct engine *e, const json_t *outputs, struct engine_request *r,
+                         struct error *err) {
+    struct engine_request t = *r;
+    t.out = t.top_ids = t.prompt_top_ids = NULL;
+    t.out_logprob = t.top_logprob = t.prompt_logprob = t.prompt_top_logprob = NULL;
+    t.choice_logprob = t.choice_prob = NULL;
+    t.text = (struct buf){0};
+    if (record_outputs_parse(e, outputs, &t, err) != OK) return err->code;
+    int rc = tokens_merge(&t, 0, r, err);
+    if (rc == OK && r->n_out != t.n_out)
+        rc = error_set(err, ERR_MISMATCH, "it has fewer tokens than were sent before");
+    if (rc == OK) {
+        int64_t n_prompt = r->prompt_logprobs ? r->n_prompt : 0, n_choices = MAX(r->n_choices, 0);
+        array_copy(r->prompt_logprob, t.prompt_logprob, n_prompt, sizeof(float));
+        array_copy(r->prompt_top_ids, t.prompt_top_ids, n_prompt * r->n_top, sizeof(int32_t));
+        array_copy(r->prompt_top_logprob, t.prompt_top_logprob, n_prompt * r->n_top, sizeof(float));
+        array_copy(r->choice_logprob, t.choice_logprob, n_choices, sizeof(float));
+        array_copy(r->choice_prob, t.choice_prob, n_choices, sizeof(float));
+        buf_release(&r->text);
+        r->text = t.text;
+        t.text = (struct buf){0};
+        r->choice = t.choice;
+        r->finish = t.finish;
+        r->n_prefilled = t.n_prefilled;
+        r->n_generated = t.n_generated;
+    }
+    engine_request_release(&t);
+    return rc;
 }
 
 static const char *adapter_path(const struct adapter *a, const struct recorded_adapter *adapters,

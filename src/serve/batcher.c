@@ -237,6 +237,8 @@ static int requests_notify(struct batcher *b) {
             continue;
         }
         running_remove(b, c);
+        c->no_result = c->request.finish == FINISH_NONE && !c->no_memory && !b->quit &&
+                       !__atomic_load_n(&c->cancelled, __ATOMIC_ACQUIRE);
         cached += (uint64_t)c->request.n_cached;
         cancelled += c->request.finish == FINISH_NONE;
         ended++;
@@ -333,13 +335,22 @@ static void memory_return(struct batcher *b) {
     if (m.available >= 0 && m.available < m.total / 16) engine_trim(b->e);
 }
 
-/* Waits for work. Returns false when the thread has to end. */
+static bool has_work(const struct batcher *b) {
+    return b->quit || b->n_interactive || b->background.n || b->embed_queue || b->n_in_engine > 0;
+}
+
+/* Waits for work; with a remote that streams, for at most a second. Returns false when the thread
+ * has to end. */
 static bool work_wait(struct batcher *b) {
+    const double idle_seconds = 1;
+    bool waits = true, remote = engine_remote_streams(b->e);
     pthread_mutex_lock(&b->lock);
-    while (!b->quit && !b->n_interactive && !b->background.n && !b->embed_queue &&
-           b->n_in_engine == 0) {
+    while (waits && !has_work(b)) {
         foreground_set(b, false);
-        pthread_cond_wait(&b->work_ready, &b->lock);
+        if (!remote)
+            pthread_cond_wait(&b->work_ready, &b->lock);
+        else
+            waits = condition_wait_until(&b->work_ready, &b->lock, clock_now() + idle_seconds);
     }
     bool go_on = !b->quit;
     pthread_mutex_unlock(&b->lock);
@@ -363,7 +374,10 @@ static void *batcher_thread(void *ctx) {
     while (work_wait(b)) {
         requests_admit(b);
         requests_cancel(b);
-        if (b->n_in_engine) step(b);
+        if (b->n_in_engine)
+            step(b);
+        else if (engine_remote_streams(b->e))
+            engine_step(b->e);
         int ended = requests_notify(b);
         embed_task_run(b);
         memory_return(b);
@@ -400,6 +414,7 @@ void batcher_free(struct batcher *b) {
     b->quit = true;
     pthread_cond_signal(&b->work_ready);
     pthread_mutex_unlock(&b->lock);
+    engine_wake(b->e);
     pthread_join(b->thread, NULL);
     pthread_mutex_lock(&b->lock);
     foreground_set(b, false);
@@ -424,6 +439,7 @@ int batcher_submit_all(struct batcher *b, struct batcher_request *const *c, int 
     if (!full) foreground_set(b, true);
     pthread_cond_signal(&b->work_ready);
     pthread_mutex_unlock(&b->lock);
+    if (!full) engine_wake(b->e);
     if (!full) return OK;
     if (quit) return error_set(err, ERR_STATE, "the server is shutting down");
     return error_set(err, ERR_STATE, "%d requests wait already; try again later", b->max_waiting);
@@ -442,7 +458,10 @@ void batcher_cancel(struct batcher *b, struct batcher_request *c) {
     }
     b->stats.cancelled += waiting;
     pthread_mutex_unlock(&b->lock);
-    if (waiting) request_end_unstarted(c);
+    if (waiting)
+        request_end_unstarted(c);
+    else
+        engine_wake(b->e);
 }
 
 /* blocking functions */
@@ -493,9 +512,12 @@ static int requests_run(struct batcher *b, const struct batcher_request *kind,
     int rc = n > 0 ? batcher_submit_all(b, list, n, err) : OK;
     if (rc == OK) requests_wait(b, &w, requests, n, stop);
     for (int i = 0; rc == OK && i < n; i++) r[i] = requests[i].request;
-    for (int i = 0; rc == OK && i < n; i++)
+    for (int i = 0; rc == OK && i < n; i++) {
         if (requests[i].no_memory)
             rc = error_set(err, ERR_MEMORY, "out of memory for the results of a request");
+        else if (requests[i].no_result)
+            rc = error_set(err, ERR_STATE, "the nodes do not agree on the tokens of a request");
+    }
     free(list);
     free(requests);
     if (rc == OK && stop && __atomic_load_n(stop, __ATOMIC_ACQUIRE))
@@ -526,6 +548,7 @@ int batcher_embed(struct batcher *b, const struct token_seq *texts, int32_t n,
     b->n_embed_callers++;
     foreground_set(b, true);
     pthread_cond_signal(&b->work_ready);
+    engine_wake(b->e);
     while (!w.done) pthread_cond_wait(&b->embed_done, &b->lock);
     if (--b->n_embed_callers == 0) pthread_cond_signal(&b->embed_drained);
     pthread_mutex_unlock(&b->lock);

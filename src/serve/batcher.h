@@ -33,6 +33,7 @@ struct batcher_request {
     bool done;         /* atomic as well: all results may be read */
     bool cancelled;
     bool no_memory; /* done, with empty results, because memory for results was missing */
+    bool no_result; /* done, not cancelled, but nodes of a cluster did not agree on the tokens */
     double submitted, started, first, ended; /* clock_now; first: first token; 0: not yet */
 };
 

@@ -576,14 +576,20 @@ static bool async_failed(const struct generation *g, struct error *err) {
     return failed;
 }
 
-/* Whether the reply cannot be written, because memory is missing or its worker failed; sets err. */
+/* Whether the reply cannot be written, because memory is missing, nodes do not agree or its worker
+ * failed; sets err. */
 static bool reply_failed(const struct generation *g, struct error *err) {
-    bool failed = g->room->refused;
-    for (int i = 0; i < g->n_completions && !failed; i++)
-        failed = !g->completions[i].async &&
-                 __atomic_load_n(&g->completions[i].batch_request.done, __ATOMIC_ACQUIRE) &&
-                 g->completions[i].batch_request.no_memory;
+    bool failed = g->room->refused, differs = false;
+    for (int i = 0; i < g->n_completions && !failed && !g->completions[i].async; i++) {
+        const struct batcher_request *c = &g->completions[i].batch_request;
+        bool done = __atomic_load_n(&c->done, __ATOMIC_ACQUIRE);
+        failed = done && c->no_memory;
+        differs |= done && c->no_result;
+    }
     if (failed) error_set(err, ERR_STATE, "the server is short of memory; try again later");
+    if (!failed && differs)
+        return error_set(err, ERR_STATE,
+                         "the nodes do not agree on the tokens of this reply; try again") != OK;
     if (!failed && async_failed(g, err)) return true;
     if (failed || !g->spec.filter || g->spec.filter->error.code == OK) return failed;
     *err = g->spec.filter->error;

@@ -238,7 +238,6 @@ void request_metrics_refresh(struct server *s) {
     metric_set(metric_get(m, METRIC_ADAPTERS_BYTES), (double)p.bytes);
     metric_set_total(metric_get(m, METRIC_ADAPTER_LOADS), (double)p.loads);
     metric_set_total(metric_get(m, METRIC_ADAPTER_DROPS), (double)p.evictions);
-    metric_set(metric_get(m, METRIC_MURMUR_NODES), 1);
     metric_set(metric_get(m, METRIC_MURMUR_LOAD, "0"), (double)b.running / b.max_running);
     metric_set(metric_get(m, METRIC_MURMUR_PENDING), b.waiting);
     metric_set(metric_get(m, METRIC_MURMUR_MEMORY, "adapters"), (double)p.bytes);

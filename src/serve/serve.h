@@ -12,6 +12,7 @@
 
 #include <signal.h>
 
+struct cluster;
 struct job_kind;
 struct job_run;
 struct server;
@@ -110,6 +111,7 @@ struct serve_options { /* filled from serve_option_rows, except max_memory and t
     /* serve_run: serves clients that do not use HTTP until they have ended or one of the signals,
      * which are blocked, arrives. NULL: waits for a signal. */
     void (*attend)(struct server *s, const sigset_t *signals);
+    struct cluster *cluster; /* the engine's remote, which streams; NULL: none */
 };
 
 enum { SERVE_MIN_REQUEST_MEMORY = 8 << 20 };        /* smallest --max-request-memory */

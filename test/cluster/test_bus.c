@@ -252,6 +252,23 @@ static int raw_connect(void) {
     return fd;
 }
 
+static void a_wake_ends_a_wait(void **state) {
+    (void)state;
+    struct bus_message m;
+    double begin = clock_now();
+    bus_wake(one);                                   // before the wait
+    ok(bus_enqueue(one, "work", "1", "a", 1, &err)); // which waits for a reply
+    assert_int_equal(bus_receive(one, 20, &m, &err), 0);
+    assert_true(clock_now() - begin < 10);
+    ok(bus_subscribe(one, "news", &err));
+    hub_sync(one);
+    bus_wake(one); // it drops no message
+    send_text(bus_publish, two, "news", "it is here");
+    while (bus_receive(one, 20, &m, &err) == 0)
+        ;
+    assert_memory_equal(m.data, "it is here", m.len);
+}
+
 static void wrong_bytes_end_only_their_connection(void **state) {
     (void)state;
     static const char *const wrong[] = {"\xff\xff\xff\xff_",        "\0\0\0\0",
@@ -311,13 +328,14 @@ int main(void) {
         BUS_TEST(consumers_share_a_queue),
         BUS_TEST(messages_wait_while_a_reply_is_awaited),
         BUS_TEST(large_messages_and_limits),
+        BUS_TEST(a_wake_ends_a_wait),
         BUS_TEST(wrong_bytes_end_only_their_connection),
         BUS_TEST(the_end_of_the_hub_is_an_error),
     };
     const struct CMUnitTest nats_tests[] = {
         NATS_TEST(messages_reach_subscribers), NATS_TEST(items_stay_until_they_are_acknowledged),
         NATS_TEST(consumers_share_a_queue),    NATS_TEST(messages_wait_while_a_reply_is_awaited),
-        NATS_TEST(large_messages_and_limits),
+        NATS_TEST(large_messages_and_limits),  NATS_TEST(a_wake_ends_a_wait),
     };
     int failed = cmocka_run_group_tests(tests, NULL, NULL);
     if (!nats_is_installed()) return failed;

@@ -191,6 +191,104 @@ static void a_tie_asks_another_node(void **state) {
     assert_string_equal(expect(ACTION_NODE_STATE, 1)->node, "a");
 }
 
+/* streamed units */
+
+static void stream_begin(int window) {
+    coordinator_free(c);
+    c = coordinator_new(&(struct coordinator_options){
+        .identity = "same", .window = window, .stall_seconds = 1});
+    actions.n = 0;
+}
+
+static void part(const char *node, const char *unit, double now) {
+    step((struct coordinator_event){.kind = EVENT_PART, .now = now, .node = node, .unit = unit});
+}
+
+static void tick(double now) {
+    step((struct coordinator_event){.kind = EVENT_TICK, .now = now});
+}
+
+static void submit_at(const char *unit, double now) {
+    step((struct coordinator_event){.kind = EVENT_SUBMIT, .now = now, .unit = unit});
+}
+
+static void a_stalled_stream_gets_another_node(void **state) {
+    (void)state;
+    stream_begin(8);
+    node_joins("a", 1);
+    submit_at("u", 1);
+    node_joins("b", 1);
+    part("a", "u", 1.5);
+    assert_true(coordinator_runs(c, "a", "u"));
+    assert_false(coordinator_runs(c, "b", "u"));
+    tick(2.25);
+    expect(ACTION_ASSIGN, 0);
+    part("a", "u", 2.25); // the longest gap is 0.75 s now
+    tick(4);
+    expect(ACTION_ASSIGN, 0);
+    tick(5.5);
+    assert_string_equal(actions.v[0].node, "b");
+    result("b", "u", "h", 6);
+    expect(ACTION_DONE, 1);
+    const struct coordinator_action *a = expect(ACTION_CANCEL, 1);
+    assert_string_equal(a->node, "a");
+    assert_string_equal(a->unit, "u");
+}
+
+static void a_stream_without_nodes_is_given_up(void **state) {
+    (void)state;
+    stream_begin(1);
+    submit_at("u", 1);
+    tick(1.5);
+    expect(ACTION_GIVE_UP, 0);
+    tick(2);
+    expect(ACTION_GIVE_UP, 1);
+    node_joins("a", 3);
+    submit_at("v", 3);
+    submit_at("w", 3); // waits for a place
+    for (double now = 3.5; now < 9; now += 0.5) part("a", "v", now);
+    tick(9);
+    expect(ACTION_GIVE_UP, 0);
+    tick(10.5); // 'a' hangs, and there is no other node
+    expect(ACTION_GIVE_UP, 0);
+    tick(11.5);
+    assert_string_equal(expect(ACTION_GIVE_UP, 1)->unit, "v");
+    assert_string_equal(expect(ACTION_CANCEL, 1)->unit, "v");
+}
+
+static void a_window_limits_the_units_of_a_node(void **state) {
+    (void)state;
+    stream_begin(3);
+    node_joins("a", 1);
+    for (int i = 0; i < 5; i++) {
+        char unit[8];
+        snprintf(unit, sizeof unit, "u%d", i);
+        submit_at(unit, 1);
+        expect(ACTION_ASSIGN, i < 3);
+    }
+    step((struct coordinator_event){.kind = EVENT_CANCEL, .now = 2, .unit = "u0"});
+    assert_string_equal(expect(ACTION_CANCEL, 1)->unit, "u0");
+    assert_string_equal(expect(ACTION_ASSIGN, 1)->unit, "u3");
+}
+
+static void a_wrong_node_is_quarantined(void **state) {
+    (void)state;
+    stream_begin(8);
+    node_joins("a", 1);
+    submit_at("u", 1);
+    node_joins("b", 1);
+    step((struct coordinator_event){.kind = EVENT_WRONG,
+                                    .now = 2,
+                                    .node = "a",
+                                    .unit = "other",
+                                    .hash = "",
+                                    .text = "wrong tokens"});
+    assert_int_equal(expect(ACTION_NODE_STATE, 1)->state, NODE_QUARANTINED);
+    assert_string_equal(expect(ACTION_ASSIGN, 1)->node, "b");
+    part("a", "u", 3);
+    assert_false(coordinator_runs(c, "a", "u"));
+}
+
 /* balancers */
 
 static void balancers_choose(void **state) {
@@ -333,6 +431,9 @@ static void sim_actions(struct sim *s) {
             if (s->done[unit]++) sim_fail(s, "a unit was given up after its end");
             if (strstr(a->text, "failed") && s->failures[unit] < UNIT_FAILURES)
                 sim_fail(s, "a unit was given up too early");
+            break;
+        case ACTION_CANCEL:
+            if (!s->done[unit]) sim_fail(s, "a unit was cancelled before its end");
             break;
         case ACTION_NODE_STATE:
             if (s->states[node] == NODE_QUARANTINED) sim_fail(s, "a quarantine ended");
@@ -531,6 +632,10 @@ int main(void) {
         cmocka_unit_test(failures_are_retried_then_given_up),
         cmocka_unit_test(a_vote_names_the_faulty_node),
         cmocka_unit_test(a_tie_asks_another_node),
+        cmocka_unit_test(a_stalled_stream_gets_another_node),
+        cmocka_unit_test(a_stream_without_nodes_is_given_up),
+        cmocka_unit_test(a_window_limits_the_units_of_a_node),
+        cmocka_unit_test(a_wrong_node_is_quarantined),
         cmocka_unit_test(balancers_choose),
         cmocka_unit_test(affinity_moves_only_lost_keys),
         cmocka_unit_test(histories_end_well),

@@ -26,7 +26,7 @@ BUGS = [  # name, text of the coordinator, the text that replaces it
     ("a lost message is never sent again", "    for (int i = 0; i < c->n_units; i++) slow_assign_again(c, c->units[i]);\n", ""),
     ("silence is not noticed", "silent >= NODE_SUSPECT_SECONDS", "silent >= 1e9"),
     ("a suspect node gets units", "node->state != NODE_UP || strcmp", "node->state == NODE_DEAD || node->state == NODE_QUARANTINED || strcmp"),
-    ("the window is ignored", "if (node->n_units < NODE_WINDOW) may[n++] = i;", "may[n++] = i;"),
+    ("the window is ignored", "if (node->n_units < c->o.window) may[n++] = i;", "may[n++] = i;"),
     ("a node with another model gets units", "strcmp(node->identity, c->identity) != 0) continue;", "0) continue;"),
     ("a node votes twice", "if (unit_attempt(u, i)) continue;", "if (unit_attempt(u, i) && unit_attempt(u, i)->state == ATTEMPT_RUNS) continue;"),
     ("a place is never free again", "if (a->state == ATTEMPT_RUNS) c->nodes[a->node].n_units--;", ""),

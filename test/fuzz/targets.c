@@ -19,6 +19,7 @@
 #include "agent/agent.h"
 #include "backup/internal.h"
 #include "cluster/bus_frame.h"
+#include "cluster/pbft_client.h"
 #include "cluster/unit.h"
 #include "cluster/wire.h"
 #include "eval/eval.h"
@@ -1838,6 +1839,75 @@ static void fuzz_cluster(const uint8_t *data, size_t size) {
     cluster_results_use(data, size);
 }
 
+static bool pbft_verify_any(const uint8_t *key, const void *p, size_t n, const uint8_t *signature) {
+    (void)key, (void)p, (void)n, (void)signature;
+    return true;
+}
+
+static void pbft_sign_zero(const uint8_t *secret, const void *p, size_t n, uint8_t *out) {
+    (void)secret, (void)p, (void)n;
+    memset(out, 0, PBFT_SIGNATURE);
+}
+
+static enum pbft_verdict pbft_agree(void *ctx, const uint8_t *entry, size_t len) {
+    (void)ctx, (void)entry, (void)len;
+    return PBFT_AGREES;
+}
+
+/* Messages, each after its length (16 bits): an accepted one has one encoding, and a replica and a
+ * client that believe every signature handle it. */
+static void fuzz_pbft(const uint8_t *data, size_t size) {
+    static const struct pbft_signer signer = {pbft_sign_zero, pbft_verify_any};
+    static const uint8_t secret[PBFT_SECRET_KEY];
+    const struct pbft_group group = {.n = 4};
+    struct pbft *p = pbft_new(&(struct pbft_options){.group = group,
+                                                     .self = 1,
+                                                     .secret = secret,
+                                                     .signer = &signer,
+                                                     .timeout = 1,
+                                                     .validate = pbft_agree});
+    struct pbft_client *c = pbft_client_new(
+        &(struct pbft_client_options){.group = group, .secret = secret, .signer = &signer});
+    struct pbft_actions actions = {0};
+    double now = 0;
+    while (size >= 2) {
+        size_t len = MIN((size_t)data[0] | (size_t)data[1] << 8, size - 2);
+        struct pbft_message m;
+        struct pbft_entry e;
+        struct error err;
+        if (pbft_message_parse(data + 2, len, &m, &err) == OK) {
+            struct buf same = {0};
+            pbft_message_write(&m.s, m.body, m.body_len, m.signature, &same);
+            MUST(same.len == len && memcmp(same.data, data + 2, len) == 0);
+            buf_release(&same);
+        }
+        pbft_vote_read(&signer, secret, data + 2, len, &e);
+        pbft_step(
+            p,
+            &(struct pbft_event){.kind = PBFT_RECEIVED, .now = now, .data = data + 2, .len = len},
+            &actions);
+        pbft_step(p, &(struct pbft_event){.kind = PBFT_TICK, .now = now += 0.3}, &actions);
+        for (int kind = PBFT_CLIENT_VOTE; kind <= PBFT_CLIENT_RECEIVED; kind++)
+            pbft_client_step(c,
+                             &(struct pbft_client_event){.kind = (enum pbft_client_event_kind)kind,
+                                                         .data = data + 2,
+                                                         .len = len},
+                             &actions);
+        for (int i = 0; i < actions.n; i++) // what it sends is well formed
+            MUST(actions.v[i].kind != PBFT_SEND ||
+                 pbft_message_parse(pbft_action_data(&actions, &actions.v[i]), actions.v[i].len, &m,
+                                    &err) == OK);
+        MUST(pbft_stable(p) <= pbft_executed(p));
+        actions.n = 0;
+        actions.bytes.len = 0;
+        data += 2 + len;
+        size -= 2 + len;
+    }
+    pbft_actions_release(&actions);
+    pbft_client_free(c);
+    pbft_free(p);
+}
+
 static const struct fuzz_target fuzz_targets[] = {
     {"gguf", fuzz_gguf},
     {"gguf_tokenizer", fuzz_gguf_tokenizer},
@@ -1891,6 +1961,7 @@ static const struct fuzz_target fuzz_targets[] = {
     {"calculate", fuzz_calculate},
     {"mcp", fuzz_mcp},
     {"cluster", fuzz_cluster},
+    {"pbft", fuzz_pbft},
 };
 
 static const struct fuzz_target *fuzz_target_find(const char *name) {

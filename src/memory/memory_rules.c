@@ -57,6 +57,8 @@ const struct memory_attribute *memory_attribute_find(const char *name) {
     return a->name ? a : NULL;
 }
 
+/* Bytes of a character in the table `fold`, and of a pair of them. */
+enum { FOLD_CHAR = 3, FOLD_PAIR = 2 * FOLD_CHAR };
 enum { SENTENCE_BYTES = 2048, REFUSED_MAX = 32, ANSWER_BYTES = 100, BEARER_BYTES = 40 };
 
 static const struct memory_rules *const rules[N_LANGUAGES] = {
@@ -326,6 +328,49 @@ static void widths_fold(struct buf *text) {
     text->data[n] = 0;
 }
 
+static int fold_compare(const void *character, const void *pair) {
+    return memcmp(character, pair, FOLD_CHAR);
+}
+
+/* Replaces characters by those that the patterns have; the length remains the same. */
+static void script_fold(const struct memory_rules *r, struct buf *text) {
+    size_t n = r->fold ? strlen(r->fold) / FOLD_PAIR : 0;
+    for (size_t i = 0; n && i + FOLD_CHAR <= text->len; i++) {
+        const char *pair = bsearch(text->data + i, r->fold, n, FOLD_PAIR, fold_compare);
+        if (pair) memcpy(text->data + i, pair + FOLD_CHAR, FOLD_CHAR);
+    }
+}
+
+/* Restores what script_fold() has replaced: as a whole if the message contains the text, else the
+ * parts between spaces. */
+static void script_restore(const struct buf *said, const struct buf *folded, struct buf *text) {
+    for (size_t n, pos = 0; pos < text->len; pos += n + 1) {
+        const char *part = text->data + pos;
+        n = text->len - pos;
+        const char *at = memmem(folded->data, folded->len, part, n);
+        if (!at) {
+            n = strcspn(part, " ");
+            at = memmem(folded->data, folded->len, part, n);
+        }
+        if (at) memcpy(text->data + pos, said->data + (at - folded->data), n);
+    }
+}
+
+/* The same for every string of the objects. */
+static void scripts_restore(const struct buf *said, const struct buf *folded, json_t *objects) {
+    json_t *object, *v;
+    const char *key;
+    size_t i;
+    json_array_foreach (objects, i, object)
+        json_object_foreach (object, key, v) {
+            struct buf text = {0};
+            buf_puts(&text, json_string_value(v));
+            script_restore(said, folded, &text);
+            json_string_set(v, text.len ? text.data : "");
+            buf_release(&text);
+        }
+}
+
 static void text_expand(const struct extraction *x, struct buf *text) {
     for (const struct refusal *e = x->r->expand; e->pattern; e++)
         pattern_replace(e->pattern, e->reason, text);
@@ -477,6 +522,7 @@ static void answer_read(struct extraction *x, struct buf *text, const char *aske
                       utf8_complete_len(asked, strnlen(asked, MEMORY_TURN_BYTES)));
     buf_puts(&question, "");
     if (!has_kana(text)) x->r = rules_for(&question);
+    script_fold(x->r, &question);
     filler_remove(x, text);
     const struct refusal *row = refusal_find(x->r->asked, &question, NULL);
     if (row && !finds(x->r->self, text)) {
@@ -490,11 +536,14 @@ static void answer_read(struct extraction *x, struct buf *text, const char *aske
 
 json_t *memory_rules_extract(const char *message, const char *asked, bool pretence) {
     struct extraction x = {.facts = json_array(), .refused = json_array()};
-    struct buf text = {0};
-    buf_add_sanitized(&text, message,
+    struct buf said = {0}, folded = {0}, text = {0};
+    buf_add_sanitized(&said, message,
                       utf8_complete_len(message, strnlen(message, MEMORY_TURN_BYTES)));
-    buf_puts(&text, "");
-    x.r = rules_for(&text);
+    buf_puts(&said, "");
+    x.r = rules_for(&said);
+    buf_puts(&folded, said.data);
+    script_fold(x.r, &folded);
+    buf_puts(&text, folded.data);
     quotations_remove(&x, &text);
     if (finds(x.r->role_play, &text)) pretence = true;
     if (finds(x.r->role_play_end, &text)) pretence = false;
@@ -504,6 +553,10 @@ json_t *memory_rules_extract(const char *message, const char *asked, bool preten
     sentences_read(&x, &text, pretence);
     if (asked && !pretence && text.len <= ANSWER_BYTES && json_array_size(x.facts) == 0)
         answer_read(&x, &text, asked);
+    scripts_restore(&said, &folded, x.facts);
+    scripts_restore(&said, &folded, x.refused);
+    buf_release(&said);
+    buf_release(&folded);
     buf_release(&text);
     return json_pack("{s:o,s:o,s:b}", "facts", x.facts, "refused", x.refused, "pretence", pretence);
 }

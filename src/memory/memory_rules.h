@@ -47,6 +47,8 @@ struct memory_rules {
         *expand,                   /* rewrite a sentence: reason is the replacement */
         *contract,                 /* the reverse of expand, for values; NULL: none */
         *asked; /* a question of the assistant; reason is put before a bare answer */
+    /* Pairs of characters of 3 bytes, sorted by the first; the second replaces it. NULL: none */
+    const char *fold;
     const char *role_play, *role_play_end; /* begin and end of a role play */
     const char *real;                      /* a sentence in a role play that is not a part of it */
     const char *split;                     /* the places between clauses */

@@ -5,15 +5,15 @@
  * The rules were written with memories-dev.jsonl, memories-messages.jsonl, memories-second.jsonl
  * and memories-paraphrases.jsonl, whose rounds each measured the rules before they were changed.
  * memories-second-check.jsonl is the third of the second set, chosen by a hash of the id, that was
- * measured only. memories-held-out.jsonl, by another author, measures the rules. A case is {id,
- * lang, trap, turns: [{role, content}], facts: [{attribute, value}]}: the facts that hold after all
- * turns. Values are equal after NFKC, case folding and without spaces, punctuation and articles; a
- * value that contains the right one and is little longer counts as well. `test_memory_rules --show
- * FILE` prints every difference.
+ * measured only. memories-held-out.jsonl, by another author, and memories-fourth.jsonl measure the
+ * rules. A case is {id, lang, trap, turns: [{role, content}], facts: [{attribute, value}]}: the
+ * facts that hold after all turns. Values are equal after NFKC, case folding and without spaces,
+ * punctuation and articles; a value that contains the right one and is little longer counts as
+ * well. `test_memory_rules --show FILE` prints every difference.
  */
 /* levels: once */
 #define _GNU_SOURCE
-#include "memory/memory.h"
+#include "memory/memory_rules.h"
 
 #include <setjmp.h>
 #include <stdarg.h>
@@ -31,6 +31,7 @@
 static const double DEV_PRECISION = 0.95, DEV_RECALL = 0.85;
 static const double UNREAD_PRECISION = 0.85, UNREAD_RECALL = 0.75;
 static const double HELD_OUT_PRECISION = 0.70, HELD_OUT_RECALL = 0.60;
+static const double FOURTH_PRECISION = 0.75, FOURTH_RECALL = 0.60;
 
 struct tally {
     int right, wrong, missed; /* facts */
@@ -226,6 +227,59 @@ static void test_held_out(void **state) {
     file_check("test/cases/memories-held-out.jsonl", HELD_OUT_PRECISION, HELD_OUT_RECALL);
 }
 
+static void test_fourth(void **state) {
+    (void)state;
+    file_check("test/cases/memories-fourth.jsonl", FOURTH_PRECISION, FOURTH_RECALL);
+}
+
+/* The facts that hold after a message, as "attribute=value;". */
+static char *facts_of(const char *message) {
+    json_t *found = memory_rules_extract(message, NULL, false), *fact;
+    struct buf out = {0};
+    size_t i;
+    buf_puts(&out, "");
+    json_array_foreach (json_object_get(found, "facts"), i, fact) {
+        assert_non_null(strstr(message, json_get_string(fact, "text")));
+        if (strcmp(json_get_string(fact, "change"), "holds") == 0)
+            buf_printf(&out, "%s=%s;", json_get_string(fact, "attribute"),
+                       json_get_string(fact, "value"));
+    }
+    json_decref(found);
+    return out.data;
+}
+
+/* Both scripts of Chinese give the same facts; a value has the characters of the user. */
+static void test_scripts(void **state) {
+    static const char *const cases[][2] = {
+        {"我养了一只猫叫汤圆。", "pet=猫 汤圆;"},
+        {"我養了一隻貓叫湯圓。", "pet=貓 湯圓;"},
+        {"我对头孢过敏，也不喜欢苦瓜。", "allergy=头孢;dislikes=苦瓜;"},
+        {"我對頭孢過敏，也不喜歡苦瓜。", "allergy=頭孢;dislikes=苦瓜;"},
+        {"我在国家电网上班，有两个儿子。", "employer=国家电网;family=两个儿子;"},
+        {"我在國家電網上班，有兩個兒子。", "employer=國家電網;family=兩個兒子;"},
+    };
+    (void)state;
+    for (size_t i = 0; i < ARRAY_LEN(cases); i++) {
+        char *facts = facts_of(cases[i][0]);
+        assert_string_equal(facts, cases[i][1]);
+        free(facts);
+    }
+}
+
+/* The table of characters is sorted, and no replacement is replaced in turn. */
+static void test_fold(void **state) {
+    const char *fold = memory_rules_zh.fold;
+    const size_t n = strlen(fold) / 6;
+    (void)state;
+    assert_int_equal(strlen(fold), 6 * n);
+    for (size_t i = 0; i < n; i++) {
+        char to[4] = {0};
+        memcpy(to, fold + 6 * i + 3, 3);
+        if (i) assert_true(memcmp(fold + 6 * (i - 1), fold + 6 * i, 3) < 0);
+        for (size_t k = 0; k < n; k++) assert_int_not_equal(memcmp(fold + 6 * k, to, 3), 0);
+    }
+}
+
 /* The cost of a message is bounded, and no message makes the rules fail. */
 static void test_hostile(void **state) {
     static const char *const parts[] = {
@@ -255,7 +309,8 @@ int main(int argc, char **argv) {
         cmocka_unit_test(test_development), cmocka_unit_test(test_messages),
         cmocka_unit_test(test_second),      cmocka_unit_test(test_paraphrases),
         cmocka_unit_test(test_unread),      cmocka_unit_test(test_held_out),
-        cmocka_unit_test(test_hostile),
+        cmocka_unit_test(test_fourth),      cmocka_unit_test(test_scripts),
+        cmocka_unit_test(test_fold),        cmocka_unit_test(test_hostile),
     };
     return cmocka_run_group_tests(tests, NULL, NULL);
 }

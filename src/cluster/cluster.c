@@ -28,6 +28,7 @@ struct client_unit {
     int n;
     struct buf text;            /* the message for the nodes */
     char sender[NODE_NAME_MAX]; /* streamed: the node that added the last tokens */
+    bool assigned;
 };
 /* A streamed call that the engine computes after a node has sent tokens of it. */
 struct doubt {
@@ -55,6 +56,7 @@ struct cluster {
     char *address;
     const char *balancer;
     int64_t n_here;       /* calls that were computed here */
+    int64_t n_again;      /* assignments of units that had been assigned before */
     pthread_mutex_t lock; /* protects `status` */
     json_t *status;
 
@@ -209,8 +211,10 @@ static int unit_assign(struct cluster *c, const struct coordinator_action *a, st
     int index = unit_index(c, a->unit);
     if (index < 0) return OK;
     char *queue = xasprintf("%s%s", QUEUE_WORK, a->node);
-    const struct client_unit *u = c->units[index];
+    struct client_unit *u = c->units[index];
     char *id = xasprintf("%s %llu", u->id, (unsigned long long)c->n_assigned++);
+    c->n_again += u->assigned;
+    u->assigned = true;
     int rc = bus_enqueue(c->bus, queue, id, u->text.data, u->text.len, err);
     free(id);
     free(queue);
@@ -506,8 +510,9 @@ static void status_update(struct cluster *c) {
     json_t *list = json_array();
     for (int i = 0; i < n; i++) json_array_append_new(list, node_json(c, &nodes[i]));
     json_t *status =
-        json_pack("{s:s,s:s,s:b,s:I,s:o}", "address", c->address, "balancer", c->balancer, "failed",
-                  c->failed, "computed_here", (json_int_t)c->n_here, "nodes", list);
+        json_pack("{s:s,s:s,s:b,s:I,s:I,s:o}", "address", c->address, "balancer", c->balancer,
+                  "failed", c->failed, "computed_here", (json_int_t)c->n_here, "assigned_again",
+                  (json_int_t)c->n_again, "nodes", list);
     pthread_mutex_lock(&c->lock);
     json_decref(c->status);
     c->status = status;

@@ -39,10 +39,11 @@ struct cluster;
 struct cluster *cluster_open(const struct cluster_options *o, struct engine *e, struct model *m,
                              struct error *err);
 void cluster_close(struct cluster *c); /* ends its processes; NULL is allowed */
-/* {address, balancer, failed, computed_here, nodes: [{name, state, usable, threads, level, load,
- * units, done, seconds_per_unit, heard, adapters}]}, as of the last second. usable: it has the
- * engine's model, class and element types; heard: seconds since its last message; computed_here:
- * calls that nodes did not compute. Any thread. */
+/* {address, balancer, failed, computed_here, assigned_again, nodes: [{name, state, usable, threads,
+ * level, load, units, done, seconds_per_unit, heard, adapters}]}, as of the last second. usable: it
+ * has the engine's model, class and element types; heard: seconds since its last message;
+ * computed_here: calls that nodes did not compute; assigned_again: times that a call went to one
+ * more node. Any thread. */
 json_t *cluster_status_json(struct cluster *c);
 
 struct node_options {

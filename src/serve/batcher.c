@@ -230,6 +230,9 @@ static void requests_cancel(struct batcher *b) {
 static int requests_notify(struct batcher *b) {
     int n = 0, ended = 0;
     uint64_t cached = 0, cancelled = 0;
+    pthread_mutex_lock(&b->lock);
+    bool quit = b->quit;
+    pthread_mutex_unlock(&b->lock);
     for (int i = 0; i < b->n_in_engine; i++) {
         struct batcher_request *c = b->in_engine[i];
         if (!c->request.done) {
@@ -237,7 +240,7 @@ static int requests_notify(struct batcher *b) {
             continue;
         }
         running_remove(b, c);
-        c->no_result = c->request.finish == FINISH_NONE && !c->no_memory && !b->quit &&
+        c->no_result = c->request.finish == FINISH_NONE && !c->no_memory && !quit &&
                        !__atomic_load_n(&c->cancelled, __ATOMIC_ACQUIRE);
         cached += (uint64_t)c->request.n_cached;
         cancelled += c->request.finish == FINISH_NONE;

@@ -195,8 +195,8 @@ static void a_tie_asks_another_node(void **state) {
 
 static void stream_begin(int window) {
     coordinator_free(c);
-    c = coordinator_new(&(struct coordinator_options){
-        .identity = "same", .window = window, .stall_seconds = 1});
+    c = coordinator_new(
+        &(struct coordinator_options){.identity = "same", .window = window, .stall_seconds = 1});
     actions.n = 0;
 }
 
@@ -266,7 +266,7 @@ static void a_window_limits_the_units_of_a_node(void **state) {
         submit_at(unit, 1);
         expect(ACTION_ASSIGN, i < 3);
     }
-    step((struct coordinator_event){.kind = EVENT_CANCEL, .now = 2, .unit = "u0"});
+    step((struct coordinator_event){.kind = EVENT_CANCEL, .now = 1.5, .unit = "u0"});
     assert_string_equal(expect(ACTION_CANCEL, 1)->unit, "u0");
     assert_string_equal(expect(ACTION_ASSIGN, 1)->unit, "u3");
 }

@@ -80,6 +80,7 @@ class Server:
 
 CHAT = {"messages": [{"role": "user", "content": "Tell me about the sea."}], "max_tokens": 40, "temperature": 1, "seed": 7}
 LONG = {"prompt": "the", "max_tokens": 480, "temperature": 1, "ignore_eos": True, "loop_tokens": 0, "logprobs": 3}
+ENDLESS = {**LONG, "logprobs": 1, "max_tokens": 1000, "context_shift": True}  # about 0.3 s
 REQUESTS = {
     "a chat": ("/v1/chat/completions", CHAT),
     "an adapter": ("/v1/chat/completions", {**CHAT, "model": "one"}),
@@ -133,7 +134,9 @@ def stream(server, path, body):
 
 alone = Server("alone")
 expected = {name: (comparable(alone.get(*r)), stream(alone, *r)) for name, r in REQUESTS.items()}
-longs = {seed: stream(alone, "/v1/completions", {**LONG, "seed": seed, "model": "one" if seed % 2 else "fry-1"}) for seed in range(4)}
+longs = {seed: stream(alone, "/v1/completions", {**ENDLESS, "seed": seed, "model": "one" if seed % 2 else "fry-1"}) for seed in range(4)}
+check("the server without a cluster replies", all("choices" in whole and len(parts) == 5 for whole, parts in expected.values()) and
+      all(usage["completion_tokens"] == 1000 for _, _, _, usage, _ in longs.values()), expected)
 check("/v1/cluster without a cluster", alone.get("/v1/cluster")["error"]["code"] == "no_cluster")
 check("one active node without a cluster", "murmurnet_active_nodes 1\n" in alone.get("/metrics"))
 
@@ -159,7 +162,7 @@ check("embeddings are computed by the server", e["data"] == alone.get("/v1/embed
 
 # a client that goes away
 before = sum(n["done"] for n in two.get("/v1/cluster")["nodes"])
-c, r = two.open("/v1/completions", {**LONG, "seed": 1, "stream": True, "n": 4})
+c, r = two.open("/v1/completions", {**ENDLESS, "max_tokens": 4000, "seed": 1, "stream": True, "n": 4})
 r.readline()
 c.sock.close() if c.sock else None
 r.close()
@@ -172,7 +175,7 @@ results, begun = {}, threading.Barrier(5)
 
 
 def long_stream(server, seed, key, barrier):
-    _, r = server.open("/v1/completions", {**LONG, "seed": seed, "model": "one" if seed % 2 else "fry-1", "stream": True, "stream_options": {"include_usage": True}})
+    _, r = server.open("/v1/completions", {**ENDLESS, "seed": seed, "model": "one" if seed % 2 else "fry-1", "stream": True, "stream_options": {"include_usage": True}})
     first = r.readline().decode().strip()
     barrier.wait(60)
     times, rest = [time.time()], []
@@ -200,6 +203,7 @@ pids = sorted(two.nodes().values())
 wrong, gap = streams(two, "hang", lambda: os.kill(pids[0], signal.SIGSTOP))
 os.kill(pids[0], signal.SIGCONT)
 check("a node that hangs: the same streams", not wrong, (wrong, two.said()))
+check("they were continued by the other node", two.get("/v1/cluster")["assigned_again"] > 0, two.get("/v1/cluster"))
 code, gone, n = two.end()
 check("SIGTERM ends the server and its nodes", code == 0 and gone and n == 2, (code, gone, n, two.said()))
 
@@ -215,6 +219,7 @@ for i in range(KILLS):
     bad += [(i, seed, results[i, seed][0]) for seed in wrong]
 status = three.get("/v1/cluster")
 check(f"{KILLS} kills: the same streams (longest wait {max(gaps):.2f} s)", not bad and three.said().count("is dead") >= KILLS, (bad, three.said()[-300:]))
+check("replies were continued by other nodes", status["assigned_again"] >= KILLS, status)
 check("no node is quarantined", all(n["state"] != "quarantined" for n in status["nodes"]) and "different tokens" not in three.said(), status)
 for pid in three.nodes().values():
     os.kill(pid, signal.SIGKILL)

@@ -1827,6 +1827,32 @@ static void cluster_results_use(const uint8_t *data, size_t size) {
     engine_free(e);
 }
 
+/* Parts and results of a streamed call that has a token. */
+static void cluster_stream_use(const uint8_t *data, size_t size) {
+    static const int32_t prompt[] = {1, 2};
+    struct engine *e = engine_small(DTYPE_F32);
+    for (int32_t at = -1; at < 9; at++) {
+        int32_t out[8] = {3}, top_ids[16] = {1, 2};
+        float out_logprob[8] = {-0.5f}, top_logprob[16] = {-1, -2};
+        struct engine_request r = {.prompt = prompt,
+                                   .n_prompt = 2,
+                                   .max_tokens = 8,
+                                   .n_top = 2,
+                                   .out = out,
+                                   .out_logprob = out_logprob,
+                                   .top_ids = top_ids,
+                                   .top_logprob = top_logprob,
+                                   .n_out = 1};
+        struct error err;
+        unit_part_merge(e, data, size, at, &r, &err);
+        MUST(r.n_out >= 1 && r.n_out <= 8 && out[0] == 3 && top_ids[1] == 2);
+        unit_result_merge(e, data, size, &r, &err);
+        MUST(r.n_out >= 1 && r.n_out <= 8 && out[0] == 3 && top_ids[1] == 2);
+        buf_release(&r.text);
+    }
+    engine_free(e);
+}
+
 static void fuzz_cluster(const uint8_t *data, size_t size) {
     const uint8_t *body;
     size_t len;
@@ -1837,6 +1863,7 @@ static void fuzz_cluster(const uint8_t *data, size_t size) {
     cluster_frames_use(data, size);
     cluster_calls_use(data, size);
     cluster_results_use(data, size);
+    cluster_stream_use(data, size);
 }
 
 static bool pbft_verify_any(const uint8_t *key, const void *p, size_t n, const uint8_t *signature) {

@@ -19,7 +19,7 @@
 
 enum { PREFIX_TOKENS = 32, UNIT_BYTES = 512 << 10 };
 static const double TICK_SECONDS = 1, WAIT_SECONDS = 60; // WAIT: between notes about missing nodes
-/* Of a cluster that streams: a unit without parts for STALL_SECONDS goes to another node. */
+/* For streams: a unit without parts for STALL_SECONDS goes to another node. */
 static const double STREAM_TICK_SECONDS = 0.25, STALL_SECONDS = 1;
 
 struct client_unit {
@@ -174,7 +174,7 @@ static void doubt_add(struct cluster *c, const struct client_unit *u, const char
     memcpy(d->unit, u->id, sizeof d->unit);
 }
 
-/* Removes the doubt about a call; false: there is none. */
+/* Removes the doubt about a call; false: no doubt is stored. */
 static bool doubt_take(struct cluster *c, const struct engine_request *r, struct doubt *out) {
     for (int i = 0; i < c->n_doubts; i++)
         if (c->doubts[i].call == r) {
@@ -292,7 +292,7 @@ static int actions_do(struct cluster *c, struct error *err) {
 
 /* messages */
 
-/* What a node reports about itself, for the status. */
+/* Keeps the facts that a node reports about itself, for the status. */
 static void info_set(struct cluster *c, const char *name, const json_t *v) {
     json_t *adapters = json_object_get(v, "adapters");
     if (!json_object_get(c->infos, name) && json_object_size(c->infos) >= NODE_MAX) return;

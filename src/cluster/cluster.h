@@ -8,7 +8,7 @@
  * majority is used; a node with another result is quarantined. The engine computes a call itself
  * if no node can.
  *
- * A cluster that streams is for a server: every call is a unit of its own, a node computes many of
+ * A cluster that streams is for a server: every call is one unit, a node computes many of
  * them at once, and their tokens arrive as they are generated. If the node is lost or its stream
  * stalls, another one computes the unit from the start; the tokens that are known already are
  * compared and skipped. If one differs, the engine computes the call, and the node whose tokens are

@@ -22,7 +22,7 @@ enum attempt_state { ATTEMPT_RUNS, ATTEMPT_VOTED, ATTEMPT_FAILED, ATTEMPT_LOST }
 struct attempt {
     int node;
     enum attempt_state state;
-    double since;        /* of the assignment or, of a streamed unit, of the last part */
+    double since;        /* time of the assignment or, if the unit is streamed, of the last part */
     char hash[HASH_LEN]; /* ATTEMPT_VOTED */
 };
 struct unit {

@@ -40,7 +40,7 @@ struct node_unit {
     char id[HASH_LEN], *queue, *parts; /* parts: subject; NULL: it is not streamed */
     uint64_t item;
     struct unit_calls calls;
-    struct strings hashes; /* of its adapters */
+    struct strings hashes; /* hashes of its adapters */
     struct adapter **held; /* [n_held] the adapters that the calls use */
     int n_held, n_submitted;
     int32_t n_sent; /* tokens of a streamed unit */
@@ -136,7 +136,7 @@ static int adapter_part(struct node *n, const json_t *v, const uint8_t *body, si
     return n->part.len == size && size > 0;
 }
 
-/* The first adapter of a waiting unit that the node does not have; NULL: there is none. */
+/* The first adapter of a waiting unit that the node does not have; NULL: it has all. */
 static const char *unit_lacks(struct node *n, const struct node_unit *u) {
     for (int i = 0; i < u->hashes.n; i++)
         if (!adapter_find(n, u->hashes.v[i])) return u->hashes.v[i];
@@ -245,7 +245,7 @@ static int unit_answer(struct node *n, struct node_unit *u, struct error *err) {
     return rc == OK ? unit_end(n, u, err) : rc;
 }
 
-/* Submits the calls of a unit, if its adapters are there. */
+/* Submits the calls of a unit, if its adapters have arrived. */
 static int unit_submit(struct node *n, struct node_unit *u, struct error *err) {
     struct error why;
     if (unit_lacks(n, u)) return OK;
@@ -393,7 +393,7 @@ static int part_send(struct node *n, struct node_unit *u, struct error *err) {
     return rc;
 }
 
-/* Sends what the units have reached. */
+/* Sends the results of finished units and new tokens of the others. */
 static int units_report(struct node *n, struct error *err) {
     int rc = OK;
     for (int i = n->n_units - 1; rc == OK && i >= 0; i--) {

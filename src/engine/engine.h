@@ -239,7 +239,7 @@ struct engine_remote {
     void (*submit)(void *ctx, struct engine_request *r);
     void (*step)(void *ctx, double seconds);
     void (*cancel)(void *ctx, struct engine_request *r);
-    /* of a remote that streams, else NULL */
+    /* NULL, unless the remote streams */
     void (*compared)(void *ctx, const struct engine_request *r, bool equal);
     void (*wake)(void *ctx); /* ends the wait of `step`, or of the next one; any thread */
 };
@@ -527,9 +527,10 @@ int record_outputs_parse(const struct engine *e, const json_t *outputs, struct e
  * and the others are added.
  *
  * record_tokens_json: those from position `from` on. record_tokens_merge: `tokens` begin at
- * position `at`; if that is after the end of what is known, they are ignored. record_outputs_merge:
- * all results; it completes the request. ERR_MISMATCH: they differ from those that the request has;
- * ERR_FORMAT: they are not those of such a request; then the request is not changed.
+ * position `at`; if that is after the end of the known tokens, they are ignored.
+ * record_outputs_merge: all results; it completes the request. ERR_MISMATCH: they differ from those
+ * that the request has; ERR_FORMAT: they are not those of such a request; then the request is not
+ * changed.
  */
 json_t *record_tokens_json(const struct engine_request *r, int32_t from);
 int record_tokens_merge(const struct engine *e, const json_t *tokens, int32_t at,

@@ -140,7 +140,7 @@ check("the server without a cluster replies", all("choices" in whole and len(par
 check("/v1/cluster without a cluster", alone.get("/v1/cluster")["error"]["code"] == "no_cluster")
 check("one active node without a cluster", "murmurnet_active_nodes 1\n" in alone.get("/metrics"))
 
-two = Server("two", "--cluster", "local:2", "--balancer", "adapter")
+two = Server("two", "--cluster", "local:2", "--balancer", "round_robin")
 check("two nodes join", until(lambda: len(two.up()) == 2), two.said())
 check("two active nodes in the metrics", "murmurnet_active_nodes 2\n" in two.get("/metrics") and 'shoal_cluster_nodes{state="up"} 2\n' in two.get("/metrics"))
 for name, r in REQUESTS.items():

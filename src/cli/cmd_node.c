@@ -4,6 +4,8 @@
 #include "cli/setup.h"
 #include "cluster/cluster.h"
 
+#include <signal.h>
+#include <stdatomic.h>
 #include <stdlib.h>
 #include <string.h>
 #include <unistd.h>
@@ -22,6 +24,20 @@ static const struct option_row rows[] = {
 };
 
 enum { NODE_MAX_LEN = 4096 }; // without --max-model-len
+
+static atomic_bool leave;
+
+static void leave_set(int signal_number) {
+    (void)signal_number;
+    atomic_store(&leave, true);
+}
+
+/* The first SIGTERM or SIGINT makes the node leave, the second one ends it. */
+static void signals_handle(void) {
+    struct sigaction a = {.sa_handler = leave_set, .sa_flags = SA_RESETHAND};
+    sigaction(SIGTERM, &a, NULL);
+    sigaction(SIGINT, &a, NULL);
+}
 
 static char *node_name(const struct options *o) {
     char host[NODE_NAME_MAX - 16] = "node";
@@ -44,7 +60,9 @@ static int node_start(const struct options *o, struct setup *s, const char *name
                                       .name = name,
                                       .engine = s->e,
                                       .model = s->m,
-                                      .threads = pool_size(s->pool)};
+                                      .threads = pool_size(s->pool),
+                                      .leave = &leave};
+    signals_handle();
     return node_run(&node, err);
 }
 
@@ -79,6 +97,8 @@ const struct cli_command cmd_node = {
     .about =
         "Joins a cluster and computes its calls. The model and the class are those of the command\n"
         "that has the calls. '--cluster local:N' of other commands starts N nodes itself.\n"
+        "SIGTERM or Ctrl-C makes the node leave when it has computed its units; a second one\n"
+        "ends it at once.\n"
         "\n"
         "  shoal node models/fry --join nats://192.168.1.10\n"
         "  shoal eval models/fry --tasks starter --cluster nats://192.168.1.10\n"

@@ -8,7 +8,6 @@
 #include "cluster/cluster.h"
 
 #include "cluster/balance.h"
-#include "cluster/local_nodes.h"
 #include "cluster/unit.h"
 #include "cluster/wire.h"
 
@@ -302,10 +301,16 @@ static void info_set(struct cluster *c, const char *name, const json_t *v) {
 }
 
 static void node_heard(struct cluster *c, const json_t *v) {
-    if (!node_name_is_valid(json_get_string(v, "name"))) return;
-    if (c->streams) info_set(c, json_get_string(v, "name"), v);
+    const char *name = json_get_string(v, "name");
+    if (!node_name_is_valid(name)) return;
+    if (json_is_true(json_object_get(v, "leaves"))) {
+        step(c, (struct coordinator_event){
+                    .kind = EVENT_NODE_GONE, .node = name, .text = "it has left"});
+        return;
+    }
+    if (c->streams) info_set(c, name, v);
     step(c, (struct coordinator_event){.kind = EVENT_NODE,
-                                       .node = json_get_string(v, "name"),
+                                       .node = name,
                                        .identity = json_get_string(v, "identity"),
                                        .threads =
                                            (int)MIN(MAX(json_get_number(v, "threads"), 1), 4096),
@@ -709,7 +714,11 @@ static int nodes_start(struct cluster *c, const struct cluster_options *o, const
                        const struct model *m, struct error *err) {
     struct strings args = {0};
     node_args_make(o, c->n_expected, e, m, &args);
-    c->local = local_nodes_start(c->n_expected, &args, bus_address(c->bus), err);
+    c->local =
+        local_nodes_start(c->n_expected,
+                          &(struct local_nodes_options){
+                              .args = &args, .address = bus_address(c->bus), .prefix = "local"},
+                          err);
     strings_release(&args);
     return c->local ? OK : err->code;
 }

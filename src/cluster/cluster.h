@@ -23,6 +23,8 @@
 #include "cluster/coordinator.h"
 #include "engine/engine.h"
 
+#include <stdatomic.h>
+
 struct cluster_options {
     const char *address;  /* "local:N" or "nats://HOST" */
     int replicas;         /* nodes that compute each unit; 0: 1 */
@@ -51,8 +53,38 @@ struct node_options {
     struct engine *engine;
     struct model *model;
     int threads;
+    /* NULL, or true ends the node when it has sent the results of the units that it computes. Those
+     * that come later go to other nodes. */
+    const atomic_bool *leave;
 };
-/* Computes units until the bus closes or the process is asked to end (log_check_cancelled). */
+/* Computes units until the bus closes, the process is asked to end (log_check_cancelled), or it
+ * leaves, which is OK. */
 int node_run(const struct node_options *o, struct error *err);
+
+/*
+ * local_nodes: `shoal node` processes of this machine. One that ends is started again, unless it
+ * ends again and again. All are killed when the thread that started them ends.
+ */
+struct local_nodes_options {
+    const struct strings *args; /* the program's arguments, without those below */
+    const char *address;        /* --join */
+    const char *prefix;         /* the names (--name) are PREFIX-1, PREFIX-2 … */
+    double drain_seconds;       /* from SIGTERM to SIGKILL for a node that is no longer needed */
+};
+struct local_nodes;
+/* Starts n processes of this program, at most CLUSTER_LOCAL_MAX. The options are copied. */
+struct local_nodes *local_nodes_start(int n, const struct local_nodes_options *o,
+                                      struct error *err);
+/* Starts further processes, or sends SIGTERM to the youngest ones, which leave; n nodes are needed
+ * then. Returns at once. */
+int local_nodes_resize(struct local_nodes *l, int n, struct error *err);
+int local_nodes_needed(const struct local_nodes *l);
+/* Calls `gone` (may be NULL) with the name of each process that has ended since the last call, and
+ * starts it again if it is needed. ERR_STATE: one ends again and again. */
+int local_nodes_check(struct local_nodes *l, void (*gone)(void *ctx, const char *name), void *ctx,
+                      struct error *err);
+/* Ends all processes: with SIGTERM, waiting for drain_seconds, or at once. NULL is allowed. */
+void local_nodes_drain(struct local_nodes *l);
+void local_nodes_stop(struct local_nodes *l);
 
 #endif

@@ -234,9 +234,10 @@ static void node_heard(struct coordinator *c, const struct coordinator_event *e)
     if (n->state != NODE_UP) node_set_state(c, node, NODE_UP);
 }
 
-static void node_gone(struct coordinator *c, int node) {
+static void node_gone(struct coordinator *c, int node, const char *why) {
     if (c->nodes[node].state == NODE_DEAD) return;
-    node_set_state(c, node, NODE_DEAD);
+    struct coordinator_action *action = node_set_state(c, node, NODE_DEAD);
+    snprintf(action->text, sizeof action->text, "%s", why ? why : "");
     node_lose_units(c, node);
 }
 
@@ -285,7 +286,7 @@ static void node_events(struct coordinator *c, const struct coordinator_event *e
     int node = node_find(c, e->node);
     if (node < 0 || c->nodes[node].state == NODE_QUARANTINED) return;
     if (e->kind == EVENT_NODE_GONE) {
-        node_gone(c, node);
+        node_gone(c, node, e->text);
         return;
     }
     if (e->kind == EVENT_WRONG) {
@@ -306,7 +307,7 @@ static void silence_check(struct coordinator *c) {
         double silent = c->now - c->nodes[i].heard;
         if (c->nodes[i].state == NODE_UP && silent >= NODE_SUSPECT_SECONDS)
             node_set_state(c, i, NODE_SUSPECT);
-        if (c->nodes[i].state == NODE_SUSPECT && silent >= NODE_DEAD_SECONDS) node_gone(c, i);
+        if (c->nodes[i].state == NODE_SUSPECT && silent >= NODE_DEAD_SECONDS) node_gone(c, i, NULL);
     }
 }
 

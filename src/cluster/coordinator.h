@@ -48,7 +48,7 @@ struct cluster_node {
 enum coordinator_event_kind {
     EVENT_SUBMIT,    /* unit, priority, adapter, prefix */
     EVENT_NODE,      /* node, identity, threads, load: it joins, or sends a heartbeat */
-    EVENT_NODE_GONE, /* node: its connection broke */
+    EVENT_NODE_GONE, /* node, text (may be NULL): its connection broke, or it has left */
     EVENT_RESULT,    /* node, unit, hash: of the result */
     EVENT_FAILURE,   /* node, unit, text */
     EVENT_PART,      /* node, unit: a part of the result, or a sign that it is being computed */

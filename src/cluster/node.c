@@ -5,7 +5,8 @@
  * it reads messages, sends new tokens of streamed units, and sends a heartbeat; so a node that is
  * silent does not compute either. A unit whose adapters are missing waits until they have arrived,
  * one after another. A unit that comes again while its result is known is answered without
- * computing it.
+ * computing it. A node that leaves takes no new units, and says so at the end, so that
+ * these go to other nodes at once.
  */
 #include "cluster/cluster.h"
 #include "cluster/unit.h"
@@ -338,7 +339,12 @@ static int unit_begin(struct node *n, const json_t *v, uint64_t item, const uint
     return rc == OK ? unit_submit(n, u, err) : unit_fail(n, u, why.text, err);
 }
 
-/* An item that is not a unit, or one that is known, is only acknowledged. */
+static bool is_leaving(const struct node *n) {
+    return n->o->leave && atomic_load(n->o->leave);
+}
+
+/* An item that is not a unit, or one that is known, is only acknowledged. A node that leaves does
+ * not begin a unit. */
 static int item_handle(struct node *n, uint64_t item, const json_t *v, const uint8_t *body,
                        size_t len, struct error *err) {
     const char *id = json_get_string(v, "unit"), *queue = json_get_string(v, "results");
@@ -348,7 +354,8 @@ static int item_handle(struct node *n, uint64_t item, const json_t *v, const uin
     int rc = OK;
     if (running && strcmp(running->queue, queue) == 0)
         return running->item == item ? OK : bus_ack(n->bus, item, err);
-    if (valid && !known && !is_cancelled(n, id)) return unit_begin(n, v, item, body, len, err);
+    if (valid && !known && !is_cancelled(n, id))
+        return is_leaving(n) ? OK : unit_begin(n, v, item, body, len, err);
     if (known) rc = result_send(n, queue, id, known->text, known->len, err);
     return rc == OK ? bus_ack(n->bus, item, err) : rc;
 }
@@ -410,6 +417,13 @@ static int units_report(struct node *n, struct error *err) {
 
 /* the node */
 
+/* Tells the commands that the node leaves, and removes the units that still come to it. */
+static int node_leave(struct node *n, struct error *err) {
+    int rc = wire_publish(n->bus, SUBJECT_NODES,
+                          json_pack("{s:s,s:b}", "name", n->o->name, "leaves", 1), NULL, 0, err);
+    return rc == OK ? bus_purge(n->bus, n->queue, err) : rc;
+}
+
 static int node_open(struct node *n, struct error *err) {
     n->bus = bus_open(n->o->address, err);
     if (!n->bus) return err->code;
@@ -467,7 +481,8 @@ static int node_step(struct node *n, struct error *err) {
 int node_run(const struct node_options *o, struct error *err) {
     struct node n = {.o = o};
     int rc = node_open(&n, err);
-    while (rc == OK) rc = node_step(&n, err);
+    while (rc == OK && !(is_leaving(&n) && n.n_units == 0)) rc = node_step(&n, err);
+    if (rc == OK) rc = node_leave(&n, err);
     node_close(&n);
     return rc;
 }

@@ -110,8 +110,10 @@ static void lost_nodes_lose_their_units(void **state) {
     node_joins("a", 0);
     submit("u", 0);
     node_joins("b", 0);
-    step((struct coordinator_event){.kind = EVENT_NODE_GONE, .now = 1, .node = "a"});
+    step((struct coordinator_event){
+        .kind = EVENT_NODE_GONE, .now = 1, .node = "a", .text = "it has left"});
     assert_int_equal(expect(ACTION_NODE_STATE, 1)->state, NODE_DEAD);
+    assert_string_equal(expect(ACTION_NODE_STATE, 1)->text, "it has left");
     assert_string_equal(expect(ACTION_ASSIGN, 1)->node, "b");
     result("a", "u", "late", 2); // the unit is assigned to another node now
     expect(ACTION_DONE, 0);

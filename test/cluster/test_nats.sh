@@ -93,7 +93,12 @@ try:
 
     code, got, err = result(evaluate("--cluster", ADDRESS, "--replicas", "2"))
     check("two nodes vote: the same result", code == 0 and got == alone, err)
+    p = evaluate("--cluster", ADDRESS, n=1500)
+    time.sleep(2)
     nodes[1].send_signal(signal.SIGTERM)
+    code, got, err = result(p)
+    check("a node leaves: the same result", code == 0 and got == whole and nodes[1].wait(60) == 0, err)
+    check("a node that leaves is not waited for", "'two' is dead: it has left" in err and "'two' is suspect" not in err, err)
     p = subprocess.run([SHOAL, "node", MODEL, "--join", "nats://127.0.0.1:1", "--quiet"], capture_output=True, text=True)
     check("a node without a server says so", p.returncode == 1 and "nats://127.0.0.1:1" in p.stderr, p.stderr)
 finally:

@@ -64,6 +64,7 @@ struct http_request {
     const struct strings *headers; /* "Name: value"; NULL: none */
     const char *body;              /* NULL: none */
     size_t body_len;
+    const char *ca_file; /* PEM file of the certificate authorities; NULL: those of the system */
     const char *keep_headers[HTTP_KEPT_HEADERS]; /* names of headers of the response */
     size_t max_body;                             /* bytes of the response's body */
     double seconds;                              /* for all of it; 0: no limit */

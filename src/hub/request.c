@@ -108,6 +108,7 @@ static void options_set(struct transfer *t, struct curl_slist *headers) {
     else if (strcmp(q->method, q->body ? "POST" : "GET") != 0)
         lib->curl_easy_setopt(c, CURLOPT_CUSTOMREQUEST, q->method);
     lib->curl_easy_setopt(c, CURLOPT_HTTPHEADER, headers);
+    if (q->ca_file) lib->curl_easy_setopt(c, CURLOPT_CAINFO, q->ca_file);
     lib->curl_easy_setopt(c, CURLOPT_NOSIGNAL, 1L);
     lib->curl_easy_setopt(c, CURLOPT_TIMEOUT_MS, (long)(q->seconds * 1000));
     lib->curl_easy_setopt(c, CURLOPT_LOW_SPEED_LIMIT, 1L);

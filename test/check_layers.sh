@@ -9,7 +9,7 @@
 # table between the marks <!-- layers --> of docs/ARCHITECTURE.md. Prints one line per folder, "ok layers NAME" or "not
 # ok layers NAME: FILE:LINE: why"; a self-test first checks that violations in a small tree are found.
 set -u
-layers="base sandbox store hub remote mcp backup families kernel tokenizer template model adapter grammar engine memory grade check eval data backprop train swarm grow sleep evolve world agent cluster http ops jobs serve api lib cli"
+layers="base sandbox store hub remote mcp backup families kernel tokenizer template model adapter grammar engine memory grade check eval data backprop train swarm grow sleep evolve world agent cluster http ops scaling jobs serve api lib cli"
 
 # layers_check ROOT FOLDER: prints one line per offending include of ROOT/src/FOLDER; no output if there is none.
 layers_check() {

@@ -301,6 +301,20 @@ static void csv_good(const struct buf *b) {
     assert_true(n >= 3);
 }
 
+static void page_lines(struct buf *b, size_t n) {
+    buf_puts(b, "process_cpu_seconds_total 1\nshoal_cpus 2\nprocess_resident_memory_bytes 1\n"
+                "shoal_host_memory_bytes 2\nshoal_host_memory_available_bytes 1\n");
+    count(b, "", "vllm:num_requests_waiting{model_name=\"%zu\"} 1\n", "", n);
+}
+static void page_label(struct buf *b, size_t n) {
+    repeat(b, "vllm:num_requests_waiting{model_name=\"", "\\\"} ", "\n", n);
+}
+static void page_any(const struct buf *b) {
+    struct metrics_sample s;
+    struct error err;
+    metrics_sample_parse(b->data, b->len, &s, &err);
+}
+
 static void training_run(const struct buf *b) {
     struct error err;
     struct dataset d;
@@ -1005,6 +1019,8 @@ static const struct scale scales[] = {
     {"CSV: one cell", MB / 4, 32 * MB, csv_cell, csv_good},
     {"CSV: one cell, cut", MB / 4, 32 * MB, csv_cell_cut, csv_any},
     {"CSV: columns", 32 * KB, 4 * MB, csv_columns, csv_any},
+    {"metrics page: lines", MB, 8 * MB, page_lines, page_any},
+    {"metrics page: one label", MB, 8 * MB, page_label, page_any},
     {"training data: rows", MB / 8, 8 * MB, chats, training_run},
     {"training data: equal rows", MB / 8, 8 * MB, chats_same, training_run},
     {"training data: turns", 16 * KB, 128 * KB, chat_turns, training_run},

@@ -54,6 +54,7 @@
 #include "api/ollama.h"
 #include "jobs/jobs.h"
 #include "ops/ops.h"
+#include "scaling/scaling.h"
 #include "serve/fallback.h"
 #include "serve/generation.h"
 #include "serve/request_fields.h"
@@ -1935,6 +1936,14 @@ static void fuzz_pbft(const uint8_t *data, size_t size) {
     pbft_free(p);
 }
 
+/* The values of an accepted page are within their ranges. */
+static void fuzz_metrics_page(const uint8_t *data, size_t size) {
+    struct metrics_sample s;
+    struct error err;
+    if (metrics_sample_parse((const char *)data, size, &s, &err) == OK)
+        MUST(s.cpu_seconds >= 0 && s.cpus >= 1 && s.waiting >= 0 && s.memory >= 0 && s.memory <= 1);
+}
+
 static const struct fuzz_target fuzz_targets[] = {
     {"gguf", fuzz_gguf},
     {"gguf_tokenizer", fuzz_gguf_tokenizer},
@@ -1989,6 +1998,7 @@ static const struct fuzz_target fuzz_targets[] = {
     {"mcp", fuzz_mcp},
     {"cluster", fuzz_cluster},
     {"pbft", fuzz_pbft},
+    {"metrics_page", fuzz_metrics_page},
 };
 
 static const struct fuzz_target *fuzz_target_find(const char *name) {

@@ -56,7 +56,7 @@ extern const struct cli_command cmd_demo, cmd_run, cmd_train, cmd_pretrain, cmd_
     cmd_pull, cmd_quantize, cmd_embed, cmd_replay, cmd_synth, cmd_grow, cmd_knowledge, cmd_ask,
     cmd_chat, cmd_lineage, cmd_runs, cmd_world, cmd_serve, cmd_key, cmd_metrics, cmd_config,
     cmd_agent, cmd_mcp, cmd_backup, cmd_restore, cmd_salvage, cmd_completion, cmd_team,
-    cmd_conversation, cmd_memory, cmd_sleep, cmd_node, cmd_jobs;
+    cmd_conversation, cmd_memory, cmd_sleep, cmd_node, cmd_jobs, cmd_autoscale;
 /* The command of a name or an index; NULL if there is none. */
 const struct cli_command *cli_command(const char *name);
 const struct cli_command *cli_command_at(int i);

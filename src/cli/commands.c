@@ -45,6 +45,7 @@ static const struct {
     {NULL, &cmd_memory},
     {"run a server:", &cmd_node},
     {NULL, &cmd_jobs},
+    {NULL, &cmd_autoscale},
     {NULL, &cmd_key},
     {NULL, &cmd_metrics},
     {NULL, &cmd_config},

@@ -161,32 +161,33 @@ static const struct foreign_command {
 
 /* settings */
 
-static const char no_nodes[] = "Shoal is one process without nodes: leave this out";
-static const char no_workers[] =
-    "one process answers all requests in one batch: 'max-num-seqs = N' in the section [serve]";
+static const char autoscale[] =
+    "the section 'autoscaling' of FILE.yaml in 'shoal autoscale FILE.yaml' has this key";
+static const char bus_frames[] = "messages of a cluster are not compressed: leave this out";
 static const char not_needed[] = "nothing to set: leave this out";
 
 static const struct foreign_key {
     const char *path, *text;
 } keys[] = {
-    {"distributed_coordination.enable", no_nodes},
+    {"distributed_coordination.enable", "commands take '--cluster local:N' or nats://HOST"},
     {"distributed_coordination.consensus_algorithm",
-     "agents vote: 'vote = NAME' in the section [debate]"},
-    {"distributed_coordination.load_balance_strategy", no_nodes},
+     "'--replicas N' of commands with --cluster: the majority of N nodes decides"},
+    {"distributed_coordination.load_balance_strategy",
+     "'--balancer NAME' of commands with --cluster"},
     {"monitoring.enable_prometheus", "the server always has /metrics: leave this out"},
     {"monitoring.prometheus_port",
      "/metrics is at the server's port: 'port = N' in the section [serve]"},
     {"monitoring.alert_check_interval", "'alert-seconds = S' in the section [serve]"},
     {"monitoring.notification_channels",
      "'alert-webhook = URL' and 'alert-slack = URL' in the section [serve]"},
-    {"autoscaling.enable", no_workers},
-    {"autoscaling.scaling_strategy", no_workers},
-    {"autoscaling.min_workers", no_workers},
-    {"autoscaling.max_workers", no_workers},
-    {"autoscaling.target_cpu_utilization", "'threads = N' in the section [all]"},
+    {"autoscaling.enable", autoscale},
+    {"autoscaling.scaling_strategy", autoscale},
+    {"autoscaling.min_workers", autoscale},
+    {"autoscaling.max_workers", autoscale},
+    {"autoscaling.target_cpu_utilization", autoscale},
     {"performance_optimization.enable", not_needed},
-    {"performance_optimization.enable_compression", no_nodes},
-    {"performance_optimization.compression_algorithm", no_nodes},
+    {"performance_optimization.enable_compression", bus_frames},
+    {"performance_optimization.compression_algorithm", bus_frames},
     {"performance_optimization.enable_auto_optimization", not_needed},
 };
 
@@ -473,19 +474,31 @@ static const char *key_text(const char *path) {
     return "not known; 'shoal COMMAND --help-all' lists the options of a command";
 }
 
+typedef void (*key_fn)(const struct yaml *y, const char *path);
+
 static void key_print(const struct yaml *y, const char *path) {
     printf("%s:%d: %s: %s\n", y->path, yaml_line(y, path), path, key_text(path));
 }
 
-static void section_print(const struct yaml *y, const char *name, json_t *section) {
+static void key_warn(const struct yaml *y, const char *path) {
+    log_warn("%s:%d: %s has no effect: %s", y->path, yaml_line(y, path), path, key_text(path));
+}
+
+static void section_each(const struct yaml *y, const char *name, json_t *section, key_fn fn) {
     const char *key;
     json_t *value;
-    if (!json_is_object(section)) key_print(y, name);
+    if (!json_is_object(section)) fn(y, name);
     json_object_foreach (section, key, value) {
         char *path = xasprintf("%s.%s", name, key);
-        key_print(y, path);
+        fn(y, path);
         free(path);
     }
+}
+
+void compatibility_note_keys(const struct yaml *y) {
+    const char *name;
+    json_t *section;
+    json_object_foreach (y->root, name, section) section_each(y, name, section, key_warn);
 }
 
 int compatibility_explain_yaml(const char *path, struct error *err) {
@@ -493,7 +506,7 @@ int compatibility_explain_yaml(const char *path, struct error *err) {
     const char *name;
     json_t *section;
     if (yaml_load(&y, path, err) != OK) return err->code;
-    json_object_foreach (y.root, name, section) section_print(&y, name, section);
+    json_object_foreach (y.root, name, section) section_each(&y, name, section, key_print);
     yaml_release(&y);
     return error_set(err, ERR_FORMAT,
                      "'%s' is YAML: settings are sections of KEY = VALUE, as in docs/CONFIG.md",

@@ -11,6 +11,8 @@ int compatibility_translate(int argc, char **argv, struct strings *line, struct 
 /* Prints for each option of a YAML file of another program what replaces it. Never returns OK,
  * because no YAML file is a settings file. */
 int compatibility_explain_yaml(const char *path, struct error *err);
+/* Warns for each key of the file's sections what replaces it. */
+void compatibility_note_keys(const struct yaml *y);
 /* Prints the tables as rows of a Markdown table. */
 void compatibility_print(void);
 

@@ -32,6 +32,9 @@ static const struct item variables[] = {
     {"HF_HOME", "Folder of the hub's own client, with its file 'token'."},
     {"HF_TOKEN", "Token for gated and private models of the hub."},
     {"HF_TOKEN_PATH", "File with that token."},
+    {"KUBERNETES_SERVICE_HOST",
+     "Address of the API in a pod of Kubernetes; KUBERNETES_SERVICE_PORT is its port."},
+    {"KUBERNETES_SERVICE_PORT", "Port of that API."},
     {"LANGUAGE",
      "Preferred languages of messages and help, as in gettext; also LC_ALL, LC_MESSAGES and "
      "LANG. There are English, Japanese (ja) and simplified Chinese (zh_CN)."},

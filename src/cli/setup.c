@@ -210,6 +210,7 @@ struct cluster *cluster_flags_open(const struct cluster_flags *f, const struct c
                                    struct model *m, struct error *err) {
     const struct cluster_options o = {.address = f->address,
                                       .replicas = (int)f->replicas,
+                                      .verify = f->verify,
                                       .balancer = f->balancer,
                                       .threads = (int)c->threads,
                                       .max_memory = max_memory,

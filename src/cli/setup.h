@@ -14,7 +14,7 @@
 
 /* The options of a command that can compute on a cluster. */
 struct cluster_flags {
-    char *address, *balancer;
+    char *address, *balancer, *verify;
     int64_t replicas;
 };
 struct setup_options {
@@ -50,10 +50,19 @@ struct setup_options {
 /* Rows of a command whose options struct `type` has a struct cluster_flags `field`; the second
  * macro is for a server. */
 #define CLUSTER_ROWS(type, field)                                                                  \
-    SERVER_CLUSTER_ROWS(type, field), {                                                            \
-        "replicas", OPT_INT, offsetof(type, field.replicas), "1", 1, UNIT_REPLICAS_MAX, "N",       \
-            "nodes that compute each call; the result of more than half of them stands"            \
-    }
+    SERVER_CLUSTER_ROWS(type, field),                                                              \
+        {"replicas",                                                                               \
+         OPT_INT,                                                                                  \
+         offsetof(type, field.replicas),                                                           \
+         "1",                                                                                      \
+         1,                                                                                        \
+         UNIT_REPLICAS_MAX,                                                                        \
+         "N",                                                                                      \
+         "nodes that compute each call; the result of more than half of them stands"},             \
+        SETUP_ROW("verify", OPT_STRING, type, field.verify, "majority", "HOW",                     \
+                  "how --replicas agree: majority, or pbft (4 to 7 nodes sign and commit "         \
+                  "each result)",                                                                  \
+                  JOB_ARG_TEXT)
 #define SERVER_CLUSTER_ROWS(type, field)                                                           \
     SETUP_ROW("cluster", OPT_STRING, type, field.address, NULL, "ADDRESS",                         \
               "compute on a cluster: local:N starts N processes of this machine, "                 \

@@ -2,12 +2,15 @@
  * cluster: the side that has the calls (cluster.h).
  *
  * It translates messages of the bus into events of the coordinator, and the coordinator's actions
- * into messages. Everything happens in the steps of the engine.
+ * into messages. Everything happens in the steps of the engine. With --verify pbft, a result that
+ * the coordinator has decided is given to the engine when the group of nodes has committed its
+ * hash.
  */
 #define _GNU_SOURCE
 #include "cluster/cluster.h"
 
 #include "cluster/balance.h"
+#include "cluster/pbft_members.h"
 #include "cluster/unit.h"
 #include "cluster/wire.h"
 
@@ -17,7 +20,8 @@
 #include <string.h>
 
 enum { PREFIX_TOKENS = 32, UNIT_BYTES = 512 << 10 };
-static const double TICK_SECONDS = 1, WAIT_SECONDS = 60; // WAIT: between notes about missing nodes
+static const double TICK_SECONDS = 1, WAIT_SECONDS = 60, // WAIT: between notes about missing nodes
+    COMMIT_SECONDS = 60; // until a unit that is not committed is computed again
 /* For streams: a unit without parts for STALL_SECONDS goes to another node. */
 static const double STREAM_TICK_SECONDS = 0.25, STALL_SECONDS = 1;
 
@@ -28,6 +32,7 @@ struct client_unit {
     struct buf text;            /* the message for the nodes */
     char sender[NODE_NAME_MAX]; /* streamed: the node that added the last tokens */
     bool assigned;
+    double decided_at; /* the calls have results, which the nodes commit; 0: not decided */
 };
 /* A streamed call that the engine computes after a node has sent tokens of it. */
 struct doubt {
@@ -40,7 +45,8 @@ struct cluster {
     struct coordinator *coordinator;
     struct coordinator_actions actions;
     struct local_nodes *local;
-    int replicas, n_expected; /* n_expected: nodes that were started */
+    struct pbft_members *members; /* NULL: --verify majority */
+    int replicas, n_expected;     /* n_expected: nodes that were started */
     char identity[HASH_LEN];
     double ticked, complained;
     uint64_t n_formed, n_assigned; /* units */
@@ -142,10 +148,27 @@ static void unit_form(struct cluster *c, int n) {
                                     .prefix = calls_prefix(u->calls, n, prefix) ? prefix : NULL});
 }
 
+static void unit_results_release(const struct client_unit *u) {
+    for (int i = 0; i < u->n; i++)
+        if (u->calls[i]) engine_request_release(u->calls[i]);
+}
+
+/* Units that have been decided before `time` and are not committed are computed again. */
+static void units_retry(struct cluster *c, double time) {
+    for (int i = 0; i < c->n_units; i++) {
+        struct client_unit *u = c->units[i];
+        if (u->decided_at <= 0 || u->decided_at > time) continue;
+        unit_results_release(u);
+        u->decided_at = 0;
+        step(c, (struct coordinator_event){.kind = EVENT_SUBMIT, .unit = u->id});
+    }
+}
+
 /* Divides the waiting calls among the free places of the nodes; with streams, each is a unit. */
 static void units_form(struct cluster *c) {
     while (c->streams && c->n_waiting > 0) unit_form(c, 1);
     int places = coordinator_places(c->coordinator) / c->replicas;
+    if (c->members && !pbft_members_complete(c->members)) return;
     for (; places > 0 && c->n_waiting > 0; places--)
         unit_form(c, MIN((c->n_waiting + places - 1) / places, UNIT_CALLS));
 }
@@ -199,6 +222,7 @@ static void call_return(struct cluster *c, struct engine_request *r) {
 static void unit_return(struct cluster *c, int index) {
     struct client_unit *u = c->units[index];
     if (*u->sender) doubt_add(c, u, "");
+    if (u->decided_at > 0) unit_results_release(u);
     for (int i = 0; i < u->n; i++)
         if (u->calls[i]) call_return(c, u->calls[i]);
     unit_remove(c, index);
@@ -232,13 +256,25 @@ static int unit_cancel(struct cluster *c, const struct coordinator_action *a, st
 }
 
 /* The calls have the results of the message that decided. */
-static void unit_finish(struct cluster *c, const struct coordinator_action *a) {
-    int index = unit_index(c, a->unit);
-    if (index < 0) return;
+static void unit_finish(void *ctx, const char *unit) {
+    struct cluster *c = ctx;
+    int index = unit_index(c, unit);
+    if (index < 0 || (c->members && c->units[index]->decided_at <= 0)) return;
     const struct client_unit *u = c->units[index];
     for (int i = 0; i < u->n; i++)
         if (u->calls[i]) engine_remote_finish(c->engine, u->calls[i]);
     unit_remove(c, index);
+}
+
+static void unit_decided(struct cluster *c, const struct coordinator_action *a) {
+    int index = unit_index(c, a->unit);
+    if (index < 0) return;
+    if (!c->members) {
+        unit_finish(c, a->unit);
+        return;
+    }
+    c->units[index]->decided_at = clock_now();
+    pbft_members_propose(c->members, a->unit, a->hash);
 }
 
 static void unit_give_up(struct cluster *c, const struct coordinator_action *a) {
@@ -272,7 +308,7 @@ static int actions_do(struct cluster *c, struct error *err) {
             rc = unit_assign(c, a, err);
             break;
         case ACTION_DONE:
-            unit_finish(c, a);
+            unit_decided(c, a);
             break;
         case ACTION_GIVE_UP:
             unit_give_up(c, a);
@@ -286,6 +322,7 @@ static int actions_do(struct cluster *c, struct error *err) {
         }
     }
     c->actions.n = 0;
+    if (rc == OK && c->members) rc = pbft_members_send(c->members, unit_finish, c, err);
     return rc;
 }
 
@@ -300,6 +337,27 @@ static void info_set(struct cluster *c, const char *name, const json_t *v) {
                                   json_is_array(adapters) ? json_incref(adapters) : json_array()));
 }
 
+static bool node_is_lost(void *ctx, const char *name) {
+    const struct cluster *c = ctx;
+    int n;
+    const struct cluster_node *nodes = coordinator_nodes(c->coordinator, &n);
+    for (int i = 0; i < n; i++)
+        if (strcmp(nodes[i].name, name) == 0)
+            return nodes[i].state == NODE_DEAD || nodes[i].state == NODE_QUARANTINED;
+    return true;
+}
+
+/* Whether a node may compute: with --verify pbft only the members of the group. */
+static bool node_is_admitted(struct cluster *c, const json_t *v) {
+    bool made;
+    if (!c->members) return true;
+    if (strcmp(json_get_string(v, "identity"), c->identity) != 0) return false;
+    bool member = pbft_members_heard(c->members, json_get_string(v, "name"),
+                                     json_get_string(v, "key"), node_is_lost, c, &made);
+    if (made) units_retry(c, clock_now());
+    return member;
+}
+
 static void node_heard(struct cluster *c, const json_t *v) {
     const char *name = json_get_string(v, "name");
     if (!node_name_is_valid(name)) return;
@@ -308,6 +366,7 @@ static void node_heard(struct cluster *c, const json_t *v) {
                     .kind = EVENT_NODE_GONE, .node = name, .text = "it has left"});
         return;
     }
+    if (!node_is_admitted(c, v)) return;
     if (c->streams) info_set(c, name, v);
     step(c, (struct coordinator_event){.kind = EVENT_NODE,
                                        .node = name,
@@ -386,6 +445,13 @@ static void stream_ended(struct cluster *c, int index, const json_t *v, const ui
                 .kind = EVENT_RESULT, .node = node, .unit = u->id, .hash = hash});
 }
 
+/* A result without a right vote is a failure. */
+static bool vote_is_right(struct cluster *c, const json_t *v, const char *hash) {
+    return !c->members ||
+           pbft_members_vote(c->members, json_get_string(v, "node"), json_get_string(v, "vote"),
+                             json_get_string(v, "unit"), hash);
+}
+
 /* A unit is decided by the result that gives a hash its majority, so the results of other messages
  * need not be kept. */
 static void result_heard(struct cluster *c, const json_t *v, const uint8_t *body, size_t len) {
@@ -396,25 +462,29 @@ static void result_heard(struct cluster *c, const json_t *v, const uint8_t *body
     int index = unit_index(c, e.unit);
     char hash[HASH_LEN];
     struct error err;
-    if (index < 0) return; // it is done
     if (c->streams && !*e.text) {
-        stream_ended(c, index, v, body, len);
+        if (index >= 0) stream_ended(c, index, v, body, len);
         return;
     }
+    bool is_right = false;
+    if (!*e.text && hash_is_valid(e.unit)) {
+        sha256_bytes(body, len, hash);
+        is_right = vote_is_right(c, v, hash); // late ones are votes too
+    }
+    if (index < 0 || c->units[index]->decided_at > 0) return; // it is done
     const struct client_unit *u = c->units[index];
-    if (!*e.text) {
+    if (!*e.text && !is_right) {
+        e.text = "its result is not signed";
+    } else if (!*e.text) {
         if (unit_results_parse(c->engine, body, len, u->calls, u->n, &err) != OK) {
             e.text = err.text;
         } else {
-            sha256_bytes(body, len, hash);
             e.kind = EVENT_RESULT;
             e.hash = hash;
         }
     }
     step(c, e);
-    bool released = e.kind == EVENT_RESULT && !unit_is_decided(c, u->id);
-    for (int i = 0; released && i < u->n; i++)
-        if (u->calls[i]) engine_request_release(u->calls[i]);
+    if (e.kind == EVENT_RESULT && !unit_is_decided(c, u->id)) unit_results_release(u);
 }
 
 static const struct adapter *call_adapter(const struct engine_request *r, const char *hash) {
@@ -463,6 +533,7 @@ static int message_handle(struct cluster *c, const struct bus_message *m, struct
     size_t len;
     int rc = OK;
     json_t *v = wire_read(m, &body, &len);
+    if (c->members) pbft_members_message(c->members, m);
     if (v && strcmp(m->subject, SUBJECT_NODES) == 0) node_heard(c, v);
     if (v && strcmp(m->subject, c->results) == 0) result_heard(c, v, body, len);
     if (v && strcmp(m->subject, SUBJECT_WANTED) == 0) rc = adapter_send(c, v, err);
@@ -538,6 +609,7 @@ static int nodes_check(struct cluster *c, struct error *err) {
     c->ticked = now;
     step(c, (struct coordinator_event){.kind = EVENT_TICK});
     if (c->streams) status_update(c);
+    units_retry(c, now - COMMIT_SECONDS);
     int up = nodes_up(c);
     if (up >= c->replicas) c->complained = now;
     if (now - c->complained < WAIT_SECONDS) return OK;
@@ -661,6 +733,13 @@ static int options_read(struct cluster *c, const struct cluster_options *o,
     c->streams = o->streams;
     c->address = xstrdup(o->address);
     c->balancer = o->balancer ? o->balancer : balancers[0].name;
+    bool pbft = o->verify && strcmp(o->verify, "pbft") == 0;
+    if (o->verify && !pbft && strcmp(o->verify, "majority") != 0)
+        return error_set(err, ERR_USAGE, "cannot verify by '%s'; use majority or pbft", o->verify);
+    if (pbft && c->replicas < 4)
+        return error_set(err, ERR_USAGE,
+                         "--verify pbft needs --replicas 4 to %d: 3f+1 nodes for f faulty ones",
+                         PBFT_REPLICAS_MAX);
     *out = (struct coordinator_options){.replicas = c->replicas, .identity = c->identity};
     if (o->streams) out->stall_seconds = STALL_SECONDS;
     if (o->balancer && !(out->balancer = balancer_find(o->balancer)))
@@ -739,6 +818,9 @@ struct cluster *cluster_open(const struct cluster_options *o, struct engine *e, 
         if (c->streams) status_update(c);
     }
     if (rc == OK) rc = bus_join(c, o->address, err);
+    if (rc == OK && o->verify && strcmp(o->verify, "pbft") == 0 &&
+        !(c->members = pbft_members_new(c->bus, c->replicas, err)))
+        rc = err->code;
     if (rc == OK && c->n_expected) rc = nodes_start(c, o, e, m, err);
     if (rc == OK) engine_set_remote(e, c->streams ? &stream_remote : &cluster_remote, c);
     if (rc == OK) return c;
@@ -750,6 +832,8 @@ void cluster_close(struct cluster *c) {
     if (!c) return;
     struct error ignored;
     if (c->bus) actions_do(c, &ignored); // nodes need not compute cancelled units
+    if (c->members) pbft_members_report(c->members);
+    pbft_members_free(c->members);
     local_nodes_stop(c->local);
     if (c->bus) bus_purge(c->bus, c->results, &ignored);
     bus_close(c->bus);

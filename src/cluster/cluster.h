@@ -5,7 +5,8 @@
  * on where and when it runs. So a cluster is the remote of an engine: it divides the calls into
  * units of work, sends them to nodes, and sends them again to others when a node is lost; the first
  * result of a unit counts. With replicas, several nodes compute each unit, and the result of the
- * majority is used; a node with another result is quarantined. The engine computes a call itself
+ * majority is used; a node with another result is quarantined. With "pbft", these nodes also sign
+ * and commit the hash of each result (pbft.h) before it is used. The engine computes a call itself
  * if no node can.
  *
  * A cluster that streams is for a server: every call is one unit, a node computes many of
@@ -28,6 +29,7 @@
 struct cluster_options {
     const char *address;  /* "local:N" or "nats://HOST" */
     int replicas;         /* nodes that compute each unit; 0: 1 */
+    const char *verify;   /* "majority" (NULL), or "pbft": the replicas commit each result */
     const char *balancer; /* NULL: hybrid */
     int threads;          /* threads of all local nodes together; 0: those of the machine */
     size_t max_memory;    /* limit of all local nodes together in bytes; 0: no limit */

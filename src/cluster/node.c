@@ -9,6 +9,7 @@
  * these go to other nodes at once.
  */
 #include "cluster/cluster.h"
+#include "cluster/pbft_replicas.h"
 #include "cluster/unit.h"
 #include "cluster/wire.h"
 
@@ -65,6 +66,7 @@ struct node {
     char wanted[HASH_LEN]; /* the adapter that it has asked for; "": none */
     double wanted_until;
     struct buf part; /* its bytes received so far */
+    struct pbft_replicas *replicas;
 };
 
 /* heartbeats */
@@ -84,12 +86,12 @@ static int node_heartbeat(struct node *n, struct error *err) {
     load = MIN(MAX(load - n->o->threads, 0) / cpu_count(), 1); // without the node's own threads
     for (int i = 0; i < n->n_units; i++)
         if (bus_working(n->bus, n->units[i]->item, err) != OK) return err->code;
-    return wire_publish(n->bus, SUBJECT_NODES,
-                        json_pack("{s:s,s:s,s:i,s:f,s:s,s:o}", "name", n->o->name, "identity",
-                                  n->identity, "threads", n->o->threads, "load", load, "level",
-                                  cpu_level_name(kernels_get()->level), "adapters",
-                                  adapters_json(n)),
-                        NULL, 0, err);
+    return wire_publish(
+        n->bus, SUBJECT_NODES,
+        json_pack("{s:s,s:s,s:i,s:f,s:s,s:s,s:o}", "name", n->o->name, "identity", n->identity,
+                  "threads", n->o->threads, "load", load, "key", pbft_replicas_key(n->replicas),
+                  "level", cpu_level_name(kernels_get()->level), "adapters", adapters_json(n)),
+        NULL, 0, err);
 }
 
 /* adapters */
@@ -237,9 +239,10 @@ static int unit_answer(struct node *n, struct node_unit *u, struct error *err) {
         json_object_set_new(head, "dropped", json_integer(u->calls.v[0].n_dropped));
     }
     unit_results_write(u->calls.v, u->calls.n, &results);
+    int rc = pbft_replicas_computed(n->replicas, u->id, &results, head, err);
     wire_write(&text, head, results.data, results.len);
     buf_release(&results);
-    int rc = result_send(n, u->queue, u->id, text.data, text.len, err);
+    if (rc == OK) rc = result_send(n, u->queue, u->id, text.data, text.len, err);
     if (rc == OK) result_keep(n, u->id, &text);
     buf_release(&text);
     if (rc == ERR_MEMORY) return unit_fail(n, u, "the results are too long for a message", err);
@@ -365,6 +368,8 @@ static int message_handle(struct node *n, const struct bus_message *m, struct er
     const uint8_t *body;
     size_t len;
     uint64_t item = m->item;
+    bool replica = strcmp(m->subject, SUBJECT_PBFT) == 0 || strcmp(m->subject, SUBJECT_GROUP) == 0;
+    if (replica) return pbft_replicas_message(n->replicas, m, err);
     json_t *v = wire_read(m, &body, &len);
     int rc = OK;
     if (v) buf_add(&copy, body, len);
@@ -432,7 +437,8 @@ static int node_open(struct node *n, struct error *err) {
     n->inbox = xasprintf("%s%s", SUBJECT_NODE, n->o->name);
     n->heartbeat_at = -HEARTBEAT_SECONDS;
     int limit = MAX(engine_max_seqs(n->o->engine), NODE_WINDOW);
-    int rc = bus_subscribe(n->bus, n->inbox, err);
+    n->replicas = pbft_replicas_new(n->bus, err);
+    int rc = n->replicas ? bus_subscribe(n->bus, n->inbox, err) : err->code;
     if (rc == OK) rc = bus_purge(n->bus, n->queue, err); // work of an earlier node with the name
     if (rc == OK) rc = bus_consume(n->bus, n->queue, limit, err);
     return rc;
@@ -441,6 +447,7 @@ static int node_open(struct node *n, struct error *err) {
 static void node_close(struct node *n) {
     for (int i = 0; i < n->n_units; i++) unit_free(n, n->units[i]);
     free(n->units);
+    pbft_replicas_free(n->replicas);
     bus_close(n->bus);
     for (int i = 0; i < RECENT_RESULTS; i++) free(n->recent[i].text);
     for (int i = 0; i < n->n_adapters; i++) adapter_release(n->adapters[i].adapter);
@@ -469,6 +476,7 @@ static int node_step(struct node *n, struct error *err) {
     int rc = node_heartbeat(n, err);
     if (rc == OK) rc = log_check_cancelled(err);
     if (rc == OK) rc = messages_handle(n, err);
+    if (rc == OK) rc = pbft_replicas_tick(n->replicas, err);
     if (rc == OK) rc = adapter_want(n, err);
     if (rc == OK && *n->wanted && clock_now() > n->wanted_until) {
         error_set(&late, ERR_MISSING, "no node sent the adapter %.16s…", n->wanted);

@@ -59,14 +59,39 @@ int pbft_quorum(int n) {
 
 /* actions */
 
-static struct pbft_action *action_add(struct pbft *p, enum pbft_action_kind kind) {
-    struct pbft_actions *a = p->out;
+struct pbft_action *pbft_action_add(struct pbft_actions *a, enum pbft_action_kind kind, int to,
+                                    const void *data, size_t len) {
     if (a->n == a->cap) {
         a->cap = 2 * a->cap + 16;
         a->v = xrealloc(a->v, sizeof *a->v * (size_t)a->cap);
     }
-    a->v[a->n] = (struct pbft_action){.kind = kind, .data = a->bytes.len};
+    a->v[a->n] = (struct pbft_action){.kind = kind, .to = to, .data = a->bytes.len, .len = len};
+    buf_add(&a->bytes, data, len);
     return &a->v[a->n++];
+}
+
+void pbft_fault_add(struct pbft_actions *a, int replica, enum pbft_fault fault, const void *data,
+                    size_t len, const void *other, size_t other_len) {
+    struct pbft_action *v = pbft_action_add(a, PBFT_FAULT, replica, data, len);
+    v->fault = fault;
+    v->other = a->bytes.len;
+    v->other_len = other_len;
+    if (other_len) buf_add(&a->bytes, other, other_len);
+}
+
+static void evidence_add(struct buf *out, const struct signed_statement *s) {
+    pbft_message_write(&s->s, NULL, 0, s->signature, out);
+}
+
+void pbft_equivocation_add(struct pbft_actions *a, const struct signed_statement *one,
+                           const struct signed_statement *two) {
+    struct buf both = {0};
+    evidence_add(&both, one);
+    size_t len = both.len;
+    evidence_add(&both, two);
+    pbft_fault_add(a, one->s.sender, PBFT_EQUIVOCATION, both.data, len, both.data + len,
+                   both.len - len);
+    buf_release(&both);
 }
 
 const uint8_t *pbft_action_data(const struct pbft_actions *a, const struct pbft_action *v) {
@@ -85,47 +110,34 @@ void pbft_actions_release(struct pbft_actions *a) {
 
 void pbft_send(struct pbft *p, int to, const struct signed_statement *s, const void *body,
                size_t len) {
-    struct pbft_action *a = action_add(p, PBFT_SEND);
-    a->to = to;
-    pbft_message_write(&s->s, body, len, s->signature, &p->out->bytes);
-    a->len = p->out->bytes.len - a->data;
+    struct buf message = {0};
+    pbft_message_write(&s->s, body, len, s->signature, &message);
+    pbft_send_bytes(p, to, &message);
+    buf_release(&message);
 }
 
 void pbft_send_bytes(struct pbft *p, int to, const struct buf *message) {
-    struct pbft_action *a = action_add(p, PBFT_SEND);
-    a->to = to;
-    a->len = message->len;
-    buf_add(&p->out->bytes, message->data, message->len);
+    pbft_action_add(p->out, PBFT_SEND, to, message->data, message->len);
 }
 
 /* The primary of the view is changed when it is named. */
-void pbft_name(struct pbft *p, int replica, enum pbft_fault fault, const void *data, size_t len,
-               const void *other, size_t other_len) {
-    if (p->named[replica]) return;
+static void named(struct pbft *p, int replica) {
     p->named[replica] = true;
-    struct pbft_action *a = action_add(p, PBFT_FAULT);
-    a->to = replica;
-    a->fault = fault;
-    a->len = len;
-    a->other = a->data + len;
-    a->other_len = other_len;
-    buf_add(&p->out->bytes, data, len);
-    if (other_len) buf_add(&p->out->bytes, other, other_len);
     if (p->in_view && replica == pbft_primary(p, p->view)) pbft_view_change_start(p, p->view + 1);
 }
 
-static void evidence_add(struct buf *out, const struct signed_statement *s) {
-    pbft_message_write(&s->s, NULL, 0, s->signature, out);
+void pbft_name(struct pbft *p, int replica, enum pbft_fault fault, const void *data, size_t len,
+               const void *other, size_t other_len) {
+    if (p->named[replica]) return;
+    pbft_fault_add(p->out, replica, fault, data, len, other, other_len);
+    named(p, replica);
 }
 
 void pbft_name_equivocation(struct pbft *p, const struct signed_statement *a,
                             const struct signed_statement *b) {
-    struct buf one = {0}, two = {0};
-    evidence_add(&one, a);
-    evidence_add(&two, b);
-    pbft_name(p, a->s.sender, PBFT_EQUIVOCATION, one.data, one.len, two.data, two.len);
-    buf_release(&one);
-    buf_release(&two);
+    if (p->named[a->s.sender]) return;
+    pbft_equivocation_add(p->out, a, b);
+    named(p, a->s.sender);
 }
 
 static void name_wrong_value(struct pbft *p, const struct slot *s,
@@ -256,10 +268,7 @@ static void ledger_append(struct pbft *p, const struct pbft_entry *e) {
     *ledger_place(l, e->bytes) = l->n;
     l->n_keys++;
     pending_remove(p, e->bytes);
-    struct pbft_action *a = action_add(p, PBFT_EXECUTE);
-    a->seq = l->n;
-    a->len = e->len;
-    buf_add(&p->out->bytes, e->bytes, e->len);
+    pbft_action_add(p->out, PBFT_EXECUTE, p->o.self, e->bytes, e->len)->seq = l->n;
     reply_send(p, l->n);
 }
 
@@ -503,8 +512,6 @@ void pbft_stable_set(struct pbft *p, const struct pbft_certificate *c) {
     l->stable[n - 1] = p->stable = *c;
     l->n_stable = n;
 }
-
-static void state_send(struct pbft *p, int to, uint64_t executed, uint64_t seq);
 
 /* Names the replicas whose digest is not the stable one. */
 static void wrong_states_name(struct pbft *p, const struct checkpoint *c) {

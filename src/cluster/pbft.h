@@ -87,8 +87,8 @@ struct pbft_event {
 /* What proves that a replica is faulty, if at most f are: what it signed (a statement and its
  * signature, which is a message without body), and a second piece of evidence. */
 enum pbft_fault {
-    PBFT_EQUIVOCATION, /* a second statement of it, with another digest for the same number and view
-                        */
+    PBFT_EQUIVOCATION, /* a second statement of it, with another digest for the same number and
+                          view, or for the same view of a VIEW_CHANGE */
     PBFT_WRONG_VALUE,  /* the REQUEST of the entry, whose value differs from the computed one */
     PBFT_WRONG_STATE,  /* a STATE with the certificate of another digest */
     PBFT_INVALID, /* nothing: the first one is a whole message, which no correct replica signs */

@@ -3,20 +3,18 @@
  */
 #include "cluster/pbft_client.h"
 
+#include "cluster/pbft_internal.h"
+
 #include <stdlib.h>
 #include <string.h>
 
-struct reply { /* s.kind 0: none */
-    struct pbft_statement s;
-    uint8_t signature[PBFT_SIGNATURE];
-};
 /* A key: the entry that was proposed for it, replies to this entry, and votes of the replicas. */
 struct subject {
     struct pbft_entry entry; /* len 0: only votes so far; then its bytes begin with the key */
     uint8_t digest[PBFT_DIGEST];
     uint64_t seq; /* at which it is committed; 0: it is not */
     double sent;
-    struct reply replies[PBFT_REPLICAS_MAX];
+    struct signed_statement replies[PBFT_REPLICAS_MAX];
     struct buf votes[PBFT_REPLICAS_MAX]; /* messages; the first one of each */
 };
 struct pbft_client {
@@ -28,27 +26,11 @@ struct pbft_client {
     struct pbft_actions *out;
 };
 
-static struct pbft_action *action_add(struct pbft_client *c, enum pbft_action_kind kind, int to,
-                                      const void *data, size_t len) {
-    struct pbft_actions *a = c->out;
-    if (a->n == a->cap) {
-        a->cap = 2 * a->cap + 16;
-        a->v = xrealloc(a->v, sizeof *a->v * (size_t)a->cap);
-    }
-    a->v[a->n] = (struct pbft_action){.kind = kind, .to = to, .data = a->bytes.len, .len = len};
-    buf_add(&a->bytes, data, len);
-    return &a->v[a->n++];
-}
-
 static void name(struct pbft_client *c, int replica, enum pbft_fault fault, const struct buf *one,
                  const struct buf *two) {
     if (c->named[replica]) return;
     c->named[replica] = true;
-    struct pbft_action *a = action_add(c, PBFT_FAULT, replica, one->data, one->len);
-    a->fault = fault;
-    a->other = c->out->bytes.len;
-    a->other_len = two->len;
-    buf_add(&c->out->bytes, two->data, two->len);
+    pbft_fault_add(c->out, replica, fault, one->data, one->len, two->data, two->len);
 }
 
 /* requests */
@@ -73,7 +55,7 @@ static void request_send(struct pbft_client *c, struct subject *s) {
     struct buf message = {0};
     s->sent = c->now;
     request_write(c, s, &message);
-    action_add(c, PBFT_SEND, PBFT_ALL, message.data, message.len);
+    pbft_action_add(c->out, PBFT_SEND, PBFT_ALL, message.data, message.len);
     buf_release(&message);
 }
 
@@ -178,28 +160,20 @@ static int replies_equal(const struct pbft_client *c, const struct subject *s, u
     return n;
 }
 
-static void evidence_add(struct buf *out, const struct reply *r) {
-    pbft_message_write(&r->s, NULL, 0, r->signature, out);
-}
-
 /* Names the replica if it has signed another entry for the same number. */
-static void reply_check(struct pbft_client *c, const struct reply *r) {
+static void reply_check(struct pbft_client *c, const struct signed_statement *r) {
     for (int i = 0; i < c->n; i++) {
-        const struct reply *other = &c->v[i].replies[r->s.sender];
+        const struct signed_statement *other = &c->v[i].replies[r->s.sender];
         if (!other->s.kind || other->s.seq != r->s.seq ||
             memcmp(other->s.digest, r->s.digest, PBFT_DIGEST) == 0)
             continue;
-        struct buf one = {0}, two = {0};
-        evidence_add(&one, other);
-        evidence_add(&two, r);
-        name(c, r->s.sender, PBFT_EQUIVOCATION, &one, &two);
-        buf_release(&one);
-        buf_release(&two);
+        if (!c->named[r->s.sender]) pbft_equivocation_add(c->out, other, r);
+        c->named[r->s.sender] = true;
     }
 }
 
 static bool reply_read(const struct pbft_client *c, const struct pbft_client_event *e,
-                       struct reply *out) {
+                       struct signed_statement *out) {
     struct pbft_message m;
     struct error err;
     uint8_t bytes[PBFT_STATEMENT];
@@ -213,7 +187,7 @@ static bool reply_read(const struct pbft_client *c, const struct pbft_client_eve
 }
 
 static void reply_received(struct pbft_client *c, const struct pbft_client_event *e) {
-    struct reply r;
+    struct signed_statement r;
     int i = 0;
     if (!reply_read(c, e, &r)) return;
     while (i < c->n && (!c->v[i].entry.len || memcmp(c->v[i].digest, r.s.digest, PBFT_DIGEST))) i++;
@@ -224,7 +198,7 @@ static void reply_received(struct pbft_client *c, const struct pbft_client_event
     s->replies[r.s.sender] = r;
     if (s->seq || replies_equal(c, s, r.s.seq) <= pbft_faulty_max(c->o.group.n)) return;
     s->seq = r.s.seq;
-    action_add(c, PBFT_EXECUTE, 0, s->entry.bytes, s->entry.len)->seq = s->seq;
+    pbft_action_add(c->out, PBFT_EXECUTE, PBFT_CLIENT, s->entry.bytes, s->entry.len)->seq = s->seq;
     votes_check(c, s);
 }
 

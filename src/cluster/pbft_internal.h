@@ -1,6 +1,6 @@
 /*
  * pbft_internal: the state of a replica, for pbft.c (normal case, checkpoints, retransmission) and
- * pbft_view.c (view changes).
+ * pbft_view.c (view changes); and what pbft_client.c shares with them.
  */
 #ifndef SHOAL_CLUSTER_PBFT_INTERNAL_H
 #define SHOAL_CLUSTER_PBFT_INTERNAL_H
@@ -71,6 +71,14 @@ struct pbft {
 static inline int pbft_primary(const struct pbft *p, uint64_t view) {
     return (int)(view % (uint64_t)p->o.group.n);
 }
+
+/* for the client too */
+struct pbft_action *pbft_action_add(struct pbft_actions *a, enum pbft_action_kind kind, int to,
+                                    const void *data, size_t len);
+void pbft_fault_add(struct pbft_actions *a, int replica, enum pbft_fault fault, const void *data,
+                    size_t len, const void *other, size_t other_len);
+void pbft_equivocation_add(struct pbft_actions *a, const struct signed_statement *one,
+                           const struct signed_statement *two);
 
 /* signatures and messages */
 bool pbft_is_signed(const struct pbft *p, const struct pbft_statement *s, const uint8_t *signature);

@@ -2,17 +2,16 @@
  * wire: the subjects and queues of a cluster, and the messages on them. A message is a line of
  * JSON, and after it, if the message carries one, a body.
  *
- *   cluster.nodes       {name, identity, threads, load, level, adapters: hashes}: a node joins, or
- *                       sends a heartbeat
- *   cluster.results.ID  a queue of a command: {node, unit} and the results; or {node, unit, error};
- *                       of a streamed unit also {cached, dropped}, as in struct engine_request
- *   cluster.parts.ID    {node, unit, at} and tokens of a streamed unit from position `at` on, or
- *                       nothing: it is being computed
- *   cluster.work.NODE   a queue: {unit, results: the queue for them, parts: the subject for them,
- *                       if the unit is streamed} and the calls
- *   cluster.wanted      {node, hash}: a node needs an adapter
- *   cluster.node.NODE   {hash, at, size} and a part of the adapter's bytes; or {hash, error}; or
- *                       {cancel: unit}
+ *   cluster.nodes       {name, identity, threads, load, key, level, adapters: hashes}: a node
+ * joins, or sends a heartbeat cluster.results.ID  a queue of a command: {node, unit, vote} and the
+ * results; or {node, unit, error}; of a streamed unit also {cached, dropped}, as in struct
+ * engine_request cluster.parts.ID    {node, unit, at} and tokens of a streamed unit from position
+ * `at` on, or nothing: it is being computed cluster.work.NODE   a queue: {unit, results: the queue
+ * for them, parts: the subject for them, if the unit is streamed} and the calls cluster.wanted
+ * {node, hash}: a node needs an adapter cluster.node.NODE   {hash, at, size} and a part of the
+ * adapter's bytes; or {hash, error}; or {cancel: unit} cluster.group       {nonce, client, keys}: a
+ * group of replicas, by a command with --verify pbft cluster.pbft        not JSON: the receiver (a
+ * byte) and a message of pbft_wire.h
  */
 #ifndef SHOAL_CLUSTER_WIRE_H
 #define SHOAL_CLUSTER_WIRE_H
@@ -23,6 +22,8 @@
 #define SUBJECT_WANTED "cluster.wanted"
 #define SUBJECT_NODE "cluster.node."
 #define SUBJECT_PARTS "cluster.parts."
+#define SUBJECT_GROUP "cluster.group"
+#define SUBJECT_PBFT "cluster.pbft"
 #define QUEUE_RESULTS "cluster.results."
 #define QUEUE_WORK "cluster.work."
 

@@ -90,7 +90,8 @@ check("eval without a cluster", code == 0, err)
 
 for name, more in (("two nodes", ["local:2"]), ("four nodes, by adapters", ["local:4", "--balancer", "adapter"]),
                    ("two nodes with a memory limit", ["local:2", "--max-memory", "400M"]),
-                   ("three nodes that vote", ["local:3", "--replicas", "3"])):
+                   ("three nodes that vote", ["local:3", "--replicas", "3"]),
+                   ("four nodes that commit", ["local:4", "--replicas", "4", "--verify", "pbft"])):
     code, got, err = result(start([*EVAL, "--cluster", *more]))
     check(f"eval on {name} has the same result", code == 0 and got == alone and "warning" not in err, err or got)
 
@@ -119,6 +120,17 @@ while p.poll() is None and time.time() < deadline:
 code, got, err = result(p)
 check(f"the same result while nodes are killed ({killed} kills)", code == 0 and killed > 1 and got == result(q)[1], err)
 
+# a killed replica comes back with another key
+p, killed = start([*EVAL, "--cluster", "local:4", "--replicas", "4", "--verify", "pbft"]), []
+pids = until(lambda: (lambda v: v if len(v) == 4 else None)(sorted(nodes_of(p))))
+time.sleep(1)
+if pids and p.poll() is None:
+    os.kill(pids[1], signal.SIGKILL)
+    killed.append(pids[1])
+code, got, err = result(p)
+check("four nodes that commit have the same result while one is killed", code == 0 and killed and got == alone, (killed, err))
+check("the report has the keys of the replicas", "committed by 4 replicas, 0 of them caught" in err and err.count(", key ") == 4, err)
+
 # a faulty node
 p = start([*EVAL, "--cluster", "local:3", "--replicas", "3", "--n", "1500"])
 words = until(lambda: next(iter(nodes_of(p).values()), None))
@@ -138,7 +150,8 @@ check("the nodes of a killed program end", bool(pids) and until(lambda: not any(
 check("no file is left", not [f for f in os.listdir("/tmp") if f.startswith("shoal-adapter-")], os.listdir("/tmp"))
 
 for args, says in ((["local:0"], "local:N"), (["local:99"], "local:N"), (["nats"], "nats://HOST"), (["local:2x"], "local:N"),
-                   (["local:2", "--replicas", "3"], "2 nodes"), (["local:2", "--balancer", "best"], "balancer")):
+                   (["local:2", "--replicas", "3"], "2 nodes"), (["local:2", "--balancer", "best"], "balancer"),
+                   (["local:4", "--verify", "best"], "majority or pbft"), (["local:4", "--replicas", "3", "--verify", "pbft"], "--replicas 4 to 7")):
     code, _, err = result(start([*EVAL, "--cluster", *args]))
     check(f"--cluster {' '.join(args)} is refused", code == 2 and says in err, (code, err))
 p = subprocess.run([SHOAL, "node", MODEL], capture_output=True, text=True)

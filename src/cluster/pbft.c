@@ -374,7 +374,7 @@ void pbft_slot_accept(struct pbft *p, struct slot *s) {
     slot_advance(p, s);
 }
 
-/* Names all that have signed the wrong entry, the primary last: this ends the view. */
+/* Names all signers of the wrong entry, the primary last: this ends the view. */
 static void slot_refuse(struct pbft *p, struct slot *s) {
     int primary = pbft_primary(p, s->view);
     s->wrong = true;
@@ -594,7 +594,7 @@ static uint64_t checkpoint_for(const struct pbft *p, uint64_t executed) {
     return p->stable.seq;
 }
 
-/* Whether the entries lead to the certified digest, from what this replica has executed. */
+/* Whether the entries, after those that this replica has executed, give the certified digest. */
 static bool state_is_right(struct pbft *p, const struct pbft_state *s) {
     uint8_t chain[PBFT_DIGEST];
     uint64_t seq = s->stable.seq;
@@ -633,7 +633,7 @@ static void status_send(struct pbft *p) {
     buf_release(&body);
 }
 
-/* Sends what this replica has signed about a number in the view. */
+/* Sends the signed messages of this replica about a number in the view. */
 static void slot_send(struct pbft *p, int to, const struct slot *s) {
     struct buf body = {0};
     if (!slot_is_current(p, s)) return;
@@ -659,7 +659,7 @@ static void committed_send(struct pbft *p, int to, const struct slot *s) {
     buf_release(&body);
 }
 
-/* Sends what the replica lacks of the view. */
+/* Sends the message that brings the replica into the view. */
 static void view_send(struct pbft *p, int to, uint64_t view, bool in_view) {
     if (p->in_view && p->view > 0 && (view < p->view || (view == p->view && !in_view)))
         pbft_send_bytes(p, to, &p->new_view);
@@ -667,7 +667,7 @@ static void view_send(struct pbft *p, int to, uint64_t view, bool in_view) {
         pbft_send_bytes(p, to, &p->changes[p->o.self].message);
 }
 
-/* Sends what another replica lacks. */
+/* Sends the messages that the other replica lacks. */
 static void status_received(struct pbft *p, const struct pbft_message *m) {
     uint64_t executed;
     bool in_view;

@@ -24,9 +24,9 @@
  *
  * A replica does no input or output and reads no clock: pbft_step changes the state by one event
  * and appends the actions that follow. Equal events give equal actions. Messages may be lost, come
- * twice, late and in any order: replicas exchange their status at every tick, and send again what
- * another lacks. A replica keeps its state in memory; one that loses it is faulty if it goes on
- * with the same key.
+ * twice, late and in any order: replicas exchange their status regularly, and send again the
+ * messages that another lacks. A replica keeps its state in memory; one that loses it and continues
+ * with the same key is faulty.
  */
 #ifndef SHOAL_CLUSTER_PBFT_H
 #define SHOAL_CLUSTER_PBFT_H
@@ -84,8 +84,8 @@ struct pbft_event {
     size_t len;
 };
 
-/* What proves that a replica is faulty, if at most f are: what it signed (a statement and its
- * signature, which is a message without body), and a second piece of evidence. */
+/* The proof that a replica is faulty, if at most f are: a statement with its signature (a message
+ * without body), and a second piece of evidence. */
 enum pbft_fault {
     PBFT_EQUIVOCATION, /* a second statement of it, with another digest for the same number and
                           view, or for the same view of a VIEW_CHANGE */

@@ -1,6 +1,6 @@
 /*
  * pbft_internal: the state of a replica, for pbft.c (normal case, checkpoints, retransmission) and
- * pbft_view.c (view changes); and what pbft_client.c shares with them.
+ * pbft_view.c (view changes), with the functions that pbft_client.c uses too.
  */
 #ifndef SHOAL_CLUSTER_PBFT_INTERNAL_H
 #define SHOAL_CLUSTER_PBFT_INTERNAL_H
@@ -23,7 +23,7 @@ struct slot {
     uint8_t digest[PBFT_DIGEST], proposal[PBFT_SIGNATURE]; /* proposal: of the primary */
     struct signed_statement said[PBFT_REPLICAS_MAX]; /* the first one of each in its newest view */
     struct signed_statement prepares[PBFT_REPLICAS_MAX], commits[PBFT_REPLICAS_MAX];
-    struct pbft_proof prepared; /* of the newest view in which it was prepared; c.n 0: none */
+    struct pbft_proof prepared; /* certificate of the newest view that prepared it; c.n 0: none */
     struct pbft_proof committed;
 };
 struct checkpoint {
@@ -98,7 +98,7 @@ void pbft_name_equivocation(struct pbft *p, const struct signed_statement *a,
 
 /* slots: NULL: the number is outside the window */
 struct slot *pbft_slot(struct pbft *p, uint64_t seq);
-/* Records what a replica said; false: it has said something else before, and is named. */
+/* Records a statement; false: the replica has signed another one before, and is named. */
 bool pbft_said(struct pbft *p, struct slot *s, const struct pbft_statement *st,
                const uint8_t *signature);
 void pbft_slot_propose(struct pbft *p, struct slot *s, const struct pbft_entry *e,

@@ -17,7 +17,7 @@
 
 #include <string.h>
 
-/* What follows from a quorum of VIEW_CHANGE messages: entries for min + 1 to min + n. */
+/* The result of a quorum of VIEW_CHANGE messages: entries for min + 1 to min + n. */
 struct plan {
     struct pbft_certificate stable; /* the newest checkpoint, at min */
     uint64_t min;

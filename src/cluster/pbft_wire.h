@@ -97,7 +97,7 @@ struct pbft_proof {
     struct pbft_entry entry;
 };
 struct pbft_view_change {
-    struct pbft_certificate stable; /* of CHECKPOINT; n 0: the beginning, seq 0 */
+    struct pbft_certificate stable; /* CHECKPOINT certificate; n 0: the beginning, seq 0 */
     int n;
     struct pbft_proof prepared[PBFT_WINDOW]; /* their sequence numbers ascend */
 };

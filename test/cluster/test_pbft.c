@@ -3,14 +3,14 @@
  *
  * A history is a seed. From it come a group of 4 or 7 replicas, of which f may be faulty, units
  * whose results the replicas compute at different times, and a network that delays, reorders,
- * duplicates and loses messages and is partitioned, with correct replicas that stop and go on. A
+ * duplicates and loses messages and is partitioned, with correct replicas that stop and resume. A
  * faulty replica runs the same code; the messages that it sends are changed on their way out: it
- * lies about results, says different things to different replicas, forges, invents view changes,
- * loses its state or says nothing. In every history
+ * lies about results, sends different statements to different replicas, forges, invents view
+ * changes, loses its state or sends nothing. In every history
  *   - two correct replicas execute the same entry at a number, each key once, with the right value;
  *   - after the last fault all units are committed, and known to all correct replicas;
  *   - no correct replica is named, and the evidence against a faulty one can be verified;
- *   - a faulty replica is named if a correct one received what proves it.
+ *   - a faulty replica is named if a correct one received the proof.
  * Histories sign with a stand-in for ed25519 that is fast and whose keys are public; faulty
  * replicas use their own key only. SHOAL_HISTORIES is the number of histories, SHOAL_SEED the first
  * seed; a failure prints its seed.
@@ -30,7 +30,7 @@ enum { UNITS_MAX = 24, EVENTS_MAX = 1 << 14, LEDGER_MAX = 512 };
 enum lie {
     LIE_SILENCE = 1,     /* it sends few or no messages */
     LIE_VALUE = 2,       /* its results are wrong, and it prepares wrong ones */
-    LIE_EQUIVOCATE = 4,  /* it says different things to odd replicas */
+    LIE_EQUIVOCATE = 4,  /* it sends other statements to odd replicas */
     LIE_VIEW_CHANGE = 8, /* its view changes are wrong */
     LIE_FORGE = 16,      /* it sends in the name of others */
     LIE_STATE = 32,      /* its checkpoints and states are wrong */
@@ -47,7 +47,7 @@ struct sim_event {
     uint8_t *data;
     size_t len;
 };
-/* What a correct receiver has heard a faulty replica say about a number. */
+/* A statement of a faulty replica that a correct receiver got. */
 struct heard {
     uint64_t view, seq;
     uint8_t digest[PBFT_DIGEST];
@@ -58,7 +58,7 @@ struct sim_replica {
     int index;
     struct pbft *p;
     struct pbft_key_pair keys;
-    int lies; /* of enum lie; 0: correct */
+    int lies; /* bits of enum lie; 0: correct */
     bool up, computed[UNITS_MAX], done[UNITS_MAX];
     uint64_t executed,
         changes[PBFT_REPLICAS_MAX]; /* changes: view of the last VIEW_CHANGE of each */
@@ -71,7 +71,7 @@ struct sim {
     double now, faults_end, loss, partition_begin, partition_end;
     int n, f, n_units, side; /* side: bit mask of the replicas on one side of the partition */
     struct sim_replica replicas[PBFT_REPLICAS_MAX],
-        client_side; /* client_side: what it has heard */
+        client_side; /* client_side: statements that it got */
     struct pbft_group group;
     struct pbft_key_pair client_keys;
     struct pbft_client *client;
@@ -167,7 +167,7 @@ static void sim_transmit(struct sim *s, int from, int to, const void *data, size
     }
 }
 
-/* lies */
+/* faulty messages */
 
 /* The message with another statement or body, signed by the replica. */
 static void message_sign(const struct sim_replica *r, struct pbft_statement *st, const void *body,
@@ -179,7 +179,7 @@ static void message_sign(const struct sim_replica *r, struct pbft_statement *st,
     pbft_message_write(st, body, len, signature, out);
 }
 
-/* Says something else to odd replicas: another unit, or a digest that nothing has. */
+/* Sends another statement to odd replicas: another unit, or a digest that nothing has. */
 static bool lie_equivocate(struct sim *s, const struct sim_replica *r, int to,
                            const struct pbft_message *m, struct buf *out) {
     struct pbft_statement st = m->s;
@@ -201,7 +201,7 @@ static bool lie_equivocate(struct sim *s, const struct sim_replica *r, int to,
     return other;
 }
 
-/* An invalid certificate in a VIEW_CHANGE, one that hides what was prepared, or a NEW_VIEW with
+/* An invalid certificate in a VIEW_CHANGE, one without the prepared entries, or a NEW_VIEW with
  * another plan. */
 static bool lie_view_change(struct sim *s, const struct sim_replica *r,
                             const struct pbft_message *m, struct buf *out, bool *provable) {
@@ -351,7 +351,7 @@ static void fault_check(struct sim *s, const struct pbft_action *a) {
     s->named[a->to] = true;
 }
 
-/* What a receiver heard from a faulty replica: two digests for a number are provable. */
+/* Records a statement of a faulty replica: two digests for a number are provable. */
 static void hear(struct sim *s, struct sim_replica *r, int liar, uint64_t view, uint64_t seq,
                  const uint8_t *digest) {
     for (int i = 0; i < r->n_heard[liar]; i++) {
@@ -375,7 +375,7 @@ static int unit_of(const struct sim *s, const struct pbft_entry *v, const uint8_
     return -1;
 }
 
-/* Notes whether what a correct replica is about to receive proves that a replica is faulty. */
+/* Notes whether the message that a correct replica receives next proves a fault. */
 static void provable_note(struct sim *s, struct sim_replica *r, const struct sim_event *e) {
     enum { CHECKPOINT_VIEW = 1 << 30 }; // views of histories are smaller
     struct pbft_message m;
@@ -434,7 +434,7 @@ static void executed_check(struct sim *s, struct sim_replica *r) {
         sim_fail(s, "a replica is outside its window");
 }
 
-/* An execution by a correct replica or the client, which has none of the units in `done` yet. */
+/* Checks an execution by a correct replica or the client; `done` has the earlier ones. */
 static void execute_check(struct sim *s, const struct pbft_action *a, bool *done) {
     uint8_t digest[PBFT_DIGEST];
     pbft_digest(pbft_action_data(&s->actions, a), a->len, digest);
@@ -498,7 +498,7 @@ static void client_step(struct sim *s, struct pbft_client_event e) {
 
 /* running */
 
-/* The client proposes what f+1 votes say. */
+/* The client proposes an entry when f+1 votes are equal. */
 static void vote_received(struct sim *s, const struct sim_event *e) {
     struct pbft_entry entry;
     if (!pbft_vote_read(s->signer, s->group.keys[e->from], e->data, e->len, &entry)) return;
@@ -696,7 +696,7 @@ static void sim_begin(struct sim *s, uint64_t seed, int n, const struct pbft_sig
     sim_add(s, (struct sim_event){.kind = SIM_TICK, .to = PBFT_CLIENT});
 }
 
-/* All units are committed, and every correct replica has executed what another one has. */
+/* All units are committed, and all correct replicas have executed the same number. */
 static bool sim_is_done(const struct sim *s) {
     uint64_t first = 0;
     for (int i = 0; i < s->n_units; i++)

@@ -273,6 +273,9 @@ static void unit_decided(struct cluster *c, const struct coordinator_action *a) 
         unit_finish(c, a->unit);
         return;
     }
+    const struct client_unit *u = c->units[index];
+    for (int i = 0; i < u->n; i++)
+        if (u->calls[i]) u->calls[i]->done = false; // its owner must not use it yet
     c->units[index]->decided_at = clock_now();
     pbft_members_propose(c->members, a->unit, a->hash);
 }

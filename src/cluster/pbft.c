@@ -108,8 +108,8 @@ void pbft_actions_release(struct pbft_actions *a) {
     *a = (struct pbft_actions){0};
 }
 
-void pbft_send(struct pbft *p, int to, const struct signed_statement *s, const void *body,
-               size_t len) {
+static void message_send(struct pbft *p, int to, const struct signed_statement *s, const void *body,
+                         size_t len) {
     struct buf message = {0};
     pbft_message_write(&s->s, body, len, s->signature, &message);
     pbft_send_bytes(p, to, &message);
@@ -241,7 +241,7 @@ static void reply_send(struct pbft *p, uint64_t seq) {
     uint8_t digest[PBFT_DIGEST];
     pbft_entry_digest(&p->ledger.entries[seq - 1], digest);
     const struct signed_statement s = pbft_sign(p, PBFT_REPLY, p->view, seq, digest);
-    pbft_send(p, PBFT_CLIENT, &s, NULL, 0);
+    message_send(p, PBFT_CLIENT, &s, NULL, 0);
 }
 
 static void pending_remove(struct pbft *p, const uint8_t *key) {
@@ -345,7 +345,7 @@ static void slot_advance(struct pbft *p, struct slot *s) {
             s->prepared = proof;
             s->commit_sent = true;
             s->commits[p->o.self] = pbft_sign(p, PBFT_COMMIT, s->view, s->seq, s->digest);
-            pbft_send(p, PBFT_ALL, &s->commits[p->o.self], NULL, 0);
+            message_send(p, PBFT_ALL, &s->commits[p->o.self], NULL, 0);
         }
     }
     if (s->committed.c.n) return;
@@ -369,7 +369,7 @@ void pbft_slot_accept(struct pbft *p, struct slot *s) {
     s->accepted = true;
     if (p->o.self != pbft_primary(p, p->view)) {
         s->prepares[p->o.self] = pbft_sign(p, PBFT_PREPARE, s->view, s->seq, s->digest);
-        pbft_send(p, PBFT_ALL, &s->prepares[p->o.self], s->proposal, PBFT_SIGNATURE);
+        message_send(p, PBFT_ALL, &s->prepares[p->o.self], s->proposal, PBFT_SIGNATURE);
     }
     slot_advance(p, s);
 }
@@ -488,7 +488,7 @@ static void propose(struct pbft *p) {
             pbft_sign(p, PBFT_PRE_PREPARE, p->view, p->next++, v->digest);
         pbft_slot_propose(p, s, &e, st.signature);
         pbft_put_entry(&body, &e, true);
-        pbft_send(p, PBFT_ALL, &st, body.data, body.len);
+        message_send(p, PBFT_ALL, &st, body.data, body.len);
         buf_release(&body);
         pbft_slot_accept(p, s);
     }
@@ -552,7 +552,7 @@ static void checkpoint_make(struct pbft *p) {
     struct checkpoint *c = checkpoint_at(p, p->ledger.n);
     if (!c) return;
     c->votes[p->o.self] = pbft_sign(p, PBFT_CHECKPOINT, 0, c->seq, p->ledger.digest);
-    pbft_send(p, PBFT_ALL, &c->votes[p->o.self], NULL, 0);
+    message_send(p, PBFT_ALL, &c->votes[p->o.self], NULL, 0);
     checkpoint_advance(p, c);
 }
 
@@ -582,7 +582,7 @@ static void state_send(struct pbft *p, int to, uint64_t executed, uint64_t seq) 
     pbft_put_state(&body, &state);
     pbft_digest(body.data, body.len, digest);
     const struct signed_statement st = pbft_sign(p, PBFT_STATE, 0, seq, digest);
-    pbft_send(p, to, &st, body.data, body.len);
+    message_send(p, to, &st, body.data, body.len);
     buf_release(&body);
 }
 
@@ -629,7 +629,7 @@ static void status_send(struct pbft *p) {
     pbft_put_status(&body, p->ledger.n, p->in_view);
     pbft_digest(body.data, body.len, digest);
     const struct signed_statement s = pbft_sign(p, PBFT_STATUS, p->view, p->stable.seq, digest);
-    pbft_send(p, PBFT_ALL, &s, body.data, body.len);
+    message_send(p, PBFT_ALL, &s, body.data, body.len);
     buf_release(&body);
 }
 
@@ -642,11 +642,11 @@ static void slot_send(struct pbft *p, int to, const struct slot *s) {
             .s = statement_make(p, PBFT_PRE_PREPARE, p->o.self, s->view, s->seq, s->digest)};
         memcpy(st.signature, s->proposal, PBFT_SIGNATURE);
         pbft_put_entry(&body, &s->entry, true);
-        pbft_send(p, to, &st, body.data, body.len);
+        message_send(p, to, &st, body.data, body.len);
     } else if (s->accepted) {
-        pbft_send(p, to, &s->prepares[p->o.self], s->proposal, PBFT_SIGNATURE);
+        message_send(p, to, &s->prepares[p->o.self], s->proposal, PBFT_SIGNATURE);
     }
-    if (s->commit_sent) pbft_send(p, to, &s->commits[p->o.self], NULL, 0);
+    if (s->commit_sent) message_send(p, to, &s->commits[p->o.self], NULL, 0);
     buf_release(&body);
 }
 
@@ -655,7 +655,7 @@ static void committed_send(struct pbft *p, int to, const struct slot *s) {
     const struct signed_statement st =
         pbft_sign(p, PBFT_COMMITTED, s->committed.c.view, s->seq, s->committed.c.digest);
     pbft_put_proof(&body, &s->committed);
-    pbft_send(p, to, &st, body.data, body.len);
+    message_send(p, to, &st, body.data, body.len);
     buf_release(&body);
 }
 
@@ -680,7 +680,7 @@ static void status_received(struct pbft *p, const struct pbft_message *m) {
     for (size_t i = 0; i < ARRAY_LEN(p->checkpoints); i++) {
         const struct checkpoint *c = &p->checkpoints[i];
         if (c->seq > p->stable.seq && c->seq > m->s.seq && c->votes[p->o.self].s.kind)
-            pbft_send(p, to, &c->votes[p->o.self], NULL, 0);
+            message_send(p, to, &c->votes[p->o.self], NULL, 0);
     }
     for (uint64_t seq = MAX(p->stable.seq, executed) + 1;
          seq - p->stable.seq <= PBFT_WINDOW && seq > executed; seq++) {
@@ -799,10 +799,6 @@ uint64_t pbft_stable(const struct pbft *p) {
 
 bool pbft_is_in_view(const struct pbft *p) {
     return p->in_view;
-}
-
-const uint8_t *pbft_ledger_digest(const struct pbft *p) {
-    return p->ledger.digest;
 }
 
 const struct pbft_entry *pbft_ledger_entry(const struct pbft *p, uint64_t seq) {

@@ -126,8 +126,6 @@ uint64_t pbft_view(const struct pbft *p);
 uint64_t pbft_executed(const struct pbft *p);
 uint64_t pbft_stable(const struct pbft *p);
 bool pbft_is_in_view(const struct pbft *p); /* false: it changes to pbft_view */
-/* The digest that a checkpoint after the last executed entry has: a hash chain over all entries. */
-const uint8_t *pbft_ledger_digest(const struct pbft *p);
 /* The entry that was executed at seq; 1 <= seq <= pbft_executed. */
 const struct pbft_entry *pbft_ledger_entry(const struct pbft *p, uint64_t seq);
 

@@ -76,6 +76,9 @@ static struct subject *subject_of(struct pbft_client *c, const uint8_t *key) {
 static void propose(struct pbft_client *c, const struct pbft_client_event *e) {
     struct subject *s = subject_of(c, e->data);
     uint8_t bytes[PBFT_STATEMENT];
+    if (s->seq)
+        pbft_action_add(c->out, PBFT_EXECUTE, PBFT_CLIENT, s->entry.bytes, s->entry.len)->seq =
+            s->seq;
     if (s->entry.len) return;
     pbft_entry_set(&s->entry, e->data, e->len);
     pbft_entry_digest(&s->entry, s->digest);

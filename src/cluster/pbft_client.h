@@ -34,7 +34,8 @@ struct pbft_client_event {
 struct pbft_client;
 struct pbft_client *pbft_client_new(const struct pbft_client_options *o);
 void pbft_client_free(struct pbft_client *c);
-/* Actions: PBFT_SEND to PBFT_ALL; PBFT_EXECUTE: the entry is committed at seq; PBFT_FAULT. */
+/* Actions: PBFT_SEND to PBFT_ALL; PBFT_EXECUTE: the entry is committed at seq, again if it is
+ * proposed again; PBFT_FAULT. */
 void pbft_client_step(struct pbft_client *c, const struct pbft_client_event *e,
                       struct pbft_actions *out);
 int pbft_client_unfinished(const struct pbft_client *c); /* entries that are not committed */

@@ -88,8 +88,6 @@ bool pbft_entry_is_signed(const struct pbft *p, const struct pbft_entry *e);
 /* A statement of this replica, with its signature. */
 struct signed_statement pbft_sign(const struct pbft *p, enum pbft_kind kind, uint64_t view,
                                   uint64_t seq, const uint8_t digest[PBFT_DIGEST]);
-void pbft_send(struct pbft *p, int to, const struct signed_statement *s, const void *body,
-               size_t len);
 void pbft_send_bytes(struct pbft *p, int to, const struct buf *message);
 void pbft_name(struct pbft *p, int replica, enum pbft_fault fault, const void *data, size_t len,
                const void *other, size_t other_len);

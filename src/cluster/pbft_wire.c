@@ -7,7 +7,7 @@
 #include <sodium.h>
 #include <string.h>
 
-const char *const pbft_kind_names[PBFT_KINDS] = {
+static const char *const kind_names[PBFT_KINDS] = {
     [0] = "none",
     [PBFT_VOTE] = "vote",
     [PBFT_REQUEST] = "request",
@@ -322,6 +322,5 @@ int pbft_message_parse(const uint8_t *p, size_t len, struct pbft_message *out, s
     out->s.seq = number_read(p + PBFT_DIGEST + 10);
     memcpy(out->s.digest, p + PBFT_DIGEST + 18, PBFT_DIGEST);
     if (body_is_valid(out)) return OK;
-    return error_set(err, ERR_FORMAT, "the body of a %s message is malformed",
-                     pbft_kind_names[kind]);
+    return error_set(err, ERR_FORMAT, "the body of a %s message is malformed", kind_names[kind]);
 }

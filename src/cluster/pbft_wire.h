@@ -60,7 +60,6 @@ enum pbft_kind {
     PBFT_NEW_VIEW,
     PBFT_KINDS
 };
-extern const char *const pbft_kind_names[];
 
 struct pbft_statement {
     uint8_t group[PBFT_DIGEST]; /* hash of the members' keys; zero in a VOTE */

@@ -699,6 +699,7 @@ static void sim_begin(struct sim *s, uint64_t seed, int n, const struct pbft_sig
 /* All units are committed, and all correct replicas have executed the same number. */
 static bool sim_is_done(const struct sim *s) {
     uint64_t first = 0;
+    if (pbft_client_unfinished(s->client)) return false;
     for (int i = 0; i < s->n_units; i++)
         if (!s->committed[i]) return false;
     for (int i = 0; i < s->n; i++) {

@@ -5,7 +5,7 @@
  * signatures. A client signs an entry; the primary of the view gives it a sequence number; the
  * replicas prepare and commit it, each with 2f+1 signatures, and execute the entries in order. When
  * the primary makes no progress, 2f+1 replicas change to the next view, whose primary proposes
- * again what was prepared. Every PBFT_INTERVAL entries the replicas sign a checkpoint of the
+ * the prepared entries again. Every PBFT_INTERVAL entries the replicas sign a checkpoint of the
  * ledger; 2f+1 signatures make it stable, and the messages before it are dropped.
  *
  * An entry is a key and a value, for Shoal a unit and the hash of its result. A correct replica

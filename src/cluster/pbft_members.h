@@ -25,7 +25,7 @@ bool pbft_members_vote(struct pbft_members *g, const char *node, const char *vot
                        const char *hash);
 void pbft_members_propose(struct pbft_members *g, const char *unit, const char *hash);
 void pbft_members_message(struct pbft_members *g, const struct bus_message *m);
-/* Sends what is due, and calls `committed` for each unit that has been committed. */
+/* Sends the messages that are due, and calls `committed` for each unit that has been committed. */
 int pbft_members_send(struct pbft_members *g, void (*committed)(void *ctx, const char *unit),
                       void *ctx, struct error *err);
 void pbft_members_report(const struct pbft_members *g); /* keys, and which member was caught */

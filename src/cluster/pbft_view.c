@@ -3,7 +3,7 @@
  *
  * A replica leaves its view with a VIEW_CHANGE message, which has its stable checkpoint and a
  * certificate for each entry that it has prepared since. The next primary collects a quorum of them
- * in a NEW_VIEW. From these messages, and nothing else, follows what it must propose: for each
+ * in a NEW_VIEW. These messages alone determine the entries that it must propose: for each
  * number up to the highest prepared one the entry that was prepared in the newest view, or else the
  * null entry. Every replica computes this plan itself and refuses a NEW_VIEW with another one.
  *

@@ -3,8 +3,8 @@
  *
  * A message is a statement (the group, kind, sender, view, sequence number and a digest, 82 bytes),
  * a body, and the sender's ed25519 signature of the statement. The digest covers the body, or the
- * entry that the message is about, so that a statement with its signature proves what its sender
- * signed even without the body. Each message has one encoding: the parser accepts no other, bounds
+ * entry that the message is about, so that a statement with its signature is a proof
+ * even without the body. Each message has one encoding: the parser accepts no other, bounds
  * every count, and does not allocate. Parsed messages point into the bytes that were parsed.
  *
  *   kind         view         seq            digest of      body

@@ -46,7 +46,7 @@ PBFT = [
     ("the primary is never changed", "if (p->deadline > 0 && p->now >= p->deadline) pbft_view_change_start(p, p->view + 1);", ""),
     ("nothing is sent again", "    status_send(p);\n", ""),
     ("a key is executed twice", "if (e->len == 0 || ledger_find(l, e->bytes)) return;", "if (e->len == 0) return;"),
-    ("a state is not compared with its checkpoint", " || !state_is_right(p, &s))\n        return;\n    while", ")\n        return;\n    while"),
+    ("a state is not compared with its checkpoint", "||\n        !state_is_right(p, &s))", ")"),
     ("a committed entry is believed without certificate", "!pbft_certificate_is_valid(p, PBFT_COMMIT, &proof.c) ||", ""),
 ]
 PBFT_VIEW = [

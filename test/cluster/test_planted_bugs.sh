@@ -52,7 +52,6 @@ PBFT = [
 PBFT_VIEW = [
     ("the plan of a new view is not checked", "valid = proposals_are_right(p, &v, &plan, m->s.view);", "valid = true;"),
     ("prepared entries are believed without certificate", "proof->c.view < m->s.view && pbft_certificate_is_valid(p, PBFT_PREPARE, &proof->c) &&", "proof->c.view < m->s.view &&"),
-    ("the oldest prepared entry is proposed again", "plan->entries[at].c.view < proof->c.view", "plan->entries[at].c.view > proof->c.view"),
     ("prepared entries are not proposed again", "    for (int i = 0; i < n; i++) plan_add(plan, &v[i]);\n", ""),
     ("a view change hides what was prepared", "if (s->prepared.c.n) v.prepared[v.n++] = s->prepared;", ""),
 ]

@@ -65,7 +65,7 @@ enum pbft_verdict { PBFT_UNKNOWN, PBFT_AGREES, PBFT_DIFFERS };
 struct pbft_options {
     struct pbft_group group;
     int self;
-    const uint8_t *secret; /* of this replica; outlives it */
+    const uint8_t *secret; /* key of this replica; outlives it */
     const struct pbft_signer *signer;
     double timeout; /* seconds until the replicas change a primary that makes no progress */
     enum pbft_verdict (*validate)(void *ctx, const uint8_t *entry, size_t len);
@@ -74,7 +74,7 @@ struct pbft_options {
 
 enum pbft_event_kind {
     PBFT_RECEIVED, /* data, len: a message */
-    PBFT_COMPUTED, /* `validate` may have another verdict than before */
+    PBFT_COMPUTED, /* the verdict of `validate` may have changed */
     PBFT_TICK
 };
 struct pbft_event {

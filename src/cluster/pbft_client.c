@@ -12,7 +12,7 @@
 struct subject {
     struct pbft_entry entry; /* len 0: only votes so far; then its bytes begin with the key */
     uint8_t digest[PBFT_DIGEST];
-    uint64_t seq; /* at which it is committed; 0: it is not */
+    uint64_t seq; /* number of its commit; 0: not committed */
     double sent;
     struct signed_statement replies[PBFT_REPLICAS_MAX];
     struct buf votes[PBFT_REPLICAS_MAX]; /* messages; the first one of each */
@@ -59,7 +59,7 @@ static void request_send(struct pbft_client *c, struct subject *s) {
     buf_release(&message);
 }
 
-/* The subject of a key, which is made if there is none. */
+/* Finds or makes the subject of a key. */
 static struct subject *subject_of(struct pbft_client *c, const uint8_t *key) {
     for (int i = c->n - 1; i >= 0; i--)
         if (memcmp(c->v[i].entry.bytes, key, PBFT_ENTRY_KEY) == 0) return &c->v[i];

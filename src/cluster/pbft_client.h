@@ -13,7 +13,7 @@
 
 struct pbft_client_options {
     struct pbft_group group;
-    const uint8_t *secret; /* of the client; outlives it */
+    const uint8_t *secret; /* key of the client; outlives it */
     const struct pbft_signer *signer;
     double retry; /* seconds until an entry without enough replies is sent again */
 };

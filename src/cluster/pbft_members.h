@@ -2,8 +2,8 @@
  * pbft_members: the group of nodes that a command has chosen, with the command as its client
  * (pbft_client.h).
  *
- * The first n nodes become the members. The group is made when all are there, and made again with
- * another id when a member comes back with another key, or is replaced because it is lost; then
+ * The first n nodes become the members. The group is made when n nodes have joined, and made again
+ * with another id when a member restarts with another key, or is replaced because it is lost; then
  * entries that are not committed are forgotten, and the caller proposes them again. One thread.
  */
 #ifndef SHOAL_CLUSTER_PBFT_MEMBERS_H

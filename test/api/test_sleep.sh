@@ -16,7 +16,7 @@ import server
 from server import check, failed, run
 
 shoal, tmp, model = server.SHOAL, server.TMP, "models/fry"
-SETTINGS = {"r": 8, "lr": 2.5e-3, "bsz": 8, "grad-accum": 1, "lora-dropout": 0, "max-steps": 60, "rehearse": "copy", "rehearse-n": 60, "retain-n": 20, "retain-points": 20}
+SETTINGS = {"r": 8, "lr": 2.5e-3, "bsz": 8, "grad-accum": 1, "lora-dropout": 0, "max-steps": 90, "rehearse": "copy", "rehearse-n": 90, "retain-n": 20, "retain-points": 20}
 
 
 class Server(server.Server):
@@ -108,7 +108,7 @@ def test_isolation(s, job):
 
 def test_versions(s, first):
     s.learn("cli-1", "I have a dog called Rex.")
-    v = s.sleep("sk-one", **{"max-steps": 120})
+    v = s.sleep("sk-one", **{"max-steps": 180})
     second = v["versions"][0]
     check("the next version starts from the first", v["result"]["start"] == first and [m["new"] for m in second["learned"]] == [False, False, True], (v["result"]["why"], second))
     status, v = s.call("/v1/sleep/rollback", {}, "sk-one")

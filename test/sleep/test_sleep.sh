@@ -20,7 +20,7 @@ sleep_out() {
     name=$1
     shift
     "$shoal" sleep $model --exact --quiet --json --memory "$db" --out "$tmp/$name" --r 8 --bsz 8 --grad-accum 1 --lr 2.5e-3 \
-        --lora-dropout 0 --max-steps 150 --rehearse copy,compare --rehearse-n 60 --retain-n 25 "$@" >"$tmp/result" 2>"$tmp/err"
+        --lora-dropout 0 --max-steps 180 --rehearse copy,compare --rehearse-n 90 --retain-n 25 "$@" >"$tmp/result" 2>"$tmp/err"
 }
 # is NAME EXPRESSION: whether a Python expression of the JSON `v` in the first line of $tmp/result is true.
 is() {

@@ -89,10 +89,10 @@ static void test_separable(void **state) {
 static void test_features(void **state) {
     (void)state;
     static const char *const texts[] = {"", " ", "a", "\xff\xfe", "花", "１２ 34"};
-    struct router_features f, g;
+    struct question_features f, g;
     for (size_t i = 0; i < ARRAY_LEN(texts); i++) {
         double squares = 0;
-        router_features_init(&f, texts[i]);
+        question_features_init(&f, texts[i]);
         for (int k = 0; k < f.n; k++) {
             assert_in_range(f.v[k].index, 1, ROUTER_DIM);
             assert_true(k == 0 || f.v[k].index > f.v[k - 1].index);
@@ -101,8 +101,8 @@ static void test_features(void **state) {
         assert_true(f.n == 0 || fabs(squares - 1) < 1e-6);
         free(f.v);
     }
-    router_features_init(&f, "Question: 12 + 7 = ?\nAnswer:");
-    router_features_init(&g, "45 + 1 = ?");
+    question_features_init(&f, "Question: 12 + 7 = ?\nAnswer:");
+    question_features_init(&g, "45 + 1 = ?");
     assert_int_equal(f.n, g.n);
     assert_memory_equal(f.v, g.v, (size_t)f.n * sizeof *f.v);
     free(f.v);
@@ -127,9 +127,9 @@ static void test_fit_is_the_minimum(void **state) {
         for (int j = 0; j < ROUTER_WEIGHTS; j++) g[j] = j ? f.router->l2 * w[j] : 0;
         g[0] += 1 / (1 + exp(-w[0])) - 0.5;
         for (int i = 0; i < N; i++) {
-            struct router_features x;
+            struct question_features x;
             double z = w[0];
-            router_features_init(&x, questions[i]);
+            question_features_init(&x, questions[i]);
             for (int k = 0; k < x.n; k++) z += w[x.v[k].index] * (double)x.v[k].value;
             double residual = 1 / (1 + exp(-z)) - right[a * N + i];
             g[0] += residual;

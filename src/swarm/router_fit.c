@@ -38,8 +38,8 @@ int router_fold(const char *question) {
 /* The questions that a fit uses, with y 1 for a right answer of the agent; and its scratch. */
 struct fit_problem {
     const struct question_features *x; /* [n] */
-    const uint8_t *y;                /* [n] */
-    const int *items;                /* [n] their indices in x and y */
+    const uint8_t *y;                  /* [n] */
+    const int *items;                  /* [n] their indices in x and y */
     int n;
     double l2;
     double *curvature; /* [n] p (1 - p) of each question */
@@ -137,8 +137,8 @@ static void minimise(struct fit_problem *p, double *w) {
 struct fit_work {
     const struct router_data *d;
     const struct question_features *x; /* [n] */
-    const int *fold;                 /* [n] */
-    double *w;                       /* [N_PAIRS + 1][n_agents][N_L2][ROUTER_WEIGHTS] */
+    const int *fold;                   /* [n] */
+    double *w;                         /* [N_PAIRS + 1][n_agents][N_L2][ROUTER_WEIGHTS] */
 };
 
 static int pair_index(int f, int g) {

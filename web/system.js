@@ -89,6 +89,17 @@ function plan_node(v) {
         ].map(([id, text]) => h("div", null, h("dt", null, t("kernel_" + id)), h("dd", null, text))))));
 }
 
+/** The nodes of a server with a cluster. */
+const cluster_node = (v) => h("section", null, h("h2", null, t("nodes")),
+    h("div", { class: "scroll-x" }, h("table", { class: "list" },
+        h("thead", null, h("tr", null, h("th", null, t("node")), h("th", null, t("node_state")), h("th", null, t("kernel_level")),
+            ["kernel_threads", "node_load", "node_units", "node_done", "node_seconds", "adapters"].map((id) => h("th", { class: "num" }, t(id))))),
+        h("tbody", null, v.nodes.map((n) => h("tr", null, h("th", { scope: "row" }, n.name),
+            h("td", { class: n.state === "up" ? null : "error" }, t("node_" + n.state), n.usable ? null : `, ${t("node_other_model")}`), h("td", null, n.level),
+            [number(n.threads), percent(n.load), number(n.units), number(n.done), seconds(n.seconds_per_unit), number(n.adapters.length)]
+                .map((text) => h("td", { class: "num" }, text))))))),
+    h("small", null, `${v.address} · ${v.balancer} · ${t("computed_here")}: ${number(v.computed_here)} · ${t("assigned_again")}: ${number(v.assigned_again)}`));
+
 /** The alerts that are pending or firing. */
 function alerts_node(v) {
     const active = v.alerts.filter((a) => a.state !== "inactive");
@@ -108,23 +119,26 @@ const latency_node = (f) => h("div", { class: "scroll-x" }, h("table", { class: 
 
 export function open(root) {
     let closed = false;
-    const facts = h("div"), latency = h("div"), plan = h("div"), alerts = h("div", { role: "status" });
+    const facts = h("div"), nodes = h("div"), latency = h("div"), plan = h("div"), alerts = h("div", { role: "status" });
     const chart_views = charts.map((c) => [c, new Chart({
         title: t("chart_" + c.id), time: true, x: t("time"), format: c.format, series: c.series.map((id) => ({ label: t(id) })),
     })]);
     const links = ["/metrics", "/v1/metrics", "/v1/system", "/v1/alerts", "/v1/metrics/rules", "/v1/metrics/dashboard"];
     fill(root, h("h1", null, t("view_system")), alerts, facts, h("div", { class: "charts" }, chart_views.map(([, c]) => c.element)),
-        latency, plan, h("p", { class: "muted" }, t("endpoints"), " ", links.map((l) => [h("a", { href: l, target: "_blank", rel: "noopener" }, l), " "])));
+        nodes, latency, plan, h("p", { class: "muted" }, t("endpoints"), " ", links.map((l) => [h("a", { href: l, target: "_blank", rel: "noopener" }, l), " "])));
     const draw = () => chart_views.forEach(([c, chart]) => chart.draw([history.at, ...c.series.map((id) => history[id])]));
     if (history.at.length) draw();
     const stop = poll(INTERVAL, async () => {
         const f = await metrics();
         if (closed) return;
-        const v = add_to_history(f), [system, alert_list] = await Promise.all([json("/v1/system"), json("/v1/alerts")]);
+        const has_cluster = f.series("shoal_cluster_nodes").length > 0;
+        const v = add_to_history(f), [system, alert_list, cluster] = await Promise.all(
+            [json("/v1/system"), json("/v1/alerts"), has_cluster ? json("/v1/cluster") : null]);
         if (closed) return;
         fill(plan, plan_node(system));
         fill(alerts, alerts_node(alert_list));
         fill(facts, facts_node(f, v));
+        if (cluster) fill(nodes, cluster_node(cluster));
         fill(latency, latency_node(f));
         draw();
     });

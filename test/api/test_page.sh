@@ -62,6 +62,8 @@ serve() {
 }
 serve locked --api-key sk-of-the-test --no-feedback
 locked_url=$url
+serve nodes --cluster local:2
+nodes_url=$url
 printf 'tools: clock\nmax_steps: 1\nmax_tokens: 16\nthought_tokens: 16\n' >"$tmp/helper.yaml"
 serve plain --runs "$tmp/runs" --memory "$tmp/memories.db" --adapter critic="$tmp/critic" --adapter newer="$tmp/newer" --team careful=examples/team.yaml --agent "$tmp/helper.yaml"
 
@@ -102,7 +104,7 @@ if [ ! -d "$page_folder/node_modules/playwright-core" ]; then
     (cd "$page_folder" && timeout 240 npm install --no-save --ignore-scripts --no-audit --no-fund --fetch-retries=1 playwright-core@1.65.1) \
         >"$tmp/npm" 2>&1 || skip "npm could not install playwright-core: $(grep -i 'npm err' "$tmp/npm" | head -n 2 | tr '\n' ' ')"
 fi
-SHOAL_URL=$url SHOAL_TOKEN=$(cat "$tmp/plain/token") SHOAL_LOCKED_URL=$locked_url CHROMIUM=$chromium SHOTS=$page_folder SHOAL_ADAPTER=$tmp/critic SHOAL_LIVED=$simulation_run \
+SHOAL_URL=$url SHOAL_TOKEN=$(cat "$tmp/plain/token") SHOAL_LOCKED_URL=$locked_url SHOAL_NODES_URL=$nodes_url CHROMIUM=$chromium SHOTS=$page_folder SHOAL_ADAPTER=$tmp/critic SHOAL_LIVED=$simulation_run \
     timeout -k 5 500 node test/clients/page.mjs
 status=$?
 [ $status = 0 ] || bad "the browser's tests" "they ended with $status"

@@ -3,7 +3,7 @@ import assert from "node:assert/strict";
 import { createRequire } from "node:module";
 import { join } from "node:path";
 
-const { SHOAL_URL: url, SHOAL_LOCKED_URL: locked, SHOAL_TOKEN: token, SHOAL_ADAPTER: adapter, SHOAL_LIVED: lived, SHOTS: shots, CHROMIUM: chromium } = process.env;
+const { SHOAL_URL: url, SHOAL_LOCKED_URL: locked, SHOAL_NODES_URL: with_nodes, SHOAL_TOKEN: token, SHOAL_ADAPTER: adapter, SHOAL_LIVED: lived, SHOTS: shots, CHROMIUM: chromium } = process.env;
 const { chromium: browsers } = createRequire(join(shots, "x.js"))("playwright-core");
 
 const groups = { talk: ["chat", "debate", "ask"], grow: ["jobs", "evolution", "ab"], watch: ["world", "agents"], admin: ["system", "settings"] };
@@ -48,7 +48,7 @@ let expected = /^$/;
 async function context(options) {
     const c = await browser.newContext({ viewport: { width: 1280, height: 800 }, locale: "en-US", ...options });
     c.on("request", (r) => {
-        if (![url, locked].includes(new URL(r.url()).origin)) strangers.push(r.url());
+        if (![url, locked, with_nodes].includes(new URL(r.url()).origin)) strangers.push(r.url());
     });
     c.on("console", (m) => {
         const where = m.location().url ?? "";
@@ -712,6 +712,17 @@ await check("system: values are updated", async () => {
     assert.match(await p.locator("tr", { hasText: "Whole request" }).textContent(), /\d m?s/);
     await until(async () => (await painted(p.locator(".charts canvas").nth(4))) > 20, "no curve is drawn");
     await p.screenshot({ path: join(shots, "system.png") });
+});
+
+await check("system: the nodes of a cluster", async () => {
+    const c = await context({}), q = await c.newPage();
+    await q.goto(with_nodes + "/#/system");
+    const rows = q.locator("tr", { hasText: "local-" });
+    await rows.nth(1).waitFor();
+    assert.equal(await rows.count(), 2);
+    for (const text of await rows.allTextContents()) assert.match(text, /local-.*up/);
+    await q.screenshot({ path: join(shots, "nodes.png"), fullPage: true });
+    await c.close();
 });
 
 if (hasJobs)

@@ -13,14 +13,14 @@ for i in 1 2; do
     "$SHOAL" adapter blend --model test/models/fry-1 --operator noise_absolute --parents "$tmp/new" --child "$tmp/adapter$i" --step 0.05 --seed $i >/dev/null 2>&1
 done
 SHOAL=$SHOAL TMP_DIR=$tmp python3 - <<'END'
-import http.client, json, os, re, signal, subprocess, threading, time
+import json, os, re, signal, subprocess, sys, threading, time
 
-SHOAL, TMP, MODEL = os.environ["SHOAL"], os.environ["TMP_DIR"], "test/models/fry-1"
+sys.path.insert(0, "test/api")
+import server
+from server import check, failed
+
+TMP, MODEL = server.TMP, "test/models/fry-1"
 KILLS = int(os.environ.get("SHOAL_KILLS", "20"))
-
-
-def check(name, good, why=""):
-    print(f"ok {name}" if good else f"not ok {name}: {str(why)[:700]}", flush=True)
 
 
 def until(condition, seconds=60):
@@ -33,21 +33,16 @@ def until(condition, seconds=60):
     return None
 
 
-class Server:
+class Server(server.Server):
     def __init__(self, name, *args):
-        self.state, self.log = f"{TMP}/state-{name}", f"{TMP}/log-{name}"
-        self.p = subprocess.Popen([SHOAL, "serve", MODEL, "--adapter", f"one={TMP}/adapter1", "--state", self.state, "--port", "0", "--json", "--exact",
-                                   "--drain-seconds", "5", *args], stdout=subprocess.PIPE, stderr=open(self.log, "w"), text=True)
-        line = json.loads(self.p.stdout.readline() or "{}")
-        self.host = line.get("listening", "http://none").split("//")[1]
-        self.token = open(line["token_file"]).read().strip() if line else ""
+        super().__init__(name, MODEL, "--adapter", f"one={TMP}/adapter1", "--exact", "--drain-seconds", "5", *args)
+        self.token = open(f"{TMP}/{name}/token").read().strip()
 
     def said(self):
-        return open(self.log).read()
+        return open(f"{TMP}/{self.name}.err").read()
 
     def open(self, path, body=None):
-        c = http.client.HTTPConnection(self.host, timeout=120)
-        c.request("POST" if body else "GET", path, json.dumps(body) if body else None, {"Authorization": f"Bearer {self.token}"})
+        c = super().open(path, body, self.token)
         return c, c.getresponse()
 
     def get(self, path, body=None):
@@ -228,6 +223,7 @@ alone.end()
 code, gone, n = three.end()
 check("SIGTERM ends the server of three nodes", code == 0 and gone, (code, gone, n))
 for args, says in ((["local:0"], "local:N"), (["local:2", "--balancer", "best"], "balancer")):
-    p = subprocess.run([SHOAL, "serve", MODEL, "--port", "0", "--state", f"{TMP}/refused", "--cluster", *args], capture_output=True, text=True)
+    p = subprocess.run([server.SHOAL, "serve", MODEL, "--port", "0", "--state", f"{TMP}/refused", "--cluster", *args], capture_output=True, text=True)
     check(f"--cluster {' '.join(args)} is refused", p.returncode == 2 and says in p.stderr, (p.returncode, p.stderr))
+sys.exit(bool(failed))
 END

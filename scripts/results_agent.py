@@ -3,7 +3,7 @@
 
     scripts/results_agent.py FOLDER N CLASS FIRST UPDATES ROUNDS SAMPLES
 
-Writes docs/results/agent.md and agent.svg, and prints the part of docs/RESULTS.md.
+Writes docs/results/agent.md and agent.svg, and prints the part of docs/RESULTS.md. A row whose file is missing is left out.
 """
 import contextlib
 import json
@@ -43,7 +43,7 @@ def table(rows):
 
 
 def summary(rows, n):
-    best = max(("demonstrated", "rewarded"), key=lambda name: needing_tools(rows[name]))
+    best = max(rows, key=lambda name: needing_tools(rows[name]))
     return (f"On questions that need a calculator or a table of facts, the starter model alone answers {needing_tools(rows['without'])[0]:.1f} % right, "
             f"and {needing_tools(rows[best])[0]:.1f} % as an agent that learned to use these tools ({n} questions about people, towns and numbers that "
             f"it has not seen).")
@@ -56,8 +56,11 @@ def page(rows, n, numeric_class, first, updates, rounds, samples):
           f"which need no tool. All figures but the last are percent.\n")
     table(rows)
     print(f"\n*Demonstrations*: {first} updates of 16 conversations whose calls and replies the generator knows; *more*: {updates} more updates from "
-          f"other tables. *Then rewards*: instead of these, {rounds} rounds in which the agent answers the same questions {samples} times with sampled "
-          f"calls, and learns from the runs with a right answer, {updates} updates in all.\n")
+          f"other tables.")
+    if "rewarded" in rows:
+        print(f"*Then rewards*: instead of these, {rounds} rounds in which the agent answers the same questions {samples} times with sampled calls, and "
+              f"learns from the runs with a right answer, {updates} updates in all.")
+    print()
     print("Right calls: the share of calls with the tool and the arguments of the demonstration, in its order. Unneeded calls: the share of direct "
           "questions in which a tool was called. The confidence error is the expected calibration error of the reported confidence.\n")
     print("| agent | right answers of all (95 % interval) | calls | failed calls | runs without an answer | tokens read | written | s/run |")
@@ -77,7 +80,8 @@ def part(rows, n):
 
 def main():
     folder, n, numeric_class, first, updates, rounds, samples = sys.argv[1:]
-    rows = {name: json.loads((Path(folder) / f"{name}.json").read_text()) for name in LABELS}
+    files = {name: Path(folder) / f"{name}.json" for name in LABELS}
+    rows = {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
     with open(FOLDER / "agent.md", "w") as f, contextlib.redirect_stdout(f):
         page(rows, n, numeric_class, first, updates, rounds, samples)
     bar_chart(FOLDER / "agent.svg", "right answers to questions that need tools, %", [(LABELS[name], *needing_tools(r)) for name, r in rows.items()])

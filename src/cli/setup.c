@@ -15,19 +15,28 @@
  * copying (3 times its content). */
 enum { SESSION_COPIES = 4 };
 
+/* Adds the size of the adapter at `path` to the sum. */
+static int adapter_add_size(const struct setup *s, const char *path, struct adapter_sizes *all,
+                            struct error *err) {
+    struct adapter_size one = {0};
+    char *found = cli_find_file(path);
+    int rc = OK;
+    if (!hub_is_name(path) && !path_exists(found))
+        rc = error_set(err, ERR_MISSING, "adapter '%s' does not exist", path);
+    else if (adapter_measure(found, s->engine.lora_elem, &one, err) != OK)
+        rc = error_wrap(err, "adapter '%s'", path);
+    if (rc == OK) adapter_sizes_add(all, &one);
+    free(found);
+    return rc;
+}
+
 static int adapters_measure(const struct setup *s, const struct setup_needs *w,
                             struct adapter_sizes *all, struct error *err) {
     for (int i = 0; w->adapters && i < w->adapters->n; i++) {
-        struct adapter_size one = {0};
         const char *path = w->adapters->v[i];
         bool duplicate = strcmp(path, "base") == 0;
         for (int k = 0; k < i; k++) duplicate |= strcmp(path, w->adapters->v[k]) == 0;
-        if (duplicate) continue;
-        if (!hub_is_name(path) && !path_exists(path))
-            return error_set(err, ERR_MISSING, "adapter '%s' does not exist", path);
-        if (adapter_measure(path, s->engine.lora_elem, &one, err) != OK)
-            return error_wrap(err, "adapter '%s'", path);
-        adapter_sizes_add(all, &one);
+        if (!duplicate && adapter_add_size(s, path, all, err) != OK) return err->code;
     }
     return OK;
 }
@@ -163,17 +172,18 @@ int setup_open(struct setup *s, const struct cli_options *c, const struct setup_
 }
 
 struct adapter *setup_adapter(struct setup *s, const char *path, struct error *err) {
-    char *absolute = path_absolute(path);
+    char *found = cli_find_file(path), *absolute = path_absolute(found);
     struct adapter *a = NULL;
     for (int i = 0; i < s->n_adapters && !a; i++)
         if (strcmp(s->adapters[i].path, absolute) == 0) a = s->adapters[i].adapter;
-    if (a || !(a = adapter_open(path, s->m, err))) {
-        free(absolute);
-        return a;
+    if (!a && (a = adapter_open(found, s->m, err))) {
+        adapter_warn_no_effect(a, path);
+        s->adapters = xrealloc(s->adapters, sizeof *s->adapters * (size_t)(s->n_adapters + 1));
+        s->adapters[s->n_adapters++] = (struct recorded_adapter){absolute, a};
+        absolute = NULL;
     }
-    adapter_warn_no_effect(a, path);
-    s->adapters = xrealloc(s->adapters, sizeof *s->adapters * (size_t)(s->n_adapters + 1));
-    s->adapters[s->n_adapters++] = (struct recorded_adapter){absolute, a};
+    free(absolute);
+    free(found);
     return a;
 }
 

@@ -9,7 +9,7 @@ tmp=$(mktemp -d) || exit 1
 trap 'rm -rf "$tmp"' EXIT
 export SHOAL_CONFIG='' HOME="$tmp"
 SHOAL=${SHOAL:-build/shoal} TMP_DIR=$tmp python3 - <<'END'
-import json, os, sys
+import json, os, subprocess, sys
 
 sys.path.insert(0, "test/api")
 import server
@@ -42,6 +42,10 @@ check("and none where none is needed", trained["unneeded"]["value"] < 0.05, trai
 question = next(q for q in map(json.loads, open(f"{tmp}/town/questions.jsonl")) if q["kind"] == "arithmetic")
 reply = rows(run(*agent, question["question"]))[0]
 check("a question on the command line", reply["steps"][0]["tool"] == "calculator" and str(question["answer"]) in reply["answer"], reply)
+
+r = subprocess.run([os.path.abspath(server.SHOAL), "agent", model, "--exact", "--quiet", "--adapter", adapter, question["question"]], cwd=tmp,
+                   capture_output=True, text=True)
+check("model and adapter are found from another folder", r.stdout.strip() == reply["answer"], r)
 
 with open(f"{tmp}/clerk.yaml", "w") as f:
     f.write(f"adapter: {os.getcwd()}/{adapter}\ntools: [calculator, knowledge]\nknowledge: {tmp}/facts.db\n")

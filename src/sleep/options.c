@@ -22,7 +22,7 @@ static const struct option_row sleep_option_rows[] = {
         "other tasks, which are learned as well and must not become worse: task families, or a "
         "file of {messages} or {question, answer}",
         JOB_ARG_BUILTIN_OR_PATH_LIST),
-    ROW("rehearse-n", OPT_INT, rehearse_n, "300", 0, 1e5, "N",
+    ROW("rehearse-n", OPT_INT, rehearse_n, "450", 0, 1e5, "N",
         "training lines of each family of --rehearse, or of the file"),
     ROW("retain-n", OPT_INT, retain_n, "200", 1, 1e6, "N",
         "questions of each family, or of the file, that are measured before and after"),

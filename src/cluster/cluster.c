@@ -235,7 +235,8 @@ static int unit_assign(struct cluster *c, const struct coordinator_action *a, st
     if (index < 0) return OK;
     char *queue = xasprintf("%s%s", QUEUE_WORK, a->node);
     struct client_unit *u = c->units[index];
-    char *id = xasprintf("%s %llu", u->id, (unsigned long long)c->n_assigned++);
+    // with the queue, because another command may assign the same unit to the same node
+    char *id = xasprintf("%s %s %llu", u->id, c->results, (unsigned long long)c->n_assigned++);
     c->n_again += u->assigned;
     u->assigned = true;
     int rc = bus_enqueue(c->bus, queue, id, u->text.data, u->text.len, err);
@@ -250,7 +251,9 @@ static int unit_assign(struct cluster *c, const struct coordinator_action *a, st
 
 static int unit_cancel(struct cluster *c, const struct coordinator_action *a, struct error *err) {
     char *subject = xasprintf("%s%s", SUBJECT_NODE, a->node);
-    int rc = wire_publish(c->bus, subject, json_pack("{s:s}", "cancel", a->unit), NULL, 0, err);
+    int rc = wire_publish(c->bus, subject,
+                          json_pack("{s:s,s:s}", "cancel", a->unit, "results", c->results), NULL, 0,
+                          err);
     free(subject);
     return rc;
 }

@@ -32,6 +32,9 @@ struct result {
     char *text; /* message with the result */
     size_t len;
 };
+struct cancelled {
+    char unit[HASH_LEN], queue[BUS_NAME_MAX];
+};
 struct held_adapter {
     char hash[HASH_LEN];
     struct adapter *adapter;
@@ -58,7 +61,7 @@ struct node {
     int n_units, units_cap;
     struct result recent[RECENT_RESULTS];
     int n_recent;
-    char cancelled[RECENT_CANCELS][HASH_LEN]; /* their messages may arrive before the units */
+    struct cancelled cancelled[RECENT_CANCELS]; /* their messages may arrive before the units */
     int n_cancelled;
     struct held_adapter adapters[ADAPTERS_CACHED];
     int n_adapters;
@@ -295,22 +298,26 @@ static int adapter_arrived(struct node *n, const json_t *v, const uint8_t *body,
 
 /* messages */
 
-static struct node_unit *unit_find(const struct node *n, const char *id) {
+/* Other commands, with other queues, may have units of the same id. */
+static struct node_unit *unit_find(const struct node *n, const char *id, const char *queue) {
     for (int i = 0; i < n->n_units; i++)
-        if (strcmp(n->units[i]->id, id) == 0) return n->units[i];
+        if (strcmp(n->units[i]->id, id) == 0 && strcmp(n->units[i]->queue, queue) == 0)
+            return n->units[i];
     return NULL;
 }
 
-static bool is_cancelled(const struct node *n, const char *id) {
+static bool is_cancelled(const struct node *n, const char *id, const char *queue) {
     for (int i = 0; i < RECENT_CANCELS; i++)
-        if (strcmp(n->cancelled[i], id) == 0) return true;
+        if (strcmp(n->cancelled[i].unit, id) == 0 && strcmp(n->cancelled[i].queue, queue) == 0)
+            return true;
     return false;
 }
 
-static int unit_cancel(struct node *n, const char *id, struct error *err) {
-    struct node_unit *u = unit_find(n, id);
-    if (!hash_is_valid(id)) return OK;
-    memcpy(n->cancelled[n->n_cancelled++ % RECENT_CANCELS], id, HASH_LEN);
+static int unit_cancel(struct node *n, const char *id, const char *queue, struct error *err) {
+    struct node_unit *u = unit_find(n, id, queue);
+    struct cancelled *c = &n->cancelled[n->n_cancelled++ % RECENT_CANCELS];
+    snprintf(c->unit, sizeof c->unit, "%s", id);
+    snprintf(c->queue, sizeof c->queue, "%s", queue);
     return u ? unit_end(n, u, err) : OK;
 }
 
@@ -353,11 +360,10 @@ static int item_handle(struct node *n, uint64_t item, const json_t *v, const uin
     const char *id = json_get_string(v, "unit"), *queue = json_get_string(v, "results");
     bool valid = hash_is_valid(id) && strncmp(queue, QUEUE_RESULTS, strlen(QUEUE_RESULTS)) == 0;
     const struct result *known = valid ? result_find(n, id) : NULL;
-    const struct node_unit *running = valid ? unit_find(n, id) : NULL;
+    const struct node_unit *running = valid ? unit_find(n, id, queue) : NULL;
     int rc = OK;
-    if (running && strcmp(running->queue, queue) == 0)
-        return running->item == item ? OK : bus_ack(n->bus, item, err);
-    if (valid && !known && !is_cancelled(n, id))
+    if (running) return running->item == item ? OK : bus_ack(n->bus, item, err);
+    if (valid && !known && !is_cancelled(n, id, queue))
         return is_leaving(n) ? OK : unit_begin(n, v, item, body, len, err);
     if (known) rc = result_send(n, queue, id, known->text, known->len, err);
     return rc == OK ? bus_ack(n->bus, item, err) : rc;
@@ -377,7 +383,7 @@ static int message_handle(struct node *n, const struct bus_message *m, struct er
     if (item)
         rc = item_handle(n, item, v, body, len, err);
     else if (*json_get_string(v, "cancel"))
-        rc = unit_cancel(n, json_get_string(v, "cancel"), err);
+        rc = unit_cancel(n, json_get_string(v, "cancel"), json_get_string(v, "results"), err);
     else if (v)
         rc = adapter_arrived(n, v, body, len, err);
     buf_release(&copy);

@@ -62,8 +62,8 @@ def main():
     all_routes = routes()
     report(f"{len(all_routes)} routes are found", len(all_routes) >= 71 or len(all_routes))
 
-    # The pattern above must match every row of a route table.
-    rows = sum(len(re.findall(r'\{"(?:GET|POST|PUT|DELETE|PATCH|HEAD)", "/', open(p).read())) for p in glob.glob(os.path.join(ROOT, "src", "*", "*.c")))
+    # The pattern above must match every row of a route table of the server. The autoscaler of cli has its own, without keys.
+    rows = sum(len(re.findall(r'\{"(?:GET|POST|PUT|DELETE|PATCH|HEAD)", "/', open(p).read())) for p in glob.glob(os.path.join(ROOT, "src", "*", "*.c")) if "/cli/" not in p)
     report("every row is read", rows == len(all_routes) or (rows, len(all_routes)))
 
     with tempfile.TemporaryDirectory(prefix="attack-") as folder:

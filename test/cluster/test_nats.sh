@@ -74,16 +74,16 @@ try:
     a, b = result(first), result(second)
     check("two commands share the nodes", a[0] == b[0] == 0 and a[1] == b[1] == alone, a[2] + b[2])
 
-    whole = result(evaluate(n=1500))[1]
-    p = evaluate("--cluster", ADDRESS, n=1500)
-    time.sleep(2)
+    whole = result(evaluate(n=6000))[1]
+    p = evaluate("--cluster", ADDRESS, n=6000)
+    time.sleep(7)  # the command has heard the nodes, which report every 5 s, and their units are in progress
     nodes[0].kill()
     nodes.append(node("three"))
     code, got, err = result(p)
     check("a node is killed, another one joins: the same result", code == 0 and got == whole, err)
 
-    p = evaluate("--cluster", ADDRESS, n=1500)
-    time.sleep(2)
+    p = evaluate("--cluster", ADDRESS, n=6000)
+    time.sleep(7)  # the command has heard the nodes, which report every 5 s, and their units are in progress
     s.kill()
     s.wait()
     time.sleep(1)
@@ -93,8 +93,8 @@ try:
 
     code, got, err = result(evaluate("--cluster", ADDRESS, "--replicas", "2"))
     check("two nodes vote: the same result", code == 0 and got == alone, err)
-    p = evaluate("--cluster", ADDRESS, n=1500)
-    time.sleep(2)
+    p = evaluate("--cluster", ADDRESS, n=6000)
+    time.sleep(7)  # the command has heard the nodes, which report every 5 s, and their units are in progress
     nodes[1].send_signal(signal.SIGTERM)
     code, got, err = result(p)
     check("a node leaves: the same result", code == 0 and got == whole and nodes[1].wait(60) == 0, err)

@@ -132,14 +132,14 @@ check("four nodes that commit have the same result while one is killed", code ==
 check("the report has the keys of the replicas", "committed by 4 replicas, 0 of them caught" in err and err.count(", key ") == 4, err)
 
 # a faulty node
-p = start([*EVAL, "--cluster", "local:3", "--replicas", "3", "--n", "1500"])
+p = start([*EVAL, "--cluster", "local:3", "--replicas", "3", "--n", "6000"])
 words = until(lambda: next(iter(nodes_of(p).values()), None))
 address = words[words.index("--join") + 1] if words else ""
 faulty = subprocess.Popen([sys.executable, "test/cluster/faulty_node.py", address, "120"], stdout=subprocess.PIPE, text=True)
 code, got, err = result(p)
 units = int(faulty.communicate(timeout=130)[0])
 check("a node with wrong results is outvoted, and named", code == 0 and units > 0 and "node 'faulty' is quarantined" in err and
-      got == result(start([*EVAL, "--n", "1500"]))[1], (units, err))
+      got == result(start([*EVAL, "--n", "6000"]))[1], (units, err))
 
 # the end of the program ends its nodes
 p = start([*EVAL, "--cluster", "local:2", "--n", "1500"])

@@ -263,7 +263,7 @@ static void a_window_limits_the_units_of_a_node(void **state) {
     stream_begin(3);
     node_joins("a", 1);
     for (int i = 0; i < 5; i++) {
-        char unit[8];
+        char unit[16];
         snprintf(unit, sizeof unit, "u%d", i);
         submit_at(unit, 1);
         expect(ACTION_ASSIGN, i < 3);

@@ -82,6 +82,8 @@ int cli_compat_check(const char *compat, struct error *err);
 void cli_energy_log(double joules);
 /* Prints one JSON object as a line on stdout and releases it. */
 void cli_print_json(json_t *v);
+/* Prints a text on stdout without the control characters that it may have. */
+void cli_print_text(const char *text);
 /* "3.2 s", "4.1 min", "2.5 h" */
 const char *cli_duration(double seconds, char out[32]);
 /* The lines of a plan's estimate (work_plan_add). */

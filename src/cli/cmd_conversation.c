@@ -30,14 +30,6 @@ struct command {
     const char *id, *text; /* the arguments after the verb; NULL: not given */
 };
 
-/* Prints a text without the control characters that it may have. */
-static void text_print(const char *text) {
-    struct buf clean = {0};
-    buf_add_sanitized(&clean, text, strlen(text));
-    if (clean.len) fwrite(clean.data, 1, clean.len, stdout);
-    buf_release(&clean);
-}
-
 static int list(const struct command *m, struct error *err) {
     json_t *all = conversation_list(m->store, "", err), *v;
     size_t i;
@@ -48,9 +40,9 @@ static int list(const struct command *m, struct error *err) {
         }
         printf("%20s  %5lld exchanges  ", json_get_string(v, "updated"),
                (long long)json_integer_value(json_object_get(v, "exchanges")));
-        text_print(json_get_string(v, "id"));
+        cli_print_text(json_get_string(v, "id"));
         printf(": ");
-        text_print(json_get_string(v, "title"));
+        cli_print_text(json_get_string(v, "title"));
         putchar('\n');
     }
     if (all && json_array_size(all) == 0) log_info("no conversations in '%s'", m->o->store);
@@ -60,7 +52,7 @@ static int list(const struct command *m, struct error *err) {
 
 static void turn_print(const char *role, const json_t *exchange) {
     printf("%s: ", role);
-    text_print(json_get_string(exchange, role));
+    cli_print_text(json_get_string(exchange, role));
     putchar('\n');
 }
 
@@ -71,7 +63,7 @@ static void exchange_print(const struct command *m, json_t *v) {
     }
     const char *id = json_get_string(v, "id");
     printf("-- ");
-    text_print(id);
+    cli_print_text(id);
     printf("%s%lld  %s\n", *id ? " " : "",
            (long long)json_integer_value(json_object_get(v, "number")), json_get_string(v, "at"));
     turn_print("user", v);

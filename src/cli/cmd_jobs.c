@@ -123,21 +123,14 @@ static json_t *server_json(const struct command *m, const char *method, const ch
 
 /* printing */
 
-static void text_print(const char *text) {
-    struct buf clean = {0};
-    buf_add_sanitized(&clean, text, strlen(text));
-    if (clean.len) fwrite(clean.data, 1, clean.len, stdout);
-    buf_release(&clean);
-}
-
 /* "training 40 of 200", or why the job failed. */
 static void status_print(const json_t *job) {
     const json_t *p = json_object_get(job, "progress");
     const char *note = json_get_string(job, "note");
     if (*note) {
-        text_print(note);
+        cli_print_text(note);
     } else if (p) {
-        text_print(json_get_string(p, "title"));
+        cli_print_text(json_get_string(p, "title"));
         printf(" %.0f of %.0f", json_get_number(p, "done"), json_get_number(p, "total"));
     }
 }
@@ -224,7 +217,7 @@ static int output_print(const struct command *m, const char *name, struct error 
     for (size_t at = 0; rc == OK && at < text.len;) {
         char *line = text.data + at, *end = memchr(line, '\n', text.len - at);
         if (end) *end = '\0';
-        text_print(line);
+        cli_print_text(line);
         putchar('\n');
         at += strlen(line) + 1;
     }
@@ -273,11 +266,11 @@ static int event_print(void *ctx, const char *text, size_t len, struct error *er
     if (strcmp(type, "progress") == 0) {
         status_print(v);
     } else if (strcmp(type, "state") == 0) {
-        text_print(json_get_string(v, "state"));
-        if (*json_get_string(v, "note")) printf(": "), text_print(json_get_string(v, "note"));
+        cli_print_text(json_get_string(v, "state"));
+        if (*json_get_string(v, "note")) printf(": "), cli_print_text(json_get_string(v, "note"));
     } else {
         char *result = json_dumps(json_object_get(v, "result"), JSON_COMPACT | JSON_ENCODE_ANY);
-        text_print(result ? result : json_get_string(v, "text"));
+        cli_print_text(result ? result : json_get_string(v, "text"));
         free(result);
     }
     putchar('\n');

@@ -23,7 +23,8 @@ static const struct option_row rows[] = {
     ROW("attribute", OPT_STRING, attribute, NULL, 0, 0, "NAME",
         "search: only memories of this attribute, such as residence"),
     ROW("at", OPT_STRING, at, NULL, 0, 0, "TIME",
-        "search: memories that held at this time; learn: the time of the turn (2026-11-29T09:30:00Z)"),
+        "search: memories that held at this time; learn: the time of the turn "
+        "(2026-11-29T09:30:00Z)"),
     ROW("ended", OPT_BOOL, ended, NULL, 0, 0, NULL,
         "list, search: also memories that no longer hold"),
     ROW("limit", OPT_INT, limit, "10", 1, 1000, "N", "search: at most N results"),
@@ -44,14 +45,6 @@ struct command {
     const char *arg; /* the argument after the verb; NULL: none */
 };
 
-/* Prints a text without the control characters that it may have. */
-static void text_print(const char *text) {
-    struct buf clean = {0};
-    buf_add_sanitized(&clean, text, strlen(text));
-    if (clean.len) fwrite(clean.data, 1, clean.len, stdout);
-    buf_release(&clean);
-}
-
 static int64_t id_of(const json_t *memory) {
     return json_integer_value(json_object_get(memory, "id"));
 }
@@ -60,7 +53,7 @@ static int64_t id_of(const json_t *memory) {
 static void memory_print(const char *before, const json_t *v) {
     const char *until = json_string_value(json_object_get(v, "valid_until"));
     printf("%s%4lld  %-10s  ", before, (long long)id_of(v), json_get_string(v, "attribute"));
-    text_print(json_get_string(v, "value"));
+    cli_print_text(json_get_string(v, "value"));
     if (until) printf("  (until %s)", until);
     putchar('\n');
 }
@@ -108,7 +101,7 @@ static void learnt_print(const json_t *result) {
             memory_print(lists[k].label, v);
     json_array_foreach (json_object_get(result, "refused"), i, v) {
         printf("refused (%s): ", json_get_string(v, "reason"));
-        text_print(json_get_string(v, "text"));
+        cli_print_text(json_get_string(v, "text"));
         putchar('\n');
     }
 }
@@ -148,11 +141,11 @@ static void why_print(const json_t *v) {
            json_get_number(s, "days"), (long long)json_get_number(s, "uses"),
            (long long)json_get_number(s, "uses"));
     printf("said        ");
-    text_print(json_get_string(memory, "text"));
+    cli_print_text(json_get_string(memory, "text"));
     printf("\nsource      %s, %s%s", json_get_string(source, "speaker"),
            json_get_string(source, "time"),
            *json_get_string(source, "conversation") ? ", conversation " : "");
-    text_print(json_get_string(source, "conversation"));
+    cli_print_text(json_get_string(source, "conversation"));
     if (json_integer_value(json_object_get(source, "turn")))
         printf(", turn %lld", (long long)json_integer_value(json_object_get(source, "turn")));
     putchar('\n');

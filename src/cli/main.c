@@ -39,6 +39,13 @@ void cli_print_json(json_t *v) {
     json_decref(v);
 }
 
+void cli_print_text(const char *text) {
+    struct buf clean = {0};
+    buf_add_sanitized(&clean, text, strlen(text));
+    if (clean.len) fwrite(clean.data, 1, clean.len, stdout);
+    buf_release(&clean);
+}
+
 /* A file of the program: below its folder, one of the two above that, or below share/shoal of one
  * of these. NULL: there is none. */
 static char *program_file(const char *path) {

@@ -209,21 +209,17 @@ static struct job *job_new(void) {
     return job;
 }
 
-/* `time`: seconds since 1970; 0: no deadline. */
-static void job_deadline_set(struct job *job, int64_t time) {
-    struct timespec now;
-    clock_gettime(CLOCK_REALTIME, &now);
-    job->deadline_time = time;
-    job->deadline_at = time ? clock_now() + (double)(time - now.tv_sec) : INFINITY;
+/* `at`: seconds since 1970; 0: no deadline. */
+static void job_deadline_set(struct job *job, int64_t at) {
+    job->deadline_time = at;
+    job->deadline_at = at ? clock_now() + (double)(at - time(NULL)) : INFINITY;
     job->deadline_missed = false;
 }
 
 /* The deadline of a job that is submitted or resumed now. */
 static void job_deadline_begin(struct job *job) {
-    struct timespec now;
     int64_t seconds = integer_at(job->request, "deadline", 0);
-    clock_gettime(CLOCK_REALTIME, &now);
-    job_deadline_set(job, seconds ? now.tv_sec + seconds : 0);
+    job_deadline_set(job, seconds ? time(NULL) + seconds : 0);
 }
 
 /* Creates a job from a stored document; NULL: the document is not a valid job. */

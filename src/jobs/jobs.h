@@ -222,8 +222,8 @@ bool job_state_exists(const char *state);
  * it cannot reach that state any more. */
 int jobs_pause(struct jobs *j, const char *id, struct error *err);
 /* A paused job returns to its place in the queue and continues at its turn. A failed or cancelled
- * job is put at the end of the queue and runs again at its turn, with all its retries; its
- * deadline, if it has one, begins anew. */
+ * job is put at the end of the queue and runs again at its turn, with all its retries; the seconds
+ * of its deadline are counted from now. */
 int jobs_resume(struct jobs *j, const char *id, struct error *err);
 /* Sends SIGTERM, and SIGKILL after cancel_seconds; the job is "cancelled" once the process has
  * ended. */

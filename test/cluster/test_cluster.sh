@@ -25,6 +25,9 @@ YAML
 SHOAL=$SHOAL TMP_DIR=$tmp python3 - <<'END'
 import json, os, re, signal, subprocess, sys, threading, time
 
+sys.path.insert(0, "test/cluster")
+from processes import nodes_of
+
 SHOAL, TMP, MODEL = os.environ["SHOAL"], os.environ["TMP_DIR"], "test/models/fry-1"
 runs = 0
 
@@ -58,20 +61,6 @@ def result(p):
 
 def start(args):
     return subprocess.Popen(command(args), stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-
-
-def nodes_of(p):
-    """{pid: command line} of the nodes of a program."""
-    found = {}
-    for pid in filter(str.isdigit, os.listdir("/proc")):
-        try:
-            words = open(f"/proc/{pid}/cmdline").read().split("\0")
-            parent = int(open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[1])
-        except (OSError, IndexError):
-            continue
-        if parent == p.pid and "--join" in words:
-            found[int(pid)] = words
-    return found
 
 
 def until(condition, seconds=60):
@@ -108,7 +97,7 @@ p, killed = start([*EVAL[:5], "1500", "--exact", "--cluster", "local:3"]), 0
 q = start([*EVAL[:5], "1500", "--exact"])
 deadline = time.time() + 240
 while p.poll() is None and time.time() < deadline:
-    pids = sorted(nodes_of(p))
+    pids = sorted(nodes_of(p.pid))
     if len(pids) == 3 and killed < 20:
         time.sleep(0.3)
         try:
@@ -122,7 +111,7 @@ check(f"the same result while nodes are killed ({killed} kills)", code == 0 and 
 
 # a killed replica comes back with another key
 p, killed = start([*EVAL, "--cluster", "local:4", "--replicas", "4", "--verify", "pbft", "--n", "1500"]), []
-pids = until(lambda: (lambda v: v if len(v) == 4 else None)(sorted(nodes_of(p))))
+pids = until(lambda: (lambda v: v if len(v) == 4 else None)(sorted(nodes_of(p.pid))))
 time.sleep(0.5)
 if pids and p.poll() is None:
     os.kill(pids[1], signal.SIGKILL)
@@ -133,7 +122,7 @@ check("the report has the keys of the replicas", "committed by 4 replicas, 0 of 
 
 # a faulty node
 p = start([*EVAL, "--cluster", "local:3", "--replicas", "3", "--n", "6000"])
-words = until(lambda: next(iter(nodes_of(p).values()), None))
+words = until(lambda: next(iter(nodes_of(p.pid).values()), None))
 address = words[words.index("--join") + 1] if words else ""
 faulty = subprocess.Popen([sys.executable, "test/cluster/faulty_node.py", address, "120"], stdout=subprocess.PIPE, text=True)
 code, got, err = result(p)
@@ -143,7 +132,7 @@ check("a node with wrong results is outvoted, and named", code == 0 and units > 
 
 # the end of the program ends its nodes
 p = start([*EVAL, "--cluster", "local:2", "--n", "1500"])
-pids = until(lambda: (lambda v: v if len(v) == 2 else None)(list(nodes_of(p))))
+pids = until(lambda: (lambda v: v if len(v) == 2 else None)(list(nodes_of(p.pid))))
 p.kill()
 p.wait()
 check("the nodes of a killed program end", bool(pids) and until(lambda: not any(os.path.exists(f"/proc/{i}") for i in pids)), pids)

@@ -15,8 +15,9 @@ done
 SHOAL=$SHOAL TMP_DIR=$tmp python3 - <<'END'
 import json, os, re, signal, subprocess, sys, threading, time
 
-sys.path.insert(0, "test/api")
+sys.path[:0] = ["test/api", "test/cluster"]
 import server
+from processes import nodes_of
 from server import check, failed
 
 TMP, MODEL = server.TMP, "test/models/fry-1"
@@ -52,16 +53,7 @@ class Server(server.Server):
 
     def nodes(self):
         """{name: pid} of its local nodes."""
-        found = {}
-        for pid in filter(str.isdigit, os.listdir("/proc")):
-            try:
-                words = open(f"/proc/{pid}/cmdline").read().split("\0")
-                parent = int(open(f"/proc/{pid}/stat").read().rsplit(")", 1)[1].split()[1])
-            except (OSError, IndexError):
-                continue
-            if parent == self.p.pid and "--join" in words:
-                found[words[words.index("--name") + 1]] = int(pid)
-        return found
+        return {words[words.index("--name") + 1]: pid for pid, words in nodes_of(self.p.pid).items()}
 
     def up(self):
         return sorted(n["name"] for n in self.get("/v1/cluster")["nodes"] if n["state"] == "up" and n["usable"])

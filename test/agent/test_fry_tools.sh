@@ -53,6 +53,9 @@ s = server.Server("tools", model, "--exact", "--agent", f"clerk={tmp}/clerk.yaml
 ask = {"model": "agent:clerk", "messages": [{"role": "user", "content": question["question"]}]}
 status, v = s.call("/v1/chat/completions", ask)
 check("the same through the API", status == 200 and v["choices"][0]["message"]["content"] == reply["answer"], v)
+_, events = s.stream("/v1/chat/completions", ask)
+text = "".join(c["delta"].get("content") or "" for _, v in events if v != "[DONE]" for c in v["choices"])
+check("and in a stream", text == reply["answer"], text)
 s.p.terminate()
 check("the server ends", s.p.wait(timeout=60) == 0)
 sys.exit(bool(failed))
